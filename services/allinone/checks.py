@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import pwd
-import shlex
 import shutil
 import socket
 import sys
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 
 import psutil
 from shiftwork.cli.failures import USAGE, Failure
+from shiftwork.cli.homes import ANOTHER_FOLDER, own_data
 
 from libs.contracts.wording import counted
 from services.allinone.embedded import nats, postgres
@@ -29,12 +29,10 @@ from services.allinone.embedded.accounts import Account, can_run, name_of, servi
 from services.allinone.embedded.credentials import SERVICES
 from services.allinone.findings import Finding, finding_of
 from services.allinone.place import (
-    ANOTHER_FOLDER,
     DEFAULT_PORT,
     Options,
     Place,
     listening,
-    own_data,
 )
 from services.allinone.task_user import check_service_user, check_task_user
 from services.launcher.gpus import find_gpus
@@ -217,9 +215,19 @@ def _file_system(path: Path) -> str:
     return next((mounts[each] for each in above if each in mounts), "")
 
 
+def nodes(place: Place, options: Options) -> Iterator[Finding]:
+    """Whether the launcher accepts the nodes that the options declare."""
+    from services.allinone.declared_nodes import (  # noqa: PLC0415 - slow to import
+        check_nodes,
+        declares_nodes,
+    )
+
+    if declares_nodes(options):
+        yield from check_nodes(place, options)
+
+
 def gpus(place: Place, options: Options) -> Iterator[Finding]:
     """What tasks will find here to compute on."""
-    del place
     found = find_gpus()
     if found.gpus:
         models = ", ".join(sorted({gpu.model for gpu in found.gpus}))
@@ -231,7 +239,7 @@ def gpus(place: Place, options: Options) -> Iterator[Finding]:
         size = f"{counted(nodes, 'virtual node')} x {counted(slots, 'slot')}"
         yield Finding("ok", f"no GPU ({found.problem}); {size}")
     else:
-        fix = "or declare slots: shiftwork up --nodes N --slots G"
+        fix = f"or declare slots: {place.command('up')} --nodes N --slots G"
         yield Finding("warn", f"no GPU ({found.problem}): this machine is one CPU-only node", fix)
 
 
@@ -297,7 +305,7 @@ def _listener(port: int) -> tuple[str, str]:
         locks = (Path(each.path) for each in process.open_files())
         data = next((str(lock.parent) for lock in locks if lock.name == "up.lock"), "")
         if data:
-            end = f"shiftwork down --data {shlex.quote(data)}"
+            end = Place(Path(data)).command("down")
             return f"the platform of {data} (process {pid})", end
         command = " ".join(process.cmdline()) or process.name()
     except (StopIteration, psutil.Error, OSError):
@@ -322,7 +330,7 @@ def users(place: Place, options: Options) -> Iterator[Finding]:
         yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
         return
     if options.tasks_as_root:
-        fix = "give them users of their own: shiftwork up --task-users FIRST-LAST"
+        fix = f"give them users of their own: {place.command('up')} --task-users FIRST-LAST"
         yield Finding("warn", "tasks run as root: whoever may submit has its rights", fix)
         return
     told = f"as {options.task_user}" if options.task_user else "each owner's as a user of their own"
@@ -341,7 +349,11 @@ def interpreter(place: Place, options: Options) -> Iterator[Finding]:
         # ``users`` says so.
         return
     if not can_run(user, [sys.executable, "-c", ""]):
-        fix = "install it where everybody may read it, for example below /opt"
+        fix = (
+            "move the clone, and the Python that its .venv was made with, to where everybody may"
+            " read them, for example below /opt; then, in the clone: rm -r .venv && make setup"
+            " PYTHON=/opt/PATH/bin/python3"
+        )
         yield Finding("warn", f"tasks cannot run {sys.executable}: `python` is closed to them", fix)
 
 
@@ -448,6 +460,7 @@ BEFORE_START: tuple[Check, ...] = (
     users,
     interpreter,
     settings,
+    nodes,
     gpus,
     memory,
     processes,
@@ -482,12 +495,12 @@ def check_same(place: Place, typed: Mapping[str, Any]) -> None:
             # 0 is any port.
             wanted = wanted or present
         if wanted != present:
-            name, quoted = flag(field.name), shlex.quote(str(place.data))
+            name = flag(field.name)
             raise Failure(
                 f"the platform of {place.data} runs {_spelled(name, present)}, not"
                 f" {_spelled(name, wanted)}",
                 where=name,
-                fix=f"`shiftwork down --data {quoted}` first (running tasks save, and the next"
+                fix=f"`{place.command('down')}` first (running tasks save, and the next"
                 f" `up` resumes them), or leave {name} out",
             )
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from shiftwork.cli import contexts, render, session
 from shiftwork.cli.contexts import Named
 from shiftwork.cli.failures import Failure
+from shiftwork.cli.homes import default_data
 
-from services.allinone.place import CONTEXT, Place, default_data
+from services.allinone.place import CONTEXT, Place
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from shiftwork.cli import render, session
 from shiftwork.cli.failures import USAGE, Failure
+from shiftwork.cli.homes import default_data
 
 from services.allinone.place import (
     PORT_MAX,
     Keeper,
     Options,
     Place,
-    default_data,
     with_task_user,
 )
 
@@ -201,12 +201,14 @@ def _wait_ready(
         if process is not None and process.poll() is not None and not place.is_kept():
             raise _ended(place, process.returncode, log_begin)
         if process is None and not place.is_kept():
-            raise Failure("the platform ended meanwhile", fix="run `shiftwork up` again")
+            fix = f"run `{place.command('up')}` again"
+            raise Failure("the platform ended meanwhile", fix=fix)
         time.sleep(LOOK_SECONDS)
     raise Failure(
-        f"not ready after {DETACH_SECONDS_MAX:g} s",
+        f"not ready after {DETACH_SECONDS_MAX:g} s; it goes on starting",
         where=str(place.log),
-        fix="run `shiftwork doctor`",
+        fix=f"`{place.command('doctor')}` says what it waits for; `{place.command('down')}` ends"
+        " it",
     )
 
 
@@ -214,7 +216,7 @@ def _ended(place: Place, status: int, log_begin: int) -> Failure:
     """How the process that was to run the platform ended, with the last lines that it wrote."""
     if status == 0:
         text = "the platform was ended before it was ready"
-        return Failure(text, where=str(place.data), fix="run `shiftwork up` again")
+        return Failure(text, where=str(place.data), fix=f"run `{place.command('up')}` again")
     how = f"ended with status {status}" if status >= 0 else f"was ended by signal {-status}"
     with place.log.open("rb") as log:
         log.seek(max(log_begin, place.log.stat().st_size - LOG_TAIL_BYTES))
@@ -223,7 +225,7 @@ def _ended(place: Place, status: int, log_begin: int) -> Failure:
     return Failure(
         "\n".join([f"the platform {how}; its last lines:", *told]),
         where=str(place.log),
-        fix="read the rest of that log, or run `shiftwork up` in the foreground",
+        fix=f"read the rest of that log, or run `{place.command('up')}` in the foreground",
     )
 
 
@@ -299,7 +301,14 @@ def _take_over(place: Place) -> None:
 
     render.note("the platform was killed, and what it ran still does: taking it over to end it")
     options = place.options() or Options()
-    check_start(place, options, lambda _: None)
+    try:
+        check_start(place, options, lambda _: None)
+    except Failure as problem:
+        if problem.where == "--port":
+            # `down` has no such option.
+            again = f"`{place.command('up')} --port N`, then `{place.command('down')}`"
+            problem.fix = f"end that program and try again, or {again}"
+        raise
     _detached(place, options)
 
 
@@ -313,7 +322,8 @@ def _end(place: Place, now: bool) -> None:
             os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
     while place.is_kept():
         if time.monotonic() > ends_at:
-            raise Failure("it does not end", where=str(place.log), fix="`shiftwork down --now`")
+            fix = f"`{place.command('down')} --now`"
+            raise Failure("it does not end", where=str(place.log), fix=fix)
         time.sleep(LOOK_SECONDS)
     while pid and _runs(pid) and time.monotonic() < ends_at:
         # The folder is free; the process itself is gone in a moment, too.

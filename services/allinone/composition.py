@@ -15,7 +15,7 @@ from libs.service.run import setting_problems
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
 from services.allinone.embedded.accounts import name_of
-from services.allinone.machine import Machine
+from services.allinone.machine import Machine, launcher_values
 from services.allinone.place import Options, Place
 from services.gateway.main import WIRING as GATEWAY
 from services.launcher.main import WIRING as LAUNCHER
@@ -42,24 +42,6 @@ def values_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
     return common | (own(machine) if own else {})
 
 
-def _launcher(machine: Machine) -> dict[str, str]:
-    options = machine.options
-    own = {
-        "data_folder": str(machine.place.machine),
-        "task_url": machine.url,
-        "run_token_key_file": str(machine.place.credentials.run_key_file),
-    }
-    if options.nodes is not None or options.slots is not None:
-        own["virtual_nodes"] = str(options.nodes or 1)
-        own["slots_per_node"] = str(1 if options.slots is None else options.slots)
-    if options.nodes_file:
-        own["nodes_file"] = options.nodes_file
-    # All three, so that the environment cannot add what `up` has not validated.
-    own["task_user"], own["task_users"] = options.task_user or "", options.task_users or ""
-    own["tasks_as_root"] = str(options.tasks_as_root)
-    return own
-
-
 def _scheduler(machine: Machine) -> dict[str, str]:
     return {"dumps": str(machine.place.dumps)}
 
@@ -82,7 +64,7 @@ def _gateway(machine: Machine) -> dict[str, str]:
 # What a service is told beyond its connections.
 _OWN: dict[str, Callable[[Machine], dict[str, str]]] = {
     "scheduler": _scheduler,
-    "launcher": _launcher,
+    "launcher": launcher_values,
     "log_collector": _log_collector,
     "gateway": _gateway,
 }

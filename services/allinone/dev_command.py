@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 from shiftwork.cli import render
 from shiftwork.cli.failures import INTERRUPTED, Failure
+from shiftwork.cli.homes import default_data
 
 from services.allinone.cli import Port, TasksAsRoot, TaskUser, TaskUsers
-from services.allinone.place import Options, Place, default_data, with_task_user
+from services.allinone.place import Options, Place, with_task_user
 
 VIRTUAL_NODES, SLOTS_PER_NODE = 2, 2
 

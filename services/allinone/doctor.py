@@ -92,12 +92,14 @@ def _running(place: Place) -> Iterator[Finding]:
         if place.is_kept():
             yield Finding("warn", "starting, or ending")
         elif ended is None:
-            yield Finding("ok", "not running: shiftwork up")
+            yield Finding("ok", f"not running: {place.command('up')}")
         elif ended.problem:
-            yield Finding("bad", f"crashed: {ended.problem}", f"see {place.log}; shiftwork up")
+            fix = f"see {place.log}; {place.command('up')}"
+            yield Finding("bad", f"crashed: {ended.problem}", fix)
         else:
             text = f"not running: process {ended.pid} was killed, or the machine went down"
-            yield Finding("bad", text, "shiftwork up: what runs goes on, the rest is resumed")
+            fix = f"{place.command('up')}: what runs goes on, the rest is resumed"
+            yield Finding("bad", text, fix)
         return
     yield _answers(keeper.url, f"see {place.log}")
 

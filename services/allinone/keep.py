@@ -136,8 +136,8 @@ def keep_here(
         # Before the loop listened to signals.
         raise
     except (ServerError, OSError) as error:
-        problem = str(error)
-        raise Failure(problem, where=str(place.data), fix="run `shiftwork doctor`") from error
+        problem, fix = str(error), f"run `{place.command('doctor')}`"
+        raise Failure(problem, where=str(place.data), fix=fix) from error
     except BaseException as error:
         problem = "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in _leaves(error))
         raise
@@ -192,7 +192,8 @@ async def _keep(place: Place, platform: Kept, voice: Voice) -> int:
             code = INTERRUPTED if ctrl_c.is_set() else 0
         ended = platform.ready.is_set() or now.is_set() or not survivors
         if not ended:
-            voice.note("tasks that ran before go on; the next `shiftwork up` takes them over")
+            again = f"the next `{place.command('up')}` takes them over"
+            voice.note(f"tasks that ran before go on; {again}")
     finally:
         await _end(running)
         # A platform that could not start, or crashed, ends no task: the next one takes them over.

@@ -19,3 +19,22 @@ class Machine:
     database_urls: Mapping[str, str]
     # Where tasks find the gateway.
     url: str
+
+
+def launcher_values(machine: Machine) -> dict[str, str]:
+    """The launcher's settings beyond its connections, by field name, as text."""
+    options = machine.options
+    own = {
+        "data_folder": str(machine.place.machine),
+        "task_url": machine.url,
+        "run_token_key_file": str(machine.place.credentials.run_key_file),
+    }
+    if options.nodes is not None or options.slots is not None:
+        own["virtual_nodes"] = str(options.nodes or 1)
+        own["slots_per_node"] = str(1 if options.slots is None else options.slots)
+    if options.nodes_file:
+        own["nodes_file"] = options.nodes_file
+    # All three, so that the environment cannot add what `up` has not validated.
+    own["task_user"], own["task_users"] = options.task_user or "", options.task_users or ""
+    own["tasks_as_root"] = str(options.tasks_as_root)
+    return own

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 from urllib.parse import urlsplit
 
-from shiftwork.cli import homes
+from shiftwork.cli import installed
 from shiftwork.cli.failures import Failure
 
 from services.allinone.embedded.credentials import Credentials, private_folder, write_private
@@ -26,23 +26,9 @@ from services.allinone.embedded.credentials import Credentials, private_folder, 
 DEFAULT_PORT, PORT_MAX = 8642, 65_535
 # The record in the lock file is always as long, so that it can be changed on a full disk, too.
 RECORD_BYTES, PROBLEM_CHARACTERS_MAX = 2048, 300
-ANOTHER_FOLDER = "name another folder: --data DIR"
 TAKE_TRIES, TAKE_SECONDS = 10, 0.02
 # The name under which the command line knows this machine's platform.
 CONTEXT = "local"
-
-
-def default_data() -> Path:
-    """``/var/lib/shiftwork`` for root, ``~/.local/share/shiftwork`` for everybody else. Raises
-    Failure if there is no home."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/shiftwork")
-    return own_data().path / "shiftwork"
-
-
-def own_data() -> homes.Base:
-    """Where the user's data lies."""
-    return homes.base("XDG_DATA_HOME", ".local/share", ANOTHER_FOLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +129,10 @@ class Place:
         self._lock: int | None = None
         # What the keeper before us wrote last: nothing, unless it was killed.
         self._former: Mapping[str, Any] = {}
+
+    def command(self, name: str) -> str:
+        """A command of the platform as it is typed for this folder."""
+        return installed.command(name, str(self.data))
 
     @property
     def credentials(self) -> Credentials:

@@ -31,6 +31,14 @@ class Commands:
 
     async def ask(self, command: Message, reply_type: type[R]) -> R:
         """The owner's reply. A refusal is raised as its problem; no answer as 503."""
+        reply = await self.reply(command, reply_type)
+        refusal: m.Refusal | None = getattr(reply, "refusal", None)
+        if refusal is not None:
+            raise self.refused(refusal)
+        return reply
+
+    async def reply(self, command: Message, reply_type: type[R]) -> R:
+        """The owner's reply, which may be a refusal. No answer is raised as 503."""
         try:
             reply = await self._bus.request(command, timeout_s=self._timeout_seconds)
         except BusError as error:
@@ -40,9 +48,6 @@ class Commands:
                 headers={"retry-after": str(self._retry_after_seconds)},
             ) from error
         assert isinstance(reply, reply_type), f"{type(reply).__name__} is no {reply_type.__name__}"
-        refusal: m.Refusal | None = getattr(reply, "refusal", None)
-        if refusal is not None:
-            raise self.refused(refusal)
         return reply
 
     def refused(self, refusal: m.Refusal) -> ProblemError:

@@ -6,7 +6,7 @@ rejected, unless the caller sets ``force`` because the person, team or group wil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from libs.contracts.messages import FieldError
 from libs.contracts.wording import no_such
@@ -27,7 +27,28 @@ async def require_known(
     teams: Mapping[str, str] = NOBODY,
     groups: Mapping[str, str] = NOBODY,
 ) -> None:
-    """Raise a problem that names each user, team and group that does not exist.
+    """Raise a problem that names each user, team and group that does not exist."""
+    if errors := await unknown_names(tx, users=users, teams=teams, groups=groups):
+        raise refusal_of(errors)
+
+
+def refusal_of(unknown: Sequence[FieldError], others: Sequence[FieldError] = ()) -> ProblemError:
+    """One problem of the names that do not exist and of other errors, which come first. The first
+    one is its text."""
+    first, count = [*others, *unknown][0], len(others) + len(unknown)
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    errors = [*others, *unknown[:ERRORS_MAX]]
+    return ProblemError(INVALID, f"{first.field}: {first.message}{more}", errors)
+
+
+async def unknown_names(
+    tx: Tx,
+    *,
+    users: Mapping[str, str] = NOBODY,
+    teams: Mapping[str, str] = NOBODY,
+    groups: Mapping[str, str] = NOBODY,
+) -> list[FieldError]:
+    """The error of each user, team and group that does not exist.
 
     Each mapping has the names by the fields that hold them. A group exists if a node is, or was
     lately, in it; while no node is known, every group is accepted.
@@ -47,10 +68,7 @@ async def require_known(
                 error = no_such(field, word, name, there)
                 fix = f"{error.fix}; force accepts a {word} that is to come"
                 errors.append(error.model_copy(update={"fix": fix}))
-    if errors:
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        detail = f"{errors[0].field}: {errors[0].message}{more}"
-        raise ProblemError(INVALID, detail, errors[:ERRORS_MAX])
+    return errors
 
 
 Named = type[UserRow] | type[TeamRow] | type[NodeRow]

@@ -101,6 +101,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "too_short": ("has too few entries", "give at least {min_length}"),
     "string_pattern_mismatch": ("has another form", "write it in the form {pattern}"),
     "int_parsing": _WHOLE,
+    "int_parsing_size": ("is too large", "give a smaller number"),
     "int_type": _WHOLE,
     "int_from_float": _WHOLE,
     "float_type": _NUMBER,
@@ -211,7 +212,9 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
     last = str(place[-1]) if place else ""
     if detail["type"] == "extra_forbidden" and misnamed.is_secret(last):
         secret = True
-    context = _Known({name: str(value) for name, value in (detail.get("ctx") or {}).items()})
+    context = _Known(
+        {name: _limit(value, place) for name, value in (detail.get("ctx") or {}).items()}
+    )
     words = WORDS.get(detail["type"], _DESCRIBED)
     message, fix = (text.format_map(context) for text in words)
     if context["pattern"].endswith(NAME):
@@ -259,6 +262,14 @@ def _as_seconds(value: object) -> str:
     """``4h`` as a number of seconds."""
     found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     return f": {float(found[1]) * _SPANS[found[2]]:g}" if found else ""
+
+
+def _limit(value: object, place: tuple[int | str, ...]) -> str:
+    """A number of pydantic's as people write it, with the unit that the field's name says."""
+    unit = " seconds" if str(place[-1]).endswith("_seconds") else ""
+    if isinstance(value, float):
+        return f"{value:.0f}{unit}" if value.is_integer() else f"{value:g}{unit}"
+    return f"{value}{unit}" if isinstance(value, int) else str(value)
 
 
 def _as_list(value: object) -> str:

@@ -361,7 +361,7 @@ def document_of(policy: GroupPolicy) -> dict[str, Any]:
 
 
 def named(policies: Sequence[GroupPolicy]) -> tuple[dict[str, str], dict[str, str]]:
-    """The users and the teams that valid policies name: where in the document, and who. Each name
+    """The users and the teams that policies name: where in the document, and who. Each name
     once, and at most ``NAMED_MAX`` of either, so that an answer with them stays small."""
     found: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for policy in policies:

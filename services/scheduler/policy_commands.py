@@ -125,19 +125,21 @@ class PolicyCommands:
     async def set_policy(self, tx: Tx, command: SetPolicy) -> SetPolicyReply:
         """Set the policies of a document, all or none. Setting the same again changes nothing.
         With ``check_only`` nothing is set: the answer says whom and which groups the document
-        names."""
+        names, beside what is wrong with it."""
         found = await self._parse(tx, command)
-        if found.errors:
-            return SetPolicyReply(refusal=refusal(found))
+        refused = refusal(found) if found.errors else None
         if command.check_only:
             users, teams = named(found.policies)
             groups = [*(policy.group for policy in found.policies), *found.taken_away]
             return SetPolicyReply(
+                refusal=refused,
                 warnings=found.warnings,
                 users=users,
                 teams=teams,
                 groups={at("groups", group): group for group in groups},
             )
+        if refused is not None:
+            return SetPolicyReply(refusal=refused)
         wanted = [*found.policies, *(self._without(group) for group in found.taken_away)]
         versions: dict[str, int] = {}
         changes: list[str] = []

@@ -49,17 +49,19 @@ def service_account(data: Path, wanted: str | None) -> Account | None:
 
 def _unprivileged(names: Sequence[str]) -> Account:
     """The first of these users that exists and is not root."""
+    problems: list[str] = []
     for name in names:
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
+            problems.append(f"{name} does not exist")
             continue
         if entry.pw_uid != 0:
             return Account(entry.pw_uid, entry.pw_gid, name)
+        problems.append(f"{name} is root, as whom PostgreSQL does not run")
     fix = user_advice(names[0]) if len(names) == 1 else "name one with --service-user"
     raise LookupError(
-        f"no unprivileged user to run PostgreSQL and NATS as: {', '.join(names)} "
-        f"does not exist (or is root); {fix}"
+        f"no unprivileged user to run PostgreSQL and NATS as: {', '.join(problems)}; {fix}"
     )
 
 

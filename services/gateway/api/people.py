@@ -161,7 +161,7 @@ async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
         if members:
             user = members[0].name
             message = f"{user} and perhaps others are in {name}"
-            fix = f"move them first: PATCH /v1/users/{user}"
+            fix = f"move them first: PATCH /v1/users/{user} with another team"
             error = FieldError(field="name", value=name, message=message, fix=fix)
             raise ProblemError(CONFLICT, f"{message}; {fix}", [error])
         tx.delete(TeamRow, name)

@@ -29,7 +29,7 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import require_admin
 from services.gateway.json_values import rfc3339
-from services.gateway.known_names import require_known
+from services.gateway.known_names import refusal_of, unknown_names
 from services.gateway.problems import MALFORMED, ProblemError, invalid
 from services.gateway.store import After, Sort
 
@@ -142,11 +142,16 @@ async def _set(
 
 async def _check_names(command: m.SetPolicy, parts: Context) -> None:
     """The scheduler reads documents, and the gateway knows people and all nodes: it asks whom and
-    which groups this one names."""
+    which groups this one names. Its errors and the scheduler's are refused together."""
     check = command.model_copy(update={"check_only": True})
-    named = await parts.commands.ask(check, m.SetPolicyReply)
+    reply = await parts.commands.reply(check, m.SetPolicyReply)
     async with parts.store.transaction() as tx:
-        await require_known(tx, users=named.users, teams=named.teams, groups=named.groups)
+        errors = await unknown_names(tx, users=reply.users, teams=reply.teams, groups=reply.groups)
+    refusal = reply.refusal
+    if refusal is not None and (refusal.code is not m.RefusalCode.INVALID or not errors):
+        raise parts.commands.refused(refusal)
+    if errors:
+        raise refusal_of(errors, refusal.errors if refusal else ())
 
 
 @router.post("/policies:dry-run", response_model=shapes.PolicyDryRun, openapi_extra=BODY)

@@ -219,23 +219,26 @@ def _show(results: Numbers, out: Path, *, told: int) -> None:
     if session.current().json:
         render.document(results)
         return
-    shown = [column for column in COLUMNS if column.head in _SHOWN]
+    shown = [column for column in COLUMNS if column.head in _DROP]
     runs = cast("dict[str, Numbers]", results["policies"])
     cells = [column.words(list(runs.values())) for column in shown]
     rows = [list(row) for row in zip(runs, *cells, strict=True)]
-    render.table(["policy", *(column.head for column in shown)], rows, "nothing was run")
+    heads = [render.Column(column.head, drop=_DROP[column.head]) for column in shown]
+    render.table([render.Column("policy"), *heads], rows, "nothing was run")
     for note in results["notes"][told:]:
         render.note(note)
     render.note(f"{out / 'report.html'} and {out / 'results.json'}")
 
 
-_SHOWN = (
-    "mean completion",
-    "p99",
-    "big gangs, mean",
-    "mean wait",
-    "slowdown",
-    "utilisation",
-    "lost work",
-    "preemptions per job",
-)
+# The columns of the table, and in which order they are left out where a terminal is narrow: the
+# highest first, 0 never.
+_DROP = {
+    "mean completion": 0,
+    "p99": 2,
+    "big gangs, mean": 4,
+    "mean wait": 0,
+    "slowdown": 5,
+    "utilisation": 1,
+    "lost work": 3,
+    "preemptions per job": 6,
+}

@@ -10,12 +10,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shiftwork.cli import contexts
+from shiftwork.cli import contexts, homes
 from shiftwork.cli.contexts import Named
 from shiftwork.cli.failures import Failure
 
@@ -220,6 +220,10 @@ def test_errors_name_the_flags_as_they_are_typed(tmp_path: Path) -> None:
     failed = refused_usage(tmp_path / "data", options)
     assert failed.where == "--service-user"
     assert failed.fix.startswith("did you mean nobody?")
+    options = Options(port=0, tasks_as_root=True, service_user="root")
+    failed = refused_usage(tmp_path / "data", options)
+    assert failed.what.endswith(": root is root, as whom PostgreSQL does not run")
+    assert "does not exist" not in failed.what
 
 
 def refused_usage(data: Path, options: Options) -> Failure:
@@ -240,6 +244,7 @@ def test_up_warns_of_an_interpreter_that_tasks_cannot_run(
     (found,) = checks.interpreter(Place(tmp_path), Options(task_users="390000-390009"))
     assert found.level == "warn"
     assert found.what.startswith(f"tasks cannot run {closed}/python")
+    assert "rm -r .venv && make setup PYTHON=" in found.fix
     assert checks.interpreter in checks.BEFORE_START
 
 
@@ -440,3 +445,55 @@ def test_contexts_that_cannot_be_written_end_no_platform(home: Path) -> None:
 
 def test_options_travel_to_the_process_in_the_background() -> None:
     assert Options(**json.loads(json.dumps(asdict(PLAIN)))) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("declared", "where", "what"),
+    [
+        (
+            {"nodes": 1, "slots": 99_999_999},
+            "--slots",
+            "--slots 99999999 is more than 1024 (give at most 1024)",
+        ),
+        ({"nodes": 100_000}, "--nodes", "--nodes 100000 is more than 4096 (give at most 4096)"),
+    ],
+)
+def test_nodes_that_the_launcher_would_refuse_are_refused_before_a_start(
+    tmp_path: Path, declared: Mapping[str, Any], where: str, what: str
+) -> None:
+    """Otherwise the launcher starts again and again, and the platform is never ready."""
+    failed = refused_usage(tmp_path / "data", replace(PLAIN, **declared))
+    assert (failed.where, f"{failed.what} ({failed.fix})") == (where, what)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("local-9: {group: dev}", "local-9 is no node of this machine; these are: local-0"),
+        ("local-0: {grup: dev}", "local-0.grup: Extra inputs are not permitted"),
+        ("local-0: [", "is neither YAML nor JSON"),
+        ("- local-0", "the file: Input should be a valid dictionary"),
+    ],
+)
+def test_a_nodes_file_that_the_launcher_would_refuse_is_refused_before_a_start(
+    tmp_path: Path, content: str, what: str
+) -> None:
+    file = tmp_path / "nodes.yaml"
+    file.write_text(content)
+    failed = refused_usage(tmp_path / "data", replace(PLAIN, nodes=4, nodes_file=str(file)))
+    assert failed.where == "--nodes-file"
+    assert failed.what.startswith(str(file))
+    assert what in failed.what
+    assert "\n" not in failed.what
+
+
+def test_fixes_name_the_data_folder_unless_it_is_the_default_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "default_data", lambda: home / "usual")
+    for data, named in ((home / "usual", ""), (home / "my data", f" --data '{home}/my data'")):
+        place = Place(data)
+        place.take()
+        place.release("out of memory")
+        (found,) = [each for each in doctor.examine(place) if each.what.startswith("crashed")]
+        assert found.fix == f"see {place.log}; shiftwork up{named}"

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from types import ModuleType
 
 import pytest
 import typer
+from shiftwork.cli.failures import Failure
 
 from services.allinone import cli, dev_command, keep, stopping
 from services.allinone.place import Options, Place
@@ -219,6 +221,34 @@ def test_a_start_in_the_background_that_was_ended_is_no_crash(
 ) -> None:
     (tmp_path / "up.log").write_text("stopped before it was ready\n")
     assert cli._ended(Place(tmp_path), status, 0).what.startswith(what)
+
+
+def test_a_killed_platform_whose_port_is_taken_is_ended_with_options_that_are_there(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path / "data")
+    place.take()
+    place.release()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place.keep_options(Options(port=taken.getsockname()[1], tasks_as_root=os.geteuid() == 0))
+        with pytest.raises(Failure, match="is taken by") as failed:
+            cli._take_over(place)
+    data = f"--data {tmp_path}/data"
+    assert failed.value.fix == (
+        "end that program and try again, or"
+        f" `shiftwork up {data} --port N`, then `shiftwork down {data}`"
+    )
+
+
+def test_a_start_that_takes_too_long_is_left_with_how_to_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "DETACH_SECONDS_MAX", 0.0)
+    with pytest.raises(Failure, match="not ready after 0 s") as failed:
+        cli._wait_ready(Place(tmp_path / "data"), None)
+    data = f"--data {tmp_path}/data"
+    assert failed.value.fix.startswith(f"`shiftwork doctor {data}` says what it waits for")
+    assert f"`shiftwork down {data}`" in failed.value.fix
 
 
 def test_what_keeps_a_platform_for_developers_from_starting_is_told_with_its_fix(

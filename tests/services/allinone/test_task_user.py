@@ -63,7 +63,8 @@ def test_a_service_user_that_is_none_is_refused_also_on_an_old_folder(
         (place.data / "postgres" / "data").mkdir(parents=True)
         os.chown(place.data / "postgres" / "data", 1, 1)
         place.keep_options(Options(port=0))
-    with pytest.raises(Failure, match=f"{name} does not exist") as refused:
+    problem = "is root, as whom PostgreSQL does not run" if name == "root" else "does not exist"
+    with pytest.raises(Failure, match=f"{name} {problem}") as refused:
         check_start(place, Options(port=0, tasks_as_root=True, service_user=name), lambda _: None)
     assert (refused.value.where, refused.value.code) == ("--service-user", 2)
     assert "name a user of this machine" in refused.value.fix

@@ -182,6 +182,13 @@ async def test_a_token_is_shown_once_and_only_its_hash_is_kept(
     assert me["token"]["id"] == made["id"]
 
 
+async def test_a_lifetime_beyond_the_limit_is_refused_in_seconds(admin: httpx.AsyncClient) -> None:
+    body = {"user": "admin", "expires_in_seconds": 9e12}
+    (error,) = (await admin.post("/v1/tokens", json=body)).json()["errors"]
+    assert error["message"] == "is more than 3200000000 seconds"
+    assert error["fix"] == "give 3200000000 seconds or less"
+
+
 async def test_a_token_expires(world: World, admin: httpx.AsyncClient) -> None:
     await admin.post("/v1/users", json={"name": "ann"})
     made = await admin.post("/v1/tokens", json={"user": "ann", "expires_in_seconds": 60})

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from shiftwork.cli import typed
 
 from libs.bus.port import RawMessage
 from libs.contracts import messages as m
@@ -304,3 +305,22 @@ async def test_discarded_letters_are_gone_and_audited(
         ("dead-letters.discard", "quota: 2", "not-found"),
         ("dead-letters.discard", "quota: 1", "done"),
     ]
+
+
+async def test_a_limit_beyond_all_numbers_is_refused_in_words(admin: httpx.AsyncClient) -> None:
+    body = b'{"limit": 99999999999999999999}'
+    reply = await admin.put(
+        "/v1/quotas", content=body, headers={"content-type": "application/json"}
+    )
+    (error,) = reply.json()["errors"]
+    assert (error["message"], error["fix"]) == ("is too large", "give a smaller number")
+
+
+async def test_a_team_with_users_is_refused_with_how_to_move_them(
+    admin: httpx.AsyncClient,
+) -> None:
+    await admin.post("/v1/teams", json={"name": "nlp"})
+    await admin.post("/v1/users", json={"name": "bob", "team": "nlp"})
+    (error,) = (await admin.delete("/v1/teams/nlp")).json()["errors"]
+    shown = typed.in_commands(error["fix"])
+    assert shown == "move them first: shiftwork user set bob --team=TEAM"

@@ -220,3 +220,17 @@ async def test_a_change_is_in_the_event_log_once(world: World, ann: httpx.AsyncC
     items = (await ann.get("/v1/events?type=policy.changed")).json()["items"]
     assert [each["data"]["version"] for each in items] == [3, 4]
     assert items[0]["data"]["policy"]["changed_by"] == "ada"
+
+
+async def test_what_the_scheduler_refuses_and_names_that_are_not_there_are_refused_together(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    shape = m.FieldError(field="groups.a.policy", value="x", message="is no policy", fix="f")
+    refusal = m.Refusal(code=m.RefusalCode.INVALID, detail="d", errors=(shape,))
+    await world.member("ann")
+    world.others.policy_set = m.SetPolicyReply(refusal=refusal, users={"groups.a.users[0]": "an"})
+    reply = await admin.put("/v1/policies", content=FILE)
+    assert reply.status_code == 422
+    fields = [error["field"] for error in reply.json()["errors"]]
+    assert fields == ["groups.a.policy", "groups.a.users[0]"]
+    assert reply.json()["detail"] == "groups.a.policy: is no policy (and 1 more)"

@@ -338,5 +338,8 @@ async def test_a_document_is_checked_for_whom_it_names_and_nothing_is_set(world:
     assert (reply.versions, await world.said()) == ({}, [])
     gone = await world.set("groups: {default: {}, old: null}", check_only=True)
     assert gone.groups == {"groups.default": "default", "groups.old": "old"}
-    wrong = await world.set("groups: {default: {policy: x}}", check_only=True)
+    wrong = await world.set(
+        "groups: {default: {policy: x, shares: {users: {ann: 2}}}}", check_only=True
+    )
     assert wrong.refusal is not None
+    assert wrong.users == {"groups.default.shares.users.ann": "ann"}

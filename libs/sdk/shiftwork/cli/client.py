@@ -62,10 +62,17 @@ class Stopped(Exception):  # noqa: N818 - a stream that ended; the reader opens 
 
 
 class Api:
-    """One server, one token. ``where``: what gives the address, for the error of a wrong one."""
+    """One server, one token.
 
-    def __init__(self, url: str, token: str, where: str = "--url") -> None:
+    Args:
+        url, token: the server and the caller's token; the token may be empty.
+        where: what gives the address, for the error of a wrong one.
+        data: the data folder of a platform that `up` runs on this machine.
+    """
+
+    def __init__(self, url: str, token: str, where: str = "--url", data: str = "") -> None:
         self.url = url.rstrip("/")
+        self._data = data
         self._token = token
         # Set when nobody wants what this one reads any more: a reader does not begin again.
         self.unwanted = threading.Event()
@@ -80,7 +87,7 @@ class Api:
 
     def another(self) -> Api:
         """The same server and token on a connection of its own, for another thread."""
-        return Api(self.url, self._token)
+        return Api(self.url, self._token, data=self._data)
 
     def get(self, path: str, query: Query | None = None) -> Json:
         """The answer's JSON."""
@@ -244,15 +251,15 @@ class Api:
         return Failure(
             f"cannot reach the server: {error}",
             where=self.url,
-            fix=_reach(self.url),
+            fix=_reach(self.url, self._data),
             code=UNREACHABLE,
         )
 
 
-def _reach(url: str) -> str:
+def _reach(url: str, data: str) -> str:
     """What to do about a server that does not answer."""
-    if parse.is_loopback(url):
-        up, doctor = installed.platform("up"), installed.platform("doctor")
+    if data or parse.is_loopback(url):
+        up, doctor = (installed.platform(name, data=data) for name in ("up", "doctor"))
         return f"is it running? {up} starts one here, {doctor} looks closer"
     return "is the address right, and does this machine reach it? Ask who runs the server"
 

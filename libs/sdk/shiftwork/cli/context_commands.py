@@ -1,9 +1,11 @@
-"""``shiftwork context ls|use|show``: the servers that are known by name, and which one is meant."""
+"""``shiftwork context ls|use|show|rm``: the servers known by name, and which one is meant."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any
+from pathlib import Path
+from typing import Any, Generator
 
 import typer
 
@@ -19,6 +21,7 @@ def register(app: session.App) -> None:
     group.command("ls")(ls)
     group.command("use")(use)
     group.command("show")(show)
+    group.command("rm")(remove)
     app.add_typer(group)
 
 
@@ -40,15 +43,34 @@ def ls() -> None:
 def use(name: str = typer.Argument(..., metavar="NAME", help="As `ls` shows it.")) -> None:
     """Make a context the current one: for every command without --url and --context."""
     path = contexts.default_path()
-    try:
+    with _writing(path):
         contexts.use(path, name)
+    render.note(f"{name} is the current context")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Generator[None, None, None]:
+    try:
+        yield
     except OSError as error:
         raise Failure(
             f"the contexts cannot be written: {error.strerror}",
             where=str(path),
             fix="give --context with each command",
         ) from error
-    render.note(f"{name} is the current context")
+
+
+def remove(name: str = typer.Argument(..., metavar="NAME", help="As `ls` shows it.")) -> None:
+    """Forget a context. The server, its data folder and the token's file stay as they are."""
+    path = contexts.default_path()
+    with _writing(path):
+        was_current = contexts.remove(path, name)
+    if session.current().json:
+        render.document({"name": name, "removed": True})
+        return
+    render.note(f"context {name} is removed")
+    if was_current:
+        render.note("no context is the current one: `shiftwork context use NAME` chooses another")
 
 
 def show(

@@ -49,13 +49,13 @@ class Target:
     url: str
     token: str
     remote: bool = False
-    # A platform that `up` runs on this machine, at whatever address.
-    here: bool = False
+    # The data folder of a platform that `up` runs on this machine, at whatever address.
+    data: str = ""
 
     @property
     def is_local(self) -> bool:
         """True if the server is on this machine, so that paths mean the same to both."""
-        return not self.remote and (self.here or parse.is_loopback(self.url))
+        return not self.remote and (bool(self.data) or parse.is_loopback(self.url))
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,17 @@ def use(path: Path, name: str) -> None:
         document["current"] = name
 
 
+def remove(path: Path, name: str) -> bool:
+    """Forget a context; True if it was the current one. Raises Failure if it is not there."""
+    with _changing(path) as document:
+        known(path, document["contexts"], name)
+        del document["contexts"][name]
+        was_current = document["current"] == name
+        if was_current:
+            document["current"] = ""
+    return was_current
+
+
 @contextlib.contextmanager
 def _changing(path: Path) -> Generator[dict[str, Any], None, None]:
     """The file's document, which no other process changes meanwhile; written at the end. The lock
@@ -258,7 +269,7 @@ def target(
     if choice.named is None:
         return Target(choice.url, held)
     named = choice.named
-    return Target(choice.url, held or _token(named), named.remote, bool(named.data))
+    return Target(choice.url, held or _token(named), named.remote, named.data)
 
 
 def unknown(path: Path) -> Failure:
@@ -281,7 +292,8 @@ def _token(named: Named) -> str:
         raise Failure(
             f"the token cannot be read: {why}",
             where=named.token_file,
-            fix=f"give --token or SHIFTWORK_TOKEN, or start {installed.platform('up')} again",
+            fix="give --token or SHIFTWORK_TOKEN, or start"
+            f" {installed.platform('up', data=named.data)} again",
         ) from error
     return _checked(text, named.token_file)
 

@@ -63,6 +63,22 @@ def base(variable: str, below: str, instead: str) -> Base:
     return Base(home / below, home, "HOME", instead)
 
 
+ANOTHER_FOLDER = "name another folder: --data DIR"
+
+
+def own_data() -> Base:
+    """Where the user's data lies."""
+    return base("XDG_DATA_HOME", ".local/share", ANOTHER_FOLDER)
+
+
+def default_data() -> Path:
+    """The data folder of `up` without --data: ``/var/lib/shiftwork`` for root,
+    ``~/.local/share/shiftwork`` for everybody else. Raises Failure if there is no home."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/shiftwork")
+    return own_data().path / "shiftwork"
+
+
 def config() -> Base:
     """Of what the user has configured."""
     return base("XDG_CONFIG_HOME", ".config", "give --url and --token with each command")

@@ -7,6 +7,7 @@ the platform's environment.
 from __future__ import annotations
 
 import functools
+import shlex
 from importlib import metadata
 from typing import Any, Sequence
 
@@ -30,7 +31,20 @@ def has_platform() -> bool:
     return any(entry.name == "up" for entry in entry_points())
 
 
-def platform(*commands: str) -> str:
-    """Commands of the platform, as somebody in this environment can use them."""
-    named = " and ".join(f"`shiftwork {command}`" for command in commands)
+def command(name: str, data: str = "") -> str:
+    """A command of the platform as it is typed for the platform of a data folder; empty: the
+    default one, which needs no option."""
+    from shiftwork.cli import failures, homes  # noqa: PLC0415 - the failures need this module
+
+    try:
+        is_default = not data or data == str(homes.default_data())
+    except failures.Failure:
+        is_default = False
+    return f"shiftwork {name}" + ("" if is_default else f" --data {shlex.quote(data)}")
+
+
+def platform(*commands: str, data: str = "") -> str:
+    """Commands of the platform, as somebody in this environment can use them; ``data`` as for
+    ``command``."""
+    named = " and ".join(f"`{command(each, data)}`" for each in commands)
     return named if has_platform() else f"{named} {ELSEWHERE}"

@@ -39,7 +39,9 @@ def duration(text: str, option: str) -> float:
     """Seconds of ``90``, ``90s``, ``15m``, ``4h`` or ``2d``."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise usage(f"{text!r} is not a duration", where=option, fix="write 90, 90s, 15m, 4h or 2d")
+        negative = text.strip().startswith("-") and _DURATION.fullmatch(text.strip()[1:])
+        why = "is not a duration" + (": it is negative" if negative else "")
+        raise usage(f"{text!r} {why}", where=option, fix="write 90, 90s, 15m, 4h or 2d")
     return float(found[1]) * _SECONDS[found[2]]
 
 

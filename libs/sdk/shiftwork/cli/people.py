@@ -51,19 +51,19 @@ def user_set(
     team: Optional[str] = typer.Option(
         None, "--team", help='"": in no team.', autocompletion=complete.teams
     ),
-    admin: Optional[bool] = typer.Option(None, "--admin/--member", help="Another role."),
-    disabled: Optional[bool] = typer.Option(
-        None, "--disable/--enable", help="Refuse, or accept again, every token of the user."
-    ),
+    admin: bool = typer.Option(False, "--admin", help="May do everything."),
+    member: bool = typer.Option(False, "--member", help="May do what every user may."),
+    disable: bool = typer.Option(False, "--disable", help="Refuse every token of the user."),
+    enable: bool = typer.Option(False, "--enable", help="Accept the user's tokens again."),
 ) -> None:
     """Change a user's team or role, or shut the user out. Tasks that run go on."""
     body: Dict[str, Any] = {}
     if team is not None:
         body["team"] = team
-    if admin is not None:
+    if _one_of(admin, "--admin", member, "--member"):
         body["role"] = "admin" if admin else "member"
-    if disabled is not None:
-        body["disabled"] = disabled
+    if _one_of(disable, "--disable", enable, "--enable"):
+        body["disabled"] = disable
     if not body:
         raise usage("there is nothing to change", fix="give --team, --admin, --disable or another")
     now = session.current()
@@ -74,6 +74,14 @@ def user_set(
     else:
         state = ", disabled" if told.get("disabled") else ""
         render.note(f"{name}: {told['role']}, team {told.get('team') or 'none'}{state}")
+
+
+def _one_of(one: bool, option: str, other: bool, opposite: str) -> bool:
+    """True if one of two options that contradict each other was given. Raises Failure for both."""
+    if one and other:
+        what = f"{option} and {opposite} contradict each other"
+        raise usage(what, where=opposite, fix="give one of them")
+    return one or other
 
 
 def user_ls() -> None:

@@ -53,7 +53,7 @@ class Session:
     def api(self) -> Api:
         """The server's API; closed when the command ends."""
         found = self.target()
-        api = Api(found.url, found.token, self._address_given_by())
+        api = Api(found.url, found.token, self._address_given_by(), found.data)
         _open.append(api)
         return api
 

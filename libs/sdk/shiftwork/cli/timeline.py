@@ -144,10 +144,13 @@ def node_state(node: Data, *, busy: bool = True) -> str:
 
 def scope(quota: Data) -> str:
     """Whom and what a limit is about: ``team vision in group default at priority high``."""
-    whose = quota.get("user") or (f"team {quota['team']}" if quota.get("team") else "every user")
+    team = f"team {quota['team']}" if quota.get("team") else ""
+    whose = " as a member of ".join(each for each in (quota.get("user"), team) if each)
     where = f"group {quota['group']}" if quota.get("group") else "every group"
     level = quota.get("priority")
-    return f"{whose} in {where}" + (f" at priority {level}" if level not in _ANY else "")
+    return f"{whose or 'every user'} in {where}" + (
+        f" at priority {level}" if level not in _ANY else ""
+    )
 
 
 _ANY = (None, "", "unspecified")

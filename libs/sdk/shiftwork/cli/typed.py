@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "GET /v1/users": "shiftwork user ls",
     "POST /v1/users": "shiftwork user add NAME",
     "PATCH /v1/users/{name}": "shiftwork user set {name}",
+    "PATCH /v1/users/{name} with another team": "shiftwork user set {name} --team=TEAM",
     "GET /v1/teams": "shiftwork team ls",
     "POST /v1/teams": "shiftwork team add NAME",
     "GET /v1/tokens": "shiftwork token ls",
@@ -185,7 +186,9 @@ class _Error:
         """What to do about it; among several, also what is wrong."""
         if alone:
             return self.fix if self._of_argument else f"{self._label}: {self.fix}"
-        value = f"{self.value!r} " if self.value else ""
+        # `there is no team "visoin"` has the value already.
+        given = self.value and f'"{self.value}"' not in self.message
+        value = f"{self.value!r} " if given else ""
         return f"{self._label}: {value}{self.message}; {self.fix}"
 
 

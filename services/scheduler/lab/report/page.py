@@ -36,10 +36,12 @@ class _Column:
     better: int = -1
 
     def words(self, runs: Sequence[Numbers]) -> list[str]:
-        """The column's cells; durations in one unit."""
+        """The column's cells; durations in one unit, and never without one."""
         values = [self.value(run) for run in runs]
-        word = plot.spans(values) if self.word is span else self.word
-        return [word(value) for value in values]
+        if self.word is not span:
+            return [self.word(value) for value in values]
+        word = plot.spans(values)
+        return ["0 s" if value == 0 else word(value) for value in values]
 
 
 COLUMNS = (
@@ -77,7 +79,7 @@ def page(workload: Workload, options: Options, runs: Sequence[Curves]) -> str:
         _headline(ordered, len(workload.jobs)),
         _cards(ordered),
         "<h2>All policies</h2>",
-        '<p class="soft">The best value of each column is bold.</p>',
+        _about_best(len(workload.jobs)),
         _table(ordered, len(workload.jobs)),
         _legend(ordered),
         _over_time(ordered),
@@ -135,6 +137,12 @@ def _cards(runs: Sequence[Curves]) -> str:
             f'<div class="value">{value}</div>{than}</div>'
         )
     return "".join(parts) + "</div>"
+
+
+def _about_best(jobs: int) -> str:
+    if jobs < _JOBS_COMPARED_MIN:
+        return ""
+    return '<p class="soft">The best value of each column is bold.</p>'
 
 
 def _table(runs: Sequence[Curves], jobs: int) -> str:

@@ -6,6 +6,7 @@ they are more than a few. Lines out of order are sorted. Called by ``load.py``.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -39,7 +40,8 @@ class Request:
         gpus_per_node: GPUs on each of ``nodes``.
         cluster: from a cluster file; then ``nodes`` and ``gpus_per_node`` are not used.
         bad_share_max: the part of lines that may be bad; ten always may.
-        limit: only so many jobs, the first by submission.
+        limit: only so many jobs, the first by submission; lines after the last of them are not
+            counted.
     """
 
     nodes: int | None = None
@@ -56,35 +58,52 @@ class Tally:
 
     where: str
     lines: int = 0
-    bad: int = 0
-    meant: int = 0
-    told: list[Left] | None = None
+    told: list[Left] = field(default_factory=list[Left])
+    # Which of the lines, counted from 1, are bad, and which are left out for another reason.
+    _bad: list[int] = field(default_factory=list[int])
+    _meant: list[int] = field(default_factory=list[int])
+
+    @property
+    def bad(self) -> int:
+        """How many lines are bad."""
+        return len(self._bad)
+
+    @property
+    def meant(self) -> int:
+        """How many lines hold no ended job."""
+        return len(self._meant)
 
     def leave(self, left: Left) -> None:
-        """Count a line that becomes no job."""
+        """Count the line that was read last: it becomes no job."""
         if not left.bad:
-            self.meant += 1
+            self._meant.append(self.lines)
             return
-        self.bad += 1
-        self.told = self.told or []
+        self._bad.append(self.lines)
         if len(self.told) < TOLD_MAX:
             self.told.append(left)
 
+    def cut(self, last: int) -> None:
+        """Forget the lines after this one: no job of theirs is wanted."""
+        self.lines = last
+        for places in (self._bad, self._meant):
+            del places[bisect_right(places, last) :]
+        del self.told[self.bad :]
+
     def sentences(self) -> list[str]:
         """The bad lines for people, the first of them one by one."""
-        found = [f"{self.where}:{left.line}: {left.what}" for left in self.told or ()]
+        found = [f"{self.where}:{left.line}: {left.what}" for left in self.told]
         if self.bad > len(found):
             found.append(f"… and {self.bad - len(found)} more")
         return found
 
     def check(self, share_max: float) -> None:
         """Raise LabError if too many lines were bad."""
-        most = max(BAD_ALWAYS_ALLOWED, share_max * self.lines)
+        most = max(BAD_ALWAYS_ALLOWED, int(share_max * self.lines))
         if self.bad > most:
             raise LabError(
                 "\n  ".join(
                     (
-                        f"{self.bad} of {self.lines} lines are bad (limit {most:g})",
+                        f"{self.bad} of {self.lines} lines are bad (limit {most})",
                         *self.sentences(),
                     )
                 ),
@@ -97,6 +116,8 @@ def fit(name: str, parsed: Parsed, request: Request, tally: Tally) -> Workload:
     """The jobs that fit, by submission, and the cluster they run on. Raises LabError."""
     cluster = request.cluster or _own_cluster(parsed, request, tally.where)
     rows: list[Row] = []
+    # Of each row, the number of its line among those that were read.
+    places: list[int] = []
     unsorted = rounded = 0
     latest = 0.0
     sizes = Sizes(cluster)
@@ -114,10 +135,11 @@ def fit(name: str, parsed: Parsed, request: Request, tally: Tally) -> Workload:
         rounded += fitted.rounded
         latest = max(latest, fitted.submit_s)
         rows.append(fitted)
+        places.append(tally.lines)
+    wanted = _first(rows, places, request.limit, tally)
     tally.check(request.bad_share_max)
     if not rows:
         raise LabError("it holds no job", where=tally.where, fix="give a trace with jobs")
-    rows.sort(key=lambda row: row.submit_s)
     notes = list(parsed.notes)
     if tally.bad:
         notes.append(f"{tally.bad} of {tally.lines} lines are bad and left out:")
@@ -130,11 +152,19 @@ def fit(name: str, parsed: Parsed, request: Request, tally: Tally) -> Workload:
         notes.append(f"{lines} out of order: sorted by submission")
     if rounded:
         notes.append(f"{counted(rounded, 'job')} used a part of a GPU: counted as a whole one")
-    left_out = len(rows) - request.limit if request.limit else 0
-    jobs = _jobs(rows[: request.limit] if request.limit else rows, notes)
-    if left_out > 0:
+    jobs = _jobs(wanted, notes)
+    if left_out := len(rows) - len(jobs):
         notes.append(f"only the first {counted(len(jobs), 'job')}, without {left_out} later")
     return Workload(name, jobs, cluster, skipped=tally.bad + tally.meant, notes=tuple(notes))
+
+
+def _first(rows: list[Row], places: list[int], limit: int | None, tally: Tally) -> list[Row]:
+    """The rows by submission, with a limit only so many. Lines after theirs do not count then."""
+    order = sorted(range(len(rows)), key=lambda index: rows[index].submit_s)
+    if limit is not None and limit < len(order):
+        order = order[:limit]
+        tally.cut(max(places[index] for index in order))
+    return [rows[index] for index in order]
 
 
 def _expanded(parsed: Parsed) -> bool:

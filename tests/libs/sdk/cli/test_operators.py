@@ -136,6 +136,11 @@ def test_teams(shiftwork: Shiftwork, server: CliServer) -> None:
     asked = server.asked("PATCH", "/v1/users/ada")
     assert asked.body == {"team": "lab", "role": "member", "disabled": True}
     assert shiftwork("user", "set", "ada").code == 2
+    both = shiftwork("user", "set", "ada", "--admin", "--member")
+    assert (both.code, "--admin and --member contradict each other" in both.err) == (2, True)
+    assert shiftwork("user", "set", "ada", "--enable", "--disable").code == 2
+    assert shiftwork("user", "set", "ada", "--enable").code == 0
+    assert server.asked("PATCH", "/v1/users/ada").body == {"disabled": False}
     assert shiftwork("team", "rm", "lab", "--json").json == {"name": "lab", "removed": True}
     assert server.asked("DELETE", "/v1/teams/lab").body is None
 

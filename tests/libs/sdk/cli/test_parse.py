@@ -24,6 +24,11 @@ def test_what_is_no_duration(text: str) -> None:
         parse.duration(text, "--x")
 
 
+def test_a_negative_duration_is_named_as_such() -> None:
+    with pytest.raises(Failure, match="'-5d' is not a duration: it is negative"):
+        parse.duration("-5d", "--expires-in")
+
+
 def test_moments() -> None:
     assert parse.moment("15m", "--x", NOW) == "2026-11-21T09:45:00Z"
     assert parse.moment("2026-11-21T11:00:00+01:00", "--x", NOW) == "2026-11-21T10:00:00Z"

@@ -103,6 +103,22 @@ def test_a_context_that_is_not_there_is_wrong_usage(home: Path) -> None:
     assert "local" in failed.value.fix
 
 
+def test_a_context_is_forgotten_and_no_other_is_chosen_in_its_place(
+    elsewhere: Shiftwork, home: Path
+) -> None:
+    a_context(home, "other", "http://127.0.0.1:2")
+    a_context(home, "dead", "http://127.0.0.1:1")
+    assert elsewhere("context", "rm", "daed").code == 2
+    done = elsewhere("context", "rm", "dead")
+    assert done.code == 0
+    assert "no context is the current one: `shiftwork context use NAME`" in done.err
+    current, known = contexts.load(contexts.default_path())
+    assert (current, list(known)) == ("", ["other"])
+    assert (home / "dead-token").exists()
+    assert elsewhere("ls").code == 3
+    assert elsewhere("context", "rm", "other", "--json").json == {"name": "other", "removed": True}
+
+
 def test_a_missing_token_file_says_where(home: Path) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     (home / "local-token").unlink()
@@ -260,6 +276,20 @@ def test_without_any_server_the_code_is_3(elsewhere: Shiftwork) -> None:
     assert "error: no server is known" in done.err
     assert "fix:" in done.err
     assert "shiftwork up" in done.err
+
+
+def test_a_platform_that_is_down_is_started_again_by_its_data_folder(
+    elsewhere: Shiftwork, home: Path
+) -> None:
+    named = Named("http://127.0.0.1:1", str(home / "token"), data="/srv/my data")
+    contexts.save(contexts.default_path(), lambda _: "local", named)
+    missing = elsewhere("ls")
+    assert "start `shiftwork up --data '/srv/my data'`" in missing.err
+    (home / "token").write_text("t")
+    down = elsewhere("ls")
+    assert down.code == 3
+    assert "`shiftwork up --data '/srv/my data'` starts one here" in down.err
+    assert "`shiftwork doctor --data '/srv/my data'` looks closer" in down.err
 
 
 def test_a_server_that_is_down_is_3_and_one_problem_object(

@@ -48,6 +48,11 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
         ),
         (
             "quota.changed",
+            {"quota": {**QUOTA, "user": "ann", "team": "lab"}, "changed_by": "admin"},
+            "quota of ann as a member of team lab in every group: at most 2 GPUs, by admin",
+        ),
+        (
+            "quota.changed",
             {"quota": {**QUOTA, "unit": "nodes"}, "removed": True, "changed_by": "admin"},
             "quota of every user in every group: no limit, by admin",
         ),

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from shiftwork.cli import main, session
+from shiftwork.cli import main, render, session
 
 from services.scheduler.lab import cli
 from services.scheduler.lab.drive import drive
@@ -249,3 +249,18 @@ def test_round_robin_can_be_chosen(
     )
     assert code == 0, said
     assert json.loads(told)["policies"]["roundrobin"]["mean_jct_s"] > 0
+
+
+def test_the_table_fits_a_terminal_of_80_columns(
+    simulate: Shiftwork, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "is_terminal", lambda _: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    options = ("--nodes", "2", "--policy", "backfill,fifo", "--out", str(tmp_path / "out"), "-q")
+    _, told, _ = simulate(trace, *options)
+    head, *rows = told.splitlines()
+    assert max(map(len, (head, *rows))) <= 80
+    assert head.startswith("policy")
+    assert "mean completion" in head
+    assert "mean wait" in head
+    assert "preemptions per job" not in head

@@ -114,6 +114,22 @@ def test_too_many_bad_rows_are_refused_and_the_first_twenty_told(tmp_path: Path)
     assert (len(allowed.jobs), allowed.skipped) == (500, 30)
 
 
+def test_with_a_limit_only_the_lines_up_to_its_last_job_count(tmp_path: Path) -> None:
+    good, bad = "0,60,1,u,v\n", "0,-1,1,u,v\n"
+    text = f"{HEAD}\n{good}{bad}" + good * 99 + bad * 30
+    workload = read(tmp_path, text, request=Request(nodes=4, limit=50))
+    assert (len(workload.jobs), workload.skipped) == (50, 1)
+    assert workload.notes[0] == "1 of 51 lines are bad and left out:"
+    with pytest.raises(LabError, match=r"31 of 131 lines are bad \(limit 10\)"):
+        read(tmp_path, text, request=Request(nodes=4, limit=101))
+
+
+def test_the_limit_of_bad_lines_is_a_whole_number(tmp_path: Path) -> None:
+    text = f"{HEAD}\n" + "0,60,1,u,v\n" * 1000 + "x\n" * 130
+    with pytest.raises(LabError, match=r"130 of 1130 lines are bad \(limit 11\)"):
+        read(tmp_path, text)
+
+
 def test_one_percent_may_be_bad(tmp_path: Path) -> None:
     text = f"{HEAD}\n" + "0,60,1,u,v\n" * 1985 + "x\n" * 15
     assert read(tmp_path, text).skipped == 15
