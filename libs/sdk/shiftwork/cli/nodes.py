@@ -209,10 +209,15 @@ def taint(
 ) -> None:
     """Taint a node: new runs come from tasks only that tolerate it; what runs there goes on."""
     told = parse.taints(taints, "KEY[=VALUE]")
-    body: Dict[str, Any] = (
-        {"remove": [text.partition("=")[0] for text in told]} if remove else {"set": told}
-    )
-    _mark(node, "taints", body)
+    if not remove:
+        _mark(node, "taints", {"set": told})
+        return
+    keys = [text.partition("=")[0] for text in told]
+    before = session.current().api().get(f"/v1/nodes/{part(node)}")
+    there = {text.partition("=")[0] for text in parse.listed(before.get("taints"))}
+    _mark(node, "taints", {"remove": keys})
+    if missing := [key for key in keys if key not in there]:
+        render.warning(f"{node} had no taint {', '.join(missing)}")
 
 
 def _mark(node: str, kind: str, body: Dict[str, Any]) -> None:

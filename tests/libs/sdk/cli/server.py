@@ -196,6 +196,8 @@ class CliServer:
             return 200, self.tasks[words[1]]
         if words[0] == "tasks":
             return self._of_task(words[1], words[2], body)
+        if method == "GET" and words[0] == "nodes" and len(words) > 1:
+            return 200, next((node for node in self.nodes if node["id"] == words[1]), {})
         lists = {
             "nodes": self.nodes,
             "quotas": self.quotas,

@@ -71,6 +71,9 @@ def test_node_taint(shiftwork: Shiftwork, server: CliServer) -> None:
     assert "taints flaky reserved=vision" in done.err
     shiftwork("node", "taint", "local-0", "reserved=vision", "--remove")
     assert server.asked("PUT", "/v1/nodes/local-0/taints").body == {"remove": ["reserved"]}
+    server.nodes = [{"id": "local-0", "taints": ["reserved=vision"]}]
+    done = shiftwork("node", "taint", "local-0", "flaky", "reserved", "--remove")
+    assert (done.code, "warning: local-0 had no taint flaky\n" in done.err) == (0, True)
     assert shiftwork("node", "taint", "local-0", "reserved=").code == 2
 
 
