@@ -5,7 +5,7 @@ decides what one built anew from the bare rows decides, and both keep the same.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
 from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.limits.quota import Account, QuotaUsage
 from services.scheduler.domain.limits.virtual_clusters import ALMOST, VirtualClusters
 from services.scheduler.domain.model.group_policy import (
@@ -25,7 +26,7 @@ from services.scheduler.domain.model.group_policy import (
     VirtualCluster,
 )
 from services.scheduler.domain.model.lifecycle import HOLDING
-from services.scheduler.domain.model.rows import Limit, LimitKey, Node
+from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
 from tests.builders import a_limit, a_node, a_spec, a_task
 from tests.services.scheduler.domain.stage import Stage, facts_of, rebuilt
 
@@ -73,6 +74,14 @@ def a_policy(group: str, name: str, tree: tuple[VirtualCluster, ...], version: i
     )
 
 
+def clusters_of(pool: Pool, runs: Iterable[Task]) -> VirtualClusters:
+    """What the virtual clusters of a pool would hold with these runs."""
+    clusters = VirtualClusters(pool.policy)
+    for run in runs:
+        clusters.charge(clusters.of(run), pool.size(run))
+    return clusters
+
+
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -81,9 +90,8 @@ class Histories(RuleBasedStateMachine):
         # What was held of each limit after the rule before, and what the limits were.
         self.held_before: Counter[Account] = Counter()
         self.limits: dict[LimitKey, Limit] = {}
-        # The same of virtual clusters.
-        self.most_before: Counter[tuple[str, float, str]] = Counter()
-        self.policies_before: dict[str, GroupPolicy] = {}
+        # The runs that held nodes then.
+        self.runs_before: dict[str, Task] = {}
 
     @initialize(
         name=st.sampled_from(sorted(DISCIPLINES)),
@@ -371,22 +379,19 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_virtual_cluster_begins_more_than_its_most(self) -> None:
-        """A maximum that was lowered only sees less. Under another policy another tree counts."""
+        """A maximum that was lowered only sees less, counted by the tree that is there now."""
         if not hasattr(self, "stage"):
             return
-        most: Counter[tuple[str, float, str]] = Counter()
+        held = dict(self.stage.index.held)
         for group, pool in self.stage.index.pools.items():
-            clusters = VirtualClusters(pool.policy)
-            for task in self.stage.index.held.values():
-                if task.group == group:
-                    clusters.charge(clusters.of(task), pool.size(task))
+            now, before = (
+                clusters_of(pool, (each for each in runs.values() if each.group == group))
+                for runs in (held, self.runs_before)
+            )
             for each in pool.policy.virtual_clusters:
-                held = most[group, pool.width, each.name] = clusters.held(each.name)
-                same = self.policies_before.get(group) == pool.policy
-                if same and each.nodes_max is not None and held > each.nodes_max + ALMOST:
-                    assert held <= self.most_before[group, pool.width, each.name] + ALMOST
-        self.most_before = most
-        self.policies_before = {name: pool.policy for name, pool in self.stage.index.pools.items()}
+                if each.nodes_max is not None and now.held(each.name) > each.nodes_max + ALMOST:
+                    assert now.held(each.name) <= before.held(each.name) + ALMOST
+        self.runs_before = held
 
     @invariant()
     def promises_are_at_the_level_of_the_priority(self) -> None:
