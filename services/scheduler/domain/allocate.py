@@ -53,6 +53,18 @@ def allocate(round_: Round, pool: Pool, timers: list[Timer], resumed: list[Task]
     round_.scans[pool.group] = round_.scans[pool.group]._replace(level_blocked=stopped)
 
 
+def note_displaced(round_: Round, pool: Pool) -> None:
+    """Note that tasks of a pool lost their promises after the pool was allocated.
+
+    A task of the same owner in another pool took their quota. The next round evaluates them.
+    """
+    allocation = Allocation(round_, pool, [], [])
+    for task in sorted(allocation.displaced(), key=_arrival):
+        entry = allocation.entry(task)
+        if blocked_by(round_, pool, entry) is None:
+            round_.explain(task, round_.waits(ReasonCode.WAITS_FOR_CAPACITY, entry.shape))
+
+
 class Allocation:
     """One pool in one round."""
 
@@ -108,7 +120,7 @@ class Allocation:
         """Allocate the pool: walk along the waiting tasks once, or more often as slices require."""
         if self.full_scan:
             self._promises.sort_out()
-        self.individual |= {task.id: task for task in self._displaced()}
+        self.individual |= {task.id: task for task in self.displaced()}
         for task in sorted(self.individual.values(), key=_arrival):
             self._ensure_order_key(task)
         granted_due = self._grant()
@@ -154,7 +166,7 @@ class Allocation:
         ):
             order_keys.set_waiting_key(self.round, self.pool, task)
 
-    def _displaced(self) -> list[Task]:
+    def displaced(self) -> list[Task]:
         """Tasks whose promises were withdrawn since the last call; they wait again."""
         return self.round.displaced.pop(self.pool.group, [])
 
@@ -298,7 +310,7 @@ class Allocation:
             self.assign(entry, made)
         else:
             self.promise(entry, made)
-        for task in self._displaced():
+        for task in self.displaced():
             self.individual[task.id] = task
             self._ensure_order_key(task)
             self._owner_order.add(task)

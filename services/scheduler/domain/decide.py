@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from services.scheduler.domain.allocate import allocate
+from services.scheduler.domain.allocate import allocate, note_displaced
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.facts.timers import Timer, TimerKind
 from services.scheduler.domain.model.decisions import Plan
@@ -72,6 +72,7 @@ def _decided(round_: Round) -> Plan:
             or group in by_pool
             or group in back
             or group in round_.releasing
+            or group in round_.displaced
             or (group in round_.groups_left and pool.holds_back)
             or (pool.due_at is not None and pool.due_at <= now)
             or (pool.slice_round_at is not None and pool.slice_round_at > now)
@@ -82,6 +83,9 @@ def _decided(round_: Round) -> Plan:
             order_keys.sample_load(round_, pool)
             round_.wake_at(pool.due_at)
         round_.wake_at(order_keys.next_sample(round_, pool))
+    for group in sorted(round_.displaced):
+        round_.group = group
+        note_displaced(round_, index.pools[group])
     round_.group = ""
     round_.wake_at(index.timers.next_after(round_.seconds))
     return Plan(

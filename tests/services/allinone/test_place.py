@@ -31,7 +31,7 @@ def running(place: Place) -> list[tuple[str, str]]:
 
 def test_who_was_asked_to_end_left_nothing_to_say(tmp_path: Path) -> None:
     place = Place(tmp_path / "data")
-    assert running(place) == [("ok", "not running: shiftwork up")]
+    assert running(place) == [("ok", f"not running: shiftwork up --data {place.data}")]
     place.take()
     assert place.keeper() is None
     assert running(place) == [("warn", "starting, or ending")]
@@ -39,7 +39,7 @@ def test_who_was_asked_to_end_left_nothing_to_say(tmp_path: Path) -> None:
     assert place.keeper() == Keeper(7, "http://127.0.0.1:1")
     place.release()
     assert place.ended() is None
-    assert running(place) == [("ok", "not running: shiftwork up")]
+    assert running(place) == [("ok", f"not running: shiftwork up --data {place.data}")]
 
 
 def test_a_crash_is_remembered_with_its_reason(
@@ -70,7 +70,7 @@ def test_a_crash_is_remembered_with_its_reason(
     place.take()
     assert running(place) == [("warn", "starting, or ending")]
     place.release()
-    assert running(place) == [("ok", "not running: shiftwork up")]
+    assert running(place) == [("ok", f"not running: shiftwork up --data {place.data}")]
 
 
 def test_who_was_killed_is_missed(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ class _Owners:
             places = max(1, int(node.cpus))
         if task.spec.gpus_per_node == 0 and self._cpu_ranks[node_id] > places:
             yield f"{node_id} has {places} CPU places"
-        if node_id in self._whole and self._cpu_ranks[node_id]:
+        # A node that was rebuilt with GPUs has room for CPU-only ranks beside whatever runs there.
+        if not node.gpus and node_id in self._whole and self._cpu_ranks[node_id]:
             yield f"{node_id} is given whole and shared"
 
 

@@ -111,3 +111,18 @@ def test_a_promise_that_a_start_elsewhere_replaces_is_no_second_gang_across_zone
     plan = decide(snapshot, at(0))
     assert [type(each) for each in plan.decisions] == [Assign]
     assert check(snapshot, plan, deep=True) == []
+
+
+def test_a_node_that_is_rebuilt_with_gpus_has_room_for_cpu_ranks_beside_its_whole_run() -> None:
+    """A whole node without GPUs is shared by nobody; one with GPUs always is."""
+    node = a_node("n0", gpus=0, cpus=2.0)
+    stage = Stage([node])
+    stage.submit(a_task("whole", submitted=0))
+    stage.rounds()
+    assert [each.node_id for each in stage.tasks["whole"].placements] == ["n0"]
+    stage.submit(a_task("cpus", submitted=1, gpus=0))
+    stage.rounds()
+    assert not stage.tasks["cpus"].placements
+    stage.put(replace(node, gpus=2, version=node.version + 1))
+    stage.rounds()
+    assert [each.node_id for each in stage.tasks["cpus"].placements] == ["n0"]

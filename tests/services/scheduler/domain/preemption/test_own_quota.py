@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from libs.contracts.messages import ExitKind, Priority, TaskState, Unit
+from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState, Unit
 from services.scheduler.domain.check.isolate import decide_checked
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.check.violations import Fault, Violation
@@ -366,3 +366,20 @@ def test_a_promise_that_is_given_again_under_a_lowered_limit_stands_in_the_plan(
     assert state(stage, "high") is TaskState.QUEUED
     leaves(stage, "second")
     assert state(stage, "high") is TaskState.STARTING
+
+
+@pytest.mark.parametrize(("here", "there"), [("default", "dev"), ("dev", "default")])
+def test_a_promise_in_another_group_that_gives_its_quota_up_is_withdrawn_in_that_plan(
+    here: str, there: str
+) -> None:
+    """Else more than the quota is promised until that group is evaluated again."""
+    stage = two_groups(EVERYWHERE)
+    arrives(stage, "bobs", LOW, owner="bob", group=there, nodes=2)
+    arrives(stage, "waits", group=there)
+    assert stage.tasks["waits"].promised
+    arrives(stage, "high", HIGH, group=here)
+    assert not stage.tasks["waits"].promised
+    reason = stage.tasks["waits"].reason
+    assert reason is not None
+    assert reason.code is ReasonCode.WAITS_FOR_QUOTA
+    assert state(stage, "high") is TaskState.RUNNING
