@@ -196,9 +196,10 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ),
     ReasonCode.CLUSTER_TOO_SMALL_NOW: (
         lambda said: (
-            f"waits for nodes to come back: those {said.nodes_of()} cannot hold {said.size()} now"
+            f"waits for nodes to be added or to come back: those {said.nodes_of()}"
+            f" cannot hold {said.size()} now"
         ),
-        "waits for nodes to come back",
+        "waits for nodes to be added or to come back",
     ),
     ReasonCode.PLACED: (
         lambda said: f"starts on {said.size()} in group {said.name('group')}",

@@ -150,8 +150,8 @@ def test_what_fits_no_more_names_the_cause_too() -> None:
     nodes = [a_node("n0", labels=LABELS, ready=False), a_node("n1")]
     plan = decide(a_snapshot([task], nodes), at(10))
     assert render(plan.explanations["picky"]) == (
-        "waits for nodes to come back: those of group default with the labels gpu=a100 cannot"
-        " hold 1 whole node now"
+        "waits for nodes to be added or to come back: those of group default with the labels"
+        " gpu=a100 cannot hold 1 whole node now"
     )
 
 
