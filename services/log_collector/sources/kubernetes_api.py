@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,12 @@ from kubernetes_asyncio.config import ConfigException
 
 from services.log_collector.sources.kubernetes_options import CONTAINER
 
-# What the kubelet answers, with status 200 and as if it were output, when there is no log file.
-NO_LOG = (b"unable to retrieve container logs for ", b"failed to try resolving symlinks in path ")
+# What the kubelet answers, with status 200 and as if it were output, when there is no log file. The
+# whole answer has to match: a program may print the beginning of it.
+NO_LOG = re.compile(
+    rb"unable to retrieve container logs for [a-z0-9.-]+://[0-9a-f]+\n?"
+    rb'|failed to try resolving symlinks in path "[^"\n]+": [^\n]+\n?'
+)
 ERROR_BYTES_MAX = 2048
 CONNECT_SECONDS = 5.0
 LISTED_MAX = 500

@@ -277,7 +277,7 @@ async def _skip(response: aiohttp.ClientResponse, place: Place) -> bytes:
     """
     if place.at == 0:
         data = await response.content.readany()
-        if data.startswith(NO_LOG):
+        if NO_LOG.fullmatch(data):
             raise AbsentError("there is no log file")
         return place.notice + data
     passed, end = 0, b""

@@ -20,7 +20,7 @@ from libs.store.memory import MemoryDatabase
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.domain import Address, OutputKey
 from services.log_collector.sources.kubernetes import KubernetesSource
-from services.log_collector.sources.kubernetes_api import ClusterError, configuration_of
+from services.log_collector.sources.kubernetes_api import NO_LOG, ClusterError, configuration_of
 from services.log_collector.sources.kubernetes_streams import GAP, Finder, Place
 from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 from services.log_collector.store import OutputRow, RunRow
@@ -458,3 +458,21 @@ async def test_restarts_of_collector_and_agent_lose_and_double_nothing(site: Sit
     assert [(row.size, row.complete) for row in rows] == [
         (len(container.output), True) for container in containers.values()
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_none"),
+    [
+        (b"unable to retrieve container logs for containerd://0a1b2c", True),
+        (b'failed to try resolving symlinks in path "/var/log/pods/a": no such file', True),
+        # What a program may print.
+        (b"unable to retrieve container logs for ", False),
+        (b"unable to retrieve container logs for me, said the boss\n", False),
+        (b"failed to try resolving symlinks in path \n", False),
+        (b"unable to retrieve container logs for containerd://0a\nstep 1\n", False),
+    ],
+)
+def test_only_the_kubelets_whole_answer_means_that_there_is_no_log(
+    answer: bytes, is_none: bool
+) -> None:
+    assert bool(NO_LOG.fullmatch(answer)) is is_none
