@@ -11,7 +11,19 @@ from tests.frameworks.local_gang import BIN, ROOT, final
 if TYPE_CHECKING:
     from tests.e2e.conftest import Shiftwork
 
+# Each line of the agent's log names its source.
+EXIT_BARRIER = "torch/distributed/elastic/agent/server/api.py"
+
 pytestmark = [pytest.mark.frameworks, pytest.mark.server]
+
+
+def without_exit_barrier(output: str) -> str:
+    """The output without what torchrun's agent logs about its barrier at the end.
+
+    The agents of several nodes wait for each other there, in the store of the first one, which may
+    leave before the others have the answer (docs/frameworks.md).
+    """
+    return "\n".join(line for line in output.splitlines() if EXIT_BARRIER not in line)
 
 
 @pytest.mark.parametrize(
@@ -57,5 +69,5 @@ def test_a_gang_makes_way_for_a_higher_priority_and_ends_with_the_same_bits(
     assert 0 < shown["checkpoint"]["step"] < steps
     assert final(platform.home / shared) == final(platform.home / whole)
     told = platform.good("logs", task, "--attempt", "1").out
-    assert "Traceback" not in told
+    assert "Traceback" not in without_exit_barrier(told)
     assert "ChildFailedError" not in told
