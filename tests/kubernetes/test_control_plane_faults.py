@@ -238,7 +238,7 @@ async def test_why_a_pod_is_not_made_is_asked_of_the_events(world: LauncherOnClu
         },
     )
     runtime = cluster.handles[-1]
-    runtime._policy = replace(runtime._policy, ask_after=timedelta(seconds=1))
+    runtime._policy = replace(runtime._policy, events_after=timedelta(seconds=1))
     await a_while(world, 4.0)
     delayed = await world.published(RunDelayed)
     assert 'FailedMount: MountVolume.SetUp failed for volume "data"' in delayed[-1].detail
