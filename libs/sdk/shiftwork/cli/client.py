@@ -22,7 +22,7 @@ from shiftwork.transport import Answer, Client, Unreachable
 
 CALL_SECONDS = 30.0
 STREAM_SECONDS = 60.0
-# A server that refuses connections is told of soon; one that asks for patience gets some.
+# A server that refuses connections is reported soon; one that asks for time gets some.
 TRIES_MAX = 6
 UNREACHED_TRIES_MAX = 3
 WAIT_SECONDS = 0.2
@@ -153,12 +153,12 @@ class Api:
                 approximate=bool(piece.get("approximate")),
             )
         answer = self._answer("GET", path + _query(query), None, {"accept": "text/plain"})
-        told = answer.headers
+        headers = answer.headers
         return Range(
             answer.body,
-            int(told.get("x-shiftwork-offset", "0")),
-            int(told.get("x-shiftwork-size", "0")),
-            told.get("x-shiftwork-complete", "").lower() in ("true", "1"),
+            int(headers.get("x-shiftwork-offset", "0")),
+            int(headers.get("x-shiftwork-size", "0")),
+            headers.get("x-shiftwork-complete", "").lower() in ("true", "1"),
         )
 
     def stream(self, path: str, query: Query | None = None) -> Iterator[StreamEvent]:
@@ -173,10 +173,10 @@ class Api:
         if response.status != 200:  # noqa: PLR2004 - OK
             body = response.read(EVENT_BYTES_MAX)
             self._client.close()
-            told = Answer(response.status, body, {}).fields()
+            document = Answer(response.status, body, {}).fields()
             after = response.headers.get("retry-after")
             request = f"GET {where}"
-            raise self._refused(told, response.status, request=request, retry_after=after)
+            raise self._refused(document, response.status, request=request, retry_after=after)
         try:
             yield from _events(response)
         finally:
@@ -193,14 +193,14 @@ class Api:
         answer = self._answer(method, path, body, headers, tries_max)
         if not answer.body:
             return {}
-        told = answer.json()
-        if told is None:
+        document = answer.json()
+        if document is None:
             raise Failure(
                 "the server's answer is not JSON",
                 where=f"{method} {self.url}{path}",
                 fix="does the address belong to a Shiftwork server?",
             )
-        return told
+        return document
 
     def _answer(
         self,
@@ -236,9 +236,9 @@ class Api:
         raise AssertionError("the loop returns or raises")
 
     def _refused(
-        self, told: Mapping[str, Any], status: int, *, request: str, retry_after: str | None
+        self, document: Mapping[str, Any], status: int, *, request: str, retry_after: str | None
     ) -> Failure:
-        found = refused(told, status, server=self.url, request=request, retry_after=retry_after)
+        found = refused(document, status, server=self.url, request=request, retry_after=retry_after)
         if status == 401 and not self._token:  # noqa: PLR2004 - Unauthorized
             found.what = "no token is given"
             found.fix = (

@@ -9,36 +9,36 @@ from typing import Any, Callable, Mapping
 
 from shiftwork.cli import ids, parse, render
 
-Told = Mapping[str, Any]
+Document = Mapping[str, Any]
 # Holders that the first sentence names.
 NAMED_MAX = 2
 
 
-def facts(found: dict[str, Any], told: dict[str, Any]) -> list[tuple[str, str]]:
+def facts(found: dict[str, Any], explained: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts of an explanation, one line each; a server may leave any of them out."""
-    tasks = {**parse.fields(told.get("tasks")), found["id"]: found}
-    place = told.get("position") or 0
-    forecast = parse.fields(told.get("forecast"))
-    chosen = [parse.fields(each) for each in parse.listed(told.get("chosen"))]
-    victims = [] if chosen else parse.listed(told.get("victims"))
-    holders = [parse.fields(each) for each in parse.listed(told.get("holders"))]
-    more = (told.get("holders_count") or 0) - len(holders)
+    tasks = {**parse.fields(explained.get("tasks")), found["id"]: found}
+    place = explained.get("position") or 0
+    forecast = parse.fields(explained.get("forecast"))
+    chosen = [parse.fields(each) for each in parse.listed(explained.get("chosen"))]
+    victims = [] if chosen else parse.listed(explained.get("victims"))
+    holders = [parse.fields(each) for each in parse.listed(explained.get("holders"))]
+    more = (explained.get("holders_count") or 0) - len(holders)
     lines = [
-        *(("to start", remedy) for remedy in parse.listed(told.get("remedies"))),
+        *(("to start", remedy) for remedy in parse.listed(explained.get("remedies"))),
         ("forecast", _forecast(forecast)),
         *(
             ("assuming" if number == 0 else "", text)
             for number, text in enumerate(parse.listed(forecast.get("assumptions")))
         ),
-        ("state", told["state"]),
-        ("reason", parse.fields(told.get("reason")).get("text", "")),
-        ("not started", parse.fields(told.get("delayed")).get("detail", "")),
-        ("makes room for", _called(told.get("beneficiary") or "", tasks)),
-        ("place", f"{place} of {told.get('queue_length')} in the queue" if place else ""),
-        *(("", text) for text in _order(parse.fields(told.get("order")))),
+        ("state", explained["state"]),
+        ("reason", parse.fields(explained.get("reason")).get("text", "")),
+        ("not started", parse.fields(explained.get("delayed")).get("detail", "")),
+        ("makes room for", _called(explained.get("beneficiary") or "", tasks)),
+        ("place", f"{place} of {explained.get('queue_length')} in the queue" if place else ""),
+        *(("", text) for text in _order(parse.fields(explained.get("order")))),
         ("asked to leave", ", ".join(victims)),
         *(("asked to leave", _victim(each, tasks)) for each in chosen),
-        *(("kept for it", _kept(parse.fields(e))) for e in parse.listed(told.get("promised"))),
+        *(("kept for it", _kept(parse.fields(e))) for e in parse.listed(explained.get("promised"))),
         *(("held by", _holder(each, tasks)) for each in holders),
         ("held by", f"and {_count(more, 'run')} more" if more > 0 else ""),
     ]
@@ -49,34 +49,34 @@ def facts(found: dict[str, Any], told: dict[str, Any]) -> list[tuple[str, str]]:
 # --- the first sentence ----------------------------------------------------------------------
 
 
-def headline(found: Told, told: Told) -> str:
+def headline(found: Document, explained: Document) -> str:
     """Why the task does not run, or why it does, in one sentence."""
-    tasks = {**parse.fields(told.get("tasks")), str(found["id"]): found}
-    form = HEADLINES.get(str(told.get("state")), _plain)
-    text = ids.named(form(found, told, tasks), tasks)
+    tasks = {**parse.fields(explained.get("tasks")), str(found["id"]): found}
+    form = HEADLINES.get(str(explained.get("state")), _plain)
+    text = ids.named(form(found, explained, tasks), tasks)
     return f"{text}."
 
 
-def _reason(told: Told) -> str:
-    return str(parse.fields(told.get("reason")).get("text", ""))
+def _reason(explained: Document) -> str:
+    return str(parse.fields(explained.get("reason")).get("text", ""))
 
 
-def _plain(found: Told, told: Told, tasks: Told) -> str:
+def _plain(found: Document, explained: Document, tasks: Document) -> str:
     del tasks
-    reason = _reason(told)
-    return f"{found['name']} is {told.get('state')}" + (f": {reason}" if reason else "")
+    reason = _reason(explained)
+    return f"{found['name']} is {explained.get('state')}" + (f": {reason}" if reason else "")
 
 
-def _waits(found: Told, told: Told, tasks: Told) -> str:
+def _waits(found: Document, explained: Document, tasks: Document) -> str:
     """``train waits for ...: held by bob's big (abc234) until ...``."""
-    reason = _reason(told) or "waits"
+    reason = _reason(explained) or "waits"
     text = f"{found['name']} {reason}"
     if not reason.startswith(_VERBS):
         text = f"{found['name']} waits: {reason}"
-    holders = [parse.fields(each) for each in parse.listed(told.get("holders"))]
+    holders = [parse.fields(each) for each in parse.listed(explained.get("holders"))]
     if not holders:
         return text
-    count = max(int(told.get("holders_count") or 0), len(holders))
+    count = max(int(explained.get("holders_count") or 0), len(holders))
     named = [_whose(each, tasks) for each in holders[:NAMED_MAX]]
     rest = count - len(named)
     if rest > 0:
@@ -89,9 +89,9 @@ def _waits(found: Told, told: Told, tasks: Told) -> str:
 _VERBS = ("waits", "needs", "cannot", "is ", "has ")
 
 
-def _runs(found: Told, told: Told, tasks: Told) -> str:
+def _runs(found: Document, explained: Document, tasks: Document) -> str:
     del tasks
-    placed = _reason(told)
+    placed = _reason(explained)
     since = render.ago(found.get("started_at"))
     return (
         f"{found['name']} runs"
@@ -100,16 +100,17 @@ def _runs(found: Told, told: Told, tasks: Told) -> str:
     )
 
 
-def _leaves(found: Told, told: Told, tasks: Told) -> str:
+def _leaves(found: Document, explained: Document, tasks: Document) -> str:
     del tasks
-    return f"{found['name']} was asked to save and leave: {_reason(told)}"
+    return f"{found['name']} was asked to save and leave: {_reason(explained)}"
 
 
-def _ended(found: Told, told: Told, tasks: Told) -> str:
+def _ended(found: Document, explained: Document, tasks: Document) -> str:
     del tasks
     when = render.ago(found.get("finished_at"))
-    how = {"succeeded": "finished successfully"}.get(str(told.get("state")), str(told.get("state")))
-    reason = "" if told.get("state") == "succeeded" else _reason(told)
+    state = str(explained.get("state"))
+    how = {"succeeded": "finished successfully"}.get(state, state)
+    reason = "" if state == "succeeded" else _reason(explained)
     # The reason of a failure says again that it is one.
     attempt = _ATTEMPT_FAILED.match(reason) if how == "failed" else None
     if attempt:
@@ -120,7 +121,7 @@ def _ended(found: Told, told: Told, tasks: Told) -> str:
 
 
 _ATTEMPT_FAILED = re.compile(r"attempt (\d+) failed: ")
-Form = Callable[[Told, Told, Told], str]
+Form = Callable[[Document, Document, Document], str]
 HEADLINES: Mapping[str, Form] = {
     "queued": _waits,
     "running": _runs,
@@ -133,7 +134,7 @@ HEADLINES: Mapping[str, Form] = {
 }
 
 
-def _called(task_id: str, tasks: Told) -> str:
+def _called(task_id: str, tasks: Document) -> str:
     """``bob's train (abc234)``, as far as it is known."""
     if not task_id:
         return ""
@@ -141,14 +142,14 @@ def _called(task_id: str, tasks: Told) -> str:
     return (f"{owner}'s " if owner else "") + ids.called(task_id, tasks)
 
 
-def _whose(holder: Told, tasks: Told) -> str:
+def _whose(holder: Document, tasks: Document) -> str:
     """``bob's train (abc234, its time slice ends in 10m)``."""
     called = _called(str(holder["task"]), tasks)
     until = _until(holder)
     return f"{called[:-1]}, {until})" if called.endswith(")") else f"{called} ({until})"
 
 
-def _until(holder: Told) -> str:
+def _until(holder: Document) -> str:
     """Until when it holds what it has."""
     ends = render.ago(holder.get("ends_at"))
     slice_ends = render.ago(holder.get("slice_ends_at"))
@@ -159,7 +160,7 @@ def _until(holder: Told) -> str:
     return ", ".join(parts) or "nobody knows for how long: it has no --max-run-time"
 
 
-def _holder(holder: Told, tasks: Told) -> str:
+def _holder(holder: Document, tasks: Document) -> str:
     size = _count(float(holder.get("nodes") or 0.0), "node")
     return f"{_called(str(holder['task']), tasks)}, {size}: {_until(holder)}"
 
@@ -167,7 +168,7 @@ def _holder(holder: Told, tasks: Told) -> str:
 # --- the rest --------------------------------------------------------------------------------
 
 
-def _forecast(forecast: Told) -> str:
+def _forecast(forecast: Document) -> str:
     """``starts in 2h, between 1h and 3h from now``, with the moments."""
     starts = forecast.get("starts_at")
     if not starts:
@@ -207,7 +208,7 @@ def _order(order: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _key(order: Told) -> str:
+def _key(order: Document) -> str:
     """What its place within its level is computed from."""
     since = render.moment(order["submitted_at"])
     text = f"within its level the earliest comes first: submitted {since}"
@@ -227,7 +228,7 @@ def _tasks(count: int, one: str, many: str) -> str:
     return f"{_count(count, 'task')} {one if count == 1 else many}"
 
 
-def _victim(chosen: dict[str, Any], tasks: Told) -> str:
+def _victim(chosen: dict[str, Any], tasks: Document) -> str:
     deadline = render.moment(chosen.get("deadline_at"))
     until = f", until {deadline}" if deadline else ""
     return (

@@ -121,8 +121,8 @@ class Shown:
 def _no_lines(since: str, search: str) -> str:
     """Why nothing is shown of output that is there."""
     parts = [f"since {since}" if since else "", f"that matches {search!r}" if search else ""]
-    said = " ".join(["no output", *(part for part in parts if part)])
-    return said if since or search else "there is no output"
+    missing = " ".join(["no output", *(part for part in parts if part)])
+    return missing if since or search else "there is no output"
 
 
 def _nothing(kept: List[Dict[str, Any]]) -> str:

@@ -177,9 +177,9 @@ def _until_empty(api: Api, node: str, seconds: Optional[float]) -> Dict[str, Any
 
 def _schedulable(node: str, body: Dict[str, bool], text: str) -> None:
     now = session.current()
-    told = now.api().put(f"/v1/nodes/{part(node)}/schedulable", body)
+    reply = now.api().put(f"/v1/nodes/{part(node)}/schedulable", body)
     if now.json:
-        render.document(told)
+        render.document(reply)
     else:
         render.note(text)
 
@@ -208,11 +208,11 @@ def taint(
     remove: bool = typer.Option(False, "--remove", help="Take these taints away."),
 ) -> None:
     """Taint a node: new runs come from tasks only that tolerate it; what runs there goes on."""
-    told = parse.taints(taints, "KEY[=VALUE]")
+    keyed = parse.taints(taints, "KEY[=VALUE]")
     if not remove:
-        _mark(node, "taints", {"set": told})
+        _mark(node, "taints", {"set": keyed})
         return
-    keys = [text.partition("=")[0] for text in told]
+    keys = [text.partition("=")[0] for text in keyed]
     before = session.current().api().get(f"/v1/nodes/{part(node)}")
     there = {text.partition("=")[0] for text in parse.listed(before.get("taints"))}
     _mark(node, "taints", {"remove": keys})
@@ -222,10 +222,10 @@ def taint(
 
 def _mark(node: str, kind: str, body: Dict[str, Any]) -> None:
     now = session.current()
-    told = now.api().put(f"/v1/nodes/{part(node)}/{kind}", body)
+    reply = now.api().put(f"/v1/nodes/{part(node)}/{kind}", body)
     if now.json:
-        render.document(told)
+        render.document(reply)
         return
-    labels = render.labels(parse.fields(told.get("labels"))) or "none"
-    taints = " ".join(parse.listed(told.get("taints"))) or "none"
+    labels = render.labels(parse.fields(reply.get("labels"))) or "none"
+    taints = " ".join(parse.listed(reply.get("taints"))) or "none"
     render.note(f"{node} has labels {labels}, taints {taints}")
