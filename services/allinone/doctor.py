@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -31,11 +31,16 @@ def examine(place: Place) -> list[Finding]:
     findings: list[Finding] = []
     # Of a platform that we may not look into nothing more is known, not even whether it runs.
     for check in CHECKS if _is_ours(place) else (before_start, _limits):
-        try:
-            findings += check(place)
-        except Exception as problem:  # noqa: BLE001 - one check that cannot look must not hide the others
-            findings.append(Finding("warn", f"{check.__name__.strip('_')}: {problem}"))
+        findings += _guarded(check, place)
     return findings
+
+
+def _guarded(check: Callable[..., Iterable[Finding]], *given: object) -> Iterator[Finding]:
+    """What a check finds; one that fails must not hide what the others find."""
+    try:
+        yield from check(*given)
+    except Exception as problem:  # noqa: BLE001 - whatever it is, it is a finding
+        yield Finding("warn", f"{check.__name__.strip('_')}: {problem}")
 
 
 def examine_remote(url: str) -> list[Finding]:
@@ -52,7 +57,7 @@ def before_start(place: Place) -> Iterator[Finding]:
         if _is_ours(place):
             yield finding_of(problem)
     for check in checks.BEFORE_START:
-        for finding in check(place, kept or Options()):
+        for finding in _guarded(check, place, kept or Options()):
             # Before the first `up` nothing is chosen yet: it is only to be told then.
             unsaid = kept is None and finding.code == USAGE
             yield replace(finding, level="warn") if unsaid else finding
