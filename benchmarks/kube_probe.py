@@ -23,14 +23,14 @@ from typing import Any
 
 import uvloop
 
-from services.launcher.runtimes.kubernetes.api_client import (
+from libs.kube.client import (
     CallLimits,
     KubeClient,
-    connect_client,
     namespaced,
 )
 from services.launcher.runtimes.kubernetes.cache import Cache, node_sink, object_sink, pod_sink
 from services.launcher.runtimes.kubernetes.cluster_nodes import NodeRules
+from services.launcher.runtimes.kubernetes.connect import connect_client
 from services.launcher.runtimes.kubernetes.pods import MANAGED_BY, MANAGER
 from services.launcher.runtimes.kubernetes.reflector import Reflector, WatchPolicy
 

@@ -52,7 +52,7 @@ LEAVES = ("/bin/sh", "-c", "trap 'exit 0' TERM; sleep 86400 & wait")
 @contextmanager
 def nodes_of(kubeconfig: Path, host: str, registry: str) -> Generator[tuple[Cluster, Api, int]]:
     """The cluster with a name space and a launcher's rights of our own; with the GPUs of a node."""
-    with tempfile.TemporaryDirectory() as folder, Api.of_kubeconfig(kubeconfig) as api:
+    with tempfile.TemporaryDirectory() as folder, Api(kubeconfig) as api:
         rights.ensure_namespace(
             api, NAMESPACE, {"pod-security.kubernetes.io/enforce": "restricted"}
         )

@@ -58,7 +58,7 @@ def hosts_of_nodes() -> list[str]:
     hosts = ["127.0.0.1", "::1", *(str(subnet) for subnet in subnets)]
     given = given_kubeconfig()
     if given is not None:
-        with Api.of_kubeconfig(given) as api:
+        with Api(given) as api:
             hosts.append(urlsplit(api.url).hostname or "")
     return hosts
 
@@ -163,7 +163,7 @@ def nodes_cluster() -> Iterator[NodesCluster]:
     """Real nodes. What is on them is shared: a test uses name spaces of its own."""
     given = given_kubeconfig()
     if given is not None:
-        with Api.of_kubeconfig(given) as api:
+        with Api(given) as api:
             yield NodesCluster(given, api, None)
         return
     own = Cluster()
@@ -171,7 +171,7 @@ def nodes_cluster() -> Iterator[NodesCluster]:
     try:
         if not running:
             own.up()
-        with Api.of_kubeconfig(own.layout.kubeconfig) as api:
+        with Api(own.layout.kubeconfig) as api:
             yield NodesCluster(own.layout.kubeconfig, api, own)
     except (BuildError, CannotRunError) as problem:
         cannot(problem)

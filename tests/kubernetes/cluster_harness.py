@@ -20,8 +20,8 @@ from typing import Any
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import PodRequest
+from libs.kube.transport import Query, Transport
 from services.launcher.domain.model import Listing, RankState
-from services.launcher.runtimes.kubernetes.api_transport import HttpTransport, Query
 from services.launcher.runtimes.kubernetes.runtime import KubernetesRuntime, build_runtime
 from services.launcher.runtimes.port import RunOrder
 from services.launcher.settings import LauncherSettings
@@ -55,7 +55,7 @@ class PlayedTransport:
     """The network, in which the launcher can die at any call; and commands in containers, which
     kwok does not run, as a kubelet would carry them out."""
 
-    def __init__(self, inner: HttpTransport, api: Api) -> None:
+    def __init__(self, inner: Transport, api: Api) -> None:
         self._inner, self._api = inner, api
         self.crash: Crash | None = None
 
@@ -72,8 +72,8 @@ class PlayedTransport:
             raise CrashError(f"{method} {path}")
         return answer
 
-    def stream(self, path: str, **more: Any) -> Any:
-        return self._inner.stream(path, **more)
+    async def open(self, path: str, **more: Any) -> Any:
+        return await self._inner.open(path, **more)
 
     @asynccontextmanager
     async def socket(
@@ -194,7 +194,7 @@ class ClusterHarness:
     def handle(self, **more: Any) -> KubernetesRuntime:
         """Another launcher's handle on the same cluster."""
         settings = self.launcher_settings(**more)
-        transport = PlayedTransport(HttpTransport(settings.kube_config, 64), self.api)
+        transport = PlayedTransport(Transport(settings.kube_config, 64), self.api)
         made = build_runtime(settings, now=now, transport=transport)
         self.transports.append(transport)
         self.handles.append(made)

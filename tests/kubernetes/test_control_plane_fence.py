@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 
 import pytest
 import pytest_asyncio
 
-from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeClient
-from services.launcher.runtimes.kubernetes.api_transport import HttpTransport
+from libs.kube.client import CallLimits, KubeClient
+from libs.kube.transport import Transport
+from services.launcher.runtimes.kubernetes.connect import connect_client
 from services.launcher.runtimes.kubernetes.epoch_fence import NAME, EpochFence
 from services.launcher.runtimes.port import RuntimeDeniedError
 from tests.kubernetes.cluster_harness import ClusterHarness, Crash, PlayedTransport
@@ -29,13 +29,11 @@ class Leaders:
         self.calls: list[Crash] = []
 
     def leader(self, epoch: int) -> EpochFence:
-        transport = PlayedTransport(
-            HttpTransport(self.cluster.plane.kubeconfig, 8), self.cluster.api
-        )
+        transport = PlayedTransport(Transport(self.cluster.plane.kubeconfig, 8), self.cluster.api)
         # Never dies; counts.
         transport.crash = Crash(10_000)
         self.calls.append(transport.crash)
-        self.clients.append(KubeClient(transport, CallLimits(), Random(epoch)))
+        self.clients.append(connect_client(None, CallLimits(), transport))
         fence = EpochFence(self.clients[-1], self.cluster.namespace)
         fence.lead(epoch)
         return fence

@@ -15,10 +15,10 @@ import pytest
 import pytest_asyncio
 
 from libs.contracts.messages import ExitKind, NodeChanged, RunDelayed, RunExited, RunStarted
+from libs.kube.client import CallLimits
 from services.launcher.domain.model import RankState
-from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeClient
-from services.launcher.runtimes.kubernetes.api_transport import HttpTransport
 from services.launcher.runtimes.kubernetes.cluster_check import RIGHTS, check
+from services.launcher.runtimes.kubernetes.connect import connect_client
 from services.launcher.runtimes.kubernetes.reflector import LISTS, Reflector, WatchPolicy
 from services.launcher.runtimes.kubernetes.sweep import sweep
 from services.launcher.runtimes.port import RuntimeUnavailableError
@@ -155,9 +155,7 @@ class Seen:
 
 
 def a_reflector(cluster: ClusterHarness, sink: Seen, **policy: float) -> Reflector:
-    client = KubeClient(
-        HttpTransport(cluster.plane.kubeconfig, 8), CallLimits(page_objects=10), Random(1)
-    )
+    client = connect_client(cluster.plane.kubeconfig, CallLimits(page_objects=10))
     return Reflector(
         "test",
         cluster.path("configmaps"),
@@ -256,7 +254,7 @@ async def test_the_rights_of_the_table_are_enough(plane: ControlPlane, tmp_path:
 
 async def findings_of(cluster: ClusterHarness, kubeconfig: Path, **more: Any) -> dict[str, str]:
     settings = cluster.launcher_settings(kube_config=kubeconfig, **more)
-    client = KubeClient(HttpTransport(kubeconfig, 8), CallLimits(tries_max=1), Random(1))
+    client = connect_client(kubeconfig, CallLimits(tries_max=1))
     try:
         return {
             finding.what: finding.fix
@@ -339,7 +337,7 @@ async def test_sweeping_leaves_nothing(cluster: ClusterHarness) -> None:
     for name in ("taska", "taskb"):
         await runtime.launch(cluster.order(run_id(name), 2))
     await cluster.stop()
-    client = KubeClient(HttpTransport(cluster.plane.kubeconfig, 8), CallLimits(), Random(1))
+    client = connect_client(cluster.plane.kubeconfig, CallLimits())
     try:
         assert await sweep(client, cluster.namespace, 30) == []
         await eventually(lambda: not cluster.left())

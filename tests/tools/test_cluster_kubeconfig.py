@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from tools.cluster import access
-from tools.cluster.api import Api, ApiError
-from tools.cluster.kubeconfig import KubeconfigError
+from tools.cluster.api import Api, ApiError, KubeconfigError
 
 NAME = "kube-apiserver-kubelet-client"
 
@@ -84,7 +83,7 @@ def embedded(path: Path) -> str:
 
 
 def ask(path: Path) -> dict[str, Any]:
-    with Api.of_kubeconfig(path) as api:
+    with Api(path) as api:
         return api.get("/who")
 
 
@@ -141,6 +140,6 @@ def test_what_is_no_kubeconfig_is_said(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(KubeconfigError, match=f"kubeconfig {path} cannot be used"):
-        Api.of_kubeconfig(path)
+        Api(path)
     with pytest.raises(KubeconfigError, match="cannot be used"):
-        Api.of_kubeconfig(tmp_path / "missing")
+        Api(tmp_path / "missing")

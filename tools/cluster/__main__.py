@@ -11,11 +11,10 @@ from pathlib import Path
 
 from tools.cluster import network
 from tools.cluster.access import AccessError
-from tools.cluster.api import Api, ApiError
+from tools.cluster.api import Api, ApiError, KubeconfigError
 from tools.cluster.cluster import Cluster
 from tools.cluster.control_plane import GUARD, ControlPlane, Options
 from tools.cluster.images import ImageError
-from tools.cluster.kubeconfig import KubeconfigError
 from tools.cluster.layout import Layout, default_folder
 from tools.cluster.prerequisites import CannotRunError
 from tools.cluster.processes import ProcessError
@@ -29,7 +28,7 @@ def up(arguments: argparse.Namespace) -> int:
     """Start the cluster, or say that the given one is used."""
     given = os.environ.get(GIVEN)
     if given and Path(given) != Cluster().layout.kubeconfig:
-        with Api.of_kubeconfig(given) as api:
+        with Api(given) as api:
             names = [node["metadata"]["name"] for node in api.items("/api/v1/nodes")]
         print(f"{GIVEN}={given} is used as it is: {len(names)} nodes ({', '.join(names[:5])})")
         return 0

@@ -1,50 +1,56 @@
-"""A small client of the Kubernetes API: standard library only, blocking, for tools and fixtures.
-
-The platform has its own (asynchronous) client; this one shares no code with it, so tests that set
-up and judge a cluster through it do not believe what they test.
-"""
+"""``libs.kube`` for tools and fixtures, which wait for each answer."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import socket
-import ssl
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
-from threading import local
-from typing import Any, Self
-from urllib.parse import urlencode, urlsplit
-
-from tools.cluster.kubeconfig import identity_of
+from threading import Thread
+from typing import Any, Self, TypeVar
 
 Body = Mapping[str, Any]
+T = TypeVar("T")
 STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 REQUEST_SECONDS = 30.0
+READY_SECONDS = 5.0
+
+
+class KubeconfigError(RuntimeError):
+    """This kubeconfig cannot be used; the text says why."""
 
 
 class ApiError(RuntimeError):
-    """The API server refused; ``status`` is HTTP's, the text its own words."""
+    """The API server refused, or did not answer (``status`` 0)."""
 
     def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"{status}: {text}")
+        super().__init__(f"{status}: {text}" if status else text)
         self.status = status
 
 
 class Api:
-    """One API server as one user."""
+    """One API server as one user, with an event loop of its own; close it after use."""
 
-    def __init__(self, url: str, *, authorization: str | None, tls: ssl.SSLContext) -> None:
-        self.url = url
-        self._authorization = authorization
-        self._tls = tls
-        self._address = urlsplit(url)
-        self._local = local()
-        self._open: list[http.client.HTTPSConnection] = []
+    def __init__(self, kubeconfig: Path | str) -> None:
+        # A hundred megabytes, which most of what these tools do never needs.
+        from libs.kube import client, transport  # noqa: PLC0415
+
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="kubernetes api", daemon=True)
+        self._thread.start()
+        self._transport = transport.Transport(Path(kubeconfig), connections_max=0)
+        # Two tries: a kept connection may have been closed by the server meanwhile.
+        limits = client.CallLimits(seconds=REQUEST_SECONDS, tries_max=2)
+        self._client = client.KubeClient(self._transport, limits)
+        try:
+            self.url = self._wait(self._transport.connect())
+        except transport.ConfigurationError as problem:
+            self.close()
+            raise KubeconfigError(str(problem)) from problem
 
     def __enter__(self) -> Self:
         return self
@@ -52,11 +58,15 @@ class Api:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @staticmethod
-    def of_kubeconfig(path: Path | str) -> Api:
-        """As the current context of this kubeconfig says; ``KubeconfigError`` if it cannot be."""
-        who = identity_of(path)
-        return Api(who.url, authorization=who.authorization, tls=who.tls)
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._wait(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def request(
         self,
@@ -67,56 +77,16 @@ class Api:
         content_type: str = "application/json",
         query: Mapping[str, str] | None = None,
     ) -> Any:  # noqa: ANN401 - JSON
-        """One request; the decoded answer (text where it is not JSON).
+        """One request; the decoded answer. Raises ``ApiError``."""
+        from libs.kube import client  # noqa: PLC0415 - as above
 
-        Raises:
-            ApiError: An answer other than 2xx, or none (status 0).
-        """
-        headers = {"Accept": "application/json", "Content-Type": content_type}
-        if self._authorization:
-            headers["Authorization"] = self._authorization
-        target = f"{path}?{urlencode(query)}" if query else path
-        data = None if body is None else json.dumps(body).encode()
-        for attempt in (1, 2):
-            connection, fresh = self._connection()
-            try:
-                if fresh:
-                    connection.connect()
-                    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.request(method, target, data, headers)
-                answer = connection.getresponse()
-                text = answer.read().decode("utf-8", errors="replace")
-                break
-            except (OSError, http.client.HTTPException) as problem:
-                self._local.connection = None
-                connection.close()
-                # A kept connection may have been closed by the server since; a new one tells.
-                if fresh or attempt == 2:  # noqa: PLR2004 - the last
-                    raise ApiError(0, f"{self.url} does not answer: {problem}") from problem
-        if not 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP's success
-            raise ApiError(answer.status, _message(text))
-        kind = answer.headers.get_content_type()
-        return json.loads(text) if text and kind == "application/json" else text
-
-    def _connection(self) -> tuple[http.client.HTTPSConnection, bool]:
-        kept = getattr(self._local, "connection", None)
-        if kept is not None:
-            return kept, False
-        made = http.client.HTTPSConnection(
-            self._address.hostname or "",
-            self._address.port or 443,
-            context=self._tls,
-            timeout=REQUEST_SECONDS,
-        )
-        self._local.connection = made
-        self._open.append(made)
-        return made, True
-
-    def close(self) -> None:
-        """Close every thread's connection; the next request opens a new one."""
-        while self._open:
-            self._open.pop().close()
-        self._local = local()
+        call = self._client.call(method, path, query=query, body=body, content_type=content_type)
+        try:
+            return self._wait(call)
+        except client.ApiError as problem:
+            raise ApiError(problem.status, problem.message) from problem
+        except client.UnavailableError as problem:
+            raise ApiError(0, f"{self.url}: {problem}") from problem
 
     def get(self, path: str, **query: str) -> Any:  # noqa: ANN401 - JSON
         """What is there."""
@@ -142,7 +112,7 @@ class Api:
         try:
             self.request("DELETE", path, body)
         except ApiError as problem:
-            if problem.status == http.client.NOT_FOUND:
+            if problem.status == HTTPStatus.NOT_FOUND:
                 return False
             raise
         return True
@@ -154,22 +124,23 @@ class Api:
 
     def ready(self) -> bool:
         """Whether the API server says that it is ready."""
+        from libs.kube.transport import ConnectionFailedError  # noqa: PLC0415 - as above
+
+        asked = self._transport.send(
+            *("GET", "/readyz"), query={}, headers={}, body=None, seconds=READY_SECONDS
+        )
         try:
-            self.get("/readyz")
-        except ApiError:
+            return self._wait(asked).status == HTTPStatus.OK
+        except ConnectionFailedError:
             return False
-        return True
 
     def each(
         self, work: Callable[[Any], Any], things: Iterable[Any], *, in_flight: int = 16
     ) -> None:
         """Do the work on each thing, so many at once; the first failure is raised."""
-        try:
-            with ThreadPoolExecutor(in_flight) as pool:
-                for _ in pool.map(work, things):
-                    pass
-        finally:
-            self.close()
+        with ThreadPoolExecutor(in_flight) as pool:
+            for _ in pool.map(work, things):
+                pass
 
 
 def wait_until(
@@ -186,10 +157,3 @@ def wait_until(
             raise TimeoutError(f"{what}: not within {seconds:g} s")
         time.sleep(every)
     return value
-
-
-def _message(text: str) -> str:
-    try:
-        return json.loads(text)["message"]
-    except (ValueError, KeyError, TypeError):
-        return text[:500]

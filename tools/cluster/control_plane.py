@@ -95,7 +95,7 @@ class ControlPlane:
     def api(self) -> Api:
         """The administrator's client."""
         if self._api is None:
-            self._api = Api.of_kubeconfig(self.kubeconfig)
+            self._api = Api(self.kubeconfig)
         return self._api
 
     def start(self) -> None:
@@ -116,9 +116,9 @@ class ControlPlane:
         """Start one program with the ports and the data that it had, and wait until it answers."""
         arguments = self._arguments(name)
         self.processes.start(name, [program(name), *arguments])
-        self._wait(lambda: self._healthy(name), name)
         if name == API_SERVER and not self.kubeconfig.exists():
             access.write_secret(self.kubeconfig, self.kubeconfig_text(access.ADMIN))
+        self._wait(lambda: self._healthy(name), name)
 
     def close(self) -> None:
         """Close our own connections; the programs run on."""
@@ -242,17 +242,11 @@ class ControlPlane:
             raise TimeoutError(f"{name} ended.\n{self.processes.tail(name)}")
         port = self.place.ports[name]
         if name == API_SERVER:
-            return self._ready()
+            return self.api.ready()
         scheme, path = {ETCD: ("http", "/health"), KWOK: ("http", "/healthz")}.get(
             name, ("https", "/healthz")
         )
         return _answers(f"{scheme}://{LOCAL}:{port}{path}")
-
-    def _ready(self) -> bool:
-        token = self._tokens[access.ADMIN]
-        tls = ssl.create_default_context(cafile=self.authority)
-        with Api(self.url, authorization=f"Bearer {token}", tls=tls) as api:
-            return api.ready()
 
     def _wait(self, true: Any, name: str) -> None:  # noqa: ANN401 - a condition
         try:

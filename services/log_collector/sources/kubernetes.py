@@ -19,12 +19,7 @@ from libs.service.observability import log
 from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
 from services.log_collector.domain import OutputKey, Timestamp, moment_of
 from services.log_collector.sources.kubernetes_agents import AgentError, Agents, Node
-from services.log_collector.sources.kubernetes_api import (
-    CONNECT_SECONDS,
-    ClusterError,
-    KubeApi,
-    configuration_of,
-)
+from services.log_collector.sources.kubernetes_api import ClusterError, KubeApi, connect
 from services.log_collector.sources.kubernetes_options import KubernetesOptions, pod_name
 from services.log_collector.sources.kubernetes_streams import Streams
 from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
@@ -40,6 +35,8 @@ UNSENT_MAX = 100_000
 SEND_BATCH_MAX = 1000
 # Without a read for this time this process does not lead, and does not search for agents.
 IDLE_SECONDS = 60.0
+# To a node's agent.
+CONNECT_SECONDS = 5.0
 # Below what the agents keep a quiet connection open for.
 KEEP_ALIVE_SECONDS = 4.0
 UNSURE = ReadResult(unsure=True)
@@ -69,12 +66,12 @@ class KubernetesSource:
     async def run(self) -> None:
         """Run until cancelled. Raises ``ClusterError`` if no cluster is configured."""
         try:
-            described = await configuration_of(self._options.kube_config)
+            transport = await connect(self._options.kube_config)
         except ClusterError as error:
             self._log.error("no cluster to collect from", problem=str(error))
             raise
         seconds = self._options.timeout_seconds
-        api = KubeApi(described, timeout_seconds=seconds)
+        api = KubeApi(transport, timeout_seconds=seconds)
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
         connector = aiohttp.TCPConnector(
             limit=self._options.requests_max, keepalive_timeout=KEEP_ALIVE_SECONDS

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 import aiohttp
 
+from libs.kube.client import HTTP_OK
+from libs.kube.transport import BROKEN
 from libs.service.observability import log
 from services.log_collector.agent import protocol
 from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
 from services.log_collector.sources.kubernetes_api import (
-    BROKEN,
-    HTTP_OK,
     AgentPod,
     ClusterError,
     KubeApi,

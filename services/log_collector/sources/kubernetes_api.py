@@ -1,23 +1,30 @@
 """The API server as log-collector needs it: the log agents' addresses, and pods' log streams.
 
-Rights: in the agents' namespace ``pods`` list, in the tasks' namespace ``pods/log`` get. One of the
-platform's doors to ``kubernetes_asyncio``; used by ``kubernetes.py`` and its siblings.
+Rights: in the agents' namespace ``pods`` list, in the tasks' namespace ``pods/log`` get. Used by
+``kubernetes.py`` and its siblings.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import responses
 from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
-from kubernetes_asyncio import client, config
-from kubernetes_asyncio.config import ConfigException
 
+from libs.kube.client import (
+    HTTP_OK,
+    ApiError,
+    CallLimits,
+    KubeClient,
+    namespaced,
+    reason_and_message,
+)
+from libs.kube.transport import BROKEN, ConfigurationError, Transport, failed
 from services.log_collector.sources.kubernetes_options import CONTAINER
 
 # What the kubelet answers, with status 200 and as if it were output, when there is no log file. The
@@ -27,12 +34,8 @@ NO_LOG = re.compile(
     rb'|failed to try resolving symlinks in path "[^"\n]+": [^\n]+\n?'
 )
 ERROR_BYTES_MAX = 2048
-CONNECT_SECONDS = 5.0
-LISTED_MAX = 500
-HTTP_OK = 200
 # 400: the container has not started; 404: no such pod.
 ABSENT = frozenset({400, 404})
-BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class ClusterError(Exception):
@@ -53,18 +56,13 @@ class AgentPod:
     ready: bool
 
 
-async def configuration_of(path: Path | None) -> client.Configuration:
-    """How the cluster is reached. Raises ``ClusterError`` if no readable configuration exists."""
-    made = client.Configuration()
+async def connect(path: Path | None) -> Transport:
+    """The way to the cluster. Raises ``ClusterError`` if no readable configuration exists."""
+    # Following streams hold connections; how many there are is bounded where they are opened.
+    made = Transport(path, connections_max=0)
     try:
-        if path is not None:
-            await config.load_kube_config(config_file=str(path), client_configuration=made)
-            return made
-        try:
-            config.load_incluster_config(client_configuration=made)
-        except ConfigException:
-            await config.load_kube_config(client_configuration=made)
-    except (ConfigException, OSError, ValueError, TypeError) as error:
+        await made.connect()
+    except ConfigurationError as error:
         where = path or "this pod and KUBECONFIG"
         raise ClusterError(
             f"no cluster is described by {where}: {error}. Run in a pod with a service account, or"
@@ -76,84 +74,54 @@ async def configuration_of(path: Path | None) -> client.Configuration:
 class KubeApi:
     """One connection to the API server."""
 
-    def __init__(self, made: client.Configuration, *, timeout_seconds: float) -> None:
-        # Following streams hold connections; how many there are is bounded where they are opened.
-        made.connection_pool_maxsize = 0
-        self._api = client.ApiClient(made)
-        self._core = client.CoreV1Api(self._api)
+    def __init__(self, transport: Transport, *, timeout_seconds: float) -> None:
+        # What fails is asked again at the next refresh.
+        limits = CallLimits(seconds=timeout_seconds, tries_max=1)
+        self._client = KubeClient(transport, limits, unavailable=ClusterError)
         self._seconds = timeout_seconds
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._api.close()
+        await self._client.close()
 
     async def agents(self, namespace: str, label: str) -> list[AgentPod]:
         """The running log agents. ClusterError."""
-        found: list[AgentPod] = []
-        page = ""
-        while True:
-            answer = await self._list(namespace, label, page)
-            for item in cast("list[dict[str, Any]]", answer.get("items") or []):
-                agent = _agent(item)
-                if agent is not None:
-                    found.append(agent)
-            about: dict[str, Any] = answer.get("metadata") or {}
-            page = str(about.get("continue") or "")
-            if not page:
-                return found
-
-    async def _list(self, namespace: str, label: str, page: str) -> dict[str, Any]:
-        what = f"pods labelled {label} in namespace {namespace}"
+        found: list[AgentPod | None] = []
+        path = namespaced(namespace, "pods")
         try:
-            async with asyncio.timeout(self._seconds):
-                answer = await self._core.list_namespaced_pod(  # pyright: ignore[reportGeneralTypeIssues] - typed as if loaded
-                    namespace,
-                    label_selector=label,
-                    limit=LISTED_MAX,
-                    _continue=page,
-                    _preload_content=False,
-                )
-                response = cast("aiohttp.ClientResponse", answer)
-                async with response:
-                    if response.status != HTTP_OK:
-                        raise ClusterError(f"{what} cannot be listed: {await _refusal(response)}")
-                    return cast("dict[str, Any]", json.loads(await response.read()))
-        except BROKEN as error:
-            raise ClusterError(f"{what} cannot be listed: {_text(error)}") from error
-        except ValueError as error:
-            raise ClusterError(f"{what}: the answer is no JSON: {error}") from error
+            async for items, _ in self._client.pages(path, labelSelector=label):
+                found += map(_agent, items)
+        except (ApiError, ClusterError) as error:
+            why = _refused(error.status, error.message) if isinstance(error, ApiError) else error
+            what = f"pods labelled {label} in namespace {namespace}"
+            raise ClusterError(f"{what} cannot be listed: {why}") from error
+        return [agent for agent in found if agent is not None]
 
     async def log(self, namespace: str, pod: str, *, follow: bool) -> aiohttp.ClientResponse:
         """A pod's log from its beginning, open for reading; close it after use.
 
         With ``follow`` this returns when there is a first byte. AbsentError, ClusterError.
         """
-        timeout = aiohttp.ClientTimeout(
-            sock_connect=CONNECT_SECONDS, sock_read=None if follow else self._seconds
-        )
+        problem = f"the log of pod {pod} cannot be read: "
         try:
-            answer = await self._core.read_namespaced_pod_log(  # pyright: ignore[reportGeneralTypeIssues] - typed as if loaded
-                pod,
-                namespace,
+            response = await self._client.open(
+                f"{namespaced(namespace, 'pods', pod)}/log",
+                read_seconds=None if follow else self._seconds,
                 container=CONTAINER,
-                follow=follow,
-                _preload_content=False,
-                _request_timeout=timeout,
+                follow=str(follow).lower(),
             )
+            if response.status == HTTP_OK:
+                return response
+            with contextlib.closing(response):
+                body = await response.content.read(ERROR_BYTES_MAX)
+        except ClusterError as error:
+            raise ClusterError(f"{problem}{error}") from error
         except BROKEN as error:
-            raise ClusterError(f"the log of pod {pod} cannot be read: {_text(error)}") from error
-        response = cast("aiohttp.ClientResponse", answer)
-        if response.status == HTTP_OK:
-            return response
-        try:
-            found = await _refusal(response)
-        except BROKEN as error:
-            found = _text(error)
-        finally:
-            response.close()
+            raise ClusterError(f"{problem}{failed(error)}") from error
+        found = _refused(response.status, reason_and_message(body)[1])
         if response.status in ABSENT:
             raise AbsentError(found)
-        raise ClusterError(f"the log of pod {pod} cannot be read: {found}")
+        raise ClusterError(problem + found)
 
 
 def _agent(item: Mapping[str, Any]) -> AgentPod | None:
@@ -177,15 +145,5 @@ def _port(spec: Mapping[str, Any]) -> int:
     return 0
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> str:
-    """The API server's message about a refused request."""
-    body = await response.content.read(ERROR_BYTES_MAX)
-    try:
-        message = str(json.loads(body)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = body.decode(errors="replace").strip()
-    return f"{response.status} {response.reason}: {message}"
-
-
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def _refused(status: int, message: str) -> str:
+    return f"{status} {responses.get(status, '')}: {message}"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from libs.kube.transport import BROKEN
 from services.log_collector.domain import OutputKey
 from services.log_collector.sources.kubernetes_api import (
-    BROKEN,
     NO_LOG,
     AbsentError,
     ClusterError,

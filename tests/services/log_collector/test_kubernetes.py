@@ -20,7 +20,7 @@ from libs.store.memory import MemoryDatabase
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.domain import Address, OutputKey
 from services.log_collector.sources.kubernetes import KubernetesSource
-from services.log_collector.sources.kubernetes_api import NO_LOG, ClusterError, configuration_of
+from services.log_collector.sources.kubernetes_api import NO_LOG, ClusterError, connect
 from services.log_collector.sources.kubernetes_streams import GAP, Finder, Place
 from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 from services.log_collector.store import OutputRow, RunRow
@@ -397,13 +397,14 @@ async def test_a_cluster_that_is_not_described_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ClusterError, match="no cluster is described by /nowhere/at-all"):
-        await configuration_of(Path("/nowhere/at-all"))
+        await connect(Path("/nowhere/at-all"))
     path = tmp_path / "kubeconfig"
     path.write_text("{}")
     with pytest.raises(ClusterError, match="set SHIFTWORK_LOG_COLLECTOR_KUBE_CONFIG"):
-        await configuration_of(path)
-    made = await configuration_of(kubeconfig(tmp_path, 1234))
-    assert made.host == "http://127.0.0.1:1234"
+        await connect(path)
+    made = await connect(kubeconfig(tmp_path, 1234))
+    assert await made.connect() == "http://127.0.0.1:1234"
+    await made.close()
 
 
 async def test_a_source_that_does_not_run_knows_nothing_for_certain(tmp_path: Path) -> None:

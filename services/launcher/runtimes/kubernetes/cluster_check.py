@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from services.launcher.runtimes.kubernetes.api_client import (
+from libs.kube.client import (
     FORBIDDEN,
     NOT_FOUND,
     ApiError,

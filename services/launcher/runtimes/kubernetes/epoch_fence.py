@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
-from services.launcher.runtimes.kubernetes.api_client import (
+from libs.kube.client import (
     CONFLICT,
     NOT_FOUND,
     ApiError,
     KubeClient,
     namespaced,
 )
+from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
 from services.launcher.runtimes.port import (
     RuntimeDeniedError,
     RuntimeUnavailableError,

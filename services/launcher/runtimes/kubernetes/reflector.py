@@ -8,22 +8,20 @@ A reflector keeps no objects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-import orjson
 from prometheus_client import Counter
 
+from libs.kube.client import GONE, ApiError, KubeClient, LineTooLongError
 from libs.service import observability
 from libs.service.loop import Backoff
-from services.launcher.runtimes.kubernetes.api_client import GONE, ApiError, KubeClient
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 Json = dict[str, Any]
-LINE_BYTES_MAX = 8 << 20
 EARLY_SECONDS = 2.0
 
 LISTS = Counter("shiftwork_launcher_kube_lists_total", "Full lists", ["kind", "why"])
@@ -63,10 +61,6 @@ class WatchPolicy:
 
 class _ForgottenError(Exception):
     """The server no longer knows the version that we would go on from."""
-
-
-class _LineTooLongError(Exception):
-    """No object of Kubernetes is so large."""
 
 
 class Reflector:
@@ -116,7 +110,7 @@ class Reflector:
                 why = await self._watch(version)
             except _ForgottenError:
                 why = "forgotten"
-            except (ApiError, RuntimeUnavailableError, _LineTooLongError) as problem:
+            except (ApiError, RuntimeUnavailableError, LineTooLongError) as problem:
                 why = "failed"
                 await self._trouble(problem, backoff)
 
@@ -173,10 +167,10 @@ class Reflector:
             "timeoutSeconds": str(max(1, int(seconds))),
         }
         try:
-            async with self._client.watch(self._path, self._policy.idle_seconds, **query) as pieces:
+            async with self._client.watch(self._path, self._policy.idle_seconds, **query) as events:
                 self.problem = ""
-                async for line in _lines(pieces):
-                    yield orjson.loads(line)
+                async for event in events:
+                    yield event
         except ApiError as problem:
             if problem.status == GONE:
                 raise _ForgottenError from problem
@@ -200,19 +194,3 @@ class Reflector:
         self.problem = f"{self.kind}: {problem}"
         self._log.warning("cannot list or watch", kind=self.kind, problem=str(problem))
         await backoff.wait()
-
-
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Whole lines out of pieces of any size."""
-    held = bytearray()
-    async for piece in pieces:
-        held += piece
-        if b"\n" not in piece:
-            if len(held) > LINE_BYTES_MAX:
-                raise _LineTooLongError(f"more than {LINE_BYTES_MAX} bytes without an end")
-            continue
-        *lines, rest = held.split(b"\n")
-        held = rest
-        for line in lines:
-            if line:
-                yield bytes(line)

@@ -12,10 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from libs.contracts.ids import RunId
-from services.launcher.domain.model import Fault
-from services.launcher.domain.rank_faults import describe
-from services.launcher.manifests import RunManifests, run_labels, run_name
-from services.launcher.runtimes.kubernetes.api_client import (
+from libs.kube.client import (
     CONFLICT,
     FORBIDDEN,
     NOT_FOUND,
@@ -23,6 +20,9 @@ from services.launcher.runtimes.kubernetes.api_client import (
     KubeClient,
     namespaced,
 )
+from services.launcher.domain.model import Fault
+from services.launcher.domain.rank_faults import describe
+from services.launcher.manifests import RunManifests, run_labels, run_name
 from services.launcher.runtimes.kubernetes.cache import Cache
 from services.launcher.runtimes.kubernetes.epoch_fence import EpochFence, unavailable
 from services.launcher.runtimes.kubernetes.pod_state import one_line

@@ -15,6 +15,8 @@ from random import Random
 from typing import Any
 
 from libs.contracts.ids import RunId
+from libs.kube.client import CallLimits, KubeClient
+from libs.kube.transport import Transport
 from libs.pods.field_errors import PodRefusedError
 from libs.pods.kubernetes_names import MAIN, MANAGED_BY, MANAGER
 from libs.service import observability
@@ -22,8 +24,6 @@ from libs.service.loop import pause
 from services.launcher.domain.model import Fault, Listing, RankState
 from services.launcher.domain.rank_faults import describe
 from services.launcher.manifests import PodSite, RunManifests, build_manifests, run_name
-from services.launcher.runtimes.kubernetes.api_client import CallLimits, KubeClient, connect_client
-from services.launcher.runtimes.kubernetes.api_transport import Transport
 from services.launcher.runtimes.kubernetes.cache import (
     Cache,
     node_sink,
@@ -33,6 +33,7 @@ from services.launcher.runtimes.kubernetes.cache import (
 )
 from services.launcher.runtimes.kubernetes.cluster_check import check
 from services.launcher.runtimes.kubernetes.cluster_nodes import CONTROL_PLANE_LABEL, NodeRules
+from services.launcher.runtimes.kubernetes.connect import connect_client
 from services.launcher.runtimes.kubernetes.epoch_fence import EpochFence
 from services.launcher.runtimes.kubernetes.pods import (
     FORGOTTEN,

@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
-from libs.service.loop import pause
-from services.launcher.runtimes.kubernetes.api_client import (
+from libs.kube.client import (
     NOT_FOUND,
     ApiError,
     CallLimits,
     KubeClient,
-    connect_client,
     namespaced,
 )
+from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
+from libs.service.loop import pause
+from services.launcher.runtimes.kubernetes.connect import connect_client
 from services.launcher.runtimes.kubernetes.epoch_fence import NAME
 from services.launcher.runtimes.kubernetes.pods import TASK
 from services.launcher.runtimes.kubernetes.run_objects import run_all

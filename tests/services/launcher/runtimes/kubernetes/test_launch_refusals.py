@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from libs.kube.client import ApiError
 from services.launcher.domain.model import Fault
-from services.launcher.runtimes.kubernetes.api_client import ApiError
 from services.launcher.runtimes.kubernetes.run_objects import name_taken, refusal
 from services.launcher.runtimes.port import LaunchRefusedError, RuntimeUnavailableError
 

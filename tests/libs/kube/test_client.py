@@ -6,21 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from services.launcher.runtimes.kubernetes.api_client import (
-    ApiError,
-    CallLimits,
-    KubeClient,
-    namespaced,
-)
-from services.launcher.runtimes.kubernetes.api_transport import ConfigurationError, HttpTransport
-from services.launcher.runtimes.port import RuntimeUnavailableError
+from libs.kube.client import ApiError, CallLimits, KubeClient, UnavailableError, namespaced
+from libs.kube.transport import ConfigurationError, Transport
 
 Answer = Callable[[web.Request], web.StreamResponse]
 PODS = namespaced("ns", "pods")
@@ -100,8 +93,8 @@ async def client(server: Server) -> AsyncIterator[KubeClient]:
     limits = CallLimits(
         parallel_max=4, seconds=1, tries_max=3, pause_first_seconds=0.01, pause_most_seconds=0.02
     )
-    transport = HttpTransport(server.folder / "kubeconfig", 8)
-    made = KubeClient(transport, limits, Random(1))
+    transport = Transport(server.folder / "kubeconfig", 8)
+    made = KubeClient(transport, limits)
     yield made
     await made.close()
 
@@ -124,7 +117,7 @@ async def test_a_temporary_problem_is_tried_again(
 @pytest.mark.parametrize("trouble", [status(503, message="etcd is away"), hangs_up])
 async def test_tries_are_bounded(server: Server, client: KubeClient, trouble: Answer) -> None:
     server.answers = [trouble]
-    with pytest.raises(RuntimeUnavailableError):
+    with pytest.raises(UnavailableError):
         await client.create(PODS, {})
     assert len(server.requests) == 3
 
@@ -169,13 +162,13 @@ async def test_a_refused_token_is_renewed_once(server: Server, client: KubeClien
     await client.get(PODS)
     assert [token for *_, token in server.requests] == ["Bearer one", "Bearer one", "Bearer two"]
     server.answers = [status(401)]
-    with pytest.raises(RuntimeUnavailableError, match="expired or unknown"):
+    with pytest.raises(UnavailableError, match="expired or unknown"):
         await client.get(PODS)
 
 
 async def test_a_call_has_a_timeout(server: Server, client: KubeClient) -> None:
     server.slow = 5.0
-    with pytest.raises(RuntimeUnavailableError, match="does not answer"):
+    with pytest.raises(UnavailableError, match="does not answer"):
         await asyncio.wait_for(client.get(PODS), 5)
 
 
@@ -210,7 +203,7 @@ async def test_an_answer_that_is_no_json(server: Server, client: KubeClient) -> 
 
 async def test_a_closed_client_sends_nothing(server: Server, client: KubeClient) -> None:
     await client.close()
-    with pytest.raises(RuntimeUnavailableError):
+    with pytest.raises(UnavailableError):
         await client.get(PODS)
     assert server.requests == []
 
@@ -219,7 +212,7 @@ async def test_a_closed_client_sends_nothing(server: Server, client: KubeClient)
 async def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
-    made = HttpTransport(path, 1)
+    made = Transport(path, 1)
     with pytest.raises(ConfigurationError, match=f"kubeconfig {path} cannot be used"):
         await made.send("GET", "/", query={}, headers={}, body=None, seconds=1)
     await made.close()

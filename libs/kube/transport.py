@@ -1,7 +1,7 @@
 """The only user of kubernetes_asyncio: the API server's address, credentials, requests, streams.
 
-``api_client.py`` calls this; tests wrap it to fail, or to die, at a chosen call. It does not use
-the package's models: thousands of pods as such objects would cost more than the pods.
+``client.py`` calls this; tests wrap it to fail, or to die, at a chosen call. It does not use the
+package's models: thousands of pods as such objects would cost more than the pods.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import aiohttp
@@ -26,6 +26,8 @@ CONNECT_SECONDS = 10.0
 # Many calls are refused at once when a token expires: one renewal serves them all.
 RENEW_SECONDS_MIN = 1.0
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
+# What reading an answer raises when its connection breaks.
+BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class ConnectionFailedError(Exception):
@@ -45,50 +47,12 @@ class Answer:
     body: bytes
 
 
-class Transport(Protocol):
-    """Requests to one API server, with the configured credentials."""
+class Transport:
+    """Requests to one API server, with the configured credentials.
 
-    async def send(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query,
-        headers: Mapping[str, str],
-        body: bytes | None,
-        seconds: float,
-    ) -> Answer:
-        """One request; ConnectionFailedError if no answer came."""
-        ...
-
-    @asynccontextmanager
-    def stream(
-        self, path: str, *, query: Query, idle_seconds: float
-    ) -> AsyncGenerator[tuple[int, Mapping[str, str], AsyncIterator[bytes]]]:
-        """A request with a streamed answer: status, headers, pieces.
-
-        Raises ``ConnectionFailedError`` when it breaks or is idle for too long.
-        """
-        ...
-
-    @asynccontextmanager
-    def socket(
-        self, path: str, *, query: Query, protocol: str, seconds: float
-    ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """A web socket that is only read: its messages."""
-        ...
-
-    async def renew(self) -> None:
-        """Read the credentials again: a token or certificate may have expired."""
-        ...
-
-    async def close(self) -> None:
-        """Hang up."""
-        ...
-
-
-class HttpTransport:
-    """``Transport`` over aiohttp, configured as every tool of Kubernetes is."""
+    ``connections_max`` 0 is no limit. Each method raises ``ConfigurationError``, and
+    ``ConnectionFailedError`` where no whole answer came.
+    """
 
     def __init__(self, kubeconfig: Path | None, connections_max: int) -> None:
         self._kubeconfig = kubeconfig
@@ -111,35 +75,34 @@ class HttpTransport:
         body: bytes | None,
         seconds: float,
     ) -> Answer:
-        """See ``Transport``."""
+        """One request."""
         session, arguments = await self._request(path, query, headers)
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         try:
             async with session.request(method, **arguments, data=body, timeout=timeout) as response:
                 return Answer(response.status, response.headers, await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
-            raise _failed(problem) from problem
+        except BROKEN as problem:
+            raise failed(problem) from problem
 
-    @asynccontextmanager
-    async def stream(
-        self, path: str, *, query: Query, idle_seconds: float
-    ) -> AsyncGenerator[tuple[int, Mapping[str, str], AsyncIterator[bytes]]]:
-        """See ``Transport``."""
+    async def open(
+        self, path: str, *, query: Query, read_seconds: float | None
+    ) -> aiohttp.ClientResponse:
+        """One answer, to be read and closed by the caller; what breaks it then is ``BROKEN``.
+
+        ``read_seconds`` bounds the wait for each piece.
+        """
         session, arguments = await self._request(path, query, {})
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_SECONDS, sock_read=idle_seconds
-        )
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=read_seconds)
         try:
-            async with session.get(**arguments, timeout=timeout) as response:
-                yield response.status, response.headers, response.content.iter_any()
-        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
-            raise _failed(problem) from problem
+            return await session.get(**arguments, timeout=timeout)
+        except BROKEN as problem:
+            raise failed(problem) from problem
 
     @asynccontextmanager
     async def socket(
         self, path: str, *, query: Query, protocol: str, seconds: float
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """See ``Transport``."""
+        """A web socket that is only read: its messages."""
         # An upgrade that accepts only JSON is answered with 406.
         session, arguments = await self._request(path, query, {"Accept": "*/*"})
         url = "ws" + arguments.pop("url").removeprefix("http")
@@ -156,11 +119,11 @@ class HttpTransport:
             raise ConnectionFailedError(
                 f"the API server answered {problem.status} to an upgrade"
             ) from problem
-        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
-            raise _failed(problem) from problem
+        except BROKEN as problem:
+            raise failed(problem) from problem
 
     async def renew(self) -> None:
-        """See ``Transport``."""
+        """Read the credentials again: a token or certificate may have expired."""
         now_s = asyncio.get_running_loop().time()
         async with self._opening:
             if now_s - self._renewed_s >= RENEW_SECONDS_MIN:
@@ -170,7 +133,7 @@ class HttpTransport:
                     await before.close()
 
     async def close(self) -> None:
-        """See ``Transport``."""
+        """Hang up."""
         async with self._opening:
             self._closed = True
             held, self._rest, self._before = (self._rest, self._before), None, None
@@ -178,17 +141,25 @@ class HttpTransport:
                 if rest is not None:
                     await rest.close()
 
-    async def _request(
-        self, path: str, query: Query, headers: Mapping[str, str]
-    ) -> tuple[aiohttp.ClientSession, dict[str, Any]]:
-        """The session, and the arguments of each of its requests."""
+    async def connect(self) -> str:
+        """Read the credentials now instead of at the first call. Returns the server's URL."""
+        configuration, _ = await self._connected()
+        return configuration.host or ""
+
+    async def _connected(self) -> tuple[Configuration, RESTClientObject]:
         async with self._opening:
             if self._closed:
                 raise ConnectionFailedError("we have hung up")
             if self._configuration is None or self._rest is None:
                 self._configuration = await _configured(self._kubeconfig)
                 self._rest = RESTClientObject(self._configuration, maxsize=self._connections_max)
-            configuration, rest = self._configuration, self._rest
+            return self._configuration, self._rest
+
+    async def _request(
+        self, path: str, query: Query, headers: Mapping[str, str]
+    ) -> tuple[aiohttp.ClientSession, dict[str, Any]]:
+        """The session, and the arguments of each of its requests."""
+        configuration, rest = await self._connected()
         token = await configuration.get_api_key_with_prefix("BearerToken")
         who = {"Authorization": token} if token else {}
         arguments: dict[str, Any] = {
@@ -210,7 +181,8 @@ async def _messages(opened: aiohttp.ClientWebSocketResponse) -> AsyncIterator[by
             yield message.data
 
 
-def _failed(problem: Exception) -> ConnectionFailedError:
+def failed(problem: BaseException) -> ConnectionFailedError:
+    """The error for a broken connection."""
     reason = str(problem) or type(problem).__name__
     return ConnectionFailedError(f"the API server does not answer ({reason[:200]})")
 
