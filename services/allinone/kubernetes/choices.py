@@ -10,8 +10,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from shiftwork.cli.failures import usage
 
 Path_ = tuple[str, ...]
@@ -118,23 +119,48 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the options of ``values``, ``dryrun`` and ``up`` say; empty means not said."""
+    """What the options of ``values``, ``dryrun`` and ``up`` say; empty means not said.
 
-    registry: str = ""
-    tag: str = ""
-    pull_secret: tuple[str, ...] = ()
-    tasks_namespace: str = ""
-    gpu_resource: str = ""
-    node_selector: str = ""
-    storage_class: str = ""
-    no_persistence: bool = False
-    external_postgres: str = ""
-    postgres_secret: str = ""
-    external_nats: str = ""
-    nats_secret: str = ""
-    nats_replicas: int = 0
-    ingress: str = ""
-    monitoring: bool = False
+    Each field is an option of these commands, by ``options.taking``.
+    """
+
+    registry: Annotated[
+        str, typer.Option(help="Where nodes pull images from, HOST:PORT/FOLDER.")
+    ] = ""
+    tag: Annotated[
+        str, typer.Option(help="Of the images; left out: the version of the charts.")
+    ] = ""
+    pull_secret: Annotated[
+        list[str] | None, typer.Option(help="A Secret for the registry; several times.")
+    ] = None
+    tasks_namespace: Annotated[str, typer.Option(help="Where pods of tasks run.")] = ""
+    gpu_resource: Annotated[
+        str, typer.Option(help="What nodes call a GPU, such as nvidia.com/gpu.")
+    ] = ""
+    node_selector: Annotated[
+        str, typer.Option(help="Only nodes with these labels, K=V, as for kubectl -l.")
+    ] = ""
+    storage_class: Annotated[str, typer.Option(help="Of all volumes.")] = ""
+    no_persistence: Annotated[
+        bool, typer.Option("--no-persistence", help="No volumes: a trial, gone with its pods.")
+    ] = False
+    external_postgres: Annotated[
+        str, typer.Option(help="A server of your own, HOST:PORT/DATABASE (port, database: or not).")
+    ] = ""
+    postgres_secret: Annotated[
+        str, typer.Option(help="A Secret with the passwords of its roles.")
+    ] = ""
+    external_nats: Annotated[
+        str, typer.Option(help="Servers of your own, nats://HOST:PORT or tls://HOST:PORT.")
+    ] = ""
+    nats_secret: Annotated[str, typer.Option(help="A Secret with their users' passwords.")] = ""
+    nats_replicas: Annotated[
+        int, typer.Option(min=0, max=5, help="Of the bundled server: 1, 3 or 5.")
+    ] = 0
+    ingress: Annotated[str, typer.Option(help="A host name for the API, by an Ingress.")] = ""
+    monitoring: Annotated[
+        bool, typer.Option("--monitoring", help="ServiceMonitors, alerts (Prometheus operator).")
+    ] = False
 
     def values(self) -> dict[Path_, Any]:
         """The values that they mean, by path. Failure (usage) for what cannot be."""
@@ -146,7 +172,7 @@ class Choices:
 
         say("global/image/registry", self.registry.rstrip("/"))
         say("global/image/tag", self.tag)
-        say("global/image/pullSecrets", list(self.pull_secret) or "")
+        say("global/image/pullSecrets", list(self.pull_secret or ()) or "")
         say("global/tasks/namespace", self.tasks_namespace)
         say("global/podPolicy/gpu_resource", _resource(self.gpu_resource))
         say("launcher/settings/kube_node_selector", self.node_selector)

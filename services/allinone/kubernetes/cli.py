@@ -10,7 +10,6 @@ import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +18,7 @@ from shiftwork.cli import parse, render, session
 from shiftwork.cli.failures import Failure, usage
 
 from services.allinone.kubernetes.choices import Choices, commented, nested
-from services.allinone.kubernetes.kubectl import Target
-from services.allinone.kubernetes.options import Wanted, choices, taking, target, wanted
+from services.allinone.kubernetes.options import Target, Wanted, taking
 
 if TYPE_CHECKING:
     from services.allinone.kubernetes.helm import Values
@@ -37,7 +35,7 @@ def register(app: session.App) -> None:
     app.add_typer(one)
 
 
-@taking(choices=choices)
+@taking(choices=Choices)
 def values(choices: Choices) -> None:
     """Print a commented values file with these choices, to be edited and given to `up -f`."""
     found = choices.values()
@@ -48,23 +46,25 @@ def values(choices: Choices) -> None:
 
 
 @contextlib.contextmanager
-def _as_values(wanted: Wanted) -> Generator[Values]:
+def _as_values(wanted: Wanted, choices: Choices) -> Generator[Values]:
     """As helm takes it: options go before files, single values before options."""
     from services.allinone.kubernetes.helm import Values  # noqa: PLC0415 - see the top
 
     with tempfile.TemporaryDirectory(prefix="shiftwork-values-") as folder:
         own = Path(folder) / "options.yaml"
-        own.write_text(commented(wanted.chosen))
-        yield Values((*wanted.files, own), wanted.sets, wanted.added)
+        own.write_text(commented(choices.values()))
+        files = wanted.files or []
+        # Without files it adds to what a release was told before; files are the whole of it.
+        yield Values((*files, own), tuple(wanted.sets or ()), added=not files)
 
 
-@taking(target=target, wanted=wanted, choices=choices)
+@taking(target=Target, wanted=Wanted, choices=Choices)
 def dryrun(target: Target, wanted: Wanted, choices: Choices) -> None:
     """Show what `up` would create and change, as the cluster sees it. Nothing is changed."""
     from services.allinone.kubernetes import charts, dryrun  # noqa: PLC0415 - see the top
 
-    told = replace(wanted, chosen=choices.values())
-    with charts.assembled(charts.find(told.charts)) as chart, _as_values(told) as given:
+    folder = charts.find(wanted.charts)
+    with charts.assembled(folder) as chart, _as_values(wanted, choices) as given:
         changes = dryrun.changes(target, chart, given)
     if session.current().json:
         render.document({"changes": [each.document() for each in changes]})
@@ -86,7 +86,7 @@ def dryrun(target: Target, wanted: Wanted, choices: Choices) -> None:
         )
 
 
-@taking(target=target, wanted=wanted, choices=choices)
+@taking(target=Target, wanted=Wanted, choices=Choices)
 def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     target: Target,
     wanted: Wanted,
@@ -108,12 +108,11 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     from services.allinone.kubernetes.kubectl import Kubectl  # noqa: PLC0415
 
     seconds = parse.duration(timeout, "--timeout")
-    told = replace(wanted, chosen=choices.values())
-    folder = charts.find(told.charts)
+    folder = charts.find(wanted.charts)
     if not no_preflight:
-        _preflight(target, told)
+        _preflight(target, _wants(target, wanted, choices))
     kubectl, helm = Kubectl(target), Helm(target)
-    with charts.assembled(folder) as chart, _as_values(told) as given:
+    with charts.assembled(folder) as chart, _as_values(wanted, choices) as given:
         render.note(f"installing release {target.release} ({target.where})")
         helm.upgrade(chart, given)
     it = reach.installed(target, helm)
@@ -135,11 +134,11 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     render.line("Then: shiftwork nodes; shiftwork user add NAME; shiftwork submit -- COMMAND")
 
 
-def _preflight(target: Target, wanted: Wanted) -> None:
+def _preflight(target: Target, wants: Wants) -> None:
     """Say what is doubtful; Failure for what cannot work."""
     from services.allinone.kubernetes import preflight  # noqa: PLC0415 - see the top
 
-    findings = preflight.examine(target, _wants(target, wanted))
+    findings = preflight.examine(target, wants)
     for finding in findings:
         if finding.level == "ok":
             render.detail("\n".join(finding.lines()))
@@ -153,22 +152,23 @@ def _preflight(target: Target, wanted: Wanted) -> None:
         )
 
 
-def _wants(target: Target, wanted: Wanted) -> Wants:
+def _wants(target: Target, wanted: Wanted, choices: Choices) -> Wants:
     """What an installation with these values will need; files are read for it, too."""
     import yaml  # noqa: PLC0415 - see the top
 
     from services.allinone.kubernetes.preflight import told_before, wants_of  # noqa: PLC0415
 
-    documents: list[dict[str, Any]] = told_before(target) if wanted.added else []
-    for file in wanted.files:
+    files = wanted.files or []
+    documents: list[dict[str, Any]] = [] if files else told_before(target)
+    for file in files:
         try:
             documents.append(parse.fields(yaml.safe_load(file.read_text())))
         except (OSError, yaml.YAMLError) as problem:
             raise usage(f"{problem}", where=str(file), fix="correct the file") from problem
-    return wants_of([*documents, nested(wanted.chosen)])
+    return wants_of([*documents, nested(choices.values())])
 
 
-@taking(target=target)
+@taking(target=Target)
 def status(target: Target) -> None:
     """Show the release, its services and who leads them, nodes and tasks. Exit 1: not ready."""
     from services.allinone.kubernetes import status  # noqa: PLC0415 - see the top
@@ -213,7 +213,7 @@ def _show(found: dict[str, Any]) -> None:
     render.line(f"tasks: {told or 'none live'}")
 
 
-@taking(target=target)
+@taking(target=Target)
 def down(
     target: Target,
     now: Annotated[

@@ -17,28 +17,13 @@ from typing import Any
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure
 
 from services.allinone.kubernetes import programs
+from services.allinone.kubernetes.options import Target
 
 Json = dict[str, Any]
 # The server's time for an answer, and what a call may take on top of it.
 REQUEST_SECONDS, CALL_SECONDS_MAX = 20, 60.0
 TUNNEL_SECONDS_MAX = 20.0
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Which cluster, as whom, and where in it."""
-
-    kubeconfig: str = ""
-    context: str = ""
-    namespace: str = "shiftwork"
-    release: str = "shiftwork"
-
-    @property
-    def where(self) -> str:
-        """For people."""
-        named = [f"context {self.context}"] if self.context else []
-        return ", ".join([*named, f"namespace {self.namespace}"])
 
 
 @dataclass(frozen=True, slots=True)
