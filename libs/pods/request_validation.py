@@ -7,18 +7,18 @@ pods, because the policy may have changed in between.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from libs.contracts.messages import EnvSource, FieldError, PodRequest, TaskSpec
-from libs.contracts.variables import is_reserved, is_variable
-from libs.pods.access_checks import check_capability, check_image, check_object, check_resource
+from libs.pods import field_validators as v
 from libs.pods.field_errors import FIELD_ERRORS_MAX, field_error
 from libs.pods.pod_policy import PodPolicy
 from libs.pods.pod_template import check_template
 from libs.pods.requester import Requester
 from libs.pods.storage_mounts import check_storage
+from libs.pods.template_schema import View
 
 ENTRIES_MAX = 64
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
@@ -39,8 +39,7 @@ class _Request:
 
     spec: TaskSpec
     pod: PodRequest
-    requester: Requester
-    policy: PodPolicy
+    view: View
     needs_image: bool
 
 
@@ -51,19 +50,23 @@ def check_pod(
 
     ``needs_image``: neither the task nor the policy naming an image is an error.
     """
-    request = _Request(spec, spec.pod or PodRequest(), requester, policy, needs_image)
+    request = _Request(spec, spec.pod or PodRequest(), View(requester, policy), needs_image)
     every = (found for check in CHECKS for found in check(request))
     return list(islice(every, FIELD_ERRORS_MAX))
 
 
 def _images(request: _Request) -> FieldErrors:
-    policy, given = request.policy, [("pod.image", request.pod.image)]
+    given = [("pod.image", request.pod.image)]
     given += [(f"roles[{n}].image", role.image) for n, role in enumerate(request.spec.roles)]
     for field, image in given:
         if image:
-            yield from check_image(field, image, request.requester, policy)
+            yield from v.image(field, image, request.view)
     imageless = not all(role.image for role in request.spec.roles)
-    if request.needs_image and imageless and not (request.pod.image or policy.default_image):
+    if (
+        request.needs_image
+        and imageless
+        and not (request.pod.image or request.view.policy.default_image)
+    ):
         yield field_error(
             "pod.image", "", "there is no image to run it in", "name one; none is default"
         )
@@ -72,22 +75,15 @@ def _images(request: _Request) -> FieldErrors:
         fix = "use " + ", ".join(PULL_POLICIES)
         yield field_error("pod.image_pull_policy", pull, "is not a pull policy", fix)
     for index, name in enumerate(request.pod.image_pull_secrets):
-        field = f"pod.image_pull_secrets[{index}]"
-        yield from check_object(field, "secret", name, request.requester, policy)
-
-
-def _storage(request: _Request) -> FieldErrors:
-    yield from check_storage(request.pod.storage, request.requester, request.policy)
+        yield from v.secret(f"pod.image_pull_secrets[{index}]", name, request.view)
 
 
 def _resources(request: _Request) -> FieldErrors:
     for name, text in request.pod.resources.items():
-        yield from check_resource(
-            f"pod.resources.{name}", name, text, request.requester, request.policy
-        )
+        yield from v.resource(f"pod.resources.{name}", (name, text), request.view)
     spec = request.spec
     sized = spec.cpus is not None or spec.memory_bytes is not None
-    only = request.policy.cpu_only
+    only = request.view.policy.cpu_only
     sized |= spec.gpus_per_node == 0 and (only.cpus is not None or only.memory_bytes is not None)
     huge = next((name for name in request.pod.resources if name.startswith("hugepages-")), None)
     if huge is not None and not sized:
@@ -96,7 +92,7 @@ def _resources(request: _Request) -> FieldErrors:
 
 
 def _shm(request: _Request) -> FieldErrors:
-    size, most = request.pod.shm_bytes, request.policy.shm_bytes_max
+    size, most = request.pod.shm_bytes, request.view.policy.shm_bytes_max
     memory = request.spec.memory_bytes
     field = "pod.shm_bytes"
     if size is None:
@@ -110,30 +106,17 @@ def _shm(request: _Request) -> FieldErrors:
         yield field_error(field, size, "is more than this site gives", f"ask for at most {most}")
 
 
-def _capabilities(request: _Request) -> FieldErrors:
-    for index, name in enumerate(request.pod.capabilities):
-        yield from check_capability(
-            f"pod.capabilities[{index}]", name, request.requester, request.policy
-        )
-
-
 def _env_from(request: _Request) -> FieldErrors:
     seen = set(request.spec.env).union(*(role.env for role in request.spec.roles))
     for index, source in enumerate(request.pod.env_from):
         field = f"pod.env_from[{index}]"
-        yield from _variable(f"{field}.name", source.name, seen)
+        name = v.first_of(
+            v.variable,
+            v.rule(lambda it: it not in seen, "is given twice", "give each variable once"),
+        )
+        yield from name(f"{field}.name", source.name, request.view)
         seen.add(source.name)
         yield from _source(field, source, request)
-
-
-def _variable(field: str, name: str, seen: Iterable[str]) -> FieldErrors:
-    if not is_variable(name):
-        fix = "use letters, digits and _, not beginning with a digit"
-        yield field_error(field, name, "is not a variable's name", fix)
-    elif is_reserved(name):
-        yield field_error(field, name, "is set by the platform", "remove it, or use another name")
-    elif name in seen:
-        yield field_error(field, name, "is given twice", "give each variable once")
 
 
 def _source(field: str, source: EnvSource, request: _Request) -> FieldErrors:
@@ -149,17 +132,12 @@ def _source(field: str, source: EnvSource, request: _Request) -> FieldErrors:
                 f"{field}.field", source.field, "is no field that a pod can tell", fix
             )
         return
-    name = source.secret or source.config_map
-    yield from check_object(
-        f"{field}.{given[0]}", given[0], name, request.requester, request.policy
-    )
+    kind, name = given[0], source.secret or source.config_map
+    may_use = v.secret if kind == "secret" else v.config_map
+    yield from may_use(f"{field}.{kind}", name, request.view)
     if not OBJECT_KEY.fullmatch(source.key):
         fix = "name the key in it: letters, digits, - _ and ."
         yield field_error(f"{field}.key", source.key, "is not a key", fix)
-
-
-def _template(request: _Request) -> FieldErrors:
-    yield from check_template(request.pod.template, request.requester, request.policy)
 
 
 def _counts(request: _Request) -> FieldErrors:
@@ -175,10 +153,10 @@ def _counts(request: _Request) -> FieldErrors:
 CHECKS: Sequence[Callable[[_Request], FieldErrors]] = (
     _counts,
     _images,
-    _storage,
+    lambda it: check_storage(it.pod.storage, it.view.requester, it.view.policy),
     _resources,
     _shm,
-    _capabilities,
+    lambda it: v.every(v.capability)("pod.capabilities", [*it.pod.capabilities], it.view),
     _env_from,
-    _template,
+    lambda it: check_template(it.pod.template, it.view.requester, it.view.policy),
 )

@@ -21,8 +21,8 @@ from libs.pods.template_schema import (
 )
 
 TEXT, NUMBER, FLAG = Leaf("a text"), Leaf("a whole number"), Leaf("true or false")
-TEXTS, NUMBERS = Leaf("a list of texts"), Leaf("a list of whole numbers")
-DOMAINS = Leaf("a list of texts", v.domains)
+TEXTS = Leaf("a list of texts")
+DOMAINS = Leaf("a list of texts", v.every(v.domain))
 EITHER = Leaf("a text or a whole number")
 QUANTITY = Leaf("a text or a whole number", v.quantity)
 
@@ -39,29 +39,33 @@ def _forbidden(fix: str = LEAVE, why: str = OURS, harmless: tuple[object, ...] =
     return Forbidden(why, fix, harmless)
 
 
+AS_A_WHOLE = _forbidden("leave it out: a run is tried again as a whole", harmless=("Never",))
 PULL_POLICY = _one_of("Always", "IfNotPresent", "Never")
 
 # Environment of a container.
 SECRET_NAME = Leaf("a text", v.secret)
 CONFIG_MAP_NAME = Leaf("a text", v.config_map)
-KEY_OF_SECRET = Struct({"name": SECRET_NAME, "key": TEXT, "optional": FLAG}, ("name", "key"))
-KEY_OF_CONFIG_MAP = Struct(
-    {"name": CONFIG_MAP_NAME, "key": TEXT, "optional": FLAG}, ("name", "key")
-)
+
+
+def _named(leaf: Leaf, **required: Node) -> Struct:
+    """A reference to a ConfigMap or Secret, or to a key of it."""
+    return Struct({"name": leaf, "optional": FLAG, **required}, ("name", *required))
+
+
 FIELD_REF = Struct({"fieldPath": TEXT, "apiVersion": TEXT}, ("fieldPath",))
 RESOURCE_REF = Struct({"containerName": TEXT, "resource": TEXT, "divisor": QUANTITY}, ("resource",))
 ENV_SOURCE = Struct(
     {
-        "secretKeyRef": KEY_OF_SECRET,
-        "configMapKeyRef": KEY_OF_CONFIG_MAP,
+        "secretKeyRef": _named(SECRET_NAME, key=TEXT),
+        "configMapKeyRef": _named(CONFIG_MAP_NAME, key=TEXT),
         "fieldRef": FIELD_REF,
         "resourceFieldRef": RESOURCE_REF,
     },
-    validate=v.one_source,
+    validate=v.one_source(),
 )
 ENV = Struct(
     {
-        "name": Leaf("a text", v.variable),
+        "name": Leaf("a text", v.template_variable),
         "value": Leaf("a text", hidden=True),
         "valueFrom": ENV_SOURCE,
     },
@@ -70,8 +74,8 @@ ENV = Struct(
 ENV_FROM = Struct(
     {
         "prefix": Leaf("a text", v.variable_prefix),
-        "configMapRef": Struct({"name": CONFIG_MAP_NAME, "optional": FLAG}, ("name",)),
-        "secretRef": Struct({"name": SECRET_NAME, "optional": FLAG}, ("name",)),
+        "configMapRef": _named(CONFIG_MAP_NAME),
+        "secretRef": _named(SECRET_NAME),
     }
 )
 
@@ -136,7 +140,9 @@ SECURITY = Struct(
             Permission.PRIVILEGE_ESCALATION, FLAG, (False,)
         ),
         "privileged": NeedsPermission(Permission.PRIVILEGED, FLAG, (False,)),
-        "capabilities": Struct({"add": Leaf("a list of texts", v.capabilities), "drop": TEXTS}),
+        "capabilities": Struct(
+            {"add": Leaf("a list of texts", v.every(v.capability)), "drop": TEXTS}
+        ),
         "procMount": NeedsPermission(Permission.PROC_MOUNT, TEXT, ("Default",)),
         "readOnlyRootFilesystem": Leaf("true or false", v.read_only_root),
     }
@@ -146,7 +152,7 @@ POD_SECURITY = Struct(
         **BOTH_SECURITIES,
         "fsGroup": GROUP_ID,
         "fsGroupChangePolicy": _one_of("OnRootMismatch", "Always"),
-        "supplementalGroups": Leaf("a list of whole numbers", v.group_ids),
+        "supplementalGroups": Leaf("a list of whole numbers", v.every(v.group_id)),
         "supplementalGroupsPolicy": _one_of("Merge", "Strict"),
         "sysctls": NeedsPermission(
             Permission.SYSCTLS,
@@ -205,9 +211,7 @@ _CONTAINER: dict[str, Node] = {
     "tty": FLAG,
     "terminationMessagePath": TEXT,
     "terminationMessagePolicy": _one_of("File", "FallbackToLogsOnError"),
-    "restartPolicy": _forbidden(
-        "leave it out: a run is tried again as a whole", harmless=("Never",)
-    ),
+    "restartPolicy": AS_A_WHOLE,
     "restartPolicyRules": _forbidden("leave it out: a run is tried again as a whole"),
     "resizePolicy": _forbidden(),
     "volumeDevices": _forbidden("ask an administrator for a storage grant"),
@@ -240,23 +244,21 @@ METADATA = Struct(
 KEYS_TO_PATHS = Items(Struct({"key": TEXT, "path": TEXT, "mode": NUMBER}, ("key", "path")))
 DOWNWARD = Items(
     Struct(
-        {
-            "path": TEXT,
-            "fieldRef": FIELD_REF,
-            "resourceFieldRef": RESOURCE_REF,
-            "mode": NUMBER,
-        },
+        {"path": TEXT, "fieldRef": FIELD_REF, "resourceFieldRef": RESOURCE_REF, "mode": NUMBER},
         ("path",),
     )
 )
+
+
+def _keys_of(name: str, leaf: Leaf, **more: Node) -> Struct:
+    """The keys of a ConfigMap or Secret as files."""
+    return Struct({name: leaf, "items": KEYS_TO_PATHS, "optional": FLAG, **more}, (name,))
+
+
 PROJECTED = Struct(
     {
-        "configMap": Struct(
-            {"name": CONFIG_MAP_NAME, "items": KEYS_TO_PATHS, "optional": FLAG}, ("name",)
-        ),
-        "secret": Struct(
-            {"name": SECRET_NAME, "items": KEYS_TO_PATHS, "optional": FLAG}, ("name",)
-        ),
+        "configMap": _keys_of("name", CONFIG_MAP_NAME),
+        "secret": _keys_of("name", SECRET_NAME),
         "downwardAPI": Struct({"items": DOWNWARD}),
         "serviceAccountToken": NeedsPermission(
             Permission.SERVICE_ACCOUNT,
@@ -290,24 +292,8 @@ VOLUME = Struct(
     {
         "name": Leaf("a text", v.volume_name),
         "emptyDir": Struct({"medium": TEXT, "sizeLimit": QUANTITY}),
-        "configMap": Struct(
-            {
-                "name": CONFIG_MAP_NAME,
-                "items": KEYS_TO_PATHS,
-                "defaultMode": NUMBER,
-                "optional": FLAG,
-            },
-            ("name",),
-        ),
-        "secret": Struct(
-            {
-                "secretName": SECRET_NAME,
-                "items": KEYS_TO_PATHS,
-                "defaultMode": NUMBER,
-                "optional": FLAG,
-            },
-            ("secretName",),
-        ),
+        "configMap": _keys_of("name", CONFIG_MAP_NAME, defaultMode=NUMBER),
+        "secret": _keys_of("secretName", SECRET_NAME, defaultMode=NUMBER),
         "downwardAPI": Struct({"items": DOWNWARD, "defaultMode": NUMBER}),
         "projected": Struct({"sources": Items(PROJECTED), "defaultMode": NUMBER}),
         "persistentVolumeClaim": Struct(
@@ -348,10 +334,9 @@ VOLUME = Struct(
         ),
     },
     ("name",),
-    v.one_volume_source,
+    v.one_source("name"),
 )
 
-NODES = _forbidden("use node_selector of the task", PLANNED)
 POD_SPEC = Struct(
     {
         "containers": Items(CONTAINER, "name", v.into_container),
@@ -374,7 +359,7 @@ POD_SPEC = Struct(
         ),
         "dnsConfig": Struct(
             {
-                "nameservers": Leaf("a list of texts", v.addresses),
+                "nameservers": Leaf("a list of texts", v.every(v.address)),
                 "searches": DOMAINS,
                 "options": Items(Struct({"name": TEXT, "value": TEXT}, ("name",)), "name"),
             }
@@ -386,38 +371,37 @@ POD_SPEC = Struct(
         "securityContext": POD_SECURITY,
         "serviceAccountName": NeedsPermission(Permission.SERVICE_ACCOUNT, TEXT),
         "automountServiceAccountToken": NeedsPermission(Permission.SERVICE_ACCOUNT, FLAG, (False,)),
-        "nodeName": NODES,
-        "nodeSelector": NODES,
-        "affinity": NODES,
-        "topologySpreadConstraints": NODES,
-        "schedulerName": _forbidden(why=PLANNED),
-        "schedulingGates": _forbidden(why=PLANNED),
-        "schedulingGroup": _forbidden(why=PLANNED),
-        "priority": _forbidden("use priority of the task", PLANNED),
-        "priorityClassName": _forbidden("use priority of the task", PLANNED),
+        **dict.fromkeys(
+            ("nodeName", "nodeSelector", "affinity", "topologySpreadConstraints"),
+            _forbidden("use node_selector of the task", PLANNED),
+        ),
+        **dict.fromkeys(
+            ("schedulerName", "schedulingGates", "schedulingGroup"), _forbidden(why=PLANNED)
+        ),
+        **dict.fromkeys(
+            ("priority", "priorityClassName"), _forbidden("use priority of the task", PLANNED)
+        ),
         "preemptionPolicy": _forbidden("use preemption of the task", PLANNED),
         "resourceClaims": _forbidden("use pod.resources of the task", PLANNED),
         "resources": _forbidden("use cpus and memory_bytes of the task", PLANNED),
-        "overhead": _forbidden(),
-        "runtimeClassName": _forbidden(),
-        "restartPolicy": _forbidden(
-            "leave it out: a run is tried again as a whole", harmless=("Never",)
+        "restartPolicy": AS_A_WHOLE,
+        **dict.fromkeys(
+            (
+                *("overhead", "runtimeClassName", "readinessGates"),
+                *("hostname", "hostnameOverride", "subdomain", "setHostnameAsFQDN"),
+            ),
+            _forbidden(),
         ),
         "activeDeadlineSeconds": _forbidden("use max_run_seconds of the task"),
         "terminationGracePeriodSeconds": _forbidden(
             "use preemption.ack_deadline_seconds of the task"
         ),
-        "hostname": _forbidden(),
-        "hostnameOverride": _forbidden(),
-        "subdomain": _forbidden(),
-        "setHostnameAsFQDN": _forbidden(),
         "dnsPolicy": _forbidden("use dnsConfig", harmless=("ClusterFirst",)),
         "enableServiceLinks": _forbidden(harmless=(False,)),
         "shareProcessNamespace": _forbidden(
             "leave it out: signals go to process 1", harmless=(False,)
         ),
         "imagePullSecrets": _forbidden("use pod.image_pull_secrets of the task"),
-        "readinessGates": _forbidden(),
         "ephemeralContainers": _forbidden("write it under containers", "is for running pods"),
         "os": _forbidden("leave it out: nodes run Linux"),
         "serviceAccount": _forbidden("write serviceAccountName"),

@@ -62,6 +62,13 @@ class Leaf:
     # The value may be a secret: errors do not repeat it.
     hidden: bool = False
 
+    def check(self, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401, D102 - JSON
+        if not KINDS[self.kind](value):
+            shown = HIDDEN if self.hidden else _shown(value)
+            yield field_error(field, shown, f"is not {self.kind}", f"write {self.kind}")
+        elif self.validate:
+            yield from self.validate(field, value, view)
+
 
 @dataclass(frozen=True, slots=True)
 class Struct:
@@ -70,6 +77,31 @@ class Struct:
     fields: Mapping[str, Node]
     required: tuple[str, ...] = ()
     validate: Validator | None = None
+
+    def check(self, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401, D102 - JSON
+        if not isinstance(value, dict):
+            yield field_error(field, HIDDEN, "is not an object", "write its fields")
+            return
+        found = cast("dict[str, Any]", value)
+        clean = True
+        for name in self.required:
+            if name not in found:
+                clean = False
+                yield field_error(f"{field}.{name}", "", "is missing", "write it")
+        for name, part in found.items():
+            at = f"{field}.{name}"
+            known = self.fields.get(name)
+            if known is None:
+                clean = False
+                what = "is no field that this platform knows here"
+                yield field_error(at, HIDDEN, what, _near(name, self))
+                continue
+            # One at a time: the caller may stop after some.
+            for found_error in check_value(known, at, part, view):
+                clean = False
+                yield found_error
+        if clean and self.validate:
+            yield from self.validate(field, found, view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +113,26 @@ class Items:
     # Returns the view that is valid inside an item.
     enter: Callable[[Mapping[str, Any], View], View] | None = None
 
+    def check(self, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401, D102 - JSON
+        if not isinstance(value, list):
+            yield field_error(field, HIDDEN, "is not a list", "write a list of objects")
+            return
+        seen: set[object] = set()
+        for index, item in enumerate(cast("list[Any]", value)):
+            at = f"{field}[{index}]"
+            inside = view
+            if isinstance(item, dict):
+                found = cast("dict[str, Any]", item)
+                inside = self.enter(found, view) if self.enter else view
+                name = found.get(self.key)
+                if self.key and isinstance(name, str | int):
+                    if name in seen:
+                        yield field_error(
+                            f"{at}.{self.key}", name, "is given twice", "give it once"
+                        )
+                    seen.add(name)
+            yield from check_value(self.of, at, item, inside)
+
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
@@ -88,6 +140,17 @@ class Mapped:
 
     kind: str
     validate: Validator | None = None
+
+    def check(self, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401, D102 - JSON
+        if not isinstance(value, dict):
+            yield field_error(field, HIDDEN, "is not an object", "write keys and values")
+            return
+        for key, part in cast("dict[str, Any]", value).items():
+            at = f"{field}.{key}"
+            if not KINDS[self.kind](part):
+                yield field_error(at, _shown(part), f"is not {self.kind}", f"write {self.kind}")
+            elif self.validate:
+                yield from self.validate(at, (key, part), view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +161,10 @@ class Forbidden:
     fix: str
     harmless: tuple[object, ...] = ()
 
+    def check(self, field: str, value: Any, _view: View) -> FieldErrors:  # noqa: ANN401, D102 - JSON
+        if not _is_one_of(value, self.harmless):
+            yield field_error(field, value, self.why, self.fix)
+
 
 @dataclass(frozen=True, slots=True)
 class NeedsPermission:
@@ -107,6 +174,15 @@ class NeedsPermission:
     of: Node
     harmless: tuple[object, ...] = ()
 
+    def check(self, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401, D102 - JSON
+        if _is_one_of(value, self.harmless):
+            return
+        if not view.policy.allows(self.permission, view.requester):
+            fix = f"leave it out, or ask an administrator to allow {self.permission}"
+            yield field_error(field, value, "is not allowed for this task", fix)
+            return
+        yield from check_value(self.of, field, value, view)
+
 
 @dataclass(frozen=True, slots=True)
 class SidecarOnly:
@@ -114,6 +190,13 @@ class SidecarOnly:
 
     of: Node
     field: str
+
+    def check(self, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401, D102 - JSON
+        if view.in_main:
+            fix = f"use {self.field} of the task"
+            yield field_error(field, HIDDEN, "is the task's own to say", fix)
+            return
+        yield from check_value(self.of, field, value, view)
 
 
 Node = Leaf | Struct | Items | Mapped | Forbidden | NeedsPermission | SidecarOnly
@@ -124,41 +207,7 @@ def check_value(node: Node, field: str, value: Any, view: View) -> FieldErrors: 
     if value is None:
         yield field_error(field, "null", "says nothing", "leave it out; null removes nothing here")
         return
-    yield from _CHECKS[type(node)](node, field, value, view)
-
-
-def _leaf(node: Leaf, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
-    if not KINDS[node.kind](value):
-        shown = HIDDEN if node.hidden else _shown(value)
-        yield field_error(field, shown, f"is not {node.kind}", f"write {node.kind}")
-    elif node.validate:
-        yield from node.validate(field, value, view)
-
-
-def _struct(node: Struct, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
-    if not isinstance(value, dict):
-        yield field_error(field, HIDDEN, "is not an object", "write its fields")
-        return
-    found = cast("dict[str, Any]", value)
-    clean = True
-    for name in node.required:
-        if name not in found:
-            clean = False
-            yield field_error(f"{field}.{name}", "", "is missing", "write it")
-    for name, part in found.items():
-        at = f"{field}.{name}"
-        known = node.fields.get(name)
-        if known is None:
-            clean = False
-            what = "is no field that this platform knows here"
-            yield field_error(at, HIDDEN, what, _near(name, node))
-            continue
-        # One at a time: the caller may stop after some.
-        for found_error in check_value(known, at, part, view):
-            clean = False
-            yield found_error
-    if clean and node.validate:
-        yield from node.validate(field, found, view)
+    yield from node.check(field, value, view)
 
 
 def _near(name: str, node: Struct) -> str:
@@ -169,61 +218,6 @@ def _near(name: str, node: Struct) -> str:
     return f"did you mean {near[0]}?" if near else "leave it out"
 
 
-def _items(node: Items, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
-    if not isinstance(value, list):
-        yield field_error(field, HIDDEN, "is not a list", "write a list of objects")
-        return
-    seen: set[object] = set()
-    for index, item in enumerate(cast("list[Any]", value)):
-        at = f"{field}[{index}]"
-        inside = view
-        if isinstance(item, dict):
-            found = cast("dict[str, Any]", item)
-            inside = node.enter(found, view) if node.enter else view
-            name = found.get(node.key)
-            if node.key and isinstance(name, str | int):
-                if name in seen:
-                    yield field_error(f"{at}.{node.key}", name, "is given twice", "give it once")
-                seen.add(name)
-        yield from check_value(node.of, at, item, inside)
-
-
-def _mapped(node: Mapped, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
-    if not isinstance(value, dict):
-        yield field_error(field, HIDDEN, "is not an object", "write keys and values")
-        return
-    for key, part in cast("dict[str, Any]", value).items():
-        at = f"{field}.{key}"
-        if not KINDS[node.kind](part):
-            yield field_error(at, _shown(part), f"is not {node.kind}", f"write {node.kind}")
-        elif node.validate:
-            yield from node.validate(at, (key, part), view)
-
-
-def _forbidden(node: Forbidden, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
-    del view
-    if not _is_one_of(value, node.harmless):
-        yield field_error(field, value, node.why, node.fix)
-
-
-def _needs_permission(node: NeedsPermission, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
-    if _is_one_of(value, node.harmless):
-        return
-    if not view.policy.allows(node.permission, view.requester):
-        fix = f"leave it out, or ask an administrator to allow {node.permission}"
-        yield field_error(field, value, "is not allowed for this task", fix)
-        return
-    yield from check_value(node.of, field, value, view)
-
-
-def _sidecar_only(node: SidecarOnly, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
-    if view.in_main:
-        fix = f"use {node.field} of the task"
-        yield field_error(field, HIDDEN, "is the task's own to say", fix)
-        return
-    yield from check_value(node.of, field, value, view)
-
-
 def _shown(value: object) -> object:
     """Return a value for an error. Objects and lists may hold secrets and are not shown."""
     return HIDDEN if isinstance(value, dict | list) else value
@@ -232,14 +226,3 @@ def _shown(value: object) -> object:
 def _is_one_of(value: object, among: Sequence[object]) -> bool:
     """Compare as JSON does: ``False`` is not ``0``."""
     return any(type(value) is type(each) and value == each for each in among)
-
-
-_CHECKS: Mapping[type, Callable[[Any, str, Any, View], FieldErrors]] = {
-    Leaf: _leaf,
-    Struct: _struct,
-    Items: _items,
-    Mapped: _mapped,
-    Forbidden: _forbidden,
-    NeedsPermission: _needs_permission,
-    SidecarOnly: _sidecar_only,
-}
