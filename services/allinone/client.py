@@ -17,7 +17,11 @@ TIMEOUT_SECONDS = 15.0
 
 def admin_client(place: Place, url: str) -> httpx.AsyncClient:
     """An HTTP client with the administrator's token."""
-    token = place.credentials.admin_token_file.read_text().strip()
+    return client_of(url, place.credentials.admin_token_file.read_text().strip())
+
+
+def client_of(url: str, token: str) -> httpx.AsyncClient:
+    """An HTTP client with this token."""
     return httpx.AsyncClient(
         base_url=url,
         headers={"authorization": f"Bearer {token}"},

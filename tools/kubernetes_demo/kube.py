@@ -11,12 +11,17 @@ import json
 import re
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from libs.kube.client import CallLimits, KubeClient, namespaced
+from libs.kube.transport import Transport
 
 _FORWARDING = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+)")
 RESTART_SECONDS = 0.3
+WATCH_SECONDS_MAX = 3600.0
 
 
 class KubeError(Exception):
@@ -80,15 +85,14 @@ class Kube:
 
     async def watch_pods(self, namespace: str) -> AsyncGenerator[Sighting]:
         """Every change of a pod in the namespace, from now on."""
-        process = await self._start(
-            *("get", "pods", "-n", namespace, "--watch", "--output-watch-events", "-o", "json")
-        )
-        assert process.stdout is not None
+        client = KubeClient(Transport(Path(self.config), 1), CallLimits())
         try:
-            async for event in _documents(process.stdout):
-                yield _sighting(event)
+            path = namespaced(namespace, "pods")
+            async with client.watch(path, WATCH_SECONDS_MAX, watch="true") as events:
+                async for event in events:
+                    yield _sighting(event)
         finally:
-            await _end(process)
+            await client.close()
 
     @contextlib.asynccontextmanager
     async def tunnel(self, namespace: str, service: str, port: int) -> AsyncGenerator[str]:
@@ -135,20 +139,6 @@ class Kube:
             stdout=PIPE,
             stderr=errors,
         )
-
-
-async def _documents(stream: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """JSON documents, one after the other, as they come."""
-    decoder, held = json.JSONDecoder(), ""
-    while data := await stream.read(65_536):
-        held += data.decode()
-        while held := held.lstrip():
-            try:
-                document, end = decoder.raw_decode(held)
-            except ValueError:
-                break  # the rest of it is still to come
-            yield document
-            held = held[end:]
 
 
 def _sighting(event: dict[str, Any]) -> Sighting:

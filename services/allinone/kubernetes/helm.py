@@ -6,7 +6,6 @@ Used by the commands of ``shiftwork k8s``. Errors are *what, where, fix*, as kub
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from shiftwork.cli.failures import Failure
 from shiftwork.cli.parse import fields
 
 from services.allinone.kubernetes import programs
-from services.allinone.kubernetes.kubectl import Json, Target, failure
+from services.allinone.kubernetes.kubectl import Json, Target, call, failure
 
 # An installation makes about a hundred objects; a removal waits for pods and for its sweep.
 CALL_SECONDS_MAX = 900.0
@@ -48,12 +47,7 @@ class Helm:
         """What it prints."""
         where = f"helm {arguments[0]} {self.to.release} ({self.to.where})"
         command = [self.program, *arguments, "--namespace", self.to.namespace, *self._options()]
-        try:
-            done = subprocess.run(  # noqa: S603 - the operator's own helm, no shell
-                command, capture_output=True, text=True, check=False, timeout=CALL_SECONDS_MAX
-            )
-        except subprocess.TimeoutExpired:
-            raise failure("context deadline exceeded", where) from None
+        done = call(command, where, CALL_SECONDS_MAX)
         if done.returncode != 0:
             raise _failure(done.stderr, where, self.to)
         return done.stdout
@@ -73,10 +67,7 @@ class Helm:
 
     def values(self) -> Json:
         """Every value of the release, its own and the charts'."""
-        told: Json = json.loads(
-            self.run("get", "values", self.to.release, "--all", "--output", "json")
-        )
-        return told
+        return json.loads(self.run("get", "values", self.to.release, "--all", "--output", "json"))
 
     def rendered(self, chart: Path, values: Values) -> Json:
         """What ``upgrade`` would make, as the cluster's own ``lookup`` sees it; nothing is made."""

@@ -15,6 +15,7 @@ import httpx
 from shiftwork.cli.failures import UNREACHABLE, Failure
 
 from libs.contracts.wording import counted
+from services.allinone.client import client_of
 from services.allinone.kubernetes import reach, standing
 from services.allinone.kubernetes.kubectl import Kubectl
 from services.allinone.stopping import open_nodes
@@ -146,5 +147,5 @@ def reopen(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
 
 
 async def _open(url: str, token: str, nodes: Sequence[str]) -> None:
-    async with reach.client(url, token) as client:
+    async with client_of(url, token) as client:
         await open_nodes(client, nodes)

@@ -99,6 +99,18 @@ def failure(said: str, where: str, fix: str = "") -> Failure:
     return Failure(text or "it failed and said nothing", where=where, fix=fix)
 
 
+def call(
+    command: Sequence[str], where: str, seconds_max: float, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the operator's own kubectl or helm. Failure if it takes too long."""
+    try:
+        return subprocess.run(  # noqa: S603 - no shell
+            command, input=stdin, capture_output=True, text=True, check=False, timeout=seconds_max
+        )
+    except subprocess.TimeoutExpired:
+        raise failure("context deadline exceeded", where) from None
+
+
 class Kubectl:
     """kubectl, for one target. Each call is a process; Failure if it fails."""
 
@@ -116,17 +128,7 @@ class Kubectl:
         """What it prints. Exit codes other than ``codes`` are failures."""
         command = [*self._begin(), f"--request-timeout={REQUEST_SECONDS}s", *arguments]
         where = f"kubectl {' '.join(arguments[:3])} ({self.to.where})"
-        try:
-            done = subprocess.run(  # noqa: S603 - the operator's own kubectl, no shell
-                command,
-                input=stdin,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=seconds_max,
-            )
-        except subprocess.TimeoutExpired:
-            raise failure("context deadline exceeded", where) from None
+        done = call(command, where, seconds_max, stdin)
         if done.returncode not in codes:
             raise failure(done.stderr, where)
         return done.stdout

@@ -12,12 +12,10 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from shiftwork.cli import contexts, homes
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.parse import fields
 
-from services.allinone.client import TIMEOUT_SECONDS
 from services.allinone.kubernetes.helm import Helm, prefix
 from services.allinone.kubernetes.kubectl import Json, Kubectl, Target
 
@@ -99,16 +97,6 @@ def front_door(kubectl: Kubectl, it: Installed) -> Generator[tuple[str, str]]:
     token = admin_token(kubectl, it)
     with kubectl.tunnel(it.gateway, PORT) as url:
         yield url, token
-
-
-def client(url: str, token: str) -> httpx.AsyncClient:
-    """An HTTP client with the administrator's token."""
-    return httpx.AsyncClient(
-        base_url=url,
-        headers={"authorization": f"Bearer {token}"},
-        timeout=TIMEOUT_SECONDS,
-        trust_env=False,
-    )
 
 
 def keep_context(it: Installed, token: str) -> Path:

@@ -15,6 +15,7 @@ from shiftwork.cli.failures import Failure
 from shiftwork.cli.parse import fields
 
 from libs.pods.kubernetes_names import DOMAIN, MANAGED_BY, MANAGER
+from services.allinone.client import client_of
 from services.allinone.kubernetes import reach, standing
 from services.allinone.kubernetes.installing import DRAINED, remember_drained
 from services.allinone.kubernetes.kubectl import Json, Kubectl
@@ -69,7 +70,7 @@ def save_first(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
 
 
 async def _drain(kubectl: Kubectl, it: reach.Installed, url: str, token: str, tell: Tell) -> None:
-    async with reach.client(url, token) as client:
+    async with client_of(url, token) as client:
         await drain_nodes(client, lambda nodes: remember_drained(kubectl, it, nodes), tell)
 
 

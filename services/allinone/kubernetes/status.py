@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from shiftwork.cli.failures import Failure
 
-from services.allinone.client import items
+from services.allinone.client import client_of, items
 from services.allinone.kubernetes import reach, standing
 from services.allinone.kubernetes.helm import Helm
 from services.allinone.kubernetes.kubectl import Json, Kubectl, Target
@@ -104,7 +104,7 @@ def _asked(kubectl: Kubectl, it: reach.Installed) -> Json:
 
 
 async def _counted(url: str, token: str) -> Json:
-    async with reach.client(url, token) as client:
+    async with client_of(url, token) as client:
         nodes = await items(client, "/v1/nodes", limit=1000)
         tasks = await items(client, "/v1/tasks", state=f"queued,paused,{LIVE}", limit=1000)
     states: dict[str, int] = {}
