@@ -12,7 +12,14 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from libs.kube.client import ApiError, CallLimits, KubeClient, UnavailableError, namespaced
+from libs.kube.client import (
+    ApiError,
+    CallLimits,
+    KubeClient,
+    LineTooLongError,
+    UnavailableError,
+    namespaced,
+)
 from libs.kube.transport import ConfigurationError, Transport
 
 Answer = Callable[[web.Request], web.StreamResponse]
@@ -216,3 +223,42 @@ async def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigurationError, match=f"kubeconfig {path} cannot be used"):
         await made.send("GET", "/", query={}, headers={}, body=None, seconds=1)
     await made.close()
+
+
+async def watched(client: KubeClient) -> list[Any]:
+    async with client.watch(PODS, 1.0, watch="true") as events:
+        return [event async for event in events]
+
+
+def lines(text: bytes) -> Answer:
+    return lambda _: web.Response(body=text)
+
+
+async def test_a_watch_gives_whole_events(server: Server, client: KubeClient) -> None:
+    server.answers = [lines(b'{"n":1}\n\n{"n":2}\n{"n":')]
+    assert await watched(client) == [{"n": 1}, {"n": 2}]
+
+
+async def test_a_watch_ends_at_a_line_without_an_end(
+    server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libs.kube.client.LINE_BYTES_MAX", 100)
+    server.answers = [lines(b"x" * 101)]
+    with pytest.raises(LineTooLongError):
+        await watched(client)
+
+
+async def test_a_watch_that_is_refused(server: Server, client: KubeClient) -> None:
+    server.answers = [status(410, "Expired", "too old"), status(401), hangs_up]
+    with pytest.raises(ApiError, match="too old"):
+        await watched(client)
+    server.token("two")
+    with pytest.raises(UnavailableError, match="expired or unknown"):
+        await watched(client)
+    with pytest.raises(UnavailableError, match="does not answer"):
+        await watched(client)
+    assert [token for *_, token in server.requests][:3] == [
+        "Bearer one",
+        "Bearer one",
+        "Bearer two",
+    ]
