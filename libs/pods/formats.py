@@ -15,8 +15,9 @@ _QUALIFIED = re.compile(
 )
 _CAPABILITY = re.compile(r"[A-Z][A-Z0-9_]{0,62}")
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
-_TIMES = {
-    "m": Decimal("0.001"),
+# The units of quantities. ``n`` and ``u`` occur only in what a cluster reports.
+TIMES = {
+    **{sign: Decimal(10) ** power for sign, power in (("n", -9), ("u", -6), ("m", -3))},
     **{sign: Decimal(1000) ** (n + 1) for n, sign in enumerate("kMGTPE")},
     **{f"{sign}i": Decimal(1024) ** (n + 1) for n, sign in enumerate("KMGTPE")},
 }
@@ -62,7 +63,7 @@ def amount(text: str) -> Decimal | None:
     found = _QUANTITY.fullmatch(text)
     if found is None:
         return None
-    return Decimal(found[1]) * _TIMES.get(found[2] or "", Decimal(1))
+    return Decimal(found[1]) * TIMES.get(found[2] or "", Decimal(1))
 
 
 def under(path: str, roots: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from libs.contracts.ids import is_label_key, is_label_value, is_name, is_taint
 from libs.contracts.messages import Node
+from libs.pods.formats import TIMES
 from services.launcher.domain.model import ObservedNode
 from services.launcher.domain.node_labels import key_of
 
@@ -21,18 +22,6 @@ CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"
 # Kubernetes' own taints repeat the node's state, which is read from its status.
 OWN_TAINTS = "node.kubernetes.io/"
 GPU_MODEL_LABEL = "nvidia.com/gpu.product"
-_TIMES = {
-    "n": 1e-9,
-    "u": 1e-6,
-    "m": 1e-3,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "E": 1e18,
-    **{f"{sign}i": 1024.0 ** (n + 1) for n, sign in enumerate("KMGTPE")},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +76,8 @@ def quantity(value: str | float | None) -> float:
     """The number that a quantity of Kubernetes means; 0 if there is none."""
     text = str(value or "0")
     for length in (2, 1):
-        if text[-length:] in _TIMES:
-            return float(text[:-length]) * _TIMES[text[-length:]]
+        if text[-length:] in TIMES:
+            return float(text[:-length]) * float(TIMES[text[-length:]])
     return float(text)
 
 
