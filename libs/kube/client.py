@@ -209,7 +209,7 @@ class KubeClient:
             else:
                 self._count(method.lower(), str(answer.status))
                 if answer.status < 300:  # noqa: PLR2004 - HTTP's success
-                    return orjson.loads(answer.body) if answer.body else {}
+                    return self._decoded(answer.body)
                 if answer.status == UNAUTHORIZED and not renewed:
                     await self.transport.renew()
                     renewed = True
@@ -224,6 +224,13 @@ class KubeClient:
             await pause(max(retry_after_s, wait * self._rng.uniform(0.5, 1.5)))
             wait = min(self.limits.pause_most_seconds, wait * 2)
         raise self._unavailable(UNAUTHORIZED, {}, b"")
+
+    def _decoded(self, body: bytes) -> Json:
+        try:
+            found: Any = orjson.loads(body or b"{}")
+        except orjson.JSONDecodeError as problem:
+            raise self._error(f"the answer is no JSON: {problem}") from problem
+        return found
 
     def _unavailable(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
         if status == UNAUTHORIZED:

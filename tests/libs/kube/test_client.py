@@ -206,6 +206,9 @@ async def test_an_answer_that_is_no_json(server: Server, client: KubeClient) -> 
     server.answers = [lambda _: web.Response(status=404, text="404 page not found")]
     with pytest.raises(ApiError, match="404 page not found"):
         await client.get(PODS)
+    server.answers = [lambda _: web.Response(text="<html>")]
+    with pytest.raises(UnavailableError, match="is no JSON"):
+        await client.get(PODS)
 
 
 async def test_a_closed_client_sends_nothing(server: Server, client: KubeClient) -> None:
