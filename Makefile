@@ -134,7 +134,11 @@ $(FRAMEWORKS_STAMP): $(STAMP) requirements/frameworks.txt libs/sdk/pyproject.tom
 .PHONY: test-frameworks
 test-frameworks: $(FRAMEWORKS_STAMP) ## The adapters for PyTorch, Lightning, Hugging Face and JAX, with the real libraries
 	@$(BIN)/basedpyright --project tests/frameworks/pyrightconfig.json --pythonpath $(FRAMEWORKS)/bin/python
-	@$(BIN)/python -m pytest -n 2 $(TOGETHER) -m frameworks tests/frameworks
+	@$(BIN)/python -m pytest -n 2 $(TOGETHER) -m "frameworks and not gpu" tests/frameworks
+
+.PHONY: test-gpu
+test-gpu: $(FRAMEWORKS_STAMP) ## The platform and the frameworks on a real GPU of this machine
+	@$(BIN)/python -m pytest -m gpu tests/frameworks
 
 .PHONY: test-containers
 test-containers: images ## The images themselves, and bus and store on servers in containers

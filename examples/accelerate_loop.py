@@ -1,4 +1,4 @@
-"""A loop with Hugging Face Accelerate: it separates two spirals, on CPUs.
+"""A loop with Hugging Face Accelerate: it separates two spirals.
 
     shiftwork submit -f -- python examples/accelerate_loop.py --out DIR
     shiftwork submit --nodes 2 -f -- torchrun examples/accelerate_loop.py --out DIR
@@ -45,7 +45,11 @@ def main() -> None:
     torch.set_num_threads(1)  # on every machine the same order of additions
     # Keeps DDP from adding in another order after its first step; see docs/frameworks.md.
     same_order = DistributedDataParallelKwargs(find_unused_parameters=True)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, kwargs_handlers=[same_order])
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(),
+        gradient_accumulation_steps=2,
+        kwargs_handlers=[same_order],
+    )
     set_seed(1)
     model = torch.nn.Sequential(
         torch.nn.Linear(2, 64),
@@ -70,7 +74,7 @@ def main() -> None:
             shiftwork.report(step=checkpoints.step, epoch=epoch, loss=loss.item())
             time.sleep(given.step_seconds)
     if accelerator.is_main_process:
-        weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+        weights = b"".join(value.cpu().numpy().tobytes() for value in model.state_dict().values())
         print(f"weights sha256 {hashlib.sha256(weights).hexdigest()}", flush=True)
     accelerator.end_training()
 

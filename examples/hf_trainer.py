@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer: a small GPT-2 that learns to count, on CPUs, without a download.
+"""The Hugging Face Trainer: a small GPT-2 that learns to count, without a download.
 
     shiftwork submit -f -- python examples/hf_trainer.py --out DIR
     shiftwork submit --nodes 2 -f -- torchrun examples/hf_trainer.py --out DIR
@@ -66,7 +66,7 @@ def main() -> None:
         save_strategy="no",
         seed=1,
         full_determinism=True,
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
         report_to="none",
     )
@@ -81,7 +81,7 @@ def main() -> None:
     print(f"rank {shiftwork.rank()} from step {start.step if start else 0}", flush=True)
     trainer.train(resume_from_checkpoint=shiftwork.transformers.resume_path())  # 2
     if trainer.is_world_process_zero():
-        weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+        weights = b"".join(value.cpu().numpy().tobytes() for value in model.state_dict().values())
         print(f"weights sha256 {hashlib.sha256(weights).hexdigest()}", flush=True)
 
 

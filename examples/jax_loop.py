@@ -1,4 +1,4 @@
-"""JAX with Orbax: it separates two spirals, the batch split over all processes, on CPUs.
+"""JAX with Orbax: it separates two spirals, the batch split over all processes.
 
     shiftwork submit -f -- python examples/jax_loop.py --out DIR
     shiftwork submit --nodes 2 -f -- python examples/jax_loop.py --out DIR

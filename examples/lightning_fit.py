@@ -87,7 +87,7 @@ def main() -> None:
         rings(given.seed), BATCH, shuffle=True, seed=given.seed
     )  # 2
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator="auto",
         # As torchrun says, which knows it from the platform.
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
@@ -114,7 +114,7 @@ def main() -> None:
         ckpt_path=shiftwork.lightning.ckpt_path(),  # 4
     )
     if trainer.is_global_zero:
-        weights = b"".join(value.numpy().tobytes() for value in module.state_dict().values())
+        weights = b"".join(value.cpu().numpy().tobytes() for value in module.state_dict().values())
         found = hashlib.sha256(weights).hexdigest()
         result = {"step": trainer.global_step, "sha256": found}
         given.out.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@
     torchrun --standalone --nproc-per-node 2 examples/torch_ddp.py --out DIR
 
 Lines marked with a number are what a plain DDP script adds. DIR must be where each node finds it.
+Each rank trains on the GPU of its local rank, over NCCL; without GPUs on the CPU, over gloo.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import time
 from pathlib import Path
 
@@ -43,7 +45,11 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(given.seed)
-    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+    if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     rank = dist.get_rank()
     network = nn.Sequential(
         nn.Linear(2, 256),
@@ -52,7 +58,7 @@ def main() -> None:
         nn.Linear(256, 256),
         nn.ReLU(),
         nn.Linear(256, 3),
-    )
+    ).to(device)
     # find_unused_parameters keeps DDP from regrouping its buckets after the first step, which a
     # resumed run would do at another step than one that was not interrupted.
     model = DistributedDataParallel(network, find_unused_parameters=True)
@@ -71,7 +77,8 @@ def main() -> None:
         print(f"{dist.get_world_size()} ranks from epoch {loader.epoch}, step {step}", flush=True)
     loss = torch.tensor(0.0)
     for epoch in range(loader.epoch, given.epochs):
-        for points, kinds in loader:
+        for batch in loader:
+            points, kinds = (part.to(device) for part in batch)
             loss = nn.functional.cross_entropy(model(points), kinds)
             optimizer.zero_grad()
             loss.backward()
@@ -84,7 +91,7 @@ def main() -> None:
                 checkpoints.save(step)  # 7
                 print(f"rank {rank} leaves in epoch {epoch} at step {step}", flush=True)
                 shiftwork.torch.exit_preempted()  # 8
-    weights = b"".join(value.numpy().tobytes() for value in network.state_dict().values())
+    weights = b"".join(value.cpu().numpy().tobytes() for value in network.state_dict().values())
     if rank == 0:
         result = {"step": step, "loss": loss.item(), "sha256": hashlib.sha256(weights).hexdigest()}
         given.out.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ HANG_SECONDS = 900
 PLAIN = {
     "OMP_NUM_THREADS": "1",
     "JAX_PLATFORMS": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "HOME": "/tmp",
     "PYTHONPATH": "",

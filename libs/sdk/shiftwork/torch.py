@@ -300,6 +300,9 @@ def exit_preempted() -> NoReturn:
     acknowledged after the platform's request: torchrun takes every other code for a failure, which
     it reports at length and, with ``--max-restarts``, answers by starting again.
     """
+    if dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend_config():
+        # Every rank is here with nothing under way; NCCL warns of a group that is left standing.
+        dist.destroy_process_group()
     quiet = _requested_and_acknowledged and "TORCHELASTIC_RUN_ID" in os.environ
     raise SystemExit(0 if quiet else training.PREEMPTED_EXIT_CODE)
 
