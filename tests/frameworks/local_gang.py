@@ -27,7 +27,6 @@ HANG_SECONDS = 900
 PLAIN = {
     "OMP_NUM_THREADS": "1",
     "JAX_PLATFORMS": "cpu",
-    "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "HOME": "/tmp",
     "PYTHONPATH": "",
@@ -94,6 +93,8 @@ class Gang:
         return {
             "PATH": os.environ["PATH"],
             **PLAIN,
+            # As on the platform's virtual slots, also where the machine has GPUs.
+            "CUDA_VISIBLE_DEVICES": "",
             **task_environment(self.servers[rank]),
             "SHIFTWORK_ATTEMPT": str(self._attempt),
             "SHIFTWORK_RESUME_FROM": json.dumps(self.saved) if self.saved else "",

@@ -146,7 +146,7 @@ SHARDED_LOOP = (
     made = parts(sharded())
     checkpoints = shiftwork.torch.Checkpoints("out", **made, loader=loader)
     step = checkpoints.load()
-    print("rank", rank, "from step", step, flush=True)
+    print(f"rank {rank} from step {step}", flush=True)
     for epoch in range(loader.epoch, 2):
         for batch, in loader:
             train(made, batch)
@@ -156,7 +156,7 @@ SHARDED_LOOP = (
             if guard.should_leave(step):
                 checkpoints.save(step)
                 shiftwork.torch.exit_preempted()
-    print("weights sha256", digest(**made), flush=True)
+    print(f"weights sha256 {digest(**made)}", flush=True)
     dist.destroy_process_group()
 """
 )
@@ -268,7 +268,7 @@ ONE_HEARS = """
             os.kill(os.getpid(), signal.SIGTERM)
         if guard.should_leave(step):
             shiftwork.torch.acknowledge(step, "file:///c")
-            print("rank", rank, "leaves at", step, flush=True)
+            print(f"rank {rank} leaves at {step}", flush=True)
             shiftwork.torch.exit_preempted()
 """
 
