@@ -71,9 +71,9 @@ class Gang:
             while len(ranks) < self.size - 1:
                 other, _ = door.accept()
                 other.settimeout(STEP_SECONDS_MAX)
-                (who,) = struct.unpack("<i", _receive(other, 4))
-                ranks[who] = other
-        return [ranks[who] for who in sorted(ranks)]
+                (peer,) = struct.unpack("<i", _receive(other, 4))
+                ranks[peer] = other
+        return [ranks[peer] for peer in sorted(ranks)]
 
     def _join(self, address: tuple[str, int]) -> socket.socket:
         until = time.monotonic() + MEET_SECONDS

@@ -188,8 +188,8 @@ WIRING = Wiring(
     build=build,
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
-    hears=tuple(HANDLERS),
-    asks=(
+    consumes=tuple(HANDLERS),
+    requests=(
         m.CreateTask,
         m.CreateTasks,
         m.SetGoal,
@@ -210,6 +210,6 @@ WIRING = Wiring(
         m.ReplayDeadLetters,
         m.DiscardDeadLetters,
     ),
-    listens=(m.LogChunk,),
+    follows=(m.LogChunk,),
     watches=True,
 )

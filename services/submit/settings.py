@@ -1,4 +1,4 @@
-"""What submit is told: defaults and limits of specs, and its own bounds."""
+"""Submit's settings: defaults and limits of specs, and its own bounds."""
 
 from __future__ import annotations
 

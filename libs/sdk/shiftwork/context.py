@@ -69,8 +69,8 @@ def read(environ: Mapping[str, str], fixed_path: str) -> Context:
 
     A field that the file holds wins, null included; the environment fills in the rest.
     """
-    told = environ.get("SHIFTWORK_CONTEXT")
-    fields, problem = _file(told or fixed_path, required=bool(told))
+    given = environ.get("SHIFTWORK_CONTEXT")
+    fields, problem = _file(given or fixed_path, required=bool(given))
     for field, variable in _VARIABLES.items():
         if field not in fields and environ.get(variable):
             fields[field] = environ[variable]
@@ -92,12 +92,12 @@ def process_world_size(context: Context, environ: Mapping[str, str]) -> int:
     return _counted("WORLD_SIZE", context.world_size, environ, 1)
 
 
-def _counted(variable: str, told: int | None, environ: Mapping[str, str], alone: int) -> int:
+def _counted(variable: str, given: int | None, environ: Mapping[str, str], alone: int) -> int:
     text = environ.get(variable, "")
     inside_torchrun = "TORCHELASTIC_RUN_ID" in environ
-    if text.isdecimal() and (inside_torchrun or told is None):
+    if text.isdecimal() and (inside_torchrun or given is None):
         return int(text)
-    return alone if told is None else told
+    return alone if given is None else given
 
 
 def _file(path: str, required: bool) -> tuple[dict[str, Any], str]:

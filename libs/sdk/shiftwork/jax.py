@@ -162,13 +162,13 @@ def _any_process() -> Callable[[bool], bool]:
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([firsts[process] for process in sorted(firsts)]), ("process",))
     each = NamedSharding(mesh, PartitionSpec("process"))
-    any_of = jax.jit(lambda told: told.any(), out_shardings=NamedSharding(mesh, PartitionSpec()))
-    asked: list[jax.Array] = []
+    any_of = jax.jit(lambda flags: flags.any(), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    pending: list[jax.Array] = []
 
     def ask(mine: bool) -> bool:
-        told = jax.make_array_from_process_local_data(each, np.array([mine]))
-        asked.append(any_of(told))
-        return len(asked) > 1 and bool(asked.pop(0))
+        flags = jax.make_array_from_process_local_data(each, np.array([mine]))
+        pending.append(any_of(flags))
+        return len(pending) > 1 and bool(pending.pop(0))
 
     return ask
 
@@ -183,11 +183,11 @@ def _acknowledge(step: int, path: Path) -> None:
         except Exception as error:  # noqa: BLE001 - raised below, on every process
             problem = error
     kind = 0 if problem is None else 1 + isinstance(problem, shiftwork.Superseded)
-    told = int(multihost_utils.broadcast_one_to_all(np.int32(kind)))
+    outcome = int(multihost_utils.broadcast_one_to_all(np.int32(kind)))
     if problem is not None:
         raise problem
-    if told:
-        error = shiftwork.Superseded if told > 1 else ValueError
+    if outcome:
+        error = shiftwork.Superseded if outcome > 1 else ValueError
         raise error("process 0 could not acknowledge the checkpoint: see its output")
 
 

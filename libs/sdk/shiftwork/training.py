@@ -243,7 +243,7 @@ def attempt() -> int:
     return _process.known().attempt
 
 
-def asked_by_platform() -> bool:
+def requested_by_platform() -> bool:
     """True if the platform itself has asked for the nodes: not SIGTERM, not a newer attempt."""
     return _process.live is not None and _process.live.preempt
 

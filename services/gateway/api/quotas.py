@@ -70,8 +70,10 @@ async def put_quota(
         raise invalid(
             "limit", body.limit, "contradicts unlimited", "give limit, or unlimited: true"
         )
-    who = f"user={body.user or '*'} team={body.team or '*'} priority={body.priority or '*'}"
-    async with parts.changing(caller, "quota.set", f"group={body.group or '*'} {who}") as change:
+    subject = f"user={body.user or '*'} team={body.team or '*'} priority={body.priority or '*'}"
+    async with parts.changing(
+        caller, "quota.set", f"group={body.group or '*'} {subject}"
+    ) as change:
         require_admin(caller, "set quotas")
         if not force:
             async with parts.store.transaction() as tx:

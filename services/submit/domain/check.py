@@ -1,4 +1,4 @@
-"""Check a filled spec field by field: every fault is named at once, with value and fix.
+"""Check a filled spec field by field: all errors are reported at once, with value and fix.
 
 Called by ``validate.py``. The values of environment variables and the words of commands may be
 secrets: an error names the variable or the position and never the content.
@@ -42,7 +42,7 @@ def _set_by(limit: str) -> str:
 
 
 def check_fields(spec: TaskSpec, limits: Limits) -> Errors:
-    """Every fault that the spec has by itself, whatever the cluster looks like."""
+    """Every error in the spec that does not depend on the cluster."""
     for check in CHECKS:
         yield from check(spec, limits)
 

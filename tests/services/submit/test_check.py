@@ -20,7 +20,7 @@ from libs.contracts.messages import (
 from services.submit.domain.check import check_fields
 from services.submit.domain.fill import fill_in
 from services.submit.domain.model import Defaults, Facts, Limits
-from services.submit.domain.validate import ERRORS_SHOWN_MAX, check_asker, validate
+from services.submit.domain.validate import ERRORS_SHOWN_MAX, check_requester, validate
 from services.submit.settings import SubmitSettings
 from tests.services.submit.specs import TASK_ID, asked, valid_specs
 
@@ -233,10 +233,10 @@ def test_the_number_of_errors_is_bounded() -> None:
     ],
 )
 def test_who_asks_is_checked(changes: dict[str, str], field: str) -> None:
-    refused = check_asker(CreateTask(**({"owner": "ann"} | changes), spec=asked()))
+    refused = check_requester(CreateTask(**({"owner": "ann"} | changes), spec=asked()))
     assert refused is not None
     assert [error.field for error in refused.errors] == [field]
-    assert check_asker(CreateTask(owner="ann", team="t", client_key="k", spec=asked())) is None
+    assert check_requester(CreateTask(owner="ann", team="t", client_key="k", spec=asked())) is None
 
 
 def test_a_taken_name_is_a_conflict() -> None:

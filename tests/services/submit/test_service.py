@@ -44,7 +44,7 @@ async def test_the_service_is_wired() -> None:
     bus = MemoryBus(MemoryBroker(Random(1)), "submit")
     service = build(SubmitSettings(**SERVERS), Ports(store=store, bus=bus, clock=clock))
     assert service.name == WIRING.name == TABLES.schema
-    assert set(service.handlers) == set(WIRING.hears)
+    assert set(service.handlers) == set(WIRING.consumes)
     assert {kind.__name__ for kind in service.commands} == {
         "CreateTask",
         "CreateTasks",

@@ -124,10 +124,10 @@ class Api:
         """
         items: list[Any] = []
         apart: list[Any] = []
-        asked = dict(query or {})
+        params = dict(query or {})
         while True:
             left = PAGE if limit is None else min(PAGE, limit - len(items))
-            page = self.get(path, {**asked, "limit": left})
+            page = self.get(path, {**params, "limit": left})
             items += page["items"]
             apart += page.get("unreadable") or []
             cursor = page.get("next_cursor")
@@ -137,7 +137,7 @@ class Api:
                     render.warning(f"{each['id']} is left out: {each['problem']}")
                 more = {"unreadable": apart} if apart else {}
                 return {"items": items, "next_cursor": cursor, **more}
-            asked["cursor"] = cursor
+            params["cursor"] = cursor
 
     def read_range(self, path: str, query: Query) -> Range:
         """Some bytes of one rank's output; with ``timestamps`` in the query, when they were

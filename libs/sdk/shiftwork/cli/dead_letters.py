@@ -90,8 +90,8 @@ def _command(verb: str, outcome: str, ids: List[str], service: Optional[str], ev
             fix="give IDs, or --all",
         )
     now = session.current()
-    asked = [_asked(name, ids) for name in _services(service)]
-    answers = [now.api().create(f"/v1/dead-letters:{verb}", body) for body in asked if body]
+    requests = [_request(name, ids) for name in _services(service)]
+    answers = [now.api().create(f"/v1/dead-letters:{verb}", body) for body in requests if body]
     done = [answer for answer in answers if answer["ids"]]
     missing = set(ids) - {each for answer in done for each in answer["ids"]}
     if now.json and done:
@@ -110,7 +110,7 @@ def _command(verb: str, outcome: str, ids: List[str], service: Optional[str], ev
             render.document({"items": []})
 
 
-def _asked(service: str, ids: List[str]) -> Dict[str, Any]:
+def _request(service: str, ids: List[str]) -> Dict[str, Any]:
     """What a service is to be asked; nothing if it has none of the letters that are named."""
     if not ids:
         return {"service": service}

@@ -58,7 +58,7 @@ def last_lines(api: Api, task: Mapping[str, Any]) -> list[str]:
     return [line.decode("utf-8", "replace") for line in lines[-LINES_MAX:] if read.data.strip()]
 
 
-def told(api: Api, task: Mapping[str, Any]) -> list[str]:
+def report(api: Api, task: Mapping[str, Any]) -> list[str]:
     """What is shown of a failed task's end, line by line; nothing of any other task."""
     lines = last_lines(api, task)
     if not lines:

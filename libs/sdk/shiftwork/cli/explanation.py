@@ -175,10 +175,10 @@ def _forecast(forecast: Document) -> str:
         return str(forecast.get("unknown") or "")
     earliest, latest = forecast.get("earliest_at"), forecast.get("latest_at")
     if not (earliest and latest):
-        return f"starts about {render.moment(starts)}"
+        return f"starts about {render.timestamp(starts)}"
     return (
-        f"starts between {render.moment(earliest)} and {render.moment(latest)},"
-        f" most likely about {render.moment(starts)}"
+        f"starts between {render.timestamp(earliest)} and {render.timestamp(latest)},"
+        f" most likely about {render.timestamp(starts)}"
     )
 
 
@@ -210,7 +210,7 @@ def _order(order: dict[str, Any]) -> list[str]:
 
 def _key(order: Document) -> str:
     """What its place within its level is computed from."""
-    since = render.moment(order["submitted_at"])
+    since = render.timestamp(order["submitted_at"])
     text = f"within its level the earliest comes first: submitted {since}"
     parts = [
         (order["tag_seconds"], "what its owner submitted before"),
@@ -229,7 +229,7 @@ def _tasks(count: int, one: str, many: str) -> str:
 
 
 def _victim(chosen: dict[str, Any], tasks: Document) -> str:
-    deadline = render.moment(chosen.get("deadline_at"))
+    deadline = render.timestamp(chosen.get("deadline_at"))
     until = f", until {deadline}" if deadline else ""
     return (
         f"{_called(chosen['task'], tasks)} ({chosen['level']}, {_count(chosen['nodes'], 'node')},"

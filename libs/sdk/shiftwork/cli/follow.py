@@ -23,7 +23,7 @@ from shiftwork.cli.failures import INTERRUPTED, UNREACHABLE, Failure
 
 ENDED = ("succeeded", "failed", "stopped", "rejected")
 AGAIN_SECONDS = 0.5
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 LOST_SECONDS_MAX = 300.0
 RETRY_SECONDS_MAX = 60.0
 LAST_OUTPUT_SECONDS = 15.0
@@ -48,7 +48,7 @@ def exit_code(task: Task) -> int:
     return code if isinstance(code, int) and 0 < code < 256 else 1  # noqa: PLR2004 - a byte
 
 
-class Patience:
+class Reachability:
     """How long a server may stay out of reach before following ends. One that answers that there
     is too much at once may take as long as it does: it is there."""
 
@@ -81,23 +81,23 @@ def changes(api: Api, task_id: str, until: float | None = None) -> Iterator[dict
 
     Asks once a second at most: the platform's parts may restart meanwhile.
     """
-    patience = Patience()
+    reachability = Reachability()
     last: object = None
     while True:
         pause = AGAIN_SECONDS
         try:
             task = api.get("/v1/tasks/" + part(task_id))
-            patience.found()
+            reachability.found()
         except Failure as failure:
-            pause = patience.lost(failure)
+            pause = reachability.lost(failure)
         else:
-            mark = (task["state"], task["attempt"], task.get("observed_revision"))
-            if mark != last:
-                last = mark
+            version = (task["state"], task["attempt"], task.get("observed_revision"))
+            if version != last:
+                last = version
                 yield task
             if task["state"] in ENDED:
                 return
-        left = LOOK_SECONDS if until is None else until - time.monotonic()
+        left = POLL_SECONDS if until is None else until - time.monotonic()
         if left <= 0:
             return
         if api.unwanted.wait(min(pause, left)):
@@ -157,7 +157,7 @@ class Lines:
 
     def __init__(self) -> None:
         # How a line looks whose state is not part of the output yet.
-        self._looks: dict[tuple[int, int], bytes] = {}
+        self._rewritten: dict[tuple[int, int], bytes] = {}
         self._pending: dict[tuple[int, int], bytes] = {}
         self._read: dict[tuple[int, int], int] = {}
         self._roles: dict[tuple[int, int], str] = {}
@@ -181,17 +181,17 @@ class Lines:
         key = (attempt, rank)
         self._roles[key] = role
         before: list[Line] = []
-        for each in sorted({*self._pending, *self._looks}):
+        for each in sorted({*self._pending, *self._rewritten}):
             if each[1] == rank and each[0] < attempt:
                 if each in self._pending:
                     before.append(self._line(each, self._pending.pop(each)))
-                self._looks.pop(each, None)
+                self._rewritten.pop(each, None)
         if piece.get("timestamps"):
             self._times.setdefault(key, Times()).add(piece)
         if "line" in piece and int(piece.get("offset", 0)) >= self._read.get(key, 0):
-            self._looks[key] = str(piece["line"]).encode()
+            self._rewritten[key] = str(piece["line"]).encode()
         if fresh:
-            self._looks.pop(key, None)
+            self._rewritten.pop(key, None)
         *whole, rest = (self._pending.pop(key, b"") + fresh).split(b"\n")
         begin = self._read.get(key, 0) - len(rest) - sum(len(line) + 1 for line in whole)
         if len(rest) > LINE_BYTES_MAX:
@@ -220,9 +220,9 @@ class Lines:
     def unfinished(self) -> list[Line]:
         """How the lines look that have not ended, by attempt and rank."""
         found: list[Line] = []
-        for key in sorted({*self._pending, *self._looks}):
+        for key in sorted({*self._pending, *self._rewritten}):
             pending = self._pending.get(key, b"")
-            text = pending + self._looks.get(key, b"")
+            text = pending + self._rewritten.get(key, b"")
             begin = self._read.get(key, 0) - len(pending)
             found.append(self._line(key, text, begin, bar=b"\r" in text))
         return found
@@ -231,9 +231,9 @@ class Lines:
         """What is left when there is no more, or no more of this attempt and those before it: last
         lines without an end."""
         ended = [key for key in sorted(self._pending) if attempt is None or key[0] <= attempt]
-        self._looks = {
-            key: look
-            for key, look in self._looks.items()
+        self._rewritten = {
+            key: content
+            for key, content in self._rewritten.items()
             if attempt is not None and key[0] > attempt
         }
         return [self._line(key, self._pending.pop(key)) for key in ended]
@@ -249,20 +249,20 @@ def output(api: Api, task_id: str, query: Mapping[str, Any]) -> Iterator[dict[st
 
     A reopened stream begins anew: ``Lines`` drops what was there already.
     """
-    patience = Patience()
-    asked = {**query, "follow": 1}
+    reachability = Reachability()
+    params = {**query, "follow": 1}
     while True:
         pause = AGAIN_SECONDS
         try:
-            for event in api.stream(logs_path(task_id), asked):
-                patience.found()
+            for event in api.stream(logs_path(task_id), params):
+                reachability.found()
                 # Opened again, the stream must not begin behind what is missing.
-                asked = {**asked, "tail": None, "since": None}
+                params = {**params, "tail": None, "since": None}
                 if event.kind == "end":
                     return
                 yield event.data
         except Failure as failure:
-            pause = patience.lost(failure)
+            pause = reachability.lost(failure)
         except Stopped:
             pass
         if api.unwanted.wait(pause):
@@ -271,19 +271,19 @@ def output(api: Api, task_id: str, query: Mapping[str, Any]) -> Iterator[dict[st
 
 def events(api: Api, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Events as they come, for ever; resumed after the last one when cut off."""
-    patience = Patience()
-    asked = dict(query)
+    reachability = Reachability()
+    params = dict(query)
     while True:
         pause = AGAIN_SECONDS
         try:
-            for event in api.stream("/v1/events", asked):
-                patience.found()
+            for event in api.stream("/v1/events", params):
+                reachability.found()
                 position = event.data.get("position")
                 if isinstance(position, int):
-                    asked["from"] = position
+                    params["from"] = position
                     yield event.data
         except Failure as failure:
-            pause = patience.lost(failure)
+            pause = reachability.lost(failure)
         except Stopped:
             pass
         if api.unwanted.wait(pause):
@@ -359,7 +359,7 @@ class _Follower:
         self._held_attempt = 0
         # The attempt that runs, and since when this looks at it; None once there was a look at
         # whether its program can be asked to save.
-        self._looks_at: tuple[int, float] | None = (0, 0.0)
+        self._advice_due: tuple[int, float] | None = (0, 0.0)
         self._readers: list[Api] = []
         self._repeats = timeline.Repeats()
         self._in_order = timeline.InOrder()
@@ -477,13 +477,13 @@ class _Follower:
     def _advise(self) -> None:
         """Once, when an attempt has lasted a while: say if its program cannot be asked to save."""
         task, now = self._task, time.monotonic()
-        if self._looks_at is None or task["state"] != "running":
+        if self._advice_due is None or task["state"] != "running":
             return
-        attempt, since = self._looks_at
+        attempt, since = self._advice_due
         if attempt != task["attempt"]:
-            self._looks_at = (task["attempt"], now)
-        elif now - since > listening.QUIET_SECONDS + LOOK_SECONDS:
-            self._looks_at = None
+            self._advice_due = (task["attempt"], now)
+        elif now - since > listening.QUIET_SECONDS + POLL_SECONDS:
+            self._advice_due = None
             with contextlib.suppress(Failure):
                 runs = self._api.items(f"/v1/tasks/{part(task['id'])}/runs")["items"]
                 if text := listening.advice(task, runs):
@@ -606,16 +606,16 @@ class Screen:
 
 
 # So many moments are kept as they are shown: many lines have the same.
-MOMENTS_MAX = 4096
+TIMES_MAX = 4096
 
 
-@functools.lru_cache(MOMENTS_MAX)
+@functools.lru_cache(TIMES_MAX)
 def milliseconds(at: str) -> str:
     """``2026-11-21T10:00:00.123Z``."""
-    moment = parse.at(at)
-    if moment is None:
+    time_of_day = parse.at(at)
+    if time_of_day is None:
         return ""
-    utc = moment.astimezone(timezone.utc)
+    utc = time_of_day.astimezone(timezone.utc)
     return f"{utc:%Y-%m-%dT%H:%M:%S}.{utc.microsecond // 1000:03d}Z"
 
 

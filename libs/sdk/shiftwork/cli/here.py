@@ -125,7 +125,7 @@ def _environments_python(program: Path, env: Mapping[str, Any]) -> list[Path]:
     """The Python of the task's activated environment, if the program is one of its own: it runs in
     that Python or not at all."""
     folders = [
-        Path(str(env[name])) / "bin" for name in environments.MARKS.values() if env.get(name)
+        Path(str(env[name])) / "bin" for name in environments.MARKERS.values() if env.get(name)
     ]
     return [folder / "python" for folder in folders if program.parent == folder]
 

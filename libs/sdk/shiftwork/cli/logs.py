@@ -51,11 +51,11 @@ def logs(
     """Show a task's output."""
     now = session.current()
     pattern = _pattern(search)
-    moment = parse.moment(since, "--since", render.now()) if since else ""
+    since_at = parse.timestamp(since, "--since", render.now()) if since else ""
     api = now.api()
     found = find(api, task)
     task_id = str(found["id"])
-    asked: Dict[str, Any] = {"since": moment, "timestamps": 1 if timestamps else None}
+    params: Dict[str, Any] = {"since": since_at, "timestamps": 1 if timestamps else None}
     several = int(found.get("nodes") or 1) > 1 and rank is None
     printer = follow.Printer(ranks=several, times=timestamps)
     shown = Shown(printer, pattern.search if pattern else None)
@@ -75,14 +75,14 @@ def logs(
         first = max((log["attempt"] for log in kept if is_wanted(log)), default=0)
         # Of no kept lines at all, what follows is shown alone.
         sizes = {(log["attempt"], log["rank"]): log["size"] for log in kept if tail == 0}
-        _follow(api, task_id, {**asked, **chosen}, shown, _Begin(first, sizes))
+        _follow(api, task_id, {**params, **chosen}, shown, _Begin(first, sizes))
         return
     wanted = [log for log in kept if is_wanted(log)]
     if tail is not None:
         last = max((log["attempt"] for log in wanted), default=0)
         wanted = [log for log in wanted if log["attempt"] == last]
     if tail != 0:
-        _show(Kept(api, task_id, {**asked, "tail": tail}), wanted, shown)
+        _show(Kept(api, task_id, {**params, "tail": tail}), wanted, shown)
     if not wanted:
         render.note(_nothing(kept))
     elif tail != 0 and not shown.any:

@@ -53,7 +53,7 @@ def size(text: str, option: str) -> int:
     return int(found[1]) * _BYTES[found[2]]
 
 
-def moment(text: str, option: str, now: datetime) -> str:
+def timestamp(text: str, option: str, now: datetime) -> str:
     """RFC 3339 in UTC of a moment, or of so long ago: ``15m`` or ``2026-11-21T10:00:00Z``."""
     if _DURATION.fullmatch(text.strip()):
         at = now - timedelta(seconds=duration(text, option))

@@ -173,38 +173,38 @@ def _json(value: object, **form: Any) -> str:  # noqa: ANN401 - as json.dumps ta
 def note(text: str) -> None:
     """Something about the result, for people: standard error, unless quiet or JSON."""
     if not (_Mode.quiet or _Mode.json):
-        _say(text)
+        _write(text)
 
 
 def detail(text: str) -> None:
     """The same, only with ``-v``."""
     if _Mode.verbose:
-        _say(text)
+        _write(text)
 
 
 def warning(text: str) -> None:
     """Something that should not be so, and ends nothing."""
-    _say(f"warning: {text}")
+    _write(f"warning: {text}")
 
 
 def failure(failed: Failure) -> None:
     """What, where, fix; with ``--json`` one problem object. On standard error."""
     if _Mode.json:
-        _say(_json(failed.document()))
+        _write(_json(failed.document()))
         return
-    _say(failed.what, mark="error: ")
+    _write(failed.what, prefix="error: ")
     if failed.where:
-        _say(f"  where: {one_line(failed.where)}")
+        _write(f"  where: {one_line(failed.where)}")
     if failed.fix:
-        _say(f"  fix:   {failed.fix}")
+        _write(f"  fix:   {failed.fix}")
 
 
-def _say(text: str, mark: str = "") -> None:
-    lines = _UNINDENTED.sub("\n" + " " * _HANG, mark + safe(text)).split("\n")
+def _write(text: str, prefix: str = "") -> None:
+    lines = _UNINDENTED.sub("\n" + " " * _HANG, prefix + safe(text)).split("\n")
     shown = "\n".join(piece for each in lines for piece in _wrapped(each, sys.stderr, _HANG))
-    shown = shown[len(mark) :]
+    shown = shown[len(prefix) :]
     with Progress.cleared():
-        sys.stderr.write((_styled(mark, "bold red") if mark else "") + shown + "\n")
+        sys.stderr.write((_styled(prefix, "bold red") if prefix else "") + shown + "\n")
         sys.stderr.flush()
 
 
@@ -397,11 +397,11 @@ def wrapped(text: str, width: int, hang: int = 0) -> list[str]:
             words.append((begin, begin + len(part)))
             begin += len(part)
     lines: list[str] = []
-    begin, end, room = 0, 0, width
+    begin, end, width_left = 0, 0, width
     for first, last in words:
-        if end > begin and cell_len(text[begin:last]) > room:
+        if end > begin and cell_len(text[begin:last]) > width_left:
             lines.append(text[begin:end])
-            begin, room = first, width - hang
+            begin, width_left = first, width - hang
         end = last
     lines.append(text[begin:end])
     return [lines[0], *(" " * hang + line for line in lines[1:])]
@@ -471,7 +471,7 @@ def when(text: str | None, *, exact: bool = False) -> Cell:
     return Cell(ago(text), f"{utc:%Y-%m-%d} {time}Z")
 
 
-def moment(text: str | None) -> str:
+def timestamp(text: str | None) -> str:
     """``2026-11-21 10:00:00Z (3m ago)``; empty if there is none."""
     at = parse.at(text)
     if at is None:

@@ -149,12 +149,12 @@ def _tasks_run_as() -> str:
     return str(session.current().api().get("/v1/whoami").get("tasks_run_as") or "")
 
 
-def _show_dry_run(told: Dict[str, Any]) -> None:
+def _show_dry_run(reply: Dict[str, Any]) -> None:
     if session.current().json:
-        render.document(told)
+        render.document(reply)
         return
-    task = told["task"]
-    nodes, free, ahead = task["nodes"], told["free_nodes"], told["ahead"]
+    task = reply["task"]
+    nodes, free, ahead = task["nodes"], reply["free_nodes"], reply["ahead"]
     fits = "it would be accepted"
     if free is not None:
         fits = f"{min(free, nodes)} of {nodes} nodes are free for it now"

@@ -63,7 +63,7 @@ def _checkpoint(data: Data) -> str:
     return f"checkpoint saved: step {saved.get('step')}, {saved.get('uri')}"
 
 
-def _asked(data: Data) -> str:
+def _preemption_requested(data: Data) -> str:
     """Until when it has to leave: a program that cannot hear it is not waited for that long."""
     silent = render.clock(data.get("silent_deadline_at"))
     if silent:
@@ -114,12 +114,12 @@ def _left(data: Data) -> str:
 
 
 # States whose usual reason says what the state says.
-_SAYS_ITSELF = frozenset({"queued", "placed", "started", "succeeded"})
+_IMPLIED = frozenset({"queued", "placed", "started", "succeeded"})
 
 
 def _state(data: Data) -> str:
     code = parse.fields(data.get("reason")).get("code")
-    return str(data.get("state")) + ("" if code in _SAYS_ITSELF else _reason(data))
+    return str(data.get("state")) + ("" if code in _IMPLIED else _reason(data))
 
 
 def _node(data: Data) -> str:
@@ -145,10 +145,10 @@ def node_state(node: Data, *, busy: bool = True) -> str:
 def scope(quota: Data) -> str:
     """Whom and what a limit is about: ``team vision in group default at priority high``."""
     team = f"team {quota['team']}" if quota.get("team") else ""
-    whose = " as a member of ".join(each for each in (quota.get("user"), team) if each)
+    subject = " as a member of ".join(each for each in (quota.get("user"), team) if each)
     where = f"group {quota['group']}" if quota.get("group") else "every group"
     level = quota.get("priority")
-    return f"{whose or 'every user'} in {where}" + (
+    return f"{subject or 'every user'} in {where}" + (
         f" at priority {level}" if level not in _ANY else ""
     )
 
@@ -164,14 +164,14 @@ def limit(quota: Data) -> str:
 
 def _quota(data: Data) -> str:
     quota = parse.fields(data.get("quota"))
-    said = "no limit" if data.get("removed") else limit(quota)
-    return f"quota of {scope(quota)}: {said}, by {data.get('changed_by')}"
+    wording = "no limit" if data.get("removed") else limit(quota)
+    return f"quota of {scope(quota)}: {wording}, by {data.get('changed_by')}"
 
 
 def _policy(data: Data) -> str:
     policy = parse.fields(data.get("policy"))
-    said = f"{policy.get('policy')} (version {data.get('version')}, {policy.get('source')})"
-    return f"policy of group {data.get('group')}: {said}, by {policy.get('changed_by')}"
+    wording = f"{policy.get('policy')} (version {data.get('version')}, {policy.get('source')})"
+    return f"policy of group {data.get('group')}: {wording}, by {policy.get('changed_by')}"
 
 
 def _usage(data: Data) -> str:
@@ -199,7 +199,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     ),
     "run.started": lambda d: f"started on {_nodes(d)}",
     "run.listened": lambda _: "asks from now on whether to leave",
-    "run.preemption_requested": _asked,
+    "run.preemption_requested": _preemption_requested,
     "run.kill_requested": lambda d: f"the platform ends it by force{_reason(d)}",
     "run.checkpoint_saved": _checkpoint,
     "run.exited": _exited,
@@ -251,7 +251,7 @@ class InOrder:
 
     def __init__(self) -> None:
         self._held: list[tuple[float, Data]] = []
-        self._seen: set[tuple[object, int]] = set()
+        self._shown_steps: set[tuple[object, int]] = set()
 
     @property
     def is_waiting(self) -> bool:
@@ -272,7 +272,7 @@ class InOrder:
                 return shown
             first = min(found, key=lambda held: _place(held[1]))
             self._held.remove(first)
-            self._seen.add((first[1].get("attempt"), _mark(first[1])))
+            self._shown_steps.add((first[1].get("attempt"), _shown_step(first[1])))
             shown.append(first[1])
 
     def _may_follow(self, event: Data) -> bool:
@@ -281,19 +281,19 @@ class InOrder:
         if not attempt:
             return True
         before = attempt - 1
-        if (before, _STARTED) in self._seen and (before, _AFTER) not in self._seen:
+        if (before, _STARTED) in self._shown_steps and (before, _AFTER) not in self._shown_steps:
             return False
-        if (attempt, _STARTED) not in self._seen:
+        if (attempt, _STARTED) not in self._shown_steps:
             return True
         step = _step(event)
-        needed = [_TOLD_RUNNING] if step == _EXITED else []
+        needed = [_STATE_RUNNING] if step == _EXITED else []
         needed += [_EXITED] if step in (_USED, _AFTER) else []
         needed += [_USED] if step == _AFTER else []
-        return all((attempt, each) in self._seen for each in needed)
+        return all((attempt, each) in self._shown_steps for each in needed)
 
 
 # The mark of a state that says that an attempt has started; the start itself is another event.
-_TOLD_RUNNING = -1
+_STATE_RUNNING = -1
 
 
 def _place(event: Data) -> tuple[int, int]:
@@ -302,10 +302,10 @@ def _place(event: Data) -> tuple[int, int]:
     return (attempt, _step(event)) if attempt else (0, 0)
 
 
-def _mark(event: Data) -> int:
+def _shown_step(event: Data) -> int:
     step = _step(event)
-    told = event.get("type") == "task.state_changed" and step in (_STARTED, _RUNNING)
-    return _TOLD_RUNNING if told else step
+    is_state = event.get("type") == "task.state_changed" and step in (_STARTED, _RUNNING)
+    return _STATE_RUNNING if is_state else step
 
 
 def ordered(events: Sequence[Data]) -> list[Data]:
@@ -317,8 +317,8 @@ def ordered(events: Sequence[Data]) -> list[Data]:
     """
 
     def at(event: Data) -> float:
-        moment = parse.at(event.get("at"))
-        return moment.timestamp() if moment else 0.0
+        at_time = parse.at(event.get("at"))
+        return at_time.timestamp() if at_time else 0.0
 
     timed: list[tuple[float, Data]] = []
     latest = float("-inf")
@@ -334,7 +334,7 @@ def ordered(events: Sequence[Data]) -> list[Data]:
 
 
 # States that begin with an event of the run, which says the same and more.
-_SAID_BY: Mapping[str, Sequence[str]] = {
+_EVENTS_OF_STATE: Mapping[str, Sequence[str]] = {
     "starting": ("run.assigned", "run.resumed"),
     "preempting": ("run.preemption_requested",),
     "killing": ("run.kill_requested",),
@@ -346,7 +346,7 @@ class Repeats:
 
     def __init__(self) -> None:
         # What an event of each kind about each run gave as its reason.
-        self._said: dict[tuple[object, object, str], str] = {}
+        self._reasons: dict[tuple[object, object, str], str] = {}
         # The last state of each task: attempt, state and reason.
         self._state: dict[object, tuple[object, ...]] = {}
 
@@ -355,21 +355,21 @@ class Repeats:
         kind, data = str(event.get("type")), parse.fields(event.get("data"))
         task, attempt = event.get("task"), event.get("attempt")
         if kind != "task.state_changed":
-            self._said[task, attempt, kind] = _reason(data)
+            self._reasons[task, attempt, kind] = _reason(data)
             return False
         code = parse.fields(data.get("reason")).get("code")
-        reason = "" if code in _SAYS_ITSELF else _reason(data)
+        reason = "" if code in _IMPLIED else _reason(data)
         state = (attempt, data.get("state"), reason)
         before = self._state.get(task)
         self._state[task] = state
         if state == before:
             # Something else about the task changed, which has an event of its own.
             return True
-        said = [
-            self._said.get((task, attempt, each))
-            for each in _SAID_BY.get(str(data.get("state")), ())
+        reasons = [
+            self._reasons.get((task, attempt, each))
+            for each in _EVENTS_OF_STATE.get(str(data.get("state")), ())
         ]
-        return any(each is not None and reason in ("", each) for each in said)
+        return any(each is not None and reason in ("", each) for each in reasons)
 
 
 def line(event: Data, *, of_task: bool, naming: Naming | None = None) -> str:
@@ -380,5 +380,5 @@ def line(event: Data, *, of_task: bool, naming: Naming | None = None) -> str:
     else:
         task = event.get("task")
         subject = "" if not task else f"{task}.{attempt}" if attempt else str(task)
-    words = sentence(str(event.get("type", "")), parse.fields(event.get("data")), naming)
-    return "  ".join(text for text in (render.clock(event.get("at")), subject, words) if text)
+    text = sentence(str(event.get("type", "")), parse.fields(event.get("data")), naming)
+    return "  ".join(part for part in (render.clock(event.get("at")), subject, text) if part)

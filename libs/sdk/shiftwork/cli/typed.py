@@ -178,8 +178,8 @@ class _Error:
         """What is wrong."""
         if self._of_argument and self.complete:
             return self.message
-        is_said = self.below or (not self.option and self.value in self.message)
-        value = f" {self.value}" if self.value and not is_said else ""
+        is_shown = self.below or (not self.option and self.value in self.message)
+        value = f" {self.value}" if self.value and not is_shown else ""
         return f"{self._label}{value}: {self.message}"
 
     def advice(self, *, alone: bool) -> str:

@@ -30,8 +30,8 @@ def test_a_negative_duration_is_named_as_such() -> None:
 
 
 def test_moments() -> None:
-    assert parse.moment("15m", "--x", NOW) == "2026-11-21T09:45:00Z"
-    assert parse.moment("2026-11-21T11:00:00+01:00", "--x", NOW) == "2026-11-21T10:00:00Z"
+    assert parse.timestamp("15m", "--x", NOW) == "2026-11-21T09:45:00Z"
+    assert parse.timestamp("2026-11-21T11:00:00+01:00", "--x", NOW) == "2026-11-21T10:00:00Z"
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def test_turns_out_of_turn() -> None:
     plan = good(snapshot)
     assert [type(each) for each in plan.decisions if each.task_id == "r"] == [Preempt]
     assert faults(turns(1, 0), plan) == {Fault.VICTIM_NOT_LATER}
-    assert faults(turns(1, 2, settings=PolicySettings(policy="fifo")), plan) == {Fault.NO_TURNS}
+    assert faults(turns(1, 2, settings=PolicySettings(policy="fifo")), plan) == {Fault.NO_SLICES}
     run = snapshot.tasks["r"]
     held = replace(run, marks=replace(run.marks, held_until=at(11)))
     settings = PolicySettings(policy="las")
