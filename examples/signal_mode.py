@@ -1,4 +1,4 @@
-"""A program that knows nothing of the platform: a signal tells it to save and leave.
+"""A program without the SDK: a signal asks it to save and leave.
 
     shiftwork submit --preempt signal:USR1 -f -- python examples/signal_mode.py --out DIR
 

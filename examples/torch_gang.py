@@ -4,8 +4,8 @@
     shiftwork submit --nodes 2 -f -- torchrun examples/torch_gang.py --out DIR
     torchrun --standalone --nproc-per-node 2 examples/torch_gang.py --out DIR
 
-The platform tells every rank where the others are (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE), as
-torchrun does; nothing of that is written here. Each step is a function of the seed, the weights and
+The platform gives every rank the address of the others (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE),
+as torchrun does. Each step is a function of the seed, the weights and
 the number of the step, so that a run which was interrupted ends with the same bits as one which
 was not. Rank 0 saves for all and reads for all: DIR must be where each node finds it.
 """
@@ -120,10 +120,10 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.out.resolve()
 
-    # One order of additions, whatever machine a rank comes to.
+    # The same order of additions on every machine.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
-    # On the platform and under torchrun all four are there; a rank alone says them itself.
+    # On the platform and under torchrun all four are set; a rank alone sets them itself.
     for name, alone in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_PORT", 29500)):
         os.environ.setdefault(name, str(alone))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -170,7 +170,7 @@ def train(given: argparse.Namespace, folder: Path) -> None:
                 }
                 shiftwork.checkpoint_saved(step, *save(folder, state))
             print(f"rank {rank} leaves at step {step}", flush=True)
-            dist.barrier()  # nobody goes while another still trains or saves
+            dist.barrier()  # no rank leaves while another still trains or saves
             shiftwork.exit_preempted()
     with torch.no_grad():
         right = (own_network(points).argmax(dim=1) == kinds).float().mean().item()

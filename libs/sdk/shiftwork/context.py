@@ -1,7 +1,7 @@
-"""What the platform tells a process at its start: the context file first, the environment second.
+"""What a process gets from the platform at its start: the context file, else the environment.
 
-Read once by ``training``. The file is written by the launcher for each rank; the environment says
-the same, so that programs and wrappers which keep only one of the two still know where they are.
+Read once by ``training``. The launcher writes the file for each rank; the environment has the same
+values, so that programs and wrappers which keep only one of the two still work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Context:
-    """Where this process stands. Without ``url`` and ``run_token`` it is off the platform."""
+    """The process's place in its task. Without ``url`` and ``run_token`` it is off the platform."""
 
     task: str = ""
     attempt: int = 0
@@ -46,7 +46,7 @@ class Context:
 
     @property
     def on_platform(self) -> bool:
-        """True if there is somebody to talk to."""
+        """True if the process runs on the platform."""
         return bool(self.url and self.run_token)
 
 
@@ -155,5 +155,5 @@ def _checkpoint(value: Any) -> Checkpoint | None:  # noqa: ANN401 - any JSON
 
 
 def of_this_process() -> Context:
-    """The context of the process that asks."""
+    """The context of the calling process."""
     return read(os.environ, FIXED_PATH)

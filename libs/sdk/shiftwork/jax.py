@@ -113,7 +113,7 @@ class Checkpoints:
         return found.step, jax.tree.unflatten(tree, restored)
 
     def leave_if_asked(self, step: int, state: Any, data: Data | None = None) -> None:  # noqa: ANN401
-        """Save, say so and end the process with code 75, if the platform asks for the nodes.
+        """Save, acknowledge and end the process with code 75, if the platform has requested that.
 
         Call it after every step, on every process, with the number of steps done.
 
@@ -127,7 +127,7 @@ class Checkpoints:
     def save(self, step: int, state: Any, data: Data | None = None) -> None:  # noqa: ANN401
         """Save now, on every process; returns when the platform has stored that.
 
-        Call it every so often: a node that dies then costs the steps since the last one.
+        Call it regularly: a node that dies then costs the steps since the last save.
         """
         path = _new_folder(self._folder, step)
         leaves = jax.tree.leaves(state)
@@ -148,7 +148,7 @@ class Checkpoints:
 
 
 def _new_folder(folder: Path, step: int) -> Path:
-    """The one that process 0 has chosen, on every process."""
+    """The folder that process 0 has chosen, on every process."""
     step = training.step_number(step)  # here, as process 0 alone would leave the others waiting
     again = folders.new(folder, step)[1] if jax.process_index() == 0 else 0
     again = int(multihost_utils.broadcast_one_to_all(np.int32(again)))
@@ -156,7 +156,8 @@ def _new_folder(folder: Path, step: int) -> Path:
 
 
 def _any_process() -> Callable[[bool], bool]:
-    """Does any process say so? Each answer is that of the question before: nobody waits."""
+    """Returns whether any process said yes. Each call returns the result of the call before, so
+    that no process waits."""
     if jax.process_count() == 1:
         return bool
     firsts = {device.process_index: device for device in reversed(jax.devices())}
@@ -174,7 +175,7 @@ def _any_process() -> Callable[[bool], bool]:
 
 
 def _acknowledge(step: int, path: Path) -> None:
-    """Process 0 says for all that the checkpoint is durable; what it hears, every process hears."""
+    """Process 0 acknowledges the checkpoint for all; every process gets the outcome."""
     multihost_utils.sync_global_devices(f"shiftwork saved {path.name}")
     problem: Exception | None = None
     if jax.process_index() == 0:

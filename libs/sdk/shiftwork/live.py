@@ -1,9 +1,9 @@
-"""The conversation of one process with the platform, in background threads.
+"""The communication of one process with the platform, in background threads.
 
 Made by ``training`` at the first call that needs it, one per process. Training code only ever
 reads two flags and appends to queues; everything that waits does so here: the long-poll that
-brings the preemption request, the senders of checkpoints and metrics, and the fence. The one call
-that waits on purpose is ``save_checkpoint``.
+brings the preemption request, the senders of checkpoints and metrics, and the fence. Only
+``save_checkpoint`` waits on purpose.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 THREADS_IMPORT = ("shiftwork.transport", "encodings.idna")
 
 FENCE_EXIT_CODE = 69
-"""How a process ends that was out of touch for longer than its task allows."""
+"""The exit code of a process that lost contact for longer than its task allows."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Every number of the conversation; tests shorten the waits."""
+    """All limits of the communication; tests shorten the waits."""
 
     poll_seconds: float = 30.0
     answer_seconds: float = 10.0
@@ -70,9 +70,9 @@ class Limits:
 
 
 class Superseded(Exception):  # noqa: N818 - the name that training scripts catch
-    """This attempt is no longer the live one: another has taken the task over, or it is over.
+    """This attempt is no longer the live one: another one is, or the task has ended.
 
-    Stop without saving; what this process would still write counts for nothing.
+    Stop without saving; the platform ignores what this process would still write.
     """
 
 
@@ -90,7 +90,7 @@ class _Saved:
 
 
 class Live:
-    """One process's conversation. ``preempt`` and ``superseded`` only ever turn true."""
+    """One process's communication. ``preempt`` and ``superseded`` only ever become true."""
 
     def __init__(self, context: Context, limits: Limits, warn: Callable[[str], None]) -> None:
         self.preempt = False
@@ -115,7 +115,7 @@ class Live:
         self._refused = False
 
     def start(self) -> None:
-        """Begin to listen, and to watch the fence if the task has one.
+        """Begin to poll, and to watch the fence if the task has one.
 
         A thread that imports holds locks which a forked child would wait for without end. So this
         loads every module that the threads use before the first of them starts.

@@ -70,7 +70,7 @@ _EVERY = typer.Option(False, "--all", help="Every letter (of the service).")
 def replay(
     ids: Optional[List[str]] = _IDS, service: Optional[str] = _SERVICE, every: bool = _EVERY
 ) -> None:
-    """Let the service try again. What succeeds is gone from the list."""
+    """Let the service try again. Letters that succeed disappear from the list."""
     _command("replay", "to be tried again", ids or [], service, every)
 
 
@@ -111,7 +111,7 @@ def _command(verb: str, outcome: str, ids: List[str], service: Optional[str], ev
 
 
 def _request(service: str, ids: List[str]) -> Dict[str, Any]:
-    """What a service is to be asked; nothing if it has none of the letters that are named."""
+    """The request to a service; empty if it has none of the named letters."""
     if not ids:
         return {"service": service}
     found = session.current().api().items("/v1/dead-letters", {"service": service})["items"]

@@ -1,5 +1,5 @@
 """The environment that a task's command is looked up in: the submitter's, where tasks run on the
-same machine. Called by ``submit``; ``hint_for`` by all that shows how a task ended."""
+same machine. Called by ``submit``; ``hint_for`` by every command that shows how a task ended."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from shiftwork.cli.failures import usage
 if TYPE_CHECKING:
     from shiftwork.cli.contexts import Target
 
-# What activating an environment sets. Nothing else of the submitter's variables travels.
+# The variables that activating an environment sets. No other variable of the submitter is passed
+# on.
 ACTIVATED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
-# The folder of an environment is marked by what lies in it: which variable then names it.
+# A file in the folder of an environment shows its kind: the variable that then names it.
 MARKERS = {"pyvenv.cfg": "VIRTUAL_ENV", "conda-meta": "CONDA_PREFIX"}
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
@@ -110,7 +111,7 @@ def hint_for(last_lines: Sequence[str], interpreter: str = "") -> str:
 
 
 def interpreter_of(task: Mapping[str, Any]) -> str:
-    """The Python that a task's command finds on the task's PATH; empty if nobody can tell here."""
+    """The Python that a task's command finds on the task's PATH; empty if that is unknown here."""
     roles = [parse.fields(role) for role in parse.listed(task.get("roles"))]
     first = roles[0] if roles else {}
     path = str({**parse.fields(task.get("env")), **parse.fields(first.get("env"))}.get("PATH", ""))

@@ -1,5 +1,5 @@
-"""What ``explain`` shows of an answer: first a sentence that answers the question, then what would
-help, then when, then the details. Called by ``tasks.py``. Pure but for ``show_history``.
+"""What ``explain`` prints: first a sentence that says why the task waits, then what would help,
+then the forecast, then the details. Called by ``tasks.py``. Pure but for ``show_history``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _waits(found: Document, explained: Document, tasks: Document) -> str:
     return f"{text}; held by {listed}"
 
 
-# What a reason begins with that is a sentence about the task.
+# The first words of a reason that is a sentence about the task.
 _VERBS = ("waits", "needs", "cannot", "is ", "has ")
 
 
@@ -111,7 +111,7 @@ def _ended(found: Document, explained: Document, tasks: Document) -> str:
     state = str(explained.get("state"))
     how = {"succeeded": "finished successfully"}.get(state, state)
     reason = "" if state == "succeeded" else _reason(explained)
-    # The reason of a failure says again that it is one.
+    # The reason of a failure repeats that it is one.
     attempt = _ATTEMPT_FAILED.match(reason) if how == "failed" else None
     if attempt:
         how, reason = f"failed in attempt {attempt[1]}", reason[attempt.end() :]
@@ -169,7 +169,7 @@ def _holder(holder: Document, tasks: Document) -> str:
 
 
 def _forecast(forecast: Document) -> str:
-    """``starts in 2h, between 1h and 3h from now``, with the moments."""
+    """``starts in 2h, between 1h and 3h from now``, with the times."""
     starts = forecast.get("starts_at")
     if not starts:
         return str(forecast.get("unknown") or "")
@@ -187,7 +187,7 @@ def _count(number: float, noun: str) -> str:
 
 
 def _order(order: dict[str, Any]) -> list[str]:
-    """What put a task at its place."""
+    """What a task's position is computed from."""
     if not order:
         return []
     level, policy = order["level"], order["policy"]
@@ -209,7 +209,7 @@ def _order(order: dict[str, Any]) -> list[str]:
 
 
 def _key(order: Document) -> str:
-    """What its place within its level is computed from."""
+    """What its position within its level is computed from."""
     since = render.timestamp(order["submitted_at"])
     text = f"within its level the earliest comes first: submitted {since}"
     parts = [

@@ -2,7 +2,7 @@
 whether the user that the task runs as can use them.
 
 Called by ``submit`` where the server is on this machine, so that paths mean the same to both.
-Elsewhere nobody but the task's nodes could say.
+Elsewhere only the task's nodes know.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORCE = "--force submits it nevertheless"
 
 @dataclass(frozen=True)
 class _Program:
-    """A command of a task. ``place`` is what people typed to give it."""
+    """A command of a task. ``place`` is the option or argument that gave it."""
 
     place: str
     words: Sequence[Any]
@@ -40,7 +40,7 @@ def check(body: Mapping[str, Any], *, directory: str, command: str, typed: str =
 
     Args:
         body: the new task, in the API's fields.
-        directory: what people typed to give the directory, such as ``--workdir``.
+        directory: the option that gave the directory, such as ``--workdir``.
         command: the same for the command.
         typed: the directory as it was typed, if it was.
     """
@@ -48,7 +48,7 @@ def check(body: Mapping[str, Any], *, directory: str, command: str, typed: str =
     if at:
         _directory(at, directory, typed or at)
     for each in _programs(body, command):
-        # What is no list of texts the server refuses.
+        # The server refuses values that are not lists of texts.
         if each.words and isinstance(each.words[0], str):
             _program(each.words, search_path(each.env), at, each.place)
 
@@ -58,7 +58,7 @@ def check_rights(
 ) -> None:
     """Raises Failure if the user that tasks run as cannot use the directory or a program.
 
-    ``runs_as`` says who that is; it is asked only if something is not open to everybody.
+    ``runs_as`` returns that user; it is called only if something is not readable for everybody.
     """
     programs = list(_programs(body, command))
     at = str(body.get("working_directory") or "")
@@ -92,7 +92,8 @@ def _programs(body: Mapping[str, Any], command: str) -> Iterator[_Program]:
 def _closed(
     at: str, directory: str, programs: Sequence[_Program], user: rights.User
 ) -> Iterator[tuple[str, str, str]]:
-    """What the user cannot use: where it was given, what it is, and what is closed."""
+    """The first thing that the user cannot use: where it was given, what it is, and what is
+    closed."""
     if at and (part := rights.closed_part(Path(at), user)):
         yield directory, at, part
     for each in programs:
@@ -139,8 +140,8 @@ def search_path(env: Mapping[str, Any]) -> str:
 
 
 def missing_scripts(body: Mapping[str, Any]) -> Iterator[str]:
-    """What to say about each script that a command hands to an interpreter and that is not there:
-    a program may make it before, so that it is no error."""
+    """A warning for each missing script that a command passes to an interpreter. It is not an
+    error, because a program may create it before."""
     folder = Path(str(body.get("working_directory") or os.curdir))
     if not os.access(folder, os.X_OK):
         return
@@ -180,7 +181,7 @@ def _program(words: Sequence[Any], path: str, directory: str, where: str) -> Non
         found = folder / program
         if os.access(found, os.X_OK) and found.is_file():
             return
-        # Somebody else's folder: who runs the task may see more.
+        # Another user's folder: the user that runs the task may see more.
         if not os.access(found.parent, os.X_OK) and found.parent.exists():
             return
     elif shutil.which(program, path=path):

@@ -18,7 +18,7 @@ from shiftwork.cli.tasks import TASK_HELP, find
 RANGE_BYTES_MIN = 16_384
 LINES_AT_ONCE = 1000
 _UNKNOWN = datetime.min.replace(tzinfo=timezone.utc)
-# So many are named where none is meant; of attempts the last ones.
+# How many ranks or attempts an error names; of attempts the last ones.
 ATTEMPTS_NAMED_MAX = 5
 RANKS_NAMED_MAX = 8
 
@@ -73,7 +73,7 @@ def logs(
     if follow_it:
         chosen = {"attempt": attempt, "rank": rank, "role": role, "tail": tail or None}
         first = max((log["attempt"] for log in kept if is_wanted(log)), default=0)
-        # Of no kept lines at all, what follows is shown alone.
+        # With --tail 0 only new output is shown.
         sizes = {(log["attempt"], log["rank"]): log["size"] for log in kept if tail == 0}
         _follow(api, task_id, {**params, **chosen}, shown, _Begin(first, sizes))
         return
@@ -126,7 +126,7 @@ def _no_lines(since: str, search: str) -> str:
 
 
 def _nothing(kept: List[Dict[str, Any]]) -> str:
-    """That there is no output, or else which attempts and ranks have some."""
+    """The message that there is no output, or which attempts and ranks have some."""
     if not kept:
         return "there is no output"
     ranks: Dict[int, List[int]] = {}
@@ -155,7 +155,7 @@ def _pattern(search: str) -> "Optional[re.Pattern[bytes]]":
 
 
 class Kept(NamedTuple):
-    """The kept output of a task's ranks, and from where on it is read."""
+    """The stored output of a task's ranks, and from where it is read."""
 
     api: Api
     task_id: str

@@ -1,4 +1,4 @@
-"""``shiftwork submit``: a file and options to a task, and with ``-f`` its whole life."""
+"""``shiftwork submit``: makes a task of a file and options, and follows it with ``-f``."""
 
 import secrets
 from pathlib import Path
@@ -121,8 +121,8 @@ def _add_surroundings(
     source: str,
     typed: str,
 ) -> None:
-    """What a task takes from where it is submitted, if it runs there: environment and directory.
-    Raises Failure for what is not there."""
+    """Add the submitter's environment and directory to a task that runs on this machine. Raises
+    Failure for what is missing."""
     target = session.current().target()
     environments.add(body, target, venv)
     # Pods have a file system of their own, however near the server seems.
@@ -188,7 +188,7 @@ def _show_dry_run(reply: Dict[str, Any]) -> None:
 
 
 def _span(seconds: Optional[float]) -> str:
-    """Exactly so long, as it can be typed again: ``90s``, ``4h``."""
+    """An exact duration as an argument: ``90s``, ``4h``."""
     if not seconds:
         return ""
     unit, size = next((each for each in _UNITS if seconds % each[1] == 0), ("s", 1))

@@ -238,7 +238,7 @@ COLUMNS = (
     render.Column("STATE"),
     render.Column("PRIORITY", drop=5),
     render.Column("SIZE", drop=6),
-    # What runs says here how it goes on; its reason says only that it runs.
+    # For a running task its progress; its reason would only repeat that it runs.
     render.Column("PROGRESS", drop=1, least=24),
     render.Column("SUBMITTED", drop=3),
     render.Column("REASON", drop=2, least=20),
@@ -390,7 +390,7 @@ def _pod(pod: Dict[str, Any]) -> str:
 
 
 def _delayed(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
-    """What the launcher waits for before the current attempt runs; empty if for nothing."""
+    """What the launcher waits for before the current attempt runs; empty if nothing."""
     for run in runs:
         if run["attempt"] == task["attempt"]:
             return str(parse.fields(run.get("delayed")).get("detail", ""))
@@ -584,7 +584,7 @@ def _goals(tasks: Sequence[str], goal: str, *, now: bool = False) -> None:
 
 
 def _standing(goal: str, found: Dict[str, Any], *, changed: bool) -> str:
-    """Where a task stands that has been given a goal, or had it already."""
+    """The message after a goal was set, or was set already."""
     reached, on_its_way = {
         "run": ("", "resumed"),
         "pause": ("paused", "being paused"),

@@ -1,4 +1,4 @@
-"""Events as sentences: one table from an event's type to what it says. Pure."""
+"""Events as sentences: a table from an event's type to its text. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _from(data: Data) -> str:
 
 def _again(data: Data) -> str:
     """A later attempt, and what it starts from. What a program saves at a signal is known only if
-    it reports it."""
+    the program reports it."""
     if data.get("resume_from"):
         return f"resumed on {_nodes(data)}{_from(data)}"
     preemption = parse.fields(parse.fields(data.get("spec")).get("preemption"))
@@ -64,7 +64,7 @@ def _checkpoint(data: Data) -> str:
 
 
 def _preemption_requested(data: Data) -> str:
-    """Until when it has to leave: a program that cannot hear it is not waited for that long."""
+    """Until when it has to leave: earlier for a program that does not poll."""
     silent = render.clock(data.get("silent_deadline_at"))
     if silent:
         return (
@@ -113,7 +113,7 @@ def _left(data: Data) -> str:
     return f"the program {left}; {_NO_CHECKPOINT}"
 
 
-# States whose usual reason says what the state says.
+# States whose usual reason only repeats the state.
 _IMPLIED = frozenset({"queued", "placed", "started", "succeeded"})
 
 
@@ -143,7 +143,7 @@ def node_state(node: Data, *, busy: bool = True) -> str:
 
 
 def scope(quota: Data) -> str:
-    """Whom and what a limit is about: ``team vision in group default at priority high``."""
+    """The subject of a limit: ``team vision in group default at priority high``."""
     team = f"team {quota['team']}" if quota.get("team") else ""
     subject = " as a member of ".join(each for each in (quota.get("user"), team) if each)
     where = f"group {quota['group']}" if quota.get("group") else "every group"
@@ -210,7 +210,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
 }
 
 
-# The order in which one attempt's events come about; those of one step are ordered by time.
+# The order of one attempt's events; those of one step are ordered by time.
 _ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _USED, _AFTER = range(7)
 _STEPS: Mapping[str, int] = {
     "run.assigned": _ASSIGNED,
@@ -276,7 +276,7 @@ class InOrder:
             shown.append(first[1])
 
     def _may_follow(self, event: Data) -> bool:
-        """Whether all that brings it about has been shown."""
+        """Whether all events that must come before it have been shown."""
         attempt = event.get("attempt")
         if not attempt:
             return True
@@ -292,12 +292,12 @@ class InOrder:
         return all((attempt, each) in self._shown_steps for each in needed)
 
 
-# The mark of a state that says that an attempt has started; the start itself is another event.
+# The step of a state change to running, which differs from the start's own event.
 _STATE_RUNNING = -1
 
 
 def _place(event: Data) -> tuple[int, int]:
-    """What orders events: attempt and step. What is of no attempt comes first."""
+    """The order of events: attempt and step. Events without an attempt come first."""
     attempt = event.get("attempt")
     return (attempt, _step(event)) if attempt else (0, 0)
 
@@ -309,11 +309,11 @@ def _shown_step(event: Data) -> int:
 
 
 def ordered(events: Sequence[Data]) -> list[Data]:
-    """One task's events in the order in which they came about.
+    """One task's events in the order in which they happened.
 
-    The server has them in the order in which it heard of them, and services hear of each other
-    later: a short program has exited before the scheduler knows that it runs. What belongs to
-    attempts goes by attempt, then by step, then by time; the rest stands where its time is.
+    The server has them in the order of their arrival, and services receive each other's events
+    later: a short program has exited before the scheduler knows that it runs. Events of attempts
+    are sorted by attempt, then by step, then by time; the others by time.
     """
 
     def at(event: Data) -> float:
@@ -328,12 +328,12 @@ def ordered(events: Sequence[Data]) -> list[Data]:
         latest = max(latest, at(event))
         timed.append((latest, event))
     timed += [(at(event), event) for event in events if not event.get("attempt")]
-    # Equal moments: what belongs to no attempt comes first, as a submission does.
+    # At equal times, events without an attempt, such as a submission, come first.
     timed.sort(key=lambda pair: (pair[0], bool(pair[1].get("attempt"))))
     return [event for _, event in timed]
 
 
-# States that begin with an event of the run, which says the same and more.
+# States that begin with an event of the run, which has the same content and more.
 _EVENTS_OF_STATE: Mapping[str, Sequence[str]] = {
     "starting": ("run.assigned", "run.resumed"),
     "preempting": ("run.preemption_requested",),
@@ -342,16 +342,16 @@ _EVENTS_OF_STATE: Mapping[str, Sequence[str]] = {
 
 
 class Repeats:
-    """Finds events that say again what an event before them said."""
+    """Finds events that repeat an earlier event."""
 
     def __init__(self) -> None:
-        # What an event of each kind about each run gave as its reason.
+        # The reason in the last event of each kind about each run.
         self._reasons: dict[tuple[object, object, str], str] = {}
         # The last state of each task: attempt, state and reason.
         self._state: dict[object, tuple[object, ...]] = {}
 
     def is_repeat(self, event: Data) -> bool:
-        """True if nothing is missing without this event. Asked once about each, in their order."""
+        """True if the event can be left out. Called once for each, in their order."""
         kind, data = str(event.get("type")), parse.fields(event.get("data"))
         task, attempt = event.get("task"), event.get("attempt")
         if kind != "task.state_changed":
@@ -363,7 +363,7 @@ class Repeats:
         before = self._state.get(task)
         self._state[task] = state
         if state == before:
-            # Something else about the task changed, which has an event of its own.
+            # Another field of the task changed, which has an event of its own.
             return True
         reasons = [
             self._reasons.get((task, attempt, each))
