@@ -10,7 +10,7 @@ from services.submit.domain.model import TERMINAL_STATES
 @pytest.mark.parametrize("state", TaskState)
 @pytest.mark.parametrize("current", [goal for goal in Goal if goal is not Goal.UNSPECIFIED])
 @pytest.mark.parametrize("wanted", Goal)
-def test_every_wish_in_every_state_has_an_answer(
+def test_every_goal_in_every_state_has_an_answer(
     wanted: Goal, current: Goal, state: TaskState
 ) -> None:
     verdict = decide_goal(wanted, current=current, state=state)
@@ -35,7 +35,7 @@ def test_every_wish_in_every_state_has_an_answer(
         (Goal.PAUSE, True, Goal.RUN, False, Change.APPLY),
     ],
 )
-def test_at_once_is_more_than_gently(
+def test_a_goal_with_now_outranks_the_same_goal_without_it(
     wanted: Goal, now: bool, current: Goal, current_now: bool, verdict: Change
 ) -> None:
     state = TaskState.PREEMPTING
@@ -43,7 +43,7 @@ def test_at_once_is_more_than_gently(
     assert found is verdict
 
 
-def test_nothing_runs_at_once() -> None:
+def test_the_goal_run_cannot_be_given_with_now() -> None:
     found = decide_goal(Goal.RUN, current=Goal.PAUSE, state=TaskState.PAUSED, now=True)
     assert isinstance(found, Refusal)
     assert [error.field for error in found.errors] == ["now"]
