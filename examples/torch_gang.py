@@ -4,7 +4,7 @@
     shiftwork submit --nodes 2 -f -- torchrun examples/torch_gang.py --out DIR
     torchrun --standalone --nproc-per-node 2 examples/torch_gang.py --out DIR
 
-The platform gives every rank the address of the others (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE),
+The platform gives every rank the others' address (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE),
 as torchrun does. Each step is a function of the seed, the weights and
 the number of the step, so that a run which was interrupted ends with the same bits as one which
 was not. Rank 0 saves for all and reads for all: DIR must be where each node finds it.
