@@ -26,7 +26,7 @@ from nats.protocol.command import (
     pub_cmd,  # pyright: ignore[reportUnknownVariableType] - the library does not say its types
 )
 
-from libs.bus.commands import COMMANDS_MAX, COMMANDS_WAITING_MAX
+from libs.bus.command_replies import COMMANDS_MAX, COMMANDS_WAITING_MAX
 from libs.bus.port import BusDeniedError, BusTooLargeError, BusUnavailableError
 from libs.bus.topology import inbox_prefix
 from libs.bus.trust import trust, wants_tls

@@ -25,7 +25,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
-from libs.bus.commands import (
+from libs.bus.command_replies import (
     RequestQueue,
     answer,
     answering,

@@ -13,7 +13,7 @@ from asyncio import TaskGroup
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
-from libs.bus.commands import (
+from libs.bus.command_replies import (
     COMMANDS_MAX,
     COMMANDS_WAITING_MAX,
     RequestQueue,

@@ -18,7 +18,7 @@ from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
 from services.gateway.auth import Authenticator, Mint, ensure_first_admin
 from services.gateway.capacity import Capacity
-from services.gateway.commands import Commands
+from services.gateway.command_client import Commands
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.handlers import HANDLERS, READS

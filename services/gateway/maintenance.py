@@ -15,7 +15,7 @@ import structlog
 from libs.contracts.messages import Reemit, ReemitReply
 from libs.store.port import Store, UnreadableRowError
 from services.gateway import store as rows_of
-from services.gateway.commands import Commands
+from services.gateway.command_client import Commands
 from services.gateway.problems import ProblemError
 from services.gateway.rows import RebuildRow
 from services.gateway.settings import GatewaySettings

@@ -18,7 +18,7 @@ import orjson
 
 from libs.bus.port import Bus, BusError
 from libs.contracts import messages as m
-from services.gateway.commands import Commands
+from services.gateway.command_client import Commands
 from services.gateway.json_values import rfc3339
 from services.gateway.problems import NOT_FOUND, UNAVAILABLE, ProblemError
 

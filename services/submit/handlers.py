@@ -41,10 +41,10 @@ from libs.pods.requester import Requester
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.submit import store
+from services.submit.domain.facts import TERMINAL_STATES, Rules, problem
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import check_quota
 from services.submit.domain.goals import Change, decide_goal, decide_priority
-from services.submit.domain.model import TERMINAL_STATES, Rules, problem
 from services.submit.domain.validate import (
     check_requester,
     check_same,

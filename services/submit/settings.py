@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
-from services.submit.domain.check import SETTING
-from services.submit.domain.model import Rules
+from services.submit.domain.facts import Rules
+from services.submit.domain.spec_fields import SETTING
 
 
 class SubmitSettings(Rules, BaseServiceSettings):

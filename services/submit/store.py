@@ -22,7 +22,7 @@ from libs.contracts.messages import (
 )
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Tx, Where
-from services.submit.domain.model import Facts, Shape
+from services.submit.domain.facts import Facts, Shape
 
 
 @dataclass(frozen=True, slots=True)

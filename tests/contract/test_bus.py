@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from nats.js.errors import NotFoundError
 
-from libs.bus.commands import COMMANDS_MAX, COMMANDS_WAITING_MAX
+from libs.bus.command_replies import COMMANDS_MAX, COMMANDS_WAITING_MAX
 from libs.bus.connection import BusConfig, ServerClient, open_client
 from libs.bus.jetstream import connect
 from libs.bus.memory import MemoryBus

@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from libs.bus.commands import answer_until
+from libs.bus.command_replies import answer_until
 from libs.bus.memory import MemoryBus
 from libs.bus.port import CommandHandler as BusCommandHandler
 from libs.contracts.base import Message

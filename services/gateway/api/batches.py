@@ -17,7 +17,7 @@ from services.gateway import views
 from services.gateway.api.deps import Audited, Context
 from services.gateway.auth import Identity
 from services.gateway.bodies import BatchTaskBody
-from services.gateway.commands import accepted, create_task, in_terms_of
+from services.gateway.command_client import accepted, create_task, in_terms_of
 from services.gateway.problems import ProblemError
 from services.gateway.rows import TaskRow
 

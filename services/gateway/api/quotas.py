@@ -23,7 +23,7 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import require_admin
 from services.gateway.bodies import QuotaBody
-from services.gateway.commands import set_quota
+from services.gateway.command_client import set_quota
 from services.gateway.known_names import require_known
 from services.gateway.problems import invalid
 from services.gateway.rows import QuotaRow

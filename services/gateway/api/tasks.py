@@ -27,7 +27,7 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
-from services.gateway.commands import (
+from services.gateway.command_client import (
     accepted,
     create_task,
     in_terms_of,

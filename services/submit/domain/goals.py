@@ -16,7 +16,7 @@ from libs.contracts.messages import (
     RefusalCode,
     TaskState,
 )
-from services.submit.domain.model import TERMINAL_STATES, problem
+from services.submit.domain.facts import TERMINAL_STATES, problem
 from services.submit.domain.validate import refusal
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from libs.contracts.messages import CreateTask, FieldError, Refusal, RefusalCode, TaskSpec
-from services.submit.domain.check import SETTING, check_fields, check_person
+from services.submit.domain.facts import Facts, Limits, problem, sentence
 from services.submit.domain.fit import check_inventory, check_quota
-from services.submit.domain.model import Facts, Limits, problem, sentence
+from services.submit.domain.spec_fields import SETTING, check_fields, check_person
 
 ERRORS_SHOWN_MAX = 50
 CLIENT_KEY_LENGTH_MAX = 255

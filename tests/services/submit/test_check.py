@@ -17,9 +17,9 @@ from libs.contracts.messages import (
     Role,
     TaskSpec,
 )
-from services.submit.domain.check import check_fields
+from services.submit.domain.facts import Defaults, Facts, Limits
 from services.submit.domain.fill import fill_in
-from services.submit.domain.model import Defaults, Facts, Limits
+from services.submit.domain.spec_fields import check_fields
 from services.submit.domain.validate import ERRORS_SHOWN_MAX, check_requester, validate
 from services.submit.settings import SubmitSettings
 from tests.services.submit.specs import TASK_ID, asked, valid_specs

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from libs.contracts.messages import Priority, Quota, Refusal, TaskSpec, Unit
+from services.submit.domain.facts import Defaults, Facts, Limits, Shape
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import demand
-from services.submit.domain.model import Defaults, Facts, Limits, Shape
 from services.submit.domain.validate import validate
 from tests.services.submit.specs import TASK_ID, asked
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from libs.contracts.messages import Goal, Priority, Refusal, RefusalCode, TaskState
+from services.submit.domain.facts import TERMINAL_STATES
 from services.submit.domain.goals import Change, decide_goal, decide_priority
-from services.submit.domain.model import TERMINAL_STATES
 
 
 @pytest.mark.parametrize("state", TaskState)

@@ -12,7 +12,7 @@ from libs.bus.memory_broker import MemoryBroker
 from libs.pods.pod_policy import PolicyError
 from libs.service.definition import Ports
 from libs.store.memory import MemoryDatabase, MemoryStore
-from services.submit.domain.model import Rules
+from services.submit.domain.facts import Rules
 from services.submit.main import WIRING, build
 from services.submit.settings import SubmitSettings
 from services.submit.tables import TABLES

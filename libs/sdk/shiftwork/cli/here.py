@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from shiftwork.cli import environments, files, guide, parse, rights
+from shiftwork.cli import environments, guide, input_files, parse, rights
 from shiftwork.cli.failures import Failure
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -153,7 +153,9 @@ def missing_scripts(body: Mapping[str, Any]) -> Iterator[str]:
         before = words[1 : words.index(script)] if script else []
         path = folder / script
         if script and " " not in script and not {"-c", "-m"} & set(before) and not path.exists():
-            yield f"{script}: there is no such file in {folder}; {files.near(path)}".rstrip("; ")
+            yield f"{script}: there is no such file in {folder}; {input_files.near(path)}".rstrip(
+                "; "
+            )
 
 
 def _directory(at: str, where: str, typed: str) -> None:
@@ -164,7 +166,7 @@ def _directory(at: str, where: str, typed: str) -> None:
     except (OSError, ValueError):
         return
     if not there:
-        fix = files.near(Path(at)) or f"make it: mkdir -p {shlex.quote(at)}"
+        fix = input_files.near(Path(at)) or f"make it: mkdir -p {shlex.quote(at)}"
         if typed.startswith("~"):
             fix = f"write it without quotes, or as {os.path.expanduser(typed)}"  # noqa: PTH111 - as typed
         raise Failure(f"{where} {typed}: there is no such directory", where=where, fix=fix)
@@ -209,7 +211,7 @@ def _advice(program: str, words: Sequence[Any], folder: Path, path: str) -> tupl
     if "/" not in program:
         for each in path.split(os.pathsep):
             if each:
-                names.update(files.entries(Path(each)))
+                names.update(input_files.entries(Path(each)))
     meant = guide.meant(program, sorted(names), 0.75)
     if meant:
         return problem, meant

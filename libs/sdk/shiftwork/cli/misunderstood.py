@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Mapping, Sequence
 
-from shiftwork.cli import files, guide, typed
+from shiftwork.cli import guide, input_files, typed
 from shiftwork.cli.failures import Failure, usage
 
 # So many commands are listed.
@@ -70,7 +70,7 @@ def _bad_value(error: Any, line: typed.Line) -> Failure:  # noqa: ANN401 - Typer
         wanted = f"a {_NUMBERS[kind]}{_range(bounds)}"
         return usage(f"{label}: is not {wanted}", where=name, fix=f"give {wanted}")
     if "does not exist" in error.message:
-        return usage(f"{label}: there is no such file", where=name, fix=files.advice(value))
+        return usage(f"{label}: there is no such file", where=name, fix=input_files.advice(value))
     what, _, fix = error.message.rstrip(".").partition("; ")
     return usage(f"{label}: {what}", where=name, fix=fix)
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import typer
 
-from shiftwork.cli import files, ids, parse, render, session, typed
+from shiftwork.cli import ids, input_files, parse, render, session, typed
 from shiftwork.cli.client import part
 from shiftwork.cli.failures import naming
 
@@ -88,8 +88,8 @@ _FORCE = typer.Option(False, "--force", help="Accept users, teams and groups tha
 def set_file(file: str = _FILE, force: bool = _FORCE) -> None:
     """Set the policies of a file: all of it or nothing. Groups that it does not name stay."""
     now = session.current()
-    data = files.read(file, FILE_BYTES_MAX)
-    with naming(_FIELDS, file=files.name_of(file)):
+    data = input_files.read(file, FILE_BYTES_MAX)
+    with naming(_FIELDS, file=input_files.name_of(file)):
         path = "/v1/policies" + ("?force=true" if force else "")
         reply = now.api().send_file("PUT", path, data, CONTENT_TYPE)
     _show_applied(now, reply)
@@ -120,10 +120,10 @@ def dry_run(
 ) -> None:
     """Show what would be decided at this moment under the policies of a file."""
     now = session.current()
-    data = files.read(file, FILE_BYTES_MAX)
+    data = input_files.read(file, FILE_BYTES_MAX)
     query = ([f"limit={limit}"] if limit else []) + (["force=true"] if force else [])
     path = "/v1/policies:dry-run" + ("?" + "&".join(query) if query else "")
-    with naming(_FIELDS, file=files.name_of(file)):
+    with naming(_FIELDS, file=input_files.name_of(file)):
         reply = now.api().send_file("POST", path, data, CONTENT_TYPE)
     _warn(reply)
     if now.json:

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 import typer
 
-from shiftwork.cli import environments, files, follow, here, parse, render, session
+from shiftwork.cli import environments, follow, here, input_files, parse, render, session
 from shiftwork.cli.failures import Failure, naming, usage
 from shiftwork.cli.task_fields import set_field, with_task_options
 from shiftwork.cli.task_options import TASK_OPTIONS
@@ -69,7 +69,7 @@ def submit(
         **({"CMD": command} if command else {}),
         **({"--force": True} if force else {}),
     }
-    source = files.name_of(str(file)) if file is not None else ""
+    source = input_files.name_of(str(file)) if file is not None else ""
     # With a file, a field is the file's unless an option was given for it.
     fields = {
         option.field: option.flags[0]
@@ -81,7 +81,7 @@ def submit(
     if not source or "CMD" in given:
         fields.update({"roles": "CMD", "command": "CMD"})
     with naming(fields, file=source):
-        body = _overridden(files.document(file) if file is not None else {}, given, source)
+        body = _overridden(input_files.document(file) if file is not None else {}, given, source)
         typed = str(given.get("--workdir", ""))
         _add_surroundings(body, fields, venv, force=force, source=source, typed=typed)
         api = now.api()
@@ -139,7 +139,7 @@ def _add_surroundings(
                 here.check_rights(body, _tasks_run_as, **named)
             except Failure as failure:
                 if source and failure.where not in fields.values():
-                    failure.where = files.place(source, failure.where)
+                    failure.where = input_files.place(source, failure.where)
                 raise
             for text in here.missing_scripts(body):
                 render.warning(text)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
-from shiftwork.cli import files, render
+from shiftwork.cli import input_files, render
 from shiftwork.cli.failures import Failure, objects
 
 # The command that does what a route does. The server's messages name routes, because the API is
@@ -144,7 +144,7 @@ def _summarize(
     found.fix = "\n         ".join(each.advice(alone=not more) for each in errors)
     of_file = next((each.field for each in errors if not each.option), None)
     if failure.file and of_file is not None:
-        found.where = files.place(failure.file, of_file)
+        found.where = input_files.place(failure.file, of_file)
     elif first.option or first.field:
         found.where = first.option or first.field
 

@@ -23,7 +23,7 @@ from libs.contracts.ids import (
 from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
 from libs.contracts.variables import is_reserved, is_variable
-from services.submit.domain.model import Limits, bound_setting, problem
+from services.submit.domain.facts import Limits, bound_setting, problem
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
