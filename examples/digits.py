@@ -100,7 +100,7 @@ def train_step(state: State, images: np.ndarray, labels: np.ndarray) -> float:
 
 
 def accuracy(state: State, images: np.ndarray, labels: np.ndarray) -> float:
-    """The share of images that the network names rightly."""
+    """The share of images that the network classifies correctly."""
     w = state.weights
     hidden = np.maximum(images @ w["w1"] + w["b1"], 0.0)
     return float(((hidden @ w["w2"] + w["b2"]).argmax(axis=1) == labels).mean())
@@ -189,7 +189,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Train to the end, or until the platform asks for the nodes."""
     given = arguments()
-    shiftwork.should_preempt()  # begin to listen while the data loads
+    shiftwork.should_preempt()  # begin to poll while the data loads
     given.out.mkdir(parents=True, exist_ok=True)
     folder = given.out.resolve()
     begun = shiftwork.resume_from()

@@ -4,8 +4,8 @@
 
 Data-parallel least squares: each rank takes the gradient of its share of the data, all-reduce
 adds the shares in the order of ranks (so that every bit is the same each time), and every rank
-steps alike. The same all-reduce is ``agree``: the ranks hear of a preemption at different moments
-and still leave at the same step. Rank 0 saves for all of them.
+takes the same step. The same all-reduce is ``agree``: the ranks receive a preemption request at
+different times and still leave at the same step. Rank 0 saves for all of them.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Gang:
             while len(ranks) < self.size - 1:
                 other, _ = door.accept()
                 other.settimeout(STEP_SECONDS_MAX)
-                (who,) = struct.unpack("<i", _receive(other, 4))
-                ranks[who] = other
-        return [ranks[who] for who in sorted(ranks)]
+                (peer,) = struct.unpack("<i", _receive(other, 4))
+                ranks[peer] = other
+        return [ranks[peer] for peer in sorted(ranks)]
 
     def _join(self, address: tuple[str, int]) -> socket.socket:
         until = time.monotonic() + MEET_SECONDS
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def report_end(gang: Gang, folder: Path, step: int, weights: list[float], error: float) -> None:
-    """Say what came out, in bits; rank 0 also writes it down."""
+    """Print the result, to the bit; rank 0 also writes it to a file."""
     found = hashlib.sha256("".join(value.hex() for value in weights).encode()).hexdigest()
     if gang.rank == 0:
         result = {"steps": step, "sha256": found}

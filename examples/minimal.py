@@ -41,7 +41,7 @@ def main() -> None:
         time.sleep(0.1)
         if shiftwork.should_preempt():  # 2: at once, never the network
             shiftwork.checkpoint_saved(state["step"], save(state))  # 3: stored when it returns
-            return  # after an acknowledged checkpoint, any way to leave is right
+            return  # after an acknowledged checkpoint, any way to leave is correct
     print(f"sum {state['sum']:.12f}")
 
 

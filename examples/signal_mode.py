@@ -1,4 +1,4 @@
-"""A program that knows nothing of the platform: a signal tells it to save and leave.
+"""A program without the SDK: a signal asks it to save and leave.
 
     shiftwork submit --preempt signal:USR1 -f -- python examples/signal_mode.py --out DIR
 
@@ -26,8 +26,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("signal-out"))
     parser.add_argument("--step-seconds", type=float, default=0.1)
     given = parser.parse_args()
-    asked: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _frame: asked.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _frame: signals.append(number))
 
     given.out.mkdir(parents=True, exist_ok=True)
     kept = given.out / "state.json"
@@ -36,7 +36,7 @@ def main() -> int:
     while state["step"] < given.steps:
         state = {"step": state["step"] + 1, "x": 3.9 * state["x"] * (1.0 - state["x"])}
         time.sleep(given.step_seconds)
-        if asked and state["step"] < given.steps:
+        if signals and state["step"] < given.steps:
             half = kept.with_suffix(".writing")
             with half.open("w") as stream:
                 json.dump(state, stream)

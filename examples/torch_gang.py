@@ -4,8 +4,8 @@
     shiftwork submit --nodes 2 -f -- torchrun examples/torch_gang.py --out DIR
     torchrun --standalone --nproc-per-node 2 examples/torch_gang.py --out DIR
 
-The platform tells every rank where the others are (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE), as
-torchrun does; nothing of that is written here. Each step is a function of the seed, the weights and
+The platform gives every rank the others' address (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE),
+as torchrun does. Each step is a function of the seed, the weights and
 the number of the step, so that a run which was interrupted ends with the same bits as one which
 was not. Rank 0 saves for all and reads for all: DIR must be where each node finds it.
 """
@@ -28,12 +28,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 POINTS = 512
-TURNS = 1.5
+ROUNDS = 1.5
 HIDDEN = 32
 BATCH_PER_RANK = 32
 RATE = 0.01
 # How long a rank waits for the others, at the meeting and in a step.
-PATIENCE = timedelta(seconds=120)
+TIMEOUT = timedelta(seconds=120)
 
 
 def spirals(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,7 +41,7 @@ def spirals(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     source = torch.Generator().manual_seed(seed)
     along = torch.rand(POINTS, generator=source).sqrt()
     kind = torch.arange(POINTS) % 2
-    angle = along * TURNS * 2 * math.pi + kind * math.pi
+    angle = along * ROUNDS * 2 * math.pi + kind * math.pi
     points = torch.stack([along * angle.cos(), along * angle.sin()], dim=1)
     return points + 0.01 * torch.randn(points.shape, generator=source), kind
 
@@ -120,14 +120,14 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.out.resolve()
 
-    # One order of additions, whatever machine a rank comes to.
+    # The same order of additions on every machine.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
-    # On the platform and under torchrun all four are there; a rank alone says them itself.
+    # On the platform and under torchrun all four are set; a rank alone sets them itself.
     for name, alone in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_PORT", 29500)):
         os.environ.setdefault(name, str(alone))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    dist.init_process_group("gloo", timeout=PATIENCE)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     try:
         train(given, folder)
     finally:
@@ -142,15 +142,15 @@ def train(given: argparse.Namespace, folder: Path) -> None:
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
     points, kinds = spirals(given.seed)
-    network_here = network(given.seed)
-    optimizer = torch.optim.Adam(network_here.parameters(), lr=RATE)
+    own_network = network(given.seed)
+    optimizer = torch.optim.Adam(own_network.parameters(), lr=RATE)
     step, held = 0, begin(rank)
     if held is not None:
         step = held["step"]
-        network_here.load_state_dict(held["network"])
+        own_network.load_state_dict(held["network"])
         # The moments alone: rates are the program's, and tensors can be read without running code.
         optimizer.load_state_dict({**optimizer.state_dict(), "state": held["moments"]})
-    model = DistributedDataParallel(network_here)
+    model = DistributedDataParallel(own_network)
     print(f"rank {rank} of {ranks} from step {step} of {given.steps}", flush=True)
     while step < given.steps:
         chosen = batch_of(step, given.seed, rank, ranks)
@@ -165,16 +165,16 @@ def train(given: argparse.Namespace, folder: Path) -> None:
             if rank == 0:
                 state = {
                     "step": step,
-                    "network": network_here.state_dict(),
+                    "network": own_network.state_dict(),
                     "moments": optimizer.state_dict()["state"],
                 }
                 shiftwork.checkpoint_saved(step, *save(folder, state))
             print(f"rank {rank} leaves at step {step}", flush=True)
-            dist.barrier()  # nobody goes while another still trains or saves
+            dist.barrier()  # no rank leaves while another still trains or saves
             shiftwork.exit_preempted()
     with torch.no_grad():
-        right = (network_here(points).argmax(dim=1) == kinds).float().mean().item()
-    found = digest_of(network_here)
+        right = (own_network(points).argmax(dim=1) == kinds).float().mean().item()
+    found = digest_of(own_network)
     if rank == 0:
         result = {"steps": step, "ranks": ranks, "accuracy": right, "sha256": found}
         (folder / "final.json").write_text(json.dumps(result) + "\n")

@@ -27,11 +27,11 @@ from libs.contracts import messages as m
 from services.gateway.api.app import shapes
 from services.gateway.auth import Identity
 from services.gateway.bodies import TaskBody
-from services.gateway.commands import create_task
+from services.gateway.command_client import create_task
 from services.gateway.conversion import to_json
-from services.submit.domain.check import check_fields
+from services.submit.domain.spec_fields import check_fields
 from services.submit.domain.fill import fill_in
-from services.submit.domain.model import Rules
+from services.submit.domain.facts import Rules
 from shiftwork.cli.task_fields import set_field
 from shiftwork.cli.task_options import TASK_OPTIONS
 

@@ -44,7 +44,7 @@ def hearers() -> dict[str, list[str]]:
     """Event name -> services that hear it, from their handlers."""
     found: dict[str, list[str]] = {}
     for service in WIRINGS:
-        for kind in service.hears:
+        for kind in service.consumes:
             found.setdefault(kind.__name__, []).append(service.name)
     return found
 

@@ -26,7 +26,7 @@ from nats.protocol.command import (
     pub_cmd,  # pyright: ignore[reportUnknownVariableType] - the library does not say its types
 )
 
-from libs.bus.commands import COMMANDS_MAX, COMMANDS_WAITING_MAX
+from libs.bus.command_replies import COMMANDS_MAX, COMMANDS_WAITING_MAX
 from libs.bus.port import BusDeniedError, BusTooLargeError, BusUnavailableError
 from libs.bus.topology import inbox_prefix
 from libs.bus.trust import trust, wants_tls
@@ -51,13 +51,13 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class BusConfig:
-    """Where the servers are, who is asking, and how much may wait."""
+    """The servers' addresses, the service that connects, and how much may wait."""
 
     urls: tuple[str, ...]
     service: str
     credentials: Credentials
     # The event types of this service's durable.
-    hears: tuple[type[Message], ...] = ()
+    consumes: tuple[type[Message], ...] = ()
     # For tls:// addresses: the authority (PEM) that vouches for the servers; None: the machine's.
     ca_file: Path | None = None
     connect_timeout_s: float = 30.0
@@ -101,8 +101,8 @@ def _header_lines(raw: bytes) -> Mapping[str, str]:
 class ServerClient(Client):
     """A client that no error of the server ends for good: it connects again instead.
 
-    Its flush keeps its word: the library's ping is written past what still waits to be written,
-    so that only the answer to a second one says that the server has seen it all.
+    Its flush is reliable: the library writes its ping before data that still waits to be written,
+    so only the answer to a second ping shows that the server has received everything.
     """
 
     def __init__(self, *, tls_only: bool = False) -> None:
@@ -110,13 +110,13 @@ class ServerClient(Client):
         self._tls_only = tls_only
 
     def _connect_command(self) -> bytes:
-        """User and password; the library would say them to whoever does not ask for TLS."""
+        """User and password; the library would send them also to a server without TLS."""
         if self._tls_only and not self._server_info.get("tls_required"):
             raise nats.errors.Error("the server does not speak TLS, and its address says tls://")
         return super()._connect_command()
 
     async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - the library's signature
-        """Return when the server has seen everything said so far; ``timeout`` in seconds."""
+        """Return when the server has received everything sent so far; ``timeout`` in seconds."""
         for _ in range(2):
             with _propagating_cancellation():
                 await super().flush(timeout)

@@ -41,10 +41,10 @@ CONFLICT = "409"
 DENIED = "403"
 NO_MESSAGES = "404"
 PULL_EXPIRED = "408"
-# How the server says that a pull has brought as many bytes as it may.
+# The server's status when a pull has brought as many bytes as it may.
 BYTES_REACHED = "MaxBytes"
-# The server keeps an entry of about 700 bytes for each pull from another account until nobody
-# listens to the subject of its answers. So the inbox is replaced after this many pulls.
+# The server keeps an entry of about 700 bytes for each pull from another account until the subject
+# of its answers has no subscriber. So the inbox is replaced after this many pulls.
 PULLS_PER_INBOX = 1_000
 # Headers of our own that a dead letter keeps; the others are the server's.
 KEPT_HEADERS = re.compile(r"ce-.*|traceparent|content-type")
@@ -119,8 +119,8 @@ class JetStreamDelivery:
 class JetStreamConsumer:
     """Pulls from the service's durable. One fetch at a time.
 
-    A pull that waits stays open across fetches: while events come one by one, each is pushed to us
-    at once and none costs a request.
+    A pull that waits stays open across fetches: while events come one at a time, each is pushed to
+    us at once and none costs a request.
     """
 
     def __init__(self, bus: ServerConnection, client: ServerClient, spec: ConsumerSpec) -> None:
@@ -245,7 +245,7 @@ class JetStreamConsumer:
         self._end_pull(NO_RESPONDERS, "the connection was lost")
 
     def deny(self, subject: str) -> None:
-        """The server (which names it in lower case) does not let us say this subject."""
+        """The server (which names it in lower case) does not let us publish on this subject."""
         if subject == self._next.lower():
             self._end_pull(DENIED, "")
 
@@ -264,7 +264,7 @@ class JetStreamConsumer:
         self._end_pull("", "")
         with contextlib.suppress(nats.errors.Error, OSError):
             if subscription is not None:
-                # The server drops a pull that nobody listens to.
+                # The server drops a pull whose inbox has no subscriber.
                 await subscription.unsubscribe()
             while self._arrived:
                 await self._client.publish(self._arrived.popleft().reply, b"-NAK")

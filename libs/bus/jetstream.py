@@ -25,7 +25,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
-from libs.bus.commands import (
+from libs.bus.command_replies import (
     RequestQueue,
     answer,
     answering,
@@ -80,8 +80,8 @@ class JetStreamBus:
         self._requests = PendingRequests(self._client)
         await self._requests.start()
         self._consumer: JetStreamConsumer | None = None
-        if self.config.hears:
-            spec = consumer_of(self.service, self.config.hears)
+        if self.config.consumes:
+            spec = consumer_of(self.service, self.config.consumes)
             self._consumer = JetStreamConsumer(self, self._client, spec)
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
@@ -118,7 +118,7 @@ class JetStreamBus:
             await self._client.publish(envelope.subject, body, headers=envelope.headers())
 
     async def request(self, command: Message, *, timeout_s: float) -> Message:
-        """Ask whoever of the command's owners is free; nobody there is known at once."""
+        """Send the request to one of the command's owners; fails at once if there is none."""
         request_id = self._client.new_inbox().rpartition(".")[2]
         headers = headers_of(command, self.service, request_id, timeout_s)
         request = await self._requests.send(subject_of(command), command.to_json(), headers)
@@ -176,9 +176,10 @@ class JetStreamBus:
         return Backlog(state["bytes"], found["config"]["max_bytes"], state["messages"])
 
     def consumer(self) -> Consumer:
-        """The durable named after the service; ValueError if it was connected to hear nothing."""
+        """The durable named after the service; ValueError if it was connected without event
+        types."""
         if self._consumer is None:
-            raise ValueError(f"{self.service} was connected without anything that it hears")
+            raise ValueError(f"{self.service} was connected without any event types to consume")
         return self._consumer
 
     @contextlib.asynccontextmanager
@@ -258,7 +259,7 @@ class JetStreamBus:
             self._consumer.lost()
 
     def _failed(self, error: Exception) -> None:
-        """The server says that it refused something only here, not where it was said."""
+        """The server reports refused publications only here, not to the call that published."""
         refused = REFUSED.search(str(error))
         if refused is None:
             return

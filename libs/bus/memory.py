@@ -13,7 +13,7 @@ from asyncio import TaskGroup
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
-from libs.bus.commands import (
+from libs.bus.command_replies import (
     COMMANDS_MAX,
     COMMANDS_WAITING_MAX,
     RequestQueue,
@@ -130,12 +130,12 @@ class MemoryBus:
     """``libs.bus.port.Bus`` of one process of one service."""
 
     def __init__(
-        self, broker: MemoryBroker, service: str, hears: Sequence[type[Message]] = ()
+        self, broker: MemoryBroker, service: str, consumes: Sequence[type[Message]] = ()
     ) -> None:
         self.broker = broker
         self.service = service
         # The durable receives from the first message of the stream on.
-        self._durable = broker.durable(consumer_of(service, hears)) if hears else None
+        self._durable = broker.durable(consumer_of(service, consumes)) if consumes else None
         self._closed = False
         self._server_id = ""
         self._ids = itertools.count(1)
@@ -160,7 +160,7 @@ class MemoryBus:
         await self.travel()
 
     async def send_telemetry(self, envelope: Envelope) -> None:
-        """Hand telemetry to whoever listens now."""
+        """Deliver telemetry to the current subscribers."""
         broker = self.broker
         if not self.connected or broker.chance(broker.faults.lose_telemetry):
             return
@@ -236,9 +236,9 @@ class MemoryBus:
         return self.broker.backlog()
 
     def consumer(self) -> Consumer:
-        """The service's durable; ValueError if it was connected to hear nothing."""
+        """The service's durable; ValueError if it was connected without event types."""
         if self._durable is None:
-            raise ValueError(f"{self.service} was connected without anything that it hears")
+            raise ValueError(f"{self.service} was connected without any event types to consume")
         return _MemoryConsumer(self, self._durable)
 
     @contextlib.asynccontextmanager

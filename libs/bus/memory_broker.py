@@ -82,7 +82,7 @@ class Pending:
     deliveries: int = 0
     # Held back once while others passed it.
     held: bool = False
-    # A second copy, which nobody's acknowledgement takes back.
+    # A second copy, which no acknowledgement removes.
     echo: bool = False
 
 
@@ -127,7 +127,7 @@ class MemoryBroker:
         self.faults = faults or Faults()
         self.ack_wait_s = ack_wait_s
         self.payload_bytes_max = PAYLOAD_BYTES_MAX
-        # Filters of subjects on which nobody may publish, as with permissions of another version.
+        # Filters of subjects on which publishing is denied, as with permissions of another version.
         self.denied: tuple[str, ...] = ()
         # What ``backlog`` says; it refuses nothing.
         self.stream_bytes_max = STORE_BYTES
@@ -159,7 +159,7 @@ class MemoryBroker:
         self.changed()
 
     def stop(self) -> None:
-        """Kill the server: nobody reaches it until ``start``."""
+        """Kill the server: it is unreachable until ``start``."""
         self.running = False
         self.changed()
 
@@ -213,7 +213,7 @@ class MemoryBroker:
         self._check(service, start)
 
     def changed(self) -> None:
-        """Wake everybody who waits for something to happen."""
+        """Wake all tasks that wait for something to happen."""
         for event in self._waiting:
             event.set()
 

@@ -31,7 +31,7 @@ DAY_S = 86_400.0
 # Dead letters are kept so long: the rows, and their copies in the stream.
 DEAD_LETTER_AGE_S = 30 * DAY_S
 MIB = 1024 * 1024
-# What the server's store for streams may hold (``max_file_store``) unless somebody says otherwise.
+# What the server's store for streams may hold (``max_file_store``) by default.
 STORE_BYTES = 16 * 1024 * MIB
 # The rest of the store is left for the files' own overhead.
 STORE_SHARE = 0.9
@@ -47,7 +47,7 @@ class Full(Enum):
     # The oldest message goes.
     DROP_OLDEST = "drop oldest"
     # The message is refused: its publisher keeps it and tries again. What every durable has
-    # acknowledged goes at once, so only what somebody still has to receive takes room.
+    # acknowledged is deleted at once, so only messages that are still to be delivered take space.
     REFUSE_NEW = "refuse new"
 
 
@@ -104,7 +104,7 @@ class Topology:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much the streams keep. Together they fit into the store, so that none of them can take
-    the room of another: the server reserves for each what it may take at most."""
+    the space of another: the server reserves the maximum of each."""
 
     store_bytes: int = STORE_BYTES
     event_age_s: float = 14 * DAY_S
@@ -216,42 +216,42 @@ def consumer_of(service: str, kinds: Iterable[type[Message]]) -> ConsumerSpec:
     and skips the rest: for a durable with filters that is behind, the server searches all subjects
     of a block again for each next message.
     """
-    heard = tuple(kinds)
-    filters = _filters(heard, Kind.EVENT)
-    if TaskStateChanged not in heard:
+    consumed = tuple(kinds)
+    filters = _filters(consumed, Kind.EVENT)
+    if TaskStateChanged not in consumed:
         return ConsumerSpec(durable=service, filters=filters)
     return ConsumerSpec(durable=service, filters=(_everything(Kind.EVENT),), only=filters)
 
 
 def topology_of(
-    hears: Mapping[str, Iterable[type[Message]]], limits: Limits | None = None
+    consumes: Mapping[str, Iterable[type[Message]]], limits: Limits | None = None
 ) -> Topology:
-    """Streams and durables for services, given by name with the event types that each hears."""
-    heard = {service: tuple(kinds) for service, kinds in hears.items()}
-    consumers = tuple(consumer_of(service, kinds) for service, kinds in heard.items() if kinds)
+    """Streams and durables for services, given by name with the event types that each consumes."""
+    consumed = {service: tuple(kinds) for service, kinds in consumes.items()}
+    consumers = tuple(consumer_of(service, kinds) for service, kinds in consumed.items() if kinds)
     return Topology(streams=streams_of(limits or Limits()), consumers=consumers)
 
 
 def permissions_of(
     service: str,
     *,
-    hears: Iterable[type[Message]] = (),
-    asks: Iterable[type[Message]] = (),
-    listens: Iterable[type[Message]] = (),
+    consumes: Iterable[type[Message]] = (),
+    requests: Iterable[type[Message]] = (),
+    follows: Iterable[type[Message]] = (),
     watches: bool = False,
 ) -> Permissions:
     """What the user of ``service`` may do.
 
     It publishes the events and telemetry that it owns and serves the commands that it owns without
-    being asked here; ``hears`` are the events of its durable, ``asks`` the commands it may request
-    of others, ``listens`` the telemetry it may follow; ``watches``: it may ask how full the
-    stream of events is. ValueError if a type is of another kind.
+    being named here; ``consumes`` are the events of its durable, ``requests`` the commands it may
+    request of others, ``follows`` the telemetry it may receive; ``watches``: it may read how full
+    the stream of events is. ValueError if a type is of another kind.
     """
 
     def owned(kind: Kind) -> tuple[str, ...]:
         return tuple(filter_of(each) for each in types_of(kind) if ROUTES[each].owner == service)
 
-    spec = consumer_of(service, hears)
+    spec = consumer_of(service, consumes)
     at = f"{spec.stream}.{spec.durable}"
     has_durable = bool(spec.filters)
     # What settles a message, and its newer form, which names the domain (_: there is none) and the
@@ -262,11 +262,11 @@ def permissions_of(
         stores=(*owned(Kind.EVENT), dead_letter_subject(service, ">")),
         durable=durable if has_durable else (),
         pulls=(f"$JS.API.CONSUMER.MSG.NEXT.{at}",) if has_durable else (),
-        requests=_filters(asks, Kind.COMMAND),
+        requests=_filters(requests, Kind.COMMAND),
         serves=tuple(served_subject(kind, service) for kind in served_by(service)),
         sends=owned(Kind.TELEMETRY),
         # Everything of that kind, so that a narrower filter of any form is allowed.
-        receives=(_everything(Kind.TELEMETRY),) if _filters(listens, Kind.TELEMETRY) else (),
+        receives=(_everything(Kind.TELEMETRY),) if _filters(follows, Kind.TELEMETRY) else (),
         watches=watches,
     )
 

@@ -30,8 +30,8 @@ NAME_ID_DIGITS = 6
 
 
 def name_ending(task_id: str) -> str:
-    """How the name ends that a task with this id has if it was given none. Nobody knows an id
-    before its task is stored, so that a name that was given does not end like this."""
+    """The ending of the name of a task with this id that was given none. An id is unknown before
+    its task is stored, so a given name does not end like this."""
     return f"-{task_id[-NAME_ID_DIGITS:]}"
 
 

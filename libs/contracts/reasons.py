@@ -14,9 +14,9 @@ from math import isfinite
 from libs.contracts.messages import Priority, Reason, ReasonCode
 from libs.contracts.wording import counted
 
-Sentence = Callable[["Said"], str]
+Sentence = Callable[["Values"], str]
 
-# Of so many nobody wants to know the fraction.
+# From this number on, the fraction is left out.
 _MANY = 1000.0
 _SPANS = ((86_400.0, "day", 2.0), (3600.0, "h", 1.0), (60.0, "min", 1.0))
 
@@ -37,8 +37,8 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A reason's numbers and names; asking for one that is not there raises KeyError."""
+class Values:
+    """A reason's numbers and names; a missing one raises KeyError."""
 
     numbers: Mapping[str, float]
     names: Mapping[str, str]
@@ -56,8 +56,8 @@ class Said:
         """A duration."""
         return duration(self.numbers[key])
 
-    def moment(self, key: str) -> str:
-        """A moment that was written down as ISO 8601: ``2026-01-01 00:00:00Z``."""
+    def time(self, key: str) -> str:
+        """A time stored as ISO 8601, written as ``2026-01-01 00:00:00Z``."""
         text = self.names[key]
         try:
             at = datetime.fromisoformat(text)
@@ -104,62 +104,62 @@ class Said:
         parts += [f"without taints that it does not tolerate ({taints})"] if taints else []
         return " ".join([of, " and ".join(parts)]) if parts else of
 
-    def whose(self) -> str:
+    def subject(self) -> str:
         """The subject of a quota row: ``user ann in group train at level high``."""
         user, team = self.names.get("user", ""), self.names.get("team", "")
         parts = [f"user {user}" if user else "", f"team {team}" if team else ""]
-        who = " of ".join(part for part in parts if part) or "each user"
+        named = " of ".join(part for part in parts if part) or "each user"
         group, level = self.names.get("group", ""), self.names.get("priority", "")
         where = f" in group {group}" if group else ""
-        return who + where + (f" at level {self.priority('priority')}" if level else "")
+        return named + where + (f" at level {self.priority('priority')}" if level else "")
 
 
-def _quota(said: Said) -> str:
-    unit = "node" if said.names["unit"] == "UNIT_NODES" else "GPU"
-    need, limit = said.count("need", unit), said.number("limit")
-    if said.numbers["need"] > said.numbers["limit"]:
-        return f"needs {need}, more than the quota of {said.whose()} ever allows ({limit})"
-    return f"waits for the quota of {said.whose()}: {limit} at once, it needs {need}"
+def _quota(given: Values) -> str:
+    unit = "node" if given.names["unit"] == "UNIT_NODES" else "GPU"
+    need, limit = given.count("need", unit), given.number("limit")
+    if given.numbers["need"] > given.numbers["limit"]:
+        return f"needs {need}, more than the quota of {given.subject()} ever allows ({limit})"
+    return f"waits for the quota of {given.subject()}: {limit} at once, it needs {need}"
 
 
-def _failed(said: Said) -> str:
-    return f"attempt {said.number('attempt')} failed: {said.name('detail')}"
+def _failed(given: Values) -> str:
+    return f"attempt {given.number('attempt')} failed: {given.name('detail')}"
 
 
-def _started(said: Said) -> str:
-    runs = f"attempt {said.number('attempt')} runs"
-    if "from_beginning" in said.numbers:
+def _started(given: Values) -> str:
+    runs = f"attempt {given.number('attempt')} runs"
+    if "from_beginning" in given.numbers:
         return f"{runs}, restarted from the beginning (no checkpoint)"
-    return f"{runs}, resumed from step {said.number('step')}" if "step" in said.numbers else runs
+    return f"{runs}, resumed from step {given.number('step')}" if "step" in given.numbers else runs
 
 
-def _never_asked(said: Said) -> str:
-    if "attempt" not in said.numbers:
+def _never_asked(given: Values) -> str:
+    if "attempt" not in given.numbers:
         return (
             "its program never asked whether to leave, and is ended by force after"
-            f" {said.number('seconds')} s"
+            f" {given.number('seconds')} s"
         )
     return (
-        f"attempt {said.number('attempt')} never asked whether to leave, so nothing was saved when"
-        f" it was ended{said.goes_on()}"
+        f"attempt {given.number('attempt')} never asked whether to leave, so nothing was saved when"
+        f" it was ended{given.goes_on()}"
     )
 
 
-def _waits_for_retry(said: Said) -> str:
-    if "attempts" in said.numbers:
+def _waits_for_retry(given: Values) -> str:
+    if "attempts" in given.numbers:
         return (
-            f"waits until {said.moment('at')} to start again, after"
-            f" {said.count('attempts', 'failed start')}: {said.name('detail')}"
+            f"waits until {given.time('at')} to start again, after"
+            f" {given.count('attempts', 'failed start')}: {given.name('detail')}"
         )
     return (
-        f"waits until {said.moment('at')} for retry {said.number('retry')}"
-        f" of {said.number('retries_max')}"
+        f"waits until {given.time('at')} for retry {given.number('retry')}"
+        f" of {given.number('retries_max')}"
     )
 
 
-def _did_not_start(said: Said) -> str:
-    tries = said.count("attempts", "try").replace("trys", "tries")
-    detail = said.names.get("detail", "")
+def _did_not_start(given: Values) -> str:
+    tries = given.count("attempts", "try").replace("trys", "tries")
+    detail = given.names.get("detail", "")
     return f"did not start in {tries}" + (f": {detail}" if detail else "")
 
 
@@ -167,19 +167,19 @@ def _did_not_start(said: Said) -> str:
 SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.UNSPECIFIED: (lambda _: "no reason was given", "no reason was given"),
     ReasonCode.WAITS_FOR_CAPACITY: (
-        lambda said: f"waits for {said.size()} to come free in group {said.name('group')}",
+        lambda given: f"waits for {given.size()} to come free in group {given.name('group')}",
         "waits for free capacity",
     ),
     ReasonCode.WAITS_FOR_QUOTA: (_quota, "waits for quota"),
     ReasonCode.WAITS_BEHIND_OTHERS: (
-        lambda said: (
-            f"waits for {said.size()} in group {said.name('group')}, behind tasks that came first"
+        lambda given: (
+            f"waits for {given.size()} in group {given.name('group')}, behind tasks that came first"
         ),
         "waits behind tasks that came first",
     ),
     ReasonCode.WAITS_FOR_VICTIMS: (
-        lambda said: (
-            f"waits until the runs that make room for it in group {said.name('group')} have left"
+        lambda given: (
+            f"waits until the runs that make room for it in group {given.name('group')} have left"
         ),
         "waits until the runs that make room for it have left",
     ),
@@ -188,28 +188,28 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "waits for its next try",
     ),
     ReasonCode.WAITS_FOR_INVENTORY: (
-        lambda said: (
-            f"waits for a full list of the nodes: none known so far {said.nodes_of()}"
-            f" can hold {said.size()}"
+        lambda given: (
+            f"waits for a full list of the nodes: none known so far {given.nodes_of()}"
+            f" can hold {given.size()}"
         ),
         "waits for a full list of the nodes",
     ),
     ReasonCode.CLUSTER_TOO_SMALL_NOW: (
-        lambda said: (
-            f"waits for nodes to be added or to come back: those {said.nodes_of()}"
-            f" cannot hold {said.size()} now"
+        lambda given: (
+            f"waits for nodes to be added or to come back: those {given.nodes_of()}"
+            f" cannot hold {given.size()} now"
         ),
         "waits for nodes to be added or to come back",
     ),
     ReasonCode.PLACED: (
-        lambda said: f"starts on {said.size()} in group {said.name('group')}",
+        lambda given: f"starts on {given.size()} in group {given.name('group')}",
         "starts on its nodes",
     ),
     ReasonCode.STARTED: (_started, "runs"),
     ReasonCode.PREEMPTED_BY: (
-        lambda said: (
-            f"makes room for task {said.name('task')} at level {said.priority('priority')}"
-            f"{said.cost()}"
+        lambda given: (
+            f"makes room for task {given.name('task')} at level {given.priority('priority')}"
+            f"{given.cost()}"
         ),
         "makes room for a task of a higher level",
     ),
@@ -218,9 +218,9 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "did not save and leave before its deadline, so it is ended by force",
     ),
     ReasonCode.START_EXPIRED: (
-        lambda said: (
-            f"did not start within {said.span()}"
-            f" (try {said.number('attempts')}), so it is ended by force"
+        lambda given: (
+            f"did not start within {given.span()}"
+            f" (try {given.number('attempts')}), so it is ended by force"
         ),
         "did not start in time, so it is ended by force",
     ),
@@ -228,13 +228,13 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.GOAL_STOP: (lambda _: "its owner stopped it", "its owner stopped it"),
     ReasonCode.GOAL_RUN: (lambda _: "its owner resumed it", "its owner resumed it"),
     ReasonCode.MAX_RUN_TIME: (
-        lambda said: f"has run for its maximum of {said.span()} (--max-run-time)",
+        lambda given: f"has run for its maximum of {given.span()} (--max-run-time)",
         "has run for its maximum time (--max-run-time)",
     ),
     ReasonCode.SUCCEEDED: (lambda _: "finished successfully", "finished successfully"),
     ReasonCode.FAILED: (_failed, "failed"),
     ReasonCode.RETRIES_USED_UP: (
-        lambda said: f"{_failed(said)}; no retry is left after {said.number('retries')}",
+        lambda given: f"{_failed(given)}; no retry is left after {given.number('retries')}",
         "failed, and no retry is left",
     ),
     ReasonCode.START_ATTEMPTS_USED_UP: (
@@ -242,13 +242,13 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "did not start in as many tries as are allowed",
     ),
     ReasonCode.RUN_LOST: (
-        lambda said: (
-            f"attempt {said.number('attempt')} was lost: {said.name('detail')}{said.goes_on()}"
+        lambda given: (
+            f"attempt {given.number('attempt')} was lost: {given.name('detail')}{given.goes_on()}"
         ),
         "its run was lost with its node",
     ),
     ReasonCode.RUN_KILLED: (
-        lambda said: f"attempt {said.number('attempt')} was ended by force{said.goes_on()}",
+        lambda given: f"attempt {given.number('attempt')} was ended by force{given.goes_on()}",
         "its run was ended by force",
     ),
     ReasonCode.NEVER_ASKED: (
@@ -257,103 +257,103 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ),
     ReasonCode.RUN_PREEMPTED: (
         # Whether it saved, and where, is the event's to say: a signal is answered by an exit alone.
-        lambda said: f"attempt {said.number('attempt')} left when it was asked to",
+        lambda given: f"attempt {given.number('attempt')} left when it was asked to",
         "its run left when it was asked to",
     ),
     ReasonCode.NODE_DRAINED: (
-        lambda said: f"leaves node {said.name('node')}, which is being drained",
+        lambda given: f"leaves node {given.name('node')}, which is being drained",
         "leaves a node that is being drained",
     ),
     ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER: (
-        lambda said: (
-            f"waits for virtual cluster {said.name('cluster')}: it may hold"
-            f" {said.count('limit', 'node')} at once, this needs {said.number('need')}"
+        lambda given: (
+            f"waits for virtual cluster {given.name('cluster')}: it may hold"
+            f" {given.count('limit', 'node')} at once, this needs {given.number('need')}"
         ),
         "waits for its virtual cluster, which holds the most that it may",
     ),
     ReasonCode.RECLAIMED_BY: (
-        lambda said: (
-            f"ran on nodes borrowed from virtual cluster {said.name('cluster')}, which takes them"
-            f" back for task {said.name('task')}{said.cost()}"
+        lambda given: (
+            f"ran on nodes borrowed from virtual cluster {given.name('cluster')}, which takes them"
+            f" back for task {given.name('task')}{given.cost()}"
         ),
         "ran on borrowed nodes, which their virtual cluster takes back",
     ),
     ReasonCode.MOVED_FOR: (
-        lambda said: (
-            f"makes room for task {said.name('task')}, which the guarantee of virtual cluster"
-            f" {said.name('cluster')} covers; there is a place for it elsewhere{said.cost()}"
+        lambda given: (
+            f"makes room for task {given.name('task')}, which the guarantee of virtual cluster"
+            f" {given.name('cluster')} covers; there is a place for it elsewhere{given.cost()}"
         ),
         "makes room for a task that a guarantee covers; there is a place for it elsewhere",
     ),
     ReasonCode.TURN_OF: (
-        lambda said: (
-            f"it is the turn of task {said.name('task')} of the same level"
-            f" ({said.priority('priority')}){said.cost()}"
+        lambda given: (
+            f"it is the turn of task {given.name('task')} of the same level"
+            f" ({given.priority('priority')}){given.cost()}"
         ),
         "it is another task's turn",
     ),
     ReasonCode.SLICE_OVER: (
-        lambda said: f"its time slice ended after {said.span()}; it runs on",
+        lambda given: f"its time slice ended after {given.span()}; it runs on",
         "its time slice ended; it runs on",
     ),
     ReasonCode.LEVEL_SANK: (
-        lambda said: (
-            f"ran {said.span()} at level {said.priority('priority')} and counts as"
-            f" {said.priority('to')} from here on"
+        lambda given: (
+            f"ran {given.span()} at level {given.priority('priority')} and counts as"
+            f" {given.priority('to')} from here on"
         ),
         "counts at a lower level from here on",
     ),
     ReasonCode.LEVEL_CHANGED: (
-        lambda said: (
-            f"counts as {said.priority('to')} from here on, instead of {said.priority('priority')},"
-            " by its priority"
+        lambda given: (
+            f"counts as {given.priority('to')} from here on, instead of"
+            f" {given.priority('priority')}, by its priority"
         ),
         "counts at another level from here on",
     ),
     ReasonCode.QUOTA_NEVER_FITS: (
-        lambda said: (
-            f"needs {said.number('need')}, more than the {said.number('limit')} that"
-            f" {said.name('whose')} ever allows"
+        lambda given: (
+            f"needs {given.number('need')}, more than the {given.number('limit')} that"
+            f" {given.name('whose')} ever allows"
         ),
         "needs more than its quota ever allows",
     ),
     ReasonCode.WAITS_FOR_SHARE: (
-        lambda said: (
-            f"waits while others do: its owner's backlog is {said.number('hours')} h of all nodes,"
-            f" and may hold {said.number('limit')} of them"
+        lambda given: (
+            f"waits while others do: its owner's backlog is {given.number('hours')} h of all nodes,"
+            f" and may hold {given.number('limit')} of them"
         ),
         "waits while others do: its owner's backlog is longer than a day of all nodes",
     ),
     ReasonCode.PLAN_REFUSED: (
-        lambda said: (
-            f"waits because nothing is given out in group {said.name('group')} since"
-            f" {said.moment('since')}: what was decided there was wrong, or deciding failed,"
-            f" {said.number('refusals')} times in a row ({said.name('faults')});"
+        lambda given: (
+            f"waits because nothing is given out in group {given.name('group')} since"
+            f" {given.time('since')}: what was decided there was wrong, or deciding failed,"
+            f" {given.number('refusals')} times in a row ({given.name('faults')});"
             " this is a defect, an administrator should report it"
         ),
         "waits because deciding about its node group fails, or is wrong; this is a defect",
     ),
     ReasonCode.EVENT_TOO_LARGE: (
-        lambda said: (
-            f"cannot start: the event that assigns it has {said.number('bytes')} bytes, and one may"
-            f" have {said.number('limit')}; use fewer nodes or a smaller environment; it is tried"
-            " again later"
+        lambda given: (
+            f"cannot start: the event that assigns it has {given.number('bytes')} bytes, and one"
+            f" may have {given.number('limit')}; use fewer nodes or a smaller environment; it is"
+            " tried again later"
         ),
         "cannot start: the event that assigns it is larger than one may be",
     ),
     ReasonCode.ROW_SET_APART: (
-        lambda said: (
-            f"nothing is decided about it: the scheduler cannot load the row {said.name('row')}"
-            f" ({said.name('problem')}); this is a defect, an administrator should report it"
+        lambda given: (
+            f"nothing is decided about it: the scheduler cannot load the row {given.name('row')}"
+            f" ({given.name('problem')}); this is a defect, an administrator should report it"
         ),
         "nothing is decided about it: the scheduler cannot load a row; this is a defect",
     ),
     ReasonCode.GRANTED: (
-        lambda said: f"has waited for {said.span()} without running and is next",
+        lambda given: f"has waited for {given.span()} without running and is next",
         "has waited for long without running and is next",
     ),
     ReasonCode.NEVER_FITS: (
-        lambda said: f"no nodes {said.nodes_of()} could ever hold {said.size()}",
+        lambda given: f"no nodes {given.nodes_of()} could ever hold {given.size()}",
         "no known nodes could ever hold it",
     ),
     ReasonCode.QUEUED: (
@@ -367,7 +367,7 @@ def render(reason: Reason) -> str:
     """The sentence of a reason, without a full stop; what is missing in it makes it shorter."""
     full, short = SENTENCES[reason.code]
     try:
-        return full(Said(reason.numbers, reason.names))
+        return full(Values(reason.numbers, reason.names))
     except KeyError:
         return short
 

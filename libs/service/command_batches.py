@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from libs.bus.commands import answer_until, expired, too_late
+from libs.bus.command_replies import answer_until, expired, too_late
 from libs.contracts.base import Message
 from libs.service.definition import Service
 from libs.store.port import ConflictError, StoreUnavailableError, TermOverError, Tx

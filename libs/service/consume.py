@@ -180,7 +180,7 @@ class Consumption:
             wake.set()
 
     async def _apply(self, tx: Tx, envelopes: Sequence[Envelope], handled: list[str]) -> None:
-        """Handle those of these events that the inbox does not know yet."""
+        """Handle the events that are not in the inbox yet."""
         name = self.service.name
         unseen = await tx.unseen([envelope.id for envelope in envelopes])
         await self._read_ahead(tx, [each.message for each in envelopes if each.id in unseen])
@@ -332,6 +332,6 @@ def _type_of(delivery: Delivery) -> str:
     return type(envelope.message).__name__
 
 
-def hears(service: Service) -> tuple[type, ...]:
+def consumed_types(service: Service) -> tuple[type, ...]:
     """The event types a service's durable must deliver."""
     return tuple(kind for kind in service.handlers if ROUTES[kind].kind is Kind.EVENT)

@@ -48,7 +48,7 @@ class Service:
     reads: Mapping[type[Message], Reads] = field(default_factory=dict[type[Message], Reads])
     # Reads what else a batch's handlers need, for all of them at once.
     prepare: Callable[[Tx, Sequence[Message]], Awaitable[None]] | None = None
-    # Answered like commands, but without the turn and without a transaction: they delay nothing.
+    # Answered like commands, but without a lock and a transaction: they delay nothing.
     queries: Mapping[type[Message], QueryHandler] = field(
         default_factory=dict[type[Message], QueryHandler]
     )

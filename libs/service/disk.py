@@ -1,6 +1,6 @@
 """How much of a disk the platform leaves free when it writes tasks' output.
 
-Output comes last: what a task prints must not take the room that the database, the message bus and
+Output comes last: what a task prints must not take the space that the database, the message bus and
 the supervisors' records need. Standard library only, because a node's programs import it.
 """
 

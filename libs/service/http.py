@@ -27,7 +27,7 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 SHUTDOWN_SECONDS_MAX = 5
 WEBSOCKET_BYTES_MAX = 64 * 1024
 WEBSOCKET_MESSAGES_MAX = 4
-_TURNS_TO_CONNECT = 2
+_YIELDS_TO_CONNECT = 2
 
 
 METRICS = "/metrics"
@@ -36,7 +36,7 @@ METRICS = "/metrics"
 class Probes:
     """/healthz, /readyz and /metrics; everything else goes to the service's own app.
 
-    ``metrics_token``: who asks for /metrics must show it, as Prometheus does with a bearer token.
+    ``metrics_token``: requests for /metrics must carry it, as Prometheus does with a bearer token.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Probes:
     def _may_read(self, scope: Scope) -> bool:
         if self._shown is None:
             return True
-        said: list[bytes] = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, token = said[0].partition(b" ") if len(said) == 1 else (b"", b"", b"")
+        found: list[bytes] = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, token = found[0].partition(b" ") if len(found) == 1 else (b"", b"", b"")
         return hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._shown)
 
 
@@ -117,14 +117,14 @@ class _Server(uvicorn.Server):
 
 
 async def stop_accepting(sock: socket.socket) -> None:
-    """Let nobody in any more; whoever was accepted is known to the server when this returns.
+    """Accept no more connections; the server knows all accepted ones when this returns.
 
-    asyncio takes two turns from accepting a connection to telling the protocol of it: a server that
-    is closed in between leaves it half-made.
+    asyncio needs two iterations of its loop from accepting a connection to creating its protocol: a
+    server that is closed in between leaves it half-made.
     """
     if sock.fileno() >= 0:
         asyncio.get_running_loop().remove_reader(sock)
-    for _ in range(_TURNS_TO_CONNECT):
+    for _ in range(_YIELDS_TO_CONNECT):
         await pause(0)
 
 

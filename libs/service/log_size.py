@@ -23,7 +23,7 @@ def keep_below(number: int, bytes_max: int) -> None:
         return
     with suppress(OSError):
         _copy(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH115 - small imports
-    # Also if there is no room for the copy: then this makes some.
+    # Also if there is no space for the copy: then this makes some.
     os.ftruncate(number, 0)
 
 

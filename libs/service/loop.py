@@ -15,7 +15,7 @@ class Wake:
 
     @staticmethod
     def of(event: asyncio.Event) -> Wake:
-        """A wake around an event that somebody else sets."""
+        """A wake around an event that is set elsewhere."""
         return Wake(event)
 
     def set(self) -> None:
@@ -43,8 +43,8 @@ class Loop:
     step: Callable[[int], Awaitable[float | None]]
     tick_seconds: float = 1.0
     wake: Wake = field(default_factory=Wake)
-    # Take turns with the consumer and the other exclusive loops: no commit of this service
-    # falls between this step's reading and its committing.
+    # Exclude the consumer and the other exclusive loops: no commit of this service comes between
+    # this step's reads and its commit.
     exclusive: bool = False
     # Wake after each committed batch of events and each command that was carried out.
     wake_on_commit: bool = True

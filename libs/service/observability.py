@@ -215,17 +215,17 @@ def _forward_standard_logs(
 
 def log_stray_errors() -> None:
     """What Python would print on standard error becomes lines of the log: errors that end a
-    thread, and those that nobody could be given. Called by processes whose standard error is a
+    thread, and those that could not be raised. Called by processes whose standard error is a
     log."""
 
-    def in_thread(told: threading.ExceptHookArgs) -> None:
-        name = told.thread.name if told.thread else ""
-        problem = told.exc_value or told.exc_type()
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        name = args.thread.name if args.thread else ""
+        problem = args.exc_value or args.exc_type()
         structlog.get_logger().error("a thread ended", thread=name, exc_info=problem)
 
-    def ignored(told: sys.UnraisableHookArgs) -> None:
-        where = f"{told.err_msg or 'exception ignored in'} {told.object!r}"
-        problem = told.exc_value or told.exc_type()
+    def ignored(args: sys.UnraisableHookArgs) -> None:
+        where = f"{args.err_msg or 'exception ignored in'} {args.object!r}"
+        problem = args.exc_value or args.exc_type()
         structlog.get_logger().error("an error was ignored", where=where, exc_info=problem)
 
     threading.excepthook, sys.unraisablehook = in_thread, ignored

@@ -33,11 +33,11 @@ from libs.store.port import (
     is_full,
 )
 
-# So often some refused events are tried again: at least so many, and all of them in so many turns
-# unless they are more than such turns of whole pages.
+# How often some refused events are tried again: at least ``REFUSED_ROWS_MIN`` of them, and all of
+# them within ``REFUSED_ROUNDS`` unless they are more than so many whole pages.
 REFUSED_TRY_SECONDS = 10.0
 REFUSED_ROWS_MIN = 16
-REFUSED_TURNS = 60
+REFUSED_ROUNDS = 60
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Relay:
     published: bool = False
     # When the database was last asked what is unpublished, in the event loop's seconds.
     queried_at: float | None = None
-    # How many events are refused, and what the bus said last.
+    # How many events are refused, and the last error of the bus.
     refused: int = 0
     refusal: str = ""
     # When refused events are tried next, in the event loop's seconds, and behind which row.
@@ -114,10 +114,10 @@ class Relay:
             query = True
             observability.REPUBLISHED.labels(name).inc(again)
         limit = self.settings.relay_rows_max
-        rows = await ports.store.outgoing(limit, look=query)
+        rows = await ports.store.outgoing(limit, query=query)
         self.more = is_full(rows, limit)
         if query:
-            # A full page is not all: the next one looks as well.
+            # A full page is not all: the next step queries again.
             self.queried_at = None if self.more else asyncio.get_running_loop().time()
         observability.OUTBOX_WAITING.labels(name).set(len(rows))
         sent = 0
@@ -174,7 +174,7 @@ class Relay:
         self._refused_due = now + REFUSED_TRY_SECONDS
         if not self.refused:
             return 0
-        limit = max(REFUSED_ROWS_MIN, self.refused // REFUSED_TURNS)
+        limit = max(REFUSED_ROWS_MIN, self.refused // REFUSED_ROUNDS)
         page = await store.refused(self._refused_after, min(limit, self.settings.relay_rows_max))
         # After the last one from the beginning.
         self._refused_after = page[-1].row_id if page else 0
@@ -201,8 +201,8 @@ class Relay:
         except BusTooLargeError as problem:
             self.refusal = str(problem)
             since = self.service.ports.clock.now() - event.refused_at
-            patient = since < timedelta(seconds=self.settings.relay_refused_seconds)
-            if not patient and self._breaker.take(asyncio.get_running_loop().time()):
+            is_early = since < timedelta(seconds=self.settings.relay_refused_seconds)
+            if not is_early and self._breaker.take(asyncio.get_running_loop().time()):
                 await self._set_apart(event.row_id, dead_letters.raw_of(envelope), str(problem))
             return False
         except BusDeniedError as problem:

@@ -24,13 +24,13 @@ from libs.service.schema_wait import wait_for_schema
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring, connect
 
-# New objects, and rounds of the younger generations, before the collector looks.
+# Thresholds of the collector: new objects, and rounds of the younger generations.
 COLLECT_AFTER = (25_000, 20, 20)
 
 
 def collect_rarely() -> None:
-    """Take what lives now (code, types, schemas) out of the collector's sight, and let it look
-    less often: a service's memory is freed by reference counts, and each full look is a pause.
+    """Freeze the objects that exist now (code, types, schemas), and run the garbage collector less
+    often: a service's memory is freed by reference counts, and each full collection is a pause.
 
     Called once a process is set up.
     """

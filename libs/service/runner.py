@@ -39,7 +39,7 @@ from libs.store.port import (
 )
 
 DOWN = (StoreUnavailableError, DatabaseFaultError, BusError)
-# What a command may meet that passes: the same command may succeed a moment later.
+# Errors that may pass: the same command may succeed a little later.
 PASSING = (*DOWN, TermOverError, ConflictError, TimeoutError)
 
 
@@ -124,8 +124,8 @@ class Runner:
     async def _lead_again_and_again(self) -> None:
         backoff, clock = Backoff(), asyncio.get_running_loop().time
         while True:
-            # In a task of its own: a stop then always reaches this one, even in the very moment
-            # in which a part fails because something is down.
+            # In a task of its own: a stop then always reaches this one, even while a part fails
+            # because something is down.
             term = asyncio.ensure_future(self._lead_once())
             try:
                 await asyncio.wait((term,))
@@ -210,9 +210,9 @@ class Runner:
             try:
                 async with self.turn if loop.exclusive else contextlib.nullcontext():
                     with seconds.time():
-                        asked = await loop.step(epoch)
+                        pause_seconds = await loop.step(epoch)
                 backoff.reset()
-                await loop.wake.wait(loop.tick_seconds if asked is None else asked)
+                await loop.wake.wait(loop.tick_seconds if pause_seconds is None else pause_seconds)
             except (*DOWN, UnreadableRowError) as problem:
                 # The row that cannot be read is named by ``_note_unreadable``. A step takes this
                 # as it takes an outage: its transaction is undone.

@@ -63,13 +63,15 @@ class BaseServiceSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     # Bring the schema up to date before starting (otherwise: `python -m libs.store.migrate`).
     migrate: bool = False
-    # Wait so long, before starting, for a schema that somebody else brings up to date; 0: not.
+    # How long to wait, before starting, for a schema that another process brings up to date; 0: not
+    # at all.
     schema_wait_seconds: float = Field(default=0.0, ge=0, le=86_400)
 
     batch_messages_max: int = Field(default=256, ge=1, le=4096)
-    # How many commands that wait for their turn are carried out in one transaction.
+    # How many waiting commands are carried out in one transaction.
     batch_commands_max: int = Field(default=64, ge=1, le=1024)
-    # A pause after each batch of events, so that what comes one by one is handled together.
+    # A pause after each batch of events, so that events which come one at a time are handled
+    # together.
     batch_gap_seconds: float = Field(default=0.0, ge=0, le=1)
     fetch_wait_seconds: float = Field(default=5.0, gt=0, le=60)
     command_timeout_seconds: float = Field(default=10.0, gt=0, le=120)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from libs.bus.port import Bus, BusError
 from libs.service import observability
 
-# From here on an operator should look; the alert of the charts has the same share.
+# From this share on an operator should act; the alert of the charts has the same share.
 WARN_SHARE = 0.7
 # So many failed checks in a row are a warning, too.
 FAILURES_MAX = 10
@@ -33,7 +33,7 @@ class StreamWatch:
         try:
             backlog = await self.bus.backlog()
         except BusError as problem:
-            # It is down for a moment, or has the configuration of an earlier version.
+            # The server is briefly down, or has the configuration of an earlier version.
             self.failures += 1
             if self.failures >= FAILURES_MAX:
                 self.warning = f"the stream of events cannot be watched: {problem}"

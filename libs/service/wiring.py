@@ -37,10 +37,10 @@ class Wiring:
     build: Callable[[Any, Ports], Service]
     tables: Tables
     migrations: Path
-    hears: Collection[type[Message]]
-    # Commands it requests of others, telemetry it listens to.
-    asks: Collection[type[Message]] = field(default_factory=tuple)
-    listens: Collection[type[Message]] = field(default_factory=tuple)
+    consumes: Collection[type[Message]]
+    # Commands that it requests of others, and telemetry that it receives.
+    requests: Collection[type[Message]] = field(default_factory=tuple)
+    follows: Collection[type[Message]] = field(default_factory=tuple)
     # It watches how full the stream of events is (``libs.service.stream_watch``).
     watches: bool = False
 
@@ -49,16 +49,16 @@ class Wiring:
         """What its bus user may publish and receive."""
         return permissions_of(
             self.name,
-            hears=self.hears,
-            asks=self.asks,
-            listens=self.listens,
+            consumes=self.consumes,
+            requests=self.requests,
+            follows=self.follows,
             watches=self.watches,
         )
 
 
 def topology(wirings: Collection[Wiring], limits: Limits | None = None) -> Topology:
     """The streams and durables that these services need."""
-    return topology_of({wiring.name: wiring.hears for wiring in wirings}, limits)
+    return topology_of({wiring.name: wiring.consumes for wiring in wirings}, limits)
 
 
 def event_ids() -> Callable[[], str]:
@@ -95,7 +95,7 @@ async def connect(wiring: Wiring, settings: BaseServiceSettings) -> AsyncGenerat
                 credentials=Credentials(
                     settings.nats_user or wiring.name, settings.nats_password() or ""
                 ),
-                hears=tuple(wiring.hears),
+                consumes=tuple(wiring.consumes),
                 ca_file=settings.nats_ca_file,
             )
         )

@@ -64,7 +64,7 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the database is and how patient we are. The password is never printed."""
+    """The database's address, user and timeouts. The password is never printed."""
 
     url: str
     password: str | None = None
@@ -177,7 +177,7 @@ class Pool:
         self._closed = False
 
     async def acquire(self) -> Connection:
-        """A connection that looks alive. StoreUnavailableError if there is none in time."""
+        """A connection that seems alive. StoreUnavailableError if there is none in time."""
         try:
             async with asyncio.timeout(self._address.statement_timeout_s):
                 await self._free.acquire()

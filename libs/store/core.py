@@ -1,4 +1,5 @@
-"""What the two adapters have in common: leader's fencing, resident tables, what was just said.
+"""What the two adapters share: the leader's fencing, resident tables, events that were just
+emitted.
 
 ``sql`` and ``memory`` inherit from ``StoreCore``, so that the simulation runs the code of
 production down to this line.
@@ -98,12 +99,13 @@ class StoreCore(ABC):
         self._recent = Recent(each for each in tables.shapes.values() if each.recent)
         self._outbox_changed = asyncio.Event()
         # Events of our own commits that are not published yet, by their rows in the outbox; kept
-        # from the first look on. What does not fit, or may have landed, is found by a look.
+        # from the first query on. Others, and those whose commit is in doubt, are found by a query.
         self._fresh: dict[int, Envelope] = {}
         self._fresh_bytes = 0
         self._relays = False
-        self._look_due = False
-        # Leader's transactions take turns here: they land in memory in the order of the commits.
+        self._query_due = False
+        # Serializes the leader's transactions: they are applied to memory in the order of the
+        # commits.
         self._turn = asyncio.Lock()
         self._turn_of: asyncio.Task[Any] | None = None
         # A leader's transaction whose commit was not answered.
@@ -121,7 +123,7 @@ class StoreCore(ABC):
         ...
 
     @abstractmethod
-    async def _look_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+    async def _query_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first, from the database."""
         ...
 
@@ -135,17 +137,17 @@ class StoreCore(ABC):
         """Mark events of the outbox as refused, in the database."""
         ...
 
-    async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:
+    async def outgoing(self, limit: int, *, query: bool = True) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first; see the port."""
-        if not look and self._relays and not self._look_due:
+        if not query and self._relays and not self._query_due:
             fresh = islice(self._fresh.items(), limit)
             return list(within_bytes(fresh, lambda row: row[1].body()))
-        # From before the looking on: what commits meanwhile is found, kept, or both.
-        self._relays, self._look_due = True, False
+        # Set before the query: what commits meanwhile is found, kept, or both.
+        self._relays, self._query_due = True, False
         try:
-            return await self._look_outgoing(limit)
+            return await self._query_outgoing(limit)
         except BaseException:
-            self._look_due = True
+            self._query_due = True
             raise
 
     async def published(self, row_ids: Sequence[int]) -> None:
@@ -165,7 +167,7 @@ class StoreCore(ABC):
                 self._fresh_bytes -= len(envelope.body())
 
     def _keep_fresh(self, landed: Landed, row_ids: Sequence[int]) -> None:
-        """Remember what was just put in the outbox, while there is room."""
+        """Remember what was just put in the outbox, while there is space."""
         if not self._relays:
             return
         unknown = len(row_ids) != len(landed.emitted)
@@ -179,7 +181,7 @@ class StoreCore(ABC):
     def _forget_fresh(self) -> None:
         self._fresh.clear()
         self._fresh_bytes = 0
-        self._look_due = True
+        self._query_due = True
 
     @property
     def in_doubt(self) -> bool:
@@ -242,7 +244,7 @@ class StoreCore(ABC):
             if epoch is not None:
                 self._doubt = landed
             # It may have landed, and then its events wait.
-            self._look_due = True
+            self._query_due = True
             raise
         self._land(landed, session.outbox_ids)
 
@@ -263,8 +265,8 @@ class StoreCore(ABC):
     def _land(self, landed: Landed, row_ids: Sequence[int]) -> None:
         """Apply a committed transaction to memory and call the observers, every one of them.
 
-        ObserverError if one failed: what it keeps may not be what the rows say, and nobody may
-        take the commit for one that was followed.
+        ObserverError if one failed: its state may differ from the rows, so the commit must not
+                count as followed.
         """
         steps: list[Callable[[], None]] = [lambda: self._follow(landed, row_ids)]
         if self._observers and landed.writes:
@@ -351,8 +353,8 @@ class StoreCore(ABC):
 
 
 async def _whole(session: Session, shape: Shape) -> tuple[dict[Key, Row], list[UnreadableRow]]:
-    """All rows of a table by their keys, of the one moment that the transaction sees; and those
-    that cannot be decoded."""
+    """All rows of a table by their keys, as the transaction sees them; and those that cannot be
+    decoded."""
     found: dict[Key, Row] = {}
     lost: list[UnreadableRow] = []
     after: Sequence[object] | None = None

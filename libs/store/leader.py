@@ -99,8 +99,8 @@ async def lead(
     campaign: Campaign, closing: asyncio.Event, connected: Callable[[bool], None]
 ) -> SqlLeadership:
     """Wait for the lock, then raise the epoch. Polls, so that it can be cancelled and outlives a
-    restart of the server; ``connected`` hears whether there is one. StoreUnavailableError only
-    once ``closing`` is set.
+    restart of the server; ``connected`` is called with whether there is a connection.
+        StoreUnavailableError only once ``closing`` is set.
     """
     while True:
         try:
@@ -146,9 +146,9 @@ async def raise_epoch(address: Address, tables: Tables, past: int) -> int:
     """Make the next leader's epoch greater than ``past``; returns the epoch as it stands now.
 
     For a database that was restored from a backup, while what its leaders command remembers a
-    later epoch. Versions go on above all that those leaders can have given, too: whoever has heard
-    of a later one would drop what is said next as old. Whoever leads now loses the term at its next
-    transaction and leads anew. Twice is as good as once. StoreUnavailableError if the database
+    later epoch. Versions continue above all that those leaders can have given, too: a consumer
+    that knows a later one would drop the next events as old. The current leader loses its term at
+    its next transaction and leads again. Safe to repeat. StoreUnavailableError if the database
     cannot be reached.
     """
     leader = quoted(tables.schema, LEADER)

@@ -40,7 +40,7 @@ from libs.store.unit import Clock, Session
 
 __all__ = ["Fault", "MemoryDatabase", "MemoryStore", "Point", "no_fault"]
 
-# How soon a campaign that met a fault is tried again.
+# How soon a campaign that failed is tried again.
 LEAD_POLL_S = 0.5
 
 
@@ -109,7 +109,7 @@ class _MemorySession:
         return table.decoded(rows[:limit])
 
     async def write(self, batch: Batch) -> None:
-        """Deletions, then rows, one after the other: each meets the constraints at its turn."""
+        """Deletions, then rows, one after the other; constraints are checked for each."""
         self._alive()
         for shape, keys in batch.deletes:
             for key in keys:
@@ -221,14 +221,14 @@ class MemoryStore(StoreCore):
         while True:
             self._alive()
             if schema.leader is not None or self._database.down:
-                await self._knock()
+                await self._try_connect()
                 continue
             try:
                 await self._database.reach(Point.LEAD, schema.name)
                 async with schema.turn:
                     pass  # the last leader's open transaction comes first
             except StoreUnavailableError:
-                await self._knock(LEAD_POLL_S)
+                await self._try_connect(LEAD_POLL_S)
                 continue
             if schema.leader is None and not (self._database.down or self._dead):
                 schema.epoch += 1
@@ -236,8 +236,8 @@ class MemoryStore(StoreCore):
                 self._leaderships = [schema.leader]
                 return schema.leader
 
-    async def _knock(self, seconds_max: float | None = None) -> None:
-        """Wait until somebody gives the leadership up or the server starts."""
+    async def _try_connect(self, seconds_max: float | None = None) -> None:
+        """Wait until a leader gives the leadership up or the server starts."""
         waiter = asyncio.get_running_loop().create_future()
         self._schema.waiting.append(waiter)
         try:
@@ -248,7 +248,7 @@ class MemoryStore(StoreCore):
         finally:
             self._schema.waiting.remove(waiter)
 
-    async def _look_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+    async def _query_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first."""
         self._alive()
         await self._database.reach(Point.OUTGOING, self._schema.name)

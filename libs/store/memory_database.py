@@ -25,7 +25,7 @@ class Point(Enum):
     BEGIN = "begin"
     # Nothing of the transaction is kept.
     BEFORE_COMMIT = "before_commit"
-    # Everything is kept, but the caller is not told.
+    # Everything is kept, but the caller gets no answer.
     AFTER_COMMIT = "after_commit"
     OUTGOING = "outgoing"
     # Between publishing and marking as published.
@@ -51,7 +51,7 @@ class Table:
     shape: Shape
     rows: dict[Key, Row] = field(default_factory=dict)
     indexes: dict[str, dict[tuple[object, ...], Key]] = field(default_factory=dict)
-    # Rows that nobody can decode, with the reason; until they are written again.
+    # Rows that cannot be decoded, with the reason; until they are written again.
     broken: dict[Key, str] = field(default_factory=dict[Key, str])
 
     def read(self, key: Key) -> Row | None:
@@ -143,7 +143,7 @@ class Schema:
         return found
 
     def call_next(self) -> None:
-        """Tell those who wait for the leadership, in their order."""
+        """Notify the processes that wait for the leadership, in their order."""
         for waiter in self.waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -151,8 +151,8 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class BadCommits:
-    """What becomes of a schema's commits for a while, as behind a lock that somebody holds or on a
-    disk that hangs: some are refused after a wait, some take effect and are never answered."""
+    """Makes a schema's commits fail for a while, as behind a held lock or on a disk that hangs:
+    some are refused after a wait, some take effect and are never answered."""
 
     rng: Random
     share: float

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 # Compare and sort by code points, as Python does, whatever the database's locale is.
 TEXT = sa.Text(collation="C")
-MOMENT = sa.DateTime(timezone=True)
+TIMESTAMP = sa.DateTime(timezone=True)
 _TYPES: Mapping[str, Any] = {
     "bigint": sa.BigInteger(),
     "double precision": sa.Double(),
     "boolean": sa.Boolean(),
     "text": TEXT,
-    "timestamptz": MOMENT,
+    "timestamptz": TIMESTAMP,
     "bytea": sa.LargeBinary(),
     "jsonb": JSONB(),
 }
@@ -69,7 +69,7 @@ def _add_plumbing(metadata: sa.MetaData) -> None:
         INBOX,
         metadata,
         sa.Column("event_id", TEXT, primary_key=True),
-        sa.Column("seen_at", MOMENT, nullable=False),
+        sa.Column("seen_at", TIMESTAMP, nullable=False),
         # Pruning takes the oldest first. A block range index would not do: once pruned space is
         # used again, old and new rows lie in the same blocks.
         sa.Index("inbox_seen_idx", "seen_at"),
@@ -82,17 +82,17 @@ def _add_plumbing(metadata: sa.MetaData) -> None:
         sa.Column("type", TEXT, nullable=False),
         sa.Column("source", TEXT, nullable=False),
         sa.Column("subject", TEXT, nullable=False),
-        sa.Column("time", MOMENT, nullable=False),
+        sa.Column("time", TIMESTAMP, nullable=False),
         sa.Column("traceparent", TEXT, nullable=False),
         # Text and not JSONB: published again byte for byte.
         sa.Column("body", TEXT, nullable=False),
-        sa.Column("created_at", MOMENT, nullable=False),
+        sa.Column("created_at", TIMESTAMP, nullable=False),
         # For people. What is published again or dropped goes by the period, not by a clock.
-        sa.Column("published_at", MOMENT, nullable=True),
+        sa.Column("published_at", TIMESTAMP, nullable=True),
         sa.Column("period", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         # Since when the bus refuses it; NULL: it does not.
-        sa.Column("refused_at", MOMENT, nullable=True),
-        # Two indexes, so that however many are refused, nobody has to read past them.
+        sa.Column("refused_at", TIMESTAMP, nullable=True),
+        # Two indexes, so that no query has to read past refused rows.
         sa.Index(
             "outbox_unpublished_idx",
             "id",

@@ -126,10 +126,10 @@ async def _run(address: Address, tables: Tables, work: Callable[[SyncConnection]
     from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
     from sqlalchemy.pool import NullPool  # noqa: PLC0415
 
-    patient = replace(address, statement_timeout_s=MIGRATION_TIMEOUT_S)
+    with_timeout = replace(address, statement_timeout_s=MIGRATION_TIMEOUT_S)
 
     async def creator() -> Any:  # noqa: ANN401 - asyncpg's connection has no types
-        return await connect(patient)
+        return await connect(with_timeout)
 
     engine = create_async_engine("postgresql+asyncpg://", async_creator=creator, poolclass=NullPool)
     try:

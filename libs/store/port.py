@@ -25,7 +25,7 @@ class StoreUnavailableError(Exception):
 
 
 class UnfitValueError(Exception):
-    """The database cannot hold a value: NUL in a text, a number or a moment out of range."""
+    """The database cannot hold a value: NUL in a text, a number or a time out of range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Tx(Protocol):
 
     async def get(self, kind: type[R], *key: object) -> R | None:
         """The row with this primary key, or None. UnreadableRowError if it cannot be decoded: it
-        is there, so nobody may take it for new."""
+        exists, so it must not be taken for new."""
         ...
 
     async def load(self, kind: type[object], *keys: tuple[object, ...]) -> None:
@@ -258,8 +258,8 @@ class Store(Protocol):
     @property
     def in_doubt(self) -> bool:
         """True while the outcome of a leader's commit is not known, because its answer was lost.
-        The next leader's transaction finds out: if the commit did take effect, the observers hear
-        of it then, and that transaction raises StoreUnavailableError."""
+        The next leader's transaction finds out: if the commit did take effect, the observers are
+        called then, and that transaction raises StoreUnavailableError."""
         ...
 
     async def lead(self) -> Leadership:
@@ -291,12 +291,12 @@ class Store(Protocol):
         Never change it; it is the table."""
         ...
 
-    async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:
+    async def outgoing(self, limit: int, *, query: bool = True) -> list[tuple[int, Envelope]]:
         """Unpublished events of the outbox with their row ids, oldest first: at most ``limit``, and
-        no more once they have reached ``BATCH_BYTES_MAX`` (``is_full``). Without ``look`` those
-        that this process has committed since it looked for the first time, from memory: what
-        others committed, or what nobody knows the outcome of, shows at the next look. Refused ones
-        are left out, and one that cannot be read becomes a refused one."""
+        no more once they have reached ``BATCH_BYTES_MAX`` (``is_full``). Without ``query`` only
+        those that this process has committed since its first query, from memory: events that other
+        processes committed, or whose commit is in doubt, show at the next query. Refused ones are
+        left out, and one that cannot be read becomes a refused one."""
         ...
 
     async def published(self, row_ids: Sequence[int]) -> None:
@@ -338,7 +338,7 @@ class Store(Protocol):
         ...
 
     async def prune_inbox(self, before: datetime) -> int:
-        """Drop the inbox's entries from before a moment; returns how many."""
+        """Drop the inbox's entries from before a time; returns how many."""
         ...
 
     @property

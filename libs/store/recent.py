@@ -1,4 +1,4 @@
-"""The rows that a leader wrote last, of tables that nobody else writes: read without a query.
+"""The rows that a leader wrote last, of tables that only the leader writes: read without a query.
 
 Kept by ``core``, asked by ``unit`` in the leader's transactions. A task's life is a handful of
 events within seconds, and each would read the rows that the one before has written.
@@ -25,7 +25,7 @@ class Recent:
         return self._rows.get(shape, {})
 
     def land(self, writes: Mapping[Shape, Mapping[Key, Row | None]]) -> None:
-        """Note what a committed transaction wrote; the oldest make room."""
+        """Note what a committed transaction wrote; the oldest rows are dropped."""
         for shape, rows in writes.items():
             kept = self._rows.get(shape)
             if kept is None:

@@ -28,7 +28,7 @@ _VERIFIER = re.compile(rf"SCRAM-SHA-256\${_SCRAM_ITERATIONS}:([A-Za-z0-9+/=]+)\$
 _PREPARE_LOCK = 0x5157_0001
 _ALONE_LOCK = 0x5157_0002
 _CONNECT_TIMEOUT_S = 10.0
-# Error states that no waiting mends: who we are, what we may do, what is not there.
+# Error states that do not pass by waiting: credentials, permissions, missing objects.
 _DENIED_CLASSES = frozenset({"28", "42"})
 _DENIED_STATES = frozenset({"3D000"})
 
@@ -80,10 +80,10 @@ async def _connect(url: str, password: str | None, database: str | None = None) 
 
 
 @contextlib.contextmanager
-def in_words() -> Generator[None]:
+def translated_errors() -> Generator[None]:
     """The driver's errors as AccessDeniedError, or as the store's for a server that is not there.
 
-    For whoever sets up a server of somebody else's and must say what is wrong with it.
+    For programs that set up a server which they do not manage, and must report what is wrong.
     """
     try:
         yield
@@ -98,8 +98,8 @@ def in_words() -> Generator[None]:
 
 
 async def enter(url: str, password: str | None) -> None:
-    """Only look whether this role gets in; see ``in_words`` for the errors."""
-    with in_words():
+    """Only check that this role can connect; see ``translated_errors`` for the errors."""
+    with translated_errors():
         await (await _connect(url, password)).close()
 
 
@@ -108,10 +108,10 @@ async def alone(
     url: str, password: str | None, wait: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[None]:
     """Hold what only one provisioner of a server holds; ``wait`` is called while another does."""
-    with in_words():
+    with translated_errors():
         connection = await _connect(url, password)
     try:
-        with in_words():
+        with translated_errors():
             taken = "SELECT pg_try_advisory_lock($1)"
             while not await connection.fetchval(taken, _ALONE_LOCK):
                 await wait()
@@ -138,8 +138,8 @@ async def prepare_server(
     """Make the database, and per entry of ``passwords`` a role with a schema of the same name.
 
     ``admin_url`` names any database the administrator can enter. Safe to repeat and to run twice at
-    once; a password that differs, or that may not be looked up, is set anew. ``template``: copy
-    that database instead of an empty one. Returns what became of each role.
+    once; a password that differs, or cannot be read, is set again. ``template``: copy that
+        database instead of an empty one. Returns what was changed for each role.
     """
     changes: dict[str, Change] = {}
     outside = await _connect(admin_url, admin_password)
@@ -184,7 +184,7 @@ async def _role(connection: Connection, role: str, password: str) -> Change:
 
 
 async def _knows(connection: Connection, role: str, password: str) -> bool:
-    """True if this is the role's password already; False also where that may not be looked up."""
+    """True if this is the role's password already; False also if that cannot be read."""
     if not await connection.fetchval("SELECT has_table_privilege('pg_authid', 'SELECT')"):
         return False
     kept = str(
@@ -223,7 +223,7 @@ async def close_server(admin_url: str, admin_password: str | None) -> None:
 
 
 async def drop_database(admin_url: str, admin_password: str | None, database: str) -> None:
-    """Drop a database, whoever is connected to it."""
+    """Drop a database, even if clients are connected to it."""
     connection = await _connect(admin_url, admin_password)
     try:
         await connection.execute(f"DROP DATABASE IF EXISTS {_name(database)} WITH (FORCE)")

@@ -33,7 +33,7 @@ class Column:
     accepts: tuple[type, ...] = ()
     encode: Encode | None = None
     decode: Callable[[Any], object] | None = None
-    # Exact types of values that need no closer look.
+    # Exact types of values that need no further check.
     plainly: frozenset[type] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -277,7 +277,7 @@ class Overlay:
     def __init__(self) -> None:
         # Every write so far by kind and key; None is a deletion. For reads and for the delta.
         self.writes: dict[Shape, dict[Key, Row | None]] = {}
-        # Those that the database has not been told yet.
+        # Those that were not written to the database yet.
         self._pending: dict[Shape, dict[Key, Row | None]] = {}
 
     def put(self, shape: Shape, row: Row) -> None:
@@ -293,7 +293,7 @@ class Overlay:
         self._pending.setdefault(shape, {})[key] = row
 
     def take(self) -> Batch | None:
-        """What the database has to be told now; None if nothing."""
+        """What is to be written to the database now; None if nothing."""
         pending, self._pending = self._pending, {}
         if not pending:
             return None

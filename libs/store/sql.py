@@ -150,7 +150,7 @@ class _SqlSession:
             self.outbox_ids = sorted(record[0] for record in found)
 
     async def _carry_out(self, batch: Batch, more: Sequence[statements.Statement]) -> Sequence[Any]:
-        """Write; returns what the last of the statements has to tell."""
+        """Write; returns the result of the last statement."""
         put = {shape for shape, _ in batch.puts}
         # A row may take over what a deleted one of its table had, so that one has to be gone.
         first = [statements.delete(*item) for item in batch.deletes if item[0] in put]
@@ -198,7 +198,7 @@ class _SqlSession:
         """Commit, and give the connection back."""
         done = False
         if self.version:
-            # Until the answer is here, nobody knows the version that is stored.
+            # The stored version is unknown until the answer arrives.
             self._versions.forget()
         try:
             status = await self._run(self._connection.execute("COMMIT"))
@@ -275,15 +275,15 @@ class SqlStore(StoreCore):
         """False while the database does not answer the connection that leads or stands by."""
         return self._connected
 
-    def _tell_connected(self, connected: bool) -> None:
+    def _set_connected(self, connected: bool) -> None:
         self._connected = connected
 
     async def _lead(self) -> Leadership:
-        leadership = await lead(self._campaign, self._closing, self._tell_connected)
+        leadership = await lead(self._campaign, self._closing, self._set_connected)
         self._leaderships = [leadership]
         return leadership
 
-    async def _look_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
+    async def _query_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first. A scan for NULLs and never a moving id: a slower
         transaction with a lower id would be skipped."""
         while True:
@@ -343,8 +343,8 @@ class SqlStore(StoreCore):
             )
 
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as published, without a wait for the disk: a mark that a
-        crash takes back is an event said twice, which the bus and the inboxes notice.
+        """Mark events of the outbox as published, without a wait for the disk: a mark that a crash
+        loses is an event published twice, which the bus and the inboxes detect.
         """
         async with self._pool.use() as connection:
             await connection.fetch(

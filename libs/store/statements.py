@@ -192,15 +192,15 @@ _ARGUMENT = re.compile(r"\$(\d+)")
 
 @cache
 def _together_text(texts: tuple[str, ...], counts: tuple[int, ...]) -> str:
-    """One statement that carries out several, none of which sees what another writes. It tells
-    what the last of them returns."""
+    """One statement that carries out several, none of which sees what another writes. It returns
+    the result of the last one."""
     found, before = list[str](), 0
     for number, (text, count) in enumerate(zip(texts, counts, strict=True)):
         moved = _ARGUMENT.sub(lambda place: f"${int(place[1]) + before}", text)  # noqa: B023 - called at once
         found.append(f"s{number} AS ({moved})")
         before += count
-    told = f"SELECT * FROM s{len(texts) - 1}" if " RETURNING " in texts[-1] else "SELECT 1"  # noqa: S608 - a name made here
-    return f"WITH {', '.join(found)} {told}"
+    result = f"SELECT * FROM s{len(texts) - 1}" if " RETURNING " in texts[-1] else "SELECT 1"  # noqa: S608 - a name made here
+    return f"WITH {', '.join(found)} {result}"
 
 
 def together(parts: Sequence[Statement]) -> Statement:

@@ -131,8 +131,8 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a process knows: who hears of unreadable rows, and as leader whole tables and the newest
-    rows of others."""
+    """What a process keeps in memory: the callback for unreadable rows, and as leader whole tables
+    and the newest rows of others."""
 
     report: Callable[[UnreadableRow], None]
     residents: Mapping[Shape, dict[Key, Row]] = field(default_factory=dict[Shape, dict[Key, Row]])
@@ -263,19 +263,19 @@ class Unit:
     ) -> list[Row]:
         """As the session does it, without unreadable rows: in their place the next ones are read,
         because fewer rows than the limit mean to a caller that there are no more."""
-        asked = limit
+        size = limit
         while True:
             rows: list[Row] = await self._guard(
-                self._session.select(shape, where, order_by, asked, offset)
+                self._session.select(shape, where, order_by, size, offset)
             )
             bad = [row for row in rows if type(row) is UnreadableRow]
             if not bad:
                 return rows
-            if limit is None or asked is None or len(rows) < asked or len(rows) - len(bad) >= limit:
+            if limit is None or size is None or len(rows) < size or len(rows) - len(bad) >= limit:
                 break
             if len(bad) > UNREADABLE_MAX:
                 raise UnreadableRowError(bad[0])
-            asked = limit + 2 * len(bad)
+            size = limit + 2 * len(bad)
         good: list[Row] = []
         for row in rows:
             if limit is not None and len(good) == limit:

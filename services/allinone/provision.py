@@ -181,7 +181,7 @@ async def _database(
     try:
         async with roles.alone(url, password, patience.turn):
             if settings.roles:
-                with roles.in_words():
+                with roles.translated_errors():
                     changes = await roles.prepare_server(
                         url, password, database=settings.database, passwords=passwords
                     )

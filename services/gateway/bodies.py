@@ -27,11 +27,11 @@ from services.gateway.body_types import (
     few,
 )
 from services.gateway.spec_bodies import TaskSpecBody
-from services.gateway.strict_input import Moment
+from services.gateway.strict_input import Timestamp
 
 
 def body_around(body: object, place: Sequence[str | int]) -> type[BaseModel] | None:
-    """That part of a body in which ``place`` is a field; None if it cannot be told."""
+    """The part of a body in which ``place`` is a field; None if it is not found."""
     part = body_in(body)
     for name in place[:-1]:
         if isinstance(name, str):
@@ -188,9 +188,9 @@ MetricName = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class SampleBody(Body):
-    """Numbers at one moment."""
+    """Numbers at one time."""
 
-    at: Moment | None = None
+    at: Timestamp | None = None
     # A loss may be infinite or none at all; JSON has no numbers for that, so they come as texts:
     # "NaN", "Infinity", "-Infinity".
     values: Annotated[dict[MetricName, float], BeforeValidator(few)] = Field(min_length=1)

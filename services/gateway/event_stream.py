@@ -155,7 +155,7 @@ class EventPages:
     def __init__(self, store: Store, events_max: int, concurrency: ConcurrencyLimit) -> None:
         self._store = store
         self._events_max = events_max
-        self._turns = concurrency
+        self._concurrency = concurrency
         self._kept: OrderedDict[tuple[EventFilter, int], Page] = OrderedDict()
         self._bytes = 0
 
@@ -163,7 +163,7 @@ class EventPages:
         self, user: str, wanted: EventFilter, after: int, end: Callable[[], int | None]
     ) -> Page:
         """The page behind a position; ``end`` is the last position that was fed to readers."""
-        async with self._turns.of(user):
+        async with self._concurrency.of(user):
             # Checked after the wait: the previous caller may have read the same page.
             found = self._kept.get((wanted, after))
             known_end = end()
@@ -218,14 +218,14 @@ class LiveEvents:
         self._waiters: dict[str, set[asyncio.Event]] = {}
         # The last position fed; None before the first.
         self._last: int | None = None
-        self._projects_here = False
+        self._is_projector = False
         self.closed = False
 
     def observe(self, delta: Delta) -> None:
         """Called by the store after each commit of this process, in order."""
         events = [row for row in delta.put if isinstance(row, EventRow)]
         if events:
-            self._projects_here = True
+            self._is_projector = True
             self._feed(sorted(events, key=lambda row: row.position))
         for row in delta.put:
             if isinstance(row, RunRow | TaskRow):
@@ -248,7 +248,7 @@ class LiveEvents:
                 except (DatabaseFaultError, UnreadableRowError) as problem:
                     _log.warning("the event log cannot be read", problem=str(problem))
                 await clockwork.wait(
-                    self._poll_leading_seconds if self._projects_here else self._poll_seconds
+                    self._poll_leading_seconds if self._is_projector else self._poll_seconds
                 )
         finally:
             self.close()
@@ -330,7 +330,7 @@ class LiveEvents:
             rows = await rows_of.events(tx, after=before, limit=self._page)
         unseen = [row for row in rows if row.position > self._position]
         if unseen:
-            self._projects_here = False
+            self._is_projector = False
             self._feed(unseen)
             for row in unseen:
                 self._wake_task(row.task_id)

@@ -84,7 +84,7 @@ async def read_ahead(tx: Tx, messages: Sequence[Message]) -> None:
         tx.memo[_KNOWN] = dict.fromkeys(keys, False) | dict.fromkeys((r.fact for r in rows), True)
 
 
-async def _was_here(tx: Tx, key: str) -> bool:
+async def _is_logged(tx: Tx, key: str) -> bool:
     """True if the log has the fact."""
     found = tx.memo.setdefault(_KNOWN, {}).get(key)
     if found is None:
@@ -96,7 +96,7 @@ async def append(tx: Tx, message: Message, *, is_news: bool) -> None:
     """Enter a fact. One that changed nothing in the read model may be a repetition."""
     kind = type(message)
     fact, name, key = FACTS[kind], _NAMES[kind], _key(message)
-    if not is_news and await _was_here(tx, key):
+    if not is_news and await _is_logged(tx, key):
         return
     tx.memo.setdefault(_KNOWN, {})[key] = True
     ends = await store.head(tx)

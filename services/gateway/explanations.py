@@ -37,7 +37,7 @@ def explanation(
 ) -> Json:
     """Why a task stands where it stands.
 
-    ``delayed`` is what the launcher said of its run; ``others`` are the tasks of ``ids_in``.
+    ``delayed`` is the launcher's report about its run; ``others`` are the tasks of ``ids_in``.
     """
     return {
         "task": task_id,
@@ -86,7 +86,7 @@ def _order(message: OrderPlace | None) -> Json | None:
 
 
 def _chosen(message: ChosenVictim) -> Json:
-    """A run that was asked to make room, and why this one."""
+    """A run that was requested to leave, and why this one was chosen."""
     return {
         "task": message.task_id,
         "level": enum_name(message.level),

@@ -1,7 +1,7 @@
 """Events into the read model. Called by the consumer, on the leading process only.
 
 Each fact has a version, a revision, an attempt or is set once, so that duplicates and any order
-lead to the same rows. Each handler says whether it learnt something; then the fact enters the
+lead to the same rows. Each handler returns whether something changed; then the fact enters the
 event log in the same transaction.
 """
 

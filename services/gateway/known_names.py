@@ -1,6 +1,6 @@
 """Checks that the users, teams and groups that a quota or a policy names exist.
 
-Called by the routes. A limit for a misspelt name limits nobody, and nobody notices: such names are
+Called by the routes. A limit for a misspelt name would have no effect, unnoticed: such names are
 rejected, unless the caller sets ``force`` because the person, team or group will exist later.
 """
 
@@ -54,16 +54,16 @@ async def unknown_names(
     lately, in it; while no node is known, every group is accepted.
     """
     errors: list[FieldError] = []
-    for kind, word, asked in (
+    for kind, word, named in (
         (UserRow, "user", users),
         (TeamRow, "team", teams),
         (NodeRow, "group", groups),
     ):
-        unknown = {*asked.values()} - await _there(tx, kind, {*asked.values()})
+        unknown = {*named.values()} - await _there(tx, kind, {*named.values()})
         there = await names_of(tx, kind) if unknown else []
         if not there:
             continue
-        for field, name in asked.items():
+        for field, name in named.items():
             if name in unknown:
                 error = no_such(field, word, name, there)
                 fix = f"{error.fix}; force accepts a {word} that is to come"

@@ -18,7 +18,7 @@ from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
 from services.gateway.auth import Authenticator, Mint, ensure_first_admin
 from services.gateway.capacity import Capacity
-from services.gateway.commands import Commands
+from services.gateway.command_client import Commands
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.handlers import HANDLERS, READS
@@ -188,8 +188,8 @@ WIRING = Wiring(
     build=build,
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
-    hears=tuple(HANDLERS),
-    asks=(
+    consumes=tuple(HANDLERS),
+    requests=(
         m.CreateTask,
         m.CreateTasks,
         m.SetGoal,
@@ -210,6 +210,6 @@ WIRING = Wiring(
         m.ReplayDeadLetters,
         m.DiscardDeadLetters,
     ),
-    listens=(m.LogChunk,),
+    follows=(m.LogChunk,),
     watches=True,
 )

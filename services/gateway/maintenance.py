@@ -15,7 +15,7 @@ import structlog
 from libs.contracts.messages import Reemit, ReemitReply
 from libs.store.port import Store, UnreadableRowError
 from services.gateway import store as rows_of
-from services.gateway.commands import Commands
+from services.gateway.command_client import Commands
 from services.gateway.problems import ProblemError
 from services.gateway.rows import RebuildRow
 from services.gateway.settings import GatewaySettings
@@ -56,7 +56,7 @@ class ReadModelRebuild:
         self._store = store
         self._commands = commands
         self._tick_seconds = tick_seconds
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
 
     async def step(self, epoch: int) -> float | None:
         """Ask the owners that have not answered yet; return None once all have."""
@@ -65,10 +65,10 @@ class ReadModelRebuild:
                 # If its row cannot be read, an owner is asked again: that is harmless.
                 with contextlib.suppress(UnreadableRowError):
                     if await tx.get(RebuildRow, owner) is not None:
-                        self._asked.add(owner)
-        missing = [owner for owner in OWNERS if owner not in self._asked]
+                        self._requested.add(owner)
+        missing = [owner for owner in OWNERS if owner not in self._requested]
         await asyncio.gather(*(self._ask(owner, epoch) for owner in missing))
-        return self._tick_seconds if len(self._asked) < len(OWNERS) else None
+        return self._tick_seconds if len(self._requested) < len(OWNERS) else None
 
     async def _ask(self, owner: str, epoch: int) -> None:
         try:
@@ -77,5 +77,5 @@ class ReadModelRebuild:
             return  # not there yet: at the next tick
         async with self._store.transaction(epoch=epoch) as tx:
             tx.put(RebuildRow(owner, tx.now, reply.events))
-        self._asked.add(owner)
+        self._requested.add(owner)
         _log.info("asked for facts again", owner=owner, events=reply.events)

@@ -43,7 +43,7 @@ ALIASES: Mapping[str, str] = {
 }
 # Options of `shiftwork submit` that are no part of a task.
 WITHOUT_FIELD = frozenset({"venv", "file", "key", "dry_run", "follow"})
-# Fields whose values no message repeats.
+# Fields whose values are never repeated in a message.
 _SECRET = frozenset({"env", "pod.template"})
 SHOWN_MAX = 60
 

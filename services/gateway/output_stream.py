@@ -18,7 +18,7 @@ import orjson
 
 from libs.bus.port import Bus, BusError
 from libs.contracts import messages as m
-from services.gateway.commands import Commands
+from services.gateway.command_client import Commands
 from services.gateway.json_values import rfc3339
 from services.gateway.problems import NOT_FOUND, UNAVAILABLE, ProblemError
 
@@ -40,7 +40,7 @@ class OutputFilter:
     offset: int = 0
     tail: int = 0
     since: datetime | None = None
-    # With the moments at which it was written.
+    # With the times at which it was written.
     timestamps: bool = False
 
     def takes(self, attempt: int, rank: int, role: str) -> bool:
@@ -88,11 +88,12 @@ class OutputFollower:
         chunks: asyncio.Queue[m.LogChunk] = asyncio.Queue(CHUNKS_PENDING_MAX)
         async with asyncio.TaskGroup() as group:
             listener = group.create_task(self._listen(chunks))
-            await self._pass_on(chunks)
+            await self._forward(chunks)
             listener.cancel()
 
     async def _listen(self, chunks: asyncio.Queue[m.LogChunk]) -> None:
-        """Chunks as they pass by. One that has no room is read as a range later."""
+        """Forward chunks as they arrive. One for which the queue has no space is read as a range
+        later."""
         with contextlib.suppress(BusError):
             async with self.bus.listen(f"log.{self.wanted.task_id}.>") as passing:
                 async for envelope in passing:
@@ -101,7 +102,7 @@ class OutputFollower:
                         with contextlib.suppress(asyncio.QueueFull):
                             chunks.put_nowait(chunk)
 
-    async def _pass_on(self, chunks: asyncio.Queue[m.LogChunk]) -> None:
+    async def _forward(self, chunks: asyncio.Queue[m.LogChunk]) -> None:
         rounds = 0
         while not self.closed():
             # Asked before the list: what a task wrote before it ended is in a list made later.

@@ -36,13 +36,13 @@ def policy_effect(effect: PolicyEffect) -> Json:
     }
 
 
-def _verdict(said: Verdict) -> Json | None:
-    if not said.kind:
+def _verdict(given: Verdict) -> Json | None:
+    if not given.kind:
         return None
     return {
-        "decision": said.kind,
-        "reason": reason(said.reason),
-        "beneficiary": said.beneficiary or None,
+        "decision": given.kind,
+        "reason": reason(given.reason),
+        "beneficiary": given.beneficiary or None,
     }
 
 

@@ -83,7 +83,7 @@ _WHOLE = ("is not a whole number", "give a whole number")
 _NUMBER = ("is not a number", "give a number")
 _FLAG = ("is neither true nor false", "give true or false")
 _OBJECT = ("is not an object", "give an object")
-WORDS: Mapping[str, tuple[str, str]] = {
+TEXTS: Mapping[str, tuple[str, str]] = {
     "missing": ("is missing", "give this field"),
     "extra_forbidden": (
         "there is no such field",
@@ -215,8 +215,8 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
     context = _Known(
         {name: _limit(value, place) for name, value in (detail.get("ctx") or {}).items()}
     )
-    words = WORDS.get(detail["type"], _DESCRIBED)
-    message, fix = (text.format_map(context) for text in words)
+    texts = TEXTS.get(detail["type"], _DESCRIBED)
+    message, fix = (text.format_map(context) for text in texts)
     if context["pattern"].endswith(NAME):
         message, fix = _NAME
     if detail["type"] == "extra_forbidden":
@@ -265,7 +265,7 @@ def _as_seconds(value: object) -> str:
 
 
 def _limit(value: object, place: tuple[int | str, ...]) -> str:
-    """A number of pydantic's as people write it, with the unit that the field's name says."""
+    """A number of pydantic's as people write it, with the unit from the field's name."""
     unit = " seconds" if str(place[-1]).endswith("_seconds") else ""
     if isinstance(value, float):
         return f"{value:.0f}{unit}" if value.is_integer() else f"{value:g}{unit}"

@@ -86,9 +86,9 @@ def add(
 def _newest(
     latest: Mapping[str, float], reported: Mapping[str, float], names_max: int
 ) -> dict[str, float]:
-    """Every reported name; of the others, the first by name while there is room."""
-    room = max(0, names_max - len(reported))
-    others = sorted(name for name in latest if name not in reported)[:room]
+    """Every reported name; of the others, the first by name up to the maximum."""
+    others_max = max(0, names_max - len(reported))
+    others = sorted(name for name in latest if name not in reported)[:others_max]
     return {name: latest[name] for name in others} | dict(reported)
 
 

@@ -16,7 +16,7 @@ class GatewaySettings(BaseServiceSettings):
     model_config = SettingsConfigDict(frozen=True, extra="ignore", env_prefix="SHIFTWORK_GATEWAY_")
 
     http_port: int | None = Field(default=8642, ge=0, le=65535)
-    # The first administrator's token, alone in a file; without it nobody can begin.
+    # The first administrator's token, alone in a file; without it no one can log in.
     admin_token_file: Path | None = None
     # The key that run tokens are signed with; the launcher reads the same file.
     run_token_key_file: Path | None = None
@@ -116,7 +116,8 @@ class GatewaySettings(BaseServiceSettings):
     wrong_tokens_per_second: float = Field(default=1.0, gt=0)
     # Refused requests are entered in the audit trail summed up, one round in so long.
     refusals_seconds: float = Field(default=10.0, gt=0, le=3600)
-    # Entries about refusals of one user, or of nobody: so many at once, then so many each second.
+    # Audit entries about refusals of one user, or without a user: so many at once, then so many
+    # each second.
     refusal_entries_burst: int = Field(default=60, ge=1)
     refusal_entries_per_second: float = Field(default=0.1, gt=0)
     tokens_per_user_max: int = Field(default=100, ge=1)

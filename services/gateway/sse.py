@@ -51,7 +51,7 @@ async def write_all(write: Write, frames: Iterable[bytes]) -> None:
 
 
 class EventStream(Response):
-    """Runs what ``begin`` returns while somebody reads. Silence is broken by a comment every so
+    """Runs what ``begin`` returns while a client reads. Silence is broken by a comment every so
     often. ``begin`` is called once the stream is admitted; a problem that it raises is the answer.
     """
 

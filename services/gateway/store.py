@@ -160,9 +160,9 @@ async def task_page(tx: Tx, where: Sequence[Where], sort: Sort, paging: Paging) 
     rows: list[TaskRow] = await keyset(
         tx, TaskRow, [*where, known], sort, after=after, limit=paging.limit + 1
     )
-    coming = await keyset(tx, AcceptedRow, where, sort, after=after, limit=paging.limit + 1)
+    accepted = await keyset(tx, AcceptedRow, where, sort, after=after, limit=paging.limit + 1)
     left_out = {row.id for row in tx.unreadable}
-    for row in coming:
+    for row in accepted:
         if row.task_id in left_out:
             continue
         try:
@@ -389,7 +389,7 @@ async def drop_old_tasks(tx: Tx, before: datetime, limit: int) -> int:
 
 async def drop_settled(tx: Tx, before: datetime, rows_max: int) -> int:
     """Forget accepted tasks that were projected long ago (their POST ended after their event). One
-    whose projection cannot be read stays: nobody knows what is there."""
+    whose projection cannot be read stays, because its content is unknown."""
     old = await tx.select(AcceptedRow, Where("submitted_at", Op.LT, before), limit=rows_max)
     settled = 0
     for row in old:

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 from pydantic import AfterValidator, AwareDatetime
 
-# What a moment may be. Beyond that, arithmetic with moments overflows somewhere.
+# The range of times. Beyond it, arithmetic with times overflows somewhere.
 EARLIEST = datetime(1970, 1, 1)  # noqa: DTZ001 - compared without its zone, which cannot overflow
 LATEST = datetime(2261, 12, 31)  # noqa: DTZ001 - the last whole year of 64-bit nanoseconds
 _NUL = "\0"
@@ -92,16 +92,16 @@ def _walk(document: object, values_max: int) -> None:
 
 
 def bounded(at: datetime) -> datetime:
-    """The moment in UTC; ValueError if it is not between 1970 and 2261."""
+    """The time in UTC; ValueError if it is not between 1970 and 2261."""
     if not EARLIEST <= at.replace(tzinfo=None) <= LATEST:
         raise ValueError("is not between the years 1970 and 2261")
     return max(at.astimezone(UTC), EARLIEST.replace(tzinfo=UTC))
 
 
-Moment = Annotated[AwareDatetime, AfterValidator(bounded)]
+Timestamp = Annotated[AwareDatetime, AfterValidator(bounded)]
 
 
-def parse_moment(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     """An RFC 3339 time with a zone; ValueError otherwise."""
     at = datetime.fromisoformat(text)
     if at.tzinfo is None:

@@ -103,7 +103,7 @@ def run_exit(ended: RunExit | None) -> Json | None:
     }
 
 
-def task(row: TaskRow, *, secrets: bool, said: ProgressRow | None = None) -> Json:
+def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> Json:
     """A task. Its environment is shown only with ``secrets`` (to its owner and to admins)."""
     return {
         # Columns come last: a task's priority changes, and its name is known without its spec.
@@ -123,7 +123,7 @@ def task(row: TaskRow, *, secrets: bool, said: ProgressRow | None = None) -> Jso
         "started_at": rfc3339(row.started_at),
         "finished_at": rfc3339(row.finished_at),
         "checkpoint": checkpoint(row.checkpoint),
-        "progress": progress(said),
+        "progress": progress(report),
         "exit": run_exit(row.exit),
         "held_gpus": row.held_gpus,
         "held_nodes": row.held_nodes,

@@ -155,5 +155,5 @@ WIRING = Wiring(
     build=build,
     tables=TABLES,
     migrations=Path(__file__).with_name("migrations"),
-    hears=tuple(HANDLERS),
+    consumes=tuple(HANDLERS),
 )

@@ -96,5 +96,5 @@ WIRING = Wiring(
     build=build,
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
-    hears=tuple(HANDLERS),
+    consumes=tuple(HANDLERS),
 )

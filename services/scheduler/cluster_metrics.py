@@ -1,7 +1,8 @@
-"""What operators watch: tasks and nodes by state, GPUs used and free, waits, preemptions.
+"""Metrics for operators: tasks and nodes by state, GPUs used and free, waits, preemptions.
 
-The leader's ``Brain`` feeds it with each commit; other processes of the scheduler report nothing.
-A change costs the nodes and tasks that it touches, and a scrape what changed since the last one.
+The leader's ``Brain`` updates them with each commit; other processes of the scheduler report
+nothing. The cost of an update follows the nodes and tasks that changed, and the cost of a scrape
+follows what changed since the last one.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ CHECKPOINT_SECONDS = Histogram(
 )
 
 K = TypeVar("K", bound=Hashable)
-# What tasks count under that wait for nodes of groups which have none.
+# The label for tasks that wait for groups without nodes.
 OTHER_GROUPS = "(other)"
-# In the order in which the first that holds is a node's state.
+# The first of these that is true is a node's state.
 NODE_STATES = ("not_ready", "draining", "drained", "cordoned", "ready")
 GPU_STATES = ("used", "free", "unavailable")
 TASK_STATES = tuple(
@@ -53,7 +54,7 @@ TASK_STATES = tuple(
 
 @dataclass
 class _Counted:
-    """How one node is counted at present."""
+    """How one node is counted now."""
 
     group: str
     state: str
@@ -128,7 +129,7 @@ class ClusterMetrics(Collector):
         for node_id in self._changed:
             self._recount(index, node_id)
         self._changed.clear()
-        # Whoever submits may name any group: only those that there are have series of their own.
+        # A task may name any group: only groups that exist have series of their own.
         groups = sorted({group for group, _ in self._nodes} | index.policies.keys())
         tasks: Counts[tuple[str, str]] = Counts()
         for (group, state), number in self._tasks.items():
@@ -155,7 +156,7 @@ class ClusterMetrics(Collector):
 
 
 def _add(counts: Counts[K], key: K, number: int) -> None:
-    """Count, and forget what comes to nothing: groups come and go."""
+    """Add to a count, and remove a count of 0: groups come and go."""
     counts[key] += number
     if not counts[key]:
         del counts[key]
@@ -172,19 +173,19 @@ def _count(node: Node, used: int, *, busy: bool) -> _Counted:
 
 def _observe(old: Task, new: Task) -> None:
     if new.attempt > old.attempt and new.assigned_at is not None:
-        since = old.unserved_since or old.submitted_at
-        wait = (new.assigned_at - since).total_seconds()
+        queued_at = old.unserved_since or old.submitted_at
+        wait = (new.assigned_at - queued_at).total_seconds()
         QUEUE_WAIT.labels(new.group).observe(max(0.0, wait))
     # The exit of a run may be recorded together with its last checkpoint.
-    asked_at = new.preempt_requested_at or old.preempt_requested_at
-    if asked_at is None or new.attempt != old.attempt:
+    since = new.preempt_requested_at or old.preempt_requested_at
+    if since is None or new.attempt != old.attempt:
         return
     if old.preempt_requested_at is None:
         PREEMPTIONS.labels(new.group).inc()
     saved = new.checkpoint
-    is_first = old.checkpoint is None or old.checkpoint.saved_at < asked_at
-    if saved is not None and saved != old.checkpoint and is_first and saved.saved_at >= asked_at:
-        latency = (saved.saved_at - asked_at).total_seconds()
+    is_first = old.checkpoint is None or old.checkpoint.saved_at < since
+    if saved is not None and saved != old.checkpoint and is_first and saved.saved_at >= since:
+        latency = (saved.saved_at - since).total_seconds()
         CHECKPOINT_SECONDS.labels(new.group).observe(latency)
 
 
@@ -195,7 +196,7 @@ def _family(
     groups: Iterable[str],
     states: Iterable[str],
 ) -> GaugeMetricFamily:
-    """A gauge with every state of every group: a series that is 0 is there, too."""
+    """A gauge with every state of every group, those with the value 0 included."""
     family = GaugeMetricFamily(name, f"{what}, by state", labels=["group", "state"])
     for group, state in product(groups, states):
         family.add_metric([group, state], counts.get((group, state), 0))

@@ -32,7 +32,7 @@ from services.scheduler.policy_commands import changed
 
 
 def live_run(task: Task, now: datetime, silent_seconds: float) -> list[Message]:
-    """The live run's assignment again, and the request to go if it was made."""
+    """The events of the live run: its assignment, and the preemption request if there is one."""
     if task.live_attempt is None or task.assigned_at is None or task.start_deadline_at is None:
         return []
     kind = RunAssigned if task.live_attempt == FIRST_ATTEMPT else RunResumed
@@ -71,7 +71,7 @@ def live_run(task: Task, now: datetime, silent_seconds: float) -> list[Message]:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """The commands with what they are configured by."""
+    """The commands with their settings."""
 
     decisions_page_max: int
     reemit_tasks_max: int
@@ -107,7 +107,8 @@ class Commands:
         )
 
     async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
-        """Say again: every task's state and live assignment, ended tasks' last words, policies."""
+        """Publish again: every task's state and live assignment, the last events of ended tasks,
+        policies."""
         events: list[Message] = [
             row.last for row in await store.ended_newest(tx, self.reemit_tasks_max)
         ]

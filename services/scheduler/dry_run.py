@@ -1,7 +1,7 @@
 """What another policy would do now: two plans for one moment, compared. Pure.
 
-Called by the query DryRunPolicy. Both plans must be made with everything to be decided anew, so
-that they name every task that waits, moves or is moved.
+Called by the query DryRunPolicy. Both plans must come from a full scan, so that they name every
+task that waits, moves or is moved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.scheduler.domain.model.rows import Task
 
 WAIT = "wait"
 SINK = "sink"
-# What a person wants to read first: what runs on and would be stopped, or the other way round.
+# The most important effects first.
 _GRAVITY = ("kill", "reject", "preempt", "assign", "move", SINK)
 
 
@@ -62,10 +62,10 @@ class _Round:
 
 
 def diff(before: Plan, after: Plan, tasks: Mapping[str, Task], *, effects_max: int) -> DryRun:
-    """Every task of which the plans say different things, the gravest first; and sums by group.
+    """Every task that the plans treat differently, the most important first; and sums by group.
 
-    Other places for a task, or other numbers in the sentence that says why it waits, are no
-    difference. A task that neither plan names is left as it is by both.
+    Another placement of a task, or other numbers in the reason why it waits, are no difference. A
+    task that neither plan names is unchanged in both.
     """
     now, then = verdicts(before, tasks), verdicts(after, tasks)
     changed = [
@@ -80,7 +80,7 @@ def diff(before: Plan, after: Plan, tasks: Mapping[str, Task], *, effects_max: i
 
 
 def verdicts(plan: Plan, tasks: Mapping[str, Task]) -> dict[str, Verdict]:
-    """What a plan says of each task that it names: its decision, or why it waits."""
+    """The verdict of a plan on each task that it names: its decision, or why it waits."""
     found = {
         task_id: Verdict(kind=WAIT, reason=reason)
         for task_id, reason in plan.explanations.items()
@@ -90,7 +90,7 @@ def verdicts(plan: Plan, tasks: Mapping[str, Task]) -> dict[str, Verdict]:
         if isinstance(decision, Hold):
             found[decision.task_id] = Verdict(kind=WAIT, reason=decision.reason)
         elif isinstance(decision, Reorder):
-            # A new place in the order is no news by itself, another level is.
+            # A new position in the order is not reported, another level is.
             if decision.level not in {Priority.UNSPECIFIED, tasks[decision.task_id].level}:
                 found[decision.task_id] = Verdict(kind=SINK, reason=decision.reason)
         else:

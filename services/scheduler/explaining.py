@@ -1,9 +1,9 @@
-"""The Explain query: answered beside the leader's turn, by copies of its process.
+"""The Explain query: answered by copies of the leader's process, beside its loop.
 
 Wired in ``main.py``. What a task's row says is answered at once. A task that waits is explained
-by ``domain/explanation`` in a copy (``forks.py``): the leader pays for the fork, not for the
-answer. A bounded number of copies work at a time, each for a bounded time; a question that is
-asked again while its answer is on the way, and nothing has changed, shares it.
+by ``domain/explain`` in a copy (``forks.py``): the leader pays for the fork, not for the
+answer. A bounded number of copies work at a time, each for a bounded time. A query that is
+repeated while its answer is being computed, and nothing has changed, shares that answer.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ BUSY = "many explanations are asked for now; ask again"
 
 
 def unknown(task_id: str) -> Refusal:
-    """The refusal for a task that the scheduler never heard of."""
+    """The refusal for a task that the scheduler does not know."""
     detail = f"no task {task_id[:80]!r} is known to the scheduler"
     return Refusal(code=RefusalCode.NOT_FOUND, detail=detail)
 
 
 def work(index: Index, task: Task, now: datetime, seconds: float) -> Iterator[ExplainReply]:
-    """The answer, made in a copy of the process: the index is the copy's own.
+    """Computes the answer in a copy of the process, which has an index of its own.
 
-    What is known so far comes first, in case that the copy runs out of time on the way.
+    Yields what is known so far first, in case the copy runs out of time.
     """
     began = time.monotonic()
     bounds = Bounds(used=lambda: (time.monotonic() - began) / seconds)
@@ -64,7 +64,7 @@ def work(index: Index, task: Task, now: datetime, seconds: float) -> Iterator[Ex
 
 
 class Explaining:
-    """The query with what it is configured by."""
+    """The query with its settings."""
 
     def __init__(
         self,
@@ -77,15 +77,15 @@ class Explaining:
     ) -> None:
         self._ports = ports
         self._brain = brain
-        self._room = asyncio.Semaphore(processes_max)
+        self._free_processes = asyncio.Semaphore(processes_max)
         self._waiting_max = waiting_max
         self._seconds_max = seconds_max
-        # By the version of the working set and the task: answers on their way.
-        self._asked: dict[tuple[int, str], asyncio.Task[ExplainReply]] = {}
+        # The answers that are being computed, by the version of the working set and the task.
+        self._answers: dict[tuple[int, str], asyncio.Task[ExplainReply]] = {}
         self._log = observability.log("scheduler")
 
     async def answer(self, query: Explain) -> Message:
-        """Why the task stands where it stands."""
+        """Why the task is in its state."""
         index = self._brain.index
         task = index.tasks.get(query.task_id)
         if task is None:
@@ -97,34 +97,34 @@ class Explaining:
             reply = of_row(index, task, self._ports.clock.now())
             return reply.model_copy(update={"forecast": Forecast(unknown=TOO_LARGE)})
         key = self._brain.version, task.id
-        shared = self._asked.get(key)
+        shared = self._answers.get(key)
         if shared is None:
-            if len(self._asked) >= self._waiting_max:
+            if len(self._answers) >= self._waiting_max:
                 return await self._short(task.id, BUSY)
-            shared = self._asked[key] = asyncio.ensure_future(self._explain(task.id))
+            shared = self._answers[key] = asyncio.ensure_future(self._explain(task.id))
             shared.add_done_callback(partial(self._over, key))
-        # One of those who ask may go away; the others still wait for it.
+        # One of the callers may be cancelled; the others still wait for the answer.
         return await asyncio.shield(shared)
 
     def _over(self, key: tuple[int, str], answer: asyncio.Future[ExplainReply]) -> None:
-        self._asked.pop(key, None)
+        self._answers.pop(key, None)
         if not answer.cancelled():
-            # Nobody may be left who waits for it.
+            # Perhaps no caller waits for it any more.
             answer.exception()
 
     async def _explain(self, task_id: str) -> ExplainReply:
         seconds = self._seconds_max
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._room.acquire()
+                await self._free_processes.acquire()
             try:
                 return await self._in_a_copy(task_id, seconds)
             finally:
-                self._room.release()
+                self._free_processes.release()
         return await self._short(task_id, BUSY)
 
     async def _in_a_copy(self, task_id: str, seconds: float) -> ExplainReply:
-        # As it is now: it may have waited for others' answers.
+        # Read again: the query may have waited for other answers.
         index, now = self._brain.index, self._ports.clock.now()
         task = index.tasks.get(task_id)
         if task is None:
@@ -138,7 +138,7 @@ class Explaining:
             return await self._short(task_id, NO_TIME)
 
     async def _short(self, task_id: str, why: str) -> ExplainReply:
-        """What the row alone says, and that there is no more."""
+        """The answer from the row alone, with a note that the rest is missing."""
         UNANSWERED.labels("busy" if why is BUSY else "no time").inc()
         task = self._brain.index.tasks.get(task_id)
         if task is None:
@@ -147,7 +147,7 @@ class Explaining:
         return self._held_up(task, reply.model_copy(update={"forecast": Forecast(unknown=why)}))
 
     def _held_up(self, task: Task, reply: ExplainReply) -> ExplainReply:
-        """Where what is decided about the group is refused, nothing that was found out counts."""
+        """If the group's plans are refused, the reply gives that as the reason instead."""
         apart = self._brain.apart.group(task.group)
         why = apart.reason if apart else self._brain.refused_plans.why(task.group)
         if why is None:
@@ -157,12 +157,12 @@ class Explaining:
         return reply.model_copy(update=update)
 
     async def _not_there(self, task_id: str) -> ExplainReply:
-        """What is known of a task that the index is without."""
+        """The answer about a task that is not in the index."""
         apart = self._brain.apart.task(task_id)
         if apart is None:
             return await self._ended(task_id)
         return ExplainReply(
-            # What the store cannot decode has no state: the gateway's own row says one.
+            # A row that the store cannot decode has no state; the gateway has its own row.
             state=apart.row.state if apart.row else TaskState.UNSPECIFIED,
             reason=apart.reason,
             forecast=Forecast(unknown=HELD_UP),
@@ -170,7 +170,7 @@ class Explaining:
         )
 
     async def _ended(self, task_id: str) -> ExplainReply:
-        """The last word about a task that is not there any more."""
+        """The answer about a task that has ended."""
         async with self._ports.store.transaction() as tx:
             over = await store.ended(tx, task_id)
             if over is None:

@@ -1,8 +1,8 @@
-"""Work on a copy of this process: what is asked of the working set costs the leader one fork().
+"""Work on a copy of this process: a query on the working set costs the leader one fork().
 
 Called by ``explaining.py`` and ``policy_commands.py`` (from the event loop) and, inside such a
 copy, by the explanation itself, which gives each trial a copy of its own. A copy shares the memory
-until one side writes, so nothing is serialized and the leader's turn is not taken. It computes,
+until one side writes, so nothing is serialized and the leader is not delayed. The copy computes,
 writes its answer into a pipe and ends; it never returns to the event loop and touches none of the
 leader's connections.
 
@@ -30,7 +30,7 @@ from typing import Any, NoReturn, TypeVar
 from services.scheduler.domain.facts.index import Index
 
 R = TypeVar("R")
-# Behind the leader, where both want the processor.
+# A lower priority than the leader's, where both want the processor.
 NICENESS = 10
 # An answer that has no alternative (the process would end) still has this long.
 SECONDS_MIN = 0.05
@@ -42,7 +42,7 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """What a copy says of a defect."""
+    """How a copy reports a defect."""
 
     trace: str
 
@@ -85,7 +85,7 @@ def _work(work: Callable[[], Iterable[object]], write: int, seconds: float) -> N
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.closerange(3, write)
         os.closerange(write + 1, _descriptors_max())
-        # Looking for garbage would write to, and so copy, every page.
+        # A garbage collection would write to, and so copy, every page.
         gc.disable()
         with suppress(OSError):
             os.nice(NICENESS)
@@ -113,7 +113,7 @@ def _descriptors_max() -> int:
 
 
 def _reap(pid: int) -> None:
-    """The copy has closed its pipe: it has ended, or is about to."""
+    """Wait for a copy that has closed its pipe: it has ended, or is about to."""
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
 
@@ -171,14 +171,14 @@ async def _read(read: int) -> bytes:
 
 
 class Forks:
-    """Worlds that are forks of this process; only inside a copy, where nobody waits for it."""
+    """Index copies that are forks of this process; only used inside a copy, not in the leader."""
 
     def __init__(self, until: float) -> None:
         # Of ``time.monotonic()``.
         self._until = until
 
     def with_copy(self, index: Index, simulation: Callable[[Index], R]) -> R | None:
-        """What ``play`` returns when it has a copy of the index for itself; None: no time."""
+        """The result of ``simulation`` on a copy of the index of its own; None: no time is left."""
         try:
             return call(lambda: map(simulation, [index]), self._until - time.monotonic())
         except (NoAnswerError, OSError):

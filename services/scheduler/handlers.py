@@ -1,7 +1,7 @@
-"""What the scheduler does with each event: record the fact, nothing else. The loop decides.
+"""The scheduler's event handlers: each records a fact and nothing else. The loop decides.
 
-Wired in ``main.py``. Right under duplicates, loss with redelivery, and any order: versions,
-revisions and attempts say what is old; what comes before its task is kept for it.
+Wired in ``main.py``. Correct under duplicates, loss with redelivery, and any order: versions,
+revisions and attempts show which events are old; an event that comes before its task is kept.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ async def on_run_started(tx: Tx, event: RunStarted) -> None:
 
 
 async def on_run_listened(tx: Tx, event: RunListened) -> None:
-    """Its program asks whether to leave."""
+    """The run's program polls for preemption requests."""
     task = await tx.get(Task, event.task_id)
     if task is None:
         _dropped(await _missing(tx, event.task_id))
@@ -166,7 +166,7 @@ async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
 
 
 async def on_inventory_listed(tx: Tx, event: InventoryListed) -> None:
-    """Note a full list of nodes: what fits none of them can be told so."""
+    """Note a full list of nodes: from then on a task that fits none of them can be rejected."""
     known = await tx.get(Inventory, event.runtime)
     if known is not None and is_old(event, kept_version=known.version, kept_at=known.listed_at):
         _dropped(Drop.OLD_VERSION)
@@ -197,7 +197,7 @@ async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
 
 
 READS: Mapping[type[Message], Reads] = {
-    # Whether it has ended is asked of every task that is not in the working set yet.
+    # Every task that is not in the working set is looked up among the ended ones.
     TaskSubmitted: lambda event: [(store.EndedTask, event.task_id)],
 }
 

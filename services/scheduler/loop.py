@@ -3,7 +3,7 @@
 Wired in ``main.py``. The leader keeps the working set in memory: loaded when it begins to lead,
 then followed commit by commit. A round in which nothing changed and no deadline came is skipped.
 
-A defect harms as little as can be told: a decision, an urgent task, a node group, a row. What fails
+A defect affects as little as possible: a decision, an urgent task, a node group, a row. What fails
 is left out for a while (``refused_plans.py``), everything else goes on, and the process stays up.
 """
 
@@ -57,18 +57,18 @@ VIOLATIONS = Counter(
 REFUSED = Counter(
     "shiftwork_scheduler_plans_refused_total", "Plans not committed, or not all of them", ["why"]
 )
-# A series that begins at its first event shows alerts no increase.
+# Alerts see no increase in a series that begins with its first event, so each begins at 0.
 for _why in ("violation", "error", "conflict", "too large"):
     REFUSED.labels(_why)
 DECIDE_SECONDS = Histogram("shiftwork_scheduler_decide_seconds", "Duration of one decision round")
 
-# Nobody's fault here: the database is away, or somebody else leads.
+# Not defects: the database is unavailable, or another process leads.
 PASSING = (StoreUnavailableError, DatabaseFaultError, TermOverError)
-# After a plan that the tables refused: they are loaded again; a refusal that stays must not spin.
+# The pause after a plan that the tables refused, so that a lasting refusal does not spin.
 CONFLICT_PAUSE_SECONDS = 0.05
 # From so many plans in a row on that the tables refused, each group is committed separately.
 CONFLICTS_TOGETHER_MAX = 2
-# Nodes that keep coming hold decisions up for so many times the settling time at most.
+# Nodes that keep coming delay decisions by at most so many settling times.
 SETTLE_TIMES_MAX = 4
 # How many are named in one line of the log.
 NAMED_MAX = 20
@@ -102,11 +102,11 @@ class Brain:
         self._dumps_max = dumps_max
         self._too_large_retry = timedelta(seconds=too_large_retry_seconds)
         self._node_settle = timedelta(seconds=node_settle_seconds)
-        # When the first and the last of the nodes that the next round has not seen were opened.
+        # When the first and the last node were opened since the last round.
         self._nodes_opened: tuple[datetime, datetime] | None = None
         self._decide = policy_function
         self._index = Index(policy)
-        # Rows that the index is without.
+        # Rows that are not in the index.
         self.apart = Apart()
         # Counts what concerns scheduling: the version that a plan is made for.
         self._version: int = 0
@@ -124,7 +124,7 @@ class Brain:
         )
         # Rows that are set apart and were tried again in vain; their alarm is another.
         self._retries = RefusedPlans(sys.maxsize, tick_seconds, refusal_backoff_seconds_max)
-        # Which of those that are set apart changed since the last load.
+        # The set-apart rows that changed since the last load.
         self._changed_apart: set[str] = set()
         self._log = observability.log("scheduler")
         ports.store.observe(self._observe)
@@ -132,10 +132,10 @@ class Brain:
     def _observe(self, delta: Delta) -> None:
         put, deleted = delta.put, delta.deleted
         if self.apart.rows:
-            # What is set apart is tried again as a whole, by a load.
+            # A load tries all set-apart rows again.
             put = tuple(row for row in put if not self._is_apart(row))
             deleted = tuple(each for each in deleted if each not in self.apart.rows)
-            # Its end does not wait.
+            # The end of such a run is handled at once.
             self._reload = self._reload or len(deleted) < len(delta.deleted)
         self._metrics.committed(self._index, put, deleted)
         if self._node_settle and any(self._is_opened(row) for row in put):
@@ -217,7 +217,7 @@ class Brain:
         set_apart.count(self.apart)
 
     def leadership_ended(self) -> None:
-        """Another process leads now, or nobody."""
+        """This process no longer leads."""
         self._metrics.leadership_ended(self._index)
 
     @property
@@ -264,7 +264,7 @@ class Brain:
         return found
 
     def _fail(self, error: Exception, now: datetime) -> float:
-        """A whole round failed, and nobody knows by which group."""
+        """A whole round failed, and it is unknown which group caused it."""
         self._stale = True
         REFUSED.labels("error").inc()
         found = [raised(error)]
@@ -278,7 +278,7 @@ class Brain:
         if self._stale or self._reload or self._changed_apart - waiting:
             await self._load()
         if self._ports.store.in_doubt:
-            # Somebody's commit was not answered: whatever became of it shows here.
+            # A commit was not answered: loading the rows shows whether it took effect.
             async with self._ports.store.transaction(epoch=epoch):
                 pass
         now = self._ports.clock.now()
@@ -287,7 +287,7 @@ class Brain:
             return self._until_due(now)
         if (left := self._settling(now)) is not None:
             return left.total_seconds()
-        # What this plan is decided on; what changes while it is committed is for the next.
+        # The plan is decided on these changes; later ones are for the next round.
         version = self._version
         snapshot = replace(
             self.snapshot(),
@@ -308,7 +308,7 @@ class Brain:
                 # Nothing of it was stored. The next round decides what goes without it.
                 return await self._put_off(snapshot, part, failure, epoch)
         self._conflicts = 0
-        self._pass(checked)
+        self._note_passed(checked)
         if not (plan.decisions or plan.ledgers):
             # After a commit this is not so: the next round, at the latest in a tick, confirms it.
             self._decided_version = version
@@ -322,8 +322,8 @@ class Brain:
             return self._tick_seconds
         return min(self._tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
 
-    def _pass(self, checked: CheckedPlan) -> None:
-        """Note and log what passes again, now that it is committed."""
+    def _note_passed(self, checked: CheckedPlan) -> None:
+        """Note and log the groups and tasks that pass again, now that the plan is committed."""
         plan = checked.plan
         # Groups that were tried, or about which there was nothing to decide.
         tried = self.refused_plans.names - plan.left_out - checked.refused.keys()
@@ -367,7 +367,7 @@ class Brain:
         )
 
     def _dump(self, snapshot: Snapshot, now: datetime) -> str | None:
-        """Keep the snapshot for ``replay``; the file, if there is one."""
+        """Write the snapshot for ``replay``; returns the file, if there is one."""
         if self._dumps is None:
             return None
         try:
@@ -419,7 +419,7 @@ class Brain:
             async with self._ports.store.transaction(epoch=epoch) as tx:
                 await store.commit(tx, plan, version=self._version)
                 # From here to the end of the commit memory is ahead of the rows: it takes for
-                # settled what the commit has still to make true, so that the commit's own changes,
+                # settled what the commit has yet to make true, so that the commit's own changes,
                 # which the observer brings, are for the next round. Whatever ends the commit but
                 # success, a cancellation included, leaves memory stale: the next round loads the
                 # rows.
@@ -427,7 +427,7 @@ class Brain:
                 if settles:
                     self._index.settle(plan)
         except DatabaseFaultError as error:
-            # It may be one row's fault, or the whole database's: the caller waits before it tries
+            # The cause may be one row or the whole database: the caller waits before it tries
             # again, then each group individually.
             self._refused_by_tables(plan, error)
             raise
@@ -442,7 +442,7 @@ class Brain:
         return True
 
     def _refused_by_tables(self, plan: Plan, error: Exception) -> None:
-        """The working set may differ from the tables: believe the tables."""
+        """Load the tables again, because the working set may differ from them."""
         self._stale = True
         self._conflicts += 1
         REFUSED.labels("conflict").inc()
@@ -501,11 +501,11 @@ class Brain:
             if learned:
                 async with self._ports.store.transaction(epoch=epoch) as tx:
                     await store.save_learned(tx, learned)
-                # Only now: what was not committed is saved the next time.
+                # Only after the commit: what was not committed is saved the next time.
                 self._index.saved(learned)
         except PASSING:
             raise
         except Exception:  # noqa: BLE001 - a defect of the statistics stops nothing else
-            # Predictions are a little poorer after the next start, nothing else.
+            # A loss only makes predictions a little poorer after the next start.
             self._log.exception("what was learned is not saved")
         return None

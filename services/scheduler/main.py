@@ -60,7 +60,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
     )
 
     async def on_lead(epoch: int) -> None:
-        """The working set, and what the policy file says."""
+        """Load the working set, and apply the policy file."""
         await brain.lead(epoch)
         await use_file(ports.store, of_file, epoch)
 
@@ -94,5 +94,5 @@ WIRING = Wiring(
     build=build,
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
-    hears=tuple(HANDLERS),
+    consumes=tuple(HANDLERS),
 )

@@ -1,10 +1,11 @@
-"""What nothing is decided about at the moment, because it was refused; for how long, and why.
+"""Node groups and tasks that are left out of decisions because they were refused: until when, and
+why.
 
 A node group is refused when deciding about it raises, the check before the commit finds its plan
 wrong, or its decisions cannot be carried out; a task, when something urgent about it is.
 ``loop.py`` notes every round here, and leaves out what is refused until its back-off is over;
-``explaining.py`` asks for what ``explain`` says. It is the leader's memory: a new leader counts
-from the beginning.
+``explaining.py`` reads the reason from here. Only the leader's memory holds it: a new leader starts
+counting from 0.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class RefusedPlans:
         return frozenset(self._now)
 
     def know(self, groups: Collection[str]) -> None:
-        """These groups are there: their series of the metric begin at 0."""
+        """Begin the metric's series of these groups at 0."""
         for group in groups:
             if group not in self._known:
                 self._known.add(group)
@@ -85,13 +86,13 @@ class RefusedPlans:
             refusal.count += 1
             if refusal.count >= self.count_max:
                 HELD_UP.labels(next((each.group for each in violations), "") or name).inc()
-            turns, rest = divmod(refusal.count, self.count_max)
-            if not rest and turns.bit_count() == 1:
+            multiple, rest = divmod(refusal.count, self.count_max)
+            if not rest and multiple.bit_count() == 1:
                 found[name] = refusal
         return found
 
     def waiting(self, now: datetime) -> frozenset[str]:
-        """What is not tried yet."""
+        """The groups (or tasks) whose back-off is not over."""
         # A clock that was set back must not make the wait longer.
         return frozenset(
             name
@@ -105,7 +106,7 @@ class RefusedPlans:
         return min((self._now[name].again_at for name in waiting), default=None)
 
     def passed(self, names: Collection[str]) -> dict[str, Refusal]:
-        """These were right; returns those that were held up until now."""
+        """These passed; returns those that were refused before."""
         over = {name: self._now.pop(name) for name in names if name in self._now}
         return {name: each for name, each in over.items() if each.count >= self.count_max}
 
@@ -114,7 +115,7 @@ class RefusedPlans:
         return any(self._now[name].count == 1 for name in refused if name in self._now)
 
     def why(self, group: str) -> Reason | None:
-        """What holds up the tasks that wait in a group; None if its plans pass."""
+        """Why nothing is decided in a group; None if its plans pass."""
         refusal = self._now.get(group)
         if refusal is None or refusal.count < self.count_max:
             return None

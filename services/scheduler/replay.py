@@ -41,7 +41,7 @@ class Dump:
     ledgers: tuple[PoolLedger, ...] = ()
 
     def snapshot(self) -> Snapshot:
-        """The snapshot, with its indexes built anew."""
+        """The snapshot, with its indexes rebuilt."""
         return Snapshot.of(
             version=self.version,
             tasks=self.tasks,

@@ -1,10 +1,10 @@
-"""Rows that the index is without: found, left out, and named.
+"""Finds the rows that cannot be loaded, leaves them out of the index, and names them.
 
-Called by ``store.load``. Some rows the store cannot decode; it says which. Some the index cannot be
-built from: only when building it of all rows raises, rows are tried one at a time, and those that
-raise are left out, so that one of them cannot keep a new leader from leading. All of them are set
-apart until the next load tries them again; ``loop.py`` loads again when such a row changes. The
-nodes of a run that is set apart are withheld: they take no new runs.
+Called by ``store.load``. The store reports the rows that it cannot decode. The index cannot be
+built from others: if building it from all rows raises, the rows are tried one at a time, and those
+that raise are left out, so that one bad row cannot stop a new leader. All of them are set apart
+until the next load tries them again; ``loop.py`` loads again when such a row changes. The nodes of
+a run that is set apart are withheld: they take no new runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SET_APART = Gauge(
     "shiftwork_scheduler_rows_set_apart", "Rows that the scheduler cannot load", ["kind"]
 )
 NAMED_MAX = 3
-# So often everything is built again to find the next bad row; then it is told less exactly.
+# How often everything is built again to find the next bad row; then whole groups are set apart.
 REBUILT_MAX = 20
 
 # The primary key of a row, as the store's ``Delta`` gives it.
@@ -60,13 +60,13 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """The row as an operator knows it."""
+        """The row's name for operators."""
         parts = [str(part) for part in self.key if part]
         return f"{self.kind.__name__} {'/'.join(parts)}".rstrip()
 
     @property
     def reason(self) -> Reason:
-        """What ``explain`` says of what it concerns."""
+        """The reason that ``explain`` gives for the tasks concerned."""
         text = f"{type(self.error).__name__}: {self.error}"[:200]
         return reason(ReasonCode.ROW_SET_APART, names={"row": self.name, "problem": text})
 
@@ -82,8 +82,8 @@ class Apart:
 
     @staticmethod
     def of(problems: Sequence[Problem], held: Iterable[str] = ()) -> Apart:
-        """A run that is set apart has its nodes for itself: what it takes of them cannot be
-        counted, so they take nothing new until its end is observed.
+        """Set rows apart. The nodes of a run that is set apart take nothing new until its end is
+        observed, because what the run takes of them cannot be counted.
 
         ``held``: the nodes of runs whose rows cannot be decoded.
         """
@@ -97,17 +97,18 @@ class Apart:
         return self.rows.get((Task, (task_id,)))
 
     def group(self, group: str) -> Problem | None:
-        """Why a group is not shared out: nobody knows its policy."""
+        """Why a group is not shared out: its policy cannot be loaded."""
         return self.rows.get((GroupPolicy, (group,)))
 
     @property
     def kinds(self) -> frozenset[type[object]]:
-        """Of which kinds rows are set apart."""
+        """The kinds of rows that are set apart."""
         return frozenset(kind for kind, _ in self.rows)
 
     @property
     def groups(self) -> frozenset[str]:
-        """Groups that are not shared out: under the default policy their runs might have to go."""
+        """Groups that are not shared out: under the default policy their runs might be
+        preempted."""
         return frozenset(str(key[0]) for kind, key in self.rows if kind is GroupPolicy)
 
     @property
@@ -123,7 +124,7 @@ class Apart:
 
 
 def count(apart: Apart) -> None:
-    """For the metric and its alert."""
+    """Set the metric, which has an alert."""
     SET_APART.clear()
     for kind, number in Counter(kind.__name__ for kind, _ in apart.rows).items():
         SET_APART.labels(kind).set(number)
@@ -184,14 +185,14 @@ class _Alone:
     def __init__(self, settings: PolicySettings, good: Rows) -> None:
         self._settings = settings
         self._good: Rows = dict(good)
-        # Made when a row needs it: after the last failure none may.
+        # Built when a row needs it, which may never happen after the last failure.
         self._index: Index | None = None
         self._builds = 0
 
     def problem(self, row: Any) -> Exception | None:  # noqa: ANN401 - a row of any kind
-        """What the row raises."""
+        """The exception that the row raises, or None."""
         index = self._index or self._beside(row)
-        # Nothing is tried beside what a row that raised, or that stays, has left behind.
+        # A row that raised, or that stays, may have changed the index: later rows need a new one.
         self._index = None
         try:
             index.apply(put=[row])
@@ -199,7 +200,7 @@ class _Alone:
             if isinstance(row, GroupPolicy):
                 index.pool(row.group)
             if isinstance(row, Task):
-                # As a change of it would do.
+                # As a later change of the row would do.
                 index.apply(deleted=[(Task, (row.id,))])
                 self._index = index
         except Exception as error:  # noqa: BLE001 - whatever it is, the row is set apart
@@ -212,7 +213,7 @@ class _Alone:
         self._builds += 1
         if self._builds <= REBUILT_MAX:
             return build(self._settings, self._good)
-        # What it needs at least; the rest shows when all are put together.
+        # The least that the row needs; other problems show when all rows are put together.
         policies = [each for each in self._good.get(GroupPolicy, ()) if each.group == row.group]
         places = {each.node_id for each in row.placements}
         nodes = [self._nodes[each] for each in sorted(places & self._nodes.keys())]
@@ -232,7 +233,7 @@ def _together(
     good: dict[type[object], list[Any]] = {kind: [] for kind in rows}
     problems: list[Problem] = []
     index: Index | None = None
-    # By kind and group, for those of which the rest is set apart.
+    # By kind and group, where the rest of the group is set apart.
     given_up: dict[tuple[type[object], str], Exception] = {}
     for kind, some in rows.items():
         for row in some:

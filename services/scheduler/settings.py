@@ -1,4 +1,4 @@
-"""What the scheduler is told: the numbers of the policy, and its own bounds."""
+"""The scheduler's settings: the numbers of the policy, and its own bounds."""
 
 from __future__ import annotations
 

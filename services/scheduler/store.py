@@ -1,7 +1,7 @@
 """The scheduler's rows beside those of the domain, and every write and question about them.
 
 Called by ``handlers.py``, ``commands.py`` and ``loop.py`` inside a transaction. A task that has
-ended leaves the working set: only the last that was said of it is kept.
+ended leaves the working set: only its last event is kept.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SlotRow:
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """What a pool's discipline learned of running times, up to a moment."""
+    """What a pool's discipline has learned about running times by ``saved_at``."""
 
     group: str
     saved_at: datetime
@@ -86,8 +86,8 @@ async def load(store: Store, settings: PolicySettings) -> tuple[Index, Apart]:
     """Read the working set into memory; the new leader's first step. Rows that cannot be decoded,
     or that the index cannot be built from, are set apart.
 
-    What the disciplines learned since it was saved last is lost: predictions are a little poorer
-    for a while, nothing else.
+    What the disciplines learned since the last save is lost, which only makes predictions a little
+    poorer for a while.
     """
     await store.make_resident(*_RESIDENT)
     async with store.transaction() as tx:
@@ -97,7 +97,8 @@ async def load(store: Store, settings: PolicySettings) -> tuple[Index, Apart]:
             for lost in store.unreadable(Task)
             for slot in await tx.select(SlotRow, Where("task_id", Op.EQ, lost.id))
         ]
-    # From here on nothing is awaited: no commit falls between the rows and the index.
+    # No await from here on, so that no commit comes between reading the rows and building the
+    # index.
     # Nodes and policies first: tasks are put into pools that know them.
     rows: Rows = {kind: list(store.resident(kind).values()) for kind in _RESIDENT}
     unreadable = [Problem.unreadable(row) for kind in _RESIDENT for row in store.unreadable(kind)]
@@ -121,7 +122,7 @@ async def save_learned(tx: Tx, learned: dict[str, dict[str, Any]]) -> None:
 
 
 async def ended(tx: Tx, task_id: str) -> EndedTask | None:
-    """The task's last word, if it has ended."""
+    """The row of a task that has ended, with its last event; None if it has not ended."""
     return await tx.get(EndedTask, task_id)
 
 
@@ -134,7 +135,7 @@ def _slots(task: Task) -> Iterator[SlotRow]:
 
 
 def put_change(tx: Tx, before: Task | None, change: Change) -> None:
-    """Write a task's change with its slots, and say what is to be said."""
+    """Write a task's change with its slots, and emit its events."""
     after = change.task
     if before is not None and before.placements and not after.placements:
         for slot in _slots(before):

@@ -1,6 +1,6 @@
-"""What submit does with each command and each event: judge, record, answer.
+"""Submit's handlers: commands are validated, stored and answered; events are only recorded.
 
-Wired in ``main.py``. Commands answer with a refusal, never with an exception; events only record.
+Wired in ``main.py``. A command that is wrong is answered with a refusal, never an exception.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from libs.pods.requester import Requester
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.submit import store
+from services.submit.domain.facts import TERMINAL_STATES, Rules, problem
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import check_quota
-from services.submit.domain.goals import Change, judge_goal, judge_priority
-from services.submit.domain.model import TERMINAL_STATES, Rules, problem
+from services.submit.domain.goals import Change, decide_goal, decide_priority
 from services.submit.domain.validate import (
-    check_asker,
+    check_requester,
     check_same,
     refusal,
     too_many_live,
@@ -82,8 +82,8 @@ class Commands:
         }
 
     async def create_task(self, tx: Tx, command: CreateTask) -> CreateTaskReply:
-        """Store a valid task and say so; the same client key again is the same task again. A dry
-        run gets the same answer, and stores nothing."""
+        """Store a valid task and emit its event; the same client key again gives the same task
+        again. A dry run gets the same answer, and stores nothing."""
         return (await self._create(tx, (command,)))[0]
 
     async def create_tasks(self, tx: Tx, command: CreateTasks) -> CreateTasksReply:
@@ -99,13 +99,13 @@ class Commands:
         return CreateTasksReply(replies=tuple(await self._create(tx, command.tasks)))
 
     async def _create(self, tx: Tx, commands: Sequence[CreateTask]) -> list[CreateTaskReply]:
-        """Read what is known of all of them, then judge one after the other."""
+        """Read the facts for all of them, then validate one after the other."""
         drafts = [self._draft(command, tx.now) for command in commands]
         known = await store.known_for(tx, [each for each in drafts if not each.unfit])
         replies: list[CreateTaskReply] = []
         for draft in drafts:
             live = await store.live_tasks(tx, draft.command.owner)
-            reply, row = self._judge(draft, known, live, tx.now)
+            reply, row = self._decide(draft, known, live, tx.now)
             if row is not None and draft.command.dry_run:
                 reply = reply.model_copy(update={"created": False})
             elif row is not None:
@@ -120,9 +120,9 @@ class Commands:
         """A command with its defaults, and with an id in case that it makes a task."""
         task_id = self.make_id(now)
         filled = fill_in(command.spec, task_id=task_id, defaults=self.rules)
-        return Draft(command, check_asker(command), task_id, filled)
+        return Draft(command, check_requester(command), task_id, filled)
 
-    def _judge(
+    def _decide(
         self, draft: Draft, known: Known, live: int, now: datetime
     ) -> tuple[CreateTaskReply, TaskRow | None]:
         """The answer, and the new task if it makes one. ``live``: tasks that the owner has."""
@@ -177,7 +177,7 @@ async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
     row = await tx.get(TaskRow, command.task_id)
     if row is None:
         return SetGoalReply(refusal=not_found("task_id", "task", command.task_id))
-    verdict = judge_goal(
+    verdict = decide_goal(
         command.goal,
         current=row.goal,
         state=row.state,
@@ -206,12 +206,12 @@ async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
     row = await tx.get(TaskRow, command.task_id)
     if row is None:
         return SetPriorityReply(refusal=not_found("task_id", "task", command.task_id))
-    verdict = judge_priority(command.priority, current=row.priority, state=row.state)
+    verdict = decide_priority(command.priority, current=row.priority, state=row.state)
     if verdict is Change.APPLY:
         facts = await store.facts_for(tx, owner=row.owner, team=row.team, group=row.spec.group)
         spec = row.spec.model_copy(update={"priority": command.priority})
-        faults = [*check_quota(spec, row.owner, row.team, facts)]
-        verdict = refusal(RefusalCode.INVALID, *faults) if faults else verdict
+        errors = [*check_quota(spec, row.owner, row.team, facts)]
+        verdict = refusal(RefusalCode.INVALID, *errors) if errors else verdict
     if isinstance(verdict, Refusal):
         return SetPriorityReply(refusal=verdict, revision=row.revision)
     if verdict is Change.APPLY:
@@ -271,7 +271,7 @@ async def prepare(tx: Tx, messages: Sequence[Message]) -> None:
             asked.append(message)
         elif isinstance(message, CreateTasks):
             asked += message.tasks
-    await store.read_ahead(tx, [each for each in asked if check_asker(each) is None])
+    await store.read_ahead(tx, [each for each in asked if check_requester(each) is None])
 
 
 READS: Mapping[type[Message], Reads] = {
@@ -325,7 +325,8 @@ def _new_task(now: datetime, task_id: str, command: CreateTask, spec: TaskSpec) 
 
 
 def _events_of(row: TaskRow) -> list[Message]:
-    """The facts of one task, as they were first said: what never changed is not said again."""
+    """The events of one task: its submission, and the changes that there were of goal and
+    priority."""
     found: list[Message] = [_submitted(row)]
     if row.goal_revision > 1:
         found.append(_goal_changed(row))

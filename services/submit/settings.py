@@ -1,4 +1,4 @@
-"""What submit is told: defaults and limits of specs, and its own bounds."""
+"""Submit's settings: defaults and limits of specs, and its own bounds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
-from services.submit.domain.check import SETTING
-from services.submit.domain.model import Rules
+from services.submit.domain.facts import Rules
+from services.submit.domain.spec_fields import SETTING
 
 
 class SubmitSettings(Rules, BaseServiceSettings):

@@ -22,7 +22,7 @@ from libs.contracts.messages import (
 )
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Tx, Where
-from services.submit.domain.model import Facts, Shape
+from services.submit.domain.facts import Facts, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class TaskRow:
     priority_revision: int
     priority_changed_by: str
     priority_changed_at: datetime
-    # What the scheduler last said; ``ended`` never goes back to false.
+    # The last state that the scheduler reported; ``ended`` never goes back to false.
     state: TaskState
     state_version: int
     ended: bool
-    # When submit heard that it had ended.
+    # When submit received the event of its end.
     ended_at: datetime | None = None
     # With pause or stop: its run ends at once, without being asked to save.
     goal_now: bool = False
@@ -61,8 +61,8 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class OwnerRow:
-    """How many live tasks somebody has: kept in step with TaskRow, so that a new task costs no
-    counting. There is no row for none."""
+    """The number of an owner's live tasks, updated with TaskRow so that a new task needs no
+    counting. There is no row for 0."""
 
     owner: str
     live_tasks: int
@@ -70,8 +70,8 @@ class OwnerRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """The last thing heard of one node; a removed one stays a while, so that old news is known as
-    old."""
+    """The newest known version of one node; a removed one stays a while, so that older events are
+    recognised."""
 
     node_id: str
     version: int
@@ -80,7 +80,7 @@ class NodeRow:
     gpus: int
     cpus: float
     memory_bytes: int
-    # When submit heard of it; None: before this was noted.
+    # When submit received it; None: before this was recorded.
     changed_at: datetime | None = None
     # None: as well.
     labels: Mapping[str, str] | None = None
@@ -89,8 +89,8 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class ShapeRow:
-    """How many nodes of a group look the same: kept in step with NodeRow, so that judging a task
-    costs the number of different nodes and not the number of nodes."""
+    """The number of equal nodes of a group, updated with NodeRow, so that validating a task costs
+    the number of different nodes and not the number of nodes."""
 
     shape: str
     group: str
@@ -103,7 +103,7 @@ class ShapeRow:
 
 @dataclass(frozen=True, slots=True)
 class InventoryRow:
-    """One runtime's first full list, and the listed nodes not heard of yet."""
+    """One runtime's first full list, and the listed nodes that are not known yet."""
 
     runtime: str
     listed_at: datetime
@@ -113,7 +113,7 @@ class InventoryRow:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """The last thing heard of one limit; ``scope`` is group, user, team and priority."""
+    """The newest known version of one limit; ``scope`` is group, user, team and priority."""
 
     scope: str
     version: int
@@ -127,15 +127,15 @@ class QuotaRow:
 
 
 Selector = tuple[tuple[str, str], ...]
-# The nodes that a group and labels select, by how they look; labels that the group has.
+# The shapes of the nodes that a group and labels select; labels that the group has.
 Selected = tuple[tuple[Shape, ...] | None, tuple[str, ...]]
-# So many nodes are looked at for one selector. Where more match, the scheduler alone judges.
+# How many nodes are read for one selector. If more match, only the scheduler decides.
 SELECTED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A task that somebody asks for: with its defaults, not judged yet."""
+    """A task that a caller wants to create, with its defaults, not validated yet."""
 
     command: CreateTask
     # Why it is refused whatever it asks for.
@@ -170,7 +170,7 @@ class Known:
         return self.by_key.get((command.owner, command.client_key)) if command.client_key else None
 
     def facts(self, draft: Draft) -> Facts:
-        """Everything heard that matters for it."""
+        """The facts that matter for it."""
         taken_by = self.live.get((draft.command.owner, draft.filled.name), "")
         nodes, labels = self.by_selector.get(draft.selection, (None, ()))
         facts = self.by_scope[draft.scope]
@@ -183,11 +183,11 @@ class Known:
             self.by_key[row.owner, row.client_key] = row
 
 
-_KNOWN = "known of the tasks that are asked for"
+_KNOWN = "facts for the tasks to create"
 
 
 async def read_ahead(tx: Tx, commands: Sequence[CreateTask]) -> None:
-    """Read once what ``known_for`` will be asked of any of these."""
+    """Read at once what ``known_for`` needs for all of these."""
     if commands:
         tx.memo[_KNOWN] = await _known(tx, commands)
 
@@ -217,7 +217,7 @@ async def _known(tx: Tx, commands: Sequence[CreateTask]) -> Known:
             Where("client_key", Op.IN, sorted({key for _, key in keys})),
         )
         found.by_key |= {(row.owner, row.client_key or ""): row for row in rows}
-    # A name that is left out is made of the new id: nobody has it.
+    # A name that is left out is made of the new id, so no other task has it.
     names = {(each.owner, each.spec.name) for each in commands if each.spec.name}
     if names:
         rows = await tx.select(
@@ -252,7 +252,7 @@ async def newest_tasks(tx: Tx, limit: int) -> Sequence[TaskRow]:
 
 
 async def facts_for(tx: Tx, *, owner: str, team: str, group: str) -> Facts:
-    """Everything heard that matters for the specs of one scope, but for their names."""
+    """The facts that matter for the specs of one scope, except for their names."""
     inventories = await tx.select(InventoryRow)
     shapes = await tx.select(ShapeRow)
     quotas = await tx.select(
@@ -361,14 +361,14 @@ async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> 
 
 async def _count(tx: Tx, node: NodeRow, change: int) -> None:
     taints = tuple(sorted(node.taints or ()))
-    looks = [node.group, str(node.gpus), f"{node.cpus:g}", str(node.memory_bytes)]
+    properties = [node.group, str(node.gpus), f"{node.cpus:g}", str(node.memory_bytes)]
     # The key of a taint may have "/" in it, and never "%".
-    shape = "/".join([*looks, *(taint.replace("/", "%2F") for taint in taints)])
+    shape = "/".join([*properties, *(taint.replace("/", "%2F") for taint in taints)])
     before = await tx.get(ShapeRow, shape)
     if before is None and change < 0:
         # A version that wrote "/" as it is has counted the node. Equal nodes may be counted in two
-        # rows until all of them were heard of again: their sum counts.
-        before = await tx.get(ShapeRow, "/".join([*looks, *taints]))
+        # rows until newer events of all of them have arrived: their sum counts.
+        before = await tx.get(ShapeRow, "/".join([*properties, *taints]))
     if before is None:
         before = ShapeRow(shape, node.group, node.gpus, node.cpus, node.memory_bytes, 0, taints)
     nodes = before.nodes + change

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from nats.js.errors import NotFoundError
 
-from libs.bus.commands import COMMANDS_MAX, COMMANDS_WAITING_MAX
+from libs.bus.command_replies import COMMANDS_MAX, COMMANDS_WAITING_MAX
 from libs.bus.connection import BusConfig, ServerClient, open_client
 from libs.bus.jetstream import connect
 from libs.bus.memory import MemoryBus
@@ -113,16 +113,16 @@ class MemoryWorld(World):
 
 class ServerWorld(World):
     def __init__(self, folder: Path, infra: Infra) -> None:
-        asks = [kind for kind, route in ROUTES.items() if route.reply is not None]
+        requests = [kind for kind, route in ROUTES.items() if route.reply is not None]
         users = {
-            service: permissions_of(service, hears=HEARS.get(service, ()))
+            service: permissions_of(service, consumes=HEARS.get(service, ()))
             for service in ("submit", "scheduler", "launcher", "quota", "log_collector")
         } | {
             "gateway": permissions_of(
                 "gateway",
-                hears=HEARS["gateway"],
-                asks=asks,
-                listens=[m.LogChunk],
+                consumes=HEARS["gateway"],
+                requests=requests,
+                follows=[m.LogChunk],
                 watches=True,
             )
         }
@@ -154,7 +154,7 @@ class ServerWorld(World):
                 urls=(self.server.url,),
                 service=service,
                 credentials=self.server.user(service),
-                hears=HEARS.get(service, ()),
+                consumes=HEARS.get(service, ()),
                 reconnect_wait_s=0.05,
             )
         )

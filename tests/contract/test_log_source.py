@@ -204,7 +204,7 @@ class Reader:
         before = self.data[max(0, at - LAST_BYTES) : at]
         return ReadRequest(address(self.rank), at, bytes_max, before, sure=sure)
 
-    async def look(self, bytes_max: int = 1 << 20) -> None:
+    async def query(self, bytes_max: int = 1 << 20) -> None:
         (result,) = await self.world.source.read(
             [self.request(bytes_max=bytes_max, sure=False)], 1 << 24
         )
@@ -215,7 +215,7 @@ class Reader:
     async def until(self, size: int) -> None:
         deadline = time.monotonic() + 10
         while len(self.data) < size:
-            await self.look()
+            await self.query()
             assert time.monotonic() < deadline, (len(self.data), size)
             await asyncio.sleep(0.005)
 
@@ -230,7 +230,7 @@ class Reader:
 
 async def test_what_is_written_is_read_as_it_comes(world: World) -> None:
     reader = Reader(world)
-    await reader.look()
+    await reader.query()
     assert reader.data == b""
     world.write(0, b"one\n")
     await reader.until(4)
@@ -410,7 +410,7 @@ async def test_exactly_what_was_written_is_read(
                     world.write(0, value)
                     written += value
                 elif isinstance(value, int):
-                    await reader.look(value)
+                    await reader.query(value)
                 elif what == "rotate":
                     await world.rotate(0)
                 else:

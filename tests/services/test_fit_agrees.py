@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import Priority, Quota, Refusal, TaskState, Unit
 from services.scheduler.domain.model.rows import Limit
+from services.submit.domain.facts import Defaults, Facts, Limits, Shape
 from services.submit.domain.fill import fill_in
-from services.submit.domain.model import Defaults, Facts, Limits, Shape
 from services.submit.domain.validate import validate
 from tests.builders import a_node, a_task
 from tests.services.scheduler.domain.stage import Stage

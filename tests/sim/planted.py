@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
-from libs.bus import commands
+from libs.bus import command_replies
 from libs.bus.memory_broker import Faults
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import (
@@ -317,7 +317,7 @@ def late_requests_carried_out() -> contextlib.AbstractContextManager[None]:
     """A request is carried out whenever its turn comes, whether somebody waits for it or not."""
     return replaced(
         (command_batches, "expired", lambda _until: False),
-        (commands, "expired", lambda _until: False),
+        (command_replies, "expired", lambda _until: False),
     )
 
 

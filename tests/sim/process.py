@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from libs.bus.commands import answer_until
+from libs.bus.command_replies import answer_until
 from libs.bus.memory import MemoryBus
 from libs.bus.port import CommandHandler as BusCommandHandler
 from libs.contracts.base import Message
@@ -60,7 +60,7 @@ class Process:
             source=self.name,
             new_id=lambda: f"{prefix}-{next(ids)}",
         )
-        self.bus = NotingBus(self.world, self.name, tuple(self.wiring.hears))
+        self.bus = NotingBus(self.world, self.name, tuple(self.wiring.consumes))
         settings = self.world.settings[self.name]
         ports = Ports(self.store, self.bus, self.clock)
         built: Service = self.wiring.build(settings, ports, **self._replacements())
@@ -143,8 +143,8 @@ def _causes(problem: BaseException) -> str:
 class NotingBus(MemoryBus):
     """Notes until when the requester of each command waits."""
 
-    def __init__(self, world: World, service: str, hears: tuple[type[Message], ...]) -> None:
-        super().__init__(world.broker, service, hears)
+    def __init__(self, world: World, service: str, consumes: tuple[type[Message], ...]) -> None:
+        super().__init__(world.broker, service, consumes)
         self._world = world
 
     @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from libs.bus.commands import RequestQueue
+from libs.bus.command_replies import RequestQueue
 from libs.contracts.messages import Reemit
 from libs.service.loop import pause
 from libs.store.memory_database import BadCommits, Point

@@ -1,4 +1,4 @@
-"""Shiftwork's training API: what a training script says to the platform, and hears from it.
+"""Shiftwork's training API: the calls by which a training script talks to the platform.
 
 Only the public names are here. Importing this package opens no file, no socket and no thread;
 that waits for the first call. Off the platform every call works and does nothing.

@@ -5,7 +5,7 @@
     checkpoints.load()
     for epoch in checkpoints.epochs(3):
         for batch in checkpoints.batches(loader):
-            ...  # a step, as ever
+            ...  # a step, as before
 
 ``batches`` saves and leaves between two batches, and begins in mid-epoch when resumed.
 """

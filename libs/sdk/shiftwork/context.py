@@ -1,7 +1,7 @@
-"""What the platform tells a process at its start: the context file first, the environment second.
+"""What a process gets from the platform at its start: the context file, else the environment.
 
-Read once by ``training``. The file is written by the launcher for each rank; the environment says
-the same, so that programs and wrappers which keep only one of the two still know where they are.
+Read once by ``training``. The launcher writes the file for each rank; the environment has the same
+values, so that programs and wrappers which keep only one of the two still work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Context:
-    """Where this process stands. Without ``url`` and ``run_token`` it is off the platform."""
+    """The process's place in its task. Without ``url`` and ``run_token`` it is off the platform."""
 
     task: str = ""
     attempt: int = 0
@@ -46,7 +46,7 @@ class Context:
 
     @property
     def on_platform(self) -> bool:
-        """True if there is somebody to talk to."""
+        """True if the process runs on the platform."""
         return bool(self.url and self.run_token)
 
 
@@ -69,8 +69,8 @@ def read(environ: Mapping[str, str], fixed_path: str) -> Context:
 
     A field that the file holds wins, null included; the environment fills in the rest.
     """
-    told = environ.get("SHIFTWORK_CONTEXT")
-    fields, problem = _file(told or fixed_path, required=bool(told))
+    given = environ.get("SHIFTWORK_CONTEXT")
+    fields, problem = _file(given or fixed_path, required=bool(given))
     for field, variable in _VARIABLES.items():
         if field not in fields and environ.get(variable):
             fields[field] = environ[variable]
@@ -92,12 +92,12 @@ def process_world_size(context: Context, environ: Mapping[str, str]) -> int:
     return _counted("WORLD_SIZE", context.world_size, environ, 1)
 
 
-def _counted(variable: str, told: int | None, environ: Mapping[str, str], alone: int) -> int:
+def _counted(variable: str, given: int | None, environ: Mapping[str, str], alone: int) -> int:
     text = environ.get(variable, "")
     inside_torchrun = "TORCHELASTIC_RUN_ID" in environ
-    if text.isdecimal() and (inside_torchrun or told is None):
+    if text.isdecimal() and (inside_torchrun or given is None):
         return int(text)
-    return alone if told is None else told
+    return alone if given is None else given
 
 
 def _file(path: str, required: bool) -> tuple[dict[str, Any], str]:
@@ -155,5 +155,5 @@ def _checkpoint(value: Any) -> Checkpoint | None:  # noqa: ANN401 - any JSON
 
 
 def of_this_process() -> Context:
-    """The context of the process that asks."""
+    """The context of the calling process."""
     return read(os.environ, FIXED_PATH)

@@ -1,8 +1,8 @@
 """The folders of checkpoints that the adapters write: a new one for each save, complete or not.
 
-A folder's name says which task, attempt and step it is of. Its manifest is written last and
-durably: a folder without one, or whose files do not agree with it, is not resumed from. Standard
-library only. Internal: programs use the adapters.
+A folder's name has its task, attempt and step. Its manifest is written last and durably: a folder
+without one, or whose files do not agree with it, is not resumed from. Standard library only.
+Internal: programs use the adapters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"(.+)-attempt-(\d+)-step-(\d+)(?:-(\d+))?")
 
 
 def path_of(folder: Path, step: int, again: int) -> Path:
-    """Where this attempt saves a step: for the first time (``again`` is 1), or once more."""
+    """Where this attempt saves a step: for the first time (``again`` is 1) or repeatedly."""
     task = training.task() or OFF_PLATFORM
     name = f"{task}-attempt-{training.attempt():04d}-step-{step:012d}"
     return folder / (name if again == 1 else f"{name}-{again}")

@@ -113,7 +113,7 @@ class Checkpoints:
         return found.step, jax.tree.unflatten(tree, restored)
 
     def leave_if_asked(self, step: int, state: Any, data: Data | None = None) -> None:  # noqa: ANN401
-        """Save, say so and end the process with code 75, if the platform asks for the nodes.
+        """Save, acknowledge and end the process with code 75, if the platform has requested that.
 
         Call it after every step, on every process, with the number of steps done.
 
@@ -127,7 +127,7 @@ class Checkpoints:
     def save(self, step: int, state: Any, data: Data | None = None) -> None:  # noqa: ANN401
         """Save now, on every process; returns when the platform has stored that.
 
-        Call it every so often: a node that dies then costs the steps since the last one.
+        Call it regularly: a node that dies then costs the steps since the last save.
         """
         path = _new_folder(self._folder, step)
         leaves = jax.tree.leaves(state)
@@ -148,7 +148,7 @@ class Checkpoints:
 
 
 def _new_folder(folder: Path, step: int) -> Path:
-    """The one that process 0 has chosen, on every process."""
+    """The folder that process 0 has chosen, on every process."""
     step = training.step_number(step)  # here, as process 0 alone would leave the others waiting
     again = folders.new(folder, step)[1] if jax.process_index() == 0 else 0
     again = int(multihost_utils.broadcast_one_to_all(np.int32(again)))
@@ -156,25 +156,26 @@ def _new_folder(folder: Path, step: int) -> Path:
 
 
 def _any_process() -> Callable[[bool], bool]:
-    """Does any process say so? Each answer is that of the question before: nobody waits."""
+    """Returns whether any process said yes. Each call returns the result of the call before, so
+    that no process waits."""
     if jax.process_count() == 1:
         return bool
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([firsts[process] for process in sorted(firsts)]), ("process",))
     each = NamedSharding(mesh, PartitionSpec("process"))
-    any_of = jax.jit(lambda told: told.any(), out_shardings=NamedSharding(mesh, PartitionSpec()))
-    asked: list[jax.Array] = []
+    any_of = jax.jit(lambda flags: flags.any(), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    pending: list[jax.Array] = []
 
     def ask(mine: bool) -> bool:
-        told = jax.make_array_from_process_local_data(each, np.array([mine]))
-        asked.append(any_of(told))
-        return len(asked) > 1 and bool(asked.pop(0))
+        flags = jax.make_array_from_process_local_data(each, np.array([mine]))
+        pending.append(any_of(flags))
+        return len(pending) > 1 and bool(pending.pop(0))
 
     return ask
 
 
 def _acknowledge(step: int, path: Path) -> None:
-    """Process 0 says for all that the checkpoint is durable; what it hears, every process hears."""
+    """Process 0 acknowledges the checkpoint for all; every process gets the outcome."""
     multihost_utils.sync_global_devices(f"shiftwork saved {path.name}")
     problem: Exception | None = None
     if jax.process_index() == 0:
@@ -183,11 +184,11 @@ def _acknowledge(step: int, path: Path) -> None:
         except Exception as error:  # noqa: BLE001 - raised below, on every process
             problem = error
     kind = 0 if problem is None else 1 + isinstance(problem, shiftwork.Superseded)
-    told = int(multihost_utils.broadcast_one_to_all(np.int32(kind)))
+    outcome = int(multihost_utils.broadcast_one_to_all(np.int32(kind)))
     if problem is not None:
         raise problem
-    if told:
-        error = shiftwork.Superseded if told > 1 else ValueError
+    if outcome:
+        error = shiftwork.Superseded if outcome > 1 else ValueError
         raise error("process 0 could not acknowledge the checkpoint: see its output")
 
 

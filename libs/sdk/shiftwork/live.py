@@ -1,9 +1,9 @@
-"""The conversation of one process with the platform, in background threads.
+"""The communication of one process with the platform, in background threads.
 
 Made by ``training`` at the first call that needs it, one per process. Training code only ever
 reads two flags and appends to queues; everything that waits does so here: the long-poll that
-brings the preemption request, the senders of checkpoints and metrics, and the fence. The one call
-that waits on purpose is ``save_checkpoint``.
+brings the preemption request, the senders of checkpoints and metrics, and the fence. Only
+``save_checkpoint`` waits on purpose.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 THREADS_IMPORT = ("shiftwork.transport", "encodings.idna")
 
 FENCE_EXIT_CODE = 69
-"""How a process ends that was out of touch for longer than its task allows."""
+"""The exit code of a process that lost contact for longer than its task allows."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Every number of the conversation; tests shorten the waits."""
+    """All limits of the communication; tests shorten the waits."""
 
     poll_seconds: float = 30.0
     answer_seconds: float = 10.0
@@ -70,9 +70,9 @@ class Limits:
 
 
 class Superseded(Exception):  # noqa: N818 - the name that training scripts catch
-    """This attempt is no longer the live one: another has taken the task over, or it is over.
+    """This attempt is no longer the live one: another one is, or the task has ended.
 
-    Stop without saving; what this process would still write counts for nothing.
+    Stop without saving; the platform ignores what this process would still write.
     """
 
 
@@ -90,7 +90,7 @@ class _Saved:
 
 
 class Live:
-    """One process's conversation. ``preempt`` and ``superseded`` only ever turn true."""
+    """One process's communication. ``preempt`` and ``superseded`` only ever become true."""
 
     def __init__(self, context: Context, limits: Limits, warn: Callable[[str], None]) -> None:
         self.preempt = False
@@ -115,7 +115,7 @@ class Live:
         self._refused = False
 
     def start(self) -> None:
-        """Begin to listen, and to watch the fence if the task has one.
+        """Begin to poll, and to watch the fence if the task has one.
 
         A thread that imports holds locks which a forked child would wait for without end. So this
         loads every module that the threads use before the first of them starts.
@@ -146,11 +146,11 @@ class Live:
         limits = self._limits
         revision, wait, failures = 0, 0.0, 0
         while not self._closing.is_set():
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             path = f"/v1/run?wait_seconds={wait:g}&seen={revision}"
             answer = _ask(client, "GET", path, None, wait + limits.answer_seconds)
             if answer is None or answer.status != 200:  # noqa: PLR2004 - OK
-                if answer is not None and _says_superseded(answer):
+                if answer is not None and _is_superseded(answer):
                     self.superseded = True
                     return
                 failures += 1
@@ -159,18 +159,18 @@ class Live:
                 continue
             failures = 0
             self._touched = time.monotonic()
-            told = answer.fields()
-            self.preempt = self.preempt or told.get("preempt") is True
-            self.superseded = self.superseded or told.get("superseded") is True
+            reply = answer.fields()
+            self.preempt = self.preempt or reply.get("preempt") is True
+            self.superseded = self.superseded or reply.get("superseded") is True
             if self.superseded:
                 return
-            changed = told.get("revision") != revision
-            revision = told["revision"] if isinstance(told.get("revision"), int) else revision
-            pause = _seconds(told.get("ask_again_seconds"))
+            changed = reply.get("revision") != revision
+            revision = reply["revision"] if isinstance(reply.get("revision"), int) else revision
+            pause = _seconds(reply.get("ask_again_seconds"))
             pause = min(pause * _jitter(), limits.poll_seconds)
             if pause:  # too many processes of this task wait already
                 self._closing.wait(pause)
-            elif wait and not changed and time.monotonic() - asked_at < limits.idle_poll_seconds:
+            elif wait and not changed and time.monotonic() - sent_at < limits.idle_poll_seconds:
                 self._closing.wait(limits.idle_poll_seconds)  # a server that does not wait
             wait = limits.poll_seconds - pause
 
@@ -191,7 +191,7 @@ class Live:
         if digest:
             body["digest"] = digest
         ends_at = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        self._await_room(step, ends_at)
+        self._await_space(step, ends_at)
         saved = _Saved(body, awaited=wait)
         with self._saving:
             self._unsettled.append(saved)
@@ -226,7 +226,7 @@ class Live:
             return
         self._flush_by = None
 
-    def _await_room(self, step: int, ends_at: float | None) -> None:
+    def _await_space(self, step: int, ends_at: float | None) -> None:
         while len(self._unsettled) >= self._limits.checkpoints_queued_max:
             try:
                 oldest = self._unsettled[0]
@@ -278,7 +278,7 @@ class Live:
                 self._touched = now
                 saved.stored = True
                 return
-            if answer is not None and _says_superseded(answer):
+            if answer is not None and _is_superseded(answer):
                 self.superseded = True
                 break
             if answer is not None and answer.status in (400, 413, 422):
@@ -359,7 +359,7 @@ class Live:
 
     def _settles(self, answer: Answer) -> bool:
         """True unless the same report may be accepted later."""
-        if _says_superseded(answer):
+        if _is_superseded(answer):
             self.superseded = True
             return True
         # A conflict is with another writer, not with another attempt.
@@ -433,16 +433,16 @@ def _ask(
         return None
 
 
-def _says_superseded(answer: Answer) -> bool:
+def _is_superseded(answer: Answer) -> bool:
     """True if the problem's type says so; a status alone (409, 410) has other reasons, too."""
     kind = str(answer.fields().get("type", "")).rpartition("/")[2].rpartition(":")[2]
     return answer.status >= 400 and kind == "superseded"  # noqa: PLR2004 - a refusal
 
 
 def _detail(answer: Answer) -> str:
-    told = answer.fields()
-    parts = [str(told.get("detail") or told.get("title") or f"HTTP {answer.status}")]
-    errors: Any = told.get("errors")
+    reply = answer.fields()
+    parts = [str(reply.get("detail") or reply.get("title") or f"HTTP {answer.status}")]
+    errors: Any = reply.get("errors")
     for error in cast("list[Any]", errors) if isinstance(errors, list) else []:
         if isinstance(error, dict):
             named = cast("dict[str, Any]", error)

@@ -52,11 +52,11 @@ __all__ = [
 
 # How often a rank looks for the request: into its own memory, and into the store (whether another
 # rank has heard of it).
-HEAR_SECONDS = 0.1
+REQUEST_SECONDS = 0.1
 STORE_SECONDS = 1.0
 WARN_AFTER_SECONDS = 10.0
 _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.001, 0.05
-_ASKED = "asked"
+_REQUESTED = "asked"
 _ENDED = b"ended"
 # The folder, in a checkpoint, of what torch.distributed.checkpoint writes.
 _SHARDED = "sharded"
@@ -187,35 +187,35 @@ class Preemption:
         return True
 
     def _agree(self, ranks: _Ranks) -> None:
-        heard = self._await_request(ranks)
+        requested = self._await_request(ranks)
         with self._lock:
             self._published = True
-            own = str(self._step + 1).encode() if heard else _ENDED
+            own = str(self._step + 1).encode() if requested else _ENDED
         try:
             ranks.store.set(f"leave/{ranks.rank}", own)
-            if heard:
-                ranks.store.set(_ASKED, b"1")
+            if requested:
+                ranks.store.set(_REQUESTED, b"1")
                 steps = ranks.read("leave", "to say at which step they are", self._closing)
                 if steps and _ENDED not in steps:
                     self._leave_at = max(map(int, steps))
         except RuntimeError as error:
-            if heard:
+            if requested:
                 _warn(f"rank {ranks.rank} cannot agree with the others on when to leave: {error}")
         self._decided.set()
 
     def _await_request(self, ranks: _Ranks) -> bool:
         """True at the request, False at the end of the program."""
-        look_at = time.monotonic() + STORE_SECONDS
-        while not self._closing.wait(HEAR_SECONDS):
+        check_at = time.monotonic() + STORE_SECONDS
+        while not self._closing.wait(REQUEST_SECONDS):
             if shiftwork.should_preempt():
                 return True
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + STORE_SECONDS
+            if time.monotonic() >= check_at:
+                check_at = time.monotonic() + STORE_SECONDS
                 try:
-                    if ranks.store.check([_ASKED]):
+                    if ranks.store.check([_REQUESTED]):
                         return True
                 except RuntimeError:  # its host has ended, as it does at the end of the program
-                    look_at = inf
+                    check_at = inf
         return False
 
     def _close(self) -> None:
@@ -276,21 +276,25 @@ def acknowledge(step: int, uri: str, digest: str | None = None) -> None:
     """
     global _requested_and_acknowledged  # noqa: PLW0603 - of this process
     ranks = _ranks()
-    asked = training.asked_by_platform()
-    heard = ranks.gather(b"1" if asked else b"", "to finish writing their part of the checkpoint")
+    requested = training.requested_by_platform()
+    flags = ranks.gather(
+        b"1" if requested else b"", "to finish writing their part of the checkpoint"
+    )
     problem: Exception | None = None
     if ranks.rank == 0:
         try:
             shiftwork.checkpoint_saved(step, uri, digest)
         except Exception as error:  # noqa: BLE001 - raised below, on every rank
             problem = error
-    told = [isinstance(problem, shiftwork.Superseded), str(problem)] if problem else None
-    said: Any = json.loads(ranks.share(json.dumps(told).encode(), "to acknowledge the checkpoint"))
+    outcome = [isinstance(problem, shiftwork.Superseded), str(problem)] if problem else None
+    shared: Any = json.loads(
+        ranks.share(json.dumps(outcome).encode(), "to acknowledge the checkpoint")
+    )
     if problem is not None:
         raise problem
-    if said:
-        raise (shiftwork.Superseded if said[0] else ValueError)(said[1])
-    _requested_and_acknowledged = any(heard)
+    if shared:
+        raise (shiftwork.Superseded if shared[0] else ValueError)(shared[1])
+    _requested_and_acknowledged = any(flags)
 
 
 def exit_preempted() -> NoReturn:
@@ -670,9 +674,9 @@ def _check_shards(source: Path, digests: dict[str, str], ranks: _Ranks) -> None:
             durable.check(source / name, digests[name])
     except (OSError, ValueError) as error:
         problem = str(error)
-    for told in ranks.gather(problem.encode(), "to check their part of the checkpoint"):
-        if told:
-            raise ValueError(told.decode())
+    for found in ranks.gather(problem.encode(), "to check their part of the checkpoint"):
+        if found:
+            raise ValueError(found.decode())
 
 
 def _listed(ranks: list[int]) -> str:

@@ -124,7 +124,7 @@ if hasattr(os, "register_at_fork"):
 def should_preempt(agree: Callable[[bool], bool] | None = None) -> bool:
     """True once the platform asks for this task's nodes: save a checkpoint and leave.
 
-    Answers at once from memory, never from the network; ask at every step. Every rank hears of
+    Answers at once from memory, never from the network; call it at every step. Every rank receives
     the request by itself, perhaps a step apart: where ranks must leave at the same step, give
     ``agree``, the program's own all-reduce ("does any rank say so?"). It is then called at every
     step, on every rank, on and off the platform, and its result is returned.
@@ -243,7 +243,7 @@ def attempt() -> int:
     return _process.known().attempt
 
 
-def asked_by_platform() -> bool:
+def requested_by_platform() -> bool:
     """True if the platform itself has asked for the nodes: not SIGTERM, not a newer attempt."""
     return _process.live is not None and _process.live.preempt
 

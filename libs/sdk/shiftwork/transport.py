@@ -91,7 +91,7 @@ class Client:
             return self._send("GET", path, None, headers or {}, timeout_seconds)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise Unreachable(_told(error)) from error
+            raise Unreachable(_cause(error)) from error
 
     def close(self) -> None:
         """Drop the connection; the next call opens another."""
@@ -112,7 +112,7 @@ class Client:
             data = response.read(ANSWER_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise Unreachable(_told(error)) from error
+            raise Unreachable(_cause(error)) from error
         if len(data) > ANSWER_BYTES_MAX:
             self.close()
             raise Unreachable(f"the answer is longer than {ANSWER_BYTES_MAX} bytes")
@@ -154,7 +154,7 @@ class Client:
         return connection
 
 
-def _told(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     if isinstance(error, (socket.timeout, TimeoutError)):
         return "no answer in time"
     return str(error) or type(error).__name__

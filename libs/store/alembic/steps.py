@@ -11,7 +11,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 TEXT = sa.Text(collation="C")
-MOMENT = sa.DateTime(timezone=True)
+TIMESTAMP = sa.DateTime(timezone=True)
 
 
 def _schema() -> str:
@@ -25,7 +25,7 @@ def create_plumbing() -> None:
     op.create_table(
         "inbox",
         sa.Column("event_id", TEXT, nullable=False),
-        sa.Column("seen_at", MOMENT, nullable=False),
+        sa.Column("seen_at", TIMESTAMP, nullable=False),
         sa.PrimaryKeyConstraint("event_id", name=op.f("inbox_pkey")),
         schema=schema,
     )
@@ -54,11 +54,11 @@ def create_plumbing() -> None:
         sa.Column("type", TEXT, nullable=False),
         sa.Column("source", TEXT, nullable=False),
         sa.Column("subject", TEXT, nullable=False),
-        sa.Column("time", MOMENT, nullable=False),
+        sa.Column("time", TIMESTAMP, nullable=False),
         sa.Column("traceparent", TEXT, nullable=False),
         sa.Column("body", TEXT, nullable=False),
-        sa.Column("created_at", MOMENT, nullable=False),
-        sa.Column("published_at", MOMENT, nullable=True),
+        sa.Column("created_at", TIMESTAMP, nullable=False),
+        sa.Column("published_at", TIMESTAMP, nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("outbox_pkey")),
         schema=schema,
     )
@@ -91,9 +91,9 @@ def keep_dead_letters() -> None:
         sa.Column("headers", postgresql.JSONB(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("reason", TEXT, nullable=False),
-        sa.Column("set_apart_at", MOMENT, nullable=False),
+        sa.Column("set_apart_at", TIMESTAMP, nullable=False),
         sa.Column("replays", sa.BigInteger(), nullable=False),
-        sa.Column("replay_at", MOMENT, nullable=True),
+        sa.Column("replay_at", TIMESTAMP, nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("dead_letter_pkey")),
         schema=schema,
     )
@@ -133,7 +133,7 @@ def keep_refused_events() -> None:
     at this column, so the event stays on the bus and comes again to the code that replaces it.
     """
     schema = _schema()
-    op.add_column("outbox", sa.Column("refused_at", MOMENT, nullable=True), schema=schema)
+    op.add_column("outbox", sa.Column("refused_at", TIMESTAMP, nullable=True), schema=schema)
     op.drop_index("outbox_unpublished_idx", table_name="outbox", schema=schema)
     for name, refused in (("outbox_unpublished_idx", "NULL"), ("outbox_refused_idx", "NOT NULL")):
         op.create_index(

@@ -17,7 +17,7 @@ from services.gateway import views
 from services.gateway.api.deps import Audited, Context
 from services.gateway.auth import Identity
 from services.gateway.bodies import BatchTaskBody
-from services.gateway.commands import accepted, create_task, in_terms_of
+from services.gateway.command_client import accepted, create_task, in_terms_of
 from services.gateway.problems import ProblemError
 from services.gateway.rows import TaskRow
 
@@ -26,7 +26,7 @@ KEY_USED = "the key was used before"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Item:
     """One task of the batch as a command, with its place in the batch."""
 
     place: int
@@ -40,7 +40,7 @@ async def submit(
 ) -> list[dict[str, Any]]:
     """Each task's ``status`` with ``task`` or ``problem``, in the order of the batch."""
     items: list[dict[str, Any]] = [{} for _ in bodies]
-    asked: list[_Asked] = []
+    accepted: list[_Item] = []
     refused: list[Audited] = []
     for place, body in enumerate(bodies):
         try:
@@ -50,12 +50,12 @@ async def submit(
             refused.append(Audited(body.name, problem.kind.type, problem.detail))
         else:
             size = len(command.to_json())
-            asked.append(_Asked(place, body, command, size))
+            accepted.append(_Item(place, body, command, size))
     if refused:
         await parts.audit(caller, ACTION, refused)
     slots = asyncio.Semaphore(parts.settings.batch_in_flight_max)
 
-    async def one(piece: Sequence[_Asked]) -> None:
+    async def one(piece: Sequence[_Item]) -> None:
         async with slots:
             answers = await _submit(parts, caller, piece)
         for each, item in zip(piece, answers, strict=True):
@@ -64,7 +64,7 @@ async def submit(
     settings = parts.settings
     try:
         async with asyncio.TaskGroup() as group:
-            for piece in _pieces(asked, settings.batch_piece_tasks, settings.batch_piece_bytes):
+            for piece in _pieces(accepted, settings.batch_piece_tasks, settings.batch_piece_bytes):
                 group.create_task(one(piece))
     except ExceptionGroup as problems:
         # A database that does not answer is 503 here as everywhere; keys make trying again safe.
@@ -72,11 +72,11 @@ async def submit(
     return items
 
 
-def _pieces(asked: Sequence[_Asked], tasks_max: int, bytes_max: int) -> Iterator[list[_Asked]]:
+def _pieces(accepted: Sequence[_Item], tasks_max: int, bytes_max: int) -> Iterator[list[_Item]]:
     """Cut so that neither a command nor its answer is too large for the bus."""
-    piece: list[_Asked] = []
+    piece: list[_Item] = []
     size = 0
-    for each in asked:
+    for each in accepted:
         if piece and (len(piece) >= tasks_max or size + each.size > bytes_max):
             yield piece
             piece, size = [], 0
@@ -86,9 +86,7 @@ def _pieces(asked: Sequence[_Asked], tasks_max: int, bytes_max: int) -> Iterator
         yield piece
 
 
-async def _submit(
-    parts: Context, caller: Identity, piece: Sequence[_Asked]
-) -> list[dict[str, Any]]:
+async def _submit(parts: Context, caller: Identity, piece: Sequence[_Item]) -> list[dict[str, Any]]:
     """Ask submit for one piece, and store and audit what came of it in one transaction."""
     command = m.CreateTasks(tasks=tuple(each.command for each in piece))
     try:

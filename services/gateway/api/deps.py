@@ -24,7 +24,7 @@ from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
 from services.gateway.auth import Authenticator, Identity, Mint, audit
 from services.gateway.capacity import Capacity
-from services.gateway.commands import Commands
+from services.gateway.command_client import Commands
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.listeners import Listeners
 from services.gateway.problems import INTERNAL, ProblemError, absent, invalid

@@ -151,12 +151,12 @@ def note_refusal(parts: Context, scope: Scope, problem: ProblemError) -> None:
     if problem.kind not in (UNAUTHENTICATED, FORBIDDEN) or problem.audited:
         return
     caller = scope.get(CALLER)
-    who = getattr(caller, "user", "") or getattr(caller, "task_id", "")
+    name = getattr(caller, "user", "") or getattr(caller, "task_id", "")
     method = scope.get("method", "WEBSOCKET")
     method = method if method in {*METHODS, "WEBSOCKET"} else "OTHER"
     # Without ids, which would make each refusal a kind of its own.
     target = f"{method} {scope[TEMPLATES].of(scope['path'])}"
-    parts.rejections.note(RejectedRequest(str(who), address_of(scope), target, problem.kind.type))
+    parts.rejections.note(RejectedRequest(str(name), address_of(scope), target, problem.kind.type))
 
 
 def _check_target(scope: Scope) -> None:

@@ -18,7 +18,7 @@ from services.gateway.json_values import ENDED
 from services.gateway.output_stream import OutputFilter, OutputFollower, read_range
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.sse import EventStream, Produce, Write, frame
-from services.gateway.strict_input import parse_moment
+from services.gateway.strict_input import parse_time
 
 router = router_of("logs")
 STREAM = "text/event-stream"
@@ -105,7 +105,7 @@ def _check(parts: Context, limit_bytes: int | None, tail: int) -> None:
 
 def _since(text: str | None) -> datetime | None:
     try:
-        return parse_moment(text) if text else None
+        return parse_time(text) if text else None
     except ValueError:
         fix = "write it like 2026-01-31T12:00:00Z"
         raise invalid("since", text, "is not a time with a zone", fix) from None
@@ -122,7 +122,7 @@ async def _kept(parts: Context, wanted: OutputFilter) -> list[m.LogInfo]:
     return [info for info in reply.logs if wanted.takes(info.attempt, info.rank, info.role)]
 
 
-def _stream(parts: Context, who: Identity, wanted: OutputFilter) -> Response:
+def _stream(parts: Context, reader: Identity, wanted: OutputFilter) -> Response:
     settings = parts.settings
 
     async def ended() -> set[tuple[int, int]] | None:
@@ -163,8 +163,8 @@ def _stream(parts: Context, who: Identity, wanted: OutputFilter) -> Response:
 
     return EventStream(
         start,
-        admission=parts.streams.admit(who.user, is_admin=who.is_admin),
-        lasting=parts.authenticator.lasting(who),
+        admission=parts.streams.admit(reader.user, is_admin=reader.is_admin),
+        lasting=parts.authenticator.lasting(reader),
         heartbeat_seconds=settings.heartbeat_seconds,
         send_seconds_max=settings.stream_send_seconds_max,
     )

@@ -49,7 +49,7 @@ BODY: dict[str, Any] = {
 
 
 async def policy_text(request: Request) -> str:
-    """The body as text; how long it may be is the guard's and the scheduler's to say."""
+    """The body as text; the guard and the scheduler limit its length."""
     try:
         text = (await request.body()).decode()
     except UnicodeDecodeError:

@@ -23,7 +23,7 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import require_admin
 from services.gateway.bodies import QuotaBody
-from services.gateway.commands import set_quota
+from services.gateway.command_client import set_quota
 from services.gateway.known_names import require_known
 from services.gateway.problems import invalid
 from services.gateway.rows import QuotaRow
@@ -70,8 +70,10 @@ async def put_quota(
         raise invalid(
             "limit", body.limit, "contradicts unlimited", "give limit, or unlimited: true"
         )
-    who = f"user={body.user or '*'} team={body.team or '*'} priority={body.priority or '*'}"
-    async with parts.changing(caller, "quota.set", f"group={body.group or '*'} {who}") as change:
+    subject = f"user={body.user or '*'} team={body.team or '*'} priority={body.priority or '*'}"
+    async with parts.changing(
+        caller, "quota.set", f"group={body.group or '*'} {subject}"
+    ) as change:
         require_admin(caller, "set quotas")
         if not force:
             async with parts.store.transaction() as tx:

@@ -38,20 +38,20 @@ router = router_of("training")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run stands, for the run itself. ``revision`` grows with each thing to know."""
+class RunStatus:
+    """The status of a run, for the run itself. ``revision`` grows with each change."""
 
     attempt: int
     revision: int
     preempt: bool
     deadline_at: str | None
     superseded: bool
-    # Its program has asked before.
+    # Its program has polled before.
     listens: bool = False
 
 
-async def standing(tx: Tx, run: RunId) -> Standing:
-    """What is projected about a run; a run that is not projected yet is a live one."""
+async def run_status(tx: Tx, run: RunId) -> RunStatus:
+    """The projected status of a run; a run that is not projected yet counts as live."""
     row = await tx.get(RunRow, run.task_id, run.attempt)
     task = await rows_of.task(tx, run.task_id)
     superseded = task is not None and task.attempt > run.attempt
@@ -67,7 +67,7 @@ async def standing(tx: Tx, run: RunId) -> Standing:
         revision += preempt + (row.kill_requested_at is not None)
     # More than the others can add: nothing comes after it.
     revision += 8 * superseded
-    return Standing(run.attempt, revision, preempt, rfc3339(deadline), superseded, listens)
+    return RunStatus(run.attempt, revision, preempt, rfc3339(deadline), superseded, listens)
 
 
 @router.get("/run", response_model=shapes.RunState)
@@ -120,9 +120,9 @@ def _is_over(run: RunId) -> ProblemError:
     return ProblemError(SUPERSEDED, f"attempt {run.attempt} of {run.task_id} is over; stop")
 
 
-async def _signal_of(parts: Context, run: RunId) -> Standing:
+async def _signal_of(parts: Context, run: RunId) -> RunStatus:
     async with parts.store.transaction() as tx:
-        return await standing(tx, run)
+        return await run_status(tx, run)
 
 
 @router.post("/run/checkpoints", status_code=201, response_model=shapes.Checkpoint)
@@ -170,7 +170,7 @@ async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
 
     async def write() -> None:
         async with parts.store.transaction() as tx:
-            if (await standing(tx, run)).superseded:
+            if (await run_status(tx, run)).superseded:
                 raise _is_over(run)
             await _check_rank(tx, run, body.rank, settings.metric_ranks_per_replica_max)
             limits = reports.Limits(

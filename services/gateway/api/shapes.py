@@ -214,7 +214,7 @@ class PromisedNode(TypedDict):
 
 
 class ChosenVictim(TypedDict):
-    """A run that was asked to make room, and why this one."""
+    """A run that was requested to leave, and why this one was chosen."""
 
     task: str
     level: str
@@ -241,7 +241,7 @@ class Holder(TypedDict):
 
     task: str
     nodes: float
-    # Its owner's limit, or the deadline by which it has to leave; null: nobody knows.
+    # Its owner's limit, or the deadline by which it has to leave; null: unknown.
     ends_at: str | None
     # After it others of its level may take its nodes.
     slice_ends_at: str | None

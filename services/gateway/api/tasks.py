@@ -27,7 +27,7 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
-from services.gateway.commands import (
+from services.gateway.command_client import (
     accepted,
     create_task,
     in_terms_of,
@@ -228,10 +228,10 @@ async def list_tasks(
         left_out = list(tx.unreadable)
         ids = [row.task_id for row in page.rows]
         ran = await rows_of.run_seconds(tx, ids if run_seconds else [])
-        said = await rows_of.progress_of(tx, ids)
+        progress = await rows_of.progress_of(tx, ids)
 
     def view(row: TaskRow) -> dict[str, Any]:
-        found = views.task(row, secrets=may_change(caller, row), said=said.get(row.task_id))
+        found = views.task(row, secrets=may_change(caller, row), report=progress.get(row.task_id))
         return found | ({"run_seconds": ran[row.task_id]} if run_seconds else {})
 
     return answer_page(page.rows, view, _id, page.next_cursor, left_out=left_out)
@@ -242,14 +242,14 @@ def _id(row: TaskRow) -> str:
 
 
 def _several(field: str, text: str, known: set[str]) -> list[str]:
-    words = [word for word in text.split(",") if word]
-    unknown = [word for word in words if word not in known or word == "unspecified"]
-    if unknown or not words:
+    states = [word for word in text.split(",") if word]
+    unknown = [word for word in states if word not in known or word == "unspecified"]
+    if unknown or not states:
         choices = sorted(known - {"unspecified"})
         near = meant(unknown[0], choices) if unknown else ""
         fix = f"{near} give some of {', '.join(choices)}".strip()
         raise invalid(field, ",".join(unknown), "is not known", fix)
-    return words
+    return states
 
 
 def _label(text: str) -> dict[str, str]:
@@ -290,9 +290,9 @@ async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
     """One task."""
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
-        said = (await rows_of.progress_of(tx, [task_id])).get(task_id)
+        report = (await rows_of.progress_of(tx, [task_id])).get(task_id)
     secrets = may_change(caller, row)
-    return answer_one(task_id, lambda: views.task(row, secrets=secrets, said=said))
+    return answer_one(task_id, lambda: views.task(row, secrets=secrets, report=report))
 
 
 @router.put("/tasks/{task_id}/goal", status_code=202, response_model=shapes.Revision)

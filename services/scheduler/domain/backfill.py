@@ -1,7 +1,7 @@
 """EASY's reservation: the first task that finds no place gets a time and nodes in the future.
 
-Who comes after it may start now if it is expected to end before that time, or on nodes that the
-reservation does not need. Expectations are the owners' run time limits; a run without one is
+A later task may start now if it is expected to end before that time, or on nodes that the
+reservation does not need. The expected end of a run is its run time limit; a run without a limit is
 expected to stay, so nothing is promised on its nodes.
 """
 
@@ -31,7 +31,7 @@ class End(NamedTuple):
 
 
 def expected_end(pool: Pool, task: Task, now: datetime) -> datetime | None:
-    """When a run is expected to end; None if nobody said so."""
+    """When a run is expected to end; None without a time limit."""
     if task.expected_seconds is None:
         return None
     left = task.expected_seconds - pool.attained(task, now)
@@ -39,7 +39,7 @@ def expected_end(pool: Pool, task: Task, now: datetime) -> datetime | None:
 
 
 def expected_end_if_begun(task: Task, now: datetime) -> datetime | None:
-    """When a waiting task would end if it began now; None if nobody said so."""
+    """When a waiting task would end if it began now; None without a time limit."""
     if task.expected_seconds is None:
         return None
     return now + timedelta(seconds=max(0.0, task.expected_seconds - task.run_seconds))
@@ -49,7 +49,7 @@ def expected_end_if_begun(task: Task, now: datetime) -> datetime | None:
 class Reservation:
     """When the first in line is expected to start, and what it then leaves over."""
 
-    # None: nobody knows; then nothing is kept for it.
+    # None: the time is unknown, and nothing is kept for the task.
     starts_at: datetime | None
     over: Capacity
     wanted: frozenset[str]
@@ -90,13 +90,13 @@ def reserve(round_: Round, pool: Pool, entry: Entry) -> Reservation:
 def reserve_among(
     free: Capacity, ends: Iterable[End], shape: Shape, wanted: frozenset[str]
 ) -> Reservation:
-    """The first moment at which so many ends leave room; ``wanted``: nodes that would do."""
+    """The first time at which enough runs have ended; ``wanted``: nodes that would do."""
     trial = free.copy()
     ordered = sorted(ends)
     for place, end in enumerate(ordered):
         trial.give(end.slots, end.resources)
         following = ordered[place + 1].at if place + 1 < len(ordered) else None
-        # All ends of one moment count together.
+        # All ends at one time count together.
         if following != end.at and trial.fits(shape):
             trial.take(_least_free_now(free.free, shape, trial), shape.resources)
             return Reservation(end.at, trial, wanted)

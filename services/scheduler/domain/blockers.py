@@ -83,7 +83,7 @@ def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
 def _waits_for(round_: Round, task: Task, why: Reason, *, never: bool) -> None:
     """It waits for a limit; one that it never fits refuses a task that never was accepted."""
     if never and not task.accepted and task.state is QUEUED:
-        names = {"whose": _whose(why)}
+        names = {"whose": _subject(why)}
         numbers = why.numbers
         refusal = reason(
             ReasonCode.QUOTA_NEVER_FITS, names=names, need=numbers["need"], limit=numbers["limit"]
@@ -94,12 +94,12 @@ def _waits_for(round_: Round, task: Task, why: Reason, *, never: bool) -> None:
         round_.explain(task, why)
 
 
-def _whose(why: Reason) -> str:
+def _subject(why: Reason) -> str:
     names = why.names
     if "cluster" in names:
         return f"virtual cluster {names['cluster']}"
-    who = [f"{kind} {names[kind]}" for kind in ("user", "team", "group") if names.get(kind)]
-    return "the quota of " + (" in ".join(who) or "each user")
+    parts = [f"{kind} {names[kind]}" for kind in ("user", "team", "group") if names.get(kind)]
+    return "the quota of " + (" in ".join(parts) or "each user")
 
 
 def _too_big(round_: Round, entry: Entry) -> None:
@@ -108,8 +108,8 @@ def _too_big(round_: Round, entry: Entry) -> None:
     if task.accepted:
         round_.explain(task, round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape))
     elif task.group in round_.totals.emptied or task.spec.wait_for_nodes:
-        # Nobody knows what the nodes to come will be like. Once some are there, it may be rejected,
-        # unless its owner wants it to wait whatever is there.
+        # The shape of future nodes is unknown. Once the group has nodes the task may be rejected,
+        # unless its owner wants it to wait anyway.
         why = round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape)
         round_.explain(task, why, accepted=False)
     elif round_.snapshot.inventory_listed:
@@ -172,10 +172,10 @@ def flood_reason(round_: Round, pool: Pool, entry: Entry) -> Reason | None:
 
 
 def flood_blocks_slice(round_: Round, pool: Pool, entry: Entry) -> bool:
-    """True if the task may have what is free, but preempts nothing.
+    """True if the task may use free nodes but preempts nothing.
 
-    Else the one task that may always run would be the next of the flood, again and again. What
-    went without service for long is granted all the same.
+    Otherwise the one task that each owner may always run would be the next of the flood, again and
+    again. A task that has gone without service for long still gets its grant.
     """
     if round_.order_key_of(entry.task).granted:
         return False

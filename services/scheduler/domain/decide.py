@@ -29,7 +29,7 @@ from services.scheduler.domain.urgent import converge, drain, expire
 
 class UndecidedError(Exception):
     """Deciding failed: about this group, or about something urgent that concerns this task. Both
-    empty: nobody knows."""
+    empty: it is unknown which."""
 
     def __init__(self, group: str, task_id: str) -> None:
         super().__init__(f"deciding failed about group {group!r}, task {task_id!r}")

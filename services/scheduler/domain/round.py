@@ -231,17 +231,17 @@ class Round:
         if place is not None:
             self._decisions[place] = None
 
-    def reorder(self, mark: Reorder) -> None:
+    def reorder(self, change: Reorder) -> None:
         """Note a run's new place in the order; the pool is unchanged until this is committed."""
-        self._decisions.append(mark)
-        self.order_keys[mark.task_id] = mark.order_key
-        self._reordered.add(mark.task_id)
-        if mark.level is not Priority.UNSPECIFIED:
-            run = self.index.tasks[mark.task_id]
-            self.levels[run.id] = mark.level
+        self._decisions.append(change)
+        self.order_keys[change.task_id] = change.order_key
+        self._reordered.add(change.task_id)
+        if change.level is not Priority.UNSPECIFIED:
+            run = self.index.tasks[change.task_id]
+            self.levels[run.id] = change.level
             need = held_need(run)
             self.quota_usage.charge(run, run.level, minus(need))
-            self.quota_usage.charge(run, mark.level, need)
+            self.quota_usage.charge(run, change.level, need)
 
     def explain(
         self,
@@ -385,14 +385,10 @@ class Round:
             self._waits[code, shape] = found
         return found
 
-    def wake_at(self, moment: datetime | None) -> None:
+    def wake_at(self, at: datetime | None) -> None:
         """Ask for another round at this time, if it is in the future."""
-        if (
-            moment is not None
-            and moment > self.now
-            and (self.due_at is None or moment < self.due_at)
-        ):
-            self.due_at = moment
+        if at is not None and at > self.now and (self.due_at is None or at < self.due_at):
+            self.due_at = at
 
     def after(self, seconds: float) -> datetime:
         """The time so many seconds from now."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from shiftwork.cli.files import advice
+from shiftwork.cli.input_files import advice
 
 from libs.contracts.ids import NODE_ID_FORM
 from libs.contracts.messages import Priority, Unit

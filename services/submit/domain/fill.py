@@ -1,6 +1,6 @@
 """Fill in what a person left out. Called before a spec is checked; filling twice changes nothing.
 
-Only what is missing is filled; what is wrong stays as it is, for ``check.py`` to name.
+Only what is missing is filled; what is wrong stays as it is, for ``spec_fields.py`` to name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 from libs.contracts.ids import name_ending
 from libs.contracts.messages import PreemptionPolicy, PreemptMode, Priority, Role, TaskSpec
-from services.submit.domain.model import Defaults, bound
+from services.submit.domain.facts import Defaults, bound
 
 NAME_LENGTH_MAX = 63
 DEFAULT_ROLE = "worker"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
 from libs.contracts.whole_nodes import Nodes, kinds_for
 from libs.contracts.wording import are, counted, meant
-from services.submit.domain.model import Facts, Shape, problem
+from services.submit.domain.facts import Facts, Shape, problem
 
 LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
 GIB = 1 << 30

@@ -1,7 +1,7 @@
 """What an owner may want of a task after it was submitted: goals and priorities, as a table.
 
 Called by ``handlers.py`` for SetGoal and SetPriority. Whether a task has ended is the scheduler's
-fact; submit knows it from TaskStateChanged and refuses what can no longer matter.
+fact; submit learns it from TaskStateChanged and refuses what can no longer matter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from libs.contracts.messages import (
     RefusalCode,
     TaskState,
 )
-from services.submit.domain.model import TERMINAL_STATES, problem
+from services.submit.domain.facts import TERMINAL_STATES, problem
 from services.submit.domain.validate import refusal
 
 
@@ -35,7 +35,7 @@ def short(word: Goal | Priority | TaskState) -> str:
     raise AssertionError(word)
 
 
-def judge_goal(
+def decide_goal(
     wanted: Goal, *, current: Goal, state: TaskState, now: bool = False, current_now: bool = False
 ) -> Change | Refusal:
     """Apply it, leave it (it is so already), or refuse it. ``now``: end a run without asking it to
@@ -52,7 +52,7 @@ def judge_goal(
     return Change.NOTHING if same else Change.APPLY
 
 
-def judge_priority(wanted: Priority, *, current: Priority, state: TaskState) -> Change | Refusal:
+def decide_priority(wanted: Priority, *, current: Priority, state: TaskState) -> Change | Refusal:
     """Apply it, leave it (it is so already), or refuse it."""
     if wanted is Priority.UNSPECIFIED:
         levels = ", ".join(short(level) for level in Priority if level is not wanted)

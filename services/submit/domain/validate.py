@@ -1,4 +1,4 @@
-"""The gate: a spec as a person wrote it becomes a complete one, or a refusal that names all faults.
+"""Validates a spec as a person wrote it: returns the spec, or a refusal that names all errors.
 
 Called by ``handlers.py`` for CreateTask.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from libs.contracts.messages import CreateTask, FieldError, Refusal, RefusalCode, TaskSpec
-from services.submit.domain.check import SETTING, check_fields, check_person
+from services.submit.domain.facts import Facts, Limits, problem, sentence
 from services.submit.domain.fit import check_inventory, check_quota
-from services.submit.domain.model import Facts, Limits, problem, sentence
+from services.submit.domain.spec_fields import SETTING, check_fields, check_person
 
 ERRORS_SHOWN_MAX = 50
 CLIENT_KEY_LENGTH_MAX = 255
@@ -26,26 +26,26 @@ def validate(
     pod_errors: Sequence[FieldError] = (),
 ) -> TaskSpec | Refusal:
     """The spec if it may run one day, else why not. ``spec`` has its defaults already;
-    ``pod_errors`` are what the site's pod policy has against it.
+    ``pod_errors`` are the errors under the site's pod policy.
     """
-    faults = [*check_fields(spec, limits), *pod_errors]
-    if not faults:  # sizes are compared only once they are numbers that make sense
-        faults = [*check_inventory(spec, facts), *check_quota(spec, owner, team, facts)]
+    errors = [*check_fields(spec, limits), *pod_errors]
+    if not errors:  # sizes are compared only once they are numbers that make sense
+        errors = [*check_inventory(spec, facts), *check_quota(spec, owner, team, facts)]
     clash = _clash(spec.name, facts.name_taken_by)
-    if not faults and not clash:
+    if not errors and not clash:
         return spec
-    code = RefusalCode.INVALID if faults else RefusalCode.CONFLICT
-    return refusal(code, *faults, *clash)
+    code = RefusalCode.INVALID if errors else RefusalCode.CONFLICT
+    return refusal(code, *errors, *clash)
 
 
-def check_asker(command: CreateTask) -> Refusal | None:
-    """Who asks, and under which key: None if both have a fitting form."""
-    faults = [*check_person("owner", command.owner)]
+def check_requester(command: CreateTask) -> Refusal | None:
+    """Check the form of the owner, the team and the client key; None if all are valid."""
+    errors = [*check_person("owner", command.owner)]
     if command.team:
-        faults += check_person("team", command.team)
+        errors += check_person("team", command.team)
     key = command.client_key
     if len(key) > CLIENT_KEY_LENGTH_MAX or not key.isprintable():
-        faults.append(
+        errors.append(
             problem(
                 "client_key",
                 key,
@@ -53,7 +53,7 @@ def check_asker(command: CreateTask) -> Refusal | None:
                 f"use at most {CLIENT_KEY_LENGTH_MAX} printable characters",
             )
         )
-    return refusal(RefusalCode.INVALID, *faults) if faults else None
+    return refusal(RefusalCode.INVALID, *errors) if errors else None
 
 
 def too_many_live(owner: str, most: int) -> Refusal:
@@ -88,9 +88,10 @@ def check_same(asked: TaskSpec, before: TaskSpec) -> Refusal | None:
     )
 
 
-def refusal(code: RefusalCode, *faults: FieldError) -> Refusal:
-    """A refusal over these faults; at most so many are listed, the sentence counts all."""
-    return Refusal(code=code, detail=sentence(faults), errors=faults[:ERRORS_SHOWN_MAX])
+def refusal(code: RefusalCode, *errors: FieldError) -> Refusal:
+    """A refusal for these errors; at most ``ERRORS_SHOWN_MAX`` are listed, the sentence counts
+    all."""
+    return Refusal(code=code, detail=sentence(errors), errors=errors[:ERRORS_SHOWN_MAX])
 
 
 def _clash(name: str, taken_by: str) -> list[FieldError]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from libs.bus.commands import answer, answering, read_reply, refuse, reply_type
+from libs.bus.command_replies import answer, answering, read_reply, refuse, reply_type
 from libs.bus.port import BusError
 from libs.contracts import messages as m
 from libs.contracts.base import Message

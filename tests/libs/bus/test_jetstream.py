@@ -36,8 +36,8 @@ SMALL = Limits(store_bytes=24 * MIB, log_bytes=MIB, dead_letter_bytes=MIB)
 HEARS: dict[str, tuple[type[Message], ...]] = {"quota": (m.GoalChanged,)}
 USERS = {
     "submit": permissions_of("submit"),
-    "quota": permissions_of("quota", hears=HEARS["quota"]),
-    "gateway": permissions_of("gateway", asks=[m.SetGoal], listens=[m.LogChunk]),
+    "quota": permissions_of("quota", consumes=HEARS["quota"]),
+    "gateway": permissions_of("gateway", requests=[m.SetGoal], follows=[m.LogChunk]),
 }
 
 
@@ -54,7 +54,7 @@ class World:
 
     def config(self, service: str, **settings: float) -> BusConfig:
         given = {
-            "hears": HEARS.get(service, ()),
+            "consumes": HEARS.get(service, ()),
             "credentials": self.server.user(service),
             "reconnect_wait_s": 0.05,
         } | settings
@@ -331,7 +331,7 @@ async def test_nobody_listens_where_it_may_not(world: World) -> None:
 async def test_a_durable_of_another_service_cannot_be_read(world: World) -> None:
     config = world.config("submit")
     stranger = await connect(
-        BusConfig(config.urls, "quota", config.credentials, hears=HEARS["quota"])
+        BusConfig(config.urls, "quota", config.credentials, consumes=HEARS["quota"])
     )
     try:
         # Even its inbox is another service's.

@@ -107,13 +107,13 @@ def test_commands_are_served_by_their_owner_and_asked_by_whom_it_is_allowed() ->
         heard = any(matches(one, subject) for one in permissions_of(service).subscribe)
         assert heard == serves
         assert not says(service, subject)
-        asker = permissions_of("gateway", asks=[message]).publish
+        asker = permissions_of("gateway", requests=[message]).publish
         assert any(matches(one, filter_of(message)) for one in asker)
 
 
 def test_nobody_hears_another_services_answers_or_durable() -> None:
     for one, other in itertools.permutations(SERVICES, 2):
-        allowed = permissions_of(one, hears=[m.TaskSubmitted], listens=[m.LogChunk])
+        allowed = permissions_of(one, consumes=[m.TaskSubmitted], follows=[m.LogChunk])
         for subject in (f"_INBOX.{other}.a.b", "evt.task.t.submitted", ">"):
             assert not any(matches(each, subject) for each in allowed.subscribe)
         for subject in (

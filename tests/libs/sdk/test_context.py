@@ -52,7 +52,7 @@ def test_the_file_wins_over_the_environment(tmp_path: Path) -> None:
     assert read.problem == ""
 
 
-def test_null_in_the_file_is_an_answer(tmp_path: Path) -> None:
+def test_null_in_the_file_wins_over_the_environment(tmp_path: Path) -> None:
     read = context.read(
         {**ENVIRONMENT, **written(tmp_path, {**TOLD, "resume_from": None})}, NOWHERE
     )
@@ -93,7 +93,7 @@ def test_the_fixed_path_is_read_without_a_variable(tmp_path: Path) -> None:
         ({**TOLD, "url": "http://x:port"}, "is not an http:// or https:// address"),
     ],
 )
-def test_what_is_malformed_is_told_and_taken_as_absent(
+def test_a_malformed_value_is_warned_about_and_ignored(
     tmp_path: Path, told: object, problem: str
 ) -> None:
     read = context.read(written(tmp_path, told), NOWHERE)
@@ -101,7 +101,7 @@ def test_what_is_malformed_is_told_and_taken_as_absent(
     assert not read.on_platform
 
 
-def test_a_context_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+def test_a_missing_context_file_that_the_environment_names_is_a_problem(tmp_path: Path) -> None:
     read = context.read({**ENVIRONMENT, "SHIFTWORK_CONTEXT": str(tmp_path / "gone")}, NOWHERE)
     assert "does not exist" in read.problem
     assert read.on_platform

@@ -170,7 +170,7 @@ def test_a_gang_that_loses_a_rank_fails(server: RunServer, tmp_path: Path) -> No
     assert "another rank has gone" in out or "reset" in out
 
 
-def test_a_program_without_the_sdk_leaves_at_a_signal(tmp_path: Path) -> None:
+def test_a_program_without_the_sdk_leaves_on_a_signal(tmp_path: Path) -> None:
     options = ["--steps", 40, "--out"]
     code, whole = end(
         start("signal_mode.py", [*options, "alone", "--step-seconds", 0], {}, tmp_path)

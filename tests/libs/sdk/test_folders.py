@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_not_the_stored_one_is_refused(
     assert said in str(error.value)
 
 
-def test_what_a_killed_writer_has_left_is_not_listed(tmp_path: Path) -> None:
+def test_an_incomplete_folder_of_a_killed_writer_is_not_listed(tmp_path: Path) -> None:
     be("ta", 1)
     path, _ = folders.new(tmp_path, 1)
     for name in ("manifest.json", "weights"):
@@ -138,7 +138,7 @@ def test_every_file_and_folder_is_synced_before_the_manifest(
 
 
 @pytest.mark.parametrize(("step", "kind"), [(-1, ValueError), ("5", TypeError), (5.0, TypeError)])
-def test_what_is_no_step_leaves_no_folder(
+def test_an_invalid_step_makes_no_folder(
     tmp_path: Path, step: object, kind: type[Exception]
 ) -> None:
     be("ta", 1)

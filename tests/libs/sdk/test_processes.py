@@ -94,7 +94,7 @@ def test_a_process_leaves_with_75_and_its_last_metrics(server: RunServer, python
     assert server.checkpoints[0]["step"] == steps[-1]
 
 
-def test_a_forked_child_hears_for_itself_and_leaves_its_parent_be(server: RunServer) -> None:
+def test_a_forked_child_polls_for_itself_and_does_not_disturb_its_parent(server: RunServer) -> None:
     program = """
         import os, time, shiftwork
         shiftwork.checkpoint_saved(1, "file:///parent")
@@ -207,7 +207,7 @@ def test_a_child_forked_after_the_request_knows_at_once(server: RunServer) -> No
     assert (code, err) == (0, "")
 
 
-def test_a_spawned_child_hears_too(server: RunServer, tmp_path: Path) -> None:
+def test_a_spawned_child_polls_too(server: RunServer, tmp_path: Path) -> None:
     script = tmp_path / "spawning.py"
     script.write_text(
         textwrap.dedent("""
@@ -241,7 +241,9 @@ WAIT = """
 """
 
 
-def test_out_of_touch_too_long_ends_the_process_if_the_task_asks(server: RunServer) -> None:
+def test_losing_contact_for_too_long_ends_the_process_if_the_task_has_a_fence(
+    server: RunServer,
+) -> None:
     server.stop()
     environment = {**task_environment(server), "SHIFTWORK_FENCE_AFTER_SECONDS": "0.4"}
     code, out, err = run(WAIT, environment)
@@ -437,7 +439,7 @@ def test_the_end_waits_only_so_long_for_metrics(server: RunServer) -> None:
     assert time.monotonic() - float(out) < 4.0
 
 
-def test_the_sdk_holds_to_python_3_8() -> None:
+def test_the_sdk_keeps_to_python_3_8() -> None:
     vermin = Path(sys.executable).parent / "vermin"
     done = subprocess.run(
         [str(vermin), "-t=3.8-", "--no-tips", "--violations", str(SDK / "shiftwork")],

@@ -35,7 +35,7 @@ def test_agree_is_called_at_every_step_off_the_platform_too() -> None:
     assert heard == [False] * 3
 
 
-def test_the_request_is_heard_from_the_long_poll(on_platform: RunServer) -> None:
+def test_the_long_poll_brings_the_request(on_platform: RunServer) -> None:
     assert shiftwork.should_preempt() is False
     on_platform.wait_for(lambda: len(on_platform.polls) >= 2)
     assert shiftwork.should_preempt() is False
@@ -46,7 +46,7 @@ def test_the_request_is_heard_from_the_long_poll(on_platform: RunServer) -> None
     assert on_platform.polls[1] == {"wait_seconds": "5", "seen": "0"}
 
 
-def test_agree_brings_all_ranks_out_at_the_same_step(on_platform: RunServer) -> None:
+def test_agree_makes_all_ranks_leave_at_the_same_step(on_platform: RunServer) -> None:
     # Two ranks in two threads; only the first has heard, and both must leave at one step.
     barrier = threading.Barrier(2, timeout=5)
     votes = [False, False]
@@ -91,7 +91,7 @@ def test_a_call_never_waits_though_the_server_never_answers(on_platform: RunServ
     assert sum(took) / len(took) < 0.001
 
 
-def test_a_server_that_comes_back_is_heard_again(on_platform: RunServer) -> None:
+def test_polling_continues_when_the_server_comes_back(on_platform: RunServer) -> None:
     shiftwork.should_preempt()
     on_platform.wait_for(lambda: len(on_platform.polls) >= 2)
     on_platform.stop()
@@ -111,7 +111,7 @@ def test_the_first_request_may_find_no_server(on_platform: RunServer) -> None:
     on_platform.wait_for(shiftwork.should_preempt, 3.0)
 
 
-def test_a_checkpoint_is_told_with_step_uri_and_digest(on_platform: RunServer) -> None:
+def test_a_checkpoint_is_reported_with_step_uri_and_digest(on_platform: RunServer) -> None:
     shiftwork.checkpoint_saved(12, "file:///c/12", "sha256:ab")
     shiftwork.checkpoint_saved(13, "file:///c/13")
     assert on_platform.checkpoints == [
@@ -147,7 +147,7 @@ def test_a_checkpoint_waits_for_a_server_that_is_down(
         (410, {"type": "urn:shiftwork:superseded"}),
     ],
 )
-def test_an_attempt_that_is_over_learns_it(
+def test_an_ended_attempt_raises_superseded(
     on_platform: RunServer, answer: tuple[int, dict[str, str]]
 ) -> None:
     on_platform.checkpoint_answers = [answer]
@@ -246,7 +246,7 @@ def test_a_lost_answer_leaves_time_for_another_request_before_the_fence(fence: f
     assert live.Limits().within(None) == live.Limits()
 
 
-def test_the_poll_tells_of_a_later_attempt_too(on_platform: RunServer) -> None:
+def test_the_poll_also_reports_a_later_attempt(on_platform: RunServer) -> None:
     shiftwork.should_preempt()
     on_platform.supersede()
     on_platform.wait_for(shiftwork.should_preempt)
@@ -408,7 +408,7 @@ def test_exit_preempted_has_the_reserved_code(on_platform: RunServer) -> None:
     assert raised.value.code == 75
 
 
-def test_a_malformed_url_is_told_once_and_ends_nothing(
+def test_a_malformed_url_is_warned_about_once_and_ends_nothing(
     on_platform: RunServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del on_platform

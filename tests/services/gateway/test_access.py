@@ -200,7 +200,7 @@ async def test_a_token_expires(world: World, admin: httpx.AsyncClient) -> None:
     assert "expired" in reply.json()["detail"]
 
 
-async def test_revoked_and_disabled_count_at_once(
+async def test_revoked_tokens_and_disabled_users_are_refused_at_once(
     world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
 ) -> None:
     assert (await ann.get("/v1/whoami")).status_code == 200

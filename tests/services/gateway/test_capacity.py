@@ -52,7 +52,7 @@ async def test_many_dry_runs_at_once_read_the_cluster_once(
     assert read["NodeRow"] == 10
 
 
-async def test_what_is_free_and_who_waits_is_counted_over_all_pages(
+async def test_free_nodes_and_waiting_tasks_are_counted_over_all_pages(
     world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capacity, "PAGE_ROWS", 2)
@@ -101,7 +101,7 @@ async def test_a_cluster_that_is_too_large_is_not_counted(
 
 
 @pytest.mark.parametrize("world", [{"dry_runs_burst": 3, "dry_runs_per_second": 1}], indirect=True)
-async def test_a_user_who_asks_too_often_is_told_to_wait_and_others_are_not(
+async def test_dry_runs_are_rate_limited_for_each_user(
     world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient
 ) -> None:
     codes = [(await ann.post(DRY_RUN, json=NEW)).status_code for _ in range(4)]
@@ -113,7 +113,7 @@ async def test_a_user_who_asks_too_often_is_told_to_wait_and_others_are_not(
     assert (await ann.post(DRY_RUN, json=NEW)).status_code == 200
 
 
-async def test_a_summary_that_took_long_serves_long(
+async def test_an_expensive_summary_is_cached_for_longer(
     world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However large the cluster, summaries take a bounded part of the gateway's time."""

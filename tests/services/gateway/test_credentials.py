@@ -201,7 +201,7 @@ async def test_everything_works_under_its_own_credentials(
         await until_async(heard)
 
 
-async def test_the_gateway_may_say_no_fact_of_another(
+async def test_the_gateway_may_not_publish_events_of_another_service(
     nats_start: StartNats,
 ) -> None:
     nats = await nats_start({"gateway": GATEWAY.permissions})

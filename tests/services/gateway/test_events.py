@@ -145,7 +145,7 @@ async def test_a_reader_that_falls_behind_reads_the_table(world: World) -> None:
         assert [each.data["position"] for each in await take(stream, 41)] == list(range(1, 42))
 
 
-async def test_a_process_that_does_not_project_follows_all_the_same(world: World) -> None:
+async def test_a_process_that_does_not_project_follows_the_log_too(world: World) -> None:
     """A second gateway on the same database, never leading, never consuming."""
     from services.gateway.main import WIRING
 
@@ -163,7 +163,7 @@ async def test_a_process_that_does_not_project_follows_all_the_same(world: World
     world.gateway = leading
 
 
-async def test_a_position_that_is_not_kept_is_gone(world: World, admin: httpx.AsyncClient) -> None:
+async def test_a_deleted_position_is_410_gone(world: World, admin: httpx.AsyncClient) -> None:
     await world.heard(*(a_node(f"n{number}") for number in range(3)))
     from services.gateway import store
 
@@ -222,7 +222,7 @@ async def test_streams_are_bounded(world: World) -> None:
 
 
 @pytest.mark.parametrize("world", [{"heartbeat_seconds": 0.02}], indirect=True)
-async def test_a_silent_stream_shows_that_it_lives(world: World) -> None:
+async def test_a_stream_without_events_sends_comments(world: World) -> None:
     async with served(world) as url, httpx.AsyncClient(timeout=5) as client:
         headers = {"authorization": f"Bearer {ADMIN_TOKEN}", "accept": "text/event-stream"}
         async with client.stream("GET", f"{url}/v1/events", headers=headers) as reply:
@@ -300,7 +300,9 @@ async def test_a_websocket_carries_the_same_events(world: World) -> None:
     ("query", "headers"),
     [("", []), ("", [(b"authorization", b"Bearer swt_no")]), ("type=nonsense", AUTHORIZED)],
 )
-async def test_a_websocket_that_may_not_is_closed(world: World, query: str, headers: Any) -> None:
+async def test_a_websocket_without_permission_is_closed(
+    world: World, query: str, headers: Any
+) -> None:
     socket = Socket(world.gateway.app, query, headers=headers)
     await socket.run()
     assert [(each["type"], each.get("code")) for each in socket.said] == [("websocket.close", 1008)]

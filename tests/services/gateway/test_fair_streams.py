@@ -76,7 +76,7 @@ async def test_streams_of_the_same_events_read_and_encode_them_once(
     assert encoded < 3 * total, f"{encoded} events were encoded for {readers} streams of {total}"
 
 
-async def test_one_waits_for_its_own_turns_and_not_for_those_of_others() -> None:
+async def test_a_stream_waits_for_its_users_reads_and_not_for_those_of_others() -> None:
     turns = ConcurrencyLimit(total_max=3, each_max=2)
     inside: list[str] = []
     most = 0

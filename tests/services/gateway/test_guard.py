@@ -37,7 +37,7 @@ from tests.services.gateway.world import (
 )
 
 
-async def test_nobodys_body_is_not_read(world: World) -> None:
+async def test_the_body_of_an_unauthenticated_request_is_not_read(world: World) -> None:
     read = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -55,7 +55,7 @@ async def test_nobodys_body_is_not_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("world", [{"body_seconds_max": 0.2}], indirect=True)
-async def test_a_body_that_does_not_come_is_not_waited_for(world: World) -> None:
+async def test_a_body_that_does_not_arrive_in_time_ends_the_request(world: World) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.sleep(5)
@@ -173,7 +173,7 @@ async def test_refused_changes_of_one_user_leave_few_entries(
     await until_async(counted)
 
 
-async def test_a_bogus_token_is_401_wherever_it_is_shown(world: World) -> None:
+async def test_a_wrong_token_is_401_on_every_route(world: World) -> None:
     for token in ("swt_false", "srt_false", "", "x" * 1000):
         async with world.client(token) as client:
             for path in ("/v1/run", "/v1/tasks", "/v1/nothing"):
@@ -266,7 +266,7 @@ async def test_streams_end_with_the_right_to_read_them(world: World, how: str) -
                 await until(lambda: len(ended) == 3, 4)
 
 
-async def test_a_drain_does_not_depend_on_what_tasks_say_about_themselves(world: World) -> None:
+async def test_a_drain_does_not_depend_on_fields_that_tasks_set(world: World) -> None:
     pod = m.PodRequest(template='{"metadata": {"labels": {"a": "\\ud800"}}}')
     spec = a_spec(name="bad", pod=pod)
     world.others.nodes = {"n0"}
@@ -292,7 +292,7 @@ async def test_a_drain_does_not_depend_on_what_tasks_say_about_themselves(world:
 
 
 @pytest.mark.parametrize("world", [{"lookups_waiting_max": 5}], indirect=True)
-async def test_the_line_of_tokens_to_look_up_is_bounded(
+async def test_the_queue_of_tokens_to_look_up_is_bounded(
     world: World, ann: httpx.AsyncClient
 ) -> None:
     """Whoever comes behind it is to try again; a token that was right has a line of its own, also
@@ -333,7 +333,7 @@ async def test_the_line_of_tokens_to_look_up_is_bounded(
 
 
 @pytest.mark.parametrize("world", [{"refusals_seconds": 0.02}], indirect=True)
-async def test_a_fault_of_the_audit_table_ends_nothing(world: World) -> None:
+async def test_an_error_of_the_audit_table_does_not_stop_the_gateway(world: World) -> None:
     """The refusals are entered later."""
     struck = 0
 

@@ -120,7 +120,7 @@ IN_ORDER = rows(asyncio.run(project(LIFE)))
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
-def test_any_order_with_any_doubles_makes_the_same_rows(seed: int) -> None:
+def test_events_in_any_order_and_repeated_make_the_same_rows(seed: int) -> None:
     random = Random(seed)
     messages = LIFE + random.choices(LIFE, k=8)
     random.shuffle(messages)
@@ -132,7 +132,7 @@ def test_any_order_with_any_doubles_makes_the_same_rows(seed: int) -> None:
     assert len({row.fact for row in log.values()}) == len(LIFE)
 
 
-def test_what_the_life_leads_to() -> None:
+def test_the_events_of_a_whole_life_make_the_expected_rows() -> None:
     (task,) = IN_ORDER[r.TaskRow].values()
     assert (task.goal, task.priority, task.revision) == ("run", "high", 4)
     assert (task.state, task.attempt, task.observed_revision) == ("starting", 2, 4)
@@ -166,7 +166,7 @@ def test_every_event_that_people_can_see_has_a_name_a_time_and_a_key() -> None:
 
 
 @pytest.mark.parametrize("message", LIFE, ids=lambda message: type(message).__name__)
-def test_events_are_shown_without_environments_and_in_short_words(message: Message) -> None:
+def test_events_are_shown_without_environments_and_with_short_enum_names(message: Message) -> None:
     shown = str(views.plain(message))
     assert "hush" not in shown
     assert "SECRET" not in shown

@@ -33,7 +33,7 @@ Ranks = dict[tuple[int, int], bytes]
 
 
 @pytest.mark.parametrize("world", [{"log_piece_bytes": 1024}], indirect=True)
-async def test_what_is_kept_is_listed_and_read_by_range(
+async def test_stored_output_is_listed_and_read_by_range(
     world: World, ann: httpx.AsyncClient
 ) -> None:
     path = f"/v1/tasks/{(await world.submitted(ann))['id']}/logs"
@@ -190,7 +190,7 @@ async def test_following_loses_and_doubles_nothing(
     assert reading.result() == world.others.outputs
 
 
-async def test_how_a_line_looks_is_passed_on_and_is_no_output(
+async def test_the_state_of_an_unfinished_line_is_forwarded_and_is_not_output(
     world: World, ann: httpx.AsyncClient
 ) -> None:
     task = (await world.submitted(ann))["id"]
@@ -208,7 +208,7 @@ async def test_how_a_line_looks_is_passed_on_and_is_no_output(
             assert (await anext(stream)).data["text"] == "\r100%\n"
 
 
-async def test_a_chunk_is_passed_on_at_once(world: World, ann: httpx.AsyncClient) -> None:
+async def test_a_chunk_is_forwarded_at_once(world: World, ann: httpx.AsyncClient) -> None:
     """Well before the next list (a second): telemetry is for speed."""
     task = (await world.submitted(ann))["id"]
     writer = Writer(world, task)
@@ -252,7 +252,7 @@ async def test_following_waits_for_output_that_is_late(
 @pytest.mark.parametrize(
     "world", [{"log_list_seconds": 0.01, "log_missing_rounds_max": 3}], indirect=True
 )
-async def test_output_that_is_no_longer_kept_does_not_hold_the_reader(
+async def test_deleted_output_does_not_block_the_reader(
     world: World, ann: httpx.AsyncClient
 ) -> None:
     task = (await world.submitted(ann))["id"]
@@ -285,9 +285,7 @@ def written(offset: int, seconds: float) -> list[Any]:
 
 
 @pytest.mark.parametrize("world", [{"log_piece_bytes": 1024}], indirect=True)
-async def test_a_range_says_when_it_was_written_if_asked(
-    world: World, ann: httpx.AsyncClient
-) -> None:
+async def test_a_range_has_time_stamps_on_request(world: World, ann: httpx.AsyncClient) -> None:
     path = f"/v1/tasks/{(await world.submitted(ann))['id']}/logs?attempt=1&rank=0"
     world.others.outputs = {(1, 0): b"a\n" * 2000}
     world.others.written = {(1, 0): [stamp(0, 1), stamp(1000, 1.5), stamp(3000, 2.25)]}
@@ -329,9 +327,7 @@ async def test_a_range_ends_where_its_times_become_exact(
 
 
 @pytest.mark.parametrize("world", [{"log_list_seconds": 0.02}], indirect=True)
-async def test_a_stream_says_when_it_was_written_if_asked(
-    world: World, ann: httpx.AsyncClient
-) -> None:
+async def test_a_stream_has_time_stamps_on_request(world: World, ann: httpx.AsyncClient) -> None:
     """What is kept and what is told of live alike."""
     task = (await world.submitted(ann))["id"]
     writer = Writer(world, task)

@@ -40,14 +40,14 @@ async def test_metrics_that_alerts_read_begin_at_zero(world: World) -> None:
         assert value is not None, name
 
 
-async def test_each_owner_is_asked_once(world: World) -> None:
+async def test_each_owner_gets_one_reemit_request(world: World) -> None:
     await until(lambda: len(world.database.rows(TABLES, RebuildRow)) == len(OWNERS))
     asked = [each.service for each in world.others.asked if isinstance(each, m.Reemit)]
     assert sorted(asked) == ["launcher", "scheduler"]  # submit and quota are the real ones
 
 
 @pytest.mark.parametrize("world", [{"events_kept_max": 1000, "prune_rows_max": 300}], indirect=True)
-async def test_old_events_go_a_page_at_a_time(world: World) -> None:
+async def test_old_events_are_deleted_a_page_at_a_time(world: World) -> None:
     store = world.gateway.ports.store
     await world.heard(a_node("n0"))
     table = world.database.schema("gateway").table(TABLES.shape(EventRow)).rows
@@ -86,7 +86,7 @@ async def test_the_event_log_is_bounded_in_bytes(world: World) -> None:
 
 
 @pytest.mark.parametrize("world", [{"prune_days_per_hour": 0}], indirect=True)
-async def test_old_audit_and_settled_rows_go(
+async def test_old_audit_and_settled_rows_are_deleted(
     world: World, ann: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
     task = await world.submitted(ann)
@@ -111,7 +111,7 @@ async def test_old_audit_and_settled_rows_go(
 
 
 @pytest.mark.parametrize("world", [{"prune_days_per_hour": 0}], indirect=True)
-async def test_ended_tasks_go_with_their_runs_and_metrics(
+async def test_ended_tasks_are_deleted_with_their_runs_and_metrics(
     world: World, ann: httpx.AsyncClient
 ) -> None:
     over, live = await world.submitted(ann), await world.submitted(ann)

@@ -24,7 +24,7 @@ def only(refused: httpx.Response, status: int) -> dict[str, str]:
     return error
 
 
-async def test_a_team_that_is_not_there(admin: httpx.AsyncClient) -> None:
+async def test_an_unknown_team_is_refused(admin: httpx.AsyncClient) -> None:
     await admin.post("/v1/teams", json={"name": "vision"})
     await admin.post("/v1/users", json={"name": "zoe"})
     for refused in (
@@ -50,7 +50,7 @@ async def test_a_team_that_is_not_there(admin: httpx.AsyncClient) -> None:
         ("DELETE", "/v1/tokens/amdin", None, "token_id", "token"),
     ],
 )
-async def test_what_is_not_there_is_a_field_with_a_fix(  # noqa: PLR0917 - one row of the table
+async def test_a_reference_to_something_unknown_is_a_field_error_with_a_fix(  # noqa: PLR0917 - one row of the table
     world: World, admin: httpx.AsyncClient, method: str, path: str, body: Any, field: str, kind: str
 ) -> None:
     await admin.post("/v1/teams", json={"name": "admins"})
@@ -68,7 +68,7 @@ async def test_what_is_not_there_is_a_field_with_a_fix(  # noqa: PLR0917 - one r
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/users", {"name": "admin"}), ("/v1/teams", {"name": "lab"})]
 )
-async def test_what_is_there_already_is_a_field(
+async def test_a_name_that_exists_already_is_a_field_error(
     admin: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
     await admin.post("/v1/teams", json={"name": "lab"})
@@ -138,7 +138,7 @@ async def test_what_is_there_already_is_a_field(
         ({"fence_after_seconds": "x"}, "fence_after_seconds", "", "give a number of seconds"),
     ],
 )
-async def test_a_wrong_field_says_what_may_have_been_meant(
+async def test_an_unknown_field_gets_a_suggestion(
     ann: httpx.AsyncClient, body: dict[str, Any], field: str, message: str, fix: str
 ) -> None:
     refused = await ann.post("/v1/tasks", json={"command": ["true"], **body})
@@ -151,7 +151,7 @@ async def test_a_wrong_field_says_what_may_have_been_meant(
     assert fix in error["fix"]
 
 
-async def test_a_roles_field_that_is_the_tasks_says_so(ann: httpx.AsyncClient) -> None:
+async def test_a_field_of_the_task_in_a_role_is_reported_as_such(ann: httpx.AsyncClient) -> None:
     role = {"command": ["true"], "gpus": 1, "priority": "low"}
     refused = await ann.post("/v1/tasks", json={"roles": [role]})
     fixes = {each["field"]: each["fix"] for each in refused.json()["errors"]}
@@ -168,7 +168,7 @@ async def test_a_roles_field_that_is_the_tasks_says_so(ann: httpx.AsyncClient) -
         ({"preemption": {"ack_deadline_seconds": 0}}, "preemption.ack_deadline_seconds"),
     ],
 )
-async def test_zero_is_not_left_out(
+async def test_zero_is_not_treated_as_missing(
     ann: httpx.AsyncClient, body: dict[str, Any], field: str
 ) -> None:
     error = only(await ann.post("/v1/tasks", json={"command": ["true"], **body}), 422)
@@ -176,7 +176,7 @@ async def test_zero_is_not_left_out(
     assert error["fix"] == "give 1 or more, or leave it out"
 
 
-async def test_a_command_is_called_as_it_was_given(ann: httpx.AsyncClient) -> None:
+async def test_errors_name_a_command_as_it_was_given(ann: httpx.AsyncClient) -> None:
     body = {"command": [""], "env": {"1A": "b"}}
     for path in ("/v1/tasks", "/v1/tasks:dry-run"):
         refused = (await ann.post(path, json=body)).json()
@@ -188,14 +188,14 @@ async def test_a_command_is_called_as_it_was_given(ann: httpx.AsyncClient) -> No
     assert batch["items"][0]["problem"]["errors"][0]["field"] == "command"
 
 
-async def test_no_secret_is_repeated(ann: httpx.AsyncClient) -> None:
+async def test_errors_never_repeat_a_secret(ann: httpx.AsyncClient) -> None:
     for body in ({"environment": "A=s3cret"}, {"env": "s3cret"}, {"pod_template": "s3cret"}):
         refused = await ann.post("/v1/tasks", json={"command": ["true"], **body})
         assert refused.status_code == 422
         assert "s3cret" not in refused.text
 
 
-async def test_a_name_is_asked_for_in_words(admin: httpx.AsyncClient) -> None:
+async def test_a_missing_name_has_a_readable_error(admin: httpx.AsyncClient) -> None:
     for path in ("/v1/users", "/v1/teams"):
         error = only(await admin.post(path, json={"name": "Bob B"}), 422)
         assert error["message"] == "is not a name"
@@ -281,7 +281,7 @@ def test_each_route_that_a_message_names_is_one_and_has_a_command() -> None:
         ("POST", "retry", None, "submit it again"),
     ],
 )
-async def test_somebody_elses_task_is_refused_with_what_was_wanted_of_it(  # noqa: PLR0917 - the table's
+async def test_the_refusal_for_another_users_task_names_the_requested_change(  # noqa: PLR0917 - the table's
     world: World,
     ann: httpx.AsyncClient,
     bob: httpx.AsyncClient,
@@ -307,7 +307,7 @@ async def test_somebody_elses_task_is_refused_with_what_was_wanted_of_it(  # noq
         ("taints", {"set": ["a"]}, "taint"),
     ],
 )
-async def test_members_may_not_do_what_they_asked_for(
+async def test_the_refusal_for_members_names_the_requested_change(
     ann: httpx.AsyncClient, path: str, body: dict[str, Any], verb: str
 ) -> None:
     refused = await ann.put(f"/v1/nodes/n0/{path}", json=body)

@@ -17,7 +17,7 @@ from services.quota.tables import TABLES as QUOTA_TABLES
 from tests.services.gateway.world import World, a_node, assigned, exited, until_async
 
 
-async def test_nodes_show_who_holds_what(world: World, ann: httpx.AsyncClient) -> None:
+async def test_nodes_show_which_tasks_hold_their_gpus(world: World, ann: httpx.AsyncClient) -> None:
     task = await world.submitted(ann)
     await world.heard(
         a_node("n0", unusable_gpus=(3,)), a_node("n1", ready=False), assigned(task["id"])
@@ -34,7 +34,9 @@ async def test_nodes_show_who_holds_what(world: World, ann: httpx.AsyncClient) -
     assert (await ann.get("/v1/nodes/n0")).json()["tasks"] == []
 
 
-async def test_older_news_of_a_node_changes_nothing(world: World, ann: httpx.AsyncClient) -> None:
+async def test_an_older_event_of_a_node_changes_nothing(
+    world: World, ann: httpx.AsyncClient
+) -> None:
     await world.heard(a_node("n0", 3, ready=False))
     await world.heard(a_node("n0", 2, ready=True))
     assert (await ann.get("/v1/nodes/n0")).json()["ready"] is False
@@ -109,7 +111,9 @@ async def test_labels_and_taints(
     assert world.others.asked[-1] is asked
 
 
-async def test_a_task_says_on_which_nodes_it_may_run(world: World, ann: httpx.AsyncClient) -> None:
+async def test_a_task_shows_its_node_selector_and_tolerations(
+    world: World, ann: httpx.AsyncClient
+) -> None:
     await world.heard(a_node("n0", labels={"disk": "nvme"}, taints=("reserved",)))
     node = (await ann.get("/v1/nodes/n0")).json()
     assert (node["labels"], node["taints"]) == ({"disk": "nvme"}, ["reserved"])
@@ -119,7 +123,7 @@ async def test_a_task_says_on_which_nodes_it_may_run(world: World, ann: httpx.As
     assert {key: shown[key] for key in wanted} == wanted
 
 
-async def test_a_quota_is_set_listed_and_taken_away(world: World, admin: httpx.AsyncClient) -> None:
+async def test_a_quota_is_set_listed_and_removed(world: World, admin: httpx.AsyncClient) -> None:
     await world.member("ann")
     body: dict[str, Any] = {"group": "default", "user": "ann", "unit": "gpus", "limit": 8}
     reply = await admin.put("/v1/quotas", json=body)
@@ -138,7 +142,7 @@ async def test_a_quota_is_set_listed_and_taken_away(world: World, admin: httpx.A
     assert await listed(admin, 0) == []
 
 
-async def test_a_quota_of_nobody_is_refused_unless_they_are_to_come(
+async def test_a_quota_of_an_unknown_user_is_refused_unless_forced(
     world: World, admin: httpx.AsyncClient
 ) -> None:
     await world.member("anna")
@@ -160,7 +164,7 @@ async def test_a_quota_of_nobody_is_refused_unless_they_are_to_come(
     assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
 
 
-async def test_taking_a_limit_of_a_misspelt_user_away_is_refused(
+async def test_removing_a_limit_of_a_misspelt_user_is_refused(
     world: World, admin: httpx.AsyncClient
 ) -> None:
     """It would take nothing away, and nobody would notice."""
@@ -248,7 +252,7 @@ async def test_dead_letters_are_listed_in_pages_and_without_their_bodies(
     assert reply.status_code == 422
 
 
-async def test_a_replay_of_all_names_each_of_many_letters(
+async def test_a_replay_of_all_lists_each_of_many_letters(
     world: World, admin: httpx.AsyncClient
 ) -> None:
     ids = [f"{number:03}" for number in range(450)]
@@ -307,7 +311,7 @@ async def test_discarded_letters_are_gone_and_audited(
     ]
 
 
-async def test_a_limit_beyond_all_numbers_is_refused_in_words(admin: httpx.AsyncClient) -> None:
+async def test_a_limit_out_of_range_has_a_readable_error(admin: httpx.AsyncClient) -> None:
     body = b'{"limit": 99999999999999999999}'
     reply = await admin.put(
         "/v1/quotas", content=body, headers={"content-type": "application/json"}

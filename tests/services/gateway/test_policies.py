@@ -85,7 +85,7 @@ async def test_a_file_goes_to_the_scheduler_as_it_is(
 @pytest.mark.parametrize(
     ("method", "path"), [("PUT", "/v1/policies"), ("POST", "/v1/policies:dry-run")]
 )
-async def test_a_policy_for_nobody_is_refused_unless_they_are_to_come(
+async def test_a_policy_for_an_unknown_user_is_refused_unless_forced(
     world: World, admin: httpx.AsyncClient, method: str, path: str
 ) -> None:
     await world.member("anna")
@@ -105,7 +105,7 @@ async def test_a_policy_for_nobody_is_refused_unless_they_are_to_come(
         assert entry["outcome"] == "done"
 
 
-async def test_one_group_is_set_and_taken_away(world: World, admin: httpx.AsyncClient) -> None:
+async def test_one_groups_policy_is_set_and_removed(world: World, admin: httpx.AsyncClient) -> None:
     reply = await admin.put("/v1/policies/training", json={"policy": "fifo"})
     assert reply.status_code == 200, reply.text
     asked = world.others.asked[-1]
@@ -160,7 +160,7 @@ async def test_a_body_must_be_text(world: World, admin: httpx.AsyncClient) -> No
     assert not any(isinstance(each, m.SetPolicy) for each in world.others.asked)
 
 
-async def test_a_dry_run_tells_what_differs(world: World, admin: httpx.AsyncClient) -> None:
+async def test_a_dry_run_lists_the_differences(world: World, admin: httpx.AsyncClient) -> None:
     waits = m.Reason(code=m.ReasonCode.WAITS_FOR_CAPACITY)
     asked_to_go = m.Verdict(
         kind="preempt",

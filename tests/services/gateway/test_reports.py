@@ -41,7 +41,7 @@ REPORTS = st.lists(
 
 
 @given(sent=REPORTS, points_max=st.integers(3, 60), values_max=st.integers(3, 90))
-def test_no_sample_is_lost_or_there_twice_by_the_move_into_the_long_row(
+def test_moving_samples_into_the_long_row_neither_loses_nor_doubles_any(
     sent: list[tuple[int, list[tuple[int, dict[str, float]]]]], points_max: int, values_max: int
 ) -> None:
     """Both thin at their limits, at their own moments; until then both have the same points."""

@@ -66,7 +66,7 @@ async def _delayed(client: httpx.AsyncClient, task: str) -> tuple[Any, Any]:
     return run["delayed"], explained["delayed"]
 
 
-async def test_a_run_that_nobody_wants_back(world: World) -> None:
+async def test_the_poll_of_a_run_without_a_preemption_request_reports_none(world: World) -> None:
     async with world.client(run_token("tt")) as run:
         early = (await run.get("/v1/run")).json()
         await world.heard(assigned("tt"))
@@ -116,7 +116,7 @@ async def test_the_first_poll_of_an_attempt_is_reported_once(
     assert await polled(2) == [(tid, 1), (tid, 2)]
 
 
-async def test_numbers_and_checkpoints_alone_are_no_listening(world: World) -> None:
+async def test_reports_and_checkpoints_alone_do_not_count_as_polling(world: World) -> None:
     await world.heard(assigned("tt"))
     world.others.live_attempts = {"tt": 1}
     async with world.client(run_token("tt")) as run:
@@ -125,7 +125,7 @@ async def test_numbers_and_checkpoints_alone_are_no_listening(world: World) -> N
     assert reported(world) == []
 
 
-async def test_a_report_that_was_not_stored_is_made_at_the_next_poll() -> None:
+async def test_a_first_poll_that_was_not_stored_is_reported_at_the_next_one() -> None:
     database = MemoryDatabase()
     store = MemoryStore(
         database, TABLES, clock=Ticking(), source="gateway", new_id=lambda: str(id(object()))
@@ -140,7 +140,7 @@ async def test_a_report_that_was_not_stored_is_made_at_the_next_poll() -> None:
     assert len(database.schema("gateway").outbox) == 1
 
 
-async def test_the_long_poll_waits_no_longer_than_asked(world: World) -> None:
+async def test_the_long_poll_waits_no_longer_than_requested(world: World) -> None:
     async with world.client(run_token("tt")) as run:
         began = time.monotonic()
         reply = await run.get("/v1/run?wait_seconds=0.1&seen=1")
@@ -183,7 +183,7 @@ async def test_a_preemption_releases_the_long_poll_in_milliseconds(world: World)
         }
 
 
-async def test_what_was_seen_already_does_not_release(world: World) -> None:
+async def test_a_known_revision_does_not_release_the_long_poll(world: World) -> None:
     await world.heard(assigned("tt"), preemption("tt"))
     async with world.client(run_token("tt")) as run:
         at_once = await run.get("/v1/run?wait_seconds=10&seen=1")
@@ -219,7 +219,7 @@ async def test_a_runs_token_ends_with_the_run(world: World) -> None:
             assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
 
 
-async def test_a_preemption_of_another_attempt_is_not_ours(world: World) -> None:
+async def test_a_preemption_of_another_attempt_does_not_release_the_long_poll(world: World) -> None:
     await world.heard(preemption("tt", 1), assigned("tt", 2))
     async with world.client(run_token("tt", 2)) as run:
         assert (await run.get("/v1/run")).json()["preempt"] is False
@@ -269,13 +269,13 @@ async def test_a_wrong_checkpoint_names_the_field(
     assert reply.json()["errors"][0]["field"] == field
 
 
-async def test_the_sdk_refuses_the_places_that_the_platform_refuses() -> None:
+async def test_the_sdk_refuses_the_checkpoint_uris_that_the_platform_refuses() -> None:
     assert training.URI_BYTES_MAX == CHECKPOINT_URI_BYTES_MAX
     with pytest.raises(ValueError, match="1 to 1024 bytes, not 1200"):
         shiftwork.checkpoint_saved(1, "\U0001f600" * 300)
 
 
-async def test_a_task_that_saves_each_second_is_not_held_up(world: World) -> None:
+async def test_a_task_that_saves_each_second_is_not_rate_limited(world: World) -> None:
     world.others.live_attempts = {"tt": 1}
     async with world.client(run_token("tt")) as run:
         for step in range(200):
@@ -285,7 +285,7 @@ async def test_a_task_that_saves_each_second_is_not_held_up(world: World) -> Non
 
 
 @pytest.mark.parametrize("world", [{"checkpoints_burst": 5}], indirect=True)
-async def test_a_task_that_saves_without_end_is_told_to_wait(world: World) -> None:
+async def test_a_task_that_saves_without_pause_is_rate_limited(world: World) -> None:
     world.others.live_attempts = {"tt": 1, "t2": 1}
     body = {"step": 1, "uri": "/c"}
     async with world.client(run_token("tt")) as run, world.client(run_token("t2")) as other:
@@ -307,7 +307,7 @@ for step in range(8):
 @pytest.mark.parametrize(
     "world", [{"checkpoints_burst": 1, "checkpoints_per_second": 100.0}], indirect=True
 )
-async def test_the_sdk_waits_until_its_checkpoints_are_taken(world: World) -> None:
+async def test_the_sdk_waits_until_its_checkpoints_are_accepted(world: World) -> None:
     world.others.live_attempts = {"tt": 1}
     await world.heard(assigned("tt"))
     async with served(world) as url:
@@ -517,7 +517,7 @@ def test_a_row_is_bounded_in_names_points_and_values() -> None:
         assert set(samples[-1][1]) <= set(row.latest)
 
 
-def test_names_of_before_stay_while_there_is_room() -> None:
+def test_earlier_metric_names_stay_up_to_the_maximum() -> None:
     limits = reports.Limits(points_max=50, names_max=3, values_max=500)
 
     def report(row: Any, second: int, *names: str) -> Any:
@@ -531,7 +531,7 @@ def test_names_of_before_stay_while_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("world", [{"checkpoints_burst": 2}], indirect=True)
-async def test_an_attempt_that_is_over_takes_nothing_of_the_live_ones_rate(world: World) -> None:
+async def test_an_ended_attempt_does_not_use_the_live_attempts_rate_limit(world: World) -> None:
     world.others.live_attempts = {"tt": 2}
     await world.heard(assigned("tt"), exited("tt"), assigned("tt", 2))
     body = {"step": 1, "uri": "/c"}

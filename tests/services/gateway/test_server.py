@@ -36,12 +36,14 @@ test_a_user_has_a_bounded_number_of_tokens = test_access.test_a_user_has_a_bound
 test_every_change_and_every_refusal_is_in_the_audit_trail = (
     test_access.test_every_change_and_every_refusal_is_in_the_audit_trail
 )
-test_revoked_and_disabled_count_at_once = test_access.test_revoked_and_disabled_count_at_once
+test_revoked_tokens_and_disabled_users_are_refused_at_once = (
+    test_access.test_revoked_tokens_and_disabled_users_are_refused_at_once
+)
 test_users_and_teams = test_access.test_users_and_teams
 test_answers_are_what_the_description_says = test_app.test_answers_are_what_the_description_says
-test_a_position_that_is_not_kept_is_gone = test_events.test_a_position_that_is_not_kept_is_gone
-test_a_process_that_does_not_project_follows_all_the_same = (
-    test_events.test_a_process_that_does_not_project_follows_all_the_same
+test_a_deleted_position_is_410_gone = test_events.test_a_deleted_position_is_410_gone
+test_a_process_that_does_not_project_follows_the_log_too = (
+    test_events.test_a_process_that_does_not_project_follows_the_log_too
 )
 test_a_reader_that_falls_behind_reads_the_table = (
     test_events.test_a_reader_that_falls_behind_reads_the_table
@@ -51,9 +53,11 @@ test_pages_join_to_the_log = test_events.test_pages_join_to_the_log
 test_readers_that_come_and_go_miss_nothing_and_get_nothing_twice = (
     test_events.test_readers_that_come_and_go_miss_nothing_and_get_nothing_twice
 )
-test_a_quota_is_set_listed_and_taken_away = test_operators.test_a_quota_is_set_listed_and_taken_away
+test_a_quota_is_set_listed_and_removed = test_operators.test_a_quota_is_set_listed_and_removed
 test_nodes_come_in_pages = test_operators.test_nodes_come_in_pages
-test_nodes_show_who_holds_what = test_operators.test_nodes_show_who_holds_what
+test_nodes_show_which_tasks_hold_their_gpus = (
+    test_operators.test_nodes_show_which_tasks_hold_their_gpus
+)
 test_a_preemption_releases_the_long_poll_in_milliseconds = (
     test_runs.test_a_preemption_releases_the_long_poll_in_milliseconds
 )
@@ -65,13 +69,13 @@ test_reported_numbers_are_on_the_tasks_page = test_runs.test_reported_numbers_ar
 test_a_task_is_readable_and_listed_before_its_event_is_projected = (
     test_tasks.test_a_task_is_readable_and_listed_before_its_event_is_projected
 )
-test_a_whole_life_as_the_task_shows_it = test_tasks.test_a_whole_life_as_the_task_shows_it
+test_a_task_shows_each_state_of_its_life = test_tasks.test_a_task_shows_each_state_of_its_life
 test_filters = test_tasks.test_filters
 test_goal_and_priority_are_stored_and_shown_when_applied = (
     test_tasks.test_goal_and_priority_are_stored_and_shown_when_applied
 )
-test_pages_join_to_the_list_whatever_comes_meanwhile = (
-    test_tasks.test_pages_join_to_the_list_whatever_comes_meanwhile
+test_pages_join_to_the_whole_list_although_tasks_are_added_meanwhile = (
+    test_tasks.test_pages_join_to_the_whole_list_although_tasks_are_added_meanwhile
 )
 test_projection_replaces_the_accepted_row_without_a_trace = (
     test_tasks.test_projection_replaces_the_accepted_row_without_a_trace
@@ -95,7 +99,7 @@ async def world(
         yield running
 
 
-async def test_migrations_lead_to_the_tables_and_may_run_twice(address: Address) -> None:
+async def test_migrations_make_the_tables_and_may_run_twice(address: Address) -> None:
     for _ in range(2):
         await migrate.upgrade(address, WIRING.tables, WIRING.migrations)
         assert await migrate.check(address, WIRING.tables) == []

@@ -337,7 +337,7 @@ NO_JSON = [
 ]
 
 
-async def test_what_is_no_json_is_refused_with_its_reason(world: World) -> None:
+async def test_a_body_that_is_not_json_is_refused_with_the_reason(world: World) -> None:
     headers = {"content-type": "application/json"}
     async with world.client(run_token("tt")) as run, world.client() as admin:
         for body in NO_JSON:
@@ -361,7 +361,7 @@ async def test_an_error_names_a_bounded_number_of_fields(world: World) -> None:
         assert len(reply.text) < 20_000
 
 
-async def test_quoted_text_is_not_a_problem(world: World) -> None:
+async def test_quoted_text_in_a_query_is_accepted(world: World) -> None:
     """A backslash before u0000 makes it text like any other."""
     async with world.client() as admin:
         labels = {"a": "\\u0000é\U0001f600"}
@@ -391,7 +391,7 @@ async def test_a_name_that_stands_twice_is_refused(world: World, body: bytes) ->
     assert "stands twice in one object" in reply.json()["detail"]
 
 
-async def test_the_same_name_in_several_objects_is_no_fault(world: World) -> None:
+async def test_the_same_key_in_several_objects_is_accepted(world: World) -> None:
     body = b'{"command":["x"],"env":{"name":"1"},"labels":{"name":"1"},"name":"n"}'
     async with world.client() as client:
         headers = {"content-type": "application/json"}

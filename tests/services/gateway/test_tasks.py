@@ -254,7 +254,7 @@ LOOSE: list[tuple[str, str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "field"), LOOSE)
-async def test_what_is_true_or_false_is_not_guessed(
+async def test_a_flag_that_is_not_a_boolean_is_refused(
     admin: httpx.AsyncClient, method: str, path: str, body: dict[str, Any], field: str
 ) -> None:
     for value in ("yes", 1):
@@ -275,7 +275,7 @@ async def test_a_wrong_field_is_named_with_its_fix(
     assert fix in error["fix"]
 
 
-async def test_no_value_of_an_environment_comes_back_in_an_error(ann: httpx.AsyncClient) -> None:
+async def test_errors_never_contain_values_of_the_environment(ann: httpx.AsyncClient) -> None:
     for env in ({"TOKEN": 12345678}, {"TOKEN": ["12345678"]}):
         refused = await ann.post("/v1/tasks", json={**NEW, "env": env})
         assert refused.status_code == 422
@@ -291,7 +291,7 @@ async def test_a_body_that_is_no_json_is_malformed(ann: httpx.AsyncClient) -> No
     assert refused.json()["type"] == "malformed"
 
 
-async def test_batch_accepts_and_refuses_one_by_one(ann: httpx.AsyncClient) -> None:
+async def test_a_batch_accepts_and_refuses_its_tasks_individually(ann: httpx.AsyncClient) -> None:
     tasks = [
         {"command": ["a"], "name": "a", "idempotency_key": "k"},
         {"command": ["a"], "name": "bad name"},
@@ -308,7 +308,7 @@ async def test_batch_accepts_and_refuses_one_by_one(ann: httpx.AsyncClient) -> N
 
 
 @pytest.mark.parametrize("world", [{"batch_tasks_max": 2}], indirect=True)
-async def test_a_batch_has_a_most(ann: httpx.AsyncClient) -> None:
+async def test_a_batch_has_a_maximum_of_tasks(ann: httpx.AsyncClient) -> None:
     reply = await ann.post("/v1/tasks:batch", json={"tasks": [{"command": ["a"]}] * 3})
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["field"] == "tasks"
@@ -370,7 +370,7 @@ async def test_wrong_queries_name_the_field(ann: httpx.AsyncClient, query: str, 
 
 
 @pytest.mark.parametrize("sort", ["-submitted_at", "submitted_at", "name", "-priority", "state"])
-async def test_pages_join_to_the_list_whatever_comes_meanwhile(
+async def test_pages_join_to_the_whole_list_although_tasks_are_added_meanwhile(
     world: World, ann: httpx.AsyncClient, sort: str
 ) -> None:
     levels = ["low", "high", "normal"]
@@ -462,7 +462,7 @@ async def test_only_owner_and_admin_see_the_environment(
     assert "hush" not in (await ann.get(f"{path}/runs")).text
 
 
-async def test_what_is_asked_of_pods_is_stored_and_shown(
+async def test_a_pod_request_is_stored_and_shown(
     world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
     variable = {"name": "A", "value": "hush"}
@@ -514,7 +514,7 @@ async def test_a_pod_template_that_is_not_allowed_is_refused_with_its_path(
     assert refused.json()["errors"][0]["field"] == "pod.immage"
 
 
-async def test_a_whole_life_as_the_task_shows_it(world: World, ann: httpx.AsyncClient) -> None:
+async def test_a_task_shows_each_state_of_its_life(world: World, ann: httpx.AsyncClient) -> None:
     task = await world.submitted(ann)
     tid = task["id"]
     saved = m.Checkpoint(no=1, attempt=1, step=100, uri="/c/1", digest="d", saved_at=at(25))
@@ -555,7 +555,7 @@ async def test_a_whole_life_as_the_task_shows_it(world: World, ann: httpx.AsyncC
     assert run["checkpoint"]["step"] == 100
 
 
-async def test_running_times_are_summed_where_asked_for(
+async def test_running_times_are_summed_on_request(
     world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [(await world.submitted(ann, name=f"t{number}"))["id"] for number in range(3)]

@@ -231,7 +231,7 @@ class World:
             store = SqlStore(self.address, wiring.tables, **parts)
         else:
             store = MemoryStore(self.database, wiring.tables, **parts)
-        bus = MemoryBus(self.broker, wiring.name, tuple(wiring.hears))
+        bus = MemoryBus(self.broker, wiring.name, tuple(wiring.consumes))
         return wiring.build(settings, Ports(store=store, bus=bus, clock=self.clock))
 
     def voice(self, service: str) -> MemoryBus:

@@ -85,7 +85,7 @@ class Platform:
             source="launcher",
             new_id=lambda: f"id-{next(self.ids)}",
         )
-        ports = Ports(store, MemoryBus(self.broker, "launcher", WIRING.hears), SystemClock())
+        ports = Ports(store, MemoryBus(self.broker, "launcher", WIRING.consumes), SystemClock())
         runner = Runner(build(self.settings, ports), self.settings)
         self.running = asyncio.ensure_future(runner.run())
 

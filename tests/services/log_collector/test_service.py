@@ -31,7 +31,7 @@ async def test_a_running_service_stores_publishes_and_answers(tmp_path: Path) ->
     clock = SystemClock()
     broker = MemoryBroker(Random(1))
     launcher, gateway = MemoryBus(broker, "launcher"), MemoryBus(broker, "gateway")
-    bus = MemoryBus(broker, "log_collector", WIRING.hears)
+    bus = MemoryBus(broker, "log_collector", WIRING.consumes)
     database = MemoryDatabase()
     store = MemoryStore(database, TABLES, clock=clock, source="log_collector", new_id=numbers())
     settings = settings_with(runs_dir=tmp_path / "runs", logs_dir=tmp_path / "logs")

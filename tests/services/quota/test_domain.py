@@ -47,7 +47,9 @@ def test_a_sensible_limit_is_accepted(changes: dict[str, Any]) -> None:
         ({"limit": 10**9 + 1}, "limit", "1000000001"),
     ],
 )
-def test_a_fault_is_named(changes: dict[str, Any], field: str, value: str) -> None:
+def test_a_wrong_limit_is_reported_with_its_field(
+    changes: dict[str, Any], field: str, value: str
+) -> None:
     refused = check(SetQuota(quota=a_quota(**changes)))
     assert refused is not None
     assert refused.code is RefusalCode.INVALID
@@ -57,14 +59,14 @@ def test_a_fault_is_named(changes: dict[str, Any], field: str, value: str) -> No
     assert error.fix
 
 
-def test_all_faults_are_named_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     refused = check(SetQuota(quota=a_quota(group="A", user="B", limit=-1)))
     assert refused is not None
     assert [error.field for error in refused.errors] == ["group", "user", "limit"]
     assert refused.detail.endswith("(and 2 more)")
 
 
-def test_taking_a_limit_away_needs_no_number() -> None:
+def test_removing_a_limit_needs_no_number() -> None:
     quota = a_quota(unit=Unit.UNSPECIFIED, limit=-5)
     assert check(SetQuota(quota=quota, unlimited=True)) is None
 

@@ -45,7 +45,7 @@ async def set_limit(world: World, quota: Quota, *, unlimited: bool = False) -> i
     return reply.version
 
 
-async def test_a_limit_is_stored_and_said(world: World) -> None:
+async def test_a_limit_is_stored_and_published(world: World) -> None:
     assert await set_limit(world, a_limit()) == 1
     assert await world.said() == [
         QuotaChanged(
@@ -77,7 +77,7 @@ async def test_versions_count_the_changes_of_all_limits(world: World) -> None:
     assert versions == [1, 2, 3, 4]
 
 
-async def test_unlimited_takes_the_limit_away(world: World) -> None:
+async def test_unlimited_removes_the_limit(world: World) -> None:
     await set_limit(world, a_limit())
     await world.said()
     gone = Quota(group="train", user="ann")
@@ -174,7 +174,7 @@ async def test_a_run_that_never_started_used_nothing(world: World) -> None:
     assert await world.said() == [ENTRY]
 
 
-async def test_reemit_says_limits_and_use_again(world: World) -> None:
+async def test_reemit_publishes_limits_and_use_again(world: World) -> None:
     await set_limit(world, a_limit())
     await set_limit(world, a_limit(user="bob"))
     await set_limit(world, Quota(group="train", user="ann"), unlimited=True)

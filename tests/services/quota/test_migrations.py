@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.server
-async def test_the_migrations_make_what_the_tables_say_twice_over(address: Address) -> None:
+async def test_the_migrations_make_the_tables_and_may_run_twice(address: Address) -> None:
     await upgrade(address, WIRING.tables, WIRING.migrations)
     assert await check(address, WIRING.tables) == []

@@ -19,5 +19,5 @@ async def test_the_service_is_wired() -> None:
     settings = QuotaSettings(database_url="postgresql://quota@/x", nats_url="nats://127.0.0.1")
     service = build(settings, Ports(store=store, bus=bus, clock=clock))
     assert service.name == WIRING.name == TABLES.schema
-    assert set(service.handlers) == set(WIRING.hears)
+    assert set(service.handlers) == set(WIRING.consumes)
     assert {kind.__name__ for kind in service.commands} == {"SetQuota", "Reemit"}

@@ -49,7 +49,7 @@ async def a_world(nodes: int) -> World:
     return world
 
 
-async def test_tasks_nodes_and_gpus_are_counted_through_a_whole_hand_over() -> None:
+async def test_tasks_nodes_and_gpus_are_counted_through_a_whole_preemption() -> None:
     world = await a_world(1)
     before = {
         name: counted(f"shiftwork_{name}")
@@ -141,7 +141,7 @@ async def test_only_the_leader_reports() -> None:
     assert gauges() == counted_afresh(world)
 
 
-async def test_groups_that_somebody_made_up_have_no_series_of_their_own() -> None:
+async def test_groups_that_do_not_exist_have_no_series_of_their_own() -> None:
     world = await a_world(1)
     for number in range(5):
         spec = a_spec(group=f"g-{number}").model_copy(update={"wait_for_nodes": True})

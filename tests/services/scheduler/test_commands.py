@@ -55,7 +55,7 @@ async def test_explain(world: World) -> None:
     assert unknown.refusal.code is RefusalCode.NOT_FOUND
 
 
-async def test_an_ended_task_is_explained_by_its_last_word(world: World) -> None:
+async def test_an_ended_task_is_explained_by_its_last_event(world: World) -> None:
     await world.hear(exited_event(await world.task("low")))
     low = await world.explained("low")
     assert low.state is TaskState.SUCCEEDED
@@ -91,7 +91,7 @@ async def reemitted(world: World) -> list[object]:
     return said
 
 
-async def test_reemit_says_states_live_runs_and_requests_again(world: World) -> None:
+async def test_reemit_publishes_states_live_runs_and_requests_again(world: World) -> None:
     said = await reemitted(world)
     assert [type(each) for each in said] == [
         TaskStateChanged,  # high, as its id comes first

@@ -66,14 +66,14 @@ def test_equal_plans_have_no_effects() -> None:
     assert outlook.now == outlook.then
 
 
-def test_other_places_and_other_numbers_are_no_difference() -> None:
+def test_other_placements_and_other_numbers_are_no_difference() -> None:
     before = plan(assign(NEW, "n1"))
     assert compared(before, plan(assign(NEW, "n2"))).effects == ()
     fewer = plan(new=why(ReasonCode.WAITS_FOR_CAPACITY, free=1))
     assert compared(fewer, plan(new=why(ReasonCode.WAITS_FOR_CAPACITY, free=2))).effects == ()
 
 
-def test_a_preemption_more_is_told_with_its_costs() -> None:
+def test_an_additional_preemption_is_listed_with_its_costs() -> None:
     tasks = {**TASKS, "runs": replace(RUNS, checkpoint=a_checkpoint(1, saved=400.0))}
     told = compared(plan(new=WAITS), plan(preempt(RUNS, "new"), new=WAITS), tasks)
     (effect,) = told.effects
@@ -88,7 +88,7 @@ def test_a_preemption_more_is_told_with_its_costs() -> None:
     assert outlook.then.gpu_seconds_at_risk == 8 * 600.0
 
 
-def test_a_start_more_counts_its_gpus() -> None:
+def test_an_additional_start_counts_its_gpus() -> None:
     told = compared(plan(new=WAITS), plan(assign(NEW, "n1")))
     (effect,) = told.effects
     assert (effect.now.kind, effect.then.kind) == ("wait", "assign")
@@ -103,7 +103,7 @@ def test_another_reason_to_wait_is_a_difference() -> None:
     assert effect.then.reason.code is ReasonCode.WAITS_FOR_QUOTA
 
 
-def test_a_level_that_sinks_is_a_difference_and_a_new_place_in_the_order_is_none() -> None:
+def test_a_demotion_is_a_difference_and_a_new_order_key_is_none() -> None:
     mark = Reorder(RUNS.id, why(ReasonCode.STARTED), NO_ORDER_KEY)
     assert compared(plan(), plan(mark)).effects == ()
     assert compared(plan(), plan(replace(mark, level=RUNS.level))).effects == ()
@@ -111,7 +111,7 @@ def test_a_level_that_sinks_is_a_difference_and_a_new_place_in_the_order_is_none
     assert effect.then.kind == "sink"
 
 
-def test_the_gravest_come_first_and_the_rest_is_counted() -> None:
+def test_the_most_important_effects_come_first_and_the_rest_is_counted() -> None:
     waiting = {f"w{number}": a_task(f"w{number}") for number in range(5)}
     tasks: dict[str, Task] = {**TASKS, **waiting}
     before = plan(**dict.fromkeys([*waiting, "new"], WAITS))
@@ -122,7 +122,7 @@ def test_the_gravest_come_first_and_the_rest_is_counted() -> None:
     assert told.more == 4
 
 
-def test_groups_are_told_apart() -> None:
+def test_sums_are_kept_for_each_group() -> None:
     elsewhere = a_task("other", group="dev")
     told = compared(plan(), plan(assign(elsewhere)), {**TASKS, "other": elsewhere})
     assert [(each.group, each.then.starts) for each in told.outlooks] == [

@@ -65,7 +65,7 @@ async def test_a_waiting_task_is_explained(world: World) -> None:
     assert reply.forecast is not None
 
 
-async def test_an_explanation_does_not_hold_the_leaders_turn(
+async def test_an_explanation_does_not_block_the_leader(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one is made, events are handled, rounds decide and the loop turns."""
@@ -83,7 +83,7 @@ async def test_an_explanation_does_not_hold_the_leaders_turn(
     assert (await world.explained("two")).queue_length == 3
 
 
-async def test_what_is_played_in_a_copy_changes_nothing_here(world: World) -> None:
+async def test_a_simulation_in_a_copy_changes_nothing_in_the_leader(world: World) -> None:
     before = await world.tasks()
     await world.explained("one")
     await world.settle()
@@ -104,7 +104,7 @@ async def test_an_explanation_that_takes_too_long_is_cut_short(
     assert reply.forecast.unknown == NO_TIME
 
 
-async def test_a_copy_that_dies_is_no_fault_of_the_leader(
+async def test_a_copy_that_dies_does_not_affect_the_leader(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow(monkeypatch, 0.0, lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -150,7 +150,7 @@ def _open(descriptor: int) -> bool:
     return True
 
 
-def test_what_fails_in_a_copy_is_no_answer() -> None:
+def test_an_exception_in_a_copy_is_no_answer() -> None:
     def fails() -> Iterator[int]:
         raise ValueError
         yield 1
@@ -171,7 +171,7 @@ def test_a_copy_ends_when_its_time_is_over_and_what_it_found_before_counts() -> 
     assert time.monotonic() - began < 30
 
 
-async def test_a_copy_of_the_process_says_what_a_copy_of_the_rows_says() -> None:
+async def test_a_copy_of_the_process_gives_the_same_answer_as_a_copy_of_the_rows() -> None:
     """A fork, and an index that is built again from the rows, are the same world."""
     # With all the time that it takes: an answer that is cut off depends on the machine.
     world = await busy(explain_seconds_max=60)

@@ -106,7 +106,7 @@ async def test_a_goal_before_its_task_is_kept_for_it(world: World) -> None:
     assert await world.tasks() == {}, "stopped without ever starting"
 
 
-async def test_what_comes_after_the_end_changes_nothing(world: World) -> None:
+async def test_events_after_the_end_change_nothing(world: World) -> None:
     task = await started(world)
     await world.hear(exited_event(task, now=5))
     before = dropped("ended_task")

@@ -113,7 +113,7 @@ def sound(snapshot: Snapshot, twist: Twist) -> CheckedPlan:
     return decide_checked(snapshot, at(60), Careless(twist), check)
 
 
-def test_a_right_plan_is_left_as_it_is() -> None:
+def test_a_correct_plan_is_unchanged() -> None:
     snapshot, plan = a_plan([of("a", "a1"), of("b", "b1")])
     careless = Careless(lambda *_: plan)
     assert decide_checked(snapshot, at(60), careless, check).plan is plan
@@ -169,7 +169,7 @@ def test_an_urgent_decision_that_is_wrong_itself_is_left_out_alone() -> None:
     assert set(checked.refused_tasks) == {"x"}
 
 
-def test_a_limit_across_groups_is_the_fault_of_each_that_gives_some_of_it() -> None:
+def test_a_broken_limit_across_groups_refuses_each_group_that_gives_some_of_it() -> None:
     tasks = [of("a", "a1"), of("b", "b1"), of("c", "c1")]
     tasks[2] = replace(tasks[2], owner="bob")
     unlimited = a_snapshot(tasks, NODES)
@@ -209,7 +209,7 @@ def test_what_a_refused_group_would_give_back_of_a_quota_is_not_taken_by_others(
     assert [(each.kind, each.task_id) for each in checked.plan.decisions] == [("hold", "b1")]
 
 
-def test_of_a_plan_that_was_made_for_something_else_nothing_is_left() -> None:
+def test_nothing_remains_of_a_plan_for_another_snapshot() -> None:
     snapshot, _ = a_plan([of("a", "a1"), of("b", "b1")])
     checked = sound(snapshot, lambda _snapshot, plan: replace(plan, version=99))
     assert checked.plan.decisions == ()
@@ -229,7 +229,7 @@ def test_a_decision_about_a_task_that_is_not_there_is_left_out_alone() -> None:
     assert not checked.refused
 
 
-def test_a_policy_that_decides_about_what_it_is_to_leave_out_harms_nobody_else() -> None:
+def test_a_policy_that_decides_about_a_left_out_group_affects_no_other_group() -> None:
     snapshot, plan = a_plan([of("a", "a1"), of("b", "b1")])
     checked = sound(snapshot, lambda *_: twisted("a")(snapshot, plan))
     assert [each.task_id for each in checked.plan.decisions] == ["b1"]
@@ -239,7 +239,7 @@ def test_a_policy_that_decides_about_what_it_is_to_leave_out_harms_nobody_else()
 # The loop.
 
 
-async def test_the_loop_commits_what_is_right_and_tries_the_rest_again(
+async def test_the_loop_commits_the_correct_part_and_tries_the_rest_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     careless = Careless(twisted("a"))
@@ -391,7 +391,7 @@ async def test_a_group_about_which_nothing_is_to_be_decided_is_not_refused_any_m
     assert (await world.explained("a2")).reason.code is not ReasonCode.PLAN_REFUSED
 
 
-async def test_memory_that_differs_from_the_rows_heals_by_the_reload(
+async def test_memory_that_differs_from_the_rows_is_repaired_by_the_reload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The index believes in a node that the rows do not have: every plan with it is refused."""

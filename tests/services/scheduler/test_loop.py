@@ -85,7 +85,9 @@ async def test_preempt_save_exit_swap_and_resume() -> None:
     assert (resumed.task_id, resumed.attempt, resumed.resume_from) == ("low", 2, a_checkpoint(1))
 
 
-async def test_a_deadline_that_is_missed_ends_in_force_and_a_resume_from_the_last_save() -> None:
+async def test_a_run_that_misses_its_deadline_is_killed_and_resumes_from_the_last_checkpoint() -> (
+    None
+):
     world = await a_world()
     await world.hear(submitted_event(a_task("low", priority=Priority.LOW)))
     await world.settle()
@@ -171,7 +173,7 @@ async def test_a_bad_plan_is_refused_counted_and_kept_for_replay(
     )
 
 
-async def test_the_tables_changed_meanwhile() -> None:
+async def test_a_plan_is_made_again_if_the_tables_changed_meanwhile() -> None:
     world = await a_world()
     brain = Brain(world.service.ports, world.settings.policy())
     await brain.lead(world.epoch)
@@ -202,7 +204,7 @@ async def test_the_database_refuses_what_check_did_not_see() -> None:
     assert (await world.task("t1")).state is TaskState.STARTING
 
 
-async def test_two_schedulers_one_decides() -> None:
+async def test_only_one_of_two_schedulers_decides() -> None:
     world = await a_world()
     await world.hear(submitted_event(a_task()))
     old_brain, old_epoch = world.service.loops[0], world.epoch
@@ -218,7 +220,7 @@ async def test_two_schedulers_one_decides() -> None:
     assert len(said) == 1
 
 
-async def test_a_restart_finds_everything_and_decides_nothing_anew() -> None:
+async def test_after_a_restart_everything_is_loaded_and_nothing_new_is_decided() -> None:
     world = await a_world(nodes=2)
     tasks = [a_task(f"t{number}", submitted=number) for number in range(4)]
     await world.hear(*(submitted_event(task) for task in tasks))
@@ -231,7 +233,7 @@ async def test_a_restart_finds_everything_and_decides_nothing_anew() -> None:
     assert await world.tasks() == before
 
 
-async def test_after_a_restart_only_who_is_new_is_looked_at_one_by_one() -> None:
+async def test_after_a_restart_only_new_tasks_are_evaluated_individually() -> None:
     world = await a_world()
     waiting = [a_task(f"t{number}", submitted=number) for number in range(6)]
     await world.hear(*(submitted_event(task) for task in waiting))
@@ -270,7 +272,7 @@ async def test_a_dry_run_knows_what_was_learned_and_changes_nothing() -> None:
     assert decide(present, world.clock.now()).decisions == ()
 
 
-async def test_a_silent_owner_is_told_of_lost_work() -> None:
+async def test_the_owner_of_a_silent_run_is_warned_of_lost_work() -> None:
     world = await a_world()
     await world.hear(submitted_event(a_task()))
     for lost in (1, 2):
@@ -377,7 +379,7 @@ async def test_nodes_that_keep_coming_do_not_hold_decisions_up_for_ever() -> Non
         assert waits is (number * 0.4 < 2.0), number
 
 
-async def test_a_node_that_changes_while_it_is_open_holds_nothing_up() -> None:
+async def test_a_change_of_an_open_node_delays_no_decision() -> None:
     world = await World(node_settle_seconds=0.5).start()
     (node,) = some_nodes(1)
     await world.hear(node_changed(node), inventory_of(node))

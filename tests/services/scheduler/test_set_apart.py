@@ -166,7 +166,7 @@ async def test_a_row_that_is_set_apart_is_tried_again_when_it_changes(
 
 
 @pytest.mark.parametrize("last", ["end", "pause", "mended"])
-async def test_a_row_that_is_set_apart_and_changes_often_is_tried_less_and_less_often(
+async def test_a_set_apart_row_that_changes_often_is_tried_with_growing_pauses(
     monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     """As a run's does that saves twice a second; its end, and its leaving, do not wait."""

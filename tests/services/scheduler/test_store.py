@@ -80,7 +80,7 @@ def kept(request: pytest.FixtureRequest) -> Store:
 
 
 @pytest.mark.server
-async def test_the_migrations_make_what_the_tables_say(database: Database) -> None:
+async def test_the_migrations_make_the_tables(database: Database) -> None:
     role = await database.role("scheduler")
     address = Address(role.url, role.password)
     for _ in range(2):
@@ -135,7 +135,7 @@ async def test_the_database_refuses_a_gpu_with_two_owners(kept: Store) -> None:
         replace(a_task(), attempt=1, live_attempt=1),
     ],
 )
-async def test_the_database_refuses_a_life_that_cannot_be(kept: Store, wrong: Task) -> None:
+async def test_the_database_refuses_an_impossible_state_of_a_task(kept: Store, wrong: Task) -> None:
     with pytest.raises(ConflictError):
         async with kept.transaction() as tx:
             tx.put(wrong)
@@ -171,7 +171,7 @@ async def test_a_plan_is_committed_with_slots_history_and_messages(kept: Store) 
     assert sent == ["RunAssigned", "TaskStateChanged"] * 2
 
 
-async def test_an_exit_gives_the_slots_back_and_an_end_keeps_the_last_word(kept: Store) -> None:
+async def test_an_exit_gives_the_slots_back_and_an_end_keeps_the_last_event(kept: Store) -> None:
     epoch = (await kept.lead()).epoch
     await committed(kept, epoch, a_task("a"), nodes=1)
     async with kept.transaction(epoch=epoch) as tx:
@@ -272,7 +272,7 @@ def named(old: Sequence[PruneRule], what: str) -> PruneRule:
     return found
 
 
-async def test_what_is_loaded_is_what_was_kept(kept: Store) -> None:
+async def test_the_loaded_index_equals_the_one_before_the_restart(kept: Store) -> None:
     epoch = (await kept.lead()).epoch
     await committed(kept, epoch, a_task("a"), a_task("b", submitted=1), nodes=1)
     index, _ = await store.load(kept, PolicySettings())

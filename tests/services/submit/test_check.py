@@ -17,10 +17,10 @@ from libs.contracts.messages import (
     Role,
     TaskSpec,
 )
-from services.submit.domain.check import check_fields
+from services.submit.domain.facts import Defaults, Facts, Limits
 from services.submit.domain.fill import fill_in
-from services.submit.domain.model import Defaults, Facts, Limits
-from services.submit.domain.validate import ERRORS_SHOWN_MAX, check_asker, validate
+from services.submit.domain.spec_fields import check_fields
+from services.submit.domain.validate import ERRORS_SHOWN_MAX, check_requester, validate
 from services.submit.settings import SubmitSettings
 from tests.services.submit.specs import TASK_ID, asked, valid_specs
 
@@ -134,9 +134,7 @@ FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(
     ("changes", "field", "value"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS]
 )
-def test_a_fault_is_named_with_field_value_and_fix(
-    changes: dict[str, Any], field: str, value: str
-) -> None:
+def test_an_error_has_field_value_and_fix(changes: dict[str, Any], field: str, value: str) -> None:
     refused = judged(asked(**changes))
     assert isinstance(refused, Refusal)
     assert refused.code is RefusalCode.INVALID
@@ -167,7 +165,7 @@ def test_a_limit_that_can_be_set_is_named_with_its_setting(
     assert setting.lower() in SubmitSettings.model_fields
 
 
-def test_times_are_said_in_seconds_each() -> None:
+def test_durations_in_errors_are_in_seconds() -> None:
     refused = judged(asked(preemption=policy(ack_deadline_seconds=32_400.0)))
     assert isinstance(refused, Refusal)
     assert refused.errors[0].message == "is not between 1 s and 3600 s"
@@ -190,7 +188,7 @@ def changed(rows: list[int]) -> tuple[TaskSpec, set[str]]:
 
 @given(st.lists(st.integers(0, len(FAULTS) - 1), min_size=1, max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_all_faults_are_named_at_once(rows: list[int]) -> None:
+def test_all_errors_are_reported_at_once(rows: list[int]) -> None:
     spec, fields = changed(rows)
     if fields:
         named = {error.field for error in check_fields(filled(spec), LIMITS)}
@@ -232,11 +230,11 @@ def test_the_number_of_errors_is_bounded() -> None:
         ({"client_key": "a\0b"}, "client_key"),
     ],
 )
-def test_who_asks_is_checked(changes: dict[str, str], field: str) -> None:
-    refused = check_asker(CreateTask(**({"owner": "ann"} | changes), spec=asked()))
+def test_the_requester_is_checked(changes: dict[str, str], field: str) -> None:
+    refused = check_requester(CreateTask(**({"owner": "ann"} | changes), spec=asked()))
     assert refused is not None
     assert [error.field for error in refused.errors] == [field]
-    assert check_asker(CreateTask(owner="ann", team="t", client_key="k", spec=asked())) is None
+    assert check_requester(CreateTask(owner="ann", team="t", client_key="k", spec=asked())) is None
 
 
 def test_a_taken_name_is_a_conflict() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from libs.contracts.messages import Priority, Quota, Refusal, TaskSpec, Unit
+from services.submit.domain.facts import Defaults, Facts, Limits, Shape
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import demand
-from services.submit.domain.model import Defaults, Facts, Limits, Shape
 from services.submit.domain.validate import validate
 from tests.services.submit.specs import TASK_ID, asked
 
@@ -102,7 +102,7 @@ def test_taints_that_keep_nodes_from_a_gang_are_named(
     ],
     ids=str,
 )
-def test_whatever_only_lacks_nodes_may_wait_for_them(changes: dict[str, Any]) -> None:
+def test_a_task_that_only_lacks_nodes_may_wait_for_them(changes: dict[str, Any]) -> None:
     facts = Facts(
         shapes=SHAPES, inventory_known=True, selected=() if changes.get("node_selector") else None
     )
@@ -156,7 +156,7 @@ def limit(number: int, *, unit: Unit = Unit.GPUS, **changes: Any) -> Quota:
         (limit(0), {"priority": Priority.AUTO}, ["nodes"]),
     ],
 )
-def test_a_quota_that_can_never_admit_it_refuses(
+def test_a_task_that_a_quota_can_never_admit_is_refused(
     quota: Quota, changes: dict[str, Any], fields: list[str]
 ) -> None:
     facts = Facts(shapes=SHAPES, inventory_known=True, quotas=(quota,))
@@ -222,7 +222,7 @@ def test_labels_that_no_node_has_and_taints_that_all_have_are_refused(
     assert refused_fields(asked(**changes, wait_for_nodes=True), facts) == []
 
 
-def test_the_error_names_the_labels_that_there_are() -> None:
+def test_the_error_names_the_existing_labels() -> None:
     filled = fill_in(asked(**SELECTS), task_id=TASK_ID, defaults=Defaults())
     found = validate(filled, owner="ann", team="", facts=NO_SUCH, limits=Limits())
     assert isinstance(found, Refusal)

@@ -3,17 +3,17 @@ from __future__ import annotations
 import pytest
 
 from libs.contracts.messages import Goal, Priority, Refusal, RefusalCode, TaskState
-from services.submit.domain.goals import Change, judge_goal, judge_priority
-from services.submit.domain.model import TERMINAL_STATES
+from services.submit.domain.facts import TERMINAL_STATES
+from services.submit.domain.goals import Change, decide_goal, decide_priority
 
 
 @pytest.mark.parametrize("state", TaskState)
 @pytest.mark.parametrize("current", [goal for goal in Goal if goal is not Goal.UNSPECIFIED])
 @pytest.mark.parametrize("wanted", Goal)
-def test_every_wish_in_every_state_has_an_answer(
+def test_every_goal_in_every_state_has_an_answer(
     wanted: Goal, current: Goal, state: TaskState
 ) -> None:
-    verdict = judge_goal(wanted, current=current, state=state)
+    verdict = decide_goal(wanted, current=current, state=state)
     if wanted is Goal.UNSPECIFIED:
         assert isinstance(verdict, Refusal)
         assert verdict.code is RefusalCode.INVALID
@@ -35,16 +35,16 @@ def test_every_wish_in_every_state_has_an_answer(
         (Goal.PAUSE, True, Goal.RUN, False, Change.APPLY),
     ],
 )
-def test_at_once_is_more_than_gently(
+def test_a_goal_with_now_outranks_the_same_goal_without_it(
     wanted: Goal, now: bool, current: Goal, current_now: bool, verdict: Change
 ) -> None:
     state = TaskState.PREEMPTING
-    found = judge_goal(wanted, current=current, state=state, now=now, current_now=current_now)
+    found = decide_goal(wanted, current=current, state=state, now=now, current_now=current_now)
     assert found is verdict
 
 
-def test_nothing_runs_at_once() -> None:
-    found = judge_goal(Goal.RUN, current=Goal.PAUSE, state=TaskState.PAUSED, now=True)
+def test_the_goal_run_cannot_be_given_with_now() -> None:
+    found = decide_goal(Goal.RUN, current=Goal.PAUSE, state=TaskState.PAUSED, now=True)
     assert isinstance(found, Refusal)
     assert [error.field for error in found.errors] == ["now"]
 
@@ -52,7 +52,7 @@ def test_nothing_runs_at_once() -> None:
 @pytest.mark.parametrize("state", TaskState)
 @pytest.mark.parametrize("wanted", Priority)
 def test_every_priority_in_every_state_has_an_answer(wanted: Priority, state: TaskState) -> None:
-    verdict = judge_priority(wanted, current=Priority.NORMAL, state=state)
+    verdict = decide_priority(wanted, current=Priority.NORMAL, state=state)
     if wanted is Priority.UNSPECIFIED or state in TERMINAL_STATES:
         assert isinstance(verdict, Refusal)
     else:

@@ -84,7 +84,7 @@ async def created(world: World, key: str = "k1", **changes: Any) -> CreateTaskRe
     return reply
 
 
-async def test_a_task_is_stored_and_said_once(world: World) -> None:
+async def test_a_task_is_stored_and_published_once(world: World) -> None:
     reply = await created(world, labels={"λ": "ü"}, env={"A": "β"})
     assert is_task_id(reply.task_id)
     assert (reply.created, reply.revision, reply.submitted_at) == (True, 1, world.clock.now())
@@ -132,7 +132,9 @@ async def test_the_same_key_with_another_spec_is_a_conflict(world: World) -> Non
     assert await world.said() == []
 
 
-async def test_several_are_judged_as_if_they_came_one_after_the_other(world: World) -> None:
+async def test_tasks_of_a_batch_are_validated_as_if_they_came_one_after_the_other(
+    world: World,
+) -> None:
     before = await created(world, key="old")
     await world.said()
     reply = await world.ask(
@@ -164,7 +166,7 @@ async def test_several_are_judged_as_if_they_came_one_after_the_other(world: Wor
     assert len(await world.rows(TaskRow)) == 3
 
 
-async def test_what_is_read_ahead_changes_no_answer(world: World) -> None:
+async def test_reading_ahead_changes_no_answer(world: World) -> None:
     commands = [create("k"), CreateTasks(tasks=(create("k"), create("l", name="n"))), create("l")]
     async with world.store.transaction() as tx:
         await prepare(tx, commands)
@@ -175,13 +177,13 @@ async def test_what_is_read_ahead_changes_no_answer(world: World) -> None:
     assert len(await world.said()) == 2
 
 
-async def test_a_command_has_a_most_of_tasks(world: World) -> None:
+async def test_a_command_has_a_maximum_of_tasks(world: World) -> None:
     reply = await world.ask(CreateTasks(tasks=tuple(create(f"k{n}") for n in range(101))))
     assert [error.field for error in reply.refusal.errors] == ["tasks"]
     assert await world.rows(TaskRow) == []
 
 
-async def test_no_key_is_always_a_new_task(world: World) -> None:
+async def test_without_a_key_each_command_makes_a_new_task(world: World) -> None:
     first, second = await created(world, key=""), await created(world, key="")
     assert first.task_id < second.task_id
     assert len(await world.rows(TaskRow)) == 2
@@ -205,7 +207,7 @@ async def test_live_names_of_an_owner_differ(world: World) -> None:
     assert (await world.ask(create("k2", name="mine"))).created
 
 
-async def test_the_database_holds_names_and_keys_apart(world: World) -> None:
+async def test_the_database_refuses_a_second_task_with_the_same_name_or_key(world: World) -> None:
     """Whatever the handlers overlook, two tasks never share a live name or a key."""
     first = await created(world, name="mine")
     (row,) = await world.rows(TaskRow)
@@ -222,7 +224,7 @@ async def test_the_database_holds_names_and_keys_apart(world: World) -> None:
     assert [row.task_id for row in await world.rows(TaskRow)] == [first.task_id]
 
 
-async def test_goals_are_said_with_a_growing_revision(world: World) -> None:
+async def test_goals_are_published_with_a_growing_revision(world: World) -> None:
     task = (await created(world)).task_id
     await world.said()
     pause = await world.ask(SetGoal(task_id=task, goal=Goal.PAUSE, asked_by="ann"))
@@ -240,14 +242,14 @@ async def test_goals_are_said_with_a_growing_revision(world: World) -> None:
     ]
 
 
-async def test_an_unknown_task_takes_no_wish(world: World) -> None:
+async def test_a_goal_of_an_unknown_task_is_refused(world: World) -> None:
     for wish in (SetGoal(task_id="tx", goal=Goal.STOP), SetPriority(task_id="tx")):
         reply = await world.ask(wish)
         assert reply.refusal.code is RefusalCode.NOT_FOUND
         assert reply.refusal.errors[0].field == "task_id"
 
 
-async def test_an_ended_task_takes_no_wish(world: World) -> None:
+async def test_a_goal_of_an_ended_task_is_refused(world: World) -> None:
     task = (await created(world)).task_id
     await world.tell(moved(task, TaskState.FAILED, 5), moved(task, TaskState.RUNNING, 6))
     await world.said()
@@ -261,7 +263,7 @@ async def test_an_ended_task_takes_no_wish(world: World) -> None:
     assert await world.said() == []
 
 
-async def test_old_news_of_a_task_changes_nothing(world: World) -> None:
+async def test_an_old_event_of_a_task_changes_nothing(world: World) -> None:
     task = (await created(world)).task_id
     await world.tell(
         moved(task, TaskState.RUNNING, 3),
@@ -273,7 +275,7 @@ async def test_old_news_of_a_task_changes_nothing(world: World) -> None:
     assert (row.state, row.state_version, row.ended) == (TaskState.RUNNING, 3, False)
 
 
-async def test_sizes_are_judged_once_the_inventory_is_known(world: World) -> None:
+async def test_sizes_are_validated_once_the_inventory_is_known(world: World) -> None:
     big = create("big", nodes=3)
     assert (await world.ask(big)).created
     await world.tell(listed("n1", "n2"), node("n1"))
@@ -293,7 +295,7 @@ async def test_an_unknown_group_is_refused_with_the_known_ones(world: World) -> 
     assert reply.refusal.errors[0].fix.startswith("did you mean train? use one of: train; ")
 
 
-async def test_quotas_are_heard_in_any_order(world: World) -> None:
+async def test_quotas_may_arrive_in_any_order(world: World) -> None:
     await world.tell(limited(5, version=3), limited(1, version=2))
     assert (await world.ask(create("k1", nodes=5))).created
     assert (await world.ask(create("k2", nodes=6))).refusal is not None
@@ -310,7 +312,7 @@ async def test_a_priority_without_any_quota_is_refused(world: World) -> None:
     assert (await world.ask(SetPriority(task_id=task, priority=Priority.LOW))).revision == 2
 
 
-async def test_reemit_says_the_facts_again(world: World) -> None:
+async def test_reemit_publishes_the_events_again(world: World) -> None:
     first, second = await created(world, "k1"), await created(world, "k2")
     await world.ask(SetGoal(task_id=first.task_id, goal=Goal.PAUSE, asked_by="ann"))
     await world.ask(SetPriority(task_id=first.task_id, priority=Priority.LOW, asked_by="ann"))
@@ -340,9 +342,7 @@ changes = st.lists(
 
 @given(changes, st.integers(0, 25))
 @settings(max_examples=40, deadline=None)
-async def test_shapes_are_always_the_count_of_the_nodes(
-    events: list[NodeChanged], listing_at: int
-) -> None:
+async def test_shapes_always_count_the_nodes(events: list[NodeChanged], listing_at: int) -> None:
     clock = Hands()
     store = MemoryStore(MemoryDatabase(), TABLES, clock=clock, source="submit", new_id=numbers())
     world = a_world(store, clock)
@@ -369,7 +369,7 @@ async def test_shapes_are_always_the_count_of_the_nodes(
         assert set(row.missing) == {"n1", "n2", "n3"} - set(nodes)
 
 
-async def test_nodes_with_other_taints_are_other_nodes(world: World) -> None:
+async def test_nodes_with_other_taints_have_another_shape(world: World) -> None:
     await world.tell(node("n1", taints=("a/b",)), node("n2", taints=("a", "b")))
     shapes = {row.taints: row.nodes for row in await world.rows(ShapeRow)}
     assert shapes == {("a/b",): 1, ("a", "b"): 1}
@@ -424,7 +424,7 @@ def a_store() -> MemoryStore:
     return MemoryStore(MemoryDatabase(), TABLES, clock=Hands(), source="submit", new_id=numbers())
 
 
-async def test_what_the_site_does_not_allow_of_pods_is_refused_with_its_path() -> None:
+async def test_a_pod_request_that_the_site_does_not_allow_is_refused_with_its_path() -> None:
     world = a_world(a_store(), Hands(), pods=POLICY, needs_image=True)
     pod = PodRequest(
         image="evil:1",
@@ -444,7 +444,7 @@ async def test_what_the_site_does_not_allow_of_pods_is_refused_with_its_path() -
     assert await world.said() == []
 
 
-async def test_what_the_site_allows_of_pods_is_stored_as_asked() -> None:
+async def test_a_pod_request_that_the_site_allows_is_stored_unchanged() -> None:
     world = a_world(a_store(), Hands(), pods=POLICY, needs_image=True)
     pod = PodRequest(storage=("sets",), template='{"spec": {"hostUsers": false}}')
     reply = await world.ask(create(pod=pod))
@@ -479,7 +479,7 @@ async def test_ended_tasks_are_forgotten_by_age_and_live_ones_never(world: World
     assert (await created(world, "k1")).created
 
 
-async def test_removed_nodes_are_forgotten_by_age_and_those_that_are_there_never(
+async def test_removed_nodes_are_forgotten_by_age_and_present_ones_never(
     world: World,
 ) -> None:
     await world.tell(node("n1", version=2, removed=True), node("n2"), node("n3"))
@@ -505,7 +505,7 @@ async def test_a_newer_list_counts_although_the_clock_was_set_back(world: World)
     assert (row.missing, row.version) == (("n3",), 5)
 
 
-async def test_a_user_has_so_many_live_tasks_and_others_have_their_own(store: Store) -> None:
+async def test_the_maximum_of_live_tasks_holds_for_each_user(store: Store) -> None:
     world = a_world(store, Hands(), live_tasks_max=3)
     made = [(await created(world, f"k{number}")).task_id for number in range(3)]
     refused = await world.ask(create("k3"))
@@ -523,7 +523,7 @@ async def test_a_user_has_so_many_live_tasks_and_others_have_their_own(store: St
     assert (await world.ask(create("k4"))).refusal is not None
 
 
-async def test_a_batch_ends_where_the_owner_has_enough(store: Store) -> None:
+async def test_tasks_of_a_batch_beyond_the_owners_maximum_are_refused(store: Store) -> None:
     world = a_world(store, Hands(), live_tasks_max=3)
     several = CreateTasks(tasks=tuple(create(f"k{number}") for number in range(5)))
     replies = (await world.ask(several)).replies
@@ -535,7 +535,7 @@ async def test_a_batch_ends_where_the_owner_has_enough(store: Store) -> None:
     assert await world.rows(OwnerRow) == []
 
 
-async def test_labels_of_nodes_are_judged_as_they_are_known(world: World) -> None:
+async def test_node_selectors_are_validated_against_the_known_labels(world: World) -> None:
     wanted = {"node_selector": {"disk": "nvme"}}
     await world.tell(listed("n0", "n1"), node("n0", labels={"disk": "hdd"}, schedulable=False))
     assert (await world.ask(create("k1", **wanted))).refusal is None
@@ -566,7 +566,7 @@ async def test_a_node_recorded_without_labels_refuses_no_selector(world: World) 
     assert (await world.ask(create("k2", name="b", **wanted))).refusal is not None
 
 
-async def test_a_dry_run_is_judged_and_not_stored(world: World) -> None:
+async def test_a_dry_run_is_validated_and_not_stored(world: World) -> None:
     first = await created(world, "k1", name="taken")
     command = create("k1", name="other").model_copy(update={"dry_run": True})
     reply = await world.ask(command)

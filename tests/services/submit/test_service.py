@@ -12,7 +12,7 @@ from libs.bus.memory_broker import MemoryBroker
 from libs.pods.pod_policy import PolicyError
 from libs.service.definition import Ports
 from libs.store.memory import MemoryDatabase, MemoryStore
-from services.submit.domain.model import Rules
+from services.submit.domain.facts import Rules
 from services.submit.main import WIRING, build
 from services.submit.settings import SubmitSettings
 from services.submit.tables import TABLES
@@ -44,7 +44,7 @@ async def test_the_service_is_wired() -> None:
     bus = MemoryBus(MemoryBroker(Random(1)), "submit")
     service = build(SubmitSettings(**SERVERS), Ports(store=store, bus=bus, clock=clock))
     assert service.name == WIRING.name == TABLES.schema
-    assert set(service.handlers) == set(WIRING.hears)
+    assert set(service.handlers) == set(WIRING.consumes)
     assert {kind.__name__ for kind in service.commands} == {
         "CreateTask",
         "CreateTasks",

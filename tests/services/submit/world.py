@@ -11,7 +11,7 @@ from typing import Any
 from libs.contracts.base import Message
 from libs.service.definition import Handler
 from libs.store.port import Store
-from services.submit.domain.model import Rules
+from services.submit.domain.facts import Rules
 from services.submit.handlers import HANDLERS, Commands
 from services.submit.ids import TimeSortedIds
 

@@ -2,7 +2,7 @@
 
 Standard library only, through ``shiftwork.transport``. Every failure is a ``Failure`` with the
 right exit code. Safe calls are tried again for a short while, because parts of the platform may
-be restarting: reads, changes that say where to arrive at, and submissions, which carry a key.
+be restarting: reads, changes that set a target state, and submissions, which carry a key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shiftwork.transport import Answer, Client, Unreachable
 
 CALL_SECONDS = 30.0
 STREAM_SECONDS = 60.0
-# A server that refuses connections is reported soon; one that asks for time gets some.
+# A server that refuses connections is reported soon; one that answers "try later" gets more time.
 TRIES_MAX = 6
 UNREACHED_TRIES_MAX = 3
 WAIT_SECONDS = 0.2
@@ -51,8 +51,8 @@ class Range:
     offset: int
     size: int
     complete: bool
-    # Where ``timestamps`` was asked: ``[offset, moment]`` of the first byte, and of each later one
-    # from which on another moment holds.
+    # With ``timestamps``: ``[offset, time]`` of the first byte, and of each later one from which on
+    # another time holds.
     timestamps: Sequence[Sequence[Any]] = ()
     approximate: bool = False
 
@@ -66,7 +66,7 @@ class Api:
 
     Args:
         url, token: the server and the caller's token; the token may be empty.
-        where: what gives the address, for the error of a wrong one.
+        where: the source of the address, for the error of a wrong one.
         data: the data folder of a platform that `up` runs on this machine.
     """
 
@@ -74,7 +74,7 @@ class Api:
         self.url = url.rstrip("/")
         self._data = data
         self._token = token
-        # Set when nobody wants what this one reads any more: a reader does not begin again.
+        # Set when the result is no longer wanted: a reader does not begin again.
         self.unwanted = threading.Event()
         try:
             self._client = Client(self.url, token)
@@ -82,7 +82,7 @@ class Api:
             raise usage(str(error), where=where, fix="write http://HOST:PORT") from None
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.close()
 
     def another(self) -> Api:
@@ -94,7 +94,7 @@ class Api:
         return self._json("GET", path + _query(query))
 
     def put(self, path: str, body: Json) -> Json:
-        """Say where to arrive at; doing it twice is doing it once."""
+        """Set a target state; safe to repeat."""
         return self._json("PUT", path, body)
 
     def post(self, path: str, body: Json, key: str) -> Json:
@@ -102,19 +102,19 @@ class Api:
         return self._json("POST", path, body, {"idempotency-key": key})
 
     def create(self, path: str, body: Json) -> Json:
-        """Create something that knows no keys: sent once."""
+        """Create something without a key: sent once."""
         return self._json("POST", path, body, tries_max=1)
 
     def send_file(self, method: str, path: str, data: bytes, kind: str) -> Json:
-        """Send a file as it is, of this content type; doing it twice is doing it once."""
+        """Send a file as it is, of this content type; safe to repeat."""
         return self._json(method, path, data, {"content-type": kind})
 
     def patch(self, path: str, body: Json) -> Json:
-        """Change some fields; doing it twice is doing it once."""
+        """Change some fields; safe to repeat."""
         return self._json("PATCH", path, body)
 
     def delete(self, path: str) -> Json:
-        """Take something away."""
+        """Delete something."""
         return self._json("DELETE", path)
 
     def items(self, path: str, query: Query | None = None, limit: int | None = None) -> Json:
@@ -124,10 +124,10 @@ class Api:
         """
         items: list[Any] = []
         apart: list[Any] = []
-        asked = dict(query or {})
+        params = dict(query or {})
         while True:
             left = PAGE if limit is None else min(PAGE, limit - len(items))
-            page = self.get(path, {**asked, "limit": left})
+            page = self.get(path, {**params, "limit": left})
             items += page["items"]
             apart += page.get("unreadable") or []
             cursor = page.get("next_cursor")
@@ -137,7 +137,7 @@ class Api:
                     render.warning(f"{each['id']} is left out: {each['problem']}")
                 more = {"unreadable": apart} if apart else {}
                 return {"items": items, "next_cursor": cursor, **more}
-            asked["cursor"] = cursor
+            params["cursor"] = cursor
 
     def read_range(self, path: str, query: Query) -> Range:
         """Some bytes of one rank's output; with ``timestamps`` in the query, when they were

@@ -1,7 +1,7 @@
 """Completion of names and values by the shell: what the server has, asked once and briefly.
 
-Given to Typer as ``autocompletion``. Nothing is ever said when something fails: the shell is in the
-middle of a line.
+Given to Typer as ``autocompletion``. Errors are never printed, because the shell is in the middle
+of a line.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _tasks(query: str) -> Callable[[typer.Context, str], Found]:
         for task in tasks:
             found += [(task["name"], task["state"]), (task["id"], task["name"])]
         by_name = _beginning(found[::2], incomplete)
-        # Ids only where no name begins so: all of them begin alike.
+        # Ids only if no name begins with the text: all ids begin with the same characters.
         return by_name or _beginning(found[1::2], incomplete)
 
     return complete
@@ -87,7 +87,7 @@ states = _words(parse.STATES)
 
 
 def tasks_then_priority(ctx: typer.Context, incomplete: str) -> Found:
-    """Of ``priority TASK... PRIORITY``: the shell cannot tell which of the two comes."""
+    """For ``priority TASK... PRIORITY``: the shell does not know which of the two comes."""
     return live_tasks(ctx, incomplete) + priorities(incomplete)
 
 

@@ -1,4 +1,4 @@
-"""``shiftwork context ls|use|show|rm``: the servers known by name, and which one is meant."""
+"""``shiftwork context ls|use|show|rm``: the servers known by name, and which one is current."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def remove(name: str = typer.Argument(..., metavar="NAME", help="As `ls` shows i
 def show(
     name: str | None = typer.Argument(None, metavar="NAME", help="Left out: the one in use."),
 ) -> None:
-    """Show a context; without NAME, which server commands go to now, and what says so."""
+    """Show a context; without NAME, which server commands go to now, and why."""
     now, path = session.current(), contexts.default_path()
     choice = contexts.choose(
         url=now.url, context=name or now.context, environ=os.environ, path=path

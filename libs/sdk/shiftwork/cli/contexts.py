@@ -23,7 +23,7 @@ except ImportError:  # Windows: nothing there starts two platforms at once
     fcntl = None  # type: ignore[assignment]
 
 FOLDER = "shiftwork"
-# Of a value that is not understood.
+# How much is shown of a wrong value.
 SHOWN_MAX = 40
 T = TypeVar("T")
 _PORTS = {"http": 80, "https": 443}
@@ -31,7 +31,8 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class Named:
-    """One context. ``remote``: tasks run elsewhere, though the address may be a tunnel's here.
+    """One context. ``remote``: tasks run on other machines, even if the address is a tunnel's on
+    this one.
 
     ``data`` is the data folder of a platform that ``shiftwork up`` runs on this machine.
     """
@@ -60,7 +61,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which server is meant: its context, if it has one, and what says so."""
+    """The chosen server: its context, if it has one, and the source of the choice."""
 
     url: str
     because: str
@@ -76,7 +77,7 @@ def default_path() -> Path:
 def load(path: Path) -> tuple[str, dict[str, Named]]:
     """The current context's name (perhaps empty) and all contexts; none if there is no file.
 
-    Raises Failure for a file that is not understood: commands would go to another server.
+    Raises Failure for a file that cannot be parsed: commands would go to another server.
     """
     document = _read(path)
     contexts = {name: _named(fields) for name, fields in document["contexts"].items()}
@@ -110,7 +111,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check(document: Any) -> None:  # noqa: ANN401 - whatever the file holds
-    """Raises ValueError, with the place and what belongs there."""
+    """Raises ValueError with the place and the expected value."""
     _expect(document, "the file", dict, {"current": "local", "contexts": {}})
     _expect(document.setdefault("contexts", {}), "contexts", dict, {})
     _expect(document.get("current"), "current", str, "local")
@@ -123,7 +124,7 @@ def _check(document: Any) -> None:  # noqa: ANN401 - whatever the file holds
             _expect(fields.get(field), f"{place}.{field}", kind, example)
 
 
-# Of a context: each field's type, and an example.
+# The type of each field of a context, and an example.
 _FIELDS: tuple[tuple[str, type, object], ...] = (
     ("url", str, "http://127.0.0.1:8642"),
     ("token_file", str, "/home/ann/token"),
@@ -133,7 +134,7 @@ _FIELDS: tuple[tuple[str, type, object], ...] = (
 
 
 def _expect(found: object, place: str, kind: type, example: object) -> None:
-    """Of nothing at all each place has its default."""
+    """A missing value means the default."""
     if (found is None and kind is not dict) or isinstance(found, kind):
         return
     shown = json.dumps(found)
@@ -222,8 +223,8 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 def choose(
     *, url: str, context: str, environ: Mapping[str, str], path: Path | None = None
 ) -> Choice | None:
-    """Which server is meant: option, then environment, then the current context; None if nothing
-    says so. A server given by its URL has the context of that URL, if there is one.
+    """The server to use: option, then environment, then the current context; None if none is given.
+    A server given by its URL has the context of that URL, if there is one.
 
     A named context (``--context``) stands in for the option: it wins over the environment.
     """
@@ -244,14 +245,15 @@ def choose(
 
 
 def _address(url: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The server that is given by its address, and what gives it; empty if nothing does."""
+    """The server that is given by its address, and the source of the address; empty if there is
+    none."""
     return (url, "--url") if url else (environ.get("SHIFTWORK_URL", ""), "SHIFTWORK_URL")
 
 
 def target(
     *, url: str, token: str, context: str, environ: Mapping[str, str], path: Path | None = None
 ) -> Target:
-    """Where to go, as ``choose`` says, and with which token: option, environment, the context's."""
+    """The server of ``choose``, with its token: option, environment, the context's."""
     held = _checked(token, "--token")
     if not (held or context):
         # The environment's token is for the environment's server, not for a context's.
@@ -259,7 +261,7 @@ def target(
     try:
         choice = choose(url=url, context=context, environ=environ, path=path)
     except Failure:
-        # Contexts that cannot be had do not matter to who gives an address and a token.
+        # Contexts that cannot be read do not matter if an address and a token are given.
         given, _ = _address(url, environ)
         if context or not (given and held):
             raise
@@ -273,7 +275,7 @@ def target(
 
 
 def unknown(path: Path) -> Failure:
-    """Nothing says which server is meant."""
+    """The error if no server is given."""
     return Failure(
         "no server is known",
         where=str(path),

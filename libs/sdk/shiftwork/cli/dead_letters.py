@@ -70,7 +70,7 @@ _EVERY = typer.Option(False, "--all", help="Every letter (of the service).")
 def replay(
     ids: Optional[List[str]] = _IDS, service: Optional[str] = _SERVICE, every: bool = _EVERY
 ) -> None:
-    """Let the service try again. What succeeds is gone from the list."""
+    """Let the service try again. Letters that succeed disappear from the list."""
     _command("replay", "to be tried again", ids or [], service, every)
 
 
@@ -90,8 +90,8 @@ def _command(verb: str, outcome: str, ids: List[str], service: Optional[str], ev
             fix="give IDs, or --all",
         )
     now = session.current()
-    asked = [_asked(name, ids) for name in _services(service)]
-    answers = [now.api().create(f"/v1/dead-letters:{verb}", body) for body in asked if body]
+    requests = [_request(name, ids) for name in _services(service)]
+    answers = [now.api().create(f"/v1/dead-letters:{verb}", body) for body in requests if body]
     done = [answer for answer in answers if answer["ids"]]
     missing = set(ids) - {each for answer in done for each in answer["ids"]}
     if now.json and done:
@@ -110,8 +110,8 @@ def _command(verb: str, outcome: str, ids: List[str], service: Optional[str], ev
             render.document({"items": []})
 
 
-def _asked(service: str, ids: List[str]) -> Dict[str, Any]:
-    """What a service is to be asked; nothing if it has none of the letters that are named."""
+def _request(service: str, ids: List[str]) -> Dict[str, Any]:
+    """The request to a service; empty if it has none of the named letters."""
     if not ids:
         return {"service": service}
     found = session.current().api().items("/v1/dead-letters", {"service": service})["items"]

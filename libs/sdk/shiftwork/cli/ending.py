@@ -1,6 +1,6 @@
 """What a failed task wrote last: the end of the output of the rank that failed first.
 
-Called by ``show``, ``explain`` and ``wait``. Read from the kept output at that moment.
+Called by ``show``, ``explain`` and ``wait``. It reads the kept output.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def failed_rank(ended: Mapping[str, Any]) -> int:
 def last_lines(api: Api, task: Mapping[str, Any]) -> list[str]:
     """The last lines of the rank that failed first; none if the task did not fail, or wrote none.
 
-    They are read as far as the server answers: what else is shown must not depend on it.
+    Errors of the server are ignored: what else is shown must not depend on it.
     """
     ended = parse.fields(task.get("exit"))
     if task["state"] != "failed" or not ended:
@@ -58,8 +58,8 @@ def last_lines(api: Api, task: Mapping[str, Any]) -> list[str]:
     return [line.decode("utf-8", "replace") for line in lines[-LINES_MAX:] if read.data.strip()]
 
 
-def told(api: Api, task: Mapping[str, Any]) -> list[str]:
-    """What is shown of a failed task's end, line by line; nothing of any other task."""
+def report(api: Api, task: Mapping[str, Any]) -> list[str]:
+    """The lines to show about a failed task's end; none for any other task."""
     lines = last_lines(api, task)
     if not lines:
         return []

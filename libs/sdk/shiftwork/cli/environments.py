@@ -1,5 +1,5 @@
 """The environment that a task's command is looked up in: the submitter's, where tasks run on the
-same machine. Called by ``submit``; ``hint_for`` by all that shows how a task ended."""
+same machine. Called by ``submit``; ``hint_for`` by every command that shows how a task ended."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from shiftwork.cli.failures import usage
 if TYPE_CHECKING:
     from shiftwork.cli.contexts import Target
 
-# What activating an environment sets. Nothing else of the submitter's variables travels.
+# The variables that activating an environment sets. No other variable of the submitter is passed
+# on.
 ACTIVATED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
-# The folder of an environment is marked by what lies in it: which variable then names it.
-MARKS = {"pyvenv.cfg": "VIRTUAL_ENV", "conda-meta": "CONDA_PREFIX"}
+# A file in the folder of an environment shows its kind: the variable that then names it.
+MARKERS = {"pyvenv.cfg": "VIRTUAL_ENV", "conda-meta": "CONDA_PREFIX"}
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
 
 def add(body: dict[str, Any], target: Target, venv: Path | None) -> None:
     """Put the environment that is activated, or the one that ``--venv`` names, into the variables
     of a new task, unless the task sets PATH. Pods and other machines have files of their own."""
-    here = target.is_local and "pod" not in body
+    is_here = target.is_local and "pod" not in body
     given: Any = body.get("env") or {}
-    if venv is not None and not here:
+    if venv is not None and not is_here:
         raise usage(
             "--venv names a folder of this machine, and the task runs on another",
             where=str(venv),
@@ -44,7 +45,7 @@ def add(body: dict[str, Any], target: Target, venv: Path | None) -> None:
             where=str(venv),
             fix="leave one of them out",
         )
-    if not here or not isinstance(given, dict) or "PATH" in given:
+    if not is_here or not isinstance(given, dict) or "PATH" in given:
         return
     found = named(venv, os.environ) if venv else activated(os.environ, sys.argv[0])
     body["env"] = {**found, **cast("dict[str, Any]", given)}
@@ -78,7 +79,10 @@ def named(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
             where=f"--venv {folder}",
             fix=f"give the folder of one, or make it: python3 -m venv {shlex.quote(str(folder))}",
         )
-    variable = next((its for mark, its in MARKS.items() if (whole / mark).exists()), "VIRTUAL_ENV")
+    variable = next(
+        (its for file, its in MARKERS.items() if (whole / file).exists()),
+        "VIRTUAL_ENV",
+    )
     path = environ.get("PATH") or os.defpath
     return {"PATH": f"{python.parent}{os.pathsep}{path}", variable: str(whole)}
 
@@ -107,7 +111,7 @@ def hint_for(last_lines: Sequence[str], interpreter: str = "") -> str:
 
 
 def interpreter_of(task: Mapping[str, Any]) -> str:
-    """The Python that a task's command finds on the task's PATH; empty if nobody can tell here."""
+    """The Python that a task's command finds on the task's PATH; empty if that is unknown here."""
     roles = [parse.fields(role) for role in parse.listed(task.get("roles"))]
     first = roles[0] if roles else {}
     path = str({**parse.fields(task.get("env")), **parse.fields(first.get("env"))}.get("PATH", ""))
@@ -126,10 +130,10 @@ def pip_install(python: str, what: str) -> str:
 def sdk(extras: str = "") -> str:
     """Where this SDK was installed from, as pip takes it: a folder, a wheel or the name."""
     try:
-        told: Any = json.loads(
+        context: Any = json.loads(
             metadata.distribution("shiftwork").read_text("direct_url.json") or "{}"
         )
     except (metadata.PackageNotFoundError, ValueError):
-        told = {}
-    url = str(parse.fields(told).get("url") or "shiftwork")
+        context = {}
+    url = str(parse.fields(context).get("url") or "shiftwork")
     return (unquote(urlsplit(url).path) if url.startswith("file:") else url) + extras

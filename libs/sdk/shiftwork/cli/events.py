@@ -1,4 +1,4 @@
-"""``shiftwork events``: what happened, to one task or to all, and what happens now."""
+"""``shiftwork events``: the events of one task or of all, past and live."""
 
 from math import inf
 from typing import Any, Dict, List, Optional
@@ -41,7 +41,7 @@ def events(
     if follow_it:
         repeats = timeline.Repeats()
         names = ids.Names(now.api(), lookups_max=inf)
-        # Programs get events as they come: the last position is where they go on.
+        # Programs get events as they come; they continue from the last position.
         stream = follow.events if now.json or task is None else follow.events_in_order
         for event in stream(api, query):
             if now.json or not repeats.is_repeat(event):

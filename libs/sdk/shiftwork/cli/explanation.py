@@ -1,5 +1,5 @@
-"""What ``explain`` shows of an answer: first a sentence that answers the question, then what would
-help, then when, then the details. Called by ``tasks.py``. Pure but for ``show_history``.
+"""What ``explain`` prints: first a sentence that says why the task waits, then what would help,
+then the forecast, then the details. Called by ``tasks.py``. Pure but for ``show_history``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _waits(found: Document, explained: Document, tasks: Document) -> str:
     return f"{text}; held by {listed}"
 
 
-# What a reason begins with that is a sentence about the task.
+# The first words of a reason that is a sentence about the task.
 _VERBS = ("waits", "needs", "cannot", "is ", "has ")
 
 
@@ -111,7 +111,7 @@ def _ended(found: Document, explained: Document, tasks: Document) -> str:
     state = str(explained.get("state"))
     how = {"succeeded": "finished successfully"}.get(state, state)
     reason = "" if state == "succeeded" else _reason(explained)
-    # The reason of a failure says again that it is one.
+    # The reason of a failure repeats that it is one.
     attempt = _ATTEMPT_FAILED.match(reason) if how == "failed" else None
     if attempt:
         how, reason = f"failed in attempt {attempt[1]}", reason[attempt.end() :]
@@ -169,16 +169,16 @@ def _holder(holder: Document, tasks: Document) -> str:
 
 
 def _forecast(forecast: Document) -> str:
-    """``starts in 2h, between 1h and 3h from now``, with the moments."""
+    """``starts in 2h, between 1h and 3h from now``, with the times."""
     starts = forecast.get("starts_at")
     if not starts:
         return str(forecast.get("unknown") or "")
     earliest, latest = forecast.get("earliest_at"), forecast.get("latest_at")
     if not (earliest and latest):
-        return f"starts about {render.moment(starts)}"
+        return f"starts about {render.timestamp(starts)}"
     return (
-        f"starts between {render.moment(earliest)} and {render.moment(latest)},"
-        f" most likely about {render.moment(starts)}"
+        f"starts between {render.timestamp(earliest)} and {render.timestamp(latest)},"
+        f" most likely about {render.timestamp(starts)}"
     )
 
 
@@ -187,7 +187,7 @@ def _count(number: float, noun: str) -> str:
 
 
 def _order(order: dict[str, Any]) -> list[str]:
-    """What put a task at its place."""
+    """What a task's position is computed from."""
     if not order:
         return []
     level, policy = order["level"], order["policy"]
@@ -209,8 +209,8 @@ def _order(order: dict[str, Any]) -> list[str]:
 
 
 def _key(order: Document) -> str:
-    """What its place within its level is computed from."""
-    since = render.moment(order["submitted_at"])
+    """What its position within its level is computed from."""
+    since = render.timestamp(order["submitted_at"])
     text = f"within its level the earliest comes first: submitted {since}"
     parts = [
         (order["tag_seconds"], "what its owner submitted before"),
@@ -229,7 +229,7 @@ def _tasks(count: int, one: str, many: str) -> str:
 
 
 def _victim(chosen: dict[str, Any], tasks: Document) -> str:
-    deadline = render.moment(chosen.get("deadline_at"))
+    deadline = render.timestamp(chosen.get("deadline_at"))
     until = f", until {deadline}" if deadline else ""
     return (
         f"{_called(chosen['task'], tasks)} ({chosen['level']}, {_count(chosen['nodes'], 'node')},"

@@ -121,7 +121,7 @@ def refused(
 def naming(
     fields: Mapping[str, str] | None = None, *, file: str = "", task: str = ""
 ) -> Generator[None, None, None]:
-    """What the API's names mean in a block, for the errors that it raises.
+    """Sets what the API's names mean in a block, for the errors that it raises.
 
     Args:
         fields: ``{field: option}``, where the option has another name than the field. What lies
@@ -145,7 +145,7 @@ def objects(value: object) -> list[dict[str, Any]]:
 
 
 def _fix(status: int) -> str:
-    """What to do about an answer of this status that does not say it itself."""
+    """The fix for an answer of this status that has none."""
     return {
         401: "give a valid token with --token, SHIFTWORK_TOKEN or a context",
         403: "ask an administrator, or use another token",

@@ -1,7 +1,7 @@
 """Following tasks: until a state is reached (``wait``), or with all output (``submit -f``).
 
-A task's events tell when to look again; its own document says where it stands. Streams that are
-cut off are opened again where they ended, so that nothing is lost or shown twice.
+A task's events show when to read the task again; the task's document has its state. Streams that
+are cut off are opened again where they ended, so that nothing is lost or shown twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shiftwork.cli.failures import INTERRUPTED, UNREACHABLE, Failure
 
 ENDED = ("succeeded", "failed", "stopped", "rejected")
 AGAIN_SECONDS = 0.5
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 LOST_SECONDS_MAX = 300.0
 RETRY_SECONDS_MAX = 60.0
 LAST_OUTPUT_SECONDS = 15.0
@@ -31,7 +31,7 @@ LAST_OUTPUT_SECONDS = 15.0
 END_HELD_SECONDS = 3.0
 QUEUED_MAX = 1024
 LINE_BYTES_MAX = 65_536
-# Off a terminal a progress bar is noted so often.
+# How often a progress bar is noted without a terminal.
 BAR_SECONDS = 10.0
 LAST_LINES = 20
 # HTTP: too many requests, or the service is not ready.
@@ -48,9 +48,9 @@ def exit_code(task: Task) -> int:
     return code if isinstance(code, int) and 0 < code < 256 else 1  # noqa: PLR2004 - a byte
 
 
-class Patience:
-    """How long a server may stay out of reach before following ends. One that answers that there
-    is too much at once may take as long as it does: it is there."""
+class Reachability:
+    """How long a server may be unreachable before following ends. A server that answers "too many
+    requests" may take any time, because it is reachable."""
 
     def __init__(self) -> None:
         self._lost_since: float | None = None
@@ -62,8 +62,8 @@ class Patience:
         self._lost_since = None
 
     def lost(self, failure: Failure) -> float:
-        """It did not: how long to wait before the next try. Raises the failure when that has
-        lasted too long."""
+        """It did not answer: returns how long to wait before the next try. Raises the failure when
+        that has lasted too long."""
         now = time.monotonic()
         if self._lost_since is None:
             self._lost_since = now
@@ -77,27 +77,27 @@ class Patience:
 
 
 def changes(api: Api, task_id: str, until: float | None = None) -> Iterator[dict[str, Any]]:
-    """The task now, and again whenever its state changes; ends with its end, or at ``until``.
+    """Yields the task now, and whenever its state changes; ends with its end, or at ``until``.
 
-    Asks once a second at most: the platform's parts may restart meanwhile.
+    Polls once a second at most: the platform's parts may restart meanwhile.
     """
-    patience = Patience()
+    reachability = Reachability()
     last: object = None
     while True:
         pause = AGAIN_SECONDS
         try:
             task = api.get("/v1/tasks/" + part(task_id))
-            patience.found()
+            reachability.found()
         except Failure as failure:
-            pause = patience.lost(failure)
+            pause = reachability.lost(failure)
         else:
-            mark = (task["state"], task["attempt"], task.get("observed_revision"))
-            if mark != last:
-                last = mark
+            version = (task["state"], task["attempt"], task.get("observed_revision"))
+            if version != last:
+                last = version
                 yield task
             if task["state"] in ENDED:
                 return
-        left = LOOK_SECONDS if until is None else until - time.monotonic()
+        left = POLL_SECONDS if until is None else until - time.monotonic()
         if left <= 0:
             return
         if api.unwanted.wait(min(pause, left)):
@@ -111,32 +111,33 @@ class Line(NamedTuple):
     rank: int
     role: str
     text: bytes
-    # It is being rewritten: a progress bar.
+    # True for a line that is being rewritten: a progress bar.
     bar: bool = False
     # When the first byte of the text was written; empty where that is not known.
     at: str = ""
-    # That is only about right: an older version kept the line.
+    # True if the time is approximate: an older version stored the line.
     approximate: bool = False
 
 
 class Times:
-    """When the bytes of one rank's output were written, from the line on that is put together."""
+    """When the bytes of one rank's output were written, from the current line on."""
 
     def __init__(self) -> None:
         # From which offset on, and whether that is approximate; in their order.
         self._found: deque[tuple[int, str, bool]] = deque()
 
     def add(self, piece: Mapping[str, Any]) -> None:
-        """What a piece says of its bytes; nothing, if that was not asked for."""
+        """Add the times of a piece's bytes, if the piece has times."""
         approximate = bool(piece.get("approximate"))
         for offset, at in piece.get("timestamps") or ():
-            # Each state of a line that is being rewritten has a moment of its own.
+            # Each state of a line that is being rewritten has a time of its own.
             while self._found and self._found[-1][0] >= offset:
                 self._found.pop()
             self._found.append((offset, at, approximate))
 
     def of(self, offset: int) -> tuple[str, bool]:
-        """The moment of a byte, and whether it is approximate. Never asked before the last one."""
+        """The time of a byte, and whether it is approximate. Offsets never decrease between
+        calls."""
         while len(self._found) > 1 and self._found[1][0] <= offset:
             self._found.popleft()
         if not self._found or self._found[0][0] > offset:
@@ -145,26 +146,26 @@ class Times:
 
 
 def last_state(text: bytes) -> bytes:
-    """What a line shows in the end: a carriage return lets what follows it overwrite the rest."""
+    """The final state of a line: the text after a carriage return overwrites the rest."""
     return text.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class Lines:
-    """Pieces of output put together to lines, one rank at a time; what came before is dropped.
+    """Joins pieces of output to lines, rank by rank, and drops bytes that came before.
 
-    Of a line that was rewritten the last state counts.
+    For a line that was rewritten the last state counts.
     """
 
     def __init__(self) -> None:
-        # How a line looks whose state is not part of the output yet.
-        self._looks: dict[tuple[int, int], bytes] = {}
+        # The state of each line that is being rewritten and not part of the output yet.
+        self._rewritten: dict[tuple[int, int], bytes] = {}
         self._pending: dict[tuple[int, int], bytes] = {}
         self._read: dict[tuple[int, int], int] = {}
         self._roles: dict[tuple[int, int], str] = {}
         self._times: dict[tuple[int, int], Times] = {}
 
     def fresh(self, piece: Mapping[str, Any], data: bytes) -> bytes:
-        """What of the piece was not here before. ``piece`` says whose output it is, and where."""
+        """The new bytes of the piece. ``piece`` has the attempt, the rank and the offset."""
         key = (int(piece["attempt"]), int(piece["rank"]))
         offset = int(piece.get("offset", 0))
         begin = max(self._read.get(key, offset), offset)
@@ -172,26 +173,26 @@ class Lines:
         return data[begin - offset :]
 
     def add(self, piece: Mapping[str, Any], data: bytes) -> list[Line]:
-        """Whole lines. An attempt's last line has ended when a later attempt writes."""
+        """Returns whole lines. An attempt's last line has ended when a later attempt writes."""
         return self.put(piece, self.fresh(piece, data))
 
     def put(self, piece: Mapping[str, Any], fresh: bytes) -> list[Line]:
-        """The same, of bytes that are fresh."""
+        """The same for bytes that are known to be new."""
         attempt, rank, role = int(piece["attempt"]), int(piece["rank"]), str(piece.get("role", ""))
         key = (attempt, rank)
         self._roles[key] = role
         before: list[Line] = []
-        for each in sorted({*self._pending, *self._looks}):
+        for each in sorted({*self._pending, *self._rewritten}):
             if each[1] == rank and each[0] < attempt:
                 if each in self._pending:
                     before.append(self._line(each, self._pending.pop(each)))
-                self._looks.pop(each, None)
+                self._rewritten.pop(each, None)
         if piece.get("timestamps"):
             self._times.setdefault(key, Times()).add(piece)
         if "line" in piece and int(piece.get("offset", 0)) >= self._read.get(key, 0):
-            self._looks[key] = str(piece["line"]).encode()
+            self._rewritten[key] = str(piece["line"]).encode()
         if fresh:
-            self._looks.pop(key, None)
+            self._rewritten.pop(key, None)
         *whole, rest = (self._pending.pop(key, b"") + fresh).split(b"\n")
         begin = self._read.get(key, 0) - len(rest) - sum(len(line) + 1 for line in whole)
         if len(rest) > LINE_BYTES_MAX:
@@ -218,22 +219,22 @@ class Lines:
         return line._replace(at=at, approximate=approximate)
 
     def unfinished(self) -> list[Line]:
-        """How the lines look that have not ended, by attempt and rank."""
+        """The present state of the lines that have not ended, by attempt and rank."""
         found: list[Line] = []
-        for key in sorted({*self._pending, *self._looks}):
+        for key in sorted({*self._pending, *self._rewritten}):
             pending = self._pending.get(key, b"")
-            text = pending + self._looks.get(key, b"")
+            text = pending + self._rewritten.get(key, b"")
             begin = self._read.get(key, 0) - len(pending)
             found.append(self._line(key, text, begin, bar=b"\r" in text))
         return found
 
     def rest(self, attempt: int | None = None) -> list[Line]:
-        """What is left when there is no more, or no more of this attempt and those before it: last
-        lines without an end."""
+        """The last lines without an end, once there is no more output, or no more of this attempt
+        and those before it."""
         ended = [key for key in sorted(self._pending) if attempt is None or key[0] <= attempt]
-        self._looks = {
-            key: look
-            for key, look in self._looks.items()
+        self._rewritten = {
+            key: content
+            for key, content in self._rewritten.items()
             if attempt is not None and key[0] > attempt
         }
         return [self._line(key, self._pending.pop(key)) for key in ended]
@@ -247,22 +248,22 @@ def logs_path(task_id: str) -> str:
 def output(api: Api, task_id: str, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Pieces of output as they come, until the task has ended; reopened when cut off.
 
-    A reopened stream begins anew: ``Lines`` drops what was there already.
+    A reopened stream begins again: ``Lines`` drops what was there already.
     """
-    patience = Patience()
-    asked = {**query, "follow": 1}
+    reachability = Reachability()
+    params = {**query, "follow": 1}
     while True:
         pause = AGAIN_SECONDS
         try:
-            for event in api.stream(logs_path(task_id), asked):
-                patience.found()
-                # Opened again, the stream must not begin behind what is missing.
-                asked = {**asked, "tail": None, "since": None}
+            for event in api.stream(logs_path(task_id), params):
+                reachability.found()
+                # A reopened stream must begin before the missing output.
+                params = {**params, "tail": None, "since": None}
                 if event.kind == "end":
                     return
                 yield event.data
         except Failure as failure:
-            pause = patience.lost(failure)
+            pause = reachability.lost(failure)
         except Stopped:
             pass
         if api.unwanted.wait(pause):
@@ -271,19 +272,19 @@ def output(api: Api, task_id: str, query: Mapping[str, Any]) -> Iterator[dict[st
 
 def events(api: Api, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Events as they come, for ever; resumed after the last one when cut off."""
-    patience = Patience()
-    asked = dict(query)
+    reachability = Reachability()
+    params = dict(query)
     while True:
         pause = AGAIN_SECONDS
         try:
-            for event in api.stream("/v1/events", asked):
-                patience.found()
+            for event in api.stream("/v1/events", params):
+                reachability.found()
                 position = event.data.get("position")
                 if isinstance(position, int):
-                    asked["from"] = position
+                    params["from"] = position
                     yield event.data
         except Failure as failure:
-            pause = patience.lost(failure)
+            pause = reachability.lost(failure)
         except Stopped:
             pass
         if api.unwanted.wait(pause):
@@ -291,7 +292,7 @@ def events(api: Api, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def events_in_order(api: Api, query: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """One task's events as they come, for ever, in the order that they have later, too."""
+    """One task's events as they come, for ever, in their final order."""
     arrived: queue.Queue[Mapping[str, Any] | Failure] = queue.Queue(QUEUED_MAX)
 
     def read() -> None:
@@ -319,7 +320,7 @@ def events_in_order(api: Api, query: Mapping[str, Any]) -> Iterator[Mapping[str,
 
 
 def to_the_end(api: Api, task: dict[str, Any]) -> int:
-    """Show everything of a task until it has ended; the exit code to leave with.
+    """Show everything about a task until it has ended; returns the exit code.
 
     Ctrl-C leaves the task running.
     """
@@ -357,9 +358,9 @@ class _Follower:
         self._held: list[dict[str, Any]] = []
         self._held_until = 0.0
         self._held_attempt = 0
-        # The attempt that runs, and since when this looks at it; None once there was a look at
-        # whether its program can be asked to save.
-        self._looks_at: tuple[int, float] | None = (0, 0.0)
+        # The running attempt, and since when it is observed; None once the advice about programs
+        # that do not poll was considered.
+        self._advice_due: tuple[int, float] | None = (0, 0.0)
         self._readers: list[Api] = []
         self._repeats = timeline.Repeats()
         self._in_order = timeline.InOrder()
@@ -420,7 +421,7 @@ class _Follower:
             self._hold(value)
 
     def _hold(self, event: dict[str, Any]) -> None:
-        """Show an event, or keep it until the output before it is there."""
+        """Show an event, or hold it until the output before it has arrived."""
         waits = event.get("type") == "run.exited" and not self._output_done
         if waits and not self._held:
             self._held_until = time.monotonic() + END_HELD_SECONDS
@@ -475,15 +476,15 @@ class _Follower:
         threading.Thread(target=read, name=f"follow-{kind}", daemon=True).start()
 
     def _advise(self) -> None:
-        """Once, when an attempt has lasted a while: say if its program cannot be asked to save."""
+        """Once, after an attempt has run for a while: print advice if its program does not poll."""
         task, now = self._task, time.monotonic()
-        if self._looks_at is None or task["state"] != "running":
+        if self._advice_due is None or task["state"] != "running":
             return
-        attempt, since = self._looks_at
+        attempt, since = self._advice_due
         if attempt != task["attempt"]:
-            self._looks_at = (task["attempt"], now)
-        elif now - since > listening.QUIET_SECONDS + LOOK_SECONDS:
-            self._looks_at = None
+            self._advice_due = (task["attempt"], now)
+        elif now - since > listening.QUIET_SECONDS + POLL_SECONDS:
+            self._advice_due = None
             with contextlib.suppress(Failure):
                 runs = self._api.items(f"/v1/tasks/{part(task['id'])}/runs")["items"]
                 if text := listening.advice(task, runs):
@@ -522,12 +523,12 @@ class _Follower:
 
 
 class Screen:
-    """Output while it is followed: whole lines on standard output, and how those look that have
-    not ended.
+    """Output while it is followed: whole lines on standard output, and the present state of lines
+    that have not ended.
 
     On a terminal these are drawn below the rest until they end. Elsewhere the beginning of a line
-    is written as it comes where there is one rank, and of progress bars standard output gets only
-    how they ended; standard error says now and then how they stand.
+    is written as it comes if there is one rank. Standard output gets only the final state of
+    progress bars; standard error gets their present state now and then.
     """
 
     def __init__(
@@ -560,7 +561,7 @@ class Screen:
         self._show_unfinished()
 
     def end(self, attempt: int | None = None) -> None:
-        """There is no more, or no more of this attempt."""
+        """The output has ended, or that of this attempt."""
         rest = self._lines.rest(attempt)
         self._progress.draw(())
         if not self._exact:
@@ -595,7 +596,7 @@ class Screen:
                 render.note(self._printer.labelled(line))
 
     def _begin(self, line: Line) -> None:
-        """Write what has come of a line, without its end."""
+        """Write the beginning of a line that has not ended."""
         if render.wants_json():
             return
         before = self._begun.text if self._begun and self._begun[:2] == line[:2] else b""
@@ -605,17 +606,17 @@ class Screen:
             self._begun = line
 
 
-# So many moments are kept as they are shown: many lines have the same.
-MOMENTS_MAX = 4096
+# The size of the cache of formatted times: many lines have the same.
+TIMES_MAX = 4096
 
 
-@functools.lru_cache(MOMENTS_MAX)
+@functools.lru_cache(TIMES_MAX)
 def milliseconds(at: str) -> str:
     """``2026-11-21T10:00:00.123Z``."""
-    moment = parse.at(at)
-    if moment is None:
+    time_of_day = parse.at(at)
+    if time_of_day is None:
         return ""
-    utc = moment.astimezone(timezone.utc)
+    utc = time_of_day.astimezone(timezone.utc)
     return f"{utc:%Y-%m-%dT%H:%M:%S}.{utc.microsecond // 1000:03d}Z"
 
 
@@ -626,15 +627,14 @@ APPROXIMATE = (
 
 
 class Printer:
-    """Prints lines of output, with what stands before each: when it was written, and of which rank
-    it is."""
+    """Prints lines of output, each with its prefix: when it was written, and its rank."""
 
     def __init__(self, *, ranks: bool = False, times: bool = False) -> None:
         self.ranks, self.times = ranks, times
         self._approximate = False
 
     def head(self, line: Line) -> bytes:
-        """What stands before a line."""
+        """The prefix of a line."""
         head = ""
         if self.times:
             at = milliseconds(line.at)

@@ -1,4 +1,4 @@
-"""What the command line says about itself: groups of commands, examples, other names, suggestions.
+"""The texts of the command line's help: groups of commands, examples, other names, suggestions.
 
 Tables, and the functions that apply them. Called by ``session.Root`` and ``main.run``.
 """
@@ -18,7 +18,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
 }
 OTHERS = "Other commands"
 
-# What people type out of habit: the command that it is. Not shown in the help.
+# Commands of other tools and the command that each stands for. Not shown in the help.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "cancel": ("stop",),
     "kill": ("stop",),
@@ -30,7 +30,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "run": ("submit",),
     "rerun": ("retry",),
 }
-# With a task the first, else the second.
+# With a task argument the first, else the second.
 STATUS = ("show", "ls")
 
 # Options of other tools: ours, if the command has it.
@@ -145,7 +145,7 @@ def dress(command: Any, *path: str) -> Any:  # noqa: ANN401 - Typer's own comman
 
 
 def expanded(words: Sequence[str]) -> list[str]:
-    """The command line with the command's own name in place of what people type out of habit."""
+    """The command line with the command's own name in place of another tool's."""
     first, *rest = words
     if first == "status":
         named = any(not word.startswith("-") for word in rest)
@@ -154,11 +154,11 @@ def expanded(words: Sequence[str]) -> list[str]:
 
 
 def suggestion(option: str, known: Sequence[str]) -> str:
-    """What somebody who typed an unknown option may have meant; empty if nothing is near."""
+    """A suggestion for an unknown option; empty if no option is similar."""
     ours = [each for each in SYNONYMS.get(option, ()) if each in known]
     if ours:
         return f"did you mean {ours[0]}?"
-    # Without the dashes, which make all options alike.
+    # Without the dashes, which all options have.
     names = {each[2:]: each for each in known if each.startswith("--")}
     near = get_close_matches(option.lstrip("-"), list(names), 1)
     return f"did you mean {names[near[0]]}?" if near else ""

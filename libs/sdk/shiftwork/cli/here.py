@@ -2,7 +2,7 @@
 whether the user that the task runs as can use them.
 
 Called by ``submit`` where the server is on this machine, so that paths mean the same to both.
-Elsewhere nobody but the task's nodes could say.
+Elsewhere only the task's nodes know.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from shiftwork.cli import environments, files, guide, parse, rights
+from shiftwork.cli import environments, guide, input_files, parse, rights
 from shiftwork.cli.failures import Failure
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -28,7 +28,7 @@ FORCE = "--force submits it nevertheless"
 
 @dataclass(frozen=True)
 class _Program:
-    """A command of a task. ``place`` is what people typed to give it."""
+    """A command of a task. ``place`` is the option or argument that gave it."""
 
     place: str
     words: Sequence[Any]
@@ -40,7 +40,7 @@ def check(body: Mapping[str, Any], *, directory: str, command: str, typed: str =
 
     Args:
         body: the new task, in the API's fields.
-        directory: what people typed to give the directory, such as ``--workdir``.
+        directory: the option that gave the directory, such as ``--workdir``.
         command: the same for the command.
         typed: the directory as it was typed, if it was.
     """
@@ -48,7 +48,7 @@ def check(body: Mapping[str, Any], *, directory: str, command: str, typed: str =
     if at:
         _directory(at, directory, typed or at)
     for each in _programs(body, command):
-        # What is no list of texts the server refuses.
+        # The server refuses values that are not lists of texts.
         if each.words and isinstance(each.words[0], str):
             _program(each.words, search_path(each.env), at, each.place)
 
@@ -58,7 +58,7 @@ def check_rights(
 ) -> None:
     """Raises Failure if the user that tasks run as cannot use the directory or a program.
 
-    ``runs_as`` says who that is; it is asked only if something is not open to everybody.
+    ``runs_as`` returns that user; it is called only if something is not readable for everybody.
     """
     programs = list(_programs(body, command))
     at = str(body.get("working_directory") or "")
@@ -92,7 +92,8 @@ def _programs(body: Mapping[str, Any], command: str) -> Iterator[_Program]:
 def _closed(
     at: str, directory: str, programs: Sequence[_Program], user: rights.User
 ) -> Iterator[tuple[str, str, str]]:
-    """What the user cannot use: where it was given, what it is, and what is closed."""
+    """The first thing that the user cannot use: where it was given, what it is, and what is
+    closed."""
     if at and (part := rights.closed_part(Path(at), user)):
         yield directory, at, part
     for each in programs:
@@ -125,7 +126,7 @@ def _environments_python(program: Path, env: Mapping[str, Any]) -> list[Path]:
     """The Python of the task's activated environment, if the program is one of its own: it runs in
     that Python or not at all."""
     folders = [
-        Path(str(env[name])) / "bin" for name in environments.MARKS.values() if env.get(name)
+        Path(str(env[name])) / "bin" for name in environments.MARKERS.values() if env.get(name)
     ]
     return [folder / "python" for folder in folders if program.parent == folder]
 
@@ -139,8 +140,8 @@ def search_path(env: Mapping[str, Any]) -> str:
 
 
 def missing_scripts(body: Mapping[str, Any]) -> Iterator[str]:
-    """What to say about each script that a command hands to an interpreter and that is not there:
-    a program may make it before, so that it is no error."""
+    """A warning for each missing script that a command passes to an interpreter. It is not an
+    error, because a program may create it before."""
     folder = Path(str(body.get("working_directory") or os.curdir))
     if not os.access(folder, os.X_OK):
         return
@@ -152,7 +153,9 @@ def missing_scripts(body: Mapping[str, Any]) -> Iterator[str]:
         before = words[1 : words.index(script)] if script else []
         path = folder / script
         if script and " " not in script and not {"-c", "-m"} & set(before) and not path.exists():
-            yield f"{script}: there is no such file in {folder}; {files.near(path)}".rstrip("; ")
+            yield f"{script}: there is no such file in {folder}; {input_files.near(path)}".rstrip(
+                "; "
+            )
 
 
 def _directory(at: str, where: str, typed: str) -> None:
@@ -163,7 +166,7 @@ def _directory(at: str, where: str, typed: str) -> None:
     except (OSError, ValueError):
         return
     if not there:
-        fix = files.near(Path(at)) or f"make it: mkdir -p {shlex.quote(at)}"
+        fix = input_files.near(Path(at)) or f"make it: mkdir -p {shlex.quote(at)}"
         if typed.startswith("~"):
             fix = f"write it without quotes, or as {os.path.expanduser(typed)}"  # noqa: PTH111 - as typed
         raise Failure(f"{where} {typed}: there is no such directory", where=where, fix=fix)
@@ -180,7 +183,7 @@ def _program(words: Sequence[Any], path: str, directory: str, where: str) -> Non
         found = folder / program
         if os.access(found, os.X_OK) and found.is_file():
             return
-        # Somebody else's folder: who runs the task may see more.
+        # Another user's folder: the user that runs the task may see more.
         if not os.access(found.parent, os.X_OK) and found.parent.exists():
             return
     elif shutil.which(program, path=path):
@@ -208,7 +211,7 @@ def _advice(program: str, words: Sequence[Any], folder: Path, path: str) -> tupl
     if "/" not in program:
         for each in path.split(os.pathsep):
             if each:
-                names.update(files.entries(Path(each)))
+                names.update(input_files.entries(Path(each)))
     meant = guide.meant(program, sorted(names), 0.75)
     if meant:
         return problem, meant

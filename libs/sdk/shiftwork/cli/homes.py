@@ -1,7 +1,7 @@
 """Folders of the user's own: below HOME, or where the XDG variables say.
 
 They are created when they are needed, but the home itself is not: a HOME that does not exist is a
-mistake, and whoever corrects it would not find again what was written there. Of the folder that an
+mistake, and after its correction the files written there would not be found. Of the folder that an
 XDG variable names, only the last part is created, for the same reason.
 """
 
@@ -16,8 +16,8 @@ from shiftwork.cli.failures import Failure
 
 @dataclass(frozen=True)
 class Base:
-    """Where a kind of the user's files lies. ``anchor`` must be there already, ``named`` is the
-    variable that says so, and ``instead`` does without."""
+    """Where a kind of the user's files lies. ``anchor`` must exist already, ``named`` is the
+    variable that gave it, and ``instead`` is the advice to do without it."""
 
     path: Path
     anchor: Path
@@ -80,5 +80,5 @@ def default_data() -> Path:
 
 
 def config() -> Base:
-    """Of what the user has configured."""
+    """The folder of the user's configuration."""
     return base("XDG_CONFIG_HOME", ".config", "give --url and --token with each command")

@@ -1,4 +1,5 @@
-"""Whether a running program can be asked to save; called by ``show`` and ``submit -f``. Pure."""
+"""Whether a running program polls for preemption requests; called by ``show`` and ``submit -f``.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ QUIET_SECONDS = 60.0
 
 
 def advice(task: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> str:
-    """What to say of a run that has lasted a while and never asked whether it should leave; empty
-    if there is nothing to say, or the server does not know."""
+    """Advice about a run that has run for a while and never polled for preemption requests; empty
+    if there is none, or the server does not know."""
     mode = parse.fields(task.get("preemption")).get("mode")
     run = next((run for run in runs if run["attempt"] == task["attempt"]), None)
     if task["state"] != "running" or mode != "sdk" or run is None:

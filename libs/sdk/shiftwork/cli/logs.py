@@ -18,7 +18,7 @@ from shiftwork.cli.tasks import TASK_HELP, find
 RANGE_BYTES_MIN = 16_384
 LINES_AT_ONCE = 1000
 _UNKNOWN = datetime.min.replace(tzinfo=timezone.utc)
-# So many are named where none is meant; of attempts the last ones.
+# How many ranks or attempts an error names; of attempts the last ones.
 ATTEMPTS_NAMED_MAX = 5
 RANKS_NAMED_MAX = 8
 
@@ -51,11 +51,11 @@ def logs(
     """Show a task's output."""
     now = session.current()
     pattern = _pattern(search)
-    moment = parse.moment(since, "--since", render.now()) if since else ""
+    since_at = parse.timestamp(since, "--since", render.now()) if since else ""
     api = now.api()
     found = find(api, task)
     task_id = str(found["id"])
-    asked: Dict[str, Any] = {"since": moment, "timestamps": 1 if timestamps else None}
+    params: Dict[str, Any] = {"since": since_at, "timestamps": 1 if timestamps else None}
     several = int(found.get("nodes") or 1) > 1 and rank is None
     printer = follow.Printer(ranks=several, times=timestamps)
     shown = Shown(printer, pattern.search if pattern else None)
@@ -73,16 +73,16 @@ def logs(
     if follow_it:
         chosen = {"attempt": attempt, "rank": rank, "role": role, "tail": tail or None}
         first = max((log["attempt"] for log in kept if is_wanted(log)), default=0)
-        # Of no kept lines at all, what follows is shown alone.
+        # With --tail 0 only new output is shown.
         sizes = {(log["attempt"], log["rank"]): log["size"] for log in kept if tail == 0}
-        _follow(api, task_id, {**asked, **chosen}, shown, _Begin(first, sizes))
+        _follow(api, task_id, {**params, **chosen}, shown, _Begin(first, sizes))
         return
     wanted = [log for log in kept if is_wanted(log)]
     if tail is not None:
         last = max((log["attempt"] for log in wanted), default=0)
         wanted = [log for log in wanted if log["attempt"] == last]
     if tail != 0:
-        _show(Kept(api, task_id, {**asked, "tail": tail}), wanted, shown)
+        _show(Kept(api, task_id, {**params, "tail": tail}), wanted, shown)
     if not wanted:
         render.note(_nothing(kept))
     elif tail != 0 and not shown.any:
@@ -126,7 +126,7 @@ def _no_lines(since: str, search: str) -> str:
 
 
 def _nothing(kept: List[Dict[str, Any]]) -> str:
-    """That there is no output, or else which attempts and ranks have some."""
+    """The message that there is no output, or which attempts and ranks have some."""
     if not kept:
         return "there is no output"
     ranks: Dict[int, List[int]] = {}
@@ -155,7 +155,7 @@ def _pattern(search: str) -> "Optional[re.Pattern[bytes]]":
 
 
 class Kept(NamedTuple):
-    """The kept output of a task's ranks, and from where on it is read."""
+    """The stored output of a task's ranks, and from where it is read."""
 
     api: Api
     task_id: str

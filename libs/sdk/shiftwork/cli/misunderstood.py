@@ -1,7 +1,7 @@
-"""Command lines that Typer does not understand: what is wrong, with the value, and the fix.
+"""Errors for command lines that Typer cannot parse: what is wrong, with the value, and the fix.
 
-Called by ``main.run``. Typer's errors are told apart by the names of their classes, because they
-are Click's own or Typer's copies of them, as the version of Typer has it.
+Called by ``main.run``. Typer's errors are distinguished by the names of their classes, because
+they are Click's own or Typer's copies of them, depending on the version of Typer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Mapping, Sequence
 
-from shiftwork.cli import files, guide, typed
+from shiftwork.cli import guide, input_files, typed
 from shiftwork.cli.failures import Failure, usage
 
 # So many commands are listed.
@@ -70,7 +70,7 @@ def _bad_value(error: Any, line: typed.Line) -> Failure:  # noqa: ANN401 - Typer
         wanted = f"a {_NUMBERS[kind]}{_range(bounds)}"
         return usage(f"{label}: is not {wanted}", where=name, fix=f"give {wanted}")
     if "does not exist" in error.message:
-        return usage(f"{label}: there is no such file", where=name, fix=files.advice(value))
+        return usage(f"{label}: there is no such file", where=name, fix=input_files.advice(value))
     what, _, fix = error.message.rstrip(".").partition("; ")
     return usage(f"{label}: {what}", where=name, fix=fix)
 
@@ -85,7 +85,7 @@ def _range(bounds: Any) -> str:  # noqa: ANN401 - Typer's own
 
 
 def _other(error: Any, line: typed.Line) -> Failure:  # noqa: ANN401 - Typer's own
-    """Errors that older versions tell apart by their texts alone."""
+    """Errors that older versions distinguish only by their texts."""
     extra = re.search(r"unexpected extra arguments? ?(?:\(s\) )?\((.*)\)", error.message)
     if extra:
         return usage(f"{extra[1]}: this argument is too much", fix=f"write: {_form(error.ctx)}")

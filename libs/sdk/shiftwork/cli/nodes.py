@@ -101,7 +101,7 @@ def groups() -> None:
 
 
 _NODE = typer.Argument(..., metavar="NODE", autocompletion=complete.nodes)
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 TASKS_SHOWN_MAX = 5
 
 
@@ -128,8 +128,8 @@ def drain(
         raise usage("--timeout goes with --wait", where="--timeout", fix="add --wait")
     text = f"{node} is being drained"
     if not wait:
-        look = ": it is `drained` in `shiftwork nodes` once nothing runs there"
-        _schedulable(node, {"schedulable": False, "drain": True}, text + look)
+        hint = ": it is `drained` in `shiftwork nodes` once nothing runs there"
+        _schedulable(node, {"schedulable": False, "drain": True}, text + hint)
         return
     now = session.current()
     api = now.api()
@@ -145,25 +145,25 @@ def drain(
 def _until_empty(api: Api, node: str, seconds: Optional[float]) -> Dict[str, Any]:
     """The node, once nothing runs there. Raises Failure when that has not happened in time."""
     until = None if seconds is None else time.monotonic() + seconds
-    patience = follow.Patience()
-    said = -1
+    reachability = follow.Reachability()
+    reported = -1
     with render.Progress() as progress:
         while True:
-            pause = LOOK_SECONDS
+            pause = POLL_SECONDS
             try:
                 shown: Dict[str, Any] = api.get(f"/v1/nodes/{part(node)}")
-                patience.found()
+                reachability.found()
             except Failure as failure:
-                pause = patience.lost(failure)
+                pause = reachability.lost(failure)
             else:
                 tasks: List[str] = shown.get("tasks") or []
                 if not tasks:
                     return shown
                 left = f"{node}: {len(tasks)} still there: {' '.join(tasks[:TASKS_SHOWN_MAX])}"
                 progress.show(left)
-                if len(tasks) != said and not render.is_terminal(sys.stderr):
+                if len(tasks) != reported and not render.is_terminal(sys.stderr):
                     render.note(left)
-                said = len(tasks)
+                reported = len(tasks)
                 if until is not None and time.monotonic() >= until:
                     count = render.counted(len(tasks), "task")
                     verb = "is" if len(tasks) == 1 else "are"
@@ -197,7 +197,7 @@ def label(
         if remove
         else {"set": parse.pairs(labels, "KEY=VALUE")}
     )
-    _mark(node, "labels", body)
+    _put_marks(node, "labels", body)
 
 
 def taint(
@@ -210,17 +210,17 @@ def taint(
     """Taint a node: new runs come from tasks only that tolerate it; what runs there goes on."""
     keyed = parse.taints(taints, "KEY[=VALUE]")
     if not remove:
-        _mark(node, "taints", {"set": keyed})
+        _put_marks(node, "taints", {"set": keyed})
         return
     keys = [text.partition("=")[0] for text in keyed]
     before = session.current().api().get(f"/v1/nodes/{part(node)}")
     there = {text.partition("=")[0] for text in parse.listed(before.get("taints"))}
-    _mark(node, "taints", {"remove": keys})
+    _put_marks(node, "taints", {"remove": keys})
     if missing := [key for key in keys if key not in there]:
         render.warning(f"{node} had no taint {', '.join(missing)}")
 
 
-def _mark(node: str, kind: str, body: Dict[str, Any]) -> None:
+def _put_marks(node: str, kind: str, body: Dict[str, Any]) -> None:
     now = session.current()
     reply = now.api().put(f"/v1/nodes/{part(node)}/{kind}", body)
     if now.json:

@@ -1,4 +1,4 @@
-"""Reading what people type: durations, moments, ``K=V`` pairs. Pure; called by the commands."""
+"""Parses arguments: durations, times, ``K=V`` pairs. Pure; called by the commands."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def size(text: str, option: str) -> int:
     return int(found[1]) * _BYTES[found[2]]
 
 
-def moment(text: str, option: str, now: datetime) -> str:
-    """RFC 3339 in UTC of a moment, or of so long ago: ``15m`` or ``2026-11-21T10:00:00Z``."""
+def timestamp(text: str, option: str, now: datetime) -> str:
+    """RFC 3339 in UTC of a time, or of a duration ago: ``15m`` or ``2026-11-21T10:00:00Z``."""
     if _DURATION.fullmatch(text.strip()):
         at = now - timedelta(seconds=duration(text, option))
     else:
@@ -129,7 +129,7 @@ def listed(value: object) -> list[Any]:
 
 
 def at(text: str | None) -> datetime | None:
-    """A moment of the API; None if absent or not one."""
+    """A time of the API; None if absent or not one."""
     if not text:
         return None
     try:

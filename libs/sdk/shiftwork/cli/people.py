@@ -39,9 +39,9 @@ def user_add(
     body: Dict[str, Any] = {"name": name, "role": "admin" if admin else "member"}
     if team:
         body["team"] = team
-    told = now.api().create("/v1/users", body)
+    reply = now.api().create("/v1/users", body)
     if now.json:
-        render.document(told)
+        render.document(reply)
     else:
         render.note(f"{name} is there; `shiftwork token create --user {name}` makes a token")
 
@@ -68,12 +68,12 @@ def user_set(
         raise usage("there is nothing to change", fix="give --team, --admin, --disable or another")
     now = session.current()
     with naming({"role": "--member"}):
-        told = now.api().patch(f"/v1/users/{part(name)}", body)
+        reply = now.api().patch(f"/v1/users/{part(name)}", body)
     if now.json:
-        render.document(told)
+        render.document(reply)
     else:
-        state = ", disabled" if told.get("disabled") else ""
-        render.note(f"{name}: {told['role']}, team {told.get('team') or 'none'}{state}")
+        state = ", disabled" if reply.get("disabled") else ""
+        render.note(f"{name}: {reply['role']}, team {reply.get('team') or 'none'}{state}")
 
 
 def _one_of(one: bool, option: str, other: bool, opposite: str) -> bool:
@@ -116,9 +116,9 @@ def user_ls() -> None:
 def team_add(name: str = typer.Argument(..., metavar="NAME")) -> None:
     """Add a team."""
     now = session.current()
-    told = now.api().create("/v1/teams", {"name": name})
+    reply = now.api().create("/v1/teams", {"name": name})
     if now.json:
-        render.document(told)
+        render.document(reply)
     else:
         render.note(f"team {name} is there; `shiftwork user set USER --team {name}` fills it")
 
@@ -148,19 +148,19 @@ def whoami() -> None:
     """Say whose token is used, and at which server."""
     now = session.current()
     api = now.api()
-    told = api.get("/v1/whoami")
+    reply = api.get("/v1/whoami")
     if now.json:
-        render.document(told)
+        render.document(reply)
         return
-    token = parse.fields(told.get("token"))
+    token = parse.fields(reply.get("token"))
     render.facts(
         [
-            ("user", told["user"]),
-            ("role", told["role"]),
-            ("team", told.get("team") or ""),
+            ("user", reply["user"]),
+            ("role", reply["role"]),
+            ("team", reply.get("team") or ""),
             ("server", api.url),
             ("token", token.get("name") or token.get("id") or ""),
-            ("expires", render.moment(token.get("expires_at")) or ("never" if token else "")),
+            ("expires", render.timestamp(token.get("expires_at")) or ("never" if token else "")),
         ]
     )
 
@@ -178,12 +178,12 @@ def token_create(
     body: Dict[str, Any] = {"user": user or api.get("/v1/whoami")["user"], "name": name}
     if expires_in:
         body["expires_in_seconds"] = parse.duration(expires_in, "--expires-in")
-    told = api.create("/v1/tokens", body)
+    reply = api.create("/v1/tokens", body)
     if now.json:
-        render.document(told)
+        render.document(reply)
     else:
-        render.line(told["token"])
-        render.note(f"token {told['id']} of {body['user']}: keep it, it is not shown again")
+        render.line(reply["token"])
+        render.note(f"token {reply['id']} of {body['user']}: keep it, it is not shown again")
 
 
 def token_ls() -> None:

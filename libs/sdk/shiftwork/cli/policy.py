@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import typer
 
-from shiftwork.cli import files, ids, parse, render, session, typed
+from shiftwork.cli import ids, input_files, parse, render, session, typed
 from shiftwork.cli.client import part
 from shiftwork.cli.failures import naming
 
@@ -73,9 +73,9 @@ def _show_one(now: session.Session, policy: Dict[str, Any]) -> None:
     if now.json:
         render.document(policy)
         return
-    who = f", set by {policy['changed_by']}" if policy.get("changed_by") else ""
+    author = f", set by {policy['changed_by']}" if policy.get("changed_by") else ""
     when = f" {render.ago(policy.get('changed_at'))}" if policy.get("changed_at") else ""
-    render.note(f"# version {policy['version']} ({policy['source']}){who}{when}")
+    render.note(f"# version {policy['version']} ({policy['source']}){author}{when}")
     for text in yaml_lines({"groups": {policy["group"]: policy["document"]}}):
         render.line(text)
 
@@ -88,26 +88,26 @@ _FORCE = typer.Option(False, "--force", help="Accept users, teams and groups tha
 def set_file(file: str = _FILE, force: bool = _FORCE) -> None:
     """Set the policies of a file: all of it or nothing. Groups that it does not name stay."""
     now = session.current()
-    data = files.read(file, FILE_BYTES_MAX)
-    with naming(_FIELDS, file=files.name_of(file)):
+    data = input_files.read(file, FILE_BYTES_MAX)
+    with naming(_FIELDS, file=input_files.name_of(file)):
         path = "/v1/policies" + ("?force=true" if force else "")
-        told = now.api().send_file("PUT", path, data, CONTENT_TYPE)
-    _told(now, told)
+        reply = now.api().send_file("PUT", path, data, CONTENT_TYPE)
+    _show_applied(now, reply)
 
 
 def unset(group: str = typer.Argument(..., metavar="GROUP")) -> None:
     """Take away what was set for a group: it has the policy file's policy, or the defaults."""
     now = session.current()
-    _told(now, now.api().delete(f"/v1/policies/{part(group)}"))
+    _show_applied(now, now.api().delete(f"/v1/policies/{part(group)}"))
 
 
-def _told(now: session.Session, told: Dict[str, Any]) -> None:
-    _warn(told)
+def _show_applied(now: session.Session, reply: Dict[str, Any]) -> None:
+    _warn(reply)
     if now.json:
-        render.document(told)
+        render.document(reply)
         return
-    for group, version in sorted(told["versions"].items()):
-        news = "" if group in told["changed"] else ", unchanged"
+    for group, version in sorted(reply["versions"].items()):
+        news = "" if group in reply["changed"] else ", unchanged"
         render.note(f"{group}: version {version}{news}" if version else f"{group}: nothing was set")
 
 
@@ -120,16 +120,16 @@ def dry_run(
 ) -> None:
     """Show what would be decided at this moment under the policies of a file."""
     now = session.current()
-    data = files.read(file, FILE_BYTES_MAX)
+    data = input_files.read(file, FILE_BYTES_MAX)
     query = ([f"limit={limit}"] if limit else []) + (["force=true"] if force else [])
     path = "/v1/policies:dry-run" + ("?" + "&".join(query) if query else "")
-    with naming(_FIELDS, file=files.name_of(file)):
-        told = now.api().send_file("POST", path, data, CONTENT_TYPE)
-    _warn(told)
+    with naming(_FIELDS, file=input_files.name_of(file)):
+        reply = now.api().send_file("POST", path, data, CONTENT_TYPE)
+    _warn(reply)
     if now.json:
-        render.document(told)
+        render.document(reply)
         return
-    short = ids.shortened(effect["task"] for effect in told["effects"])
+    short = ids.shortened(effect["task"] for effect in reply["effects"])
     render.table(
         (
             render.Column("TASK"),
@@ -141,12 +141,12 @@ def dry_run(
             render.Column("NOW", least=14),
             render.Column("THEN", least=14),
         ),
-        [_effect(effect, short[effect["task"]]) for effect in told["effects"]],
+        [_effect(effect, short[effect["task"]]) for effect in reply["effects"]],
         "nothing would be decided otherwise at this moment",
     )
-    if told["more"]:
-        render.note(f"and {render.counted(told['more'], 'task')} more; --limit N names them")
-    changed = [each for each in told["outlooks"] if each["now"] != each["then"]]
+    if reply["more"]:
+        render.note(f"and {render.counted(reply['more'], 'task')} more; --limit N names them")
+    changed = [each for each in reply["outlooks"] if each["now"] != each["then"]]
     if changed:
         render.line("")
         render.table(
@@ -198,8 +198,8 @@ def _verdict(verdict: Optional[Dict[str, Any]]) -> str:
     return f"{verdict['decision']}: {text}" if text else str(verdict["decision"])
 
 
-def _warn(told: Dict[str, Any]) -> None:
-    for each in told["warnings"]:
+def _warn(reply: Dict[str, Any]) -> None:
+    for each in reply["warnings"]:
         render.warning(typed.in_commands(f"{each['field']}: {each['message']}; {each['fix']}"))
 
 

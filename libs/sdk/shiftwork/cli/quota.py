@@ -93,9 +93,9 @@ def set_limit(
         body["limit"] = gpus if gpus is not None else nodes
     now = session.current()
     with naming({"limit": f"--{body.get('unit', 'unlimited')}"}):
-        told = now.api().put("/v1/quotas?force=true" if force else "/v1/quotas", body)
+        reply = now.api().put("/v1/quotas?force=true" if force else "/v1/quotas", body)
     if now.json:
-        render.document(told)
+        render.document(reply)
     else:
-        said = "no limit" if unlimited else timeline.limit(body)
-        render.note(f"quota of {timeline.scope(body)}: {said}")
+        text = "no limit" if unlimited else timeline.limit(body)
+        render.note(f"quota of {timeline.scope(body)}: {text}")

@@ -4,7 +4,7 @@ Everything that is printed for people passes ``safe``: names, labels, commands a
 are other people's, and a terminal obeys escape sequences in them. Only ``raw``, a task's own
 output, goes out byte for byte, as ``docker logs`` and ``kubectl logs`` do it.
 
-Results go to standard output, everything said about them to standard error. On a terminal there
+Results go to standard output, notes about them to standard error. On a terminal there
 are tables, colours and progress lines; elsewhere the same comes as plain lines, one fact
 each, that scripts can read. ``--json`` gives documents, or one object a line for streams.
 """
@@ -50,7 +50,7 @@ STYLES = {
 _STEPS = ((60.0, "s", 1.0), (3600.0, "m", 60.0), (86_400.0, "h", 3600.0))
 
 
-# What a terminal obeys instead of showing: controls (C0 but tab and line feed, DEL, C1), changes
+# What a terminal executes instead of showing: controls (C0 but tab and line feed, DEL, C1), changes
 # of direction, other line separators; and halves of surrogate pairs, which nothing can encode.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -114,7 +114,7 @@ def wants_json() -> bool:
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """True if a person looks at it."""
+    """True if the stream is a terminal."""
     return bool(getattr(stream, "isatty", lambda: False)())
 
 
@@ -173,38 +173,38 @@ def _json(value: object, **form: Any) -> str:  # noqa: ANN401 - as json.dumps ta
 def note(text: str) -> None:
     """Something about the result, for people: standard error, unless quiet or JSON."""
     if not (_Mode.quiet or _Mode.json):
-        _say(text)
+        _write(text)
 
 
 def detail(text: str) -> None:
     """The same, only with ``-v``."""
     if _Mode.verbose:
-        _say(text)
+        _write(text)
 
 
 def warning(text: str) -> None:
-    """Something that should not be so, and ends nothing."""
-    _say(f"warning: {text}")
+    """A problem that does not end the command."""
+    _write(f"warning: {text}")
 
 
 def failure(failed: Failure) -> None:
     """What, where, fix; with ``--json`` one problem object. On standard error."""
     if _Mode.json:
-        _say(_json(failed.document()))
+        _write(_json(failed.document()))
         return
-    _say(failed.what, mark="error: ")
+    _write(failed.what, prefix="error: ")
     if failed.where:
-        _say(f"  where: {one_line(failed.where)}")
+        _write(f"  where: {one_line(failed.where)}")
     if failed.fix:
-        _say(f"  fix:   {failed.fix}")
+        _write(f"  fix:   {failed.fix}")
 
 
-def _say(text: str, mark: str = "") -> None:
-    lines = _UNINDENTED.sub("\n" + " " * _HANG, mark + safe(text)).split("\n")
+def _write(text: str, prefix: str = "") -> None:
+    lines = _UNINDENTED.sub("\n" + " " * _HANG, prefix + safe(text)).split("\n")
     shown = "\n".join(piece for each in lines for piece in _wrapped(each, sys.stderr, _HANG))
-    shown = shown[len(mark) :]
+    shown = shown[len(prefix) :]
     with Progress.cleared():
-        sys.stderr.write((_styled(mark, "bold red") if mark else "") + shown + "\n")
+        sys.stderr.write((_styled(prefix, "bold red") if prefix else "") + shown + "\n")
         sys.stderr.flush()
 
 
@@ -279,7 +279,8 @@ def fitted(
     """The header and the rows as cells of equal widths, which together take at most ``width``.
 
     None: as wide as it comes. What is left out first is the column with the highest ``drop``.
-    Columns that may be cut share what room the others leave, and the narrow ones are not cut. If
+    Columns that may be cut share the width that the others leave, and the narrow ones are not cut.
+    If
     nothing more may be left out or cut, the table is wider than the terminal.
     """
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - only tables pay for rich
@@ -288,7 +289,7 @@ def fitted(
     natural = [max(cell_len(row[n]) for row in texts) for n in range(len(columns))]
     kept = list(range(len(columns)))
     if width is not None:
-        # A column without a single value takes no room from others.
+        # A column without a single value takes no width from others.
         kept = [n for n in kept if not columns[n].drop or any(row[n] for row in rows)]
         while sum(_least(columns[n], natural[n]) for n in kept) + _gaps(kept) > width:
             droppable = [n for n in kept if columns[n].drop]
@@ -397,11 +398,11 @@ def wrapped(text: str, width: int, hang: int = 0) -> list[str]:
             words.append((begin, begin + len(part)))
             begin += len(part)
     lines: list[str] = []
-    begin, end, room = 0, 0, width
+    begin, end, width_left = 0, 0, width
     for first, last in words:
-        if end > begin and cell_len(text[begin:last]) > room:
+        if end > begin and cell_len(text[begin:last]) > width_left:
             lines.append(text[begin:end])
-            begin, room = first, width - hang
+            begin, width_left = first, width - hang
         end = last
     lines.append(text[begin:end])
     return [lines[0], *(" " * hang + line for line in lines[1:])]
@@ -436,7 +437,7 @@ def span(seconds: float) -> str:
     return f"{int(seconds / 86_400)}d" + _rest(seconds, "d", 86_400.0)
 
 
-# What is said beside hours and days, while they are few.
+# The smaller unit shown beside hours and days, while they are few.
 _SMALLER = {"h": ("m", 60.0), "d": ("h", 3600.0)}
 _FEW = 10
 
@@ -450,7 +451,7 @@ def _rest(seconds: float, unit: str, size: float) -> str:
 
 
 def ago(text: str | None) -> str:
-    """``3m ago``; empty if there is no moment."""
+    """``3m ago``; empty if there is no time."""
     at = parse.at(text)
     if at is None:
         return ""
@@ -459,7 +460,7 @@ def ago(text: str | None) -> str:
 
 
 def when(text: str | None, *, exact: bool = False) -> Cell:
-    """A moment in a table: ``3m ago``, in full ``2026-11-21 10:00:00Z``; empty if there is none.
+    """A time in a table: ``3m ago``, in full ``2026-11-21 10:00:00Z``; empty if there is none.
 
     ``exact``: in full with milliseconds.
     """
@@ -471,7 +472,7 @@ def when(text: str | None, *, exact: bool = False) -> Cell:
     return Cell(ago(text), f"{utc:%Y-%m-%d} {time}Z")
 
 
-def moment(text: str | None) -> str:
+def timestamp(text: str | None) -> str:
     """``2026-11-21 10:00:00Z (3m ago)``; empty if there is none."""
     at = parse.at(text)
     if at is None:
@@ -498,8 +499,8 @@ def labels(values: Mapping[str, Any]) -> str:
 
 
 class Progress:
-    """Lines at the bottom of a terminal that say where things stand; nothing elsewhere: lines of
-    output that are being rewritten, and one about the whole.
+    """Status lines at the bottom of a terminal, and nothing elsewhere: lines of output that are
+    being rewritten, and one about the whole.
 
     They are drawn below the last line of output, and the cursor goes back to where they begin.
     Whatever is printed next begins there. Nothing above the cursor is ever erased, so no height
@@ -507,7 +508,7 @@ class Progress:
     """
 
     _shown: Progress | None = None
-    # Threads that read say something, too: one at a time writes.
+    # Reader threads write, too, so a lock serializes the writes.
     _lock = threading.RLock()
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Whether another user of this machine can run a program or enter a directory.
 
-Tasks may run as another user than the one who submits them. What that user cannot reach is told at
-the submission. Only what is certain counts: access lists, and folders that the submitter cannot
-look into either, are left to the task itself.
+Tasks may run as another user than the submitter. ``submit`` reports what that user cannot reach.
+Only certain problems count: access lists, and folders that the submitter cannot read either, are
+left to the task itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ACCESS_LIST = "system.posix_acl_access"
 
 @dataclass(frozen=True)
 class User:
-    """Somebody whose rights count. ``name`` is for people."""
+    """The user whose rights are checked. ``name`` is for messages."""
 
     uid: int
     gids: frozenset[int]
@@ -41,7 +41,7 @@ class User:
         return bool(status.st_mode & stat.S_IXOTH)
 
 
-# Of whom nothing is known: neither owner nor member of any group.
+# An unknown user: neither owner nor member of any group.
 ANYBODY = User(-1, frozenset(), "every user")
 
 
@@ -61,7 +61,7 @@ def user_of(text: str) -> User:
 
 def closed_part(path: Path, user: User) -> str:
     """The first folder on the way to a file, or the file, that the user cannot pass; empty if
-    there is none, or if nobody can tell."""
+    there is none, or if it is unknown."""
     try:
         for part in _way(path):
             if not user.passes(part.stat()) and not _has_access_list(part):

@@ -29,7 +29,7 @@ HELP_MAX = 200
 
 @dataclass(frozen=True)
 class Session:
-    """What was said before and after the command, for every command."""
+    """The global options, wherever they stood in the command line."""
 
     url: str = ""
     token: str = ""
@@ -160,10 +160,10 @@ EPILOG = (
 
 
 class Command(TyperCommand):
-    """A command whose options are known to those who report its failures."""
+    """A command whose options are known to the code that reports its failures."""
 
     def parse_args(self, ctx: Any, args: List[str]) -> List[str]:  # noqa: ANN401 - Typer's
-        """Parse, and say of each error which command it is about."""
+        """Parse, and add to each error which command it is about."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -240,7 +240,7 @@ class Root(TyperGroup):
                 formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: List[str]) -> Any:  # noqa: ANN401 - Typer's
-        """A command by its name, or by one that people know from elsewhere."""
+        """A command by its name, or by its name in other tools."""
         known = self.get_command(ctx, args[0]) is not None
         if not known and args[0] in installed.PLATFORM and not installed.has_platform():
             raise usage(

@@ -1,4 +1,4 @@
-"""Standard input, output and error as the caller left them: closed, full, or of few letters.
+"""Prepares standard input, output and error, which may be closed, full, or have a narrow encoding.
 
 Called by ``main``, before the first command and after the last.
 """
@@ -19,7 +19,7 @@ _NOT_TAKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def open_all() -> None:
-    """Make every standard stream one that can be used, whatever it is connected to."""
+    """Make every standard stream usable, whatever it is connected to."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # Closed by the caller: without this, the next file that is opened takes its number.

@@ -1,4 +1,4 @@
-"""``shiftwork submit``: a file and options to a task, and with ``-f`` its whole life."""
+"""``shiftwork submit``: makes a task of a file and options, and follows it with ``-f``."""
 
 import secrets
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 import typer
 
-from shiftwork.cli import environments, files, follow, here, parse, render, session
+from shiftwork.cli import environments, follow, here, input_files, parse, render, session
 from shiftwork.cli.failures import Failure, naming, usage
 from shiftwork.cli.task_fields import set_field, with_task_options
 from shiftwork.cli.task_options import TASK_OPTIONS
@@ -69,7 +69,7 @@ def submit(
         **({"CMD": command} if command else {}),
         **({"--force": True} if force else {}),
     }
-    source = files.name_of(str(file)) if file is not None else ""
+    source = input_files.name_of(str(file)) if file is not None else ""
     # With a file, a field is the file's unless an option was given for it.
     fields = {
         option.field: option.flags[0]
@@ -81,7 +81,7 @@ def submit(
     if not source or "CMD" in given:
         fields.update({"roles": "CMD", "command": "CMD"})
     with naming(fields, file=source):
-        body = _overridden(files.document(file) if file is not None else {}, given, source)
+        body = _overridden(input_files.document(file) if file is not None else {}, given, source)
         typed = str(given.get("--workdir", ""))
         _add_surroundings(body, fields, venv, force=force, source=source, typed=typed)
         api = now.api()
@@ -121,8 +121,8 @@ def _add_surroundings(
     source: str,
     typed: str,
 ) -> None:
-    """What a task takes from where it is submitted, if it runs there: environment and directory.
-    Raises Failure for what is not there."""
+    """Add the submitter's environment and directory to a task that runs on this machine. Raises
+    Failure for what is missing."""
     target = session.current().target()
     environments.add(body, target, venv)
     # Pods have a file system of their own, however near the server seems.
@@ -139,7 +139,7 @@ def _add_surroundings(
                 here.check_rights(body, _tasks_run_as, **named)
             except Failure as failure:
                 if source and failure.where not in fields.values():
-                    failure.where = files.place(source, failure.where)
+                    failure.where = input_files.place(source, failure.where)
                 raise
             for text in here.missing_scripts(body):
                 render.warning(text)
@@ -149,12 +149,12 @@ def _tasks_run_as() -> str:
     return str(session.current().api().get("/v1/whoami").get("tasks_run_as") or "")
 
 
-def _show_dry_run(told: Dict[str, Any]) -> None:
+def _show_dry_run(reply: Dict[str, Any]) -> None:
     if session.current().json:
-        render.document(told)
+        render.document(reply)
         return
-    task = told["task"]
-    nodes, free, ahead = task["nodes"], told["free_nodes"], told["ahead"]
+    task = reply["task"]
+    nodes, free, ahead = task["nodes"], reply["free_nodes"], reply["ahead"]
     fits = "it would be accepted"
     if free is not None:
         fits = f"{min(free, nodes)} of {nodes} nodes are free for it now"
@@ -188,7 +188,7 @@ def _show_dry_run(told: Dict[str, Any]) -> None:
 
 
 def _span(seconds: Optional[float]) -> str:
-    """Exactly so long, as it can be typed again: ``90s``, ``4h``."""
+    """An exact duration as an argument: ``90s``, ``4h``."""
     if not seconds:
         return ""
     unit, size = next((each for each in _UNITS if seconds % each[1] == 0), ("s", 1))

@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, files, parse
+from shiftwork.cli import complete, input_files, parse
 from shiftwork.cli.failures import usage
 from shiftwork.cli.task_options import TASK_OPTIONS, TaskOption
 
@@ -108,7 +108,7 @@ def _mode(value: str, option: str) -> dict[str, str]:
 def _document(path: Path, option: str) -> dict[str, Any]:
     del option
     # A whole Pod is fine, too: what kind of object it is need not be said.
-    found = files.document(path, "pod template", "spec: {...}")
+    found = input_files.document(path, "pod template", "spec: {...}")
     return {name: part for name, part in found.items() if name not in ("apiVersion", "kind")}
 
 

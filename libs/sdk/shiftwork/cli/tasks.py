@@ -215,7 +215,7 @@ def _labels(given: Optional[List[str]]) -> List[str]:
 
 def _history(api: Api, since: str) -> Dict[str, Any]:
     """What the policy lab replays: ended tasks, in the order of their submission."""
-    first = parse.at(parse.moment(since, "--since", render.now())) if since else None
+    first = parse.at(parse.timestamp(since, "--since", render.now())) if since else None
     query = {"state": ",".join(ENDED), "run_seconds": "true", "sort": "-submitted_at"}
     found = api.items("/v1/tasks", query, LISTED_MAX)
     if first is not None:
@@ -238,7 +238,7 @@ COLUMNS = (
     render.Column("STATE"),
     render.Column("PRIORITY", drop=5),
     render.Column("SIZE", drop=6),
-    # What runs says here how it goes on; its reason says only that it runs.
+    # For a running task its progress; its reason would only repeat that it runs.
     render.Column("PROGRESS", drop=1, least=24),
     render.Column("SUBMITTED", drop=3),
     render.Column("REASON", drop=2, least=20),
@@ -273,10 +273,12 @@ def progress(task: Dict[str, Any]) -> str:
 
 def _reported(task: Dict[str, Any]) -> str:
     """All that a task reported last, and when."""
-    said = parse.fields(task.get("progress"))
-    if not said:
+    progress = parse.fields(task.get("progress"))
+    if not progress:
         return ""
-    return f"{_figures(said['values'])} ({render.ago(said['at'])}{_earlier(said, task)})"
+    return (
+        f"{_figures(progress['values'])} ({render.ago(progress['at'])}{_earlier(progress, task)})"
+    )
 
 
 def _figures(values: Dict[str, Any]) -> str:
@@ -341,9 +343,9 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("progress", _reported(found)),
             ("checkpoint", _checkpoint(checkpoint, found)),
             ("exit", _exit(ended, found)),
-            ("submitted", render.moment(found.get("submitted_at"))),
-            ("started", render.moment(found.get("started_at"))),
-            ("finished", render.moment(found.get("finished_at"))),
+            ("submitted", render.timestamp(found.get("submitted_at"))),
+            ("started", render.timestamp(found.get("started_at"))),
+            ("finished", render.timestamp(found.get("finished_at"))),
         ]
     )
     lost = found.get("attempts_without_progress") or 0
@@ -368,7 +370,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
 
 def _show_ending(api: Api, task: Dict[str, Any]) -> None:
     """Under everything else: what a failed task wrote last."""
-    for number, text in enumerate(ending.told(api, task)):
+    for number, text in enumerate(ending.report(api, task)):
         if number == 0:
             render.line("")
         render.line(text)
@@ -376,7 +378,7 @@ def _show_ending(api: Api, task: Dict[str, Any]) -> None:
 
 def _pod(pod: Dict[str, Any]) -> str:
     """What was asked of its pods, in one line."""
-    said = [
+    parts = [
         pod.get("image") or "",
         *(f"mounts {name}" for name in parse.listed(pod.get("storage"))),
         *(f"{name}={amount}" for name, amount in parse.fields(pod.get("resources")).items()),
@@ -384,11 +386,11 @@ def _pod(pod: Dict[str, Any]) -> str:
         *parse.listed(pod.get("capabilities")),
         *(["a template"] if pod.get("template") else []),
     ]
-    return ", ".join(word for word in said if word)
+    return ", ".join(word for word in parts if word)
 
 
 def _delayed(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
-    """What the launcher waits for before the current attempt runs; empty if for nothing."""
+    """What the launcher waits for before the current attempt runs; empty if nothing."""
     for run in runs:
         if run["attempt"] == task["attempt"]:
             return str(parse.fields(run.get("delayed")).get("detail", ""))
@@ -447,20 +449,20 @@ def explain(
     api = now.api()
     found = find(api, task)
     path = f"/v1/tasks/{part(found['id'])}"
-    told = api.get(f"{path}/explain")
+    reply = api.get(f"{path}/explain")
     if history:
-        told["decisions"] = api.items(f"{path}/decisions")["items"]
+        reply["decisions"] = api.items(f"{path}/decisions")["items"]
     if now.json:
-        render.document(told)
+        render.document(reply)
         return
-    render.line(explanation.headline(found, told))
+    render.line(explanation.headline(found, reply))
     render.line("")
-    render.facts(explanation.facts(found, told))
+    render.facts(explanation.facts(found, reply))
     _show_ending(api, found)
     if history:
         render.line("")
-        known = {**parse.fields(told.get("tasks")), found["id"]: found}
-        explanation.show_history(told["decisions"], ids.Names(api, known))
+        known = {**parse.fields(reply.get("tasks")), found["id"]: found}
+        explanation.show_history(reply["decisions"], ids.Names(api, known))
 
 
 def wait(
@@ -484,7 +486,7 @@ def wait(
         reached = found["state"] in (wanted or ENDED)
         if not session.current().json:
             render.line(found["state"] if len(tasks) == 1 else f"{found['name']}: {found['state']}")
-            for text in ending.told(api, found):
+            for text in ending.report(api, found):
                 render.note(text)
         elif not reached and len(tasks) == 1:
             render.document(found)
@@ -573,16 +575,16 @@ def _goals(tasks: Sequence[str], goal: str, *, now: bool = False) -> None:
 
     def act(api: Api, task: str) -> Dict[str, Any]:
         found = find(api, task)
-        told = api.put(f"/v1/tasks/{part(found['id'])}/goal", body)
-        changed = told["revision"] != found["revision"]
+        reply = api.put(f"/v1/tasks/{part(found['id'])}/goal", body)
+        changed = reply["revision"] != found["revision"]
         render.note(f"{found['name']} ({found['id']}) is {_standing(goal, found, changed=changed)}")
-        return {"id": found["id"], **told}
+        return {"id": found["id"], **reply}
 
     each(tasks, act)
 
 
 def _standing(goal: str, found: Dict[str, Any], *, changed: bool) -> str:
-    """Where a task stands that has been given a goal, or had it already."""
+    """The message after a goal was set, or was set already."""
     reached, on_its_way = {
         "run": ("", "resumed"),
         "pause": ("paused", "being paused"),
@@ -614,9 +616,9 @@ def priority(
 
     def act(api: Api, task: str) -> Dict[str, Any]:
         found = find(api, task)
-        told = api.put(f"/v1/tasks/{part(found['id'])}/priority", {"priority": word})
+        reply = api.put(f"/v1/tasks/{part(found['id'])}/priority", {"priority": word})
         render.note(f"priority of {found['name']} ({found['id']}) is now {word}")
-        return {"id": found["id"], **told}
+        return {"id": found["id"], **reply}
 
     each(tasks, act)
 

@@ -1,4 +1,4 @@
-"""Events as sentences: one table from an event's type to what it says. Pure."""
+"""Events as sentences: a table from an event's type to its text. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _from(data: Data) -> str:
 
 def _again(data: Data) -> str:
     """A later attempt, and what it starts from. What a program saves at a signal is known only if
-    it reports it."""
+    the program reports it."""
     if data.get("resume_from"):
         return f"resumed on {_nodes(data)}{_from(data)}"
     preemption = parse.fields(parse.fields(data.get("spec")).get("preemption"))
@@ -63,8 +63,8 @@ def _checkpoint(data: Data) -> str:
     return f"checkpoint saved: step {saved.get('step')}, {saved.get('uri')}"
 
 
-def _asked(data: Data) -> str:
-    """Until when it has to leave: a program that cannot hear it is not waited for that long."""
+def _preemption_requested(data: Data) -> str:
+    """Until when it has to leave: earlier for a program that does not poll."""
     silent = render.clock(data.get("silent_deadline_at"))
     if silent:
         return (
@@ -113,13 +113,13 @@ def _left(data: Data) -> str:
     return f"the program {left}; {_NO_CHECKPOINT}"
 
 
-# States whose usual reason says what the state says.
-_SAYS_ITSELF = frozenset({"queued", "placed", "started", "succeeded"})
+# States whose usual reason only repeats the state.
+_IMPLIED = frozenset({"queued", "placed", "started", "succeeded"})
 
 
 def _state(data: Data) -> str:
     code = parse.fields(data.get("reason")).get("code")
-    return str(data.get("state")) + ("" if code in _SAYS_ITSELF else _reason(data))
+    return str(data.get("state")) + ("" if code in _IMPLIED else _reason(data))
 
 
 def _node(data: Data) -> str:
@@ -143,12 +143,12 @@ def node_state(node: Data, *, busy: bool = True) -> str:
 
 
 def scope(quota: Data) -> str:
-    """Whom and what a limit is about: ``team vision in group default at priority high``."""
+    """The subject of a limit: ``team vision in group default at priority high``."""
     team = f"team {quota['team']}" if quota.get("team") else ""
-    whose = " as a member of ".join(each for each in (quota.get("user"), team) if each)
+    subject = " as a member of ".join(each for each in (quota.get("user"), team) if each)
     where = f"group {quota['group']}" if quota.get("group") else "every group"
     level = quota.get("priority")
-    return f"{whose or 'every user'} in {where}" + (
+    return f"{subject or 'every user'} in {where}" + (
         f" at priority {level}" if level not in _ANY else ""
     )
 
@@ -164,14 +164,14 @@ def limit(quota: Data) -> str:
 
 def _quota(data: Data) -> str:
     quota = parse.fields(data.get("quota"))
-    said = "no limit" if data.get("removed") else limit(quota)
-    return f"quota of {scope(quota)}: {said}, by {data.get('changed_by')}"
+    wording = "no limit" if data.get("removed") else limit(quota)
+    return f"quota of {scope(quota)}: {wording}, by {data.get('changed_by')}"
 
 
 def _policy(data: Data) -> str:
     policy = parse.fields(data.get("policy"))
-    said = f"{policy.get('policy')} (version {data.get('version')}, {policy.get('source')})"
-    return f"policy of group {data.get('group')}: {said}, by {policy.get('changed_by')}"
+    wording = f"{policy.get('policy')} (version {data.get('version')}, {policy.get('source')})"
+    return f"policy of group {data.get('group')}: {wording}, by {policy.get('changed_by')}"
 
 
 def _usage(data: Data) -> str:
@@ -199,7 +199,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     ),
     "run.started": lambda d: f"started on {_nodes(d)}",
     "run.listened": lambda _: "asks from now on whether to leave",
-    "run.preemption_requested": _asked,
+    "run.preemption_requested": _preemption_requested,
     "run.kill_requested": lambda d: f"the platform ends it by force{_reason(d)}",
     "run.checkpoint_saved": _checkpoint,
     "run.exited": _exited,
@@ -210,7 +210,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
 }
 
 
-# The order in which one attempt's events come about; those of one step are ordered by time.
+# The order of one attempt's events; those of one step are ordered by time.
 _ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _USED, _AFTER = range(7)
 _STEPS: Mapping[str, int] = {
     "run.assigned": _ASSIGNED,
@@ -251,7 +251,7 @@ class InOrder:
 
     def __init__(self) -> None:
         self._held: list[tuple[float, Data]] = []
-        self._seen: set[tuple[object, int]] = set()
+        self._shown_steps: set[tuple[object, int]] = set()
 
     @property
     def is_waiting(self) -> bool:
@@ -272,53 +272,53 @@ class InOrder:
                 return shown
             first = min(found, key=lambda held: _place(held[1]))
             self._held.remove(first)
-            self._seen.add((first[1].get("attempt"), _mark(first[1])))
+            self._shown_steps.add((first[1].get("attempt"), _shown_step(first[1])))
             shown.append(first[1])
 
     def _may_follow(self, event: Data) -> bool:
-        """Whether all that brings it about has been shown."""
+        """Whether all events that must come before it have been shown."""
         attempt = event.get("attempt")
         if not attempt:
             return True
         before = attempt - 1
-        if (before, _STARTED) in self._seen and (before, _AFTER) not in self._seen:
+        if (before, _STARTED) in self._shown_steps and (before, _AFTER) not in self._shown_steps:
             return False
-        if (attempt, _STARTED) not in self._seen:
+        if (attempt, _STARTED) not in self._shown_steps:
             return True
         step = _step(event)
-        needed = [_TOLD_RUNNING] if step == _EXITED else []
+        needed = [_STATE_RUNNING] if step == _EXITED else []
         needed += [_EXITED] if step in (_USED, _AFTER) else []
         needed += [_USED] if step == _AFTER else []
-        return all((attempt, each) in self._seen for each in needed)
+        return all((attempt, each) in self._shown_steps for each in needed)
 
 
-# The mark of a state that says that an attempt has started; the start itself is another event.
-_TOLD_RUNNING = -1
+# The step of a state change to running, which differs from the start's own event.
+_STATE_RUNNING = -1
 
 
 def _place(event: Data) -> tuple[int, int]:
-    """What orders events: attempt and step. What is of no attempt comes first."""
+    """The order of events: attempt and step. Events without an attempt come first."""
     attempt = event.get("attempt")
     return (attempt, _step(event)) if attempt else (0, 0)
 
 
-def _mark(event: Data) -> int:
+def _shown_step(event: Data) -> int:
     step = _step(event)
-    told = event.get("type") == "task.state_changed" and step in (_STARTED, _RUNNING)
-    return _TOLD_RUNNING if told else step
+    is_state = event.get("type") == "task.state_changed" and step in (_STARTED, _RUNNING)
+    return _STATE_RUNNING if is_state else step
 
 
 def ordered(events: Sequence[Data]) -> list[Data]:
-    """One task's events in the order in which they came about.
+    """One task's events in the order in which they happened.
 
-    The server has them in the order in which it heard of them, and services hear of each other
-    later: a short program has exited before the scheduler knows that it runs. What belongs to
-    attempts goes by attempt, then by step, then by time; the rest stands where its time is.
+    The server has them in the order of their arrival, and services receive each other's events
+    later: a short program has exited before the scheduler knows that it runs. Events of attempts
+    are sorted by attempt, then by step, then by time; the others by time.
     """
 
     def at(event: Data) -> float:
-        moment = parse.at(event.get("at"))
-        return moment.timestamp() if moment else 0.0
+        at_time = parse.at(event.get("at"))
+        return at_time.timestamp() if at_time else 0.0
 
     timed: list[tuple[float, Data]] = []
     latest = float("-inf")
@@ -328,13 +328,13 @@ def ordered(events: Sequence[Data]) -> list[Data]:
         latest = max(latest, at(event))
         timed.append((latest, event))
     timed += [(at(event), event) for event in events if not event.get("attempt")]
-    # Equal moments: what belongs to no attempt comes first, as a submission does.
+    # At equal times, events without an attempt, such as a submission, come first.
     timed.sort(key=lambda pair: (pair[0], bool(pair[1].get("attempt"))))
     return [event for _, event in timed]
 
 
-# States that begin with an event of the run, which says the same and more.
-_SAID_BY: Mapping[str, Sequence[str]] = {
+# States that begin with an event of the run, which has the same content and more.
+_EVENTS_OF_STATE: Mapping[str, Sequence[str]] = {
     "starting": ("run.assigned", "run.resumed"),
     "preempting": ("run.preemption_requested",),
     "killing": ("run.kill_requested",),
@@ -342,34 +342,34 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
 
 
 class Repeats:
-    """Finds events that say again what an event before them said."""
+    """Finds events that repeat an earlier event."""
 
     def __init__(self) -> None:
-        # What an event of each kind about each run gave as its reason.
-        self._said: dict[tuple[object, object, str], str] = {}
+        # The reason in the last event of each kind about each run.
+        self._reasons: dict[tuple[object, object, str], str] = {}
         # The last state of each task: attempt, state and reason.
         self._state: dict[object, tuple[object, ...]] = {}
 
     def is_repeat(self, event: Data) -> bool:
-        """True if nothing is missing without this event. Asked once about each, in their order."""
+        """True if the event can be left out. Called once for each, in their order."""
         kind, data = str(event.get("type")), parse.fields(event.get("data"))
         task, attempt = event.get("task"), event.get("attempt")
         if kind != "task.state_changed":
-            self._said[task, attempt, kind] = _reason(data)
+            self._reasons[task, attempt, kind] = _reason(data)
             return False
         code = parse.fields(data.get("reason")).get("code")
-        reason = "" if code in _SAYS_ITSELF else _reason(data)
+        reason = "" if code in _IMPLIED else _reason(data)
         state = (attempt, data.get("state"), reason)
         before = self._state.get(task)
         self._state[task] = state
         if state == before:
-            # Something else about the task changed, which has an event of its own.
+            # Another field of the task changed, which has an event of its own.
             return True
-        said = [
-            self._said.get((task, attempt, each))
-            for each in _SAID_BY.get(str(data.get("state")), ())
+        reasons = [
+            self._reasons.get((task, attempt, each))
+            for each in _EVENTS_OF_STATE.get(str(data.get("state")), ())
         ]
-        return any(each is not None and reason in ("", each) for each in said)
+        return any(each is not None and reason in ("", each) for each in reasons)
 
 
 def line(event: Data, *, of_task: bool, naming: Naming | None = None) -> str:
@@ -380,5 +380,5 @@ def line(event: Data, *, of_task: bool, naming: Naming | None = None) -> str:
     else:
         task = event.get("task")
         subject = "" if not task else f"{task}.{attempt}" if attempt else str(task)
-    words = sentence(str(event.get("type", "")), parse.fields(event.get("data")), naming)
-    return "  ".join(text for text in (render.clock(event.get("at")), subject, words) if text)
+    text = sentence(str(event.get("type", "")), parse.fields(event.get("data")), naming)
+    return "  ".join(part for part in (render.clock(event.get("at")), subject, text) if part)

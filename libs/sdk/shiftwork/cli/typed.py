@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
-from shiftwork.cli import files, render
+from shiftwork.cli import input_files, render
 from shiftwork.cli.failures import Failure, objects
 
 # The command that does what a route does. The server's messages name routes, because the API is
@@ -34,17 +34,17 @@ COMMANDS: Mapping[str, str] = {
     "POST /v1/tokens": "shiftwork token create",
     "DELETE /v1/tokens/{id}": "shiftwork token revoke {id}",
 }
-# What a field's name may end in where the option's does not.
+# Suffixes of fields that their options do not have.
 _ENDINGS = ("", "_id", "_seconds", "_bytes")
 _SECONDS = re.compile(r"\b(\d+(?:\.\d+)?) s\b")
 _HIDDEN = "(not shown)"
-# Options whose values no message repeats.
+# Options whose values are never repeated in messages.
 _SECRET = frozenset({"--token", "--env"})
 
 
 @dataclass(frozen=True)
 class Line:
-    """A command line, as far as messages speak of it. Options go by their first long names."""
+    """The parts of a command line that messages use. Options have their first long names."""
 
     # The API's fields, each with its option or argument.
     fields: Mapping[str, str]
@@ -144,7 +144,7 @@ def _summarize(
     found.fix = "\n         ".join(each.advice(alone=not more) for each in errors)
     of_file = next((each.field for each in errors if not each.option), None)
     if failure.file and of_file is not None:
-        found.where = files.place(failure.file, of_file)
+        found.where = input_files.place(failure.file, of_file)
     elif first.option or first.field:
         found.where = first.option or first.field
 
@@ -178,8 +178,8 @@ class _Error:
         """What is wrong."""
         if self._of_argument and self.complete:
             return self.message
-        is_said = self.below or (not self.option and self.value in self.message)
-        value = f" {self.value}" if self.value and not is_said else ""
+        is_shown = self.below or (not self.option and self.value in self.message)
+        value = f" {self.value}" if self.value and not is_shown else ""
         return f"{self._label}{value}: {self.message}"
 
     def advice(self, *, alone: bool) -> str:
@@ -194,7 +194,7 @@ class _Error:
 
 @dataclass(frozen=True)
 class _Terms:
-    """What the API's names are called in one line."""
+    """The terms of one command line for the API's names."""
 
     line: Line
     fields: Mapping[str, str]
@@ -268,7 +268,7 @@ class _Terms:
         return _Error(name, found.where, "", self.line.values.get(where, ""), found.what, found.fix)
 
 
-# How messages speak of the task that the request is about.
+# How messages name the task of the request.
 _THE_TASK, _THIS = "the task ", "ID"
 
 

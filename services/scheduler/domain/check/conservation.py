@@ -29,7 +29,7 @@ from services.scheduler.domain.model.rows import Limit, LimitKey, Task
 
 
 class _Owners:
-    """Who has what, filled run by run."""
+    """The owner of each unit, filled run by run."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -38,7 +38,7 @@ class _Owners:
         self._cpu_ranks: Counter[str] = Counter()
 
     def enter(self, task: Task, placement: Placement) -> list[Violation]:
-        """Count one rank; what had an owner before is a violation."""
+        """Count one rank; a unit that already has an owner is a violation."""
         node_id = placement.node_id
         clashes = [
             f"{node_id} GPU {gpu} is {self._gpus[node_id, gpu]}'s"
@@ -76,7 +76,7 @@ def taken_twice(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Viola
     for task in _holders(snapshot, nodes, deep=deep):
         for placement in task.placements:
             if placement.node_id in nodes:
-                # Two holders of one GPU in the tables are no fault of this plan.
+                # Two holders of one GPU in the tables are not an error of this plan.
                 owners.enter(task, placement)
     for decision in starts:
         task = snapshot.tasks.get(decision.task_id)
@@ -97,18 +97,18 @@ def _promised_twice(
     snapshot: Snapshot, plan: Plan, promises: list[Hold], starts: list[Assign]
 ) -> Iterator[Violation]:
     """A unit is promised to one task, and only if it is free or its owner is on the way out."""
-    released = taken_back(plan) | {each.task_id for each in starts}
+    void = taken_back(plan) | {each.task_id for each in starts}
     if not promises and not starts:
         return
     kept: dict[tuple[str, int], str] = {}
     for pool in snapshot.pools.values():
         for task in pool.promised.values():
-            if task.id not in released:
+            if task.id not in void:
                 kept.update(((p.node_id, gpu), task.id) for p in task.promised for gpu in p.gpus)
-    told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
+    released = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
     later: list[tuple[Decision, tuple[Placement, ...]]]
     later = [(each, each.reserved or ()) for each in promises]
-    # A run that is only to move has a place that nobody else is given.
+    # A run that only moves has a place that no other task is given.
     later += [
         (each, each.moves_to)
         for each in plan.decisions
@@ -117,7 +117,8 @@ def _promised_twice(
     for decision, placements in (*((each, each.placements) for each in starts), *later):
         for placement in placements:
             # What is given must be free already, which ``_Owners`` sees to.
-            owners = _stays(snapshot, placement, told) if not isinstance(decision, Assign) else {}
+            leaves = not isinstance(decision, Assign)
+            owners = _stays(snapshot, placement, released) if leaves else {}
             for gpu in placement.gpus:
                 owner = kept.setdefault((placement.node_id, gpu), decision.task_id)
                 if owner != decision.task_id:
@@ -126,12 +127,12 @@ def _promised_twice(
                     yield Violation(Fault.PROMISED, decision.task_id, f"{owners[gpu]} stays")
 
 
-def _stays(snapshot: Snapshot, placement: Placement, told: Container[str]) -> dict[int, str]:
+def _stays(snapshot: Snapshot, placement: Placement, released: Container[str]) -> dict[int, str]:
     """GPUs of the node whose owner is not on the way out."""
     found: dict[int, str] = {}
     for task_id in snapshot.index.holders.get(placement.node_id, ()):
         task = snapshot.tasks[task_id]
-        if task.state not in LEAVING and task_id not in told:
+        if task.state not in LEAVING and task_id not in released:
             for each in task.placements:
                 if each.node_id == placement.node_id:
                     found.update(dict.fromkeys(each.gpus, task_id))
@@ -148,7 +149,7 @@ def taken_back(plan: Plan) -> set[str]:
 
 
 def _groups(snapshot: Snapshot, plan: Plan) -> list[str]:
-    """The node groups in which somebody gets something, whatever the plan says it evaluated."""
+    """The node groups in which a task is given something, whatever the plan says it evaluated."""
     given = [
         snapshot.tasks.get(each.task_id)
         for each in plan.decisions
@@ -162,7 +163,7 @@ def clusters_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
 
     What is promised may count on the end of runs on their way out; what begins may not.
     """
-    told = [
+    released = [
         snapshot.tasks[each.task_id]
         for each in plan.decisions
         if isinstance(each, Preempt | Kill) and each.task_id in snapshot.tasks
@@ -171,8 +172,8 @@ def clusters_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
         pool = snapshot.pools[group]
         if not pool.clusters.bounded:
             continue
-        asked = [task for task in told if task.group == group and task.holds]
-        holdings = _Holdings(pool, taken_back(plan), asked)
+        ending = [task for task in released if task.group == group and task.holds]
+        holdings = _Holdings(pool, taken_back(plan), ending)
         for decision in plan.decisions:
             task = snapshot.tasks.get(decision.task_id)
             if task is None or task.group != group:
@@ -187,18 +188,19 @@ def clusters_broken(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
 
 
 class _Holdings:
-    """What the virtual clusters of a pool hold while the decisions of a plan are gone through."""
+    """What the virtual clusters of a pool hold while the decisions of a plan are applied in
+    order."""
 
-    def __init__(self, pool: Pool, anew: Container[str], told: Iterable[Task]) -> None:
+    def __init__(self, pool: Pool, withdrawn: Container[str], released: Iterable[Task]) -> None:
         self._pool = pool
         # Runs and promises, runs alone, and both without runs on their way out.
         self._all, self._runs, self._soon = (pool.clusters.fork() for _ in range(3))
         for task in pool.promised.values():
             self._charge(task, -1, self._runs)
-            if task.id in anew:
+            if task.id in withdrawn:
                 # What was promised before counts already, unless the plan takes it back.
                 self._charge(task, -1, self._all, self._soon)
-        for run in {run.id: run for run in (*pool.leaving.values(), *told)}.values():
+        for run in {run.id: run for run in (*pool.leaving.values(), *released)}.values():
             self._charge(run, -1, self._soon)
 
     def _charge(self, task: Task, times: int, *holdings: VirtualClusters) -> None:
@@ -263,7 +265,7 @@ def too_many_crossing(snapshot: Snapshot, plan: Plan) -> Iterator[Violation]:
         most = pool.policy.cross_zone_gangs_max
         waits = any(task.state in LEAVING for task in runs)
         if redeemed and waits and len(runs) + len(redeemed) > most:
-            # They wait for the ends of those; a limit that was lowered meanwhile is no fault.
+            # These wait for those to end; a limit that was lowered meanwhile is not an error.
             detail = f"{len(runs) + len(redeemed)} of {most}"
             yield Violation(Fault.CROSSING, min(redeemed), detail)
         count = len(runs) - leave + kept
@@ -323,9 +325,9 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     ]
     if not (given or relevelled) or not snapshot.limits:
         return
-    coming, leaving = _by_limit(snapshot, given, relevelled)
-    for limit in (snapshot.limits[key] for key in sorted(coming)):
-        mine, left = coming[limit.key], leaving.get(limit.key, [])
+    added, leaving = _by_limit(snapshot, given, relevelled)
+    for limit in (snapshot.limits[key] for key in sorted(added)):
+        mine, left = added[limit.key], leaving.get(limit.key, [])
         for subject in sorted({_subject(limit, task) for task, _, _ in mine}):
             own = [each for each in mine if _subject(limit, each[0]) == subject]
             more = sum(_amount(limit, placements) for _, _, placements in own)
@@ -335,7 +337,7 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
             held -= sum(_amount(limit, r.placements) for r in left if _subject(limit, r) == subject)
             if held + more > limit.limit:
                 detail = f"{held + more} of {limit.limit} for {limit.key} {subject}".rstrip()
-                # A limit may span groups: each that gives some of it is at fault.
+                # A limit may span groups: each group that gives some of it is in violation.
                 for group in sorted({task.group for task, _, _ in own}):
                     yield Violation(Fault.QUOTA, detail=detail, group=group)
 
@@ -347,19 +349,19 @@ def _by_limit(
 
     Most rows apply to none of these, so each looks up the rows that can name it.
     """
-    coming: dict[LimitKey, list[_Charge]] = {}
+    added: dict[LimitKey, list[_Charge]] = {}
     leaving: dict[LimitKey, list[Task]] = {}
     for charge in given:
         for key in applying(snapshot, charge[0], charge[1]):
-            coming.setdefault(key, []).append(charge)
+            added.setdefault(key, []).append(charge)
     for run, level in relevelled:
         before = set(applying(snapshot, run, run.level))
         after = set(applying(snapshot, run, level))
         for key in after - before:
-            coming.setdefault(key, []).append((run, level, run.placements))
+            added.setdefault(key, []).append((run, level, run.placements))
         for key in before - after:
             leaving.setdefault(key, []).append(run)
-    return coming, leaving
+    return added, leaving
 
 
 def applying(snapshot: Snapshot, task: Task, level: Priority) -> Iterator[LimitKey]:

@@ -29,7 +29,7 @@ from services.scheduler.domain.model.lifecycle import RUNNING
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS, OrderKey
 
-# Reasons for which a run makes room for another task.
+# Reasons for which a run is preempted for another task.
 TAKING = frozenset(
     {
         ReasonCode.PREEMPTED_BY,
@@ -41,7 +41,7 @@ TAKING = frozenset(
 
 
 class Victims:
-    """The comparisons of one plan's victims with the tasks that they make room for."""
+    """Compares one plan's victims with the tasks that they are preempted for."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan, *, deep: bool) -> None:
         self._snapshot = snapshot
@@ -52,7 +52,7 @@ class Victims:
         self._depths: dict[tuple[str, str], dict[str, Depth]] = {}
         self._claims: dict[tuple[str, Priority], Depth] = {}
 
-    # What the whole plan says, collected once.
+    # Facts about the whole plan, collected once.
 
     @cached_property
     def _promised(self) -> set[str]:
@@ -153,7 +153,7 @@ class Victims:
     def _may_move(self, task: Task, better: Task, decision: Preempt | Kill) -> bool:
         """True if a guarantee covers the waiting task, no better one the run, and that has a place.
 
-        Whether the place is one, and free, is looked at where promises are.
+        Whether that place is valid and free is checked with the promises.
         """
         pool = self._snapshot.pools[task.group]
         if not pool.clusters or better.group != task.group or not decision.moves_to:
@@ -248,7 +248,7 @@ class Victims:
         # In the order of the plan: what owners get after this decision is for the next to count.
         place = self._place[id(decision)]
         if not pool.discipline.preempts:
-            yield Violation(Fault.NO_TURNS, task.id, pool.discipline.name)
+            yield Violation(Fault.NO_SLICES, task.id, pool.discipline.name)
         if pool.clusters and self._covered_better(task, better, level):
             yield Violation(Fault.VICTIM_NOT_LOWER, task.id, f"covered better than {better.id}")
         if task.level is not level:

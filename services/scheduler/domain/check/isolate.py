@@ -2,7 +2,7 @@
 
 Called by ``loop.py`` with ``decide`` and ``check``. What is wrong with a group (its plan has a
 violation, or deciding or checking it raises an exception) takes out the decisions about that group:
-they are left out, and everything is decided again without them. The rest of the first plan would
+the group is left out, and everything else is decided again. The rest of the first plan would
 not do, for one limit may count several groups: what a run of one gives back, by sinking to another
 level, a task of another takes in the same plan. Of a group that is left out, the urgent decisions
 stay (deadlines, goals, drains): they share nothing out. One of those that is wrong itself is left
@@ -29,14 +29,14 @@ Decide = Callable[[Snapshot, datetime], Plan]
 
 @dataclass(frozen=True, slots=True)
 class CheckedPlan:
-    """What may be committed; everything that was found wrong; and that again by group, or by task
-    where nothing else of its group is concerned."""
+    """The plan that may be committed, and every violation that was found: all together, by group,
+    and by task where nothing else of its group is concerned."""
 
     plan: Plan
     violations: Sequence[Violation] = ()
     refused: Mapping[str, Sequence[Violation]] = field(default_factory=lambda: MappingProxyType({}))
     refused_tasks: Mapping[str, Violation] = field(default_factory=lambda: MappingProxyType({}))
-    # What was raised, if anything was.
+    # The exception that was raised, if any.
     errors: Sequence[Exception] = ()
 
 
@@ -88,14 +88,15 @@ class _Exclusions:
             of_task = raised(error, group=_group_of(snapshot, task_id), task_id=task_id)
             self._violations.append(of_task)
             return self._without(snapshot, (), {task_id: of_task})
-        # Where nobody knows which group it is, it is each of them.
+        # If the group is unknown, every group is left out.
         groups = {group} if group else set(snapshot.pools)
         found = [raised(error, group=each) for each in sorted(groups - snapshot.left_out)]
         self._violations += found
         return self._without(snapshot, found, {}) if found else None
 
     def wrong(self, snapshot: Snapshot, found: Sequence[Violation]) -> Snapshot | None:
-        """The plan has these violations: without what they are about; None if nothing says so."""
+        """The plan has these violations: the snapshot without their groups and tasks; None if they
+        name none."""
         self._violations += found
         groups = [each for each in found if each.group and each.group not in snapshot.left_out]
         # Of a group that is left out already, it is about one of the urgent decisions.
@@ -121,7 +122,7 @@ class _Exclusions:
         )
 
     def everything(self, groups: Iterable[str], found: Sequence[Violation]) -> None:
-        """Nothing says which part it is: it is each of these groups."""
+        """Leave out all of these groups, because the violations name none."""
         for group in sorted(groups):
             self._groups[group] = [*found]
 
@@ -133,9 +134,9 @@ def _remainder(
     exclusions: _Exclusions,
     found: Sequence[Violation],
 ) -> CheckedPlan:
-    """What remains of a plan that decides about what was to be left out: that part is taken out.
+    """The rest of a plan that decides about something that was left out, without that part.
 
-    If the rest is not right either, the plan was made for something else altogether.
+    If the rest has a violation too, nothing of the plan remains.
     """
     rest = without(snapshot, plan, snapshot.left_out, snapshot.left_out_tasks)
     if _checked(snapshot, rest, check, exclusions.errors):
@@ -166,9 +167,8 @@ def _checked(
 
 
 def _culprits(snapshot: Snapshot, plan: Plan, group: str, check: Check) -> list[Violation]:
-    """Nothing, or what is raised for this group's part of the plan; if that consists of urgent
-    decisions alone, for each of them that it is raised for (or all, if they are only wrong
-    together)."""
+    """The violations raised for this group's part of the plan. If that part consists of urgent
+    decisions only, those for each decision that raises (or for all, if they only fail together)."""
     error = _raises(snapshot, plan, check)
     if error is None:
         return []

@@ -1,7 +1,7 @@
-"""CPUs and memory: what the ranks on one node ask for together is no more than the node offers.
+"""CPUs and memory: the ranks on one node request no more together than the node offers.
 
-Part of ``check``. Adds up what the rows say, node by node; nodes that do not report CPUs or memory
-limit nothing, and ranks that ask for nothing are counted by their GPUs alone.
+Part of ``check``. Adds up the rows, node by node. A node that does not report CPUs or memory
+limits nothing, and a rank that requests none is counted by its GPUs alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     What begins must find it free of every run, on its way out or not; what is promised must find
     it once those have gone, beside everything else that is promised.
     """
-    if not _asked_for(snapshot, plan):
+    if not _requested(snapshot, plan):
         return
     starts, promises, decided = _given(snapshot, plan)
     wanted = {
@@ -34,21 +34,21 @@ def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     }
     if not wanted:
         return
-    told = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
+    released = {each.task_id for each in plan.decisions if isinstance(each, Preempt | Kill)}
     for node_id, held, kept in _there(snapshot, wanted, deep=deep):
         node = snapshot.nodes.get(node_id)
         if node is None:
             continue
         # A promise that the plan changes, or keeps by a start, does not count as it was.
         others = [task for task in kept if task.id not in decided]
-        staying = [task for task in held if task.state not in LEAVING and task.id not in told]
-        begun, coming = starts[node_id], promises[node_id]
+        staying = [task for task in held if task.state not in LEAVING and task.id not in released]
+        begun, promised_tasks = starts[node_id], promises[node_id]
         yield from _beyond(node, begun, held)
-        yield from _beyond(node, [*begun, *coming], [*staying, *others])
+        yield from _beyond(node, [*begun, *promised_tasks], [*staying, *others])
 
 
-def _asked_for(snapshot: Snapshot, plan: Plan) -> bool:
-    """True if a task that the plan is about asks for CPUs or memory; most plans end here."""
+def _requested(snapshot: Snapshot, plan: Plan) -> bool:
+    """True if a task of the plan requests CPUs or memory; most plans have none."""
     for decision in plan.decisions:
         task = snapshot.tasks.get(decision.task_id)
         if task is not None and (task.spec.cpus or task.spec.memory_bytes):
@@ -112,14 +112,15 @@ def _by_node(
 
 
 def _beyond(node: Node, given: list[Task], others: list[Task]) -> Iterator[Violation]:
-    """What a node does not have, if any of those who are given something asks for it."""
-    for name, total, asked in (
+    """The violations of one node: more is requested than it has, by a task that is given
+    something."""
+    for name, total, amount_of in (
         ("CPUs in thousandths", round(node.cpus * 1000), _thousandths),
         ("bytes of memory", node.memory_bytes, _memory),
     ):
-        mine, theirs = sum(map(asked, given)), sum(map(asked, others))
-        if total > 0 and mine and mine + theirs > total:
-            detail = f"{mine + theirs} of {total} {name} on {node.id}"
+        mine, others_amount = sum(map(amount_of, given)), sum(map(amount_of, others))
+        if total > 0 and mine and mine + others_amount > total:
+            detail = f"{mine + others_amount} of {total} {name} on {node.id}"
             yield Violation(Fault.TOO_FULL, given[-1].id, detail)
 
 

@@ -192,8 +192,8 @@ def _hand_over(
         Trigger.START_EXPIRED: task.start_deadline_at,
         Trigger.ACK_EXPIRED: _ack_expires(snapshot, task),
     }
-    moment = expired.get(decision.trigger)
-    if decision.trigger in expired and (moment is None or moment > now):
+    expires = expired.get(decision.trigger)
+    if decision.trigger in expired and (expires is None or expires > now):
         yield Violation(Fault.NOT_EXPIRED, task.id)
     if decision.reason.code is ReasonCode.NODE_DRAINED:
         on = [snapshot.nodes.get(placement.node_id) for placement in task.placements]

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Fault(Enum):
-    """What can be wrong with a plan; the value says it to people."""
+    """What can be wrong with a plan; the value is the text for people."""
 
     STALE = "the plan was made for another version of the tables"
     UNKNOWN_TASK = "a decision about a task that is not there"
@@ -30,7 +30,7 @@ class Fault(Enum):
     VICTIM_NOT_LOWER = "a victim that is not strictly lower than the task it makes room for"
     VICTIM_PROTECTED = "a victim that has not run its protected minimum"
     VICTIM_NOT_LATER = "a victim that comes before the task whose turn it is said to be"
-    NO_TURNS = "a turn where the discipline knows none"
+    NO_SLICES = "a slice end where the discipline has no slices"
     NO_BENEFICIARY = "a victim for a task that does not wait or was promised nothing"
     LEVEL_ROSE = "a level that rises by itself"
     PROMISED = "capacity that is promised to another task, or that nobody leaves"

@@ -1,11 +1,11 @@
-"""``explain(index, task, now)``: why a task stands where it stands, what would help, and when it
-starts.
+"""``explain(index, task, now)``: why a task waits, what would help, and when it starts.
 
-There is no second scheduler here: all of it is what ``decide`` does in worlds of their own, which
-begin as copies of the working set. One is brought to rest at this moment and says why the task
-waits, who was asked to leave for it, and its place; one each is made for every change that might
-help (``remedies.py``); one is played forward (``forecast.py``). Called for the Explain query, in a
-process apart from the leader (``forks.py``); pure but for the index, which is used up.
+There is no second scheduler here: every answer comes from ``decide``, called on copies of the
+working set. One copy is settled at the present time; it shows why the task waits, which runs were
+requested to leave for it, and its queue position. Each change that might help is tried on a copy of
+its own (``remedies.py``), and one copy is simulated forward (``forecast.py``). Called for the
+Explain query, in a process apart from the leader (``forks.py``). Pure, except that it changes the
+index it is given.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from services.scheduler.domain.slices.levels import outlook
 VICTIMS_SHOWN_MAX = 1000
 NODES_SHOWN_MAX = 1000
 BOUNDS = Bounds()
-# The part of the time for a question after which the forecast ends, however far it got.
+# The part of a query's time after which the forecast ends, however far it got.
 FORECAST_PART = 0.85
 
 
 def of_row(index: Index, task: Task, now: datetime) -> ExplainReply:
-    """What the row alone says: all there is to say of a task that does not wait.
+    """The answer from the row alone, which is complete for a task that does not wait.
 
-    Of a run, also what keeps it from the level of its priority.
+    For a run it includes what keeps the run from the level of its priority.
     """
     return ExplainReply(
         state=task.state,
@@ -65,7 +65,7 @@ def of_row(index: Index, task: Task, now: datetime) -> ExplainReply:
 
 
 def _of_any(task: Task, settings: PolicySettings) -> list[str]:
-    """What helps whatever state the task is in."""
+    """Remedies that apply in any state of the task."""
     found: list[str] = []
     attempts = task.attempts_without_progress
     if attempts >= settings.no_progress_attempts:
@@ -93,7 +93,7 @@ def explain(
 ) -> Explanation:
     """The answer about a task that has not ended. The index is used up.
 
-    When the time for the question is over, the rest is left out, or said to be.
+    When the time for the query is over, the rest of the answer is left out or marked as missing.
     """
     *_, last = step_by_step(index, task, now, copies, bounds)
     return last
@@ -102,7 +102,7 @@ def explain(
 def step_by_step(
     index: Index, task: Task, now: datetime, copies: IndexCopies, bounds: Bounds = BOUNDS
 ) -> Iterator[Explanation]:
-    """The same, each time with all that is known so far: the last one is the answer."""
+    """Yields the answer with everything known so far; the last one is complete."""
     reply = of_row(index, task, now)
     if task.state is not QUEUED:
         yield Explanation(reply)
@@ -118,10 +118,10 @@ def step_by_step(
     if after is not None and after.state is QUEUED:
         update["reason"] = base.why or after.reason
         place = _place(index, after, now)
-        update |= _standing(base, after, place)
+        update |= _position_fields(base, after, place)
         yield Explanation(reply.model_copy(update=update))
-        asked = Remedies(base, copies, entry=place.own, ahead=place.before, bounds=bounds)
-        for remedy in asked.find():
+        found_remedies = Remedies(base, copies, entry=place.own, ahead=place.before, bounds=bounds)
+        for remedy in found_remedies.find():
             remedies = (*remedies, remedy)
             update["remedies"] = (*reply.remedies, *(each.text for each in remedies))
             yield Explanation(reply.model_copy(update=update), remedies)
@@ -145,7 +145,7 @@ class _Place:
 
 
 def _place(index: Index, task: Task, now: datetime) -> _Place:
-    """Find the place, in the order that ``decide`` walks along."""
+    """Find the position of the task in the order in which ``decide`` evaluates tasks."""
     round_ = Round(Snapshot.view(index), now)
     pool = index.pools[task.group]
     sharing = Allocation(round_, pool, [], [])
@@ -160,7 +160,7 @@ def _place(index: Index, task: Task, now: datetime) -> _Place:
             continue
         entry = sharing.entry(other)
         if other.promised:
-            # Its nodes are kept: it comes before all others of its level.
+            # Its nodes are promised, so it comes before all others of its level.
             entry = entry._replace(rank=rank_of(WEIGHTS[other.level], UNCOVERED), key=own.key - 1.0)
         if entry[:3] < own[:3]:
             before.append(task_id)
@@ -168,8 +168,8 @@ def _place(index: Index, task: Task, now: datetime) -> _Place:
     return _Place(own, round_, pool, tuple(before), above)
 
 
-def _standing(base: GroupSimulation, task: Task, place: _Place) -> dict[str, Any]:
-    """What the reply says of its place, and of those who make room."""
+def _position_fields(base: GroupSimulation, task: Task, place: _Place) -> dict[str, Any]:
+    """The reply's fields about the queue position and the runs that leave for the task."""
     chosen = _chosen(place)
     held, held_by = holders(base, task)
     return {
@@ -209,7 +209,7 @@ def _order(place: _Place) -> OrderPlace:
 
 
 def _promised(index: Index, task: Task) -> tuple[PromisedNode, ...]:
-    """The nodes that are kept for the task, with the runs that still have some of them."""
+    """The nodes that are promised to the task, with the runs that still hold some of them."""
     found: list[PromisedNode] = []
     for placement in task.promised[:NODES_SHOWN_MAX]:
         # A whole node without GPUs shows none, and takes its unit.
@@ -226,7 +226,7 @@ def _promised(index: Index, task: Task) -> tuple[PromisedNode, ...]:
 
 
 def _chosen(place: _Place) -> tuple[ChosenVictim, ...]:
-    """The runs that were asked to make room for the task, the dearest first."""
+    """The runs that were requested to leave for the task, the most expensive first."""
     pool = place.pool
     silent_seconds = pool.settings.silent_ack_seconds_max
     found: list[ChosenVictim] = []
@@ -239,7 +239,7 @@ def _chosen(place: _Place) -> tuple[ChosenVictim, ...]:
                 level=task.level,
                 reason=task.reason,
                 nodes=pool.size(task),
-                # What the plan that chose it said losing it costs.
+                # The cost that the plan which chose the run has computed.
                 cost_node_seconds=task.reason.numbers.get("cost_node_seconds", 0.0),
                 deadline_at=task.forced_at(silent_seconds)
                 if task.state is TaskState.PREEMPTING
@@ -252,7 +252,7 @@ def _chosen(place: _Place) -> tuple[ChosenVictim, ...]:
 
 
 def _why_chosen(place: _Place, task: Task) -> str:
-    """Why this run and no other; the sentence of its reason says what took its place."""
+    """Why this run was chosen; the sentence of its reason names the task that it leaves for."""
     pool, entry = place.pool, place.own
     if task.reason.code is ReasonCode.TURN_OF:
         return (
@@ -261,8 +261,8 @@ def _why_chosen(place: _Place, task: Task) -> str:
         )
     if task.reason.code is ReasonCode.RECLAIMED_BY:
         of = pool.clusters.of(task)
-        whose = f"virtual cluster {of}" if of else "any virtual cluster"
-        return f"it held nodes beyond the guarantee of {whose}, and stopping it loses least"
+        taken_by = f"virtual cluster {of}" if of else "any virtual cluster"
+        return f"it held nodes beyond the guarantee of {taken_by}, and stopping it loses least"
     if task.reason.code is ReasonCode.MOVED_FOR:
         return "it runs where guaranteed nodes are needed, and there is a place for it elsewhere"
     if task.level is entry.level:

@@ -1,7 +1,8 @@
-"""When a waiting task will start if things go on as they are.
+"""When a waiting task will start if nothing unexpected happens.
 
-Called by ``explanation.py``. ``group_simulation.py`` plays the group forward and calls ``decide``
-at every moment to come. The result is a forecast, not a promise: it comes with its assumptions.
+Called by ``explanation.py``. ``group_simulation.py`` simulates the group forward and calls
+``decide`` at every future event. The result is a forecast, not a promise: it comes with its
+assumptions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from services.scheduler.domain.model.lifecycle import QUEUED
 HORIZON_SECONDS = 30 * 86_400.0
 NO_TIME = "too large to forecast within the time for one question"
 
-# Waits that no run's end brings to an end.
+# Reasons for waiting that the end of a run does not remove.
 _UNKNOWN = {
     ReasonCode.WAITS_FOR_INVENTORY: "its nodes are not known yet",
     ReasonCode.NEVER_FITS: "no known nodes could hold it",
@@ -36,9 +37,9 @@ _UNKNOWN = {
 def forecast(
     base: GroupSimulation, copies: IndexCopies, *, alone: bool, rounds_max: int
 ) -> Forecast:
-    """The moment, and between which moments it lies; or why there is none.
+    """The expected start with its earliest and latest time, or why there is none.
 
-    ``alone``: the tasks of other groups are not there, as no limit counts several groups.
+    ``alone``: the index has no tasks of other groups, because no limit counts several groups.
     """
     unknown = _UNKNOWN.get(base.why.code) if base.why else None
     if unknown is not None:
@@ -54,10 +55,11 @@ def forecast(
     found, uncertain = played(Pace.EXPECTED) or (Forecast(unknown=NO_TIME), False)
     if found.starts_at is None or not uncertain:
         return found
-    # What ends earlier may let others in first, so neither play has to be the first or the last.
+    # Runs that end earlier may let other tasks start first, so neither simulation has to give the
+    # earliest or the latest time.
     others = [played(pace) for pace in (Pace.EARLY, Pace.LATE)]
     starts = [found.starts_at, *(each[0].starts_at for each in others if each)]
-    # Without both plays, or where one did not get to the start, there is no range to give.
+    # Without both simulations, or if one did not reach the start, there is no range.
     known = [each for each in starts if each is not None]
     if len(known) < 3 or min(known) == max(known):  # noqa: PLR2004 - those three
         return found
@@ -78,7 +80,7 @@ RANGE = (
 
 
 def _played(simulation: GroupSimulation, *, alone: bool, rounds_max: int) -> tuple[Forecast, bool]:
-    """The forecast at one pace, and whether another pace may come to another one."""
+    """The forecast at one pace, and whether another pace may give a different one."""
     now = simulation.now
     until = now + timedelta(seconds=HORIZON_SECONDS)
     stopped = simulation.run(until=until, rounds_max=rounds_max)
@@ -126,9 +128,10 @@ def _assumptions(simulation: GroupSimulation, *, alone: bool) -> Iterator[str]:
     else:
         yield "runs end at their owners' time limits"
     yield "runs that are asked to go take as long to save as they may"
-    asked = sorted(simulation.chosen) if simulation.started else []
-    if asked:
-        verb = "is" if len(asked) == 1 else "are"
-        yield f"{counted(len(asked), 'run')} {verb} asked to leave for it by then: {named(asked)}"
+    victims = sorted(simulation.chosen) if simulation.started else []
+    if victims:
+        verb = "is" if len(victims) == 1 else "are"
+        count = counted(len(victims), "run")
+        yield f"{count} {verb} asked to leave for it by then: {named(victims)}"
     if not alone:
         yield "runs of other groups, which limits count together with this one, go on as expected"

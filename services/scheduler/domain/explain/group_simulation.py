@@ -1,8 +1,8 @@
-"""One node group played forward by ``decide`` on a virtual clock, on an index of its own.
+"""Simulates one node group with ``decide`` on a virtual clock, on an index of its own.
 
 Used by ``explanation.py``, ``remedies.py`` and ``forecast.py``. A run starts when it is placed,
-ends when it is expected to, and takes as long to save as it may when it is requested to leave.
-Nothing is submitted and nothing fails. Pure.
+ends at its expected time, and takes all the time it is allowed for saving when it is requested to
+leave. Nothing is submitted and nothing fails. Pure.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from services.scheduler.domain.model.lifecycle import (
 from services.scheduler.domain.model.rows import EndedTask, Task
 from services.scheduler.domain.virtual_clock import VirtualClock
 
-# With fewer ends known, the predictor is not used.
+# The predictor is not used until it has learned from so many ends.
 ENDS_MIN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much one question may cost; what is left out because of it is noted."""
+    """How much one query may cost; it also records what was left out because of that."""
 
-    # Changes that are tried, and rounds of decisions that the forecast plays.
+    # How many changes are tried, and how many rounds the forecast simulates.
     trials_max: int = 60
     rounds_max: int = 10_000
-    # Which part of the time for the question is used up; after 1 there is no answer at all.
+    # Which part of the query's time is used up; after 1 there is no answer at all.
     used: Callable[[], float] = float
 
     def over(self, part: float) -> Callable[[], bool]:
@@ -52,13 +52,13 @@ class Bounds:
 
 
 class Pace(Enum):
-    """How soon runs end, within what is known of them."""
+    """How soon runs end, within what is known about them."""
 
-    # By their limits, else by the predictor's median; with all the time to save that they have.
+    # At their limits, else at the predictor's median; they use all their time to save.
     EXPECTED = "expected"
-    # As early as one in ten of the tasks like them, and at once when they are requested to leave.
+    # As early as one in ten of similar tasks, and at once when they are requested to leave.
     EARLY = "early"
-    # By their limits, else as late as nine in ten.
+    # At their limits, else as late as nine in ten of similar tasks.
     LATE = "late"
 
 
@@ -66,18 +66,18 @@ _PARTS = {Pace.EXPECTED: 0.5, Pace.EARLY: 0.1, Pace.LATE: 0.9}
 
 
 class Stopped(Enum):
-    """Why a play ended before the task started."""
+    """Why a simulation ended before the task started."""
 
     # Nothing more will happen, or nothing within the horizon.
     NOTHING_LEFT = "nothing left"
     TOO_FAR = "too far"
-    # The bounds of one question were reached.
+    # The bounds of one query were reached.
     TOO_LONG = "too long"
 
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """What the launcher would report of the end of a run."""
+    """What the launcher would report about the end of a run."""
 
     attempt: int
     exit: RunExit
@@ -87,7 +87,7 @@ class _Exit:
 def expected_left(
     pool: Pool, task: Task, now: datetime, pace: Pace = Pace.EXPECTED
 ) -> float | None:
-    """How long a run will still take: by its limit, else by the predictor; None: nobody knows."""
+    """How long a run will still take: by its limit, else by the predictor; None: unknown."""
     attained = pool.attained(task, now)
     limit: float | None = None
     if task.expected_seconds is not None:
@@ -104,15 +104,12 @@ class IndexCopies(Protocol):
     """Gives each trial a copy of an index, so that it changes nothing else."""
 
     def with_copy(self, index: Index, simulation: Callable[[Index], Any]) -> Any:  # noqa: ANN401 - what it returns
-        """What ``play`` returns when it has a copy of the index for itself; None: no time."""
+        """The result of ``simulation`` on a copy of the index of its own; None: no time is left."""
         ...
 
 
 class GroupSimulation:
-    """The group of one task from a moment on. The index is its own: it is changed.
-
-    ``ends`` False: no run ends by itself, so that time alone is what changes anything.
-    """
+    """The group of one task from a given time on. It changes the index it is given."""
 
     def __init__(
         self,
@@ -125,26 +122,26 @@ class GroupSimulation:
     ) -> None:
         self._clock: VirtualClock[tuple[str, int]] = VirtualClock(index, now)
         self.task_id = task_id
-        # Decisions that preempt a run for the task, and why it waits, as last decided.
+        # The decisions that preempt a run for the task, and the latest reason why it waits.
         self.chosen: dict[str, Preempt | Kill] = {}
         self.why: Reason | None = None
         # True once a run was preempted for anything else.
         self.disturbed = False
         self.rounds = 0
-        # Runs of which nobody knows when they end; whether the predictor was asked, and from how
-        # many ends it has learned.
+        # Runs whose end is unknown; whether the predictor was used, and from how many ends it has
+        # learned.
         self.endless: set[str] = set()
         self.by_history = False
-        # Whether another pace would have had anything end at another moment.
+        # Whether any run would have ended at another time at another pace.
         self.uncertain = False
         self.ends_known = index.pools[index.tasks[task_id].group].history.ends
         self._expired = expired
         self._pace = pace
-        # From when on the ends of runs are played.
+        # The time from which the ends of runs are simulated.
         self._running = False
 
     def on_copy(self, index: Index, pace: Pace) -> GroupSimulation:
-        """The same moment on a copy of the index, at a pace of its own."""
+        """The same time on a copy of the index, at another pace."""
         twin = copy(self)
         twin._clock, twin._pace = self._clock.copy(index), pace  # noqa: SLF001 - of the same class
         twin.chosen, twin.endless = dict(self.chosen), set(self.endless)
@@ -173,7 +170,7 @@ class GroupSimulation:
 
     @property
     def served(self) -> bool:
-        """True if the task has a run, or nodes are kept for it until others have left them."""
+        """True if the task has a run, or is promised nodes that other runs still have to leave."""
         task = self.task
         return task is not None and (task.holds or bool(task.promised))
 
@@ -228,10 +225,10 @@ class GroupSimulation:
             deleted=[(Task, (task.id,)) for task in over],
         )
 
-    # What the world around the scheduler does.
+    # Changes from outside the scheduler.
 
     def put(self, *rows: object) -> None:
-        """Change rows as an event from outside does."""
+        """Change rows as an event would."""
         self.index.apply(put=rows)
 
     def exit(self, task_id: str, kind: ExitKind) -> None:
@@ -252,13 +249,13 @@ class GroupSimulation:
         self.index.apply(deleted=[(Task, (task_id,))])
 
     def _expect(self, task: Task) -> None:
-        """Note when a run will be over."""
+        """Note when a run is expected to end."""
         self.endless.discard(task.id)
         if task.state is KILLING:
             self._clock.at(self._clock.seconds, (task.id, task.attempt))
         elif task.state is PREEMPTING:
             by = self._gone_by(task)
-            # A silent run is there to its deadline; another may save at once.
+            # A silent run stays until its deadline; another may save at once.
             self.uncertain = self.uncertain or not task.is_silent
             early = self._pace is Pace.EARLY and not task.is_silent
             at = self.now if early or by is None else by
@@ -279,10 +276,10 @@ class GroupSimulation:
     # Time.
 
     def run(self, *, until: datetime, rounds_max: int, ends: bool = True) -> Stopped | None:
-        """Let time pass until the task has its place; None: it has. ``now`` is when.
+        """Let time pass until the task starts; returns None then, and ``now`` is the start.
 
-        ``ends`` False: no run ends, so that nothing but time changes anything; nodes that are
-        promised to the task are its place then.
+        ``ends`` False: no run ends, so only time changes anything, and the simulation stops as soon
+        as nodes are promised to the task.
         """
         self._running = ends
         held = sorted(self.index.held) if ends else ()
@@ -316,7 +313,7 @@ class GroupSimulation:
                 kind = ExitKind.KILLED
             elif task.state is PREEMPTING and (at := self._gone_by(task)) is not None:
                 leaves = ExitKind.KILLED if task.is_silent else ExitKind.PREEMPTED
-                asked = self._pace is Pace.EARLY or at <= self.now
-                kind = leaves if asked else ExitKind.OK
+                saves_early = self._pace is Pace.EARLY or at <= self.now
+                kind = leaves if saves_early else ExitKind.OK
             self.endless.discard(task_id)
             self.exit(task_id, kind)

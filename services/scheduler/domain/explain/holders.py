@@ -1,4 +1,5 @@
-"""Which runs hold what a waiting task waits for, and until when. Called by ``explanation.py``."""
+"""Which runs hold the nodes or quota that a task waits for, and until when. Called by
+``explanation.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from services.scheduler.domain.model.lifecycle import KILLING, PREEMPTING
 from services.scheduler.domain.model.rows import Task
 
 HOLDERS_MAX = 10
-# Waits that end when runs end.
+# Reasons for waiting that the end of a run removes.
 _HELD = frozenset(
     {
         ReasonCode.WAITS_FOR_CAPACITY,
@@ -39,7 +40,7 @@ def holders(base: GroupSimulation, task: Task) -> tuple[tuple[Holder, ...], int]
 
 
 def _holds(base: GroupSimulation, task: Task, run: Task, code: ReasonCode) -> bool:
-    """True if the end of the run gives back some of what the task waits for."""
+    """True if the end of the run releases some of what the task waits for."""
     index = base.index
     if code is ReasonCode.WAITS_FOR_QUOTA:
         return _under_limit(base, task, run)

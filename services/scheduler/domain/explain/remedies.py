@@ -23,7 +23,7 @@ from services.scheduler.domain.explain.group_simulation import (
     IndexCopies,
     expected_left,
 )
-from services.scheduler.domain.explain.text import moment, named
+from services.scheduler.domain.explain.text import named, time_text
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model import observations
@@ -37,13 +37,13 @@ from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.slices.budgets import account_now, slice_budget
 
-# The part of the time for a question that looking for remedies may take.
+# The part of a query's time that the search for remedies may take.
 REMEDIES_PART = 0.45
-# Bounds of one question. Beyond them the answer says less, not something wrong.
+# Bounds of one query. Beyond them the answer has less, and nothing in it is wrong.
 RUNS_TRIED_MAX = 64
 NEEDED_TRIED_MAX = 8
 LIMITS_RAISED_MAX = 5
-# How far ahead, and in how many rounds, what time alone does is looked for.
+# How far ahead, and for how many rounds, the passing of time alone is simulated.
 TIME_SECONDS = 30 * 86_400.0
 TIME_ROUNDS_MAX = 300
 
@@ -61,19 +61,19 @@ _LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What somebody does, or what happens."""
+    """A change that a person makes, or an event."""
 
-    # Rows as they are then, runs that end, and waiting tasks that leave the queue.
+    # The changed rows, the runs that end, and the waiting tasks that leave the queue.
     put: tuple[object, ...] = ()
     ends: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
-    # How long nothing but time passes; None: no time passes.
+    # How long only time passes; None: no time passes.
     within_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A change that lets the task start, and how it reads after "to start:"."""
+    """A change that lets the task start, and its text after "to start:"."""
 
     text: str
     change: Change
@@ -81,16 +81,17 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a change."""
+    """The effect of a change."""
 
     served: bool
-    # When, and the runs that were asked to leave for it.
+    # When it takes effect, and the runs that were requested to leave for the task.
     at: datetime
     chosen: dict[str, Preempt | Kill]
 
 
 def attempt(simulation: GroupSimulation, change: Change) -> Outcome:
-    """Do the change in a world, and see whether the task gets its nodes or the promise of them."""
+    """Apply the change to a simulation; returns whether the task gets nodes or a promise of
+    them."""
     simulation.put(*change.put)
     for task_id in change.ends:
         simulation.exit(task_id, ExitKind.OK)
@@ -100,7 +101,7 @@ def attempt(simulation: GroupSimulation, change: Change) -> Outcome:
     if change.within_seconds is not None:
         until = simulation.now + timedelta(seconds=change.within_seconds)
         simulation.run(until=until, rounds_max=TIME_ROUNDS_MAX, ends=False)
-        # Where others' runs go meanwhile, it is not time alone that helps.
+        # If runs of other tasks leave meanwhile, time alone is not the cause.
         return Outcome(
             simulation.served and not simulation.disturbed, simulation.now, simulation.chosen
         )
@@ -108,7 +109,7 @@ def attempt(simulation: GroupSimulation, change: Change) -> Outcome:
 
 
 class Remedies:
-    """The remedies of one waiting task, in a world that has come to rest."""
+    """The remedies of one waiting task, from a simulation in which nothing is left to decide."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Remedies:
         self._task = task
         self._now = base.now
         self._pool = base.index.pools[task.group]
-        # Its place in the order, and the waiting tasks before it.
+        # Its position in the order, and the waiting tasks before it.
         self._entry = entry
         self._ahead = ahead
         self._trials_max = bounds.trials_max
@@ -135,7 +136,7 @@ class Remedies:
         self._trials = 0
 
     def find(self) -> Iterator[Remedy]:
-        """Those that help; what is cheap to find out comes first."""
+        """Yields the remedies that help, those that are cheap to try first."""
         if self._task.promised:
             yield from self._victims()
             return
@@ -156,13 +157,13 @@ class Remedies:
         if code not in _LIMITS:
             yield from self._runs(self._runs_by_end())
             yield from self._first()
-        # The dearest to find out, so it comes last.
+        # The most expensive one to try, so it comes last.
         yield from self._time()
 
     # Trials.
 
     def _try(self, change: Change) -> Outcome | None:
-        """What comes of a change; None: the bounds of the question are reached."""
+        """The effect of a change; None: the bounds of the query are reached."""
         if self._trials >= self._trials_max or self._expired():
             return None
         self._trials += 1
@@ -191,7 +192,7 @@ class Remedies:
                 high = middle
         return high
 
-    # What time brings.
+    # Changes by time alone.
 
     def _time(self) -> Iterator[Remedy]:
         change = Change(within_seconds=TIME_SECONDS)
@@ -204,24 +205,24 @@ class Remedies:
             seconds = (at - self._now).total_seconds()
             yield Remedy(f"the retry time comes in {duration(seconds)}", change)
             return
-        turns = [each for each in found.chosen.values() if each.reason.code is ReasonCode.TURN_OF]
-        if turns:
-            yield Remedy(self._turn(at, turns), change)
+        victims = [each for each in found.chosen.values() if each.reason.code is ReasonCode.TURN_OF]
+        if victims:
+            yield Remedy(self._turn(at, victims), change)
         elif found.chosen:
             lower = number(len(found.chosen), "lower run")
             if any(e.reason.code is ReasonCode.RECLAIMED_BY for e in found.chosen.values()):
                 lower = number(len(found.chosen), "run") + " beyond the guarantees"
-            yield Remedy(f"{lower} may be preempted from {moment(at)}", change)
+            yield Remedy(f"{lower} may be preempted from {time_text(at)}", change)
         else:
-            yield Remedy(f"time alone: it starts at {moment(at)}", change)
+            yield Remedy(f"time alone: it starts at {time_text(at)}", change)
 
-    def _turn(self, at: datetime, turns: Sequence[Preempt | Kill]) -> str:
-        """Whose nodes its turn takes, and what that costs."""
+    def _turn(self, at: datetime, victims: Sequence[Preempt | Kill]) -> str:
+        """Which runs the task's slice preempts, and what that costs."""
         pool, round_ = self._pool, Round(Snapshot.view(self._index), self._now)
-        cost = sum(each.reason.numbers.get("cost_node_seconds", 0.0) for each in turns)
-        runs = named(each.task_id for each in turns)
+        cost = sum(each.reason.numbers.get("cost_node_seconds", 0.0) for each in victims)
+        runs = named(each.task_id for each in victims)
         text = (
-            f"its turn comes at {moment(at)}: {number(len(turns), 'run')} of level"
+            f"its turn comes at {time_text(at)}: {number(len(victims), 'run')} of level"
             f" {level_name(self._entry.level)} after it in the order ({runs}) would be asked to go,"
             f" which loses about {duration(cost)} of one node's time"
         )
@@ -235,7 +236,7 @@ class Remedies:
         return text
 
     def _again(self) -> Iterator[Remedy]:
-        """As if its owner paused and resumed it."""
+        """The owner pauses and resumes the task."""
         changed = replace(
             self._task, not_before_at=None, start_attempts=0, unserved_since=self._now
         )
@@ -244,10 +245,10 @@ class Remedies:
             again = f"`shiftwork pause {self._task.id}`, then `shiftwork resume {self._task.id}`"
             yield Remedy(f"pause and resume it to try at once ({again})", change)
 
-    # What others hold.
+    # Changes of what other tasks hold.
 
     def _victims(self) -> Iterator[Remedy]:
-        """The runs that hold what it is promised go."""
+        """The runs that hold its promised nodes leave."""
         holders, tasks = self._index.holders, self._index.tasks
         owners = sorted(
             {
@@ -299,8 +300,8 @@ class Remedies:
     ) -> Iterator[Remedy]:
         """The fewest of these runs, of those that end first, whose end lets it start.
 
-        ``instead``: how to say it, where not by the names of the runs. ``put`` and ``beside``: what
-        else is changed, and how to say that.
+        ``instead``: a text to use instead of the names of the runs. ``put`` and ``beside``: what
+                else is changed, and its text.
         """
         ids = [task.id for task in runs]
         # Few are enough for most: the whole list is tried only where they are not.
@@ -320,7 +321,7 @@ class Remedies:
         yield Remedy(beside + text, Change(put, tuple(needed)))
 
     def _first(self) -> Iterator[Remedy]:
-        """The tasks before it are not there."""
+        """The tasks before it leave the queue."""
         if not self._ahead:
             return
         change = Change(gone=tuple(self._ahead))
@@ -328,7 +329,7 @@ class Remedies:
             which = "task before it leaves" if len(self._ahead) == 1 else "tasks before it leave"
             yield Remedy(f"the {len(self._ahead)} {which} the queue", change)
 
-    # What its owner or an administrator can change.
+    # Changes that its owner or an administrator can make.
 
     def _higher(self) -> Iterator[Remedy]:
         """The lowest higher level that helps."""
@@ -393,19 +394,19 @@ class Remedies:
             text = f"{missing} of the {excess.held} {unit} held under this quota come free"
             yield from self._runs(under, instead=text)
         raised: dict[object, object] = {}
-        words: list[str] = []
+        texts: list[str] = []
         quota_usage = round_.quota_usage
         for row in quota_usage.rows(task, level)[:LIMITS_RAISED_MAX]:
             most = quota_usage.held(row, task) + need.of(row.unit)
             if need.of(row.unit) and most > row.limit:
                 raised[row.key] = replace(row, limit=most)
                 unit = "nodes" if row.unit is Unit.NODES else "GPUs"
-                words.append(
+                texts.append(
                     f"raise the quota from {row.limit} to {most} {unit} (`{_quota_set(row, most)}`)"
                 )
         change = Change(put=tuple(raised.values()))
-        if words and self._helps(change) is not None:
-            yield Remedy(" and ".join(words), change)
+        if texts and self._helps(change) is not None:
+            yield Remedy(" and ".join(texts), change)
 
     def _counts(self, key: tuple[str, str, str, Any], run: Task) -> bool:
         """True if a run is counted by a limit, for the subject that the task is of."""
@@ -442,7 +443,7 @@ class Remedies:
     # Nodes.
 
     def _nodes(self, *, added: bool) -> Iterator[Remedy]:
-        """Nodes come back, are mended, relabelled or added."""
+        """Nodes come back, are repaired, relabelled or added."""
         shape = self._task.shape
         nodes = [
             node

@@ -1,4 +1,4 @@
-"""Moments, durations and lists in the clauses that ``explain`` gives."""
+"""Times and lists as text, for the clauses of ``explain``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 NAMED_MAX = 3
 
 
-def moment(at: datetime) -> str:
-    """A moment to the second, as the command line writes it."""
+def time_text(at: datetime) -> str:
+    """A time to the second, as the command line writes it."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 
 

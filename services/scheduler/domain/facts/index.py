@@ -1,8 +1,9 @@
 """The rows and the indexes over them, kept up to date change by change.
 
 ``loop.py`` and the policy lab feed it every committed change; ``decide`` reads it through
-``Snapshot``. What a round has looked at is settled by ``settle``: the next one looks only at what
-changed since. Built from the bare rows, everything is still to be looked at.
+``Snapshot``. ``settle`` records that a round has evaluated everything so far: the next round
+evaluates only what changed since. In an index that was just built from bare rows, everything is
+still to be evaluated.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from services.scheduler.domain.placement.node_index import (
 )
 from services.scheduler.domain.placement.topology import crosses_zone
 
-# From so many tasks at once on, their order matters for how long it takes.
+# From this many tasks in one batch on, they are sorted first, which is faster.
 MANY = 1_000
 
 
@@ -71,18 +72,18 @@ class Index:
         self.quota_usage = QuotaUsage(self.limits)
         self.totals = Totals((), settings)
         self.capacity = Capacity((), settings)
-        # Who has which bits of a node, and which bits are kept for somebody.
+        # The tasks that hold bits of a node, and those that are promised bits of it.
         self.holders: dict[str, dict[str, int]] = {}
         self.keepers: dict[str, dict[str, int]] = {}
         # The runs on draining nodes that are not on their way out.
         self.drained: set[str] = set()
         self.settled_at: datetime | None = None
-        # Moments that were past when they came into being: no round has seen them.
+        # Timers that were already due when they were added: no round has handled them.
         self.overdue: set[Timer] = set()
         # Nodes that take no new runs because a run on them is not among the tasks here.
         self.withheld: AbstractSet[str] = frozenset()
         self._slots: dict[str, tuple[Slot, ...]] = {}
-        # What each rank of those tasks asks for beside, if it asks for anything.
+        # CPUs and memory that each rank of those tasks requests, if any.
         self._each: dict[str, NodeResources] = {}
         self._crossing: dict[str, set[str]] = {}
         self._nodes_stale = False
@@ -97,11 +98,12 @@ class Index:
         rows = list(put)
         new = {row.id: row for row in rows if isinstance(row, Task)}
         if len(new) > MANY:
-            # In the order of the longest of the lists that they go into: each at its end.
+            # Sorted like the longest of the lists that they go into, so that each is appended at
+            # its end.
             new = {row.id: row for row in sorted(new.values(), key=waiting_since)}
         deleted = list(deleted)
         gone = [TaskId(str(key[0])) for kind, key in deleted if kind is Task]
-        # All that leaves, leaves first: what one run gave back, another may have taken.
+        # Removals come first, because one run may take what another has released.
         changed = [(self.tasks.pop(task_id, None), new.get(task_id)) for task_id in (*gone, *new)]
         ended = {row.task_id: row for row in rows if isinstance(row, EndedTask)}
         for old, after in changed:
@@ -141,7 +143,7 @@ class Index:
                 pool = self.pools[row.group]
                 moved = row.scale != pool.ledger.scale
                 pool.rescale(row, self.tasks)
-                # In a new order others may be first.
+                # The new order may begin with other tasks.
                 pool.full_scan = pool.full_scan or moved
         else:
             return False
@@ -169,13 +171,13 @@ class Index:
                 pool.nodes_changed = pool.nodes_changed or changed
 
     def _forget_node(self, node_id: str) -> bool:
-        """A removed node is not kept any longer, for its version and the name of its group."""
+        """Forget a removed node, which was kept for its version and its group."""
         known = self.nodes.pop(node_id, None) is not None
         self._nodes_stale = self._nodes_stale or known
         return known
 
     def _take_all(self, node_id: str, masks: Mapping[str, int]) -> None:
-        """Take what tasks have of a node, or are promised, all of which was free."""
+        """Take the bits of a node that tasks hold or are promised; all of them were free."""
         for task_id, mask in masks.items():
             self.capacity.take((Slot(node_id, mask),), self._each.get(task_id, NO_RESOURCES))
 
@@ -201,7 +203,7 @@ class Index:
         return found
 
     def _rebuild(self, group: str) -> None:
-        """Make a pool anew from its tasks: its policy or the size of its nodes changed."""
+        """Rebuild a pool from its tasks, because its policy or the size of its nodes changed."""
         old = self.pools.pop(group, None)
         if old is None:
             return
@@ -250,7 +252,7 @@ class Index:
             self._take_back(old)
             pool.full_scan = True
             if self.quota_usage.across:
-                # Others of its owner may run elsewhere.
+                # Other tasks of its owner may run in other pools.
                 for other in self.pools.values():
                     other.full_scan = True
 
@@ -275,20 +277,20 @@ class Index:
             pool.arrived[task.id] = task
         if (task.placements or task.promised) and (old is None or not task.same_holdings(old)):
             self._give(task)
-            # Who is covered by a guarantee changes with what others of his have.
+            # Which tasks a guarantee covers changes with what the owner's other tasks hold.
             pool.full_scan = pool.full_scan or bool(pool.clusters)
         if old is not None and old.is_silent and task.holds and not task.is_silent:
-            # It can save from now on: its turn costs less.
+            # It can save from now on, so preempting it at a slice end costs less.
             pool.full_scan = True
         if task.state in LEAVING and (old is None or old.state not in LEAVING):
-            # What it has, and is not promised to the one it goes for, is coming free.
+            # What it holds is being released, except what is promised to its beneficiary.
             pool.full_scan = True
 
     @staticmethod
     def _compare_level(pool: Pool, task: Task) -> None:
-        """Let the next round look at a run that counts at another level than its priority.
+        """Let the next round evaluate a run that counts at another level than its priority.
 
-        AUTO runs have no level of their own; what time does to any run comes as a moment.
+        AUTO runs have no level of their own; changes of level by running time come as timers.
         """
         if (
             task.state in (STARTING, RUNNING)
@@ -310,7 +312,7 @@ class Index:
         return slots_of(task) if found is None else found
 
     def resources(self, task: Task) -> NodeResources:
-        """What each rank of a run, or of a promise, takes of its node beside GPUs."""
+        """The CPUs and memory that each rank of a run or a promise takes of its node."""
         return self._each.get(task.id, NO_RESOURCES)
 
     def _give(self, task: Task) -> None:
@@ -365,11 +367,11 @@ class Index:
         contention_key: bool,
         taken: bool,
     ) -> None:
-        """Make the free bits of nodes what their holders and keepers leave."""
+        """Set the free bits of nodes to those that no task holds or is promised."""
         if self._nodes_stale:
             return
         if taken:
-            # What is taken already stays so; a counted place counts for each.
+            # Bits that are taken already stay taken; CPU-only ranks are counted individually.
             self.capacity.take(slots, resources)
         elif not contention_key:
             self.capacity.give(slots, resources)
@@ -382,7 +384,7 @@ class Index:
             )
 
     def taken(self, node_id: str) -> int:
-        """The bits of a node that somebody has or is promised."""
+        """The bits of a node that some task holds or is promised."""
         mask = 0
         for owners in (self.holders.get(node_id), self.keepers.get(node_id)):
             if owners:
@@ -413,19 +415,19 @@ class Index:
                 if not node.gpus and any(held.values()):
                     return False
             if resources != NO_RESOURCES and exceeds(
-                node, resources, [self.asked(held), given.get(node_id, NO_RESOURCES)]
+                node, resources, [self.requested(held), given.get(node_id, NO_RESOURCES)]
             ):
                 return False
         return True
 
-    def asked(self, task_ids: Iterable[str]) -> NodeResources:
-        """What one rank of each of these tasks asks for of its node, together."""
+    def requested(self, task_ids: Iterable[str]) -> NodeResources:
+        """The CPUs and memory that one rank of each of these tasks requests, in total."""
         found = [resources for task_id in task_ids if (resources := self._each.get(task_id))]
         return NodeResources(sum(e.cpus for e in found), sum(e.memory_bytes for e in found))
 
     def broken(self, task: Task, released: Container[str] = ()) -> bool:
-        """True if something that is promised to a task can no longer be had: its nodes must still
-        be ones on which it could be placed now, were they free.
+        """True if a promise can no longer be kept: the task could not be placed on its promised
+        nodes now, even if they were free.
 
         ``released``: tasks whose promises were taken back in this round.
         """
@@ -444,7 +446,7 @@ class Index:
                 held, kept = self.holders.get(node_id, {}), self.keepers.get(node_id, {})
                 stay = [other for other in held if self.tasks[other].state not in LEAVING]
                 others = [each for each in kept if each != task.id and each not in released]
-                if exceeds(node, shape.resources, [self.asked(stay), self.asked(others)]):
+                if exceeds(node, shape.resources, [self.requested(stay), self.requested(others)]):
                     return True
         # A whole node is all of it, also after it was rebuilt.
         whole = shape.gpus is None
@@ -453,7 +455,7 @@ class Index:
     # Nodes and limits change rarely: what depends on them follows before the next round.
 
     def refresh(self) -> None:
-        """Bring everything up to date; ``Snapshot`` calls it before each look."""
+        """Bring everything up to date; ``Snapshot`` calls it before each read."""
         if self._nodes_stale:
             self._refresh_nodes()
         if self._changed_limits:
@@ -521,7 +523,8 @@ class Index:
             pool.arrived[task_id] = self.tasks[task_id]
 
     def listed(self) -> bool:
-        """True once every runtime's full list of nodes was heard, and all of them are known."""
+        """True once every runtime's full list of nodes was received, and all of these nodes are
+        known."""
         return bool(self.inventories) and all(
             node_id in self.nodes
             for inventory in self.inventories.values()
@@ -544,10 +547,10 @@ class Index:
             self.pool(group).saved(value)
 
     def due(self, now: datetime) -> list[Timer]:
-        """The moments that came since the last round, in order."""
+        """The timers that became due since the last round, in order."""
         seconds = now.timestamp()
         after = self.settled_at.timestamp() if self.settled_at else None
-        # Where the clock was set back, what was past may be still to come.
+        # If the clock was set back, timers that were due may be in the future again.
         overdue = {timer for timer in self.overdue if timer.at <= seconds}
         return sorted({*overdue, *self.timers.between(after, seconds)})
 
@@ -555,7 +558,7 @@ class Index:
         """Forget what rounds have settled: the next one evaluates everything, as a new leader's,
         and this task individually.
 
-        For an index of somebody's own, on which it does not matter what became of earlier plans.
+        Only for a copy of the index, for which the fate of earlier plans does not matter.
         """
         self.settled_at = None
         self.overdue.clear()
@@ -572,7 +575,7 @@ class Index:
     def narrow(self, group: str) -> bool:
         """Forget the tasks of other groups; False if limits count several groups together.
 
-        For an index of somebody's own that is about one group.
+        Only for a copy of the index that is about one group.
         """
         if self.quota_usage.across:
             return False
@@ -595,9 +598,9 @@ class Index:
         }
 
     def settle(self, plan: Plan) -> None:
-        """The plan was decided on all there was: the next looks at what changes from here on.
+        """The plan covers everything so far: the next round evaluates only later changes.
 
-        Groups that the plan leaves out are as if no round had been: their moments stay due.
+        For groups that the plan leaves out nothing is settled: their timers stay due.
         """
         left_out: list[Timer] = []
         if plan.left_out or plan.left_out_tasks:
@@ -605,7 +608,7 @@ class Index:
         self.settled_at = plan.decided_at
         self.overdue.clear()
         self.overdue.update(left_out)
-        for group, look in plan.scans.items():
+        for group, scan in plan.scans.items():
             pool = self.pools[group]
             pool.arrived.clear()
             pool.full_scan = pool.nodes_changed = False
@@ -614,14 +617,14 @@ class Index:
             # may have been observed meanwhile.
             pool.level_blocked = {
                 each
-                for each in look.level_blocked | plan.left_out_tasks
+                for each in scan.level_blocked | plan.left_out_tasks
                 if each in pool.sizes and self.tasks[each].state in (STARTING, RUNNING)
             }
-            pool.due_at = look.due_at
-            pool.slice_round_at = look.slice_round_at
+            pool.due_at = scan.due_at
+            pool.slice_round_at = scan.slice_round_at
 
     def _left_out(self, timer: Timer, plan: Plan) -> bool:
-        """True if the plan does without what the moment asks for."""
+        """True if the plan leaves out the group or the task of a timer."""
         if timer.task_id in plan.left_out_tasks:
             return True
         group = self.tasks[timer.task_id].group
@@ -629,7 +632,8 @@ class Index:
 
 
 def exceeds(node: Node, resources: NodeResources, others: Iterable[NodeResources]) -> bool:
-    """True if a rank and the others ask for more than the node offers, of what the rank asks."""
+    """True if a rank and the others request more than the node offers, of a resource that the rank
+    requests."""
     cpus, memory, each_other = millicpus_of(node), memory_of(node), list(others)
     for total, own, rest in (
         (cpus, resources.cpus, sum(other.cpus for other in each_other)),

@@ -1,7 +1,7 @@
 """One pool (node group): its waiting tasks, its runs, and what its discipline keeps count of.
 
-``index.py`` feeds it the changes of rows; ``decide`` reads it. Whatever it holds can be made again
-from the rows, which is what a new leader does.
+``index.py`` feeds it the changes of rows; ``decide`` reads it. Everything in it can be rebuilt from
+the rows, which a new leader does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OWNERS_KEPT_MAX = 10_000
 
 
 def saved_until(task: Task) -> float:
-    """Up to when a run's work is safe; what it did since would be lost with it."""
+    """The time up to which a run's work is saved; later work would be lost with the run."""
     began = task.run_started_at or task.assigned_at or task.submitted_at
     if task.checkpoint is not None and task.checkpoint.attempt == task.attempt:
         began = max(began, task.checkpoint.saved_at)
@@ -94,7 +94,7 @@ class Pool:
         self.sizes: dict[str, float] = {}
         # The same runs by owner.
         self.runs_of: dict[str, dict[str, Task]] = {}
-        # Runs that their level leaves alone for a while.
+        # Runs that are held: not preempted by equals for a while.
         self.held_until: set[str] = set()
         # Runs whose level no round has compared with their priority yet; and those that a quota
         # keeps from the level that they should count at.
@@ -102,8 +102,8 @@ class Pool:
         self.level_blocked: set[str] = set()
         # Runs whose order key is another discipline's.
         self.foreign: dict[str, Task] = {}
-        # Tasks that wait or run (paused ones want nothing): Σ size, Σ size x since when they age;
-        # by owner, how many, their size, what they hold, and the end of their tags.
+        # Tasks that wait or run (paused ones request nothing): Σ size, Σ size x the time since
+        # which they age; by owner: their number, size, what they hold, and the end of their tags.
         self.live_units = 0.0
         self.live_since_sum = 0.0
         self.owners: dict[str, int] = {}
@@ -156,7 +156,7 @@ class Pool:
         return order_key.key + self.ledger.scale * order_key.scaled
 
     def limit_scope(self, task: Task) -> LimitScope:
-        """Whose limits count for a task."""
+        """The owner, team and virtual cluster whose limits count for a task."""
         cluster = self.clusters.of(task) if self.clusters else ""
         if self.limited or self.discipline.by_user or self.guarded:
             return cluster, task.owner, task.team if self.limited else ""
@@ -185,7 +185,7 @@ class Pool:
     # Changes of rows.
 
     def observe(self, old: Task, new: Task | None, ended: EndedTask | None) -> None:
-        """Learn from a change: how long tasks run, and what being moved costs."""
+        """Learn from a change: how long tasks run, and what moving them costs."""
         counted = old.marks.counted_seconds
         if ended is not None and ended.run_seconds > 0:
             if ended.by_itself:
@@ -196,13 +196,13 @@ class Pool:
             self.history.outlived(features_of(self, old), counted, new.marks.counted_seconds)
 
     def least_units(self, shape: Shape) -> float:
-        """What a gang must find at least: whole nodes may be small, CPU ranks are only counted."""
+        """The least that a gang must find: whole nodes may be small, CPU ranks are only counted."""
         if shape.gpus is None:
             return shape.nodes * self.least_node_share
         return units_of(shape, self.width) if shape.gpus else 0.0
 
     def enter(self, task: Task) -> None:
-        """A task as it is from now on."""
+        """Add a task in its new state."""
         size = self.sizes[task.id] = units_of(task.shape, self.width)
         self.unended[task.owner] = self.unended.get(task.owner, 0) + 1
         if task.state is not PAUSED:
@@ -222,7 +222,7 @@ class Pool:
             self.coverage.enter(task, size, cost)
 
     def leave(self, task: Task) -> None:
-        """Forget a task as it was until now."""
+        """Remove a task in its old state."""
         size = self.sizes.pop(task.id)
         self.unended[task.owner] -= 1
         if not self.unended[task.owner]:
@@ -249,7 +249,7 @@ class Pool:
             del self.owners[owner], self.owner_units[owner]
             self.owner_held.pop(owner, None)
             if not self.owners:
-                # Sums of many small steps end at exactly nothing.
+                # Floating-point sums are reset to exactly 0 at the end.
                 self.live_units = self.live_since_sum = 0.0
             return
         self.owner_units[owner] = self.owner_units.get(owner, 0.0) + size
@@ -261,10 +261,10 @@ class Pool:
 
         Their queues are walked along as in any round; only new tasks are evaluated individually.
         """
-        looked_at = [
+        evaluated_before = [
             key for key, task in self.arrived.items() if task.accepted and self.has_order_key(task)
         ]
-        for task_id in looked_at:
+        for task_id in evaluated_before:
             del self.arrived[task_id]
 
     def forget_idle_owner(self, owner: str) -> None:
@@ -274,7 +274,7 @@ class Pool:
         if not self.discipline.by_user:
             self.finishes.pop(owner, None)
         elif len(self.finishes) > OWNERS_KEPT_MAX:
-            # What they had is longest ago, so it counts least.
+            # Their use is the longest ago, so it counts least.
             del self.finishes[min(self.finishes, key=self.finishes.__getitem__)]
 
     def _wait(self, task: Task) -> None:
@@ -332,7 +332,7 @@ class Pool:
         return self.policy.timeshare.restart_seconds if measured is None else measured
 
     def _cost(self, task: Task) -> Cost:
-        """Smaller = cheaper for runs of one size, at every moment alike."""
+        """Smaller = cheaper for runs of one size; the order is the same at any time."""
         return self.move_seconds(task) - saved_until(task), task.id
 
     def rescale(self, ledger: PoolLedger, tasks: Mapping[str, Task]) -> None:
@@ -388,7 +388,7 @@ class Pool:
 def _drop(tasks: dict[str, Task], task_id: str) -> None:
     del tasks[task_id]
     if not tasks:
-        # A dictionary that was large takes as long to look through when it is empty.
+        # Iterating over a dictionary that was large is slow even when it is empty.
         tasks.clear()
 
 

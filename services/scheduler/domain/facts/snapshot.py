@@ -1,8 +1,8 @@
-"""What ``decide`` reads: the rows of one moment, with the indexes over them.
+"""What ``decide`` reads: the rows at one time, with the indexes over them.
 
 Made by an ``Index`` it is a view, valid until the index changes. ``Snapshot.of`` builds the same
-from the bare rows, with everything still to be evaluated: the slow, obviously right way, used by
-tests, ``replay.py`` and the dry run.
+from the bare rows, with everything still to be evaluated: slow and obviously correct. Tests,
+``replay.py`` and the dry run use it.
 """
 
 from __future__ import annotations

@@ -61,31 +61,31 @@ class Totals:
         levels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         every = list(nodes)
-        standing = [node for node in every if not node.removed]
+        existing = [node for node in every if not node.removed]
         # Groups that have no node now, but had some or have a policy: an autoscaler took all of
         # them away, or has brought none so far.
-        there = {node.group for node in standing}
+        there = {node.group for node in existing}
         self.emptied = ({node.group for node in every} | {*(levels or {})}) - there
         # Lost and cordoned nodes and sick GPUs may come back, so they count as known.
         whole = (
-            replace(node, unusable_gpus=()) if node.unusable_gpus else node for node in standing
+            replace(node, unusable_gpus=()) if node.unusable_gpus else node for node in existing
         )
         self.known = Capacity(whole, settings)
-        closed = {str(node.id) for node in standing if not node.offered}
-        self.offered = Capacity(standing, settings, levels, closed)
+        closed = {str(node.id) for node in existing if not node.offered}
+        self.offered = Capacity(existing, settings, levels, closed)
         self._levels = levels or {}
         # Groups with more than one of the largest domains.
         zones: dict[str, set[str]] = {}
-        for node in standing:
+        for node in existing:
             zones.setdefault(node.group, set()).update(address(node, self.levels(node.group)[:1]))
         self._zones = {group: tuple(sorted(names)) for group, names in zones.items()}
         # Nodes without the label lie in one domain of no name, which is none to cross from.
         self.zoned = frozenset(group for group, names in zones.items() if len(names - {""}) > 1)
         # Nodes whose runs are requested to leave.
-        self.draining = {str(node.id) for node in standing if node.draining}
+        self.draining = {str(node.id) for node in existing if node.draining}
         self._widths: dict[str, int] = {}
         self._narrowest: dict[str, int] = {}
-        for node in standing:
+        for node in existing:
             self._widths[node.group] = max(self._widths.get(node.group, 1), width(node))
             if node.gpus:
                 least = self._narrowest.get(node.group, node.gpus)
@@ -200,9 +200,9 @@ class Totals:
 
     def kinds(self, shape: Shape) -> tuple[int, ...]:
         """The GPU counts of known nodes that a gang of whole nodes may get, ascending."""
-        alike = self.known.whole_sizes(shape.group)
-        if len(alike) <= 1:
-            return tuple(alike)
+        counts = self.known.whole_sizes(shape.group)
+        if len(counts) <= 1:
+            return tuple(counts)
         answers = self._answers[shape.group].kinds
         found = answers.get(shape)
         if found is None:

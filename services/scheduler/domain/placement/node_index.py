@@ -118,7 +118,7 @@ class NodeIndex:
         there = tuple(size for size in self.sizes if self.by_size[size] & self.open)
         self.whole_sizes: tuple[int, ...] = tuple(size for size in there if size) or there
         # Node equivalents that may be used at all.
-        self.units = sum(n * units / wide for (units, wide), n in sorted(self._counts.items()))
+        self.units = sum(n * units / size for (units, size), n in sorted(self._counts.items()))
 
     def change(self, position: int, node: Node, *, closed: bool) -> None:
         """The state of a node changed, or how much CPU and memory it offers; the rest stays."""
@@ -132,9 +132,9 @@ class NodeIndex:
         self._set_usable(position, None if closed else usable_mask(node))
 
     def _set_usable(self, position: int, mask: int | None) -> None:
-        wide, usable = width(self.nodes[position]), mask or 0
-        self._counts[self.usable[position].bit_count(), wide] -= 1
-        self._counts[usable.bit_count(), wide] += 1
+        size, usable = width(self.nodes[position]), mask or 0
+        self._counts[self.usable[position].bit_count(), size] -= 1
+        self._counts[usable.bit_count(), size] += 1
         self.usable[position] = usable
         bit = 1 << position
         self.open = self.open & ~bit if mask is None else self.open | bit
@@ -218,9 +218,9 @@ def with_resources(
 ) -> int | None:
     """Those of the positions (None: all) with so much of both resources left; None: all."""
     resources = shape.resources
-    for left, asked in ((cpus, resources.cpus), (memory, resources.memory_bytes)):
-        if left is not None and asked:
-            enough = left.at_least(asked)
+    for left, needed in ((cpus, resources.cpus), (memory, resources.memory_bytes)):
+        if left is not None and needed:
+            enough = left.at_least(needed)
             there = enough if there is None else there & enough
     return there
 

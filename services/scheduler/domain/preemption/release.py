@@ -28,8 +28,8 @@ def request_release(
     ``moves_to``: where there is a place for it, if it is only to move.
     """
     assert task.live_attempt is not None, "a task that holds capacity has a live attempt"
-    asks = task.preempt_mode is not PreemptMode.KILL and not task.ends_now
-    if task.state is RUNNING and asks:
+    requests = task.preempt_mode is not PreemptMode.KILL and not task.ends_now
+    if task.state is RUNNING and requests:
         settings = round_.settings
         deadline_at = round_.after(task.ack_seconds(settings))
         round_.wake_at(deadline_at)

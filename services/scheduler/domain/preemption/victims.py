@@ -160,15 +160,15 @@ def find_within_quota(
     for task in own:
         if task.group == pool.group:
             trial.give(task)
-    asked = set(trial.given)
+    given_first = set(trial.given)
 
     def works() -> bool:
         """The gang fits, and the limits admit it because all of the owner's runs go."""
-        return asked <= trial.given.keys() and trial.pick() is not None
+        return given_first <= trial.given.keys() and trial.pick() is not None
 
     if not works():
         for task in candidates(round_, pool, entry):
-            if task.id not in asked:
+            if task.id not in given_first:
                 trial.give(task)
                 if works():
                     break
@@ -249,7 +249,7 @@ def _own_lower(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
     Of its own pool, those that it may take. In another one it takes no nodes, so no guarantee there
     is asked: which of an owner's tasks use the owner's quota, their levels say.
     """
-    owner, here = entry.task.owner, pool.group == entry.task.group
+    owner, own_pool = entry.task.owner, pool.group == entry.task.group
     own = [*pool.runs_of.get(owner, {}).values()]
     own += (each for each in _promised(round_, pool) if each.owner == owner)
     for each in own:
@@ -257,7 +257,7 @@ def _own_lower(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
             WEIGHTS[each.level] < entry.weight
             and each.id not in round_.levels
             and (each.promised or is_preemptible(round_, pool, each))
-            and (not pool.clusters or not here or _outranks_own(round_, pool, entry, each))
+            and (not pool.clusters or not own_pool or _outranks_own(round_, pool, entry, each))
         ):
             yield each
 

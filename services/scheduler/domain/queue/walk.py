@@ -179,8 +179,8 @@ class QueueWalk:
             for each in self._behind.pop(entry.task.owner, ()):
                 heapq.heappush(self._heap, each)
         if outcome is Outcome.STUCK:
-            alike = entry.rank, entry.shape, entry.cluster
-            self._stuck.setdefault(alike, []).append(item)
+            equivalents = entry.rank, entry.shape, entry.cluster
+            self._stuck.setdefault(equivalents, []).append(item)
         elif outcome is Outcome.BEHIND:
             self._behind.setdefault(entry.task.owner, []).append(item)
         elif outcome is not Outcome.LIMITED:
@@ -189,9 +189,9 @@ class QueueWalk:
     def _is_due(self, evaluator: Evaluator, queue: Queue, item: Item) -> bool:
         """True if a task of a queue is to be evaluated now; else its queue is stored for later."""
         weight, shape, scope = queue.name
-        alike = self._stuck.get((item[0], shape, scope[0]))
-        if alike is not None:
-            alike.append(item)
+        equivalents = self._stuck.get((item[0], shape, scope[0]))
+        if equivalents is not None:
+            equivalents.append(item)
             return False
         if weight == AUTO:
             return True
@@ -216,11 +216,11 @@ class QueueWalk:
             heapq.heappush(self._heap, (rank, *item[1:]))
             return
         tree: Tree = branch
-        asked: Shape | None = None
+        evaluated_least: Shape | None = None
         while isinstance(tree, Branch):
-            if tree.least != asked:
-                asked = tree.least
-                needed = evaluator.units_needed(weight, asked, cluster)
+            if tree.least != evaluated_least:
+                evaluated_least = tree.least
+                needed = evaluator.units_needed(weight, evaluated_least, cluster)
                 if needed > evaluator.units_available():
                     self._skipped = self._skipped or []
                     insort(self._skipped, _Skipped(needed, tree.items(rank)[0]), key=_units_needed)
@@ -254,8 +254,8 @@ class QueueWalk:
         if releases[1] != self._releases[1] and not self._fixed:
             self._recompute_ranks(evaluator)
         self._releases = releases
-        for alike in [each for each in self._stuck if evaluator.fits_again(*each)]:
-            for item in self._stuck.pop(alike):
+        for equivalents in [each for each in self._stuck if evaluator.fits_again(*each)]:
+            for item in self._stuck.pop(equivalents):
                 heapq.heappush(self._heap, item)
         if self._skipped is None:
             self._begin(evaluator)

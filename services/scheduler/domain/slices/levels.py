@@ -68,7 +68,7 @@ def update_levels(round_: Round, pool: Pool, timers: list[Timer]) -> frozenset[s
             if level is None:
                 left.append(move)
                 continue
-            round_.reorder(_mark(round_, pool, move, level))
+            round_.reorder(_reordering(round_, pool, move, level))
             if level is move.wanted:
                 stopped.discard(move.task.id)
         if len(left) == len(moves):
@@ -90,7 +90,7 @@ def _admitted(round_: Round, move: _Move) -> Priority | None:
     return None
 
 
-def _mark(round_: Round, pool: Pool, move: _Move, level: Priority) -> Reorder:
+def _reordering(round_: Round, pool: Pool, move: _Move, level: Priority) -> Reorder:
     task = move.task
     names = {"priority": task.level.value, "to": level.value}
     base = task.level if task.is_auto else task.priority
@@ -114,12 +114,12 @@ def outlook(index: Index, task: Task, now: datetime) -> Iterator[str]:
     if wanted is task.level:
         return
     excess = index.quota_usage.excess_of_move(task, wanted)
-    here, there = level_name(task.level), level_name(wanted)
+    current, target = level_name(task.level), level_name(wanted)
     if excess is None:
-        yield f"it counts at level {here} and will count at level {there} at once"
+        yield f"it counts at level {current} and will count at level {target} at once"
         return
     unit = "nodes" if excess.limit.unit is Unit.NODES else "GPUs"
     yield (
-        f"it counts at level {here}: it will count at level {there} as soon as the quota there"
+        f"it counts at level {current}: it will count at level {target} as soon as the quota there"
         f" admits it, of which {excess.held} of {excess.limit.limit} {unit} are held"
     )

@@ -63,7 +63,7 @@ def starting_key(round_: Round, pool: Pool, task: Task) -> OrderKey:
         task = replace(task, marks=order_key)
     begun = pool.discipline.starting(pool, task, round_.now, finish_of(round_, pool, task.owner))
     _note_finish(round_, pool, task.owner, begun)
-    _wake(round_, begun)
+    _wake_for(round_, begun)
     return begun
 
 
@@ -81,7 +81,7 @@ def end_slices(round_: Round, pool: Pool, timers: list[Timer]) -> None:
             _slice_over(round_, pool, task)
 
 
-def _wake(round_: Round, order_key: OrderKey) -> None:
+def _wake_for(round_: Round, order_key: OrderKey) -> None:
     """Wake at what this round noted: it is not among the index's timers yet."""
     round_.wake_at(order_key.rekey_at)
     round_.wake_at(order_key.held_until)
@@ -91,7 +91,7 @@ def _slice_over(round_: Round, pool: Pool, task: Task) -> None:
     finish = finish_of(round_, pool, task.owner)
     order_key = pool.discipline.slice_over(pool, task, round_.now, finish)
     _note_finish(round_, pool, task.owner, order_key)
-    _wake(round_, order_key)
+    _wake_for(round_, order_key)
     why = reason(ReasonCode.SLICE_OVER, seconds=round(pool.attained(task, round_.now)))
     round_.reorder(Reorder(task.id, why, order_key))
 

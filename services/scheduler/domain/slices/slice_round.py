@@ -49,7 +49,7 @@ class SliceRound:
         self.open = False
         self.slice_round_at = pool.slice_round_at
         if pool.discipline.preempts and pool.unserved:
-            next_at = self._next_pass()
+            next_at = self._next_round_at()
             self.open = next_at is None or next_at <= round_.now
             self.due_at = None if self.open else next_at
         if self.open:
@@ -59,11 +59,11 @@ class SliceRound:
         # The task that the budget is saved for, once there is one.
         self._saving = False
         # How many released runs are counted, and what those and the leaving ones hold.
-        self._coming: tuple[int, float] | None = None
+        self._releasing: tuple[int, float] | None = None
         self._used: set[str] = set()
         self._rows: dict[int, _Row] = {}
 
-    def _next_pass(self) -> datetime | None:
+    def _next_round_at(self) -> datetime | None:
         slice_round_at = self._pool.slice_round_at
         if slice_round_at is None or slice_round_at > self._round.now:
             # The first one; or the clock was set back.
@@ -82,13 +82,13 @@ class SliceRound:
 
     def releasing_units(self) -> float:
         """Node equivalents that leaving runs hold, promised or not."""
-        pool, told = self._pool, self._round.releasing.get(self._pool.group, [])
-        if self._coming is None:
-            self._coming = 0, sum(map(pool.size, pool.leaving.values()))
-        count, units = self._coming
-        for task in told[count:]:
+        pool, released = self._pool, self._round.releasing.get(self._pool.group, [])
+        if self._releasing is None:
+            self._releasing = 0, sum(map(pool.size, pool.leaving.values()))
+        count, units = self._releasing
+        for task in released[count:]:
             units += pool.size(task)
-        self._coming = len(told), units
+        self._releasing = len(released), units
         return units
 
     def take(self, entry: Entry) -> tuple[Slot, ...] | None:
@@ -224,10 +224,10 @@ def _open_runs(round_: Round, pool: Pool, weight: int) -> list[Key]:
     tasks = round_.index.tasks
     same = pool.protected_seconds <= 0 and not pool.discipline.by_user
     noted = [task_id for task_id in round_.order_keys if task_id in tasks and tasks[task_id].holds]
-    looked_at = pool.held_until.union(round_.moved, noted) if same else None
-    found = [] if looked_at is None else [each for each in row if each[1] not in looked_at]
+    changed = pool.held_until.union(round_.moved, noted) if same else None
+    found = [] if changed is None else [each for each in row if each[1] not in changed]
     for _, task_id in row:
-        if looked_at is not None and task_id not in looked_at:
+        if changed is not None and task_id not in changed:
             continue
         task = tasks[task_id]
         order_key = round_.order_key_of(task)

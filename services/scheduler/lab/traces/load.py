@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from shiftwork.cli.files import advice
+from shiftwork.cli.input_files import advice
 
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces import history, kueue, swf, table

@@ -39,7 +39,7 @@ def added(body: dict[str, Any], target: contexts.Target, venv: Path | None = Non
 
 
 @pytest.mark.usefixtures("home")
-def test_the_activated_environment_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_activated_environment_is_passed_to_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     activated = {"PATH": "/srv/mine/bin:/bin", "VIRTUAL_ENV": "/srv/mine"}
     for name, value in {**activated, "SECRET": "s", "PYTHONPATH": "/x"}.items():
         monkeypatch.setenv(name, value)
@@ -58,7 +58,9 @@ def test_a_path_that_the_task_sets_wins(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("target", REMOTE)
-def test_nothing_travels_to_another_machine(target: contexts.Target, tmp_path: Path) -> None:
+def test_no_environment_is_passed_to_another_machine(
+    target: contexts.Target, tmp_path: Path
+) -> None:
     assert added({}, target) is None
     venv = an_environment(tmp_path / "mine")
     with pytest.raises(Failure, match="--venv names a folder of this machine") as raised:
@@ -67,7 +69,7 @@ def test_nothing_travels_to_another_machine(target: contexts.Target, tmp_path: P
 
 
 @pytest.mark.usefixtures("home")
-def test_nothing_travels_into_a_pod() -> None:
+def test_no_environment_is_passed_into_a_pod() -> None:
     assert added({"pod": {"image": "x"}}, LOCAL) is None
 
 
@@ -112,7 +114,9 @@ def test_venv_with_options_and_with_a_file(
     assert bodies[-1]["env"] == {**expected, "A": "1"}
 
 
-def test_a_venv_that_is_none_is_refused(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_a_folder_that_is_no_environment_is_refused(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
     done = shiftwork("submit", "--venv", "no-venv", "--", "python")
     assert done.code == 2
     assert "no-venv/bin/python is not a program" in done.err
@@ -121,7 +125,7 @@ def test_a_venv_that_is_none_is_refused(shiftwork: Shiftwork, server: CliServer)
     assert not [one for one in server.seen if one.method == "POST"]
 
 
-def test_venv_and_path_are_not_both_said(
+def test_venv_and_path_together_are_refused(
     shiftwork: Shiftwork, server: CliServer, tmp_path: Path
 ) -> None:
     venv = an_environment(tmp_path / "mine")
@@ -138,7 +142,7 @@ TRACEBACK = (
 )
 
 
-def test_a_hint_says_which_python_lacked_what() -> None:
+def test_the_hint_names_the_python_and_the_missing_module() -> None:
     lines = [line.format(module="torch.nn") for line in TRACEBACK]
     hint = environments.hint_for(lines, "/usr/bin/python3")
     assert hint.startswith("/usr/bin/python3 ran the task and has no module 'torch'")
@@ -158,7 +162,7 @@ def test_the_hint_for_the_sdk_says_where_it_comes_from() -> None:
     assert "libs/sdk" in hint
 
 
-def test_other_ends_have_no_hint() -> None:
+def test_other_failures_have_no_hint() -> None:
     assert environments.hint_for([]) == ""
     assert environments.hint_for(["ValueError: No module", "KeyError: 'torch'"]) == ""
 

@@ -31,7 +31,7 @@ def three(server: CliServer) -> CliServer:
     return server
 
 
-def test_several_tasks_each_reported_and_one_that_fails_is_not_in_the_way(
+def test_several_tasks_are_each_reported_although_one_fails(
     shiftwork: Shiftwork, three: CliServer
 ) -> None:
     done = shiftwork("stop", "one", "nothing", "two")
@@ -66,7 +66,7 @@ def test_a_retry_prints_the_new_id(shiftwork: Shiftwork, three: CliServer) -> No
     assert len(three.asked("POST", "/v1/tasks/tone/retry").headers["idempotency-key"]) >= 16
 
 
-def test_stopping_all_asks_or_wants_yes(shiftwork: Shiftwork, three: CliServer) -> None:
+def test_stopping_all_needs_a_confirmation_or_yes(shiftwork: Shiftwork, three: CliServer) -> None:
     three.tasks["tthree"]["owner"] = "bob"
     done = shiftwork("stop", "--all", "-l", "a=b")
     assert (done.code, "--yes" in done.err) == (2, True)
@@ -125,7 +125,7 @@ def test_lists_are_sorted_and_filtered_by_the_server(
         (("queue",), ("ls", "--state", "queued", "--sort", "-priority")),
     ],
 )
-def test_names_from_elsewhere(
+def test_command_names_of_other_tools_are_understood(
     shiftwork: Shiftwork, three: CliServer, typed: tuple[str, ...], meant: tuple[str, ...]
 ) -> None:
     by_habit, asked = shiftwork(*typed), [(s.method, s.path, s.query) for s in three.seen]
@@ -156,7 +156,9 @@ def test_no_other_name_hides_a_command_or_is_in_the_help(elsewhere: Shiftwork) -
         (("stopp", "x"), "did you mean stop?"),
     ],
 )
-def test_what_may_have_been_meant(elsewhere: Shiftwork, line: tuple[str, ...], told: str) -> None:
+def test_unknown_commands_and_options_get_a_suggestion(
+    elsewhere: Shiftwork, line: tuple[str, ...], told: str
+) -> None:
     done = elsewhere(*line)
     assert done.code == 2
     assert told in done.err
@@ -234,7 +236,7 @@ def test_names_and_values_are_completed(three: CliServer, home: Path) -> None:
         assert (sorted(found), err) == (expected, ""), line
 
 
-def test_completion_is_silent_and_soon_over_without_a_server(home: Path) -> None:
+def test_completion_prints_nothing_and_ends_soon_without_a_server(home: Path) -> None:
     began = time.monotonic()
     assert complete(home, "http://127.0.0.1:1", "shiftwork stop t") == ([], "")
     assert complete(home, "no address", "shiftwork stop t") == ([], "")
@@ -267,7 +269,7 @@ def test_without_a_token_the_ways_to_give_one_are_named(
     assert "header" not in done.err
 
 
-def test_whoami_says_which_token_is_used(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_whoami_shows_which_token_is_used(shiftwork: Shiftwork, server: CliServer) -> None:
     token = {"id": "tok", "name": "laptop", "expires_at": "2027-01-01T00:00:00Z"}
     told = {"user": "ada", "role": "member", "team": None, "token": token}
     server.first["GET", "/v1/whoami"] = [(200, told), (200, {**told, "token": {"id": "tok"}})]

@@ -281,7 +281,7 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         ("ls -o yaml", "-o yaml: there is no such form", "choose of wide, json"),
     ],
 )
-def test_a_line_that_is_not_understood(
+def test_a_command_line_that_cannot_be_parsed(
     shiftwork: Shiftwork, line: str, what: str, fix: str
 ) -> None:
     done = shiftwork(*line.split())
@@ -291,14 +291,12 @@ def test_a_line_that_is_not_understood(
 
 
 @pytest.mark.parametrize("option", ["--for", "--timeout"])
-def test_an_option_without_its_value_is_where_the_fault_is(
-    shiftwork: Shiftwork, option: str
-) -> None:
+def test_the_error_for_a_missing_value_names_the_option(shiftwork: Shiftwork, option: str) -> None:
     done = shiftwork("wait", "one", option)
     assert f"  where: {option}\n" in done.err
 
 
-def test_a_fault_of_the_task_is_not_one_of_the_priority(
+def test_an_error_about_the_task_does_not_name_the_priority(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
     server.tasks["ta"] = a_task("ta", name="one")
@@ -328,7 +326,7 @@ def test_an_argument_that_is_not_utf8_is_named_before_anything_is_sent(
     assert not server.seen
 
 
-def test_an_address_is_where_it_was_given(
+def test_the_error_for_an_address_names_its_source(
     shiftwork: Shiftwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "  where: --url\n" in shiftwork("ls", "--url", "127.0.0.1:1").err
@@ -354,7 +352,7 @@ def test_an_address_is_where_it_was_given(
         (field("nodes", "4", "there are 2", "x"), "nodes 4: there are 2", 0),
     ],
 )
-def test_a_fault_of_a_file_has_the_field_the_value_and_the_line(  # noqa: PLR0917 - the table's
+def test_an_error_in_a_file_has_the_field_the_value_and_the_line(  # noqa: PLR0917 - the table's
     shiftwork: Shiftwork,
     server: CliServer,
     tmp_path: Path,
@@ -382,7 +380,7 @@ def test_a_fault_of_a_file_has_the_field_the_value_and_the_line(  # noqa: PLR091
         ("roles:\n- name: a\n  command: [no-such-program]\n", 3, "'no-such-program'"),
     ],
 )
-def test_what_is_not_there_is_where_the_file_says_it(
+def test_the_error_for_an_unknown_name_has_its_line_in_the_file(
     shiftwork: Shiftwork, tmp_path: Path, text: str, line: int, what: str
 ) -> None:
     file = tmp_path / "task.yaml"
@@ -412,7 +410,7 @@ def test_a_field_that_stands_twice_is_refused(  # noqa: PLR0917 - one row of the
     assert not server.seen
 
 
-def test_of_two_files_none_is_passed_over(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_two_files_are_refused(shiftwork: Shiftwork, server: CliServer) -> None:
     done = shiftwork("submit", "--file", "a.yaml", "--file", "b.yaml")
     assert done.code == 2
     assert "error: --file is there twice: a.yaml, b.yaml\n  where: --file\n" in done.err
@@ -453,7 +451,7 @@ def test_nothing_to_stop(shiftwork: Shiftwork) -> None:
     assert shiftwork("stop", "--all", "--json").json == {"items": []}
 
 
-def test_one_task_is_not_several(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_the_message_for_one_task_is_singular(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task("ta", name="demo")
     assert "this would stop 1 task: demo" in shiftwork("stop", "--all").err
 
@@ -491,7 +489,7 @@ def test_lists_are_sorted_by_the_headings_of_the_table(
     assert server.asked("GET", "/v1/tasks").query["sort"] == sent
 
 
-def test_an_order_that_is_none_lists_the_choices(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_an_unknown_sort_order_lists_the_choices(shiftwork: Shiftwork, server: CliServer) -> None:
     for text in ("owner", "submited"):
         done = shiftwork("ls", "--sort", text)
         assert done.code == 2
@@ -589,7 +587,7 @@ def test_a_policy_from_standard_input_that_is_broken(
         ("ls --nodess 2", "`shiftwork ls --help`"),
     ],
 )
-def test_a_word_of_a_few_gets_a_suggestion(
+def test_a_misspelt_choice_gets_a_suggestion(
     shiftwork: Shiftwork, server: CliServer, line: str, fix: str
 ) -> None:
     server.tasks["ta"] = a_task("ta")
@@ -606,7 +604,7 @@ def test_a_context_that_is_misspelt_gets_a_suggestion(elsewhere: Shiftwork, home
     assert "fix:   did you mean local? known contexts: local" in done.err
 
 
-def test_output_that_is_not_there_is_compared_with_what_is(
+def test_the_error_for_missing_output_names_the_existing_ranks(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
     server.tasks["ta"] = a_task("ta")
@@ -634,7 +632,7 @@ def test_sizes_may_end_in_bytes(shiftwork: Shiftwork, server: CliServer, text: s
     assert server.asked("POST", "/v1/tasks").body["pod"]["shm_bytes"] == 8 << 30
 
 
-def test_warnings_of_a_policy_speak_of_commands(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_warnings_of_a_policy_name_commands(shiftwork: Shiftwork, server: CliServer) -> None:
     strange = field("groups.x", "x", "is a group without known nodes", "GET /v1/groups lists them")
     told = {"versions": {"x": 0}, "changed": [], "warnings": [strange]}
     server.first["DELETE", "/v1/policies/x"] = [(200, told)]

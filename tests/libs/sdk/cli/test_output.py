@@ -58,7 +58,7 @@ def test_a_followed_tail_is_of_the_last_attempt_too(
     assert shiftwork("logs", "ta", "-f", "--tail", "0").out == ""
 
 
-def test_since_is_a_moment_or_so_long_ago(shiftwork: Shiftwork, written: CliServer) -> None:
+def test_since_is_a_time_or_a_duration(shiftwork: Shiftwork, written: CliServer) -> None:
     shiftwork("logs", "ta", "--since", "2026-11-21T12:00:00+02:00", "--attempt", "1")
     assert written.seen[-1].query["since"] == "2026-11-21T10:00:00Z"
     assert shiftwork("logs", "ta", "--since", "15m").code == 0
@@ -77,7 +77,7 @@ def test_logs_in_json(shiftwork: Shiftwork, written: CliServer) -> None:
     }
 
 
-def test_ranks_are_told_apart(shiftwork: Shiftwork, written: CliServer) -> None:
+def test_lines_are_prefixed_with_their_rank(shiftwork: Shiftwork, written: CliServer) -> None:
     written.tasks["ta"]["nodes"] = 2
     written.output = {(1, 0): b"a\n", (1, 1): b"b\n"}
     assert shiftwork("logs", "ta").out == "[0] a\n[1] b\n"
@@ -123,7 +123,7 @@ def test_off_a_terminal_a_bar_is_noted_now_and_then(
     assert noted[0].endswith("\\x1b]0;x\\x07")
 
 
-def test_on_a_terminal_bars_are_drawn_and_commands_in_them_are_not_obeyed(
+def test_on_a_terminal_bars_are_drawn_without_their_control_sequences(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -178,7 +178,7 @@ LINES = [
 
 @pytest.mark.parametrize("option", ["-t", "--timestamps"])
 @pytest.mark.parametrize("follow", [(), ("-f",)])
-def test_each_line_says_when_it_was_written(
+def test_each_line_has_its_time(
     shiftwork: Shiftwork, dated: CliServer, option: str, follow: tuple[str, ...]
 ) -> None:
     """That is when its first byte was; of a line that was rewritten, that of its last state."""
@@ -211,7 +211,7 @@ def test_times_in_json(shiftwork: Shiftwork, dated: CliServer, follow: tuple[str
     }
 
 
-def test_with_times_ranks_are_merged_by_these(shiftwork: Shiftwork, written: CliServer) -> None:
+def test_with_times_ranks_are_merged_by_time(shiftwork: Shiftwork, written: CliServer) -> None:
     written.tasks["ta"]["nodes"] = 2
     written.output = {(1, 0): b"a\nc\n", (1, 1): b"b\nd\n", (2, 0): b"e\n"}
     written.written = {(1, 0): {0: 1, 2: 3.5}, (1, 1): {0: 2, 2: 4}, (2, 0): {0: 0}}
@@ -260,14 +260,14 @@ def test_the_beginning_of_a_line_is_written_behind_its_time(
     assert take(7, "\nnext\n", 3) == b"\n2026-11-21T10:00:03.000Z next\n"
 
 
-def test_no_output_is_said(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_missing_output_is_reported(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task("ta")
     done = shiftwork("logs", "ta")
     assert (done.code, done.out) == (0, "")
     assert "there is no output" in done.err
 
 
-def test_an_empty_result_says_why_it_is_empty(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_an_empty_result_gives_the_reason(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task("ta", state="succeeded")
     server.output[1, 0] = b"step 1\n"
     done = shiftwork("logs", "ta", "--search", "nomatch")

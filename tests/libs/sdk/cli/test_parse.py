@@ -19,7 +19,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1w", "s", "1h30m", "1 h x", "nan", "inf"])
-def test_what_is_no_duration(text: str) -> None:
+def test_wrong_durations(text: str) -> None:
     with pytest.raises(Failure, match="not a duration"):
         parse.duration(text, "--x")
 
@@ -29,21 +29,21 @@ def test_a_negative_duration_is_named_as_such() -> None:
         parse.duration("-5d", "--expires-in")
 
 
-def test_moments() -> None:
-    assert parse.moment("15m", "--x", NOW) == "2026-11-21T09:45:00Z"
-    assert parse.moment("2026-11-21T11:00:00+01:00", "--x", NOW) == "2026-11-21T10:00:00Z"
+def test_times() -> None:
+    assert parse.timestamp("15m", "--x", NOW) == "2026-11-21T09:45:00Z"
+    assert parse.timestamp("2026-11-21T11:00:00+01:00", "--x", NOW) == "2026-11-21T10:00:00Z"
 
 
 @pytest.mark.parametrize(
     "text", ["2026-11-21T10:00:00Z", "2026-11-21T10:00:00.1Z", "2026-11-21T10:00:00.123456789Z"]
 )
-def test_the_apis_moments_with_any_fraction(text: str) -> None:
+def test_times_of_the_api_with_any_fraction(text: str) -> None:
     at = parse.at(text)
     assert at is not None
     assert at.replace(microsecond=0) == NOW
 
 
-def test_no_moment() -> None:
+def test_wrong_times() -> None:
     assert parse.at(None) is None
     assert parse.at("soon") is None
 

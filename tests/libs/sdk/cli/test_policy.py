@@ -66,7 +66,7 @@ def test_show_of_one_group_is_a_policy_file(shiftwork: Shiftwork, server: CliSer
     assert shiftwork("policy", "show", "training", "--json").json == POLICY
 
 
-def test_what_is_shown_can_be_set_again() -> None:
+def test_the_shown_policy_can_be_set_again() -> None:
     policy = parse("virtual_clusters: [{name: a, nodes: 1, users: [u]}]", group="no").policies[0]
     for one in (policy, GroupPolicy("no")):
         text = "\n".join(yaml_lines({"groups": {"no": document_of(one)}}))
@@ -114,7 +114,7 @@ def test_set_reads_standard_input(
     assert server.asked("PUT", "/v1/policies").body == b"groups: {x: {}}"
 
 
-def test_every_error_of_a_file_is_told(
+def test_every_error_of_a_file_is_printed(
     shiftwork: Shiftwork, server: CliServer, tmp_path: Path
 ) -> None:
     errors = [

@@ -60,7 +60,9 @@ def test_the_way_to_a_file_is_walked_through_every_link(opened: Path) -> None:
     assert rights.closed_part(venv / "python", rights.user_of("1234")) == ""
 
 
-def test_what_nobody_can_tell_is_not_closed(opened: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_with_unknown_rights_counts_as_open(
+    opened: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert rights.closed_part(opened / "nothing", rights.ANYBODY) == ""
     loop = opened / "loop"
     loop.symlink_to(loop)
@@ -107,7 +109,7 @@ def test_an_environment_that_is_closed_to_the_tasks_user_is_refused(
 
 @pytest.mark.parametrize("runs_as", [None, OWN, "root"])
 @pytest.mark.usefixtures("venv")
-def test_nothing_is_refused_where_tasks_run_as_somebody_who_may(
+def test_nothing_is_refused_if_the_tasks_user_has_the_rights(
     shiftwork: Shiftwork, server: CliServer, runs_as: str | None
 ) -> None:
     server.tasks_run_as = runs_as
@@ -144,7 +146,7 @@ def test_a_working_directory_that_is_closed_to_the_tasks_user_is_refused(
     assert (done.code, "where: --workdir" in done.err) == (1, True)
 
 
-def test_nobody_is_asked_where_everything_is_open(
+def test_the_server_is_not_asked_for_the_user_if_everything_is_open(
     shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.tasks_run_as = RANGE

@@ -22,7 +22,7 @@ OBEYED = "\x1b\x07\x9b\r\u202e\ud800"
 
 
 @pytest.mark.server
-def test_nothing_of_a_task_commands_the_terminal(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_no_text_of_a_task_controls_the_terminal(shiftwork: Shiftwork, server: CliServer) -> None:
     reason = {"code": "queued", "text": EVIL}
     server.tasks["ta"] = a_task(
         "ta",
@@ -44,7 +44,7 @@ def test_nothing_of_a_task_commands_the_terminal(shiftwork: Shiftwork, server: C
 
 
 @pytest.mark.server
-def test_output_of_tasks_is_as_they_wrote_it(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_output_of_tasks_is_unchanged(shiftwork: Shiftwork, server: CliServer) -> None:
     """As with docker and kubectl: colours and progress bars are part of what was written."""
     server.tasks["ta"] = a_task("ta", state="succeeded", exit=an_exit("ok", 0))
     server.output = {(1, 0): b"\x1b[32mgreen\x1b[0m\r100%\n"}
@@ -52,7 +52,7 @@ def test_output_of_tasks_is_as_they_wrote_it(shiftwork: Shiftwork, server: CliSe
 
 
 @given(st.text())
-def test_safe_text_has_nothing_to_obey_and_loses_no_letter(text: str) -> None:
+def test_safe_text_has_no_control_sequence_and_loses_no_letter(text: str) -> None:
     shown = render.one_line(text)
     assert not set(shown) & {chr(number) for number in (*range(0x20), *range(0x7F, 0xA0))}
     shown.encode()
@@ -61,7 +61,7 @@ def test_safe_text_has_nothing_to_obey_and_loses_no_letter(text: str) -> None:
 
 
 @pytest.mark.server
-def test_rows_that_the_server_cannot_show_are_said_to_be_left_out(
+def test_rows_that_the_server_cannot_show_are_reported_as_left_out(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
     server.tasks["ta"] = a_task("ta")

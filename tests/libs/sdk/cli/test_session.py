@@ -60,7 +60,7 @@ def test_a_tunnels_end_on_this_machine_is_not_this_machine(home: Path) -> None:
     assert target(home, context="local").is_local
 
 
-def test_a_platform_of_this_machine_is_local_at_whatever_address(home: Path) -> None:
+def test_a_platform_of_this_machine_is_local_at_any_address(home: Path) -> None:
     """`up --host 192.168.1.5`: tasks are to run in the directory they are submitted from."""
     (home / "token").write_text("t")
     named = Named("http://192.168.1.5:8642", str(home / "token"), data=str(home / "data"))
@@ -69,7 +69,7 @@ def test_a_platform_of_this_machine_is_local_at_whatever_address(home: Path) -> 
     assert not target(home, url="http://192.168.1.6:8642").is_local
 
 
-def test_contexts_are_their_owners_alone(home: Path) -> None:
+def test_contexts_are_readable_by_their_owner_only(home: Path) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     path = contexts.default_path()
     assert path == home / ".config/shiftwork/contexts.json"
@@ -95,7 +95,7 @@ def test_option_then_environment_then_matching_context_then_current(home: Path) 
     assert target(home, environ, context="other") == Target("http://other:1", "of-other")
 
 
-def test_a_context_that_is_not_there_is_wrong_usage(home: Path) -> None:
+def test_an_unknown_context_is_wrong_usage(home: Path) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     with pytest.raises(Failure) as failed:
         target(home, context="nowhere")
@@ -119,7 +119,7 @@ def test_a_context_is_forgotten_and_no_other_is_chosen_in_its_place(
     assert elsewhere("context", "rm", "other", "--json").json == {"name": "other", "removed": True}
 
 
-def test_a_missing_token_file_says_where(home: Path) -> None:
+def test_a_missing_token_file_is_named(home: Path) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     (home / "local-token").unlink()
     with pytest.raises(Failure, match="the token cannot be read") as failed:
@@ -128,7 +128,7 @@ def test_a_missing_token_file_says_where(home: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["\n", "\r\n", " "])
-def test_what_editors_leave_around_a_token_is_no_part_of_it(home: Path, left: str) -> None:
+def test_white_space_around_a_token_is_ignored(home: Path, left: str) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     (home / "local-token").write_bytes(f"\ufeffswt_abc{left}".encode())
     assert target(home).token == "swt_abc"
@@ -170,7 +170,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=BROKEN.values())
-def test_contexts_that_are_not_understood_are_named_and_never_written_over(
+def test_a_contexts_file_that_cannot_be_parsed_is_reported_and_never_overwritten(
     home: Path, data: bytes, shiftwork: Shiftwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = home / ".config" / "shiftwork" / "contexts.json"
@@ -191,7 +191,7 @@ def test_contexts_that_are_not_understood_are_named_and_never_written_over(
     assert (done.code, "not understood" in done.err) == (1, True)
 
 
-def test_what_a_later_version_wrote_into_the_contexts_stays(home: Path) -> None:
+def test_unknown_fields_in_the_contexts_file_stay(home: Path) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     path = contexts.default_path()
     written = json.loads(path.read_text())
@@ -203,7 +203,7 @@ def test_what_a_later_version_wrote_into_the_contexts_stays(home: Path) -> None:
     assert found["current"] == "other"
 
 
-def test_a_token_that_is_no_text_is_named(home: Path) -> None:
+def test_a_token_that_is_not_text_is_reported(home: Path) -> None:
     a_context(home, "local", "http://127.0.0.1:8642")
     (home / "local-token").write_bytes(b"\xff\xfe")
     with pytest.raises(Failure, match="it is not UTF-8") as failed:
@@ -211,9 +211,7 @@ def test_a_token_that_is_no_text_is_named(home: Path) -> None:
     assert failed.value.where == str(home / "local-token")
 
 
-def test_a_home_that_is_not_there_is_not_created(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_home_is_not_created(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home / "ann"))
     with pytest.raises(Failure) as failed:
         contexts.save(contexts.default_path(), lambda _: "a", Named("http://127.0.0.1:1", ""))
@@ -242,7 +240,7 @@ def without_platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_platform")
-def test_an_environment_without_the_platform_is_told_where_its_commands_are(
+def test_without_the_platforms_package_the_error_says_where_its_commands_are(
     elsewhere: Shiftwork, server: CliServer
 ) -> None:
     done = elsewhere("doctor")
@@ -261,7 +259,7 @@ def test_an_environment_without_the_platform_is_told_where_its_commands_are(
     assert "`shiftwork doctor` in the platform's environment" in unwell.err
 
 
-def test_a_server_elsewhere_that_does_not_answer_is_not_ours_to_start(
+def test_for_an_unreachable_remote_server_no_start_command_is_suggested(
     elsewhere: Shiftwork,
 ) -> None:
     done = elsewhere("ls", "--url", "http://nowhere.invalid:1")
@@ -278,7 +276,7 @@ def test_without_any_server_the_code_is_3(elsewhere: Shiftwork) -> None:
     assert "shiftwork up" in done.err
 
 
-def test_a_platform_that_is_down_is_started_again_by_its_data_folder(
+def test_for_a_local_platform_that_is_down_the_start_command_names_its_data_folder(
     elsewhere: Shiftwork, home: Path
 ) -> None:
     named = Named("http://127.0.0.1:1", str(home / "token"), data="/srv/my data")
@@ -303,7 +301,7 @@ def test_a_server_that_is_down_is_3_and_one_problem_object(
     assert server.url in told["where"]
 
 
-def test_an_address_that_is_none_is_wrong_usage(elsewhere: Shiftwork) -> None:
+def test_an_invalid_address_is_wrong_usage(elsewhere: Shiftwork) -> None:
     assert elsewhere("--url", "nonsense", "ls").code == 2
 
 
@@ -318,7 +316,7 @@ def test_global_options_stand_anywhere(
     assert shiftwork(*arguments).json["id"] == "ta"
 
 
-def test_what_follows_the_dashes_is_the_tasks() -> None:
+def test_options_after_the_dashes_belong_to_the_task() -> None:
     line = ["submit", "--name", "x", "-q", "--url=http://h:1", "--", "prog", "--json", "-v"]
     assert session.hoist(line) == (
         ["-q", "--url=http://h:1", "submit", "--name", "x", "--", "prog", "--json", "-v"],
@@ -334,7 +332,7 @@ def test_a_wrong_token_is_refused_with_a_fix(shiftwork: Shiftwork) -> None:
     assert "wrong" not in done.err
 
 
-def test_wrong_usage_is_2_in_words_and_in_json(shiftwork: Shiftwork) -> None:
+def test_wrong_usage_is_exit_code_2_as_text_and_as_json(shiftwork: Shiftwork) -> None:
     assert shiftwork("sumbit").code == 2
     assert shiftwork("ls", "--limit", "none").code == 2
     done = shiftwork("--json", "show")
@@ -342,12 +340,14 @@ def test_wrong_usage_is_2_in_words_and_in_json(shiftwork: Shiftwork) -> None:
     assert json.loads(done.err)["type"] == "usage"
 
 
-def test_a_part_that_restarts_is_asked_again(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_a_request_to_a_restarting_service_is_repeated(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
     server.first["GET", "/v1/nodes"] = [(503, {"detail": "wait"}), (429, {}), (503, {})]
     assert shiftwork("nodes").code == 0
 
 
-def test_a_failure_of_the_server_is_told(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_a_failure_of_the_server_is_reported(shiftwork: Shiftwork, server: CliServer) -> None:
     server.first["GET", "/v1/nodes"] = [(500, {"detail": "it broke"})]
     done = shiftwork("nodes")
     assert done.code == 1
@@ -355,7 +355,7 @@ def test_a_failure_of_the_server_is_told(shiftwork: Shiftwork, server: CliServer
     assert f"where: GET {server.url}/v1/nodes" in done.err
 
 
-def test_the_application_ends_alike_under_typers_own_runner(home: Path, server: CliServer) -> None:
+def test_the_exit_codes_are_the_same_under_typers_own_runner(home: Path, server: CliServer) -> None:
     del home
     runner = CliRunner(env={"SHIFTWORK_URL": server.url, "SHIFTWORK_TOKEN": TOKEN})
     assert runner.invoke(app, ["nodes", "--json"]).exit_code == 0

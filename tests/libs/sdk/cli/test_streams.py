@@ -41,7 +41,7 @@ def test_streams_may_be_closed(contexts: Path, closed: str) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_is_not_taken_is_a_failure_with_its_fix(
+def test_output_that_cannot_be_written_is_a_failure_with_its_fix(
     contexts: Path, unbuffered: str
 ) -> None:
     done = shiftwork(contexts, "shiftwork context ls > /dev/full", PYTHONUNBUFFERED=unbuffered)
@@ -50,12 +50,12 @@ def test_output_that_is_not_taken_is_a_failure_with_its_fix(
     assert "fix:" in done.stderr
 
 
-def test_a_reader_that_is_gone_is_left_quietly(contexts: Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(contexts: Path) -> None:
     done = shiftwork(contexts, "shiftwork context ls | true; echo ${PIPESTATUS[0]}")
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
-def test_names_need_not_have_the_letters_of_the_terminals_encoding(contexts: Path) -> None:
+def test_names_may_have_characters_that_the_terminals_encoding_lacks(contexts: Path) -> None:
     done = shiftwork(contexts, "shiftwork context ls", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert r"lab\xf6r" in done.stdout
@@ -63,7 +63,7 @@ def test_names_need_not_have_the_letters_of_the_terminals_encoding(contexts: Pat
     assert {each["name"] for each in json.loads(done.stdout)["items"]} == {"labör", "日本"}
 
 
-def test_a_directory_that_is_gone_is_named(contexts: Path) -> None:
+def test_a_deleted_working_directory_is_reported(contexts: Path) -> None:
     gone = contexts / "gone"
     gone.mkdir()
     line = "cd gone && rmdir ../gone && shiftwork submit --dry-run -- true"

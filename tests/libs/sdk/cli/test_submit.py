@@ -179,7 +179,9 @@ def test_a_file_that_holds_no_task(shiftwork: Shiftwork, tmp_path: Path, text: s
     assert shiftwork("submit", "--file", str(file)).code == 2
 
 
-def test_what_is_asked_of_pods(shiftwork: Shiftwork, server: CliServer, tmp_path: Path) -> None:
+def test_the_options_for_pods_reach_the_server(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path
+) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text("apiVersion: v1\nkind: Pod\nspec: {hostUsers: false}\n")
     options = (
@@ -209,7 +211,9 @@ def test_what_is_asked_of_pods(shiftwork: Shiftwork, server: CliServer, tmp_path
         (["--pod-template", "none.yaml"], "the file cannot be read"),
     ],
 )
-def test_wrong_words_about_pods(shiftwork: Shiftwork, option: list[str], told: str) -> None:
+def test_wrong_values_of_the_options_for_pods(
+    shiftwork: Shiftwork, option: list[str], told: str
+) -> None:
     done = shiftwork("submit", *option, "--", "run")
     assert done.code == 2
     assert told in done.err
@@ -332,7 +336,9 @@ def test_following_in_json_is_one_object_a_line(shiftwork: Shiftwork, server: Cl
     assert done.err == ""
 
 
-def test_several_ranks_are_told_apart(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_lines_of_several_ranks_are_prefixed_with_their_rank(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
     def live(task_id: str) -> None:
         server.write(1, 0, b"zero\n")
         server.write(1, 1, b"one\n")
@@ -449,7 +455,7 @@ def test_a_field_of_the_file_is_named_as_the_file_has_it(
     )
 
 
-def test_what_the_server_advises_speaks_of_options(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_the_servers_fixes_name_options(shiftwork: Shiftwork, server: CliServer) -> None:
     fix = "labels there are: disk=hdd; with wait_for_nodes it waits"
     error = {"field": "node_selector", "value": "disk=nvme", "message": "no node has", "fix": fix}
     other = {"field": "nodes", "value": "9", "message": "too many", "fix": "give 2"}

@@ -52,14 +52,14 @@ def test_ls_joins_pages_up_to_the_limit(shiftwork: Shiftwork, server: CliServer)
     assert "raise --limit" in done.err
 
 
-def test_nothing_to_list_is_said_on_the_side(shiftwork: Shiftwork) -> None:
+def test_an_empty_list_is_reported_on_standard_error(shiftwork: Shiftwork) -> None:
     done = shiftwork("ls")
     assert (done.code, done.out) == (0, "")
     assert "no live tasks" in done.err
     assert shiftwork("ls", "-q").err == ""
 
 
-def test_show_tells_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_show_prints_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task(
         "ta",
         state="failed",
@@ -86,7 +86,7 @@ def test_show_tells_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServe
     assert "3 attempts in a row" in done.err
 
 
-def test_show_says_what_is_of_an_earlier_attempt(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_show_marks_facts_of_an_earlier_attempt(shiftwork: Shiftwork, server: CliServer) -> None:
     saved = {"no": 1, "step": 7, "uri": "file:///c", "saved_at": NOW, "attempt": 1}
     ended = an_exit("preempted", 75)
     fields = {"exit": ended, "checkpoint": saved}
@@ -208,7 +208,7 @@ def test_a_task_is_an_id_a_unique_prefix_or_a_name(
         ("theirs", "names several tasks"),
     ],
 )
-def test_a_task_that_cannot_be_told_is_refused(
+def test_an_ambiguous_task_argument_is_refused(
     shiftwork: Shiftwork, server: CliServer, text: str, told: str
 ) -> None:
     server.tasks = {
@@ -377,7 +377,7 @@ A_RUN = {"attempt": 2, "started_at": LONG_AGO, "listening_at": None}
         ({"attempt": 1}, {}, ""),
     ],
 )
-def test_show_says_that_a_program_cannot_be_asked_to_save(
+def test_show_warns_that_a_program_does_not_poll_for_requests(
     shiftwork: Shiftwork,
     server: CliServer,
     run: dict[str, Any],
@@ -428,7 +428,7 @@ def test_wait_takes_the_tasks_code(
     assert (done.code, done.out) == (code, state + "\n")
 
 
-def test_wait_waits(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_wait_blocks_until_the_end(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task("ta", state="running")
     threading.Timer(0.15, lambda: server.move("ta", "failed", exit=an_exit("failed", 4))).start()
     assert shiftwork("wait", "ta").code == 4

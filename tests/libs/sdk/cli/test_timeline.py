@@ -127,7 +127,7 @@ def shown(events: list[Any]) -> list[int]:
     return [each["position"] for each in events if not repeats.is_repeat(each)]
 
 
-def test_a_state_that_begins_with_an_event_is_not_said_again() -> None:
+def test_a_state_change_that_repeats_an_event_is_not_shown() -> None:
     events = [
         state(1, "queued", 0, None),
         an_event(2, "run.assigned", 1, 1),
@@ -161,7 +161,7 @@ def state(position: int, word: str, second: float, attempt: int | None, **reason
     return an_event(position, "task.state_changed", second, attempt, state=word, reason=reason)
 
 
-def test_a_tasks_history_is_in_the_order_in_which_it_came_about() -> None:
+def test_a_tasks_events_are_in_the_order_in_which_they_happened() -> None:
     """The scheduler hears of starts and ends later than they are, and the gateway of all that in
     another order."""
     events = [
@@ -183,7 +183,7 @@ def test_a_tasks_history_is_in_the_order_in_which_it_came_about() -> None:
     assert ordered([]) == []
 
 
-def test_what_a_run_used_stands_between_its_end_and_the_state_after_it() -> None:
+def test_the_usage_of_a_run_stands_between_its_end_and_the_state_after_it() -> None:
     events = [
         an_event(1, "run.exited", 1.3, 1, exit={"kind": "failed"}),
         state(2, "failed", 1.4, 1),
@@ -255,7 +255,7 @@ def test_an_event_whose_cause_never_comes_is_shown_after_a_while() -> None:
         ("lost", "the run was lost"),
     ],
 )
-def test_ends_are_said_plainly(kind: str, text: str) -> None:
+def test_ends_of_runs_have_plain_sentences(kind: str, text: str) -> None:
     detail = "rank 0 ended with code 7" if kind == "failed" else ""
     assert sentence("run.exited", {"exit": {"kind": kind, "detail": detail}}) == text
 

@@ -226,9 +226,11 @@ def forged(thief: str) -> list[Envelope]:
 
 
 async def bus_of(server: NatsServer, name: str) -> JetStreamBus:
-    hears = next(tuple(wiring.hears) for wiring in WIRINGS if wiring.name == name)
+    consumes = next(tuple(wiring.consumes) for wiring in WIRINGS if wiring.name == name)
     return await connect(
-        BusConfig(urls=(server.url,), service=name, credentials=server.user(name), hears=hears)
+        BusConfig(
+            urls=(server.url,), service=name, credentials=server.user(name), consumes=consumes
+        )
     )
 
 
@@ -261,7 +263,7 @@ async def test_a_stolen_password_publishes_no_message_of_another_service(
     believed: list[tuple[str, Envelope]] = []
     refused = 0
     for name, bus in buses.items():
-        if bus.config.hears:
+        if bus.config.consumes:
             while found := await bus.consumer().fetch(500, 0.05):
                 believed += [(name, each.envelope) for each in found if each.envelope]
                 refused += len(found)
@@ -322,14 +324,14 @@ async def test_the_subject_of_answers_is_replaced_and_the_server_forgets_the_for
         monkeypatch.setattr(nats, "configuration", with_long_acknowledgements)
     monkeypatch.setattr(deliveries, "PULLS_PER_INBOX", 3)
     server = await a_server(nats_start)
-    hears = next(tuple(wiring.hears) for wiring in WIRINGS if wiring.name == "scheduler")
+    consumes = next(tuple(wiring.consumes) for wiring in WIRINGS if wiring.name == "scheduler")
     submit = await client_of(server, "submit")
     bus = await connect(
         BusConfig(
             urls=(server.url,),
             service="scheduler",
             credentials=server.user("scheduler"),
-            hears=tuple(hears),
+            consumes=tuple(consumes),
         )
     )
     consumer, seen, inboxes = bus.consumer(), list[str](), set[str]()

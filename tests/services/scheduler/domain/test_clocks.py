@@ -124,7 +124,7 @@ def facts_after(index: Index, decision: object, now: datetime) -> Task:
 
 
 @pytest.mark.parametrize("seconds", [-CENTURY, CENTURY])
-def test_the_door_believes_no_submission_of_another_age(seconds: float) -> None:
+def test_submission_times_far_from_the_clock_are_corrected(seconds: float) -> None:
     event = submitted_event(moved_in_time(a_task("odd"), seconds))
     task = observations.on_submitted(event, None, at(100)).task
     assert at(100) - observations.SUBMITTED_AGO_MAX <= task.submitted_at <= at(100)
@@ -157,7 +157,7 @@ def test_a_task_of_a_century_ago_breaks_no_order(name: str) -> None:
     assert len(orders[0]) == 4
 
 
-def test_turns_go_on_after_the_clock_was_set_back() -> None:
+def test_slice_rounds_go_on_after_the_clock_was_set_back() -> None:
     """The last pass lies an hour ahead; nobody waits for that hour."""
     stage = Stage([a_node("n0")], policies=[GroupPolicy("default", policy="las")], oracle=False)
     stage.seconds = 7200.0
@@ -178,7 +178,7 @@ def test_turns_go_on_after_the_clock_was_set_back() -> None:
     assert stage.tasks["early"].submitted_at > START
 
 
-def test_who_comes_before_any_node_is_known_is_not_set_back_for_days() -> None:
+def test_a_task_submitted_before_any_node_is_known_is_not_delayed_for_days() -> None:
     """Until then each counts as large as all there is, and nobody knows better than an hour."""
     tasks = [a_task(f"t{number}", submitted=number) for number in range(3)]
     plan = decide(a_snapshot(tasks, []), at(3))

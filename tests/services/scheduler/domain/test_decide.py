@@ -81,7 +81,7 @@ def only(plan: Plan, kind: type[Decision]) -> Decision:
     return found
 
 
-def test_an_assignment_leaves_no_choice_open() -> None:
+def test_an_assignment_names_every_node_and_gpu() -> None:
     task = replace(a_task(gpus=4), attempt=2, checkpoint=a_checkpoint(7))
     decision = only(plan_of(task), Assign)
     assert decision == Assign(
@@ -98,7 +98,7 @@ def test_an_assignment_leaves_no_choice_open() -> None:
     )
 
 
-def test_level_then_submission_then_id() -> None:
+def test_tasks_are_ordered_by_level_then_submission_then_id() -> None:
     tasks = [
         a_task("c", submitted=1),
         a_task("b", submitted=2),
@@ -125,7 +125,7 @@ def test_lower_levels_run_meanwhile_because_they_can_be_preempted() -> None:
     assert kinds(plan) == [("assign", "low")]
 
 
-def test_what_the_head_could_never_use_is_not_held_back() -> None:
+def test_nodes_that_the_first_task_could_never_use_are_not_held_back() -> None:
     nodes = [a_node("n0"), a_node("n1", gpus=2), a_node("n2", gpus=0)]
     busy = running(a_task("busy", gpus=8), {"n0": ALL})
     tasks = [
@@ -143,14 +143,14 @@ def test_cpu_only_tasks_pass_those_that_wait_for_gpus() -> None:
     assert kinds(plan) == [("assign", "cpu")]
 
 
-def test_other_groups_are_another_queue() -> None:
+def test_each_group_has_a_queue_of_its_own() -> None:
     nodes = [a_node("n0"), a_node("d0", group="dev")]
     busy = running(a_task("busy"), {"n0": ALL})
     plan = plan_of(busy, a_task("a"), a_task("d", group="dev", submitted=1), nodes=nodes)
     assert kinds(plan) == [("assign", "d")]
 
 
-def test_a_higher_level_asks_the_cheapest_lower_run_to_go() -> None:
+def test_a_higher_level_preempts_the_cheapest_lower_run() -> None:
     low = [
         running(a_task("l0", priority=LOW), {"n0": ALL}, since=-500),
         running(a_task("l1", priority=LOW), {"n1": ALL}, since=-100),
@@ -174,7 +174,7 @@ def test_a_fresh_checkpoint_makes_a_run_cheap_to_preempt() -> None:
     assert kinds(plan_of(*low, a_task("hi", priority=HIGH))) == [("preempt", "saved")]
 
 
-def test_only_as_many_as_are_needed_are_asked() -> None:
+def test_only_as_many_runs_as_needed_are_preempted() -> None:
     """The small run on n0 is the cheapest, but without n1 it does not help."""
     low = [
         running(a_task("small", priority=LOW, gpus=1), {"n0": (0,)}, since=0),
@@ -191,7 +191,7 @@ def test_equal_levels_never_preempt_each_other() -> None:
     assert why(plan, "w") is ReasonCode.WAITS_FOR_CAPACITY
 
 
-def test_nobody_is_asked_if_all_lower_runs_together_are_not_enough() -> None:
+def test_no_run_is_preempted_if_all_lower_runs_together_are_not_enough() -> None:
     tasks = [
         running(a_task("low", priority=LOW), {"n0": ALL}),
         running(a_task("same", priority=HIGH), {"n1": ALL}),
@@ -200,14 +200,14 @@ def test_nobody_is_asked_if_all_lower_runs_together_are_not_enough() -> None:
     assert kinds(plan) == []
 
 
-def test_runs_without_the_sdk_go_by_force() -> None:
+def test_runs_without_the_sdk_are_killed() -> None:
     kill = running(a_task("k", priority=LOW, mode=PreemptMode.KILL), {"n0": ALL})
     start = starting(a_task("s", priority=LOW), {"n1": ALL})
     plan = plan_of(kill, start, a_task("hi", nodes=2, priority=HIGH))
     assert kinds(plan) == [("kill", "k"), ("kill", "s")]
 
 
-def test_a_protected_run_is_left_alone_until_its_minimum() -> None:
+def test_a_run_is_not_preempted_during_its_protected_minimum() -> None:
     settings = PolicySettings(policy="fifo", protected_seconds=30)
     low = running(a_task("low", priority=LOW), {"n0": ALL}, since=0)
     plan = plan_of(low, a_task("hi", priority=HIGH), nodes=1, settings=settings)
@@ -217,7 +217,7 @@ def test_a_protected_run_is_left_alone_until_its_minimum() -> None:
     assert kinds(late) == [("preempt", "low")]
 
 
-def test_capacity_that_comes_free_is_waited_for_and_nobody_else_is_asked() -> None:
+def test_a_task_waits_for_nodes_that_are_being_released_and_preempts_no_further_run() -> None:
     tasks = [
         preempting(a_task("going", priority=LOW), {"n0": ALL}),
         running(a_task("low", priority=LOW), {"n1": ALL}),
@@ -228,7 +228,7 @@ def test_capacity_that_comes_free_is_waited_for_and_nobody_else_is_asked() -> No
     assert why(plan, "hi") is ReasonCode.WAITS_FOR_VICTIMS
 
 
-def test_what_is_promised_is_not_taken_by_those_behind() -> None:
+def test_promised_nodes_are_not_taken_by_later_tasks() -> None:
     """n1 is free, n0 comes free: both are the gang's; the later small task waits."""
     tasks = [
         preempting(a_task("going", priority=LOW), {"n0": ALL}),
@@ -249,7 +249,7 @@ def test_nothing_starts_before_the_exit_is_observed() -> None:
     assert decide(killed, at(5000)).decisions == ()
 
 
-def test_quota_is_respected_and_holds_nobody_back() -> None:
+def test_a_task_at_quota_waits_and_holds_no_task_back() -> None:
     limit = a_limit(8, user="ann")
     tasks = [
         running(a_task("r", gpus=8), {"n0": ALL}),
@@ -286,7 +286,7 @@ def test_auto_tasks_sink_as_their_levels_fill() -> None:
     assert list(levels) == ["auto1", "norm", "auto2"]
 
 
-def test_what_never_fits_is_rejected_once_the_inventory_is_known() -> None:
+def test_a_task_that_never_fits_is_rejected_once_the_inventory_is_known() -> None:
     big = a_task("big", nodes=3, accepted=False)
     assert kinds(plan_of(big)) == [("reject", "big")]
     unsure = plan_of(big, listed=False)
@@ -328,7 +328,7 @@ def test_an_inventory_is_full_when_all_its_nodes_are_known() -> None:
     assert kinds(decide(later, at(1))) == [("reject", "w")]
 
 
-def test_a_retry_waits_its_time() -> None:
+def test_a_retry_waits_until_its_time() -> None:
     task = replace(a_task("t", spec=a_spec(retries=3)), not_before_at=at(20), retries_used=1)
     plan = plan_of(task, a_task("next", submitted=5), nodes=1)
     assert kinds(plan) == [("assign", "next")]
@@ -369,7 +369,7 @@ def test_a_resumed_task_starts_in_the_same_round() -> None:
     assert move.trigger is Trigger.RESUME
 
 
-def test_a_start_that_does_not_come_is_ended_and_after_five_the_task_is() -> None:
+def test_a_start_beyond_its_deadline_is_ended_and_after_five_the_task_fails() -> None:
     late = starting(a_task("late"), {"n0": ALL}, now=-400)
     decision = only(plan_of(late), Kill)
     assert isinstance(decision, Kill)
@@ -380,7 +380,7 @@ def test_a_start_that_does_not_come_is_ended_and_after_five_the_task_is() -> Non
     assert fifth.end_reason.code is ReasonCode.START_ATTEMPTS_USED_UP
 
 
-def test_a_missed_acknowledgement_ends_in_force() -> None:
+def test_a_run_that_misses_its_acknowledgement_deadline_is_killed() -> None:
     going = preempting(a_task("g"), {"n0": ALL}, deadline=20)
     assert kinds(plan_of(going, now=19.9)) == []
     assert plan_of(going, now=19.9).due_at == at(20)
@@ -400,7 +400,7 @@ def test_the_maximum_run_time_counts_all_attempts() -> None:
     assert decision.end_reason.code is ReasonCode.MAX_RUN_TIME
 
 
-def test_a_drained_node_is_left_and_takes_nothing_new() -> None:
+def test_runs_leave_a_drained_node_which_takes_no_new_ones() -> None:
     nodes = [a_node("n0", draining=True), a_node("n1"), a_node("n2", draining=True)]
     tasks = [
         running(a_task("gang", nodes=2), {"n0": ALL, "n1": ALL}),

@@ -68,7 +68,7 @@ def test_only_the_gang_that_crosses_is_in_the_way_though_enough_gpus_are_free() 
     assert stage.tasks["high"].state is TaskState.STARTING
 
 
-def test_a_promise_across_zones_is_taken_back_with_its_place_among_those_that_cross() -> None:
+def test_a_promise_across_zones_is_withdrawn_if_another_gang_takes_the_crossing() -> None:
     """A higher gang takes the promise of a lower one, which is not asked to cross any more."""
     stage = Stage(zones(a=2, b=2), policies=[GroupPolicy("default", policy="backfill")])
     stage.submit(a_task("idle", nodes=3, priority=Priority.IDLE))
@@ -139,7 +139,7 @@ def test_much_cheaper_victims_across_zones_are_preferred() -> None:
     assert victims([*runs, high], zones(a=2, b=2), policy) == ["east1", "west1"]
 
 
-def test_a_higher_level_is_not_asked_to_go_only_to_stay_inside_a_zone() -> None:
+def test_a_higher_level_is_not_preempted_only_to_stay_inside_a_zone() -> None:
     normal = running(a_task("normal"), {"a1": ALL}, since=-10)
     runs = [costing("low1", "a0", 10.0), costing("low2", "b0", 10.0), normal]
     policy = GroupPolicy("default", policy="backfill")
@@ -147,7 +147,7 @@ def test_a_higher_level_is_not_asked_to_go_only_to_stay_inside_a_zone() -> None:
     assert victims([*runs, high], zones(a=2, b=1), policy) == ["low1", "low2"]
 
 
-def test_turns_are_taken_inside_one_zone_if_that_is_enough() -> None:
+def test_slice_rounds_stay_inside_one_zone_if_that_is_enough() -> None:
     """The two runs that come last in the order lie in different zones."""
     keys = {"a0": 4000.0, "b0": 3900.0, "a1": 3800.0, "b1": 3700.0}
     runs = [

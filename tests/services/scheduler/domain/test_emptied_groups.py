@@ -42,7 +42,7 @@ def test_a_task_waits_for_a_group_with_a_policy_and_is_rejected_once_its_nodes_a
     assert "t0" not in stage.tasks
 
 
-def test_a_task_for_a_group_that_nobody_knows_is_rejected() -> None:
+def test_a_task_for_an_unknown_group_is_rejected() -> None:
     stage = waiting("typo")
     stage.rounds()
     assert "t0" not in stage.tasks

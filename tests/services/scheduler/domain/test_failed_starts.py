@@ -72,7 +72,7 @@ def test_the_only_node_that_could_hold_it_is_tried_again() -> None:
     assert "t" not in stage.tasks
 
 
-def test_when_the_others_go_out_of_service_the_node_is_tried_again() -> None:
+def test_the_avoided_node_is_tried_again_when_the_others_are_out_of_service() -> None:
     stage = Stage([a_node("n0"), a_node("n1")])
     stage.submit(a_task("t"))
     stage.rounds()
@@ -81,7 +81,7 @@ def test_when_the_others_go_out_of_service_the_node_is_tried_again() -> None:
     assert fails(stage, "t") == "n0"
 
 
-def test_of_a_gang_only_the_node_of_the_lost_rank_is_avoided() -> None:
+def test_a_gang_avoids_only_the_node_of_its_lost_rank() -> None:
     stage = Stage([a_node(f"n{number}") for number in range(4)])
     stage.submit(a_task("t", nodes=3))
     stage.rounds()

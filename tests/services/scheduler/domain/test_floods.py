@@ -59,7 +59,7 @@ def test_a_flood_yields_while_others_wait() -> None:
     assert started(decided(moment([*flood, *others], OPEN)), "flo") > 2
 
 
-def test_those_who_yield_say_so_with_numbers() -> None:
+def test_a_yielding_task_gives_the_flood_as_reason_with_numbers() -> None:
     plan = decided(moment([*many("flo", 300), *many("bob", 30)], GUARDED))
     codes = {
         why.code: why for task_id, why in plan.explanations.items() if task_id.startswith("flo")
@@ -71,14 +71,14 @@ def test_those_who_yield_say_so_with_numbers() -> None:
     assert ReasonCode.WAITS_FOR_SHARE not in told
 
 
-def test_what_the_others_leave_is_anybodys() -> None:
+def test_nodes_that_others_leave_free_are_open_to_a_flood() -> None:
     """Nothing idles: three tasks of others, and the flood has the rest."""
     plan = decided(moment([*many("flo", 300), *many("bob", 3)], GUARDED))
     assert started(plan, "bob") == 3
     assert started(plan, "flo") == NODES - 3
 
 
-def test_an_owner_alone_floods_nobody() -> None:
+def test_a_single_owner_causes_no_flood() -> None:
     plan = decided(moment(many("flo", 300), GUARDED))
     assert started(plan, "flo") == NODES
     assert ReasonCode.WAITS_FOR_SHARE not in {why.code for why in plan.explanations.values()}
@@ -89,14 +89,14 @@ def test_less_than_a_day_of_all_nodes_is_no_flood() -> None:
     assert ReasonCode.WAITS_FOR_SHARE not in {why.code for why in plan.explanations.values()}
 
 
-def test_one_task_of_everybodys_may_always_run() -> None:
+def test_one_task_of_each_owner_may_always_run() -> None:
     """However long the backlog and however big the task."""
     flood = many("flo", 300, nodes=4)
     plan = decided(moment([*flood, *many("bob", 30, submitted=30)], GUARDED))
     assert started(plan, "flo") == 1
 
 
-def test_nobody_goes_for_what_is_beyond_a_floods_part() -> None:
+def test_no_run_is_preempted_for_tasks_beyond_a_floods_part() -> None:
     """The one task that may always run gets free nodes, never the turn of another owner."""
     flood = many("flo", 40, nodes=8)
     # Both others come much later in the order than the flood does: without the guard they go.
@@ -117,7 +117,7 @@ def test_nobody_goes_for_what_is_beyond_a_floods_part() -> None:
         assert {each.task_id for each in plan.decisions if isinstance(each, Preempt)} == gone
 
 
-def test_what_runs_counts() -> None:
+def test_running_tasks_count_towards_the_part_of_a_flood() -> None:
     """Three of the flood's run, of which two may."""
     there = [
         running(task, {f"n{place}": tuple(range(8))}, since=0)
@@ -129,7 +129,7 @@ def test_what_runs_counts() -> None:
     assert started(plan, "bob") == NODES - 3
 
 
-def test_a_long_flood_is_decided_alike_change_by_change_and_anew() -> None:
+def test_a_long_flood_is_decided_the_same_incrementally_and_from_scratch() -> None:
     """What is assigned in the first walk is not looked at in the second."""
     stage = Stage(some_nodes(2), policies=[GUARDED])
     for task in [*many("flo", 90), *many("bob", 2)]:

@@ -87,7 +87,7 @@ def test_other_users_are_not_held_back() -> None:
     assert running(stage) == ["bobs", "first"]
 
 
-def test_what_the_gang_could_not_use_is_not_held_back() -> None:
+def test_nodes_that_the_gang_could_not_use_are_not_held_back() -> None:
     stage = a_stage(2)
     arrives(stage, "first")
     arrives(stage, "gang", 2)
@@ -96,7 +96,7 @@ def test_what_the_gang_could_not_use_is_not_held_back() -> None:
     assert running(stage) == ["cpu", "first", "other"]
 
 
-def test_a_task_that_its_quota_stops_holds_nobody_back() -> None:
+def test_a_task_that_its_quota_stops_holds_no_task_back() -> None:
     stage = a_stage(2, a_limit(1, user="ann", priority=Priority.NORMAL, unit=Unit.NODES))
     arrives(stage, "gang", 2)
     assert stage.tasks.get("gang") is None or stage.tasks["gang"].state is TaskState.QUEUED
@@ -104,7 +104,7 @@ def test_a_task_that_its_quota_stops_holds_nobody_back() -> None:
     assert "small" in running(stage)
 
 
-def test_a_task_that_waits_for_its_retry_holds_nobody_back() -> None:
+def test_a_task_that_waits_for_its_retry_holds_no_task_back() -> None:
     stage = a_stage(2)
     arrives(stage, "first")
     arrives(stage, "gang", 2)
@@ -115,7 +115,7 @@ def test_a_task_that_waits_for_its_retry_holds_nobody_back() -> None:
 
 @pytest.mark.parametrize("policy", ["rotation", "fifo"])
 @pytest.mark.parametrize("goal", [Goal.STOP, Goal.PAUSE])
-def test_those_behind_start_when_the_gang_is_stopped_or_paused(policy: str, goal: Goal) -> None:
+def test_later_tasks_start_when_the_gang_is_stopped_or_paused(policy: str, goal: Goal) -> None:
     stage = a_stage(2, policy=policy)
     arrives(stage, "first")
     arrives(stage, "gang", 2)
@@ -126,7 +126,7 @@ def test_those_behind_start_when_the_gang_is_stopped_or_paused(policy: str, goal
     assert running(stage) == ["first", "small"]
 
 
-def test_those_behind_start_when_the_gang_is_of_another_level() -> None:
+def test_later_tasks_start_when_the_gang_has_another_level() -> None:
     stage = a_stage(2)
     arrives(stage, "first")
     arrives(stage, "gang", 2)
@@ -136,7 +136,7 @@ def test_those_behind_start_when_the_gang_is_of_another_level() -> None:
     assert running(stage) == ["first", "small"]
 
 
-def test_a_gang_takes_the_turn_of_another_user_and_then_its_owners_later_tasks_go_on() -> None:
+def test_a_gang_preempts_another_users_run_and_then_its_owners_later_tasks_go_on() -> None:
     stage = a_stage(2)
     arrives(stage, "bob1", owner="bob")
     arrives(stage, "bob2", owner="bob")

@@ -67,7 +67,7 @@ def test_paused_work_is_no_load_while_it_is_paused_and_none_when_it_is_back(ran:
     assert sampled_for(stage, 2 * DAY) == 1.0
 
 
-def test_a_run_of_ten_days_is_load() -> None:
+def test_a_run_of_ten_days_counts_as_load() -> None:
     stage = a_stage(40)
     arrives(stage, "gang", nodes=30)
     stage.start("gang")

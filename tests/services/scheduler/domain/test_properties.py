@@ -166,7 +166,7 @@ def test_deciding_again_on_the_result_decides_nothing(snapshot: Snapshot) -> Non
 
 @EXAMPLES
 @given(snapshots())
-def test_a_new_leader_decides_nothing_new_where_nobody_takes_turns(snapshot: Snapshot) -> None:
+def test_a_new_leader_decides_nothing_new_without_time_slices(snapshot: Snapshot) -> None:
     """Where runs of one level take turns, a new leader begins with a pass of its own."""
     after = played(snapshot, decide(snapshot, NOW))
     assume(not any(pool.discipline.preempts for pool in after.pools.values()))
@@ -175,7 +175,7 @@ def test_a_new_leader_decides_nothing_new_where_nobody_takes_turns(snapshot: Sna
 
 @EXAMPLES
 @given(snapshots())
-def test_the_next_moment_is_in_the_future_and_nothing_happens_before_it(snapshot: Snapshot) -> None:
+def test_the_next_timer_is_in_the_future_and_nothing_happens_before_it(snapshot: Snapshot) -> None:
     after = committed(snapshot, decide(snapshot, NOW))
     plan = decide(after, NOW)
     after.index.settle(plan)
@@ -186,7 +186,7 @@ def test_the_next_moment_is_in_the_future_and_nothing_happens_before_it(snapshot
 
 @EXAMPLES
 @given(snapshots(healthy=True))
-def test_the_first_in_line_starts_if_it_fits_what_is_free(snapshot: Snapshot) -> None:
+def test_the_first_task_in_the_queue_starts_if_it_fits_the_free_nodes(snapshot: Snapshot) -> None:
     """No work is held back for nobody: the head of each level waits only for a reason."""
     plan = decide(snapshot, NOW)
     for decision in plan.decisions:
@@ -206,7 +206,7 @@ def test_the_first_in_line_starts_if_it_fits_what_is_free(snapshot: Snapshot) ->
 
 @EXAMPLES
 @given(st.lists(snapshots(), min_size=2, max_size=3))
-def test_the_index_kept_up_to_date_equals_the_one_built_anew(moments: list[Snapshot]) -> None:
+def test_the_incremental_index_equals_the_rebuilt_one(moments: list[Snapshot]) -> None:
     """Jump from one moment to the next by deltas; the oracle starts from the bare rows."""
     index = Index(moments[0].settings)
     for moment in moments:

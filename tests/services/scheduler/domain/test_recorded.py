@@ -187,7 +187,7 @@ RECORDED: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_it_goes_right_now(name: str) -> None:
+def test_recorded_snapshots_that_were_once_decided_wrongly_are_decided_correctly(name: str) -> None:
     world = Histories()
     for rule, values in RECORDED[name]:
         usual = SUBMITTED if rule == "submit" else {}

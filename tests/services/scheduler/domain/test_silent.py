@@ -86,7 +86,7 @@ def killed_after(stage: Stage) -> float:
         (PreemptMode.SIGNAL, False, WHOLE, ReasonCode.ACK_EXPIRED),
     ],
 )
-def test_who_never_asked_is_not_waited_for(
+def test_a_run_that_never_polled_gets_only_the_short_time(
     mode: PreemptMode, listens: bool, seconds: float, code: ReasonCode
 ) -> None:
     stage = preempted(a_stage(mode, listens=listens))
@@ -114,7 +114,7 @@ def test_the_request_says_when_the_run_really_ends(mode: PreemptMode, *, listens
     assert [each.silent_deadline_at for each in again] == [at(10 + SILENT) if silent else None]
 
 
-def test_what_the_program_is_told_is_the_time_that_it_has_once_it_listens() -> None:
+def test_the_request_carries_the_deadline_that_holds_once_the_program_polls() -> None:
     stage = a_stage()
     stage.submit(a_task("high", priority=Priority.HIGH))
     (decision,) = [each for each in stage.plan().decisions if isinstance(each, Preempt)]
@@ -123,7 +123,7 @@ def test_what_the_program_is_told_is_the_time_that_it_has_once_it_listens() -> N
     assert request.deadline_at == at(10 + WHOLE)
 
 
-def test_a_program_that_asks_within_the_short_time_has_the_whole_deadline() -> None:
+def test_a_program_that_polls_within_the_short_time_has_the_whole_deadline() -> None:
     stage = preempted(a_stage())
     stage.until(10 + SILENT - 1)
     stage.listen("low")
@@ -133,7 +133,7 @@ def test_a_program_that_asks_within_the_short_time_has_the_whole_deadline() -> N
     assert low(stage).reason.code is ReasonCode.ACK_EXPIRED
 
 
-def test_a_row_from_before_is_waited_for_as_ever() -> None:
+def test_a_row_of_an_earlier_version_has_the_whole_deadline() -> None:
     """Its start was recorded by a scheduler that noted nothing about listening."""
     stage = a_stage()
     stage.put(replace(low(stage), listens=None))
@@ -178,7 +178,7 @@ def killing_plan(stage: Stage) -> Plan:
     return replace(stage.plan(), decisions=(kill,))
 
 
-def test_a_turn_costs_what_a_silent_run_would_lose() -> None:
+def test_a_slice_end_costs_the_work_that_a_silent_run_would_lose() -> None:
     stage = a_stage()
     stage.until(100.0)
     pool, now = stage.index.pools["default"], stage.now.timestamp()
@@ -189,7 +189,7 @@ def test_a_turn_costs_what_a_silent_run_would_lose() -> None:
     )
 
 
-def test_a_restart_says_from_where() -> None:
+def test_a_restart_names_its_checkpoint_or_the_beginning() -> None:
     stage = preempted(a_stage())
     stage.until(10 + SILENT)
     task = low(stage)
@@ -220,7 +220,7 @@ def step(stage: Stage) -> int:
     return saved.step
 
 
-def test_where_a_program_keeps_what_it_saves_at_a_signal_is_not_known() -> None:
+def test_a_restart_in_signal_mode_names_no_checkpoint() -> None:
     stage = a_stage(PreemptMode.SIGNAL)
     stage.exit("low", ExitKind.LOST)
     stage.rounds()

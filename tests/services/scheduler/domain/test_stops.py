@@ -66,7 +66,7 @@ def test_a_pause_leaves_the_run_the_time_that_it_has() -> None:
 @pytest.mark.parametrize(
     ("wanted", "seconds"), [(Goal.STOP, 30.0), (Goal.PAUSE, None), (Goal.RUN, None)]
 )
-def test_everybody_hears_of_the_shorter_deadline(wanted: Goal, seconds: float | None) -> None:
+def test_the_shorter_deadline_is_published(wanted: Goal, seconds: float | None) -> None:
     task = victim(a_stage())
     now = at(20)
     change = observations.on_goal_changed(task, goal(wanted, 9), now, SETTINGS)

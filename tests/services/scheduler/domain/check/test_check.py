@@ -163,7 +163,7 @@ def faults(snapshot: Snapshot, plan: Plan) -> set[Fault]:
     return found
 
 
-def test_another_version() -> None:
+def test_a_plan_for_another_version() -> None:
     snapshot = the_snapshot()
     assert faults(snapshot, replace(good(snapshot), version=99)) == {Fault.STALE}
 
@@ -208,7 +208,7 @@ def test_a_second_attempt_while_the_first_lives() -> None:
         (replace(a_task("t", gpus=1), not_before_at=at(99)), Fault.TOO_EARLY),
     ],
 )
-def test_a_start_that_must_not_be(task: Task, fault: Fault) -> None:
+def test_a_start_of_a_task_that_may_not_start(task: Task, fault: Fault) -> None:
     allowed = the_snapshot(replace(task, goal=Goal.RUN, not_before_at=None))
     assert fault in faults(the_snapshot(task), good(allowed))
 
@@ -270,12 +270,12 @@ def turns(waits: float, runs: float, **changes: Any) -> Snapshot:
     return a_snapshot([run, a_task("w", submitted=waits)], [a_node("n0")], **told)
 
 
-def test_turns_out_of_turn() -> None:
+def test_slice_victims_that_may_not_be_taken() -> None:
     snapshot = turns(1, 2)
     plan = good(snapshot)
     assert [type(each) for each in plan.decisions if each.task_id == "r"] == [Preempt]
     assert faults(turns(1, 0), plan) == {Fault.VICTIM_NOT_LATER}
-    assert faults(turns(1, 2, settings=PolicySettings(policy="fifo")), plan) == {Fault.NO_TURNS}
+    assert faults(turns(1, 2, settings=PolicySettings(policy="fifo")), plan) == {Fault.NO_SLICES}
     run = snapshot.tasks["r"]
     held = replace(run, marks=replace(run.marks, held_until=at(11)))
     settings = PolicySettings(policy="las")
@@ -283,7 +283,7 @@ def test_turns_out_of_turn() -> None:
     assert faults(left_alone, plan) == {Fault.VICTIM_PROTECTED}
 
 
-def test_a_turn_of_a_lower_level() -> None:
+def test_a_slice_victim_for_a_task_of_a_lower_level() -> None:
     plan = good(turns(1, 2))
     lower = a_task("w", submitted=1, priority=Priority.LOW)
     run = turns(1, 2).tasks["r"]
@@ -291,7 +291,7 @@ def test_a_turn_of_a_lower_level() -> None:
     assert Fault.VICTIM_NOT_LOWER in faults(snapshot, plan)
 
 
-def test_a_virtual_cluster_beyond_the_most_it_may_hold() -> None:
+def test_a_virtual_cluster_beyond_its_maximum() -> None:
     plan = good(the_snapshot())
     small = VirtualCluster("small", 0.25, users=("ann",), nodes_max=0.25)
     policy = GroupPolicy("default", virtual_clusters=(small,))
@@ -333,7 +333,7 @@ def test_inside_a_virtual_cluster_borrowing_takes_nothing_that_its_guarantee_cov
     assert Fault.VICTIM_NOT_LOWER in faults(moment(2, Priority.HIGH), forced)
 
 
-def test_a_start_told_by_a_clock_that_is_ahead_protects_nobody() -> None:
+def test_a_start_time_from_a_clock_that_is_ahead_protects_no_run() -> None:
     """Where nothing is protected; else it is protected from the start that was told."""
     ahead = running(a_task("low", priority=Priority.LOW, owner="bob"), {"n2": ALL}, since=500)
     plan = good(the_snapshot(ahead))
@@ -351,7 +351,7 @@ def test_a_protected_victim() -> None:
     assert faults(the_snapshot(settings=settings), plan) == {Fault.VICTIM_PROTECTED}
 
 
-def test_a_deadline_said_to_have_passed() -> None:
+def test_a_deadline_that_has_not_passed() -> None:
     snapshot = the_snapshot(
         starting(a_task("s", gpus=1), {"n0": (3,)}), preempting(a_task("p", gpus=1), {"n1": (2,)})
     )
@@ -363,7 +363,7 @@ def test_a_deadline_said_to_have_passed() -> None:
         assert faults(snapshot, with_decision(plan, kill)) == {Fault.NOT_EXPIRED}
 
 
-def test_a_drain_that_nobody_asked_for() -> None:
+def test_a_drain_without_a_draining_node() -> None:
     kill = Kill(TaskId("s"), 1, reason(ReasonCode.NODE_DRAINED, names={"node": "n0"}))
     snapshot = the_snapshot(starting(a_task("s", gpus=1), {"n0": (3,)}))
     assert faults(snapshot, with_decision(good(snapshot), kill)) == {Fault.NOT_DRAINED}
@@ -398,7 +398,7 @@ def test_resume_and_start_in_one_plan_are_legal_but_not_the_other_way_round() ->
     assert Fault.ILLEGAL in faults(snapshot, backwards)
 
 
-def test_a_check_that_raises_proves_nothing() -> None:
+def test_a_check_that_raises_is_a_violation() -> None:
     def raises(_snapshot: Snapshot, plan: Plan) -> list[Violation]:
         raise ValueError(len(plan.decisions))
 

@@ -167,7 +167,7 @@ def test_a_promise_is_void_when_its_node_suits_no_longer() -> None:
     assert [each.node_id for each in start.placements] == ["n1"]
 
 
-def test_more_memory_than_is_left() -> None:
+def test_a_start_with_more_memory_than_is_left() -> None:
     """Of a start or of a promise; the cpus alike."""
     for asked, offered in (
         ({"memory_bytes": 6}, {"memory_bytes": 10}),

@@ -20,7 +20,7 @@ from tests.services.scheduler.domain.stage import Stage
 ALL = tuple(range(8))
 
 
-def test_a_kill_at_a_deadline_is_no_victim_of_a_turn_that_is_taken_in_the_same_plan() -> None:
+def test_a_kill_at_a_deadline_is_not_a_victim_of_a_slice_round_in_the_same_plan() -> None:
     """The victim of an earlier turn is silent and its node cordoned; its beneficiary takes another
     turn at the moment of the deadline. Keys are tried along the reach of that turn."""
     turns = 0
@@ -44,7 +44,7 @@ def test_a_kill_at_a_deadline_is_no_victim_of_a_turn_that_is_taken_in_the_same_p
     assert 0 < turns < 300
 
 
-def test_under_rotation_what_a_user_gets_later_in_a_plan_does_not_count_before() -> None:
+def test_under_rotation_later_decisions_of_a_plan_do_not_count_for_earlier_ones() -> None:
     """A user's first task takes a turn; the second one starts on what is free, in the same plan."""
     both = 0
     for finish in range(-6000, 3000, 20):
@@ -82,7 +82,7 @@ def test_under_rotation_what_a_user_gets_later_in_a_plan_does_not_count_before()
     ],
     ids=str,
 )
-def test_a_promised_node_that_changes_is_promised_no_more(change: dict[str, Any]) -> None:
+def test_the_promise_of_a_node_that_changed_is_withdrawn(change: dict[str, Any]) -> None:
     stage = Stage([a_node("n0"), a_node("n1")])
     stage.submit(a_task("first", spec=a_spec(nodes=1), owner="ann"))
     stage.submit(a_task("second", spec=a_spec(nodes=1), owner="bob"))
@@ -101,7 +101,9 @@ def test_a_promised_node_that_changes_is_promised_no_more(change: dict[str, Any]
     stage.rounds()
 
 
-def test_a_promise_that_a_start_elsewhere_replaces_is_no_second_gang_across_zones() -> None:
+def test_a_promise_that_a_start_elsewhere_replaces_is_not_counted_as_a_second_crossing_gang() -> (
+    None
+):
     """A GPU of the promised nodes fails, and the gang starts at once on others."""
     east = {"zone": "east"}
     nodes = [a_node("n0"), a_node("n1", labels=east, unusable=(0,)), a_node("n2", labels=east)]

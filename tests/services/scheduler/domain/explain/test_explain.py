@@ -109,7 +109,7 @@ def test_a_task_that_waits_for_victims_names_them() -> None:
     )
 
 
-def test_a_task_that_waits_for_quota_hears_the_numbers() -> None:
+def test_the_reason_for_waiting_for_quota_has_the_numbers() -> None:
     held = running(a_task("held", gpus=4), {"n0": (0, 1, 2, 3)})
     reply = about("q", held, a_task("q", gpus=4), limits=(a_limit(6, user="ann"),))
     assert reply.remedies == (
@@ -130,7 +130,7 @@ def test_a_quota_that_can_never_be_met_is_not_waited_for() -> None:
     )
 
 
-def test_a_retry_says_when() -> None:
+def test_the_reason_for_waiting_for_a_retry_has_its_time() -> None:
     task = replace(a_task("r", spec=a_spec(retries=2)), not_before_at=at(40), retries_used=1)
     assert about("r", task).remedies == (
         "the retry time comes in 28 s",
@@ -138,14 +138,14 @@ def test_a_retry_says_when() -> None:
     )
 
 
-def test_protected_runs_say_until_when() -> None:
+def test_the_remedy_for_protected_lower_runs_has_the_end_of_their_protection() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
     settings = PolicySettings(policy="fifo", protected_seconds=60)
     reply = about("hi", low, a_task("hi", priority=Priority.HIGH), settings=settings)
     assert "1 lower run may be preempted from 2026-01-01 00:01:00Z" in reply.remedies
 
 
-def test_a_cluster_that_is_too_small_says_what_is_away() -> None:
+def test_the_remedy_for_a_cluster_that_is_too_small_names_the_missing_nodes() -> None:
     away = about("w", a_task("w"), nodes=[a_node("n0", ready=False)])
     assert away.remedies == ("nodes that are cordoned or not ready come back: n0",)
     both = [a_node("n0"), a_node("n1", schedulable=False)]
@@ -160,7 +160,7 @@ def test_a_cluster_that_is_too_small_says_what_is_away() -> None:
     assert gone.remedies == ("a node is added to group default",)
 
 
-def test_before_the_inventory_is_known() -> None:
+def test_a_task_waits_before_the_inventory_is_known() -> None:
     reply = about("w", a_task("w", accepted=False), nodes=[], listed=False)
     assert reply.remedies == ("the launcher lists its nodes",)
 
@@ -204,7 +204,7 @@ def told(index: Index, task_id: str, now: float = 12.0, bounds: Bounds = BOUNDS)
 TIMESHARE = GroupPolicy("default")
 
 
-def test_the_place_in_the_order_is_the_sorted_lists() -> None:
+def test_the_position_is_that_in_the_sorted_list() -> None:
     """However the tasks lie in queues: counted by bisection, it is what sorting them says."""
     levels = (Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.AUTO)
     tasks = [
@@ -239,7 +239,7 @@ def test_the_place_in_the_order_is_the_sorted_lists() -> None:
             assert reply.queue_length == len(waiting)
 
 
-def test_the_key_is_told_in_its_parts() -> None:
+def test_the_order_key_is_explained_in_its_parts() -> None:
     index = shared(
         BUSY,
         a_task("first", submitted=0, nodes=2, owner="bob"),
@@ -255,7 +255,7 @@ def test_the_key_is_told_in_its_parts() -> None:
     assert order.key == pytest.approx(parts)
 
 
-def test_who_was_chosen_and_what_is_promised() -> None:
+def test_the_chosen_victims_and_the_promised_nodes_are_listed() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-90)
     cheap = running(a_task("cheap", priority=Priority.LOW), {"n1": ALL}, since=-30)
     reply = told(shared(low, cheap, a_task("hi"), policy=TIMESHARE), "hi")
@@ -271,13 +271,13 @@ def test_who_was_chosen_and_what_is_promised() -> None:
     assert reply.forecast.starts_at == at(70)
 
 
-def test_a_run_that_makes_room_names_the_task() -> None:
+def test_a_preempted_run_names_its_beneficiary() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL})
     index = shared(low, a_task("hi"), policy=TIMESHARE, nodes=1)
     assert told(index, "low").beneficiary == "hi"
 
 
-def test_a_virtual_cluster_says_what_it_holds() -> None:
+def test_the_remedy_for_a_virtual_cluster_names_what_it_holds() -> None:
     clusters = (VirtualCluster("red", 1.0, teams=("vision",), nodes_max=1.0),)
     held = running(a_task("held"), {"n0": ALL})
     policy = GroupPolicy("default", policy="backfill", virtual_clusters=clusters)
@@ -299,7 +299,7 @@ def test_a_virtual_cluster_says_what_it_holds() -> None:
     assert not order.covered
 
 
-def test_a_turn_that_cannot_be_paid_says_when_it_can() -> None:
+def test_the_remedy_for_a_missing_budget_names_the_time_at_which_it_is_enough() -> None:
     policy = GroupPolicy("default", timeshare=Timeshare(budget_share=0.1))
     index = shared(
         replace(running(a_task("runs", mode=PreemptMode.KILL), {"n0": ALL}, since=-90_000)),

@@ -106,7 +106,7 @@ def test_first_come_first_served_by_hand() -> None:
     )
 
 
-def test_backfill_lets_who_fits_pass() -> None:
+def test_backfill_lets_later_tasks_that_fit_pass() -> None:
     stage = world(
         "backfill",
         runs("a", "n0", ends=400),
@@ -119,7 +119,7 @@ def test_backfill_lets_who_fits_pass() -> None:
     assert seconds(forecast(stage, "gang")) == 1100
 
 
-def test_easy_lets_those_pass_who_do_not_delay_the_first() -> None:
+def test_easy_lets_tasks_pass_that_do_not_delay_the_first() -> None:
     """The gang is reserved at 1000; 550 seconds fit before it, 650 do not."""
     stage = world(
         "easy",
@@ -154,14 +154,14 @@ def test_rotation_counts_what_owners_use_on_the_way() -> None:
     assert forecast(stage, "ann2").starts_at is None
 
 
-def test_nobody_knows_how_long_runs_take() -> None:
+def test_there_is_no_forecast_if_run_times_are_unknown() -> None:
     stage = world("fifo", runs("a", "n0", ends=None), runs("b", "n1", ends=50), waits("w", nodes=2))
     found = forecast(stage, "w")
     assert found.starts_at is None
     assert found.unknown == ("nobody knows how long these runs take, which hold nodes: a")
 
 
-def test_the_predictor_is_asked_where_there_is_no_limit() -> None:
+def test_the_predictor_is_used_for_runs_without_a_limit() -> None:
     """After five ends of 600 s, a task of the same owner is taken to need about as long."""
     stage = world("fifo", waits("w"), nodes=1)
     stage.until(20)
@@ -200,7 +200,7 @@ def test_a_limit_is_waited_for() -> None:
     assert seconds(forecast(stage, "q")) == 300
 
 
-def test_a_limit_that_never_lets_it_in() -> None:
+def test_there_is_no_forecast_if_a_limit_never_admits_the_task() -> None:
     stage = world("fifo", waits("q", nodes=2), limits=(a_limit(8, user="ann"),))
     assert forecast(stage, "q").unknown == (
         "not even when everything that runs has ended: others before it or limits are in its way"
@@ -213,7 +213,7 @@ def test_protected_lower_runs_are_waited_for_and_get_their_time_to_save() -> Non
     assert seconds(forecast(stage, "hi")) == 200 + 60
 
 
-def test_what_is_promised_is_free_when_the_last_one_has_gone() -> None:
+def test_promised_nodes_are_free_when_the_last_run_has_left() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-5000)
     stage = world("fifo", low, waits("hi"), nodes=1)
     assert stage.tasks["hi"].promised
@@ -225,12 +225,12 @@ def test_a_retry_is_waited_for() -> None:
     assert seconds(forecast(world("fifo", task), "r")) == 40
 
 
-def test_nodes_that_nobody_knows_of() -> None:
+def test_there_is_no_forecast_if_no_known_nodes_fit() -> None:
     stage = world("fifo", waits("big", nodes=3))
     assert forecast(stage, "big").unknown == "nobody knows when nodes come back or are added"
 
 
-def test_a_turn_is_taken_when_a_slice_ends() -> None:
+def test_a_task_starts_when_a_time_slice_ends() -> None:
     """Alone since long, a run is set back at the end of its slice, and the other has its turn."""
     policy = GroupPolicy("default", timeshare=Timeshare(slice_seconds_min=600, adapt_times=False))
     stage = world(policy, nodes=1)
@@ -254,7 +254,7 @@ def test_a_turn_is_taken_when_a_slice_ends() -> None:
     assert stage.seconds + 60 == seconds(found)
 
 
-def test_a_turn_waits_until_the_budget_is_enough() -> None:
+def test_a_slice_round_waits_until_the_budget_is_enough() -> None:
     policy = GroupPolicy("default", timeshare=Timeshare(budget_share=0.1))
     old = replace(
         running(a_task("old", mode=PreemptMode.KILL), {"n0": ALL}, since=-90_000),
@@ -294,7 +294,7 @@ def test_a_guaranteed_run_of_a_lower_level_stays() -> None:
     assert seconds(forecast(stage, "hi")) == 700
 
 
-def test_far_away_is_not_said() -> None:
+def test_there_is_no_forecast_beyond_the_horizon() -> None:
     stage = world("fifo", runs("a", "n0", ends=HORIZON_SECONDS * 2), waits("w"), nodes=1)
     assert forecast(stage, "w").unknown == "not within 30 days"
 
@@ -306,7 +306,7 @@ def crowd() -> Stage:
     return world("backfill", *held, *ahead, waits("me", nodes=40, submitted=99), nodes=40)
 
 
-def test_the_work_for_one_question_is_bounded() -> None:
+def test_the_work_for_one_query_is_bounded() -> None:
     stage = crowd()
     bounds = Bounds(trials_max=0, rounds_max=12)
     found = explain(copy_of(stage.index), stage.tasks["me"], stage.now, Copies(), bounds).reply
@@ -332,7 +332,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40)), min_size=2, m
 
 @settings(max_examples=60, deadline=None)
 @given(DISCIPLINES, SIZES)
-def test_it_happens_as_was_said(policy: str, sizes: list[tuple[int, int]]) -> None:
+def test_the_task_starts_when_the_forecast_said(policy: str, sizes: list[tuple[int, int]]) -> None:
     tasks = [
         waits(f"t{number}", nodes=nodes, takes=10.0 * length, submitted=number)
         for number, (nodes, length) in enumerate(sizes)
@@ -383,7 +383,7 @@ def test_a_start_lies_in_the_range_however_long_the_victim_saves(save_seconds: i
 
 @settings(max_examples=30, deadline=None)
 @given(snapshots())
-def test_whatever_the_moment_it_answers(snapshot: Snapshot) -> None:
+def test_explain_answers_at_any_time(snapshot: Snapshot) -> None:
     bounds = Bounds(trials_max=8, rounds_max=50)
     for task in snapshot.tasks.values():
         reply = explain(copy_of(snapshot.index), task, NOW, Copies(), bounds).reply
@@ -396,7 +396,7 @@ def test_whatever_the_moment_it_answers(snapshot: Snapshot) -> None:
         assert found.starts_at is None or found.starts_at >= NOW
 
 
-def test_asking_changes_nothing() -> None:
+def test_a_query_changes_nothing() -> None:
     stage = world(
         "timeshare",
         runs("a", "n0", ends=400),

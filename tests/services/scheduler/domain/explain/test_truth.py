@@ -167,7 +167,7 @@ def test_a_task_whose_plan_was_not_committed_starts_with_the_next_decision() -> 
     assert reply.reason.code is ReasonCode.QUEUED
 
 
-def test_a_promise_that_a_task_of_raised_priority_takes_is_not_counted_on() -> None:
+def test_the_forecast_does_not_count_on_a_promise_that_a_raised_task_takes() -> None:
     """``low`` is promised the node when ``raised``, which waits behind it, becomes the first."""
     stage = real(
         "fifo",
@@ -184,7 +184,7 @@ def test_a_promise_that_a_task_of_raised_priority_takes_is_not_counted_on() -> N
     assert stage.until_started("low") == 570
 
 
-def test_a_task_that_the_flood_guard_holds_back_says_so() -> None:
+def test_the_reason_names_the_flood_guard() -> None:
     policy = GroupPolicy("default", timeshare=Timeshare(flood_guard=True, adapt_times=False))
     flood = [waits(f"f{n:03d}", takes=40_000, submitted=n / 100) for n in range(400)]
     holds = [runs(f"h{n}", f"n{n}", ends=30_000 + n) for n in range(3)]
@@ -199,7 +199,7 @@ def test_a_task_that_the_flood_guard_holds_back_says_so() -> None:
     assert reply.reason == stage.tasks[held_back[0]].reason
 
 
-def test_a_run_that_a_guarantee_will_cover_is_not_counted_on() -> None:
+def test_the_forecast_does_not_count_on_a_run_that_a_guarantee_will_cover() -> None:
     """``second`` borrows until ``first`` ends; from then on red's guarantee covers it, so nobody
     takes its node when its protection is over."""
     red = VirtualCluster("red", 1.0, users=("red",))
@@ -253,7 +253,7 @@ def worlds(draw: st.DrawFn) -> Real:
 
 @settings(max_examples=40, deadline=None)
 @given(worlds(), st.randoms(use_true_random=False))
-def test_when_nothing_new_comes_it_happens_as_was_forecast(stage: Real, random: Any) -> None:
+def test_if_nothing_new_comes_the_forecast_is_right(stage: Real, random: Any) -> None:
     queued = [task.id for task in stage.tasks.values() if task.state is QUEUED]
     if not queued:
         return

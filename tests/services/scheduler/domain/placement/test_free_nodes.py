@@ -177,7 +177,7 @@ def test_placement_is_what_brute_force_finds(
 
 
 @given(inventories(), shapes)
-def test_what_a_shape_competes_for_is_what_could_hold_it_alone(
+def test_a_shape_competes_for_the_nodes_that_could_hold_it_alone(
     nodes: list[Node], shape: Shape
 ) -> None:
     capacity = Capacity(nodes, SETTINGS)

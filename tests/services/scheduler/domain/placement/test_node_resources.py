@@ -57,7 +57,7 @@ def test_a_node_that_reports_neither_limits_nothing() -> None:
     assert len(starts(tasks, [a_node("n0", gpus=4)])) == 4
 
 
-def test_what_asks_for_nothing_takes_nothing() -> None:
+def test_a_task_without_requests_takes_no_cpu_and_memory() -> None:
     tasks = [asking("big", memory_bytes=6 * GB), asking("small"), asking("other")]
     assert len(starts(tasks, [a_node("n0", gpus=4, memory_bytes=6 * GB)])) == 3
 
@@ -70,7 +70,7 @@ def test_a_gang_needs_the_memory_on_each_of_its_nodes() -> None:
     assert starts([there, replace(gang, spec=a_spec(nodes=2, gpus=1, memory_bytes=3 * GB))], nodes)
 
 
-def test_a_victim_is_asked_to_go_for_its_memory_and_the_gpu_beside_it_is_kept() -> None:
+def test_a_victim_is_preempted_for_its_memory_and_the_gpu_beside_it_is_reserved() -> None:
     """A GPU is free, the memory is not: the place is promised, and begun on when both are."""
     nodes = [a_node("n0", gpus=2, memory_bytes=6 * GB)]
     stage = Stage(nodes)
@@ -93,7 +93,7 @@ def test_a_victim_is_asked_to_go_for_its_memory_and_the_gpu_beside_it_is_kept() 
     assert stage.tasks["third"].state is TaskState.QUEUED
 
 
-def test_only_the_run_whose_memory_is_needed_is_asked_to_go() -> None:
+def test_only_the_run_whose_memory_is_needed_is_preempted() -> None:
     low = {"priority": Priority.LOW, "gpus": 1}
     runs = [
         running(a_task("big", spec=a_spec(memory_bytes=4 * GB, **low)), {"n0": (0,)}),

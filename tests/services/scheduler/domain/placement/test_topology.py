@@ -53,7 +53,7 @@ def test_a_gang_goes_to_the_leaf_where_it_fits_best() -> None:
     assert new_places(nodes, capacity.pick(a_gang(4)), 2) == ["l1", "l1", "l2", "l2"], "not asked"
 
 
-def test_then_to_one_spine_then_to_one_zone() -> None:
+def test_a_gang_that_fits_no_leaf_goes_to_one_spine_else_to_one_zone() -> None:
     nodes = two_zones()
     capacity = Capacity(nodes, PolicySettings())
     assert new_places(nodes, capacity.pick(a_gang(5), topology=ONE_ZONE), 1) == ["s1"] * 5
@@ -123,7 +123,7 @@ labelled_nodes = st.lists(
 
 
 @given(labelled_nodes, st.integers(2, 8), st.booleans())
-def test_no_smaller_domain_would_have_done(
+def test_the_chosen_domain_is_the_smallest_that_fits(
     where: list[tuple[str, str, str, bool]], wanted: int, allowed: bool
 ) -> None:
     """Against trying every domain of every level, from the smallest."""

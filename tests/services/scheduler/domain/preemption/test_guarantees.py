@@ -84,7 +84,7 @@ def test_the_owner_of_a_guarantee_is_served_by_the_deadline_and_the_moved_run_go
     assert stage.tasks[gone.id].attempt == 2
 
 
-def test_borrowers_go_and_covered_runs_move_together() -> None:
+def test_borrowers_are_preempted_and_covered_runs_move_together() -> None:
     """Without the borrowers neither node is whole, and without the move neither is."""
     borrows = [running(a_task(f"g{i}", team="green", gpus=3), {f"n{i}": (1, 2, 3)}) for i in (0, 1)]
     runs = [blue("b0", "n0", 0), blue("b1", "n1", 0)]
@@ -107,13 +107,13 @@ def test_nothing_moves_where_it_would_have_no_place() -> None:
     assert moved(a_snapshot([*runs, RED], nodes, policies=[policy]))[0] == {}
 
 
-def test_memory_counts_for_the_place_of_who_moves() -> None:
+def test_memory_counts_for_the_new_place_of_a_moved_run() -> None:
     runs = [blue("b0", "n0", 0, memory_bytes=6), blue("b1", "n1", 0, memory_bytes=6)]
     nodes = [a_node(f"n{i}", gpus=GPUS, memory_bytes=10) for i in (0, 1)]
     assert moved(a_snapshot([*runs, RED], nodes, policies=[two()]))[0] == {}
 
 
-def test_what_no_guarantee_covers_moves_nobody() -> None:
+def test_a_task_that_no_guarantee_covers_moves_no_run() -> None:
     runs = [blue("b1", "n0", 0), blue("b2", "n1", 0)]
     other = a_task("other", team="green", priority=Priority.EXTREME_HIGH)
     snapshot = a_snapshot(
@@ -165,7 +165,7 @@ def packs(sizes: list[int], bins: list[int]) -> bool:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.integers(1, 2), max_size=2), min_size=2, max_size=3))
-def test_a_guaranteed_node_is_had_whenever_the_others_fit_on_the_rest(
+def test_a_guaranteed_node_is_given_whenever_the_other_runs_fit_on_the_rest(
     layout: list[list[int]],
 ) -> None:
     # All of them are within their own guarantee; what is not is taken back anyway.
@@ -211,13 +211,13 @@ def four_on_three_nodes(first_level: Priority) -> Stage:
     return stage
 
 
-def test_what_cannot_be_packed_goes_at_once_if_its_level_is_lower() -> None:
+def test_a_run_that_cannot_be_moved_is_preempted_at_once_if_its_level_is_lower() -> None:
     stage = four_on_three_nodes(Priority.LOW)
     assert stage.tasks["b"].state is TaskState.PREEMPTING
     assert stage.tasks["b"].preempted_for == "d"
 
 
-def test_what_cannot_be_packed_takes_turns_if_its_level_is_the_same() -> None:
+def test_a_run_that_cannot_be_moved_shares_time_slices_if_its_level_is_the_same() -> None:
     stage = four_on_three_nodes(Priority.NORMAL)
     assert stage.tasks["d"].state is TaskState.QUEUED
     assert all(stage.tasks[name].state is TaskState.RUNNING for name in "abc")

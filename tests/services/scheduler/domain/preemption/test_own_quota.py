@@ -54,7 +54,7 @@ def leaves(stage: Stage, task_id: str) -> None:
     stage.rounds()
 
 
-def test_ones_own_lower_run_goes_for_ones_own_higher_task_at_quota() -> None:
+def test_an_owners_lower_run_is_preempted_for_a_higher_task_of_the_owner_at_quota() -> None:
     """Also where nodes are free: it is the quota that is full."""
     stage = a_stage(ONE)
     arrives(stage, "low", LOW)
@@ -72,7 +72,7 @@ def test_ones_own_lower_run_goes_for_ones_own_higher_task_at_quota() -> None:
     assert state(stage, "low") is TaskState.STARTING
 
 
-def test_every_policy_does_so() -> None:
+def test_every_policy_preempts_an_owners_lower_run_at_quota() -> None:
     for policy in ("fifo", "easy", "backfill", "rotation", "las"):
         stage = a_stage(ONE, policy=policy)
         arrives(stage, "low", LOW)
@@ -82,7 +82,7 @@ def test_every_policy_does_so() -> None:
         assert state(stage, "high") is TaskState.STARTING, policy
 
 
-def test_runs_of_ones_own_level_and_of_team_mates_stay() -> None:
+def test_runs_of_the_same_level_and_of_team_mates_are_not_preempted() -> None:
     stage = a_stage(ONE)
     arrives(stage, "same", HIGH)
     arrives(stage, "high", HIGH)
@@ -93,7 +93,7 @@ def test_runs_of_ones_own_level_and_of_team_mates_stay() -> None:
     assert state(stage, "bobs") is TaskState.RUNNING
 
 
-def test_only_runs_that_the_limit_counts_are_asked_and_no_more_than_are_needed() -> None:
+def test_only_runs_that_the_limit_counts_are_preempted_and_no_more_than_needed() -> None:
     rows = (
         a_limit(16, user="ann", group="default", priority=HIGH),
         a_limit(2, user="ann", unit=Unit.NODES),
@@ -115,7 +115,7 @@ def test_only_runs_that_the_limit_counts_are_asked_and_no_more_than_are_needed()
     assert state(stage, "low") is TaskState.RUNNING
 
 
-def test_nobody_is_asked_if_that_leads_to_no_place() -> None:
+def test_no_run_is_preempted_if_the_task_would_still_find_no_place() -> None:
     """The quota would be free, but the nodes are another's of a higher level."""
     stage = a_stage(a_limit(2, user="ann", unit=Unit.NODES))
     arrives(stage, "low", LOW)
@@ -125,7 +125,7 @@ def test_nobody_is_asked_if_that_leads_to_no_place() -> None:
     assert state(stage, "gang") is TaskState.QUEUED
 
 
-def test_others_go_for_nodes_and_ones_own_run_for_the_quota() -> None:
+def test_runs_of_others_are_preempted_for_nodes_and_the_owners_run_for_the_quota() -> None:
     stage = a_stage(a_limit(2, user="ann", unit=Unit.NODES), nodes=2)
     arrives(stage, "low", LOW)
     arrives(stage, "bobs", owner="bob")
@@ -138,7 +138,7 @@ def test_others_go_for_nodes_and_ones_own_run_for_the_quota() -> None:
     assert state(stage, "gang") is TaskState.STARTING
 
 
-def test_two_higher_tasks_ask_no_more_than_they_need() -> None:
+def test_two_higher_tasks_preempt_no_more_than_they_need() -> None:
     stage = a_stage(a_limit(8, user="ann"), nodes=3)
     arrives(stage, "low", LOW)
     arrives(stage, "one", HIGH, gpus=4)
@@ -149,7 +149,7 @@ def test_two_higher_tasks_ask_no_more_than_they_need() -> None:
     assert state(stage, "two") is TaskState.STARTING
 
 
-def test_a_protected_run_goes_when_its_minimum_is_over() -> None:
+def test_a_protected_run_is_preempted_after_its_protected_minimum() -> None:
     stage = a_stage(ONE, protected=60.0)
     arrives(stage, "low", LOW)
     arrives(stage, "high", HIGH)
@@ -158,7 +158,7 @@ def test_a_protected_run_goes_when_its_minimum_is_over() -> None:
     assert state(stage, "low") is TaskState.PREEMPTING
 
 
-def test_a_covered_run_stays_for_a_gang_of_its_owner_that_borrows() -> None:
+def test_a_covered_run_is_not_preempted_for_a_borrowing_gang_of_its_owner() -> None:
     """And one that is not covered goes; ``Stage`` checks every plan."""
     for nodes, goes in ((1.0, False), (0.0, True)):
         cluster = VirtualCluster("anns", nodes, users=("ann",))
@@ -199,7 +199,7 @@ EVERYWHERE = a_limit(1, user="ann", group="", unit=Unit.NODES)
 
 
 @pytest.mark.parametrize(("here", "there"), [("default", "dev"), ("dev", "default")])
-def test_ones_own_lower_run_in_another_group_goes_where_the_limit_counts_both(
+def test_an_owners_lower_run_in_another_group_is_preempted_if_the_limit_counts_both(
     here: str, there: str
 ) -> None:
     stage = two_groups(EVERYWHERE)
@@ -218,7 +218,7 @@ def test_ones_own_lower_run_in_another_group_goes_where_the_limit_counts_both(
     assert state(stage, "low") is TaskState.STARTING
 
 
-def test_a_run_in_another_group_stays_where_that_leads_to_nothing() -> None:
+def test_a_run_in_another_group_is_not_preempted_if_that_does_not_help() -> None:
     # A limit on its own group is not what stops the higher task.
     stage = two_groups(
         a_limit(1, user="ann", group="dev", unit=Unit.NODES),
@@ -241,7 +241,7 @@ def test_a_run_in_another_group_stays_where_that_leads_to_nothing() -> None:
     assert state(stage, "low") is TaskState.RUNNING
 
 
-def test_runs_of_both_groups_go_if_both_are_needed() -> None:
+def test_runs_of_both_groups_are_preempted_if_both_are_needed() -> None:
     stage = two_groups(a_limit(2, user="ann", group="", unit=Unit.NODES))
     arrives(stage, "here", LOW)
     arrives(stage, "there", LOW, group="dev")
@@ -255,7 +255,7 @@ def test_runs_of_both_groups_go_if_both_are_needed() -> None:
 
 
 @pytest.mark.parametrize(("here", "there"), [("default", "dev"), ("dev", "default")])
-def test_a_protected_run_of_another_group_goes_when_its_minimum_is_over(
+def test_a_protected_run_of_another_group_is_preempted_after_its_protected_minimum(
     here: str, there: str
 ) -> None:
     stage = two_groups(EVERYWHERE, protected=60.0)
@@ -266,7 +266,7 @@ def test_a_protected_run_of_another_group_goes_when_its_minimum_is_over(
     assert state(stage, "low") is TaskState.PREEMPTING
 
 
-def test_a_run_that_a_guarantee_of_its_group_covers_goes_for_a_higher_one_of_its_owner() -> None:
+def test_a_run_that_a_guarantee_covers_is_preempted_for_a_higher_task_of_its_owner() -> None:
     """The guarantee keeps others from the nodes; which task uses the quota the owner says."""
     cluster = VirtualCluster("anns", 1.0, users=("ann",))
     stage = two_groups(EVERYWHERE, policies=[GroupPolicy("dev", virtual_clusters=(cluster,))])
@@ -285,7 +285,7 @@ def full_cluster(nodes: float = 1.0, most: float = 1.0) -> Stage:
 
 
 @pytest.mark.parametrize("guaranteed", [1.0, 0.0])
-def test_ones_own_lower_run_goes_where_the_virtual_cluster_holds_its_most(
+def test_an_owners_lower_run_is_preempted_if_the_virtual_cluster_is_at_its_maximum(
     guaranteed: float,
 ) -> None:
     stage = full_cluster(guaranteed)
@@ -302,7 +302,7 @@ def test_ones_own_lower_run_goes_where_the_virtual_cluster_holds_its_most(
     assert state(stage, "low") is TaskState.STARTING
 
 
-def test_runs_of_others_stay_where_the_virtual_cluster_holds_its_most() -> None:
+def test_runs_of_others_are_not_preempted_if_the_virtual_cluster_is_at_its_maximum() -> None:
     """As with a limit on a team: runs of others go for nodes alone."""
     stage = full_cluster()
     arrives(stage, "bobs", LOW, owner="bob")
@@ -317,7 +317,7 @@ def test_runs_of_others_stay_where_the_virtual_cluster_holds_its_most() -> None:
     assert state(stage, "low") is TaskState.RUNNING
 
 
-def test_a_promise_past_the_most_is_taken_back_if_nothing_leaves_for_it_any_more() -> None:
+def test_a_promise_beyond_the_maximum_is_withdrawn_if_no_run_leaves_for_it_any_more() -> None:
     stage = full_cluster(2.0, 2.0)
     arrives(stage, "low", LOW, nodes=2)
     arrives(stage, "high", HIGH)
@@ -331,7 +331,7 @@ def test_a_promise_past_the_most_is_taken_back_if_nothing_leaves_for_it_any_more
 
 
 @pytest.mark.parametrize(("here", "there"), [("default", "dev"), ("dev", "default")])
-def test_a_run_of_another_group_stays_if_the_decision_that_it_would_go_for_is_refused(
+def test_a_run_of_another_group_is_not_preempted_if_the_decision_for_its_beneficiary_is_refused(
     here: str, there: str
 ) -> None:
     stage = two_groups(EVERYWHERE)

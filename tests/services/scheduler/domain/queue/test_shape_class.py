@@ -187,7 +187,7 @@ TREE = (VirtualCluster("eyes", 1.0, teams=("vision",)), VirtualCluster("ears", 0
     ),
     st.lists(st.integers(0, 5), max_size=6),
 )
-def test_what_is_decided_is_what_is_decided_shape_by_shape(
+def test_decisions_are_the_same_with_shape_classes_and_without(
     tasks: list[Task],
     memory: list[int],
     policy: tuple[str, tuple[VirtualCluster, ...]],
@@ -200,7 +200,7 @@ def test_what_is_decided_is_what_is_decided_shape_by_shape(
     assert found == expected
 
 
-def test_the_name_of_a_class_says_nothing_of_amounts() -> None:
+def test_the_name_of_a_class_has_no_amounts() -> None:
     shape = PLAIN._replace(cpus=2.0, memory_bytes=7)
     assert queues.class_of(shape) is not shape
     assert queues.class_of(shape) == PLAIN

@@ -127,7 +127,7 @@ def test_a_quota_over_all_levels_does_not_stop_a_raise() -> None:
     assert levels(stage, [name]) == [HIGH]
 
 
-def test_a_raise_that_waits_takes_nobodys_nodes_and_gives_none_up() -> None:
+def test_a_raise_that_waits_neither_takes_nor_gives_up_nodes() -> None:
     """The run counts at its old level for everybody: a NORMAL task may take its nodes."""
     stage = a_stage(one_node(HIGH), nodes=2)
     first, second = runs(stage, 2, LOW)
@@ -213,7 +213,7 @@ def test_a_run_for_which_no_lower_level_has_quota_stays() -> None:
     assert levels(stage, names) == [LOW]
 
 
-def test_an_owner_who_lowers_a_run_passes_no_quota_either() -> None:
+def test_a_run_that_its_owner_lowers_passes_no_quota_either() -> None:
     stage = a_stage(one_node(LOW))
     names = runs(stage, 2, HIGH)
     for name in names:
@@ -221,7 +221,7 @@ def test_an_owner_who_lowers_a_run_passes_no_quota_either() -> None:
     assert levels(stage, names) == [LOW, IDLE]
 
 
-def test_two_runs_change_places() -> None:
+def test_two_runs_exchange_their_levels() -> None:
     """What one gives back admits the other in the same round."""
     stage = a_stage(one_node(HIGH), one_node(LOW))
     (low,) = runs(stage, 1, LOW, name="low")
@@ -320,7 +320,7 @@ def test_a_run_on_its_way_out_keeps_its_level() -> None:
     assert levels(stage, [name]) == [LOW]
 
 
-def test_a_run_that_is_told_to_go_does_not_change_its_level_in_the_same_round() -> None:
+def test_a_run_that_is_preempted_does_not_change_its_level_in_the_same_round() -> None:
     """It would hold quota of the level above until it has gone, and limits would count it there,
     while what it is about to give back counts where it began."""
     stage = a_stage(one_node(HIGH), nodes=2)

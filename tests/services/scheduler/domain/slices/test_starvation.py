@@ -142,7 +142,7 @@ def test_a_smaller_task_does_not_jump_ahead_of_one_whose_nodes_are_only_held_for
     assert granted(tasks, some_nodes(2)) == ["gang"]
 
 
-def test_a_grant_looks_at_each_kind_of_task_once() -> None:
+def test_the_search_for_a_grant_evaluates_each_queue_once() -> None:
     """Of 3,000 tasks that a quota stops only one is judged."""
     tasks = [
         runs("anns", "n0", owner="ann"),
@@ -173,7 +173,7 @@ NAMES = [
     st.lists(st.integers(0, 29), max_size=30),
     st.sets(st.integers(0, 3)),
 )
-def test_the_unserved_come_in_order_whatever_came_and_went(
+def test_unserved_tasks_stay_in_order_when_tasks_come_and_go(
     rows: list[tuple[int, int]], gone: list[int], stopped: set[int]
 ) -> None:
     unserved = Unserved()

@@ -35,8 +35,8 @@ COMMANDS_WAITING_MAX = 1_024
 # in gRPC, because the clocks of two machines differ, and a jump would reject every request.
 TIMEOUT_HEADER = "shiftwork-timeout-ms"
 
-# Until when somebody waits for the reply to the command that this task answers, in the event loop's
-# seconds; None: the requester did not say. Code that queues commands again checks it (``expired``).
+# Until when the requester waits for the reply to the command that this task answers, in the event
+# loop's seconds; None: unknown. Code that queues commands again checks it (``expired``).
 answer_until: ContextVar[float | None] = ContextVar("answer_until", default=None)
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -76,7 +76,7 @@ def headers_of(
 
 def until_of(headers: Mapping[str, str]) -> float | None:
     """Until when the requester of a command that has just arrived waits, in the event loop's
-    seconds. None if it does not say so, as requesters of earlier versions."""
+    seconds. None without the header, as from requesters of earlier versions."""
     text = headers.get(TIMEOUT_HEADER, "")
     if not text.isascii() or not text.isdigit():
         return None
@@ -84,7 +84,7 @@ def until_of(headers: Mapping[str, str]) -> float | None:
 
 
 def expired(until: float | None) -> bool:
-    """True if nobody waits for the reply any more."""
+    """True if the requester no longer waits for the reply."""
     return until is not None and asyncio.get_running_loop().time() >= until
 
 
@@ -114,8 +114,8 @@ class RequestQueue:
         kind: type[Message],
     ) -> None:
         """Answer in a task of ``group`` when it is its turn; a busy refusal (``answer_one`` gets
-        it as its argument) if too many wait. Returns at once, so that the moment of a request's
-        arrival is known however many are before it."""
+        it as its argument) if too many wait. Returns at once, so that a request's time of arrival
+        is known however many are before it."""
         if self.taken >= self.at_once_max + self.waiting_max:
             group.create_task(answer_one(self._busy(kind)))
             return
@@ -137,7 +137,7 @@ class RequestQueue:
 
 
 def refuse(kind: type[Message], refusal: Refusal) -> Message:
-    """The reply to command ``kind`` that says no; every reply type has the field ``refusal``."""
+    """The reply to command ``kind`` with a refusal; every reply type has the field ``refusal``."""
     return reply_type(kind).model_validate({"refusal": refusal})
 
 
@@ -165,7 +165,7 @@ async def answer(
 
 
 async def _run_handler(handler: CommandHandler, command: Message) -> Message:
-    """The handler's reply, or the refusal that says why there is none."""
+    """The handler's reply, or a refusal with the reason why there is none."""
     kind = type(command)
     declared = ROUTES[kind].type_name
     try:

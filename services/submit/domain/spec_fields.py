@@ -1,4 +1,4 @@
-"""Check a filled spec field by field: every fault is named at once, with value and fix.
+"""Check a filled spec field by field: all errors are reported at once, with value and fix.
 
 Called by ``validate.py``. The values of environment variables and the words of commands may be
 secrets: an error names the variable or the position and never the content.
@@ -23,7 +23,7 @@ from libs.contracts.ids import (
 from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
 from libs.contracts.variables import is_reserved, is_variable
-from services.submit.domain.model import Limits, bound_setting, problem
+from services.submit.domain.facts import Limits, bound_setting, problem
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
@@ -42,7 +42,7 @@ def _set_by(limit: str) -> str:
 
 
 def check_fields(spec: TaskSpec, limits: Limits) -> Errors:
-    """Every fault that the spec has by itself, whatever the cluster looks like."""
+    """Every error in the spec that does not depend on the cluster."""
     for check in CHECKS:
         yield from check(spec, limits)
 

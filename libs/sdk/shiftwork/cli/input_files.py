@@ -22,7 +22,7 @@ _texts: dict[str, str] = {}
 
 
 def name_of(path: str) -> str:
-    """What errors call a file; ``-`` is standard input."""
+    """The name of a file in errors; ``-`` is standard input."""
     return STANDARD_INPUT if path == "-" else path
 
 
@@ -57,7 +57,7 @@ def advice(path: str) -> str:
 
 def near(path: Path) -> str:
     """``did you mean PATH?`` for what lies in the same directory under a similar name; or empty."""
-    # Without what names end in, which may be all that they have in common.
+    # Without the suffixes, which may be all that the names have in common.
     stems = {Path(name).stem: name for name in entries(path.parent)}
     close = get_close_matches(path.stem, list(stems), 1)
     return f"did you mean {path.parent / stems[close[0]]}?" if close else ""

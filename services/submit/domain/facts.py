@@ -1,4 +1,4 @@
-"""The values that submit's decisions are made of: facts heard from others, and bounds.
+"""The values that submit's decisions depend on: facts from other services, and bounds.
 
 Built by ``handlers.py`` from rows and by ``main.py`` from settings; read by the other modules here.
 """
@@ -22,9 +22,9 @@ VALUE_SHOWN_MAX = 80
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many nodes of a group look the same. Lost and cordoned nodes count, removed ones not.
+    """The number of equal nodes of a group. Lost and cordoned nodes count, removed ones do not.
 
-    ``cpus`` and ``memory_bytes`` are 0 where the launcher could not tell.
+    ``cpus`` and ``memory_bytes`` are 0 where the launcher does not know them.
     """
 
     group: str
@@ -37,7 +37,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What submit has heard about the world when it judges one spec."""
+    """What submit knows of nodes, quotas and names when it validates a spec."""
 
     shapes: tuple[Shape, ...] = ()
     # One full list of the nodes has been received; before that no size is too large.
