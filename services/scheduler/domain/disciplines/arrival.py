@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.scheduler.domain.disciplines.base import Discipline, Filling, PoolView
+from services.scheduler.domain.disciplines.interface import Discipline, Filling, PoolView
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
 

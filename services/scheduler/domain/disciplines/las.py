@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from services.scheduler.domain.disciplines.base import Discipline, PoolView
+from services.scheduler.domain.disciplines.interface import Discipline, PoolView
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
 

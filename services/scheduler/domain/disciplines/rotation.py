@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from math import floor, log, log2
 
-from services.scheduler.domain.disciplines.base import Discipline, PoolView
+from services.scheduler.domain.disciplines.interface import Discipline, PoolView
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
 
@@ -28,8 +28,8 @@ STEPS = 16
 # Users whose use differs by this many half-lives or more: one of them counts as without use.
 APART_MAX = 64
 # After its slice, the use of a run is counted in this many parts of a slice, none of them shorter.
-BITS = 8
-BIT_SECONDS_MIN = 60.0
+PARTS_PER_SLICE = 8
+PART_SECONDS_MIN = 60.0
 # One step outweighs every difference of submissions.
 STEP_SECONDS = 1e10
 
@@ -75,8 +75,8 @@ class UserRotation(Discipline):
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """From now on others may take its nodes; its further use is counted part by part."""
         numbers = pool.policy.rotation
-        bit = max(numbers.slice_seconds / BITS, BIT_SECONDS_MIN)
-        length = min(numbers.first_slice_seconds, bit)
+        part = max(numbers.slice_seconds / PARTS_PER_SLICE, PART_SECONDS_MIN)
+        length = min(numbers.first_slice_seconds, part)
         return self._counted(pool, task, now, finish, length)
 
     def _counted(

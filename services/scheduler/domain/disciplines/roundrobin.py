@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from services.scheduler.domain.disciplines.base import Discipline, PoolView
+from services.scheduler.domain.disciplines.interface import Discipline, PoolView
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS, OrderKey
 

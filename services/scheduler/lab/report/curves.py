@@ -1,4 +1,4 @@
-"""What the report draws of one run, small however long the run was. Called by ``study.py``."""
+"""Reduces a run to the curves of the report, small however long the run was. For ``study.py``."""
 
 from __future__ import annotations
 
