@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from services.scheduler.lab.record import JobRecord, RunRecord
@@ -48,14 +48,7 @@ def document(
         "policies": dict(policies),
     }
     if options is not None:
-        found["options"] = {
-            "restart_cost_s": options.restart_cost_s,
-            "checkpoint_interval_s": options.checkpoint_interval_s,
-            "with_limits": options.with_limits,
-            "node_mtbf_s": options.node_mtbf_s,
-            "node_repair_s": options.node_repair_s,
-            "seed": options.seed,
-        }
+        found["options"] = asdict(options)
     return found
 
 
@@ -93,7 +86,7 @@ def numbers(
         "events": record.events,
         "unfinished": len(record.jobs) - len(ended),
         "refused_plans": record.refused_plans,
-        "by_size": [_class(low, high, of) for low, high, of in _by_size(ended, record.capacity)],
+        "by_size": [_class(low, high, of) for low, high, of in by_size(ended, record.capacity)],
         "big_gangs": _big(ended, record.capacity),
         "by_vc": _by_vc(record, workload, private or {}),
         "by_user_gini": gini(user_slowdowns(record, workload).values()),
@@ -168,9 +161,8 @@ def _span(record: RunRecord, ended: Sequence[JobRecord]) -> tuple[float, float]:
     return opens, max((job.finish_s for job in ended), default=opens)
 
 
-def _by_size(
-    ended: Sequence[JobRecord], capacity: float
-) -> Iterable[tuple[int, int, list[JobRecord]]]:
+def by_size(ended: Sequence[JobRecord], capacity: float) -> list[tuple[int, int, list[JobRecord]]]:
+    """Least nodes, most nodes and jobs of each size class that has jobs."""
     classes = size_classes(capacity)
     found: list[list[JobRecord]] = [[] for _ in classes]
     for job in ended:

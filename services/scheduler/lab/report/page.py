@@ -97,7 +97,6 @@ def page(workload: Workload, options: Options, runs: Sequence[Curves]) -> str:
         _headline(ordered, len(workload.jobs)),
         _cards(ordered),
         "<h2>All policies</h2>",
-        _about_best(len(workload.jobs)),
         _table(ordered, len(workload.jobs)),
         _legend(ordered),
         _over_time(ordered),
@@ -176,12 +175,6 @@ def _cards(runs: Sequence[Curves]) -> str:
     return "".join(parts) + "</div>"
 
 
-def _about_best(jobs: int) -> str:
-    if jobs < _JOBS_COMPARED_MIN:
-        return ""
-    return '<p class="soft">The best value of each column is bold.</p>'
-
-
 def _table(runs: Sequence[Curves], jobs: int) -> str:
     compared = jobs >= _JOBS_COMPARED_MIN
     best = [_best(column, runs) if compared else None for column in COLUMNS]
@@ -195,8 +188,9 @@ def _table(runs: Sequence[Curves], jobs: int) -> str:
         )
         chosen = ' class="chosen"' if place == 0 else ""
         rows.append(f'<tr{chosen}><th scope="row">{escape(run.policy)}</th>{cells}</tr>')
+    note = '<p class="soft">The best value of each column is bold.</p>\n' if compared else ""
     return (
-        '<div class="scroll"><table><thead><tr><th scope="col">policy</th>'
+        f'{note}<div class="scroll"><table><thead><tr><th scope="col">policy</th>'
         f"{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 

@@ -138,6 +138,6 @@ def test_private_partitions() -> None:
 
 def test_the_example_of_the_documentation_is_a_cluster_file() -> None:
     doc = cluster_file.__doc__ or ""
-    example = doc.split("::\n", 1)[1].split("\nEverything")[0]
+    example = doc.split("::\n", 1)[1].split("\nEach key")[0]
     text = "\n".join(line.removeprefix("    ") for line in example.splitlines())
     assert parse(text, "c.yaml").nodes == 64
