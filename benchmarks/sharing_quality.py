@@ -35,9 +35,9 @@ from benchmarks.guard import run
 from benchmarks.report import Benchmark, Goal, Report
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.drive import drive
-from services.scheduler.lab.options import Options
 from services.scheduler.lab.results import Private, numbers
-from services.scheduler.lab.traces.fit import Request
+from services.scheduler.lab.run_options import Options
+from services.scheduler.lab.traces.fitting import Request
 from services.scheduler.lab.traces.load import load
 from services.scheduler.lab.workload import Workload, private_partitions
 

@@ -28,7 +28,7 @@ from services.scheduler import store
 from services.scheduler.domain.model.changes import FIRST_ATTEMPT, state_changed
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.explaining import unknown
-from services.scheduler.policy_commands import changed
+from services.scheduler.policy_commands import policy_changed
 
 
 def live_run(task: Task, now: datetime, silent_seconds: float) -> list[Message]:
@@ -115,7 +115,7 @@ class Commands:
         for task in await store.tasks_of(tx):
             events.append(state_changed(task, task.state, tx.now))
             events += live_run(task, tx.now, self.silent_seconds)
-        events += [changed(row) for row in await store.policies_of(tx)]
+        events += [policy_changed(row) for row in await store.policies_of(tx)]
         for event in events:
             tx.emit(event)
         return ReemitReply(events=len(events))

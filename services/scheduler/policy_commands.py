@@ -1,7 +1,7 @@
 """The commands about policies: SetPolicy, ListPolicies, DryRunPolicy; and the policy file's groups.
 
-Wired in ``main.py``; answered by the leader. A policy set by command beats the file; when it is
-taken away, the file's comes back, else the group has the defaults again.
+Wired in ``main.py``; answered by the leader. A policy set by command overrides the file; when it is
+removed, the file's applies again, else the defaults.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.dry_run import DryRun, diff
-from services.scheduler.policies import Parsed, document_of, named, overcommitted, parse
+from services.scheduler.policy_documents import Parsed, document_of, named, overcommitted, parse
 from services.scheduler.policy_fields import at
 
 # A page of policies stays below what the bus carries, whatever its limit.
@@ -47,7 +47,7 @@ Decide = Callable[[Snapshot, datetime], Plan]
 
 
 def record(policy: GroupPolicy) -> PolicyRecord:
-    """The policy as it is told."""
+    """The policy as replies and events carry it."""
     source = PolicySource.FILE if policy.from_file else PolicySource.COMMAND
     if policy.removed or not policy.version:
         source = PolicySource.DEFAULT
@@ -62,8 +62,8 @@ def record(policy: GroupPolicy) -> PolicyRecord:
     )
 
 
-def changed(policy: GroupPolicy) -> PolicyChanged:
-    """The event that says so."""
+def policy_changed(policy: GroupPolicy) -> PolicyChanged:
+    """The event of a changed policy."""
     assert policy.changed_at is not None, "a stored policy was changed at some time"
     return PolicyChanged(
         group=policy.group,
@@ -74,7 +74,7 @@ def changed(policy: GroupPolicy) -> PolicyChanged:
 
 
 def refusal(found: Parsed) -> Refusal:
-    """Every error of a document."""
+    """The refusal with every error of a document."""
     first, more = found.errors[0], len(found.errors) - 1 + found.errors_more
     detail = f"{first.field}: {first.message}" + (f" (and {more} more)" if more else "")
     return Refusal(code=RefusalCode.INVALID, detail=detail, errors=found.errors)
@@ -82,9 +82,9 @@ def refusal(found: Parsed) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class PolicyCommands:
-    """The commands with what they are configured by."""
+    """The commands and their configuration."""
 
-    # What the policy file says, and the discipline of groups of which nobody says anything.
+    # The policies of the policy file, and the discipline of groups without a policy.
     of_file: Mapping[str, GroupPolicy]
     default_policy: str
     document_bytes_max: int
@@ -92,7 +92,7 @@ class PolicyCommands:
     page_max: int
     dry_run_seconds_max: float
     rows: Store
-    # The present moment, apart from the working set, with these policies instead of its own.
+    # The present state, apart from the working set, with these policies instead of its own.
     snapshot_with: SnapshotWith
     decide: Decide
     one_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -102,7 +102,7 @@ class PolicyCommands:
         return {SetPolicy: self.set_policy, ListPolicies: self.list_policies}
 
     def queries(self) -> Mapping[type[Message], QueryHandler]:
-        """Which query is answered by which function, beside the leader's turn."""
+        """Which query is answered by which function, outside the leader's transactions."""
         return {DryRunPolicy: self.dry_run}
 
     async def _parse(self, tx: Tx, command: SetPolicy | DryRunPolicy) -> Parsed:
@@ -115,7 +115,7 @@ class PolicyCommands:
         )
 
     def _without(self, group: str) -> GroupPolicy:
-        """What a group has when nothing is set for it."""
+        """The policy of a group for which no command set one."""
         found = self.of_file.get(group)
         return found or replace(self._default(group), removed=True)
 
@@ -124,13 +124,13 @@ class PolicyCommands:
 
     async def set_policy(self, tx: Tx, command: SetPolicy) -> SetPolicyReply:
         """Set the policies of a document, all or none. Setting the same again changes nothing.
-        With ``check_only`` nothing is set: the answer says whom and which groups the document
-        names, beside what is wrong with it."""
+        With ``check_only`` nothing is set: the reply has the users, teams and groups that the
+        document names, and its errors."""
         found = await self._parse(tx, command)
         refused = refusal(found) if found.errors else None
         if command.check_only:
             users, teams = named(found.policies)
-            groups = [*(policy.group for policy in found.policies), *found.taken_away]
+            groups = [*(policy.group for policy in found.policies), *found.removed]
             return SetPolicyReply(
                 refusal=refused,
                 warnings=found.warnings,
@@ -140,17 +140,17 @@ class PolicyCommands:
             )
         if refused is not None:
             return SetPolicyReply(refusal=refused)
-        wanted = [*found.policies, *(self._without(group) for group in found.taken_away)]
+        wanted = [*found.policies, *(self._without(group) for group in found.removed)]
         versions: dict[str, int] = {}
         changes: list[str] = []
         for policy in wanted:
-            versions[policy.group], news = await put(tx, policy, command.asked_by)
-            if news:
+            versions[policy.group], is_new = await put(tx, policy, command.asked_by)
+            if is_new:
                 changes.append(policy.group)
         return SetPolicyReply(versions=versions, changed=tuple(changes), warnings=found.warnings)
 
     async def list_policies(self, tx: Tx, command: ListPolicies) -> ListPoliciesReply:
-        """How each group is shared: those with a policy, and those with nodes."""
+        """The policy of each group that has one, or has nodes."""
         rows = {row.group: row for row in await store.policies_of(tx)}
         named = {name for name, row in rows.items() if not row.removed}
         groups = sorted(named | set(await store.nodes_of_groups(tx)))
@@ -172,16 +172,16 @@ class PolicyCommands:
         return ListPoliciesReply(policies=tuple(page), more=len(page) < len(groups))
 
     def _shown(self, group: str, row: GroupPolicy | None) -> GroupPolicy:
-        """A policy that was taken away reads as the defaults, with its history."""
+        """A removed policy is shown as the defaults, with its version and change."""
         if row is None or not row.removed:
             return row or self._default(group)
         kept = {"version": row.version, "changed_by": row.changed_by, "changed_at": row.changed_at}
         return replace(self._default(group), removed=True, **kept)
 
     async def dry_run(self, query: DryRunPolicy) -> DryRunPolicyReply:
-        """Decide on the present moment twice, and say what differs. Nothing is stored.
+        """Decide twice on the present state, and reply with the differences. Nothing is stored.
 
-        Two indexes are built from all rows: that is done in a copy of the process, one at a time.
+        Two indexes are built from all rows, in a copy of the process; one dry run at a time.
         """
         async with self.rows.transaction() as tx:
             found = await self._parse(tx, query)
@@ -189,7 +189,7 @@ class PolicyCommands:
         if found.errors:
             return DryRunPolicyReply(refusal=refusal(found))
         wanted = {policy.group: policy for policy in found.policies}
-        wanted |= {group: self._without(group) for group in found.taken_away}
+        wanted |= {group: self._without(group) for group in found.removed}
         limit = max(1, min(query.limit or self.effects_max, self.effects_max))
         try:
             async with self.one_at_a_time, asyncio.timeout(self.dry_run_seconds_max):
@@ -216,9 +216,9 @@ class PolicyCommands:
 
 
 async def put(tx: Tx, policy: GroupPolicy, changed_by: str) -> tuple[int, bool]:
-    """Store a group's policy and say so, unless it is so already; its version, and if it is new.
+    """Store a group's policy and publish it, unless it is the same; its version, and if it is new.
 
-    One that is ``removed`` takes away what was stored, if anything was.
+    One that is ``removed`` removes the stored one, if there is any.
     """
     row = await tx.get(GroupPolicy, policy.group)
     version = row.version if row else 0
@@ -228,15 +228,15 @@ async def put(tx: Tx, policy: GroupPolicy, changed_by: str) -> tuple[int, bool]:
         return version, False
     after = replace(policy, version=version + 1, changed_by=changed_by, changed_at=tx.now)
     tx.put(after)
-    tx.emit(changed(after))
+    tx.emit(policy_changed(after))
     return after.version, True
 
 
 async def use_file(rows: Store, of_file: Mapping[str, GroupPolicy], epoch: int) -> None:
     """Make the file's policies those of the groups for which no command set one.
 
-    A new leader's step, after its working set is loaded. What the file no longer says is taken
-    away; guarantees beyond the known nodes are told in the log.
+    A new leader calls it after its working set is loaded. Policies that the file no longer has are
+    removed; guarantees beyond the known nodes are logged as warnings.
     """
     if not of_file and not any(row.from_file for row in rows.resident(GroupPolicy).values()):
         return
@@ -249,6 +249,6 @@ async def use_file(rows: Store, of_file: Mapping[str, GroupPolicy], epoch: int) 
             gone = GroupPolicy(group, removed=True, from_file=True)
             await put(tx, of_file.get(group, gone), BY_FILE)
         capacity = await store.nodes_of_groups(tx)
-        strange = [overcommitted(policy, capacity) for policy in of_file.values()]
-    for each in filter(None, strange):
+        excessive = [overcommitted(policy, capacity) for policy in of_file.values()]
+    for each in filter(None, excessive):
         observability.log("scheduler").warning("policy file guarantees too much", problem=each)

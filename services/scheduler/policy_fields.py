@@ -1,6 +1,6 @@
-"""One value of a policy file: read, or refused with its path, the value and the fix.
+"""One value of a policy file: read, or rejected with its path, the value and the fix.
 
-Used by ``policies.py``. Each ``Field`` also knows how its value is written back, so that what is
+Used by ``policy_documents.py``. Each ``Field`` also writes its value back, so that a policy that is
 shown can be edited and set again.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from libs.contracts.ids import is_name
 from libs.contracts.messages import FieldError, Priority
 from libs.contracts.wording import meant
 
-FAULTS_MAX = 100
+PROBLEMS_MAX = 100
 VALUE_SHOWN_MAX = 80
 KNOWN_SHOWN_MAX = 24
 DAY = 86_400.0
@@ -32,8 +32,8 @@ DURATION_FIX = "write seconds, or 90s, 15m, 4h, 2d"
 
 
 @dataclass(slots=True)
-class Faults:
-    """What is wrong with a document, and what is only remarkable; both bounded."""
+class Problems:
+    """The errors and warnings of a document; both are bounded."""
 
     errors: list[FieldError] = field(default_factory=list[FieldError])
     warnings: list[FieldError] = field(default_factory=list[FieldError])
@@ -41,15 +41,15 @@ class Faults:
     more: int = 0
 
     def add(self, path: str, value: object, message: str, fix: str) -> None:
-        """Refuse a value."""
-        if len(self.errors) < FAULTS_MAX:
+        """Add an error: the value is rejected."""
+        if len(self.errors) < PROBLEMS_MAX:
             self.errors.append(_error(path, value, message, fix))
         else:
             self.more += 1
 
     def warn(self, path: str, value: object, message: str, fix: str) -> None:
-        """Let a value pass, and say what is strange about it."""
-        if len(self.warnings) < FAULTS_MAX:
+        """Add a warning: the value is accepted."""
+        if len(self.warnings) < PROBLEMS_MAX:
             self.warnings.append(_error(path, value, message, fix))
 
 
@@ -58,7 +58,7 @@ def _error(path: str, value: object, message: str, fix: str) -> FieldError:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: short, and sayable in any encoding."""
+    """A value as an error shows it: short, and valid in any encoding."""
     if value is None or isinstance(value, dict | list):
         return ""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
@@ -68,7 +68,7 @@ def shown(value: object) -> str:
 
 
 def at(path: str, key: object) -> str:
-    """The path of what stands under a key: ``groups.training``."""
+    """The path of a key: ``groups.training``."""
     name_ = shown(key) or "''"
     return f"{path}.{name_}" if path else name_
 
@@ -88,29 +88,29 @@ def closest(word: object, known: Collection[str]) -> str:
     return "known here: " + (", ".join(names[:KNOWN_SHOWN_MAX]) or "none") + more
 
 
-def mapping(value: object, path: str, faults: Faults) -> dict[object, object]:
-    """A mapping as it is, an empty one for what was left out; anything else is a fault."""
+def mapping(value: object, path: str, problems: Problems) -> dict[object, object]:
+    """The mapping; an empty one for null; an error for anything else."""
     if isinstance(value, dict):
         return cast("dict[object, object]", value)
     if value is not None:
-        faults.add(path, value, "is not a mapping", "write keys with values below it")
+        problems.add(path, value, "is not a mapping", "write keys with values below it")
     return {}
 
 
-def listing(value: object, path: str, length_max: int, faults: Faults) -> list[object]:
-    """A list as it is, an empty one for what was left out; anything else is a fault."""
+def listing(value: object, path: str, length_max: int, problems: Problems) -> list[object]:
+    """The list; an empty one for null; an error for anything else."""
     if isinstance(value, list):
         items = cast("list[object]", value)
         if len(items) <= length_max:
             return items
-        faults.add(path, None, f"has {len(items)} entries", f"give at most {length_max}")
+        problems.add(path, None, f"has {len(items)} entries", f"give at most {length_max}")
     elif value is not None:
-        faults.add(path, value, "is not a list", "write a list: [a, b]")
+        problems.add(path, value, "is not a list", "write a list: [a, b]")
     return []
 
 
-# A reader gives the value, or None after a fault.
-Read = Callable[[object, str, Faults], Any]
+# A reader returns the value, or None after an error.
+Read = Callable[[object, str, Problems], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +123,29 @@ class Field:
 
 
 def section(
-    value: object, path: str, fields: Mapping[str, Field], faults: Faults
+    value: object, path: str, fields: Mapping[str, Field], problems: Problems
 ) -> dict[str, Any]:
-    """The attributes that a mapping gives; every key that is not known is a fault."""
+    """The attributes that a mapping gives; every unknown key is an error."""
     found: dict[str, Any] = {}
-    for key, given in mapping(value, path, faults).items():
+    for key, given in mapping(value, path, problems).items():
         below = at(path, key)
         one = fields.get(key) if isinstance(key, str) else None
         if one is None:
-            faults.add(below, given, "is no key of this section", closest(key, fields))
+            problems.add(below, given, "is no key of this section", closest(key, fields))
         elif given is not None:
-            read = one.read(given, below, faults)
+            read = one.read(given, below, problems)
             if read is not None:
                 found[one.attribute] = read
     return found
+
+
+def nested(attribute: str, made: Callable[..., object], fields: Mapping[str, Field]) -> Field:
+    """A section that is the value of a key."""
+    return Field(
+        attribute,
+        lambda value, path, problems: made(**section(value, path, fields, problems)),
+        lambda found: written(found, fields),
+    )
 
 
 def written(value: object, fields: Mapping[str, Field]) -> dict[str, object]:
@@ -146,16 +155,45 @@ def written(value: object, fields: Mapping[str, Field]) -> dict[str, object]:
 
 def duration(low: float, high: float) -> Read:
     """Seconds of ``90``, ``90s``, ``15m``, ``4h`` or ``2d``."""
+    return _bounded("is not a duration", _seconds, low, high, fix=DURATION_FIX, text=duration_text)
 
-    def read(value: object, path: str, faults: Faults) -> float | None:
-        seconds = _seconds(value)
-        if seconds is None:
-            faults.add(path, value, "is not a duration", DURATION_FIX)
-        elif not low <= seconds <= high:
-            span = f"{duration_text(low)} to {duration_text(high)}"
-            faults.add(path, value, "is out of range", f"give {span}")
+
+def number(low: float, high: float) -> Read:
+    """A number in that range."""
+    return _bounded("is not a number", _number, low, high)
+
+
+def whole(low: int, high: int) -> Read:
+    """A whole number in that range."""
+    read = _bounded("is not a whole number", _whole, low, high)
+
+    def read_whole(value: object, path: str, problems: Problems) -> int | None:
+        found = read(value, path, problems)
+        return None if found is None else int(found)
+
+    return read_whole
+
+
+def _bounded(
+    message: str,
+    parse: Callable[[object], float | None],
+    low: float,
+    high: float,
+    *,
+    fix: str = "",
+    text: Callable[[float], object] | None = None,
+) -> Read:
+    low_text, high_text = map(text or plain_number, (low, high))
+    span = f"give {low_text} to {high_text}"
+
+    def read(value: object, path: str, problems: Problems) -> float | None:
+        found = parse(value)
+        if found is None:
+            problems.add(path, value, message, fix or span)
+        elif not low <= found <= high:
+            problems.add(path, value, "is out of range", span)
         else:
-            return float(seconds)
+            return float(found)
         return None
 
     return read
@@ -179,71 +217,39 @@ def duration_text(seconds: float | None) -> object:
 
 
 def _number(value: object) -> float | None:
-    """A finite number; True is none. Whole ones stay whole: they may be huge."""
+    """A finite number, else None; a bool is none. A huge int cannot become a float, so it stays."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if isinstance(value, int) or math.isfinite(value) else None
 
 
-def number(low: float, high: float) -> Read:
-    """A number in that range."""
-
-    def read(value: object, path: str, faults: Faults) -> float | None:
-        found = _number(value)
-        fix = f"give {plain_number(low)} to {plain_number(high)}"
-        if found is None:
-            faults.add(path, value, "is not a number", fix)
-        elif not low <= found <= high:
-            faults.add(path, value, "is out of range", fix)
-        else:
-            return float(found)
-        return None
-
-    return read
+def _whole(value: object) -> float | None:
+    found = _number(value)
+    return found if found is not None and found == int(found) else None
 
 
-def whole(low: int, high: int) -> Read:
-    """A whole number in that range."""
-
-    def read(value: object, path: str, faults: Faults) -> int | None:
-        found = _number(value)
-        if found is None or found != int(found):
-            faults.add(path, value, "is not a whole number", f"give {low} to {high}")
-        elif not low <= found <= high:
-            faults.add(path, value, "is out of range", f"give {low} to {high}")
-        else:
-            return int(found)
-        return None
-
-    return read
-
-
-def flag(value: object, path: str, faults: Faults) -> bool | None:
+def flag(value: object, path: str, problems: Problems) -> bool | None:
     """True or false."""
     if isinstance(value, bool):
         return value
-    faults.add(path, value, "is neither true nor false", "give true or false")
+    problems.add(path, value, "is neither true nor false", "give true or false")
     return None
 
 
-def word(choices: Collection[str]) -> Read:
-    """One of these words."""
+def one_of(message: str, choices: Mapping[str, Any]) -> Read:
+    """The value of one of these words."""
 
-    def read(value: object, path: str, faults: Faults) -> str | None:
+    def read(value: object, path: str, problems: Problems) -> Any:  # noqa: ANN401 - any value
         if isinstance(value, str) and value in choices:
-            return value
-        faults.add(path, value, "is not known", closest(value, choices))
+            return choices[value]
+        problems.add(path, value, message, closest(value, choices))
         return None
 
     return read
 
 
-def level(value: object, path: str, faults: Faults) -> Priority | None:
-    """A priority level by its lower-case name."""
-    found = LEVELS.get(value) if isinstance(value, str) else None
-    if found is None:
-        faults.add(path, value, "is no priority level", closest(value, LEVELS))
-    return found
+# A priority level by its lower-case name.
+LEVEL = one_of("is no priority level", LEVELS)
 
 
 def level_text(value: Priority) -> str:
@@ -251,33 +257,33 @@ def level_text(value: Priority) -> str:
     return value.name.lower()
 
 
-def name(value: object, path: str, faults: Faults) -> str | None:
+def name(value: object, path: str, problems: Problems) -> str | None:
     """The name of a group, user, team or virtual cluster."""
     if isinstance(value, str) and is_name(value):
         return value
     fix = "use 1 to 63 of a-z, 0-9 and -, no - at the ends"
     unquoted = "; put it in quotes" if not isinstance(value, str) else ""
-    faults.add(path, value, "is not a name", fix + unquoted)
+    problems.add(path, value, "is not a name", fix + unquoted)
     return None
 
 
-def label(value: object, path: str, faults: Faults) -> str | None:
+def label(value: object, path: str, problems: Problems) -> str | None:
     """The key of a node label."""
     if isinstance(value, str) and _LABEL.fullmatch(value):
         return value
-    faults.add(path, value, "is not a node label's key", "use a-z, A-Z, 0-9 and -_./ inside")
+    problems.add(path, value, "is not a node label's key", "use a-z, A-Z, 0-9 and -_./ inside")
     return None
 
 
 def distinct(read: Read, length_max: int) -> Read:
-    """A list in which nothing is named twice."""
+    """A list without repeated entries."""
 
-    def read_all(value: object, path: str, faults: Faults) -> tuple[Any, ...]:
+    def read_all(value: object, path: str, problems: Problems) -> tuple[Any, ...]:
         found: list[Any] = []
-        for index, each in enumerate(listing(value, path, length_max, faults)):
-            one = read(each, nth(path, index), faults)
+        for index, each in enumerate(listing(value, path, length_max, problems)):
+            one = read(each, nth(path, index), problems)
             if one is not None and one in found:
-                faults.add(nth(path, index), each, "is there twice", "keep one of them")
+                problems.add(nth(path, index), each, "is there twice", "keep one of them")
             elif one is not None:
                 found.append(one)
         return tuple(found)
@@ -289,27 +295,22 @@ def weights(low: float, high: float, length_max: int) -> Read:
     """Names with a number each."""
     read_number = number(low, high)
 
-    def read(value: object, path: str, faults: Faults) -> dict[str, float]:
-        given = mapping(value, path, faults)
+    def read(value: object, path: str, problems: Problems) -> dict[str, float]:
+        given = mapping(value, path, problems)
         if len(given) > length_max:
-            faults.add(path, None, f"has {len(given)} entries", f"give at most {length_max}")
+            problems.add(path, None, f"has {len(given)} entries", f"give at most {length_max}")
             return {}
         found: dict[str, float] = {}
         for key, each in given.items():
-            who = name(key, at(path, key), faults)
-            weight = read_number(each, at(path, key), faults)
-            if who is not None and weight is not None:
-                found[who] = weight
+            owner = name(key, at(path, key), problems)
+            weight = read_number(each, at(path, key), problems)
+            if owner is not None and weight is not None:
+                found[owner] = weight
         return found
 
     return read
 
 
 def plain_number(value: float | None) -> object:
-    """Without a needless fraction."""
+    """A float without a fraction as an int."""
     return int(value) if value is not None and value == int(value) else value
-
-
-def listed(values: Iterable[object]) -> list[object]:
-    """A tuple as a document has it."""
-    return list(values)

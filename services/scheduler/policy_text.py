@@ -1,7 +1,7 @@
 """The text of a policy file: YAML, or JSON, read strictly into plain values.
 
-Called by ``policies.py``. What one person writes by hand and another reads must mean one thing:
-a key that is given twice, an alias, a nest without end or a file without end is refused, by line.
+Called by ``policy_documents.py`` and the lab. People write these files by hand, so a text must have
+one meaning: a repeated key, an alias, too deep nesting or a too large file is rejected, by line.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_document(text: str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> object:
 
 
 def _depths(text: str) -> Iterator[tuple[int, yaml.Event]]:
-    """Every event of the text with how deep it lies; needs no stack, however deep that is."""
+    """Every event of the text with its depth; needs no stack, whatever the depth."""
     depth = 0
     for event in _yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):

@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from libs.contracts.messages import Priority
 from libs.service.settings import BaseServiceSettings
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
-from services.scheduler.policies import load_file
+from services.scheduler.policy_documents import load_file
 
 
 class SchedulerSettings(BaseServiceSettings):

@@ -51,7 +51,7 @@ from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Tas
 from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.placement.capacity import Slot, placements_of
 from services.scheduler.dry_run import diff
-from services.scheduler.policies import validate
+from services.scheduler.policy_documents import validate
 from tests.builders import (
     START,
     a_checkpoint,

@@ -18,10 +18,10 @@ from math import inf, nextafter
 from libs.contracts.messages import Priority, ReasonCode
 from services.scheduler.domain.backfill import Reservation, expected_end_if_begun, reserve
 from services.scheduler.domain.blockers import blocked_by, flood_reason, is_blocked, retry_later
-from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.disciplines.interface import Filling
 from services.scheduler.domain.facts.pool import Pool, units_of
 from services.scheduler.domain.facts.timers import Timer, TimerKind
-from services.scheduler.domain.limits.quota import Need, auto_level
+from services.scheduler.domain.limits.quota_usage import Need, auto_level
 from services.scheduler.domain.limits.virtual_clusters import ALMOST, UNCOVERED, Depth
 from services.scheduler.domain.model.decisions import Assign, PoolScan
 from services.scheduler.domain.model.lifecycle import QUEUED

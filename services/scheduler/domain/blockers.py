@@ -13,7 +13,7 @@ from typing import NamedTuple
 from libs.contracts.messages import ExitKind, Priority, Reason, ReasonCode
 from services.scheduler.domain.disciplines.timeshare.rule import RULE, flood_share
 from services.scheduler.domain.facts.pool import Pool
-from services.scheduler.domain.limits.quota import Excess, Need
+from services.scheduler.domain.limits.quota_usage import Excess, Need
 from services.scheduler.domain.model.decisions import Reject
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.domain.model.lifecycle import QUEUED

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from libs.contracts.messages import Priority, Reason, ReasonCode
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
-from services.scheduler.domain.limits.quota import Need, held_need, minus
+from services.scheduler.domain.limits.quota_usage import Need, held_need, minus
 from services.scheduler.domain.limits.virtual_clusters import Depth, VirtualClusters
 from services.scheduler.domain.model.decisions import (
     Assign,

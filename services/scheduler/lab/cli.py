@@ -17,9 +17,9 @@ from shiftwork.cli import parse, render, session
 from shiftwork.cli.failures import Failure, usage
 
 if TYPE_CHECKING:
-    from services.scheduler.lab.options import Drive, Options
     from services.scheduler.lab.results import Numbers
-    from services.scheduler.lab.traces.fit import Request
+    from services.scheduler.lab.run_options import Drive, Options
+    from services.scheduler.lab.traces.fitting import Request
     from services.scheduler.lab.workload import Cluster, Workload
 
 BAR_WIDTH = 28
@@ -95,8 +95,8 @@ def simulate(  # noqa: PLR0917 - a command: every parameter is an option by name
     """
     from services.scheduler.lab import study  # noqa: PLC0415 - imports the scheduler
     from services.scheduler.lab.errors import LabError  # noqa: PLC0415
-    from services.scheduler.lab.options import Options  # noqa: PLC0415
-    from services.scheduler.lab.traces.fit import Request  # noqa: PLC0415
+    from services.scheduler.lab.run_options import Options  # noqa: PLC0415
+    from services.scheduler.lab.traces.fitting import Request  # noqa: PLC0415
 
     if not 0.0 < arrival_scale <= SCALE_MAX:
         raise usage(f"{arrival_scale:g} is no scale", where="--arrival-scale", fix="0.75, or 1.2")
@@ -117,23 +117,23 @@ def simulate(  # noqa: PLR0917 - a command: every parameter is an option by name
         machine = _cluster(cluster, nodes, gpus_per_node)
         request = Request(nodes, gpus_per_node, machine, bad_rows, limit, format)
         workload = _with_quotas(_workload(trace, request, options), quota).scaled(arrival_scale)
-        _tell_notes(workload)
+        _print_notes(workload)
         task = study.Study(workload, policies, options, out, private)
-        with _progress() as tell:
-            results = study.run(task, _driver(), tell)
+        with _progress() as report:
+            results = study.run(task, _driver(), report)
     except LabError as error:
         raise Failure(error.what, where=error.where, fix=error.fix) from None
-    _show(results, out, told=len(workload.notes))
+    _show(results, out, notes_printed=len(workload.notes))
 
 
 def _default_folder(trace: str) -> Path:
-    """In the current folder, named after the trace; a later run of the same one replaces it."""
+    """A folder in the current one, named after the trace; a later run of it replaces the files."""
     name = Path(trace).name.partition(".")[0]
     return Path(f"simulation-{re.sub('[^A-Za-z0-9_-]+', '-', name) or 'trace'}")
 
 
 def _policies(text: str) -> tuple[str, ...]:
-    from services.scheduler.lab.options import POLICIES  # noqa: PLC0415 - imports the scheduler
+    from services.scheduler.lab.run_options import POLICIES  # noqa: PLC0415 - imports the scheduler
 
     names = tuple(dict.fromkeys(word.strip().lower() for word in text.split(",") if word.strip()))
     unknown = [name for name in names if name not in POLICIES]
@@ -154,9 +154,9 @@ def _format(word: str) -> None:
 
 
 def _cluster(path: Path | None, nodes: int | None, gpus_per_node: int) -> Cluster | None:
-    from services.scheduler.lab import clusterfile  # noqa: PLC0415 - imports the scheduler
+    from services.scheduler.lab import cluster_file  # noqa: PLC0415 - imports the scheduler
 
-    return None if path is None else clusterfile.read(path, nodes, gpus_per_node)
+    return None if path is None else cluster_file.read(path, nodes, gpus_per_node)
 
 
 def _workload(trace: str, request: Request, options: Options) -> Workload:
@@ -180,20 +180,20 @@ def _workload(trace: str, request: Request, options: Options) -> Workload:
 def _with_quotas(workload: Workload, path: Path | None) -> Workload:
     if path is None:
         return workload
-    from services.scheduler.lab import clusterfile  # noqa: PLC0415 - imports the scheduler
+    from services.scheduler.lab import cluster_file  # noqa: PLC0415 - imports the scheduler
 
-    quotas = clusterfile.read_quotas(path, workload.cluster)
+    quotas = cluster_file.read_quotas(path, workload.cluster)
     return replace(workload, cluster=replace(workload.cluster, quotas=quotas))
 
 
 def _driver() -> Drive:
-    """The one that drives the scheduler; a name, so that tests can put another in its place."""
+    """The driver; a function, so that tests can replace it."""
     from services.scheduler.lab.drive import drive  # noqa: PLC0415 - imports the scheduler
 
     return drive
 
 
-def _tell_notes(workload: Workload) -> None:
+def _print_notes(workload: Workload) -> None:
     for note in workload.notes[:NOTES_SHOWN_MAX]:
         render.note(note)
 
@@ -203,17 +203,17 @@ def _progress() -> Generator[Callable[[str, int, int], None]]:
     """A bar on a terminal; nothing elsewhere, under ``-q`` and ``--json``."""
     with render.Progress() as shown:
 
-        def tell(what: str, ended: int, total: int) -> None:
+        def report(what: str, ended: int, total: int) -> None:
             full = BAR_WIDTH * ended // max(1, total)
             bar = "━" * full + "╌" * (BAR_WIDTH - full)
             part = 100 * ended // max(1, total)
             shown.show(f"{what}  {bar}  {part} %  {ended:,} of {total:,} jobs")
 
-        yield tell
+        yield report
 
 
-def _show(results: Numbers, out: Path, *, told: int) -> None:
-    """The table; ``told``: how many of the notes were said before the run."""
+def _show(results: Numbers, out: Path, *, notes_printed: int) -> None:
+    """Print the table; ``notes_printed``: how many of the notes were printed before the run."""
     from services.scheduler.lab.report.page import COLUMNS  # noqa: PLC0415 - imports the scheduler
 
     if session.current().json:
@@ -221,17 +221,17 @@ def _show(results: Numbers, out: Path, *, told: int) -> None:
         return
     shown = [column for column in COLUMNS if column.head in _DROP]
     runs = cast("dict[str, Numbers]", results["policies"])
-    cells = [column.words(list(runs.values())) for column in shown]
+    cells = [column.texts(list(runs.values())) for column in shown]
     rows = [list(row) for row in zip(runs, *cells, strict=True)]
     heads = [render.Column(column.head, drop=_DROP[column.head]) for column in shown]
     render.table([render.Column("policy"), *heads], rows, "nothing was run")
-    for note in results["notes"][told:]:
+    for note in results["notes"][notes_printed:]:
         render.note(note)
     render.note(f"{out / 'report.html'} and {out / 'results.json'}")
 
 
-# The columns of the table, and in which order they are left out where a terminal is narrow: the
-# highest first, 0 never.
+# The columns of the table, and the order in which a narrow terminal leaves them out: the highest
+# first, 0 never.
 _DROP = {
     "mean completion": 0,
     "p99": 2,

@@ -1,9 +1,9 @@
-"""Replays a workload through ``decide`` on a virtual clock: the very code that runs in production.
+"""Replays a workload through ``decide`` on a virtual clock, with the code that runs in production.
 
-The driver plays everybody else: people who submit, a launcher whose runs start and end when the
-workload says so, programs that save at once when they are asked to go. The rows, the index, the
-rule that moves tasks and the check of every plan are the scheduler's own. A start after the first
-costs ``restart_cost_s`` before the run works on.
+The driver simulates the rest: people who submit, a launcher whose runs start and end as the
+workload has it, programs that save at once when they are preempted. The rows, the index, the state
+machine and the check of plans are the scheduler's own. Each start after the first costs
+``restart_cost_s`` before the run continues its work.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
 from services.scheduler.domain.virtual_clock import VirtualClock
 from services.scheduler.lab.errors import LabError
-from services.scheduler.lab.options import Options
 from services.scheduler.lab.record import Ending, RunRecord, begin
+from services.scheduler.lab.run_options import Options
 from services.scheduler.lab.workload import Job, LabGroup, LabNode, Workload
 
 START = datetime(2001, 1, 1, tzinfo=UTC)
 # The lab's names for disciplines that have another one in policy files.
 DISCIPLINE = {"ours": "timeshare"}
-# These are told the truth about run times: they are what estimates could give at best.
+# These read the true running times: the best result that estimates could give.
 ORACLES = frozenset({"easy", "srpt"})
 CHECK_EVERY = 64
-# New objects from one look for garbage in cycles to the next; usually it is 700.
+# New objects between two runs of the garbage collector; by default it is 700.
 COLLECT_EVERY = 50_000
 
 
@@ -63,12 +63,12 @@ def drive(
     Raises LabError if the scheduler comes to rest with jobs that never ended.
     """
     with _rare_collections():
-        return _World(workload, policy, options, progress).run()
+        return _Simulation(workload, policy, options, progress).run()
 
 
 @contextmanager
 def _rare_collections() -> Generator[None]:
-    """A run makes few cycles and keeps much: looking for cycles took a tenth of its time."""
+    """Collect garbage rarely: a run makes few cycles, and collecting took a tenth of its time."""
     thresholds = gc.get_threshold()
     gc.set_threshold(COLLECT_EVERY, *thresholds[1:])
     try:
@@ -79,27 +79,27 @@ def _rare_collections() -> Generator[None]:
 
 @dataclass(slots=True)
 class _Run:
-    """A stretch of running that goes on."""
+    """A run in progress."""
 
     attempt: int
     began_s: float
     restart_s: float
-    # Work done before it, and when the work of this one ends if nothing comes between.
+    # Work done before it, and when it ends if it is not interrupted.
     done_s: float
     ends_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """What the launcher would say of the end of a run."""
+    """The end of a run as the launcher would report it."""
 
     attempt: int
     exit: RunExit
     checkpoint: Checkpoint | None = None
 
 
-class _World:
-    """Everything around the scheduler, and the scheduler's rows."""
+class _Simulation:
+    """The scheduler's rows and everything around the scheduler."""
 
     def __init__(
         self,
@@ -144,24 +144,24 @@ class _World:
     # The run.
 
     def run(self) -> RunRecord:
-        """Play to the end."""
+        """Run to the end of the last job."""
         jobs = iter(self.workload.jobs)
-        coming = next(jobs, None)
+        next_job = next(jobs, None)
         if self.options.node_mtbf_s is not None:
             for group in self.workload.cluster.groups:
                 for node in group.nodes:
                     self._fail_later(_node(group, node))
         began = time.perf_counter()
-        while coming is not None or self._runs or self.index.tasks:
-            moment = self._next(coming)
+        while next_job is not None or self._runs or self.index.tasks:
+            moment = self._next(next_job)
             self._clock.seconds = moment
-            for happens in self._clock.happening():
-                happens()
+            for action in self._clock.happening():
+                action()
                 self.record.events += 1
             arrived: list[Task] = []
-            while coming is not None and coming.submit_s <= moment:
-                arrived.append(self._task(coming))
-                coming = next(jobs, None)
+            while next_job is not None and next_job.submit_s <= moment:
+                arrived.append(self._task(next_job))
+                next_job = next(jobs, None)
             self.index.apply(put=arrived)
             self.record.events += len(arrived)
             if not self._clock.settle(self._commit):
@@ -171,13 +171,13 @@ class _World:
         self.record.decide_seconds = time.perf_counter() - began
         return self.record
 
-    def _next(self, coming: Job | None) -> float:
-        """The next moment at which anything happens."""
+    def _next(self, next_job: Job | None) -> float:
+        """The time of the next event."""
         if not self.index.tasks:
             self._clock.due_s = None
         moments = self._clock.next_times()
-        if coming is not None:
-            moments.append(coming.submit_s)
+        if next_job is not None:
+            moments.append(next_job.submit_s)
         if not moments:
             waiting = sorted(self.index.tasks)[:5]
             raise LabError(
@@ -205,7 +205,7 @@ class _World:
         return self._carry_out(plan) or bool(plan.ledgers)
 
     def _carry_out(self, plan: Plan) -> bool:
-        """Commit a plan; True if it moved anything, so that there may be more to decide."""
+        """Apply the decisions; True if a task moved, so that there may be more to decide."""
         rows: dict[str, Task] = {}
         leaving: list[Task] = []
         acts = False
@@ -300,7 +300,7 @@ class _World:
         return max(0.0, self.now_s - run.began_s - run.restart_s)
 
     def _leave(self, task: Task, kind: ExitKind = ExitKind.PREEMPTED) -> Task:
-        """A run goes because it was asked to, or because its node is gone."""
+        """A run ends because it is preempted, or because its node failed."""
         run = self._runs.pop(task.id)
         worked = self._worked(run)
         kept = self._done.get(task.id, 0.0)
@@ -317,9 +317,9 @@ class _World:
 
     def _exited(self, task: Task, kind: ExitKind) -> Task:
         exit_ = RunExit(attempt=task.attempt, kind=kind, ranks=(), exited_at=self.now, detail="")
-        # What being moved costs is given here, not measured.
-        told = replace(task, preempt_requested_at=None)
-        return observations.exited(told, _Exit(task.attempt, exit_), self.now, self.settings)
+        # The cost of a preemption is given here, not measured.
+        left_task = replace(task, preempt_requested_at=None)
+        return observations.exited(left_task, _Exit(task.attempt, exit_), self.now, self.settings)
 
     def _finish(self, task_id: str, attempt: int) -> None:
         run = self._runs.get(task_id)
@@ -332,12 +332,12 @@ class _World:
         )
         after = self._exited(task, ExitKind.OK)
         assert after.state in TERMINAL, "a job that is finished has ended"
-        ended = EndedTask(task_id, self.now, self._last_word(after), after.run_seconds)
+        ended = EndedTask(task_id, self.now, self._end_event(after), after.run_seconds)
         self.index.apply(put=[ended], deleted=[(Task, (task_id,))])
         self._done.pop(task_id, None)
 
-    def _last_word(self, task: Task) -> TaskStateChanged:
-        # One for all: only the state of it is read.
+    def _end_event(self, task: Task) -> TaskStateChanged:
+        # One event for all jobs: only its state is read.
         if not hasattr(self, "_succeeded"):
             self._succeeded = state_changed(task, TaskState.RUNNING, self.now)
         return self._succeeded
@@ -345,13 +345,13 @@ class _World:
     # Nodes that fail.
 
     def _fail_later(self, node: Node) -> None:
-        assert self.options.node_mtbf_s is not None, "asked only where nodes fail"
+        assert self.options.node_mtbf_s is not None, "called only where nodes fail"
         lasts = self._random.expovariate(1.0 / self.options.node_mtbf_s)
         self._clock.at(self.now_s + lasts, partial(self._fail, node), 3)
 
     def _fail(self, node: Node) -> None:
         if not self.index.tasks and not self._runs:
-            # Between two jobs a failure hurts nobody; the next one may.
+            # Between two jobs a failure has no effect; draw the next one.
             self._fail_later(node)
             return
         lost = sorted(self.index.holders.get(node.id, ()))

@@ -1,4 +1,4 @@
-"""What the lab refuses, in words that name the place and the fix. The command line prints it."""
+"""The error of the lab, with the place and the fix. The command line prints it."""
 
 from __future__ import annotations
 

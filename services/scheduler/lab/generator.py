@@ -1,6 +1,6 @@
 """A seeded synthetic workload for tests and demonstrations; no trace of anywhere.
 
-Users are Zipf-distributed, each with a habit of size and length; sizes are powers of two up to a
+Users are Zipf-distributed, each with a usual size and length; sizes are powers of two up to a
 part of the machine, durations lognormal, arrivals a Poisson process with a daily cycle whose rate
 fills the cluster to the given load. The same seed gives the same jobs on every machine.
 """
@@ -25,7 +25,7 @@ DURATION_S_MOST = 7 * DAY_S
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the synthetic workload is like."""
+    """The parameters of the synthetic workload."""
 
     users: int = 60
     teams: int = 6
@@ -40,7 +40,7 @@ class Shape:
     size_most: float = 0.5
     # Chance of the next larger power of two.
     size_step: float = 0.52
-    # How much busier the day is than the mean, and the night calmer.
+    # How far the rate by day is above the mean, and by night below it.
     daily: float = 0.6
 
 
@@ -81,7 +81,7 @@ def generate(cluster: Cluster, jobs: int, seed: int, shape: Shape = SHAPE) -> Wo
             gpus_per_node=None if gpus >= max(1, group.gpus_per_node) else gpus,
             user=f"u{user:03}",
             team=f"team{user % shape.teams}",
-            # People ask for the next round time, generously.
+            # People request the next round time, generously.
             requested_s=_asked(source, duration),
             group=group.name,
         )

@@ -1,8 +1,8 @@
-"""What a simulated run leaves behind: a record for each job, and what the cluster did over time.
+"""The record of a simulated run: of each job, and of the cluster over time.
 
-The driver calls ``RunRecord.stretch`` once for each stretch of running, when it ends; everything
-else follows from that, so that every policy is measured by the same code. ``results.py`` makes
-the numbers, ``report/`` the pictures.
+The driver calls ``RunRecord.stretch`` once for each stretch of running, when it ends. Everything
+else is computed from that, so every policy is measured by the same code. ``results.py`` computes
+the numbers, ``report/`` draws the charts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Ending(Enum):
 
 @dataclass(slots=True)
 class JobRecord:
-    """One job's way through a run; seconds of the workload's clock.
+    """One job in a run; seconds of the workload's clock.
 
     Attributes:
         nodes: nodes of its gang.
@@ -118,8 +118,8 @@ class RunRecord:
         useful_s: node-seconds of work that was kept, in all.
         lost_s: node-seconds of restart cost and of work done again, in all.
         decide_seconds: time spent in the scheduler's own code, of the machine's clock.
-        events: what the scheduler was told: arrivals, starts, ends, ticks.
-        refused_plans: plans that the scheduler's own check refused: none, or the run is worthless.
+        events: events that the scheduler handled: arrivals, starts, ends, ticks.
+        refused_plans: plans that the scheduler's own check refused; above 0 the run is invalid.
         busy, waiting: nodes occupied and jobs without service over time.
     """
 

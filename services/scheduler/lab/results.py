@@ -1,7 +1,7 @@
-"""From the record of a run to the numbers of ``results.json``. Called by ``cli.py``.
+"""Computes the numbers of ``results.json`` from the record of a run. Called by ``study.py``.
 
-- *jct*: from submission to end. *wait*: jct without the job's own work, so everything it did not
-  spend working: queued, preempted, restarting, doing work again. *first_wait* ends at the first
+- *jct*: from submission to end. *wait*: jct without the job's own work: queued, preempted,
+  restarting, doing work again. *first_wait* ends at the first
   start. *bounded slowdown*: jct over work, where work below 60 s counts as 60 s, at least 1.
 - *utilisation* and *useful_share*: node-seconds occupied, and those of work that was kept, of the
   capacity between the first and the last submission (the whole run, if all came at once).
@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from services.scheduler.lab.options import Options
 from services.scheduler.lab.record import JobRecord, RunRecord
+from services.scheduler.lab.run_options import Options
 from services.scheduler.lab.workload import Workload, fits
 
 SLOWDOWN_SECONDS_MIN = 60.0
@@ -39,7 +39,7 @@ def document(
     workload: Workload, policies: Mapping[str, Numbers], options: Options | None = None
 ) -> Numbers:
     """The whole of ``results.json``."""
-    told: Numbers = {
+    found: Numbers = {
         "trace": workload.name,
         "nodes": workload.nodes,
         "gpus_per_node": workload.gpus_per_node,
@@ -48,15 +48,8 @@ def document(
         "policies": dict(policies),
     }
     if options is not None:
-        told["options"] = {
-            "restart_cost_s": options.restart_cost_s,
-            "checkpoint_interval_s": options.checkpoint_interval_s,
-            "with_limits": options.with_limits,
-            "node_mtbf_s": options.node_mtbf_s,
-            "node_repair_s": options.node_repair_s,
-            "seed": options.seed,
-        }
-    return told
+        found["options"] = asdict(options)
+    return found
 
 
 def numbers(
@@ -93,7 +86,7 @@ def numbers(
         "events": record.events,
         "unfinished": len(record.jobs) - len(ended),
         "refused_plans": record.refused_plans,
-        "by_size": [_class(low, high, of) for low, high, of in _by_size(ended, record.capacity)],
+        "by_size": [_class(low, high, of) for low, high, of in by_size(ended, record.capacity)],
         "big_gangs": _big(ended, record.capacity),
         "by_vc": _by_vc(record, workload, private or {}),
         "by_user_gini": gini(user_slowdowns(record, workload).values()),
@@ -109,7 +102,7 @@ def jct(job: JobRecord) -> float:
 
 
 def wait(job: JobRecord) -> float:
-    """Everything between submission and end that was not its work; seconds."""
+    """The time between submission and end without the job's own work; seconds."""
     return max(0.0, jct(job) - job.work_s)
 
 
@@ -131,7 +124,7 @@ def size_classes(capacity: float) -> list[tuple[int, int]]:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float | None:
-    """Of values in rising order, interpolated linearly; None of none."""
+    """A percentile of values in rising order, interpolated linearly; None without values."""
     if not ordered:
         return None
     at = (len(ordered) - 1) * percent / 100.0
@@ -141,7 +134,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float | None:
 
 
 def gini(values: Iterable[float]) -> float | None:
-    """Gini coefficient: 0 all alike, towards 1 one has all; None of none."""
+    """Gini coefficient: 0 if all values are equal, near 1 if one has all; None without values."""
     ordered = sorted(values)
     total = sum(ordered)
     if not ordered or total <= 0:
@@ -168,9 +161,8 @@ def _span(record: RunRecord, ended: Sequence[JobRecord]) -> tuple[float, float]:
     return opens, max((job.finish_s for job in ended), default=opens)
 
 
-def _by_size(
-    ended: Sequence[JobRecord], capacity: float
-) -> Iterable[tuple[int, int, list[JobRecord]]]:
+def by_size(ended: Sequence[JobRecord], capacity: float) -> list[tuple[int, int, list[JobRecord]]]:
+    """Least nodes, most nodes and jobs of each size class that has jobs."""
     classes = size_classes(capacity)
     found: list[list[JobRecord]] = [[] for _ in classes]
     for job in ended:

@@ -1,7 +1,7 @@
-"""One call of ``shiftwork simulate``: every policy over one workload, and the files it leaves.
+"""One call of ``shiftwork simulate``: runs every policy over one workload and writes the results.
 
-``results.json``, ``report.html`` and for each policy ``jobs-POLICY.csv``, written whole or not at
-all. The driver is an argument, so that the outside can be tested with another.
+``results.json``, ``report.html`` and for each policy ``jobs-POLICY.csv``, each written
+completely or not at all. The driver is an argument, so that tests can pass another one.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import TextIO
 
 from services.scheduler.lab.errors import LabError
-from services.scheduler.lab.options import Drive, Options
 from services.scheduler.lab.record import RunRecord
 from services.scheduler.lab.report.curves import Curves, curves
 from services.scheduler.lab.report.page import page
 from services.scheduler.lab.results import Numbers, Private, document, jct, wait
+from services.scheduler.lab.run_options import Drive, Options
 from services.scheduler.lab.workload import Workload, private_partitions
 
-# What is told while it runs: what, jobs ended, jobs in all.
-Tell = Callable[[str, int, int], None]
-TOLD_STEPS = 200
+# Called while it runs: the name of the run, jobs ended, jobs in all.
+ReportProgress = Callable[[str, int, int], None]
+PROGRESS_STEPS = 200
 _JOB_COLUMNS = (
     "number",
     "submit_s",
@@ -48,7 +48,7 @@ _JOB_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is to be run; ``private``: also each virtual cluster alone on its guaranteed nodes."""
+    """The runs to make; ``private``: also each virtual cluster alone on its guaranteed nodes."""
 
     workload: Workload
     policies: tuple[str, ...]
@@ -57,20 +57,20 @@ class Study:
     private: bool = True
 
 
-def run(study: Study, drive: Drive, tell: Tell) -> Numbers:
-    """Run every policy, write the files, return what ``results.json`` says. Raises LabError."""
+def run(study: Study, drive: Drive, report: ReportProgress) -> Numbers:
+    """Run every policy, write the files, return what ``results.json`` contains. Raises LabError."""
     workload, options = study.workload, study.options
     _folder(study.out)
     partitions = private_partitions(workload) if study.private else {}
     found: list[Curves] = []
     for policy in study.policies:
-        record = drive(workload, policy, options, _published(tell, policy, workload))
+        record = drive(workload, policy, options, _progress(report, policy, workload))
         private: dict[str, Private] = {}
         for vc, alone in partitions.items():
-            told = _published(tell, f"{policy}, {vc} alone", alone)
-            private[vc] = Private(alone, drive(alone, policy, options, told))
+            progress_alone = _progress(report, f"{policy}, {vc} alone", alone)
+            private[vc] = Private(alone, drive(alone, policy, options, progress_alone))
         _write_jobs(study.out / f"jobs-{policy}.csv", workload, record)
-        # From here on only what is drawn is kept: a record may hold a million jobs.
+        # A record may hold a million jobs, so only its curves are kept.
         found.append(curves(record, workload, private))
     results = document(workload, {run.policy: run.numbers for run in found}, options)
     results["notes"] = [*workload.notes, *_never_ended(results)]
@@ -83,7 +83,7 @@ def run(study: Study, drive: Drive, tell: Tell) -> Numbers:
 
 
 def _never_ended(results: Numbers) -> Iterator[str]:
-    """What an operator must know before the means are read: they leave these jobs out."""
+    """Notes about jobs that never ran: the means leave them out."""
     for policy, numbers in results["policies"].items():
         left = numbers["unfinished"]
         if left:
@@ -93,19 +93,19 @@ def _never_ended(results: Numbers) -> Iterator[str]:
             )
 
 
-def _published(tell: Tell, what: str, workload: Workload) -> Callable[[int], None]:
+def _progress(report: ReportProgress, what: str, workload: Workload) -> Callable[[int], None]:
     """A cheap progress function: most calls only compare two numbers."""
     total = len(workload.jobs)
-    step = max(1, total // TOLD_STEPS)
+    step = max(1, total // PROGRESS_STEPS)
     due = 0
 
     def progress(ended: int) -> None:
         nonlocal due
         if ended >= due:
             due = ended + step
-            tell(what, ended, total)
+            report(what, ended, total)
 
-    tell(what, 0, total)
+    report(what, 0, total)
     return progress
 
 
@@ -120,7 +120,7 @@ def _folder(path: Path) -> None:
 
 @contextmanager
 def _whole(path: Path) -> Generator[TextIO]:
-    """A text file that appears when it is complete."""
+    """A text file that gets its name when it is complete."""
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("w", encoding="utf-8", errors="replace", newline="") as file:

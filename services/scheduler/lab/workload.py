@@ -1,6 +1,6 @@
-"""What the lab replays: jobs in the order of their submission, and the cluster they run on.
+"""The input of a replay: jobs in the order of their submission, and the cluster they run on.
 
-Made by the readers in ``traces/``, by ``clusterfile.py`` and by ``generator.py``; read by
+Made by the readers in ``traces/``, by ``cluster_file.py`` and by ``generator.py``; read by
 ``drive.py`` and ``results.py``. Plain values: nothing here reads a file.
 """
 
@@ -27,7 +27,7 @@ class Job:
         duration_s: work: how long it runs if it is never interrupted.
         nodes: nodes of its gang.
         gpus_per_node: GPUs on each of them; None: whole nodes, 0: CPU only.
-        user: whose it is; empty is one user, too.
+        user: the owner; empty is one user, too.
         team: the trace's virtual cluster, queue or team.
         requested_s: the user's own limit on its duration; None: none. It is an estimate: a job
             that worked longer in the trace works as long here.
@@ -58,8 +58,8 @@ class LabNode:
 class LabGroup:
     """One node group: a pool with its nodes, and how it is shared.
 
-    ``policy`` has the virtual clusters, the shares and the numbers of the disciplines; which
-    discipline a run uses, the run says.
+    ``policy`` has the virtual clusters, the shares and the numbers of the disciplines; each run
+    chooses its own discipline.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Workload:
 
     Attributes:
         skipped: rows of the trace that are not among the jobs.
-        notes: what was done to the trace, in sentences for people.
+        notes: sentences for people about the changes that were made to the trace.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Workload:
         return tuple(each for group in self.cluster.groups for each in group.virtual_clusters)
 
     def share(self, job: Job) -> float:
-        """What a job occupies while it runs, in nodes: 1 of 8 GPUs of a node is 0.125."""
+        """The nodes that a job occupies while it runs: 1 of 8 GPUs of a node is 0.125."""
         if job.gpus_per_node is None:
             return float(job.nodes)
         group = self.cluster.group(job.group)
@@ -172,9 +172,9 @@ class Workload:
 def private_partitions(workload: Workload) -> dict[str, Workload]:
     """Each virtual cluster with guaranteed nodes alone on just those nodes.
 
-    What a child is guaranteed is its own and not its parent's. A part of a node is a node with
-    that part of the GPUs, rounded down. A job keeps the number that it has in the whole workload
-    out of the list: ``number`` is its place here. Jobs that do not fit the partition are skipped.
+    The guarantee of a child does not count for its parent. A part of a node is a node with that
+    part of the GPUs, rounded down. ``number`` of a job is its place in the new list. Jobs that do
+    not fit the partition are skipped.
     """
     found: dict[str, Workload] = {}
     for group in workload.cluster.groups:

@@ -22,7 +22,7 @@ from services.scheduler.domain.model.group_policy import (
     Timeshare,
     VirtualCluster,
 )
-from services.scheduler.policies import (
+from services.scheduler.policy_documents import (
     CLUSTER,
     GROUP,
     POLICIES,
@@ -34,7 +34,7 @@ from services.scheduler.policies import (
     load_file,
     parse,
 )
-from services.scheduler.policy_fields import FAULTS_MAX, written
+from services.scheduler.policy_fields import PROBLEMS_MAX, written
 
 FULL = """
 groups:
@@ -68,7 +68,7 @@ def of_group(text: str, **options: Any) -> Parsed:
 
 def test_every_key_is_read() -> None:
     found = parse(FULL, capacity={"training": 8.0, "dev": 1.0})
-    assert (found.errors, found.taken_away) == ((), ())
+    assert (found.errors, found.removed) == ((), ())
     assert found.warnings == ()
     training, dev = found.policies
     assert training == GroupPolicy(
@@ -140,7 +140,7 @@ def test_what_is_left_out_has_its_default() -> None:
 
 def test_an_empty_group_takes_away_what_was_set() -> None:
     found = parse("groups: {old: null, new: {}}")
-    assert found.taken_away == ("old",)
+    assert found.removed == ("old",)
     assert [policy.group for policy in found.policies] == ["new"]
 
 
@@ -348,8 +348,8 @@ def test_strange_things_pass_with_a_warning() -> None:
 def test_all_faults_are_told_but_not_without_end() -> None:
     text = "groups:\n" + "".join(f"  g{number}: {{policy: x}}\n" for number in range(300))
     found = parse(text)
-    assert len(found.errors) == FAULTS_MAX
-    assert found.errors_more == 300 - FAULTS_MAX
+    assert len(found.errors) == PROBLEMS_MAX
+    assert found.errors_more == 300 - PROBLEMS_MAX
     assert len(errors("groups: {a: {policy: x}, b: {policy: y, protected: z}}")) == 3
 
 
@@ -484,4 +484,4 @@ def test_nonsense_is_refused_and_breaks_nothing(value: object) -> None:
 @given(st.text(max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
     found = parse(text)
-    assert found.errors or found.policies or found.taken_away or "groups" in text
+    assert found.errors or found.policies or found.removed or "groups" in text

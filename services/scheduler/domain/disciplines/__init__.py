@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from services.scheduler.domain.disciplines.arrival import BACKFILL, EASY, FIFO
-from services.scheduler.domain.disciplines.base import Discipline
+from services.scheduler.domain.disciplines.interface import Discipline
 from services.scheduler.domain.disciplines.las import LAS
 from services.scheduler.domain.disciplines.rotation import ROTATION
 from services.scheduler.domain.disciplines.roundrobin import ROUNDROBIN

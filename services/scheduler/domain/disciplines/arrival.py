@@ -1,5 +1,5 @@
-"""First come, first served: ``fifo`` lets nobody pass, ``backfill`` whoever fits what is free, and
-``easy`` whoever does not delay the first in line.
+"""First come, first served: under ``fifo`` no task passes another, under ``backfill`` each that
+fits the free nodes does, and under ``easy`` each that does not delay the first in line.
 
 None of them takes nodes from a run of the same level.
 """
@@ -9,22 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
+from services.scheduler.domain.disciplines.interface import Discipline, Filling, PoolView
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival(Ordered):
+class Arrival(Discipline):
     """The order of submission; a task that was preempted keeps its place."""
 
     name: str
     filling: Filling
     preempts: bool = False
-    pays: bool = False
 
     def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """Its submission."""
+        """The moment of its submission."""
         del pool, now, finish
         return OrderKey(
             policy=self.name,
@@ -33,12 +32,12 @@ class Arrival(Ordered):
         )
 
     def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """As it waited."""
+        """The key with which it waited."""
         del pool, now, finish
         return replace(task.marks, waiting=False)
 
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """There are no slices; only runs that began under another discipline come here."""
+        """The moment of its submission."""
         return replace(self.waiting(pool, task, now, finish), waiting=False)
 
 

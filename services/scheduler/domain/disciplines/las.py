@@ -1,16 +1,16 @@
 """``las``: least attained service first, in two queues; a baseline of the lab.
 
 Tasks that had less than ten node-hours come before all others; inside a queue first come, first
-served, and whoever comes first takes the nodes of runs that come later. The key of a run is made
-anew at the moment at which it crosses the boundary.
+served, and an earlier task takes the nodes of runs that come later. The key of a run is recomputed
+when it crosses the boundary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
+from services.scheduler.domain.disciplines.interface import Discipline, PoolView
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
 
@@ -22,14 +22,11 @@ SECOND_QUEUE = 1e11
 ALMOST = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class LeastAttained(Ordered):
+class LeastAttained(Discipline):
     """Two queues by what a task has had."""
 
+    __slots__ = ()
     name: str = "las"
-    filling: Filling = Filling.GREEDY
-    preempts: bool = True
-    pays: bool = False
 
     def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """Its submission, in the queue of what it has had."""
@@ -37,13 +34,13 @@ class LeastAttained(Ordered):
         return self._made(pool, task, task.run_seconds, waiting=True)
 
     def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """As it waited, until it has had its ten node-hours."""
+        """The key with which it waited, until it has had its ten node-hours."""
         del finish
         order_key = self._made(pool, task, task.run_seconds, waiting=False)
         return replace(order_key, rekey_at=_crosses_at(pool, task, task.run_seconds, now))
 
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """In the second queue from now on; or a little later, if its start took long."""
+        """The second queue; the first for a little longer if its start took long."""
         del finish
         attained = pool.attained(task, now)
         order_key = self._made(pool, task, attained, waiting=False)

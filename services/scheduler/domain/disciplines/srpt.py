@@ -1,35 +1,32 @@
 """``srpt``: shortest remaining time first, the lab's oracle; it needs to know how long tasks run.
 
-A waiting task is ordered by what it still has to run, a run by when it is expected to end; at a
-moment the two are compared by counting the waiting one from that moment on.
+A waiting task is ordered by its remaining running time, a run by its expected end. The two are
+compared as if the waiting task started now.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
-from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
+from services.scheduler.domain.disciplines.interface import Discipline, PoolView
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
 
-# In place of what nobody knows: behind everything that is known, first come first served.
+# Where the running time is not known: behind all whose time is known, first come first served.
 UNKNOWN_SECONDS = 1e10
-# Of two that end at the same moment, the one that runs is left alone.
+# Of two that end at the same moment, the running one goes on.
 SLACK_SECONDS = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class ShortestRemaining(Ordered):
-    """The order of what is left to run."""
+class ShortestRemaining(Discipline):
+    """The order of the remaining running times."""
 
+    __slots__ = ()
     name: str = "srpt"
-    filling: Filling = Filling.GREEDY
-    preempts: bool = True
-    pays: bool = False
 
     def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """What it has left."""
+        """Its remaining running time."""
         del pool, now, finish
         return OrderKey(
             policy=self.name,
@@ -38,13 +35,13 @@ class ShortestRemaining(Ordered):
         )
 
     def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """When it is expected to end."""
+        """Its expected end."""
         del pool, finish
         key = now.timestamp() + remaining(task, task.run_seconds)
         return replace(task.marks, policy=self.name, waiting=False, key=key, scaled=0.0)
 
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """When it is expected to end; only runs that began under another discipline come here."""
+        """Its expected end."""
         del finish
         key = now.timestamp() + remaining(task, pool.attained(task, now))
         return OrderKey(
@@ -55,7 +52,7 @@ class ShortestRemaining(Ordered):
         )
 
     def lead(self, now: datetime) -> float:
-        """A task that waits would end so much later than it has to run."""
+        """The expected end of a waiting task is its remaining time after now."""
         return now.timestamp() + SLACK_SECONDS
 
 

@@ -19,7 +19,7 @@ from services.scheduler.domain.disciplines.timeshare.history import History
 from services.scheduler.domain.facts.pool import Pool, waiting_since
 from services.scheduler.domain.facts.timers import Timer, TimerKind, Timers, timers_of
 from services.scheduler.domain.facts.totals import Totals
-from services.scheduler.domain.limits.quota import QuotaUsage, held_need, minus
+from services.scheduler.domain.limits.quota_usage import QuotaUsage, held_need, minus
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.lifecycle import (

@@ -13,7 +13,7 @@ from typing import cast
 
 from libs.contracts.messages import Priority
 from services.scheduler.domain.disciplines import DISCIPLINES
-from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.disciplines.interface import Filling
 from services.scheduler.domain.disciplines.timeshare.discipline import features_of
 from services.scheduler.domain.disciplines.timeshare.history import History
 from services.scheduler.domain.disciplines.timeshare.rule import RULE

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from libs.contracts.whole_nodes import Nodes, kinds_for
-from services.scheduler.domain.limits.quota import Need
+from services.scheduler.domain.limits.quota_usage import Need
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.model.values import Shape

@@ -1,8 +1,8 @@
 """How guarantees cover the runs of a pool, and which runs could be victims, kept up to date.
 
-``pool.py`` reports every run and promise that comes or goes. Where something changed is counted
-again (``coverage_tree.py``) when ``round.py`` asks; runs are kept by how they are covered and by
-weight, cheapest first, so that ``victims.py`` finds victims without a scan of all of them.
+``pool.py`` reports every run and promise that begins or ends. What changed is counted again
+(``coverage_tree.py``) when ``round.py`` reads the depths. Runs are kept by depth and weight,
+cheapest first, so that ``victims.py`` finds victims without a scan of all of them.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Coverage:
         self._depths: dict[str, Depth] = {}
         self._open: dict[str, _Open] = {}
         self._groups: dict[tuple[Depth, int], BySize] = {}
-        # Node equivalents of those, in all and by virtual cluster.
+        # Their node equivalents, in all and by virtual cluster.
         self._units: dict[tuple[Depth, int], float] = {}
         self._own: dict[str, dict[tuple[Depth, int], float]] = {}
-        # Answers of ``takeable`` that still hold.
+        # Results of ``takeable`` since the last change.
         self._answers: dict[tuple[str, Depth, int], float] = {}
 
     def enter(self, task: Task, size: float, cost: Cost | None) -> None:
-        """A run or promise as it is from now on; ``cost``: None if it cannot be taken."""
+        """Add a run or promise; ``cost``: None if it cannot be taken."""
         name = self._clusters.of(task)
         if cost is not None:
             self._open[task.id] = _Open(WEIGHTS[task.level], size, cost, name)
@@ -70,7 +70,7 @@ class Coverage:
             self._place(task.id, UNCOVERED)
 
     def leave(self, task: Task) -> None:
-        """Forget one as it was until now."""
+        """Remove a run or promise, given as it was added."""
         root = self._clusters.root(self._clusters.of(task))
         if root:
             self._trees[root].leave(entitlement(task))
@@ -83,7 +83,7 @@ class Coverage:
         return self._trees.get(root, ())
 
     def depths(self) -> Mapping[str, Depth]:
-        """How each is covered now; a view, valid until the next change."""
+        """The depth of each run and promise; a view, valid until the next change."""
         for root in self._stale:
             for task_id, depth in self._trees[root].changed():
                 if self._depths.get(task_id) != depth:
@@ -122,7 +122,7 @@ class Coverage:
             del self._groups[group], self._units[group]
 
     def takeable(self, cluster: str, depth: Depth, weight: int) -> float:
-        """Node equivalents that a task of such standing may take; about."""
+        """About how many node equivalents a task of this depth and weight may take."""
         self.depths()
         found = self._answers.get((cluster, depth, weight))
         if found is None:
@@ -135,7 +135,7 @@ class Coverage:
         return found
 
     def claim(self, cluster: str, size: float, weight: int) -> Depth:
-        """How a task that waits would be covered if lower levels held nothing."""
+        """The depth of a waiting task if lower levels held nothing."""
         self.depths()
         tree = self._trees.get(self._clusters.root(cluster)) or Tree(self._clusters)
         return tree.claim(weight, size, cluster)
@@ -143,11 +143,12 @@ class Coverage:
     def candidates(
         self, cluster: str, depth: Depth, claim: Depth, weight: int, now: float
     ) -> Iterator[str]:
-        """Those it may take: the least covered first, then the lowest level, then the cheapest.
+        """The runs that a task may take: least covered first, then by level, then by cost.
 
-        Inside a virtual cluster levels decide about what it is guaranteed, so there its ``claim``
-        counts. What the guarantee covers is safe from its own borrowing: else a lower run that is
-        covered, a higher one that is not and a borrower in between would take turns for ever.
+        Inside a virtual cluster levels decide about its guarantee, so there ``claim`` counts. A run
+        that the guarantee covers is safe from borrowing runs of its own virtual cluster: else a
+        lower covered run, a higher uncovered one and a borrower in between would alternate for
+        ever.
         """
         self.depths()
         for group in sorted(self._groups, key=_least_covered):

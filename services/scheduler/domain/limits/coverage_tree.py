@@ -4,7 +4,7 @@
 blocks. A block remembers what the virtual clusters held before it, and how much more or less each
 of them could have held without another answer for any of its rows. So a run that comes or goes
 costs a recount of its own block and of those few in which an answer changes; the others are only
-shifted. ``Clusters.counted`` is the same without blocks, in one walk along all rows.
+shifted. ``VirtualClusters.counted`` computes the same without blocks, in one walk over all rows.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from services.scheduler.domain.limits.virtual_clusters import (
 
 # A block of more rows is cut in two, one of fewer is joined with the next.
 ROWS_MAX, ROWS_MIN = 128, 32
-# After so many changes all is counted from zero again, so that rounding errors do not add up.
+# After this many changes everything is counted from zero, so that rounding errors do not add up.
 CHANGES_MAX = 10_000
-# A smaller difference is a rounding error: no task is of this size.
+# A smaller difference is a rounding error: no task is that small.
 NOTHING = 1e-9
 
 
@@ -38,17 +38,17 @@ class _Block:
         self.rows = rows
         # No row before this belongs here, unless it is the first block.
         self.low: tuple[object, ...] = rows[0][:3] if rows else ()
-        # What virtual clusters hold before it (those that hold nothing may be missing), and what
+        # What virtual clusters hold before this block (without those that hold nothing), and what
         # its rows add.
         self.start = start
         self.charged: dict[str, float] = {}
-        # The answers stay while each holds at most so much before it, and more than so much.
+        # While each holds at most ``most`` and more than ``least`` before it, its depths stay.
         self.most: dict[str, float] = {}
         self.least: dict[str, float] = {}
         self.stale = True
 
     def holds(self, shift: dict[str, float]) -> bool:
-        """True if the answers for its rows stay when what is held before it changes so."""
+        """True if its depths stay the same when the holdings before it change by ``shift``."""
         if self.stale:
             return False
         for name, by in shift.items():
@@ -58,7 +58,7 @@ class _Block:
         return True
 
     def count(self, clusters: VirtualClusters) -> Iterator[tuple[str, Depth]]:
-        """How its rows are covered; to be run to the end."""
+        """The depths of its rows; the caller must exhaust it."""
         start, held = self.start, dict(self.start)
         most, least = dict[str, float](), dict[str, float]()
         for _, _, task_id, size, name in self.rows:
@@ -66,7 +66,7 @@ class _Block:
             found = UNCOVERED
             for depth, (each, limit) in enumerate(above):
                 over = held.get(each, 0.0) + size - limit
-                # What may be held before the block for the same answer.
+                # What may be held before the block for the same depth.
                 bound = start.get(each, 0.0) - over
                 if over <= 0:
                     most[each] = min(most.get(each, inf), bound)
@@ -93,7 +93,7 @@ class Tree:
         self._changes = 0
 
     def enter(self, row: CoverageRow) -> None:
-        """One more."""
+        """Add a row."""
         if not self._blocks:
             self._blocks.append(_Block([], {}))
         block = self._blocks[self._at(row)]
@@ -101,7 +101,7 @@ class Tree:
         block.stale = True
 
     def leave(self, key: tuple[int, float, str]) -> None:
-        """One less: the first three of its row."""
+        """Remove the row with these first three values."""
         block = self._blocks[self._at(key)]
         place = bisect_left(block.rows, key)  # type: ignore[type-var]  # the first three decide
         assert block.rows[place][2] == key[2], "what was put in is there"
@@ -117,7 +117,7 @@ class Tree:
         return chain.from_iterable([block.rows for block in self._blocks])
 
     def changed(self) -> Iterator[tuple[str, Depth]]:
-        """The rows of all blocks that are counted again, with their depths; run it to the end."""
+        """The rows of all recounted blocks with their depths; the caller must exhaust it."""
         self._changes += 1
         if self._changes >= CHANGES_MAX:
             self._changes = 0
@@ -144,7 +144,7 @@ class Tree:
             place += 1
 
     def _resize(self, place: int, block: _Block) -> None:
-        """Cut a block that is too long, fill one that is too short."""
+        """Split a block that is too long, join one that is too short with the next."""
         blocks = self._blocks
         if len(block.rows) > ROWS_MAX:
             half = ROWS_MAX // 2
@@ -180,7 +180,7 @@ class Tree:
 
 
 def _add(amounts: dict[str, float], more: dict[str, float], times: float) -> None:
-    """Add amounts to others in place; what becomes nothing is left out."""
+    """Add amounts to others in place; those that become zero are removed."""
     for name, amount in more.items():
         total = amounts.get(name, 0.0) + times * amount
         if abs(total) < NOTHING:

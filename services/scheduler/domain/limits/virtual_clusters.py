@@ -1,4 +1,4 @@
-"""Virtual clusters: what is guaranteed to whom, what is borrowed, and what must be given back.
+"""Virtual clusters: which nodes are guaranteed, which are borrowed, and which must be given back.
 
 A run is *covered* at some depth if its virtual cluster (depth 0), that one's parent (depth 1), …
 holds no more than it is guaranteed, counting its most entitled runs first. A task that would be
@@ -41,17 +41,16 @@ class VirtualClusters:
         self.bounded = any(vc.nodes_max is not None for vc in policy.virtual_clusters)
         # Node equivalents held (or promised), by name, its parts' included.
         self._held: dict[str, float] = dict.fromkeys(self._by_name, 0.0)
-        self._base: VirtualClusters | None = None
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
     def fork(self) -> VirtualClusters:
-        """The same, to count on from here; O(number of virtual clusters)."""
+        """A copy that counts on from here; O(number of virtual clusters)."""
         twin = object.__new__(VirtualClusters)
         twin._by_name, twin._above, twin.bounds = self._by_name, self._above, self.bounds
         twin._of_team, twin._of_user = self._of_team, self._of_user
-        twin._held, twin._base = dict(self._held), None
+        twin._held = dict(self._held)
         twin.bounded = self.bounded
         return twin
 
@@ -76,21 +75,21 @@ class VirtualClusters:
         return self._held.get(name, 0.0)
 
     def depth(self, name: str, units: float) -> Depth:
-        """How a task that wants so much more would be covered."""
+        """The depth at which a task that takes this many more would be covered."""
         for depth, vc in enumerate(self._above.get(name, ())):
             if self._held[vc.name] + units <= vc.nodes + ALMOST:
                 return depth
         return UNCOVERED
 
     def full(self, name: str, units: float) -> VirtualCluster | None:
-        """The virtual cluster whose maximum would be passed, or None."""
+        """The virtual cluster whose maximum would be exceeded, or None."""
         for vc in self._above.get(name, ()):
             if vc.nodes_max is not None and self._held[vc.name] + units > vc.nodes_max + ALMOST:
                 return vc
         return None
 
     def lacking(self, name: str, units: float) -> dict[str, float]:
-        """How far so much more would pass each maximum that it passes, by virtual cluster."""
+        """How far this many more would exceed each maximum, by virtual cluster."""
         return {
             vc.name: over
             for vc in self._above.get(name, ())
@@ -107,17 +106,13 @@ class VirtualClusters:
         vc = self._by_name.get(name)
         return vc.nodes if vc else 0.0
 
-    def names(self) -> tuple[str, ...]:
-        """All virtual clusters, in the order of the policy."""
-        return tuple(self._by_name)
-
     def root(self, name: str) -> str:
-        """The name of the whole tree that a virtual cluster is a part of; empty: it is none."""
+        """The root of the tree of a virtual cluster; empty if there is no such virtual cluster."""
         above = self._above.get(name)
         return above[-1].name if above else ""
 
     def coverage(self, runs: Iterable[Task], units: Mapping[str, float]) -> dict[str, Depth]:
-        """For each run of the pool, how it is covered now: the most entitled are counted first."""
+        """The depth of each run of the pool; the most entitled runs are counted first."""
         ordered = sorted(runs, key=entitlement)
         rows = ((*entitlement(task), units[task.id], self.of(task)) for task in ordered)
         return self.counted(rows)
@@ -125,9 +120,9 @@ class VirtualClusters:
     def counted(
         self, rows: Iterable[CoverageRow], start: Mapping[str, float] | None = None
     ) -> dict[str, Depth]:
-        """How runs are covered, given in the order of ``entitlement``, each with size and name.
+        """The depths of runs, given in the order of ``entitlement``, each with size and name.
 
-        ``start``: what runs before these hold; else nothing.
+        ``start``: what runs before these hold; by default nothing.
         """
         counted = dict.fromkeys(self._by_name, 0.0)
         counted.update(start or {})
@@ -138,7 +133,7 @@ class VirtualClusters:
                 continue
             for depth, (each, most) in enumerate(bounds[name]):
                 if counted[each] + size <= most:
-                    # What no guarantee covers uses none of it up, neither here nor further up.
+                    # Below the depth that covers it, a run uses no guarantee up.
                     for higher, _ in bounds[name][depth:]:
                         counted[higher] += size
                     found[task_id] = depth

@@ -1,7 +1,7 @@
 """How node groups are shared: the settings of all groups, and the policy of each.
 
-``services/scheduler/policies.py`` parses and validates policy files. A ``GroupPolicy`` is also a
-row that ``store.py`` keeps. What it leaves open, ``PolicySettings`` says for all groups.
+``policy_documents.py`` parses and validates policy files. A ``GroupPolicy`` is also a row that
+``store.py`` keeps. What it leaves open, ``PolicySettings`` says for all groups.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Timeshare:
     slice_seconds_min: float = 3600.0
     slice_share: float = 0.6
     hold_seconds: float = 16 * 3600.0
-    # The users' own run time limits are read as estimates.
+    # The run time limits that users give are read as estimates.
     use_limits: bool = True
     # Slices, holds and grants are shorter where tasks are, and longer where they run for days.
     adapt_times: bool = True
@@ -118,7 +118,7 @@ class GroupPolicy:
     def demoted(self, level: Priority, run_seconds: float) -> Priority:
         """The level at which a task of ``level`` counts after running so long.
 
-        Demotions form chains, which are followed to their end in whatever order they are listed.
+        Demotions form chains, which are followed to their end whatever their order in the list.
         """
         steps = {demotion.level: demotion for demotion in self.demotions}
         # Each demotion is used at most once, so a cycle could not hang this.
@@ -150,7 +150,7 @@ class PolicySettings:
     ack_deadline_seconds_max: float = 3600.0
     # A task that is to stop gets no more than this to save.
     stop_ack_seconds_max: float = 30.0
-    # A run whose program never asked whether to leave gets no more than this.
+    # A run whose program never polled for requests gets no more than this.
     silent_ack_seconds_max: float = 5.0
     # CPU-only ranks on one node: as many as it has CPUs, this many where that is not known.
     cpu_ranks_per_node: int = 16

@@ -19,7 +19,7 @@ from libs.contracts.messages import ReasonCode
 from services.scheduler.domain.blockers import flood_reason
 from services.scheduler.domain.facts.pool import Pool, saved_until, units_of
 from services.scheduler.domain.facts.timers import protected_until
-from services.scheduler.domain.limits.quota import Account
+from services.scheduler.domain.limits.quota_usage import Account
 from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, Depth
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS, Shape, reason

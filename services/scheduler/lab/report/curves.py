@@ -1,9 +1,9 @@
-"""What the report draws of one run, small however long the run was. Called by ``study.py``."""
+"""Reduces a run to the curves of the report, small however long the run was. For ``study.py``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from libs.contracts.wording import counted
@@ -11,9 +11,9 @@ from services.scheduler.lab.record import RunRecord, Timeline
 from services.scheduler.lab.results import (
     Numbers,
     Private,
+    by_size,
     jct,
     numbers,
-    size_classes,
     user_slowdowns,
     wait,
 )
@@ -54,12 +54,6 @@ def curves(
 ) -> Curves:
     """Reduce a run; the record is not needed afterwards."""
     ended = [job for job in record.jobs if not math.isnan(job.finish_s)]
-    classes = size_classes(record.capacity)
-    by_class: list[tuple[list[float], list[float]]] = [([], []) for _ in classes]
-    for job in ended:
-        place = min((job.nodes - 1).bit_length(), len(classes) - 1)
-        by_class[place][0].append(jct(job))
-        by_class[place][1].append(wait(job))
     slowdowns = sorted(user_slowdowns(record, workload).values())
     return Curves(
         policy=record.policy,
@@ -67,13 +61,12 @@ def curves(
         utilisation=over_time(record.busy, 1.0 / record.capacity if record.capacity else 0.0),
         waiting=over_time(record.waiting, 1.0),
         sizes=tuple(
-            SizeCurves(size_label(low, high), len(jcts), cdf(jcts), cdf(waits))
-            for (low, high), (jcts, waits) in zip(classes, by_class, strict=True)
-            if jcts
+            SizeCurves(size_label(low, high), len(of), cdf(map(jct, of)), cdf(map(wait, of)))
+            for low, high, of in by_size(ended, record.capacity)
         ),
         users=_ranked(slowdowns),
-        jct=cdf([jct(job) for job in ended]),
-        wait=cdf([wait(job) for job in ended]),
+        jct=cdf(map(jct, ended)),
+        wait=cdf(map(wait, ended)),
     )
 
 
@@ -84,15 +77,10 @@ def size_label(low: int, high: int) -> str:
     return f"{low}\u2013{high} nodes"
 
 
-def cdf(values: Sequence[float]) -> Points:
+def cdf(values: Iterable[float]) -> Points:
     """Value and part of all values at or below it, at evenly spaced parts."""
     ordered = sorted(values)
-    count = len(ordered)
-    if not count:
-        return []
-    steps = min(count, CDF_POINTS)
-    places = sorted({round((count - 1) * step / max(1, steps - 1)) for step in range(steps)})
-    return [(ordered[place], (place + 1) / count) for place in places]
+    return [(ordered[place], part) for place, part in _places(len(ordered), CDF_POINTS)]
 
 
 def over_time(line: Timeline, factor: float) -> Points:
@@ -109,7 +97,11 @@ def over_time(line: Timeline, factor: float) -> Points:
 
 def _ranked(ordered: Sequence[float]) -> Points:
     """Users from the best served to the worst, as parts of all users."""
-    count = len(ordered)
-    steps = min(count, USERS_MAX)
+    return [(part, ordered[place]) for place, part in _places(len(ordered), USERS_MAX)]
+
+
+def _places(count: int, points_max: int) -> list[tuple[int, float]]:
+    """Evenly spaced indexes of so many values, each with the part of them up to it."""
+    steps = min(count, points_max)
     places = sorted({round((count - 1) * step / max(1, steps - 1)) for step in range(steps)})
-    return [((place + 1) / count, ordered[place]) for place in places]
+    return [(place, (place + 1) / count) for place in places]

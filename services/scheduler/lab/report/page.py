@@ -1,4 +1,4 @@
-"""The report as one HTML page. Pure text from the curves of every run; called by ``cli.py``."""
+"""The report as one HTML page. Pure text from the curves of every run; called by ``study.py``."""
 
 from __future__ import annotations
 
@@ -7,23 +7,41 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from libs.contracts.wording import plural
-from services.scheduler.lab.options import Options
+from libs.contracts.wording import counted, plural
 from services.scheduler.lab.report import plot, style
 from services.scheduler.lab.report.curves import Curves, Points
 from services.scheduler.lab.report.plot import Series, number, percent, span
-from services.scheduler.lab.report.words import DEFINITIONS, run_in_words
 from services.scheduler.lab.results import Numbers
+from services.scheduler.lab.run_options import Options
 from services.scheduler.lab.workload import Workload
 
+_DEFINITIONS = (
+    ("completion time", "from submission to end"),
+    (
+        "wait, time not working",
+        "completion time without the job's own work: queued, preempted, restarting, working again",
+    ),
+    ("big gangs", "jobs on at least a quarter of the nodes"),
+    (
+        "slowdown",
+        "completion time over work, where work below a minute counts as one; at least 1",
+    ),
+    ("longest gap", "the longest that any job was without service between submission and end"),
+    (
+        "utilisation, useful",
+        "nodes occupied, and with work that was kept, between the first and the last submission",
+    ),
+    ("lost work", "restart cost and work done again, of all running"),
+    ("Gini of users", "of the users' mean slowdowns: 0 if all are served alike"),
+)
 VCS_SHOWN_MAX = 40
 NOTES_SHOWN_MAX = 60
 SIZES_SHOWN_MAX = 12
-# What the chosen policy is compared with: the first of these that ran.
+# The policy under test is compared with the first of these that ran.
 _PEERS = ("easy", "backfill", "fifo", "rotation", "las", "roundrobin", "srpt")
-# With fewer jobs the difference between two policies is an accident of the trace.
+# With fewer jobs the difference between two policies is chance.
 _JOBS_COMPARED_MIN = 30
-# Smaller differences are none.
+# Smaller differences count as none.
 _RATIO_MIN = 0.01
 
 
@@ -31,17 +49,17 @@ _RATIO_MIN = 0.01
 class _Column:
     head: str
     value: Callable[[Numbers], float | None]
-    word: Callable[[float | None], str]
+    text: Callable[[float | None], str]
     # -1: the smallest is best, 1: the largest, 0: neither.
     better: int = -1
 
-    def words(self, runs: Sequence[Numbers]) -> list[str]:
+    def texts(self, runs: Sequence[Numbers]) -> list[str]:
         """The column's cells; durations in one unit, and never without one."""
         values = [self.value(run) for run in runs]
-        if self.word is not span:
-            return [self.word(value) for value in values]
-        word = plot.spans(values)
-        return ["0 s" if value == 0 else word(value) for value in values]
+        if self.text is not span:
+            return [self.text(value) for value in values]
+        text = plot.spans(values)
+        return ["0 s" if value == 0 else text(value) for value in values]
 
 
 COLUMNS = (
@@ -59,14 +77,14 @@ COLUMNS = (
     _Column("preemptions per job", lambda n: n["preemptions_per_job"], number, 0),
     _Column("Gini of users", lambda n: n["by_user_gini"], number),
 )
-# Even if a name slipped through unescaped, nothing would be loaded or run.
+# Even if a name were not escaped, nothing would be loaded or run.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _SHIELD = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
 _CARDS = (0, 3, 2, 6, 8, 10)
 
 
 def page(workload: Workload, options: Options, runs: Sequence[Curves]) -> str:
-    """The whole page; at least one run, the one it is about first if it is ``ours``."""
+    """The whole page; at least one run, ``ours`` first."""
     ordered = sorted(runs, key=lambda run: run.policy != "ours")[: style.SERIES_MAX]
     title = f"Policy lab: {workload.name}"
     parts = [
@@ -75,11 +93,10 @@ def page(workload: Workload, options: Options, runs: Sequence[Curves]) -> str:
         _SHIELD,
         f"<title>{escape(title)}</title><style>{style.css()}</style></head><body><main>",
         f"<header><h1>{escape(workload.name)}</h1>",
-        f'<p class="soft">{escape(run_in_words(workload, options))}</p></header>',
+        f'<p class="soft">{escape(_run_in_words(workload, options))}</p></header>',
         _headline(ordered, len(workload.jobs)),
         _cards(ordered),
         "<h2>All policies</h2>",
-        _about_best(len(workload.jobs)),
         _table(ordered, len(workload.jobs)),
         _legend(ordered),
         _over_time(ordered),
@@ -92,6 +109,25 @@ def page(workload: Workload, options: Options, runs: Sequence[Curves]) -> str:
         "</main></body></html>\n",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _run_in_words(workload: Workload, options: Options) -> str:
+    """One paragraph: cluster, jobs and options."""
+    jobs, nodes, each = len(workload.jobs), workload.nodes, counted(workload.gpus_per_node, "GPU")
+    parts = [
+        f"{jobs:,} {plural(jobs, 'job')} on {nodes:,} {plural(nodes, 'node')} with {each} each",
+        f"every restart costs {span(options.restart_cost_s)}",
+        "checkpoints on request"
+        if not options.checkpoint_interval_s
+        else f"a checkpoint every {span(options.checkpoint_interval_s)}",
+        "users' time limits may be read" if options.with_limits else "no estimates of durations",
+    ]
+    if options.node_mtbf_s:
+        parts.append(f"each node fails every {span(options.node_mtbf_s)} on average")
+    if workload.skipped:
+        lines = plural(workload.skipped, "line")
+        parts.append(f"without {workload.skipped:,} {lines} of the trace")
+    return "; ".join(parts) + "."
 
 
 def _peer(runs: Sequence[Curves]) -> Curves | None:
@@ -113,11 +149,11 @@ def _headline(runs: Sequence[Curves], jobs: int) -> str:
             f'<p class="lead">Under <i>{escape(runs[0].policy)}</i> the average job is done after '
             f"{span(mine)}, as under <i>{escape(peer.policy)}</i>.</p>"
         )
-    kind, word = ("", "sooner") if ratio <= 1 else (' class="bad"', "later")
+    kind, text = ("", "sooner") if ratio <= 1 else (' class="bad"', "later")
     factor = 1 / ratio if ratio <= 1 else ratio
     return (
         f'<p class="lead">Under <i>{escape(runs[0].policy)}</i> the average job is done after '
-        f"{span(mine)}, <b{kind}>{factor:.2f} times {word}</b> than under "
+        f"{span(mine)}, <b{kind}>{factor:.2f} times {text}</b> than under "
         f"<i>{escape(peer.policy)}</i>.</p>"
     )
 
@@ -127,10 +163,10 @@ def _cards(runs: Sequence[Curves]) -> str:
     parts = ['<div class="cards">']
     shown = [runs[0], *([peer] if peer is not None else [])]
     for column in (COLUMNS[place] for place in _CARDS):
-        value, *others = column.words([run.numbers for run in shown])
+        value, *others = column.texts([run.numbers for run in shown])
         than = "".join(
-            f'<div class="than">{escape(run.policy)}: {word}</div>'
-            for run, word in zip(shown[1:], others, strict=True)
+            f'<div class="than">{escape(run.policy)}: {text}</div>'
+            for run, text in zip(shown[1:], others, strict=True)
         )
         parts.append(
             f'<div class="card"><div class="what">{column.head}</div>'
@@ -139,27 +175,22 @@ def _cards(runs: Sequence[Curves]) -> str:
     return "".join(parts) + "</div>"
 
 
-def _about_best(jobs: int) -> str:
-    if jobs < _JOBS_COMPARED_MIN:
-        return ""
-    return '<p class="soft">The best value of each column is bold.</p>'
-
-
 def _table(runs: Sequence[Curves], jobs: int) -> str:
     compared = jobs >= _JOBS_COMPARED_MIN
     best = [_best(column, runs) if compared else None for column in COLUMNS]
-    words = [column.words([run.numbers for run in runs]) for column in COLUMNS]
+    texts = [column.texts([run.numbers for run in runs]) for column in COLUMNS]
     heads = "".join(f'<th scope="col">{column.head}</th>' for column in COLUMNS)
     rows: list[str] = []
     for place, run in enumerate(runs):
         cells = "".join(
             f"<td{_mark(column.value(run.numbers), top)}>{cells_of[place]}</td>"
-            for column, top, cells_of in zip(COLUMNS, best, words, strict=True)
+            for column, top, cells_of in zip(COLUMNS, best, texts, strict=True)
         )
         chosen = ' class="chosen"' if place == 0 else ""
         rows.append(f'<tr{chosen}><th scope="row">{escape(run.policy)}</th>{cells}</tr>')
+    note = '<p class="soft">The best value of each column is bold.</p>\n' if compared else ""
     return (
-        '<div class="scroll"><table><thead><tr><th scope="col">policy</th>'
+        f'{note}<div class="scroll"><table><thead><tr><th scope="col">policy</th>'
         f"{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -194,8 +225,8 @@ def _reach(series: Sequence[Series], place: int) -> float:
 
 
 def _figure(title: str, drawn: str, caption: str = "", kind: str = "") -> str:
-    told = f"<figcaption>{caption}</figcaption>" if caption else ""
-    return f"<figure class='{kind}'><h3>{escape(title)}</h3>{drawn}{told}</figure>"
+    description = f"<figcaption>{caption}</figcaption>" if caption else ""
+    return f"<figure class='{kind}'><h3>{escape(title)}</h3>{drawn}{description}</figure>"
 
 
 def _over_time(runs: Sequence[Curves]) -> str:
@@ -204,13 +235,13 @@ def _over_time(runs: Sequence[Curves]) -> str:
     end = max(_reach(busy, 0), _reach(waiting, 0))
     share = plot.linear(0.0, 1.0, "", lambda value: f"{100 * value:.0f} %")
     jobs = plot.linear(0.0, _reach(waiting, 1), "", lambda value: f"{value:,.0f}")
-    told = "; ".join(f"{r.policy} {percent(r.numbers['utilisation'])}" for r in runs)
+    description = "; ".join(f"{r.policy} {percent(r.numbers['utilisation'])}" for r in runs)
     return "".join(
         (
             '<h2>Over time</h2><div class="charts">',
             _figure(
                 "Nodes in use",
-                plot.lines("Nodes in use", told, plot.time_axis(end, "time"), share, busy),
+                plot.lines("Nodes in use", description, plot.time_axis(end, "time"), share, busy),
             ),
             _figure(
                 "Jobs without service",
@@ -271,8 +302,8 @@ def _users(runs: Sequence[Curves]) -> str:
 
 
 def _costs(runs: Sequence[Curves]) -> str:
-    def rows(key: str, word: Callable[[float | None], str]) -> list[tuple[int, str, float, str]]:
-        return [(n, r.policy, r.numbers[key], word(r.numbers[key])) for n, r in enumerate(runs)]
+    def rows(key: str, text: Callable[[float | None], str]) -> list[tuple[int, str, float, str]]:
+        return [(n, r.policy, r.numbers[key], text(r.numbers[key])) for n, r in enumerate(runs)]
 
     preemptions = plot.bars("Preemptions per job", "by policy", rows("preemptions_per_job", number))
     lost = plot.bars("Lost work", "by policy", rows("lost_share", percent))
@@ -285,8 +316,8 @@ def _costs(runs: Sequence[Curves]) -> str:
 
 
 def _virtual_clusters(runs: Sequence[Curves]) -> str:
-    told = runs[0].numbers["by_vc"]
-    compared = {vc: of for vc, of in told.items() if of["private_mean_wait_s"] is not None}
+    description = runs[0].numbers["by_vc"]
+    compared = {vc: of for vc, of in description.items() if of["private_mean_wait_s"] is not None}
     if not compared:
         return ""
     busiest = sorted(compared, key=lambda vc: -compared[vc]["jobs"])[:VCS_SHOWN_MAX]
@@ -336,6 +367,6 @@ def _notes(workload: Workload) -> str:
     if len(workload.notes) > len(notes):
         notes.append(f"… and {len(workload.notes) - len(notes)} more notes")
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    told = f"<h2>About the trace</h2><ul>{listed}</ul>" if notes else ""
-    words = "".join(f"<dt>{word}</dt><dd>{what}</dd>" for word, what in DEFINITIONS)
-    return f"{told}<h2>What the words mean</h2><dl>{words}</dl>"
+    description = f"<h2>About the trace</h2><ul>{listed}</ul>" if notes else ""
+    texts = "".join(f"<dt>{text}</dt><dd>{what}</dd>" for text, what in _DEFINITIONS)
+    return f"{description}<h2>What the words mean</h2><dl>{texts}</dl>"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 
 Points = Sequence[tuple[float, float]]
-Word = Callable[[float], str]
+Format = Callable[[float], str]
 
 WIDTH, HEIGHT = 640.0, 300.0
 NAME_SHOWN_MAX = 20
@@ -45,7 +45,7 @@ class Axis:
     log: bool = False
 
     def part(self, value: float) -> float:
-        """Where a value lies, from 0 to 1."""
+        """The position of a value, from 0 to 1."""
         low, high, at = self.least, self.most, min(max(value, self.least), self.most)
         if self.log:
             low, high, at = math.log(low), math.log(high), math.log(at)
@@ -75,20 +75,20 @@ def span(seconds: float | None) -> str:
 
 
 def spans(values: Sequence[float | None]) -> Callable[[float | None], str]:
-    """``span`` for values that stand in one column: all in one unit, so that they compare."""
+    """``span`` for the values of one column: all in one unit, so that they compare."""
     known = [value for value in values if value]
     if not known:
         return span
     # The largest unit of which the smallest value is at least a half.
     size, unit = next((each for each in _UNITS if min(known) >= each[0] * 0.5), _UNITS[-1])
 
-    def word(seconds: float | None) -> str:
+    def text(seconds: float | None) -> str:
         if not seconds:
             return span(seconds)
         value = seconds / size
         return f"{value:,.{2 if value < 10 else 1}f} {unit}"  # noqa: PLR2004 - figures shown
 
-    return word
+    return text
 
 
 def number(value: float | None) -> str:
@@ -105,7 +105,7 @@ def percent(value: float | None) -> str:
     return "\u2013" if value is None else f"{100 * value:.{1 if value >= 0.1 else 2}f} %"  # noqa: PLR2004 - figures
 
 
-def linear(least: float, most: float, label: str, word: Word = number) -> Axis:
+def linear(least: float, most: float, label: str, text: Format = number) -> Axis:
     """A linear axis with about five round ticks; it ends on one."""
     if most <= least:
         most = least + 1.0
@@ -113,7 +113,7 @@ def linear(least: float, most: float, label: str, word: Word = number) -> Axis:
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * m for m in (1.0, 2.0, 2.5, 5.0, 10.0) if size * m >= raw * 0.999)
     first, last = math.floor(least / step + 1e-9), math.ceil(most / step - 1e-9)
-    ticks = tuple((n * step, word(n * step)) for n in range(first, last + 1))
+    ticks = tuple((n * step, text(n * step)) for n in range(first, last + 1))
     return Axis(first * step, last * step, ticks, label)
 
 
@@ -145,8 +145,8 @@ def log_numbers(most: float, label: str) -> Axis:
     return Axis(1.0, 10.0**powers, ticks, label, log=True)
 
 
-def lines(title: str, told: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
-    """A line chart. ``told`` describes it to those who cannot see it."""
+def lines(title: str, description: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
+    """A line chart. ``description`` is for screen readers."""
     parts = [*_frame(x, y), '<g class="lines">']
     for each in series:
         drawn = [f"{_x(x, at):.1f},{_y(y, value):.1f}" for at, value in each.points]
@@ -158,29 +158,29 @@ def lines(title: str, told: str, x: Axis, y: Axis, series: Sequence[Series]) -> 
             line = f'<polyline class="s{each.number}" points="{" ".join(drawn)}">'
             parts.append(f"{line}<title>{escape(each.name)}</title></polyline>")
     parts.append("</g>")
-    return svg(title, told, WIDTH, HEIGHT, parts)
+    return svg(title, description, WIDTH, HEIGHT, parts)
 
 
-def bars(title: str, told: str, rows: Sequence[tuple[int, str, float, str]]) -> str:
+def bars(title: str, description: str, rows: Sequence[tuple[int, str, float, str]]) -> str:
     """Horizontal bars: series number, name, value, the value in words."""
     most = max((value for _, _, value, _ in rows), default=0.0) or 1.0
     height = 30.0 * len(rows) + 8.0
     name_width, word_width = 110.0, 96.0
     room = WIDTH - name_width - word_width
     parts: list[str] = []
-    for place, (series, name, value, word) in enumerate(rows):
+    for place, (series, name, value, text) in enumerate(rows):
         y = 30.0 * place + 8.0
         width = max(1.5, room * value / most)
         middle = f"{y + 15:.0f}"
-        shown, said = escape(name), escape(word)
+        shown, value_text = escape(name), escape(text)
         box = f'x="{name_width:.0f}" y="{y:.0f}" width="{width:.1f}" height="21" rx="3"'
         after = f"{name_width + width + 8:.1f}"
         parts += [
             f'<text class="name" x="{name_width - 10:.0f}" y="{middle}">{shown}</text>',
-            f'<rect class="s{series}" {box}><title>{shown}: {said}</title></rect>',
-            f'<text class="word" x="{after}" y="{middle}">{said}</text>',
+            f'<rect class="s{series}" {box}><title>{shown}: {value_text}</title></rect>',
+            f'<text class="word" x="{after}" y="{middle}">{value_text}</text>',
         ]
-    return svg(title, told, WIDTH, height, parts)
+    return svg(title, description, WIDTH, height, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class Pair:
     other: float
 
 
-def pairs(title: str, told: str, axis: Axis, rows: Sequence[Pair]) -> str:
+def pairs(title: str, description: str, axis: Axis, rows: Sequence[Pair]) -> str:
     """Two marks on each row and the distance between them: a disc for one, a ring for the other."""
     name_width, step, top = 150.0, 26.0, 10.0
     floor = top + step * len(rows)
@@ -208,8 +208,8 @@ def pairs(title: str, told: str, axis: Axis, rows: Sequence[Pair]) -> str:
     ]
     parts.append('</g><g class="ticks">')
     parts += [
-        f'<text class="x" x="{at(value):.1f}" y="{floor + 18:.0f}">{escape(word)}</text>'
-        for value, word in axis.ticks
+        f'<text class="x" x="{at(value):.1f}" y="{floor + 18:.0f}">{escape(text)}</text>'
+        for value, text in axis.ticks
     ]
     middle = (name_width + WIDTH - RIGHT) / 2
     place = f'x="{middle:.0f}" y="{floor + 36:.0f}"'
@@ -218,22 +218,22 @@ def pairs(title: str, told: str, axis: Axis, rows: Sequence[Pair]) -> str:
         y = top + step * (turn + 0.5)
         name = row.name if len(row.name) <= NAME_SHOWN_MAX else row.name[: NAME_SHOWN_MAX - 1] + "…"
         worse = " worse" if row.one > row.other else ""
-        said = f"{escape(row.name)}: {span(row.one)}, alone {span(row.other)}"
+        value_text = f"{escape(row.name)}: {span(row.one)}, alone {span(row.other)}"
         parts += [
-            f'<g class="pair{worse}"><title>{said}</title>',
+            f'<g class="pair{worse}"><title>{value_text}</title>',
             f'<text class="name" x="{name_width - 12:.0f}" y="{y + 4:.1f}">{escape(name)}</text>',
             f'<line x1="{at(row.one):.1f}" x2="{at(row.other):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>',
             f'<circle class="ring" cx="{at(row.other):.1f}" cy="{y:.1f}" r="5"/>',
             f'<circle class="disc" cx="{at(row.one):.1f}" cy="{y:.1f}" r="5"/></g>',
         ]
-    return svg(title, told, WIDTH, floor + 44.0, parts)
+    return svg(title, description, WIDTH, floor + 44.0, parts)
 
 
-def svg(title: str, told: str, width: float, height: float, parts: Sequence[str]) -> str:
+def svg(title: str, description: str, width: float, height: float, parts: Sequence[str]) -> str:
     """The picture, named for screen readers."""
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'aria-label="{escape(title, quote=True)}. {escape(told, quote=True)}">'
+        f'aria-label="{escape(title, quote=True)}. {escape(description, quote=True)}">'
         f"{''.join(parts)}</svg>"
     )
 
@@ -260,12 +260,12 @@ def _frame(x: Axis, y: Axis) -> list[str]:
     ]
     parts.append('</g><g class="ticks">')
     parts += [
-        f'<text class="y" x="{LEFT - 8:.0f}" y="{_y(y, value) + 4:.1f}">{escape(word)}</text>'
-        for value, word in y.ticks
+        f'<text class="y" x="{LEFT - 8:.0f}" y="{_y(y, value) + 4:.1f}">{escape(text)}</text>'
+        for value, text in y.ticks
     ]
     parts += [
-        f'<text class="x" x="{_x(x, value):.1f}" y="{floor + 18:.0f}">{escape(word)}</text>'
-        for value, word in x.ticks
+        f'<text class="x" x="{_x(x, value):.1f}" y="{floor + 18:.0f}">{escape(text)}</text>'
+        for value, text in x.ticks
     ]
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts += [

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.errors import LabError
-from services.scheduler.lab.traces.row import Left, Parsed, Row
-from services.scheduler.lab.tree import Tree, document
+from services.scheduler.lab.traces.row import Parsed, Row, SkippedLine
+from services.scheduler.lab.yaml_mapping import YamlMapping, read_yaml
 
 JOBS_MAX = 5_000_000
 COUNT_MAX = 1_000_000
@@ -50,7 +50,7 @@ class _Class:
 
 def parse(text: str, where: str) -> Parsed:
     """Expand a configuration. Raises LabError naming the key that is wrong."""
-    root = Tree(document(text, where), where)
+    root = YamlMapping(read_yaml(text, where), where)
     root.known("cohorts", "topology", "dra", "resourceFlavor")
     found: list[VirtualCluster] = []
     queues: list[tuple[str, list[_Class]]] = []
@@ -75,7 +75,7 @@ def parse(text: str, where: str) -> Parsed:
 
 def _cohort(
     cohort: str,
-    cohorts: Tree,
+    cohorts: YamlMapping,
     found: list[VirtualCluster],
     queues: list[tuple[str, list[_Class]]],
 ) -> None:
@@ -97,7 +97,7 @@ def _cohort(
     found.insert(place, VirtualCluster(cohort, float(guaranteed)))
 
 
-def _kinds(sets: Tree) -> Iterator[_Class]:
+def _kinds(sets: YamlMapping) -> Iterator[_Class]:
     sets.known("count", "creationIntervalMs", "workloads")
     rounds = sets.whole("count", 1, COUNT_MAX)
     interval_s = sets.whole("creationIntervalMs", 0, COUNT_MAX * _MILLI) / _MILLI
@@ -115,7 +115,7 @@ def _kinds(sets: Tree) -> Iterator[_Class]:
         yield _Class(interval_s, rounds, place, len(workloads), row)
 
 
-def _expand(queues: list[tuple[str, list[_Class]]]) -> Iterator[Row | Left]:
+def _expand(queues: list[tuple[str, list[_Class]]]) -> Iterator[Row | SkippedLine]:
     """Queue after queue, set after set: the loader sorts by time, and keeps this order in ties."""
     line = 0
     for queue, kinds in queues:

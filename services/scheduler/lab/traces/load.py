@@ -1,4 +1,4 @@
-"""Opens a trace file, finds out its format and has it fitted to the cluster. For ``cli.py``."""
+"""Opens a trace file, detects its format and fits it to the cluster. Called by ``cli.py``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import IO, cast
 from shiftwork.cli.input_files import advice
 
 from services.scheduler.lab.errors import LabError
-from services.scheduler.lab.traces import history, kueue, swf, table
-from services.scheduler.lab.traces.fit import Request, Tally, fit
+from services.scheduler.lab.traces import csv_trace, kueue, swf, task_history
+from services.scheduler.lab.traces.fitting import Request, Tally, fit
 from services.scheduler.lab.traces.row import Parsed
 from services.scheduler.lab.workload import Workload
 
@@ -73,7 +73,7 @@ def _loaded(path: Path, where: str, lines: Iterator[str], request: Request) -> W
 
 
 def _guessed(lines: Iterator[str], where: str) -> tuple[str, Iterator[str]]:
-    """The format by the first line that says something."""
+    """The format, detected by the first line that is neither empty nor a comment."""
     seen: list[str] = []
     kind = ""
     for text in lines:
@@ -103,11 +103,11 @@ def _guessed(lines: Iterator[str], where: str) -> tuple[str, Iterator[str]]:
 
 def _parse(kind: str, lines: Iterator[str], where: str) -> Parsed:
     if kind == "csv":
-        return table.parse(lines, where)
+        return csv_trace.parse(lines, where)
     if kind == "swf":
         return swf.parse(lines)
     if kind == "history":
-        return history.parse(lines, where)
+        return task_history.parse(lines, where)
     size, parts = 0, list[str]()
     for text in lines:
         size += len(text)

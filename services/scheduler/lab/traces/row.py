@@ -1,7 +1,7 @@
 """One line of any trace, and how its fields are read. Used by every reader in this package.
 
-A reader yields a ``Row`` for each job, a ``Left`` for each line that is none. ``load.py`` fits rows
-to a cluster, counts what is left out and says where it was.
+A reader yields a ``Row`` for each job and a ``SkippedLine`` for each other line. ``fitting.py``
+fits rows to a cluster, and counts and lists the skipped lines.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LEVELS: Mapping[str, Priority] = MappingProxyType(
 
 
 class BadRowError(ValueError):
-    """A field that cannot be used: which, what it says, what it should say."""
+    """A field that cannot be used: its name, its value, and what to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a trace says of one job; the cluster is not known here.
+    """One job of a trace; the cluster is not known here.
 
     Attributes:
         line: of the file, from 1.
@@ -60,8 +60,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A line that becomes no job. ``bad``: it should not be there; else the trace means it so."""
+class SkippedLine:
+    """A line without a job. ``bad``: it is a mistake; else the format allows it."""
 
     line: int
     what: str
@@ -70,13 +70,13 @@ class Left:
 
 @dataclass(slots=True)
 class Parsed:
-    """A trace opened: its rows, still to be read, and what it says of the cluster it ran on.
+    """An opened trace: its rows, still to be read, and the cluster on which it ran.
 
     Attributes:
-        even: the virtual clusters' nodes are parts of the whole, whatever its size.
+        even: the virtual clusters' nodes are proportions of the cluster, whatever its size.
     """
 
-    rows: Iterator[Row | Left]
+    rows: Iterator[Row | SkippedLine]
     nodes: int | None = None
     virtual_clusters: tuple[VirtualCluster, ...] = ()
     even: bool = False

@@ -12,7 +12,7 @@ from itertools import chain
 from math import ceil
 
 from services.scheduler.lab.traces import row as rows
-from services.scheduler.lab.traces.row import BadRowError, Left, Parsed, Row
+from services.scheduler.lab.traces.row import BadRowError, Parsed, Row, SkippedLine
 
 FIELDS = 18
 UNKNOWN = "-1"
@@ -48,24 +48,24 @@ def _header_count(header: dict[str, str], name: str) -> int | None:
     return int(word[0]) if word and word[0].isdecimal() and int(word[0]) > 0 else None
 
 
-def _jobs(numbered: Iterable[tuple[int, str]], per_node: int) -> Iterator[Row | Left]:
+def _jobs(numbered: Iterable[tuple[int, str]], per_node: int) -> Iterator[Row | SkippedLine]:
     for line, text in numbered:
         if not text.strip() or text.startswith(";"):
             continue
         try:
             yield _job(line, text.split(), per_node)
         except BadRowError as bad:
-            yield Left(line, str(bad))
+            yield SkippedLine(line, str(bad))
 
 
-def _job(line: int, cells: list[str], per_node: int) -> Row | Left:
+def _job(line: int, cells: list[str], per_node: int) -> Row | SkippedLine:
     if len(cells) != FIELDS:
         raise BadRowError(f"it has {len(cells)} fields: the format has {FIELDS}")
     submit, run, allocated, wanted, limit, status = (cells[n] for n in (1, 3, 4, 7, 8, 10))
     if status in PARTIAL:
-        return Left(line, "a part of a job that another line sums up", bad=False)
+        return SkippedLine(line, "a part of a job that another line sums up", bad=False)
     if status == CANCELLED and run in {UNKNOWN, "0"}:
-        return Left(line, "cancelled before it started", bad=False)
+        return SkippedLine(line, "cancelled before it started", bad=False)
     processors = wanted if allocated in {UNKNOWN, "0"} else allocated
     return Row(
         line=line,

@@ -11,7 +11,7 @@ import yaml
 from shiftwork.cli.policy import yaml_lines
 
 from services.scheduler.domain.model.group_policy import GroupPolicy
-from services.scheduler.policies import document_of, parse
+from services.scheduler.policy_documents import document_of, parse
 from tests.libs.sdk.cli.server import NOW, CliServer, problem
 
 if TYPE_CHECKING:

@@ -297,7 +297,7 @@ def _stocks(index: Index) -> Iterable[tuple[str, Any]]:
 
 
 def _pool(pool: Any) -> dict[str, Any]:
-    names = pool.clusters.names()
+    names = tuple(pool.clusters.bounds)
     return {
         "policy": pool.policy,
         "book": pool.ledger,

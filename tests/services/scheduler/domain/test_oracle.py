@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.facts.pool import Pool
-from services.scheduler.domain.limits.quota import Account, QuotaUsage
+from services.scheduler.domain.limits.quota_usage import Account, QuotaUsage
 from services.scheduler.domain.limits.virtual_clusters import ALMOST, VirtualClusters
 from services.scheduler.domain.model.group_policy import (
     Demotion,

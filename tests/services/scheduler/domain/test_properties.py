@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from libs.contracts.messages import ReasonCode, TaskState
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
-from services.scheduler.domain.disciplines.base import Filling
+from services.scheduler.domain.disciplines.interface import Filling
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot

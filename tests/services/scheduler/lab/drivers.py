@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.scheduler.lab.options import Options
 from services.scheduler.lab.record import Ending, RunRecord, begin
+from services.scheduler.lab.run_options import Options
 from services.scheduler.lab.workload import Job, Workload
 
 ALMOST = 1e-6

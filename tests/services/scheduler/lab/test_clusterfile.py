@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from libs.contracts.messages import Priority, Unit
-from services.scheduler.lab import clusterfile
-from services.scheduler.lab.clusterfile import parse, read_quotas
+from services.scheduler.lab import cluster_file
+from services.scheduler.lab.cluster_file import parse, read_quotas
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.workload import Cluster, Job, Workload, private_partitions, uniform
 
@@ -137,7 +137,7 @@ def test_private_partitions() -> None:
 
 
 def test_the_example_of_the_documentation_is_a_cluster_file() -> None:
-    doc = clusterfile.__doc__ or ""
-    example = doc.split("::\n", 1)[1].split("\nEverything")[0]
+    doc = cluster_file.__doc__ or ""
+    example = doc.split("::\n", 1)[1].split("\nEach key")[0]
     text = "\n".join(line.removeprefix("    ") for line in example.splitlines())
     assert parse(text, "c.yaml").nodes == 64

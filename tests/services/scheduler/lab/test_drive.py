@@ -12,8 +12,8 @@ import pytest
 
 from services.scheduler.domain.model.group_policy import Timeshare
 from services.scheduler.lab import drive as lab
-from services.scheduler.lab.options import Options
 from services.scheduler.lab.record import RunRecord
+from services.scheduler.lab.run_options import Options
 from services.scheduler.lab.workload import Cluster, Job, Workload, uniform
 from tests.services.scheduler.lab.schedules import (
     HOUR,

@@ -8,11 +8,11 @@ import pytest
 
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.generator import generate
-from services.scheduler.lab.options import Options
 from services.scheduler.lab.report import plot
 from services.scheduler.lab.report.curves import cdf, curves
 from services.scheduler.lab.report.page import COLUMNS, page
 from services.scheduler.lab.results import Private
+from services.scheduler.lab.run_options import Options
 from services.scheduler.lab.workload import Cluster, Job, Workload, private_partitions, uniform
 from tests.services.scheduler.lab.drivers import drive
 
@@ -100,7 +100,7 @@ def test_few_jobs_are_no_comparison() -> None:
 
 def test_a_cell_of_a_duration_has_a_unit_also_if_it_is_0() -> None:
     (waits,) = [column for column in COLUMNS if column.head == "mean wait"]
-    assert waits.words([{"mean_wait_s": 0.0}, {"mean_wait_s": 90.0}]) == ["0 s", "1.50 min"]
+    assert waits.texts([{"mean_wait_s": 0.0}, {"mean_wait_s": 90.0}]) == ["0 s", "1.50 min"]
 
 
 def test_policies_that_do_the_same_are_not_ranked() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.lab.options import Options
 from services.scheduler.lab.record import RunRecord
+from services.scheduler.lab.run_options import Options
 from tests.services.scheduler.lab import drivers
 from tests.services.scheduler.lab.schedules import HOUR, SCHEDULES, Schedule
 

@@ -8,8 +8,7 @@ import pytest
 
 from libs.contracts.messages import Priority
 from services.scheduler.lab.errors import LabError
-from services.scheduler.lab.traces.fit import Request
-from services.scheduler.lab.traces.levels import level_table
+from services.scheduler.lab.traces.fitting import Request, level_table
 from services.scheduler.lab.traces.load import load
 from services.scheduler.lab.workload import Job, Workload
 

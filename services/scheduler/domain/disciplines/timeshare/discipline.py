@@ -1,16 +1,16 @@
-"""``timeshare``: one key per task, of what it has had, how long it may still run, and its size.
+"""``timeshare``: one key per task, from its attained and expected running time and its size.
 
-key = submission + tag + scale x delay. ``timeshare/`` has the mathematics, this knows the rows.
-The key is made at arrival, at each return to the queue and at the end of each slice, and stands
-still in between.
+key = submission + tag + scale x delay. This module reads the rows, the others in ``timeshare/`` do
+the mathematics. The key is computed at arrival, at each return to the queue and at the end of each
+slice, and does not change in between.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from services.scheduler.domain.disciplines.base import Filling, Ordered, PoolView
+from services.scheduler.domain.disciplines.interface import Discipline, PoolView
 from services.scheduler.domain.disciplines.timeshare.features import Features
 from services.scheduler.domain.disciplines.timeshare.rule import (
     delay,
@@ -35,17 +35,15 @@ def features_of(pool: PoolView, task: Task, kin: int | None = None) -> Features:
     return Features(task.owner, size, size / max(pool.units, size, 1e-9), limit, kin)
 
 
-@dataclass(frozen=True, slots=True)
-class TimeShare(Ordered):
-    """The discipline that is used where nothing else is set."""
+class TimeShare(Discipline):
+    """The discipline of groups without a policy of their own."""
 
+    __slots__ = ()
     name: str = "timeshare"
-    filling: Filling = Filling.GREEDY
-    preempts: bool = True
     pays: bool = True
 
     def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """Its place by what it has had so far; the tag is made once."""
+        """Its place by its running time so far; the tag is computed once."""
         old = task.marks
         if old.policy == self.name:
             base, set_back, user_finish = _base(old, task), old.tag, old.user_finish
@@ -91,7 +89,7 @@ class TimeShare(Ordered):
         )
 
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """A new place by what it has had now."""
+        """A new place by its running time so far."""
         del finish
         attained = pool.attained(task, now)
         order_key = task.marks
@@ -110,7 +108,7 @@ class TimeShare(Ordered):
     def reach(
         self, pool: PoolView, task: Task, order_key: OrderKey, key: float, ratio: float
     ) -> float:
-        """Runs that come clearly later, the more so the more of its nodes it takes."""
+        """Only runs that come clearly later: the more of its nodes it takes, the later."""
         del key
         scale = pool.ledger.scale
         return (

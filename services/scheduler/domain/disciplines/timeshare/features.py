@@ -1,4 +1,4 @@
-"""What the predictor knows of a task, and its numbers. Read by ``history.py``."""
+"""The features of a task for the predictor, and the predictor's numbers. Read by ``history.py``."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What is known of a task before it runs."""
+    """The known properties of a task before it runs."""
 
     user: str
-    # What it asks for, in nodes or node equivalents.
+    # Its size in nodes or node equivalents.
     size: float
     # The same as a part of the pool.
     share: float
     # The user's own limit of the running time; None where there is none or it is not to be used.
     limit_seconds: float | None = None
-    # What ``History.kin`` said when it was submitted.
+    # The result of ``History.kin`` at its submission.
     kin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of likeness."""
+    """One level of similarity."""
 
     name: str
-    # How many observations weigh as much as what the levels before say.
+    # How many observations weigh as much as the estimate of the levels before.
     kappa: float
-    # What an observation still weighs after one more end in its cell.
+    # The weight of an observation after one more end in its cell.
     decay: float
 
 
@@ -66,7 +66,7 @@ class PredictorSettings:
     cells_max: int = 20_000
 
     def __post_init__(self) -> None:
-        """Numbers that cannot be meant are refused."""
+        """Reject impossible numbers."""
         if self.bins < 2 or self.first_seconds <= 0 or self.ratio <= 1:  # noqa: PLR2004 - a bin and the last
             raise ValueError("bins: at least 2, first_seconds above 0, ratio above 1")
         if not 0 < self.flat_hazard < 1 or not 0 < self.limit_hazard < 1:

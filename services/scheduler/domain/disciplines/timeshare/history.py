@@ -1,13 +1,13 @@
-"""What ended tasks and living ones say of how long a task will still run.
+"""Predicts how long a task will still run, from ended and living tasks.
 
 Running time is cut into logarithmic bins. For each of several *levels* of likeness (the size
 class, the user, the user at this size, ...) a cell counts how many tasks reached a bin and how
 many ended in it; the hazard of a bin is shrunk from level to level, each trusting its own counts
-as far as they go. Living tasks count too: a bin outlived says so before anybody has ended.
+as far as they go. Living tasks count too: they show that a bin was outlived before any task ended.
 
-The timeshare discipline tells ``History`` of ends, preemptions and slices, and asks it for the
-index that a key is made of: once per arrival, slice end and end of a task, so it is kept fast.
-Forgetting is lazy: instead of shrinking all counts at each end, the next observation weighs more.
+The timeshare discipline reports ends, preemptions and slices to ``History`` and reads the index
+that a key contains: once per arrival, slice end and end of a task, so it must be fast. Old counts
+fade lazily: instead of shrinking all counts at each end, the next observation weighs more.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from services.scheduler.domain.disciplines.timeshare.gittins import (
     mean_residual,
 )
 
-# A cell is rewritten with a weight of 1 when an observation came to weigh so much.
+# At this weight of an observation, a cell is rewritten with a weight of 1.
 _WEIGHT_MAX = 1e9
 _DUMP_VERSION = 2
-# Nothing is predicted to be shorter.
+# The shortest prediction.
 _SECONDS_MIN = 1e-9
-_MEDIAN = 0.5
 
 _Key: TypeAlias = "tuple[str | float, ...]"
 
@@ -89,7 +88,7 @@ class _Cell:
 
     @classmethod
     def load(cls, row: Mapping[str, object], size: int) -> _Cell:
-        """What ``dump`` said."""
+        """The cell that ``dump`` wrote."""
         first = cast("int", row["first"])
         ended, reached = cast("list[float]", row["ended"]), cast("list[float]", row["reached"])
         counts = zip(ended, reached, strict=True)
@@ -108,8 +107,8 @@ def _rounded(count: float) -> float:
     return float(f"{count:.9g}")
 
 
-# A cell that a task belongs to: its level, its key, where bin 0 of the task stands in the cell's
-# counts, and the cells it is one of.
+# A cell that a task belongs to: its level, its key, the index of the task's bin 0 in the cell's
+# counts, and the cells that hold it.
 _Cells: TypeAlias = "OrderedDict[_Key, _Cell]"
 _Place: TypeAlias = "tuple[Level, _Key, int, _Cells]"
 
@@ -124,12 +123,12 @@ class History:
         self._widths = [high - low for low, high in pairwise(edges)]
         self._last = numbers.bins - 1
         self._flat = [numbers.flat_hazard] * numbers.bins
-        # So many bins after the limit almost nobody is left.
+        # This many bins after the limit almost no task is left.
         self._limit_bins = ceil(log(NEGLIGIBLE) / log(1.0 - numbers.limit_hazard)) + 1
         self._levels, self._limit_levels = numbers.levels, numbers.limit_levels
         # Few: one for each class, and again for those with limits.
         self._class_cells: _Cells = OrderedDict()
-        # Those without an observation for longest first.
+        # The one without an observation for longest comes first.
         self._user_cells: _Cells = OrderedDict()
         # The bin in which the last task of a user, and of a user at a size, ended.
         self._last_ends: OrderedDict[_Key, int] = OrderedDict()
@@ -147,9 +146,9 @@ class History:
         return self._ends
 
     def kin(self, user: str, size: float) -> int:
-        """Which tasks a new one is most like: by how the user's last one at this size ended.
+        """The class of tasks that a new one is most like.
 
-        Where there was none of this size, the user's last one counts.
+        The end of the user's last task at this size decides; else of the last one at any size.
         """
         width = self._settings.kin_bins
         same = self._last_ends.get((user, size))
@@ -161,7 +160,7 @@ class History:
     def ended(self, features: Features, seconds: float, counted_seconds: float = 0.0) -> None:
         """A task ended by itself after ``seconds`` of running.
 
-        ``counted_seconds`` is how far ``outlived`` was told of it.
+        ``counted_seconds``: the running time that ``outlived`` has counted already.
         """
         seconds = self._bounded(seconds)
         last = bisect_right(self._starts, seconds) - 1
@@ -187,7 +186,7 @@ class History:
         return self._hazards(features, self._limit_bin(features), first, self._settings.bins)
 
     def index(self, features: Features, attained_seconds: float) -> float:
-        """How much more running a task of these features is worth, in seconds; 0 is never said.
+        """How much more running a task of these features is worth, in seconds; always above 0.
 
         The Gittins index: small for a task that may end soon, whatever its mean. Where the user
         gave a limit, the mean of what remains has a part in it.
@@ -200,12 +199,8 @@ class History:
             index += numbers.limit_mean_part * (mean - index)
         return index
 
-    def median_left(self, features: Features, attained_seconds: float) -> float:
-        """How long a task will still run, as likely shorter as longer; seconds."""
-        return self.left(features, attained_seconds, _MEDIAN)
-
     def left(self, features: Features, attained_seconds: float, part: float) -> float:
-        """How long a task will still run: so large a part of those like it has ended by then."""
+        """How long a task will still run: this part of the tasks like it has ended by then."""
         alive, passed, stay = 1.0, 0.0, 1.0 - part
         hazards, widths, _ = self._ahead(features, attained_seconds)
         for hazard, width in zip(hazards, widths, strict=False):
@@ -219,7 +214,7 @@ class History:
     def _ahead(
         self, features: Features, attained_seconds: float
     ) -> tuple[list[float], list[float], bool]:
-        """Hazards and widths of the bins still ahead, and whether a limit says something."""
+        """Hazards and widths of the remaining bins, and whether the task has a usable limit."""
         numbers, starts = self._settings, self._starts
         attained = self._bounded(attained_seconds)
         first = bisect_right(starts, attained) - 1
@@ -232,12 +227,12 @@ class History:
             hazards[0] = 1.0 - (1.0 - hazards[0]) ** (left / widths[0])
             widths[0] = left
         else:
-            # Beyond the last edge every running time looks alike, seen from far enough.
+            # Beyond the last edge all running times are one bin, as wide as a bin would be there.
             widths[0] = attained * (numbers.ratio - 1.0)
         return hazards, widths, limit is not None
 
     def dump(self, cells_max: int | None = None) -> dict[str, object]:
-        """All of it as JSON values; of the users' cells at most ``cells_max``, the latest."""
+        """All of it as JSON values; of the users' cells at most the latest ``cells_max``."""
         kept, ends = list(self._user_cells.items()), list(self._last_ends.items())
         if cells_max is not None:
             kept = kept[max(len(kept) - cells_max, 0) :]
@@ -253,7 +248,7 @@ class History:
 
     @classmethod
     def load(cls, value: object, settings: PredictorSettings | None = None) -> History:
-        """What ``dump`` said; ``ValueError`` where it is not of this shape or other bins."""
+        """The history that ``dump`` wrote; ``ValueError`` for another shape or other bins."""
         history = cls(settings)
         try:
             history._read(cast("Mapping[str, object]", value))
@@ -292,7 +287,7 @@ class History:
                     hazards, cell.ended[start:stop], cell.reached[start:stop], strict=False
                 )
             ]
-            # A cell counted from the limit says nothing of the bins after it.
+            # A cell counted from the limit has no counts for the bins after it.
             hazards[: len(shrunk)] = shrunk
         if limit is not None:
             least, at = self._settings.limit_hazard, max(limit - first, 0)
@@ -325,7 +320,7 @@ class History:
         return places
 
     def _cell(self, key: _Key, cells: _Cells) -> _Cell:
-        """The cell, made where there is none, and now the latest of its kind."""
+        """The cell, new where there is none; it becomes the latest of its kind."""
         cell = cells.get(key)
         if cell is None:
             cell = cells[key] = _Cell(self._settings.bins)
@@ -347,6 +342,6 @@ class History:
         return bisect_right(self._starts, seconds) - 1 if seconds > 0.0 else 0
 
     def _limit_bin(self, features: Features) -> int | None:
-        """The bin of a limit that says something."""
+        """The bin of a usable limit."""
         limit = features.limit_seconds
         return self._bin(limit) if limit is not None and 0.0 < limit < inf else None

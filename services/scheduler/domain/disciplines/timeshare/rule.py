@@ -16,16 +16,16 @@ from services.scheduler.domain.model.group_policy import Timeshare
 
 @dataclass(frozen=True, slots=True)
 class RuleSettings:
-    """The deeper numbers of the rule; those people may set per group are in ``Timeshare``.
+    """The numbers of the rule that policies do not set; those they set are in ``Timeshare``.
 
     Seconds unless said otherwise; a share is a part of the pool.
     """
 
-    # What a task has had weighs so much in the delay, what is predicted the rest.
+    # The weight of the attained running time in the delay; the prediction has the rest.
     attained_part: float = 0.0
-    # How far a second of either sets a gang of ``reference_share`` back.
+    # Seconds by which a second of either delays a gang of ``reference_share``.
     delay_factor: float = 30.0
-    # Bigger gangs are set back more, by this power of their share, between the two shares.
+    # Bigger gangs are delayed more, by this power of their share, between the two shares.
     size_power: float = 0.35
     reference_share: float = 0.0625
     share_min: float = 0.006
@@ -64,7 +64,7 @@ class RuleSettings:
     flood_share_min: float = 0.05
 
     def __post_init__(self) -> None:
-        """Numbers that cannot be meant are refused."""
+        """Reject impossible numbers."""
         for name in ("reference_share", "share_min", "load_half_life_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: above 0")
@@ -76,12 +76,11 @@ class RuleSettings:
             raise ValueError("budget_restarts_max: above budget_restarts_reserved")
 
 
-# The numbers that are in use.
 RULE = RuleSettings()
 
 
 def delay(settings: RuleSettings, share: float, attained_seconds: float, index: float) -> float:
-    """How far a task is set back at a load scale of 1; the scale multiplies it. Seconds."""
+    """The delay of a task at a load scale of 1; the scale multiplies it. Seconds."""
     part = settings.attained_part
     expected = part * attained_seconds + (1.0 - part) * index
     bounded = min(max(share, settings.share_min), settings.share_max)
@@ -96,7 +95,7 @@ def is_big(settings: RuleSettings, share: float) -> bool:
 
 
 def slice_seconds(numbers: Timeshare, attained_seconds: float) -> float:
-    """How long a task runs before its key is made anew."""
+    """How long a task runs before its key is computed again."""
     return max(numbers.slice_seconds_min, numbers.slice_share * attained_seconds)
 
 
@@ -111,8 +110,8 @@ def hold_seconds(
 ) -> float:
     """How long after a start a task is not preempted inside its level; 0 unless it is big.
 
-    Until it has run for a part of its age, up to ``hold_seconds`` in all: an old gang that had
-    little catches up, one that had its part is taken like any other.
+    Until it has run for a part of its age, up to ``hold_seconds`` in all: an old gang that ran
+    little catches up, one that ran for its part is preempted like any other.
     """
     if not is_big(settings, share):
         return 0.0
@@ -129,10 +128,10 @@ def margin_seconds(
     restart_seconds: float,
     ratio: float,
 ) -> float:
-    """How far after its submission and tag a waiting task reaches among the runs of its level.
+    """How far after its submission and tag a run must be so that a waiting task may take its nodes.
 
     ``delay_seconds`` is its delay at the present scale, ``ratio`` the part of its nodes that would
-    be taken from others: taking is worth less than what it costs unless they are clearly later.
+    be taken from others: preempting costs more than it gains unless they are clearly later.
     """
     restarts = settings.margin_restarts * settings.delay_factor * scale * restart_seconds
     return ((1.0 + settings.margin_part) * delay_seconds + restarts) * ratio
@@ -152,9 +151,9 @@ def sample_due(settings: RuleSettings, load: Load, now: float) -> bool:
 
 
 def sampled(settings: RuleSettings, load: Load, age_seconds: float, now: float) -> Load:
-    """The load after one more look: ``age_seconds`` is the mean age of the live nodes asked for.
+    """The load after one more sample; ``age_seconds`` is the mean age of live work now.
 
-    That is sum(q * age) / sum(q) over live tasks, 0 where there is none.
+    That is sum(q * age) / sum(q) over live tasks of q nodes, 0 where there is none.
     """
     elapsed = max(now - load.sampled_at, 0.0)
     kept = 0.5 ** (elapsed / settings.load_half_life_seconds)
@@ -162,7 +161,7 @@ def sampled(settings: RuleSettings, load: Load, age_seconds: float, now: float) 
 
 
 def scale(settings: RuleSettings, load: Load) -> float:
-    """The load scale: 1, or in steps more, where work waits for so long that ageing rules alone."""
+    """The load scale: 1, or more in steps where work waits so long that age would decide alone."""
     over = max(load.mean_age_seconds / settings.load_seconds, 1.0)
     return 2.0 ** (floor(settings.scale_steps * log2(over) + 0.5) / settings.scale_steps)
 
@@ -177,14 +176,14 @@ def tag(
     users: int,
     weight: float = 1.0,
 ) -> tuple[float, float]:
-    """Fairness between users: how far a task is set back, and what the user's next begins after.
+    """Fairness between users: the tag of a task, and the ``finish`` for the user's next one.
 
-    ``finish`` is when all the user submitted so far would be served at their share of the pool;
-    0 where nothing of theirs is live. ``users`` have live tasks, this one among them; ``weight``
-    is the user's share against the others' 1.
+    ``finish`` is when all that the user submitted so far would be served at their share of the
+    pool; 0 where the user has no live task. ``users`` is the number of users with
+    live tasks; ``weight`` is the user's share against the others' 1.
     """
     latest = now + settings.tag_seconds_max
-    # A clock that went back leaves no longer tag behind than the rule allows.
+    # After a clock went back, the tag is still at most what the rule allows.
     start = min(max(now, finish), latest)
     served = mean_seconds * share * max(1, users) / max(weight, 1e-6)
     return start - now, min(start + served, latest)
@@ -218,9 +217,9 @@ class Budget:
     def covers(self, account: Account, cost: float, *, entitled: bool = True) -> bool:
         """Whether a cost can be paid from an account counted now.
 
-        What costs more than a full account is paid from a full one and leaves a debt: it is
-        late, never impossible. Only the entitled may use the reserved part. Where nothing accrues,
-        nothing is ever spent.
+        A cost above the ceiling is paid from a full account and leaves a debt: it is late, never
+        impossible. Only entitled payers may use the reserved part. Without a rate nothing is ever
+        spent.
         """
         if self.rate <= 0.0:
             return False
@@ -230,7 +229,7 @@ class Budget:
         return account.tokens - kept + slack >= min(cost, self.ceiling - kept)
 
     def covered_at(self, account: Account, cost: float, *, entitled: bool = True) -> float | None:
-        """When the cost can be paid if nothing else is; None: never, nothing accrues."""
+        """When the cost can be paid if nothing else is paid before; None: never."""
         if self.rate <= 0.0:
             return None
         kept = 0.0 if entitled else self.reserved
@@ -248,7 +247,7 @@ def spent(account: Account, cost: float) -> Account:
 def preemption_budget(
     settings: RuleSettings, numbers: Timeshare, nodes: float, restart_seconds: float
 ) -> Budget:
-    """What preemptions inside a level may cost a pool: victims' restarts and lost work.
+    """The budget of preemptions inside a level: victims' restarts and lost work.
 
     ``restart_seconds`` is what a restart usually costs here.
     """
@@ -261,13 +260,13 @@ def preemption_budget(
 
 
 def grant_budget(settings: RuleSettings, numbers: Timeshare, nodes: float) -> Budget:
-    """What may be granted to those without service for long."""
+    """The budget of starvation grants."""
     most = max(settings.grants_max * settings.grant_seconds, settings.grants_seconds_max)
     return Budget(numbers.grant_share * nodes, most * nodes)
 
 
 def grant_cost(settings: RuleSettings, size: float, restart_seconds: float) -> float:
-    """What a grant takes from the account: the gang's nodes for its length, and the restart."""
+    """The cost of a grant: the gang's nodes for its length, and the restart."""
     return size * (settings.grant_seconds + restart_seconds)
 
 

@@ -1,8 +1,8 @@
-"""How fast a pool's work is: the rule's times follow how long its tasks run.
+"""Scales the rule's times to the running times of a pool's tasks.
 
-Where tasks run for minutes, an hour's slice is a whole queue's time; where they run for days, it
-is nothing. Between the two bounds, where most pools are, the times are as they are set; beyond
-them they shrink or grow in proportion. The disciplines and the accounts ask for them at each use.
+Where tasks run for minutes, an hour's slice is longer than the whole queue; where they run for
+days, it is very short. Between the two bounds, where most pools are, the times are as they are set;
+beyond them they shrink or grow in proportion. Disciplines and budgets read them at each use.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from services.scheduler.domain.model.group_policy import Timeshare
 
 # The mean running time within which times are as they are set, in seconds.
 SHORT_SECONDS, LONG_SECONDS = 4_000.0, 17_000.0
-# So many ends of so many seconds are taken for granted before any was seen.
+# Before any task ended, the mean counts this many ends of this many seconds.
 PRIOR_ENDS, PRIOR_SECONDS = 50.0, 8_000.0
-# Steps per octave: so that few versions of the numbers are made.
+# Steps per octave, so that there are few versions of the numbers.
 STEPS = 16.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tempo:
-    """The rule's numbers and the group's, with the times of one unit."""
+    """The numbers of the rule and of the group, with times in one unit."""
 
     rule: RuleSettings
     numbers: Timeshare
 
 
 def unit_of(mean_seconds: float, ends: int) -> float:
-    """What times are multiplied by, from the mean running time of so many ended tasks."""
+    """The factor of all times, from the mean running time of this many ended tasks."""
     total = mean_seconds * ends + PRIOR_SECONDS * PRIOR_ENDS
     mean = max(total / (ends + PRIOR_ENDS), 1.0)
     if SHORT_SECONDS <= mean <= LONG_SECONDS:

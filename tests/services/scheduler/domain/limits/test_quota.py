@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from libs.contracts.messages import Priority, Unit
-from services.scheduler.domain.limits.quota import Need, QuotaUsage, auto_level
+from services.scheduler.domain.limits.quota_usage import Need, QuotaUsage, auto_level
 from services.scheduler.domain.model.rows import Limit, Task
 from tests.builders import a_limit, a_task, running
 

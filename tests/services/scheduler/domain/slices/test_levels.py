@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from libs.contracts.messages import Priority, Unit
-from services.scheduler.domain.limits.quota import Need, QuotaUsage, auto_level
+from services.scheduler.domain.limits.quota_usage import Need, QuotaUsage, auto_level
 from services.scheduler.domain.model.group_policy import Demotion, GroupPolicy
 from services.scheduler.domain.model.rows import Limit
 from tests.builders import a_limit, a_node, a_task

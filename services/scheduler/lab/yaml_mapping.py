@@ -1,11 +1,10 @@
-"""A YAML document read strictly: every refusal names the path of the key and the fix.
+"""Reads a YAML document strictly: each error names the path of the key and the fix.
 
-Used by ``clusterfile.py`` and by the reader of Kueue's generator.
+Used by ``cluster_file.py`` and by the reader of Kueue's generator.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,7 +16,7 @@ BYTES_MAX = 4 * 1024 * 1024
 _MILLI = 1000
 
 
-def document(text: str, where: str, bytes_max: int = BYTES_MAX) -> Any:  # noqa: ANN401 - any
+def read_yaml(text: str, where: str, bytes_max: int = BYTES_MAX) -> Any:  # noqa: ANN401 - any
     """The values of a text, read as strictly as a policy file. Raises LabError."""
     try:
         return read_document(text, bytes_max=bytes_max)
@@ -27,8 +26,8 @@ def document(text: str, where: str, bytes_max: int = BYTES_MAX) -> Any:  # noqa:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """One mapping of a document and where it stands."""
+class YamlMapping:
+    """One mapping of a document, and its path."""
 
     value: Any
     path: str
@@ -41,7 +40,7 @@ class Tree:
         return cast("Mapping[str, Any]", self.value)
 
     def known(self, *names: str) -> None:
-        """Refuse every other key."""
+        """Reject every other key."""
         for name in self._mapping():
             if name not in names:
                 raise LabError(
@@ -67,22 +66,12 @@ class Tree:
             raise self._wrong(name, value, "write a text")
         return value
 
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts; absent is an empty one."""
-        value = self.get(name)
-        if value is None:
-            return ()
-        listed: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [None]
-        if not all(isinstance(each, str) and each for each in listed):
-            raise self._wrong(name, self.get(name), "write a list of names")
-        return tuple(listed)
-
     def labels(self, name: str) -> dict[str, str]:
         """A mapping of names to texts or numbers; absent is an empty one."""
         value = self.get(name)
         if value is None:
             return {}
-        inner = Tree(value, self.at(name))
+        inner = YamlMapping(value, self.at(name))
         return {key: inner.text(key) for key in inner.names()}
 
     def names(self) -> tuple[str, ...]:
@@ -99,15 +88,6 @@ class Tree:
             raise self._wrong(name, value, f"write a whole number from {least} to {most}")
         return value
 
-    def amount(self, name: str, most: float) -> float:
-        """A number from 0 up."""
-        value = self.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._wrong(name, value, "write a number")
-        if not math.isfinite(value) or not 0 <= value <= most:
-            raise self._wrong(name, value, f"write a number from 0 to {most:g}")
-        return float(value)
-
     def quantity(self, name: str) -> int:
         """A Kubernetes quantity of whole units: ``20``, ``"20"`` or ``20000m``."""
         value = self.get(name)
@@ -117,16 +97,16 @@ class Tree:
             raise self._wrong(name, value, "write a whole number of units")
         return int(units) // (_MILLI if milli else 1)
 
-    def items(self, name: str) -> Iterator[Tree]:
+    def items(self, name: str) -> Iterator[YamlMapping]:
         """The mappings of a list, each with its path; the list must not be empty."""
         value = self.get(name)
         listed = cast("list[Any]", value) if isinstance(value, list) else []
         if not listed:
             raise self._wrong(name, self.get(name), "write a list with at least one entry")
         for place, each in enumerate(listed):
-            yield Tree(each, f"{self.at(name)}[{place}]")
+            yield YamlMapping(each, f"{self.at(name)}[{place}]")
 
-    def optional_items(self, name: str) -> Iterator[Tree]:
+    def optional_items(self, name: str) -> Iterator[YamlMapping]:
         """The same, where the list may be absent or empty."""
         return iter(()) if self.get(name) in (None, []) else self.items(name)
 

@@ -1,12 +1,13 @@
 """Fits the rows of a trace to a cluster and counts what is left out.
 
-Bad lines are counted, the first of them told with their numbers, and the trace is refused when
-they are more than a few. Lines out of order are sorted. Called by ``load.py``.
+Bad lines are counted, the first of them are listed with their numbers, and a trace with too many is
+rejected. Lines out of order are sorted. Called by ``load.py``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -14,8 +15,7 @@ from libs.contracts.messages import Priority
 from libs.contracts.wording import are, counted
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.errors import LabError
-from services.scheduler.lab.traces.levels import level_table
-from services.scheduler.lab.traces.row import Left, Parsed, Row
+from services.scheduler.lab.traces.row import Parsed, Row, SkippedLine
 from services.scheduler.lab.workload import (
     DEFAULT_GROUP,
     Cluster,
@@ -26,19 +26,30 @@ from services.scheduler.lab.workload import (
 )
 
 ROWS_MAX = 10_000_000
-TOLD_MAX = 20
+BAD_LINES_SHOWN_MAX = 20
 BAD_SHARE_MAX = 0.01
 BAD_ALWAYS_ALLOWED = 10
+# Lowest first. ABOVE_NORMAL is used last: tasks are demoted from it after a time.
+_STABLE = (
+    Priority.IDLE,
+    Priority.LOW,
+    Priority.BELOW_NORMAL,
+    Priority.NORMAL,
+    Priority.HIGH,
+    Priority.VERY_HIGH,
+    Priority.EXTREME_HIGH,
+)
+_ALL = (*_STABLE[:4], Priority.ABOVE_NORMAL, *_STABLE[4:])
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a trace is fitted to.
+    """The cluster and the limits to which a trace is fitted.
 
     Attributes:
         nodes: nodes of the cluster; None: what the cluster file or the trace itself says.
         gpus_per_node: GPUs on each of ``nodes``.
-        cluster: from a cluster file; then ``nodes`` and ``gpus_per_node`` are not used.
+        cluster: from a cluster file; ``nodes`` and ``gpus_per_node`` are not used then.
         bad_share_max: the part of lines that may be bad; ten always may.
         limit: only so many jobs, the first by submission; lines after the last of them are not
             counted.
@@ -54,14 +65,14 @@ class Request:
 
 @dataclass(slots=True)
 class Tally:
-    """What was read and what of it was left out; only the first bad lines are kept."""
+    """Counts the lines that were read and left out; keeps only the first bad ones."""
 
     where: str
     lines: int = 0
-    told: list[Left] = field(default_factory=list[Left])
-    # Which of the lines, counted from 1, are bad, and which are left out for another reason.
+    shown: list[SkippedLine] = field(default_factory=list[SkippedLine])
+    # The numbers, from 1, of the bad lines and of those left out for another reason.
     _bad: list[int] = field(default_factory=list[int])
-    _meant: list[int] = field(default_factory=list[int])
+    _without_job: list[int] = field(default_factory=list[int])
 
     @property
     def bad(self) -> int:
@@ -69,29 +80,29 @@ class Tally:
         return len(self._bad)
 
     @property
-    def meant(self) -> int:
+    def without_job(self) -> int:
         """How many lines hold no ended job."""
-        return len(self._meant)
+        return len(self._without_job)
 
-    def leave(self, left: Left) -> None:
-        """Count the line that was read last: it becomes no job."""
+    def skip(self, left: SkippedLine) -> None:
+        """Count the line that was read last as left out."""
         if not left.bad:
-            self._meant.append(self.lines)
+            self._without_job.append(self.lines)
             return
         self._bad.append(self.lines)
-        if len(self.told) < TOLD_MAX:
-            self.told.append(left)
+        if len(self.shown) < BAD_LINES_SHOWN_MAX:
+            self.shown.append(left)
 
     def cut(self, last: int) -> None:
-        """Forget the lines after this one: no job of theirs is wanted."""
+        """Forget the lines after this one: their jobs are beyond the limit."""
         self.lines = last
-        for places in (self._bad, self._meant):
+        for places in (self._bad, self._without_job):
             del places[bisect_right(places, last) :]
-        del self.told[self.bad :]
+        del self.shown[self.bad :]
 
     def sentences(self) -> list[str]:
-        """The bad lines for people, the first of them one by one."""
-        found = [f"{self.where}:{left.line}: {left.what}" for left in self.told]
+        """The bad lines for people, the first of them individually."""
+        found = [f"{self.where}:{left.line}: {left.what}" for left in self.shown]
         if self.bad > len(found):
             found.append(f"… and {self.bad - len(found)} more")
         return found
@@ -127,9 +138,9 @@ def fit(name: str, parsed: Parsed, request: Request, tally: Tally) -> Workload:
             raise LabError(
                 f"it has more than {ROWS_MAX} lines", where=tally.where, fix="give a part of it"
             )
-        fitted = each if isinstance(each, Left) else sizes.fitted(each)
-        if isinstance(fitted, Left):
-            tally.leave(fitted)
+        fitted = each if isinstance(each, SkippedLine) else sizes.fitted(each)
+        if isinstance(fitted, SkippedLine):
+            tally.skip(fitted)
             continue
         unsorted += fitted.submit_s < latest
         rounded += fitted.rounded
@@ -144,9 +155,9 @@ def fit(name: str, parsed: Parsed, request: Request, tally: Tally) -> Workload:
     if tally.bad:
         notes.append(f"{tally.bad} of {tally.lines} lines are bad and left out:")
         notes += tally.sentences()
-    if tally.meant:
-        lines = counted(tally.meant, "line")
-        notes.append(f"{lines} without an ended job {are(tally.meant)} left out")
+    if tally.without_job:
+        lines = counted(tally.without_job, "line")
+        notes.append(f"{lines} without an ended job {are(tally.without_job)} left out")
     if unsorted and not _expanded(parsed):
         lines = f"{counted(unsorted, 'line')} {are(unsorted)}"
         notes.append(f"{lines} out of order: sorted by submission")
@@ -155,11 +166,11 @@ def fit(name: str, parsed: Parsed, request: Request, tally: Tally) -> Workload:
     jobs = _jobs(wanted, notes)
     if left_out := len(rows) - len(jobs):
         notes.append(f"only the first {counted(len(jobs), 'job')}, without {left_out} later")
-    return Workload(name, jobs, cluster, skipped=tally.bad + tally.meant, notes=tuple(notes))
+    return Workload(name, jobs, cluster, skipped=tally.bad + tally.without_job, notes=tuple(notes))
 
 
 def _first(rows: list[Row], places: list[int], limit: int | None, tally: Tally) -> list[Row]:
-    """The rows by submission, with a limit only so many. Lines after theirs do not count then."""
+    """The rows by submission, at most ``limit``. Lines after the last of them are not counted."""
     order = sorted(range(len(rows)), key=lambda index: rows[index].submit_s)
     if limit is not None and limit < len(order):
         order = order[:limit]
@@ -168,7 +179,7 @@ def _first(rows: list[Row], places: list[int], limit: int | None, tally: Tally) 
 
 
 def _expanded(parsed: Parsed) -> bool:
-    """True for what came out of a generator, queue after queue."""
+    """True for a generator's trace, which is ordered queue after queue."""
     return bool(parsed.virtual_clusters)
 
 
@@ -195,23 +206,42 @@ def _jobs(rows: list[Row], notes: list[str]) -> list[Job]:
     ]
 
 
+def level_table(numbers: Iterable[int], notes: list[str]) -> Mapping[int, Priority]:
+    """A level for each number: as many levels as there are numbers, with NORMAL in the middle.
+
+    More numbers than levels share them, neighbours together; a note says so.
+    """
+    ordered = sorted(set(numbers))
+    if not ordered:
+        return {}
+    if len(ordered) <= len(_STABLE):
+        middle = _STABLE.index(Priority.NORMAL)
+        first = middle - (len(ordered) - 1) // 2
+        levels = _STABLE[first : first + len(ordered)]
+    else:
+        levels = tuple(_ALL[place * len(_ALL) // len(ordered)] for place in range(len(ordered)))
+        if len(ordered) > len(_ALL):
+            notes.append(f"{len(ordered)} priorities share our {len(_ALL)} levels")
+    return dict(zip(ordered, levels, strict=True))
+
+
 @dataclass(slots=True)
 class Sizes:
-    """What each size of a trace becomes on one cluster; looked up once for each size."""
+    """Maps each size of a trace to the cluster; each size is computed once."""
 
     cluster: Cluster
     known: dict[tuple[str, int | None, int | None, int | None], Row | str] = field(
         default_factory=dict[tuple[str, int | None, int | None, int | None], Row | str]
     )
 
-    def fitted(self, row: Row) -> Row | Left:
-        """The row with the nodes, GPUs on each and group it has here, or why it cannot run."""
+    def fitted(self, row: Row) -> Row | SkippedLine:
+        """The row with its nodes, GPUs on each and group on this cluster, or why it cannot run."""
         size = (row.group, row.nodes, row.gpus, row.gpus_per_node)
         found = self.known.get(size)
         if found is None:
             found = self.known[size] = self._fit(row)
         if isinstance(found, str):
-            return Left(row.line, found)
+            return SkippedLine(row.line, found)
         return replace(row, nodes=found.nodes, gpus_per_node=found.gpus_per_node, group=found.group)
 
     def _fit(self, row: Row) -> Row | str:
@@ -247,7 +277,7 @@ def _shape(row: Row, most: int) -> tuple[int, int | None]:
 
 
 def _own_cluster(parsed: Parsed, request: Request, where: str) -> Cluster:
-    """The cluster that ``--nodes`` or the trace itself says."""
+    """The cluster of ``--nodes``, or of the trace itself."""
     nodes = request.nodes or parsed.nodes
     if nodes is None:
         raise LabError("how large the cluster is, is not known", where=where, fix="--nodes N")

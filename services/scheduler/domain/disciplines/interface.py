@@ -6,6 +6,7 @@ the order key of a task, and when it changes. Keys are seconds; the smallest run
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -19,18 +20,18 @@ from services.scheduler.domain.model.values import Key, OrderKey
 
 
 class Filling(Enum):
-    """Who may start when an earlier task of the level finds no place."""
+    """Which tasks may start when an earlier one of the level finds no place."""
 
-    # Nobody who could use the same nodes.
+    # None that could use the same nodes.
     STRICT = "strict"
-    # Whoever fits what is free.
+    # Each that fits the free nodes.
     GREEDY = "greedy"
-    # Whoever does not delay the first that waits, as far as run times are known.
+    # Each that does not delay the first that waits, as far as run times are known.
     RESERVE = "reserve"
 
 
 class PoolView(Protocol):
-    """What a discipline may know of its pool; ``pool.py`` has it."""
+    """What a discipline may read of its pool; ``pool.py`` implements it."""
 
     @property
     def policy(self) -> GroupPolicy:
@@ -49,7 +50,7 @@ class PoolView(Protocol):
 
     @property
     def tempo(self) -> Tempo:
-        """The rule's numbers, as fast as the work of this pool is."""
+        """The rule's numbers, with times scaled to the work of this pool."""
         ...
 
     @property
@@ -84,63 +85,57 @@ class PoolView(Protocol):
         ...
 
 
-class Discipline(Protocol):
-    """The order inside a level. Pure: everything is a function of the rows and the moment."""
+class Discipline(ABC):
+    """The order inside a level. Pure: everything is a function of the rows and the moment.
 
-    @property
-    def name(self) -> str:
-        """As policy files write it."""
-        ...
+    Attributes:
+        name: as policy files write it.
+        filling: which tasks may pass one that finds no place.
+        preempts: True if a task may take the nodes of a run of its own level with a larger key.
+        pays: True if such preemptions are paid from the pool's budget.
+        by_user: True if the order is between users first: ``order`` reads what they had. Then
+            queues are kept per user, and ``finish`` is remembered when a user has no live task.
+            Inside a user no task passes an earlier one of its level that waits for nodes it could
+            use.
+    """
 
-    @property
-    def filling(self) -> Filling:
-        """Who may pass a task that finds no place."""
-        ...
+    __slots__ = ()
 
-    @property
-    def preempts(self) -> bool:
-        """True if a task may take the nodes of a run of its own level with a larger key."""
-        ...
+    name: str
+    filling: Filling = Filling.GREEDY
+    preempts: bool = True
+    pays: bool = False
+    by_user: bool = False
 
-    @property
-    def pays(self) -> bool:
-        """True if such preemptions are paid from the pool's budget."""
-        ...
-
-    @property
-    def by_user(self) -> bool:
-        """True if the order is between users first: ``order`` looks at what they had.
-
-        Then queues are kept per user, and ``finish`` is remembered when a user has no live task.
-        Inside a user no task passes an earlier one of its level that waits for nodes it could use.
-        """
-        ...
-
+    @abstractmethod
     def waiting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """The place in the order of a task that arrives or is back in the queue.
 
         ``finish``: what is kept of the owner; 0 if nothing is.
         """
-        ...
 
+    @abstractmethod
     def starting(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
         """The order key of a run that starts; the task still has the one it waited with."""
-        ...
 
+    @abstractmethod
     def slice_over(self, pool: PoolView, task: Task, now: datetime, finish: float) -> OrderKey:
-        """The order key of a run whose ``rekey_at`` has come."""
-        ...
+        """The order key of a run whose ``rekey_at`` has passed. A discipline without slices gets
+        only runs that began under another one.
+        """
 
     def order(self, pool: PoolView, key: float, finish: float, now: datetime) -> float:
         """The key in the order of this round, given what is kept of the owner.
 
         The order of any two keys changes only when an order key is computed, never by time alone.
         """
-        ...
+        del pool, finish, now
+        return key
 
     def spares(self, task: Task, run: Task) -> bool:
         """True if a waiting task never takes the nodes of this run, however late that comes."""
-        ...
+        del task, run
+        return False
 
     def reach(
         self, pool: PoolView, task: Task, order_key: OrderKey, key: float, ratio: float
@@ -149,47 +144,10 @@ class Discipline(Protocol):
 
         ``ratio``: the size of the runs that would have to go, for the task's own size.
         """
-        ...
-
-    def lead(self, now: datetime) -> float:
-        """Seconds added to a waiting task's key when it is compared with running ones."""
-        ...
-
-
-class Plain:
-    """What is the same for nearly all: runs are taken if they come later, at no price."""
-
-    __slots__ = ()
-
-    def reach(
-        self, pool: PoolView, task: Task, order_key: OrderKey, key: float, ratio: float
-    ) -> float:
-        """Whatever comes after it."""
         del pool, task, order_key, ratio
         return key
 
     def lead(self, now: datetime) -> float:
-        """Keys of waiting and running tasks are of one kind."""
+        """Seconds added to a waiting task's key when it is compared with running ones."""
         del now
         return 0.0
-
-
-class Ordered(Plain):
-    """What is the same for all disciplines that order tasks and not owners."""
-
-    __slots__ = ()
-
-    @property
-    def by_user(self) -> bool:
-        """Owners do not matter."""
-        return False
-
-    def order(self, pool: PoolView, key: float, finish: float, now: datetime) -> float:
-        """The key as it is."""
-        del pool, finish, now
-        return key
-
-    def spares(self, task: Task, run: Task) -> bool:
-        """Nobody is spared for whose he is."""
-        del task, run
-        return False

@@ -3,7 +3,7 @@
 All rows that match a task apply. A row counts what its subject holds: a named user; a named team
 as a whole; or, when it names neither, each user by themselves. An empty group or priority counts
 all groups or levels together. Only held capacity counts (from the assignment to the observed
-exit), and what ``decide`` gives or promises in the same plan.
+exit), and what ``decide`` assigns or promises in the same plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from libs.contracts.messages import Priority, Unit
 from services.scheduler.domain.model.rows import Limit, LimitKey, Task
 from services.scheduler.domain.model.values import LEVELS, WEIGHTS
 
-# A row, and whose holdings it counts (empty: the row says it).
+# A row, and the owner whose holdings it counts (empty: the one that the row names).
 Account: TypeAlias = tuple[LimitKey, str]
 
 
@@ -32,7 +32,7 @@ class Need(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """A limit that a run would break, and what its subject holds already."""
+    """A limit that a run would exceed, and what its subject holds already."""
 
     limit: Limit
     held: int
@@ -45,7 +45,7 @@ def held_need(task: Task) -> Need:
 
 
 def minus(need: Need) -> Need:
-    """What giving it back counts."""
+    """The need of a release."""
     return Need(-need.gpus, -need.nodes)
 
 
@@ -55,10 +55,10 @@ def _account(limit: Limit, task: Task) -> Account:
 
 
 class QuotaUsage:
-    """Limits, and what is held of them. A fork counts on without touching what it came from."""
+    """Limits, and what is held of them. A fork counts on without changing its origin."""
 
     def __init__(self, limits: Mapping[LimitKey, Limit], held: Iterable[Task] = ()) -> None:
-        # Those in force.
+        # The limits in force.
         self._limits = {key: row for key, row in limits.items() if not row.removed}
         # By owner, then by group, team and level.
         self._matching: dict[str, dict[tuple[str, str, Priority], tuple[Limit, ...]]] = {}
@@ -75,7 +75,7 @@ class QuotaUsage:
         return bool(self._across)
 
     def fork(self) -> QuotaUsage:
-        """A ledger that begins with what this one holds; O(1)."""
+        """A copy that counts on from here; O(1)."""
         twin = QuotaUsage({})
         twin._limits, twin._across = self._limits, self._across
         twin._matching, twin._base = self._matching, self
@@ -84,7 +84,7 @@ class QuotaUsage:
     def change(
         self, rows: Iterable[Limit], held: Callable[[Collection[str] | None], Iterable[Task]]
     ) -> None:
-        """Take limits over. Forks are worthless afterwards.
+        """Apply changed limits. Forks are invalid afterwards.
 
         ``held``: the runs and promises of some owners (None: of all). They are counted only for
         limits that did not count them before.
@@ -100,7 +100,7 @@ class QuotaUsage:
                     self._count(row, task, need)
 
     def _follow(self, row: Limit) -> bool:
-        """Take a limit over; True if what it counts is still to be counted."""
+        """Apply a changed limit; True if its holdings must be counted."""
         old = self._limits.pop(row.key, None)
         self._across.discard(row.key)
         if not row.removed:
@@ -148,7 +148,7 @@ class QuotaUsage:
         return found
 
     def charge(self, task: Task, level: Priority, need: Need) -> None:
-        """Count what a task gets; a negative need is what it gives back."""
+        """Count what a task gets; a negative need is a release."""
         for row in self.rows(task, level):
             self._count(row, task, need)
 
@@ -160,17 +160,17 @@ class QuotaUsage:
         held[subject] = held.get(subject, 0) + need.of(row.unit)
 
     def amount(self, account: Account) -> int:
-        """What is held of one row by one subject."""
+        """How much one subject holds of one row."""
         held = self._held.get(account[0])
         own = held.get(account[1], 0) if held else 0
         return own if self._base is None else own + self._base.amount(account)
 
     def held(self, limit: Limit, task: Task) -> int:
-        """What the limit's subject holds, seen from a task it applies to."""
+        """How much the limit's subject holds, for a task to which the limit applies."""
         return self.amount(_account(limit, task))
 
     def passed(self, task: Task, level: Priority, leaving: Iterable[Task] = ()) -> bool:
-        """True if what is held passes a limit, even once the runs in ``leaving`` have gone."""
+        """True if a limit is exceeded, even after the runs in ``leaving`` have ended."""
         over = {
             _account(row, task): self.held(row, task) - row.limit for row in self.rows(task, level)
         }
@@ -186,7 +186,7 @@ class QuotaUsage:
         return {_account(row, run): need.of(row.unit) for row in self.rows(run, run.level)}
 
     def lacking(self, task: Task, level: Priority, need: Need) -> dict[Account, int]:
-        """How far ``need`` more would pass each limit that it breaks; empty: it breaks none."""
+        """How far ``need`` more would exceed each limit; empty: none."""
         found: dict[Account, int] = {}
         for row in self.rows(task, level):
             amount = need.of(row.unit)
@@ -196,7 +196,7 @@ class QuotaUsage:
         return found
 
     def excess_of_move(self, run: Task, level: Priority) -> Excess | None:
-        """The smallest limit that a run would break if it counted at another level, or None.
+        """The smallest limit that a run would exceed if it counted at another level, or None.
 
         Limits that count it already, over all levels, do not stop it.
         """
@@ -208,7 +208,7 @@ class QuotaUsage:
         return None
 
     def excess(self, task: Task, level: Priority, need: Need) -> Excess | None:
-        """The smallest limit that ``need`` more would break, or None."""
+        """The smallest limit that ``need`` more would exceed, or None."""
         for row in self.rows(task, level):
             amount = need.of(row.unit)
             held = self.held(row, task)
@@ -221,7 +221,7 @@ def auto_level(task: Task, need: Need, quota_usage: QuotaUsage, level_max: Prior
     """The highest level at which the owner has quota left; IDLE if there is none.
 
     Levels up to ``level_max`` are open to everybody. A higher one is open only where a row names
-    both the level and this owner, or the owner's team: such a row gives somebody nodes at that
+    both the level and this owner, or the owner's team: such a row grants nodes at that
     level. A row for each user (or for all levels) is a cap, and a cap must not lift AUTO tasks to
     the level that it restricts.
     """

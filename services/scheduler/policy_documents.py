@@ -1,8 +1,8 @@
-"""Policy files: read, validated, and written back. Pure.
+"""Parses and validates policy files, and writes them back. Pure.
 
 Called at start (the policy file in the settings) and by the commands of ``policy_commands.py``.
-``parse`` finds everything that is wrong, not only the first; a group that is ``null`` is to lose
-what was set for it. What a document leaves out has its default, not what was set before.
+``parse`` finds all errors, not only the first. A group that is ``null`` loses its policy. A key
+that a document leaves out has its default, not the value that was set before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from services.scheduler.domain.model.group_policy import (
     VirtualCluster,
 )
 from services.scheduler.domain.model.values import WEIGHTS
-from services.scheduler.policy_fields import DAY, Faults, Field, at, nth
+from services.scheduler.policy_fields import DAY, Field, Problems, at, nth
 from services.scheduler.policy_text import DOCUMENT_BYTES_MAX, PolicyTextError, read_document
 
 # The disciplines that production may use.
@@ -64,8 +64,8 @@ ROTATION: Mapping[str, Field] = {
     "half_life": Field("half_life_seconds", _SOME, f.duration_text),
 }
 DEMOTION: Mapping[str, Field] = {
-    "level": Field("level", f.level, f.level_text),
-    "to": Field("to", f.level, f.level_text),
+    "level": Field("level", f.LEVEL, f.level_text),
+    "to": Field("to", f.LEVEL, f.level_text),
     "after": Field("after_seconds", _SOME, f.duration_text),
 }
 _WEIGHTS = f.weights(0.001, 1000.0, MEMBERS_MAX)
@@ -78,8 +78,8 @@ _MEMBERS = f.distinct(f.name, MEMBERS_MAX)
 CLUSTER: Mapping[str, Field] = {
     "name": Field("name", f.name),
     "parent": Field("parent", f.name),
-    "teams": Field("teams", _MEMBERS, f.listed),
-    "users": Field("users", _MEMBERS, f.listed),
+    "teams": Field("teams", _MEMBERS, list),
+    "users": Field("users", _MEMBERS, list),
     "nodes": Field("nodes", _NODES, f.plain_number),
     "nodes_max": Field("nodes_max", _NODES, f.plain_number),
 }
@@ -87,11 +87,11 @@ CLUSTER: Mapping[str, Field] = {
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a document says. With errors, the policies are not to be used."""
+    """The content of a document. With errors, the policies must not be used."""
 
     policies: tuple[GroupPolicy, ...] = ()
-    # Groups that lose what was set for them.
-    taken_away: tuple[str, ...] = ()
+    # Groups whose policies are removed.
+    removed: tuple[str, ...] = ()
     errors: tuple[FieldError, ...] = ()
     warnings: tuple[FieldError, ...] = ()
     # Errors beyond those listed.
@@ -112,7 +112,7 @@ def parse(
 ) -> Parsed:
     """Read a document, of many groups or (with ``group``) of that one alone.
 
-    ``capacity`` is the number of known nodes by group; None: not known, nothing is held to it.
+    ``capacity`` is the number of known nodes by group; None: not known, so not compared.
     """
     try:
         document = read_document(text, bytes_max=bytes_max)
@@ -130,105 +130,111 @@ def validate(
     capacity: Mapping[str, float] | None = None,
     default_policy: str = "timeshare",
 ) -> Parsed:
-    """The same from plain values."""
-    faults, policies, gone = Faults(), list[GroupPolicy](), list[str]()
-    for key, value in _groups(document, faults).items():
+    """The same for a document that is parsed already."""
+    problems, policies, removed = Problems(), list[GroupPolicy](), list[str]()
+    for key, value in _groups(document, problems).items():
         path = at("groups", key)
-        name = f.name(key, path, faults)
+        name = f.name(key, path, problems)
         if name is None:
             continue
         if capacity is not None and name not in capacity:
             fix = f"{meant(name, capacity)} GET /v1/groups lists those with nodes".strip()
-            faults.warn(path, name, "is a group without known nodes", fix)
+            problems.warn(path, name, "is a group without known nodes", fix)
         if value is None:
-            gone.append(name)
+            removed.append(name)
             continue
-        policies.append(_group(name, value, path, default_policy, faults))
-        _fits(policies[-1], capacity or {}, faults)
+        policies.append(_group(name, value, path, default_policy, problems))
+        _fits(policies[-1], capacity or {}, problems)
     return Parsed(
-        tuple(policies), tuple(gone), tuple(faults.errors), tuple(faults.warnings), faults.more
+        tuple(policies),
+        tuple(removed),
+        tuple(problems.errors),
+        tuple(problems.warnings),
+        problems.more,
     )
 
 
-def _groups(document: object, faults: Faults) -> dict[object, object]:
-    """What stands under ``groups``, the one key of a document."""
-    top = f.mapping(document, "document", faults)
+def _groups(document: object, problems: Problems) -> dict[object, object]:
+    """The mapping below ``groups``, the one key of a document."""
+    top = f.mapping(document, "document", problems)
     for key in top:
         if key != "groups":
-            faults.add(at("", key), top[key], "is no key here", f.closest(key, ("groups",)))
-    if top.get("groups") is None and not faults.errors:
-        faults.add("groups", None, "is missing", "write groups: {NAME: {policy: timeshare}}")
-    groups = f.mapping(top.get("groups"), "groups", faults)
+            problems.add(at("", key), top[key], "is no key here", f.closest(key, ("groups",)))
+    if top.get("groups") is None and not problems.errors:
+        problems.add("groups", None, "is missing", "write groups: {NAME: {policy: timeshare}}")
+    groups = f.mapping(top.get("groups"), "groups", problems)
     if len(groups) <= GROUPS_MAX:
         return groups
-    faults.add("groups", None, f"has {len(groups)} groups", f"give at most {GROUPS_MAX}")
+    problems.add("groups", None, f"has {len(groups)} groups", f"give at most {GROUPS_MAX}")
     return {}
 
 
-def _group(name: str, value: object, path: str, default_policy: str, faults: Faults) -> GroupPolicy:
-    found = f.section(value, path, GROUP, faults)
+def _group(
+    name: str, value: object, path: str, default_policy: str, problems: Problems
+) -> GroupPolicy:
+    found = f.section(value, path, GROUP, problems)
     policy = replace(GroupPolicy(name, policy=default_policy), **found)
     rotation = policy.rotation
     if rotation.first_slice_seconds > rotation.slice_seconds:
         fix = "give at most what slice says"
         first = f.duration_text(rotation.first_slice_seconds)
-        faults.add(f"{path}.rotation.first_slice", first, "is longer than slice", fix)
+        problems.add(f"{path}.rotation.first_slice", first, "is longer than slice", fix)
     return policy
 
 
-def _demotions(value: object, path: str, faults: Faults) -> tuple[Demotion, ...]:
-    """Each level once, and always downwards, so that no chain of them comes back."""
+def _demotions(value: object, path: str, problems: Problems) -> tuple[Demotion, ...]:
+    """Each level once, and always downwards, so that no chain is a cycle."""
     found: list[Demotion] = []
-    for number, each in enumerate(f.listing(value, path, len(f.LEVELS), faults)):
+    for number, each in enumerate(f.listing(value, path, len(f.LEVELS), problems)):
         below = nth(path, number)
-        given = f.section(each, below, DEMOTION, faults)
+        given = f.section(each, below, DEMOTION, problems)
         missing = [key for key in DEMOTION if DEMOTION[key].attribute not in given]
         if missing:
-            _missing(each, below, missing, faults)
+            _missing(each, below, missing, problems)
             continue
         one = Demotion(**given)
         if WEIGHTS[one.to] >= WEIGHTS[one.level]:
             fix = f"give a level below {f.level_text(one.level)}"
-            faults.add(f"{below}.to", f.level_text(one.to), "is not a lower level", fix)
+            problems.add(f"{below}.to", f.level_text(one.to), "is not a lower level", fix)
         if any(other.level is one.level for other in found):
             level = f.level_text(one.level)
-            faults.add(f"{below}.level", level, "is there twice", "keep one of them")
+            problems.add(f"{below}.level", level, "is there twice", "keep one of them")
         found.append(one)
     return tuple(found)
 
 
-def _missing(value: object, path: str, missing: Sequence[str], faults: Faults) -> None:
-    """Name the keys that were not given at all; a wrong value has its own fault already."""
+def _missing(value: object, path: str, missing: Sequence[str], problems: Problems) -> None:
+    """Add an error for each key that is not given; a wrong value has its own error already."""
     if value is not None and not isinstance(value, dict):
         return
     given = cast("dict[object, object]", value or {})
     for key in missing:
         if given.get(key) is None:
-            faults.add(f"{path}.{key}", None, "is missing", "give it")
+            problems.add(f"{path}.{key}", None, "is missing", "give it")
 
 
-def _clusters(value: object, path: str, faults: Faults) -> tuple[VirtualCluster, ...]:
+def _clusters(value: object, path: str, problems: Problems) -> tuple[VirtualCluster, ...]:
     found: list[VirtualCluster] = []
     places: list[str] = []
     unsized: set[str] = set()
-    for number, each in enumerate(f.listing(value, path, CLUSTERS_MAX, faults)):
+    for number, each in enumerate(f.listing(value, path, CLUSTERS_MAX, problems)):
         below = nth(path, number)
-        given = f.section(each, below, CLUSTER, faults)
+        given = f.section(each, below, CLUSTER, problems)
         if "name" not in given:
-            _missing(each, below, ("name",), faults)
+            _missing(each, below, ("name",), problems)
             continue
         if cast("dict[str, object]", each).get("nodes") is None:
             unsized.add(given["name"])
         given.setdefault("nodes", 0.0)
         found.append(VirtualCluster(**given))
         places.append(below)
-    _named_once(found, places, faults)
-    if not _is_tree(found, places, faults):
+    _named_once(found, places, problems)
+    if not _is_tree(found, places, problems):
         return tuple(found)
-    return _sized(found, places, unsized, faults)
+    return _sized(found, places, unsized, problems)
 
 
-def _named_once(clusters: Sequence[VirtualCluster], places: list[str], faults: Faults) -> None:
+def _named_once(clusters: Sequence[VirtualCluster], places: list[str], problems: Problems) -> None:
     """Each name, and each team and user of the group, in one place only."""
     seen: dict[tuple[str, str], str] = {}
     for one, path in zip(clusters, places, strict=True):
@@ -239,41 +245,38 @@ def _named_once(clusters: Sequence[VirtualCluster], places: list[str], faults: F
             before = seen.setdefault((kind, name), path)
             if before is not path:
                 message = "is the name of two" if kind == "name" else "is in two virtual clusters"
-                faults.add(place, name, message, f"the other one is {before}: keep one of them")
+                problems.add(place, name, message, f"the other one is {before}: keep one of them")
 
 
-def _is_tree(clusters: Sequence[VirtualCluster], places: list[str], faults: Faults) -> bool:
-    """Every parent is there, and going up from anywhere comes to an end soon."""
+def _is_tree(clusters: Sequence[VirtualCluster], places: list[str], problems: Problems) -> bool:
+    """True if names are unique, every parent exists, and no branch is a cycle or too deep."""
     parents = {one.name: one.parent for one in clusters}
     sound = len(parents) == len(clusters)
     for one, path in zip(clusters, places, strict=True):
-        if one.parent and one.parent not in parents:
-            fix = f.closest(one.parent, parents.keys() - {one.name})
-            faults.add(f"{path}.parent", one.parent, "is no virtual cluster of this group", fix)
-            sound = False
-            continue
         above, line = one.parent, [one.name]
-        while above and above not in line and len(line) <= TREE_DEPTH_MAX:
+        while above in parents and above not in line and len(line) <= TREE_DEPTH_MAX:
             line.append(above)
-            above = parents.get(above, "")
-        if above == one.name:
-            circle = " > ".join([*line, one.name])
-            message = f"is a cycle of parents: {circle}"
-            faults.add(f"{path}.parent", one.parent, message, "let one of them have no parent")
-            sound = False
-        elif above:
-            # A cycle further up is told where it is; without one, the tree is too deep.
-            if above not in line:
-                fix = f"nest at most {TREE_DEPTH_MAX} virtual clusters"
-                faults.add(f"{path}.parent", one.parent, "lies too deep", fix)
-            sound = False
+            above = parents[above]
+        # Inside a cycle further up: its own members have the errors.
+        sound = sound and not above
+        if one.parent and one.parent not in parents:
+            message = "is no virtual cluster of this group"
+            fix = f.closest(one.parent, parents.keys() - {one.name})
+        elif above == one.name:
+            message = f"is a cycle of parents: {' > '.join([*line, one.name])}"
+            fix = "let one of them have no parent"
+        elif above in parents and above not in line:
+            message, fix = "lies too deep", f"nest at most {TREE_DEPTH_MAX} virtual clusters"
+        else:
+            continue
+        problems.add(f"{path}.parent", one.parent, message, fix)
     return sound
 
 
 def _sized(
-    clusters: Sequence[VirtualCluster], places: list[str], unsized: set[str], faults: Faults
+    clusters: Sequence[VirtualCluster], places: list[str], unsized: set[str], problems: Problems
 ) -> tuple[VirtualCluster, ...]:
-    """Guarantees: a part's are within its parent's; left out, a parent's are its parts'."""
+    """A parent without a guarantee has the sum of its parts'; else theirs must fit into its own."""
     parts: defaultdict[str, list[str]] = defaultdict(list)
     for one in clusters:
         if one.parent:
@@ -290,47 +293,37 @@ def _sized(
         inside = sum(nodes[part] for part in parts[one.name])
         if one.name in unsized and not parts[one.name]:
             fix = "give the nodes that are guaranteed; 0 if none are"
-            faults.add(f"{path}.nodes", None, "is missing", fix)
+            problems.add(f"{path}.nodes", None, "is missing", fix)
         if inside > one.nodes + ALMOST:
             message = f"is less than its parts are guaranteed, {inside:g}"
             fix = "give more, or give the parts less"
-            faults.add(f"{path}.nodes", f.plain_number(one.nodes), message, fix)
+            problems.add(f"{path}.nodes", f.plain_number(one.nodes), message, fix)
         if one.nodes_max is not None and one.nodes_max + ALMOST < one.nodes:
             message = f"is less than the guaranteed {one.nodes:g} nodes"
             fix = "give as many or more, or leave it out"
-            faults.add(f"{path}.nodes_max", f.plain_number(one.nodes_max), message, fix)
+            problems.add(f"{path}.nodes_max", f.plain_number(one.nodes_max), message, fix)
         if not (one.teams or one.users or parts[one.name]):
-            faults.warn(path, one.name, "has nobody in it", "name teams or users, or leave it out")
+            problems.warn(
+                path, one.name, "has nobody in it", "name teams or users, or leave it out"
+            )
     return tuple(found)
 
 
-def _fits(policy: GroupPolicy, capacity: Mapping[str, float], faults: Faults) -> None:
-    """The guarantees of a group are no more than its known nodes."""
+def _fits(policy: GroupPolicy, capacity: Mapping[str, float], problems: Problems) -> None:
+    """Add an error if the guarantees of a group exceed its known nodes."""
     known = capacity.get(policy.group)
     given = sum(one.nodes for one in policy.virtual_clusters if not one.parent)
     if known is not None and given > known + ALMOST:
         message = f"guarantees {given:g} nodes of {known:g} that are known in the group"
         path = f"groups.{policy.group}.virtual_clusters"
-        faults.add(path, f.plain_number(given), message, "give less, or add the nodes first")
+        problems.add(path, f.plain_number(given), message, "give less, or add the nodes first")
 
 
 def overcommitted(policy: GroupPolicy, capacity: Mapping[str, float]) -> str:
-    """What to say of guarantees beyond the known nodes; empty if there are none such."""
-    faults = Faults()
-    _fits(policy, capacity, faults)
-    return "; ".join(f"{error.field}: {error.message}" for error in faults.errors)
-
-
-def _shares(value: object, path: str, faults: Faults) -> Shares:
-    return Shares(**f.section(value, path, SHARES, faults))
-
-
-def _timeshare(value: object, path: str, faults: Faults) -> Timeshare:
-    return Timeshare(**f.section(value, path, TIMESHARE, faults))
-
-
-def _rotation(value: object, path: str, faults: Faults) -> Rotation:
-    return Rotation(**f.section(value, path, ROTATION, faults))
+    """The error of guarantees beyond the known nodes; empty if there is none."""
+    problems = Problems()
+    _fits(policy, capacity, problems)
+    return "; ".join(f"{error.field}: {error.message}" for error in problems.errors)
 
 
 def _cluster_document(one: VirtualCluster) -> dict[str, object]:
@@ -339,18 +332,18 @@ def _cluster_document(one: VirtualCluster) -> dict[str, object]:
 
 
 GROUP: Mapping[str, Field] = {
-    "policy": Field("policy", f.word(POLICIES)),
-    "timeshare": Field("timeshare", _timeshare, lambda found: f.written(found, TIMESHARE)),
-    "rotation": Field("rotation", _rotation, lambda found: f.written(found, ROTATION)),
+    "policy": Field("policy", f.one_of("is not known", dict(zip(POLICIES, POLICIES, strict=True)))),
+    "timeshare": f.nested("timeshare", Timeshare, TIMESHARE),
+    "rotation": f.nested("rotation", Rotation, ROTATION),
     "demotions": Field(
         "demotions", _demotions, lambda found: [f.written(each, DEMOTION) for each in found]
     ),
-    "shares": Field("shares", _shares, lambda found: f.written(found, SHARES)),
+    "shares": f.nested("shares", Shares, SHARES),
     "virtual_clusters": Field(
         "virtual_clusters", _clusters, lambda found: [_cluster_document(each) for each in found]
     ),
     "protected": Field("protected_seconds", f.duration(0.0, 30 * DAY), f.duration_text),
-    "topology": Field("topology", f.distinct(f.label, TOPOLOGY_MAX), f.listed),
+    "topology": Field("topology", f.distinct(f.label, TOPOLOGY_MAX), list),
     "cross_zone_gangs_max": Field("cross_zone_gangs_max", f.whole(0, NODES_MAX)),
 }
 
@@ -361,21 +354,21 @@ def document_of(policy: GroupPolicy) -> dict[str, Any]:
 
 
 def named(policies: Sequence[GroupPolicy]) -> tuple[dict[str, str], dict[str, str]]:
-    """The users and the teams that policies name: where in the document, and who. Each name
-    once, and at most ``NAMED_MAX`` of either, so that an answer with them stays small."""
+    """The users and the teams that policies name, by place in the document. Each name once, and at
+    most ``NAMED_MAX`` of either, so that a reply with them stays small."""
     found: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for policy in policies:
         path = at("groups", policy.group)
         for kind, names in zip(("users", "teams"), found, strict=True):
             shares = at(at(path, "shares"), kind)
-            places = [(at(shares, who), who) for who in getattr(policy.shares, kind)]
+            places = [(at(shares, name), name) for name in getattr(policy.shares, kind)]
             for index, cluster in enumerate(policy.virtual_clusters):
                 members = at(nth(at(path, "virtual_clusters"), index), kind)
-                places += [(nth(members, n), who) for n, who in enumerate(getattr(cluster, kind))]
-            for place, who in places:
+                places += [(nth(members, n), name) for n, name in enumerate(getattr(cluster, kind))]
+            for place, name in places:
                 if len(names) < NAMED_MAX:
-                    names.setdefault(who, place)
-    users, teams = ({place: who for who, place in names.items()} for names in found)
+                    names.setdefault(name, place)
+    users, teams = ({place: name for name, place in names.items()} for names in found)
     return users, teams
 
 
@@ -389,13 +382,13 @@ def load_file(path: Path, *, default_policy: str = "timeshare") -> tuple[GroupPo
         raise PolicyFileError(f"{path} cannot be read: {problem}") from None
     found = parse(text, default_policy=default_policy)
     if found.errors:
-        raise PolicyFileError("\n".join([f"{path} is no policy file:", *told(found)]))
-    if found.taken_away:
-        raise PolicyFileError(f"{path}: groups.{found.taken_away[0]} is empty; leave it out")
+        raise PolicyFileError("\n".join([f"{path} is no policy file:", *error_lines(found)]))
+    if found.removed:
+        raise PolicyFileError(f"{path}: groups.{found.removed[0]} is empty; leave it out")
     return tuple(replace(policy, from_file=True) for policy in found.policies)
 
 
-def told(found: Parsed) -> list[str]:
+def error_lines(found: Parsed) -> list[str]:
     """The errors as lines for people."""
     lines = [f"  {each.field}: {_valued(each)}{each.message}; {each.fix}" for each in found.errors]
     return [*lines, f"  and {found.errors_more} more"] if found.errors_more else lines

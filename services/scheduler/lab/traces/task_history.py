@@ -1,7 +1,7 @@
 """The platform's own history: tasks as ``shiftwork ls --all --json`` and ``GET /v1/tasks`` give.
 
 One JSON object a line, an array, or the answer's ``{"items": […]}``. Tasks that have not ended, or
-never ran, say nothing of how long they work and are left out. ``finished_at - started_at`` counts
+never ran, are left out. ``finished_at - started_at`` counts
 the time a preempted task waited in between as work, so a task's ``run_seconds`` or its ``runs``
 (as ``GET /v1/tasks/{id}/runs`` gives them) are used where the file has them.
 """
@@ -18,7 +18,7 @@ from typing import Any, cast
 from libs.contracts.wording import counted
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces import row as rows
-from services.scheduler.lab.traces.row import BadRowError, Left, Parsed, Row
+from services.scheduler.lab.traces.row import BadRowError, Parsed, Row, SkippedLine
 
 # A document that is one JSON value is read whole.
 DOCUMENT_BYTES_MAX = 512 * 1024 * 1024
@@ -87,20 +87,20 @@ def _each_line(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Any]]
                 yield line, None
 
 
-def _rows(tasks: Iterable[tuple[int, Any]], notes: list[str]) -> Iterator[Row | Left]:
+def _rows(tasks: Iterable[tuple[int, Any]], notes: list[str]) -> Iterator[Row | SkippedLine]:
     stretched = 0
     for line, value in tasks:
         if not isinstance(value, dict):
-            yield Left(line, "it is no JSON object of a task")
+            yield SkippedLine(line, "it is no JSON object of a task")
             continue
         task = cast("dict[str, Any]", value)
         if task.get("state", "succeeded") not in ENDED or not task.get("started_at"):
-            yield Left(line, "the task has not ended, or never ran", bad=False)
+            yield SkippedLine(line, "the task has not ended, or never ran", bad=False)
             continue
         try:
             row, exact = _task(line, task)
         except BadRowError as bad:
-            yield Left(line, str(bad))
+            yield SkippedLine(line, str(bad))
             continue
         stretched += not exact
         yield row
@@ -133,9 +133,9 @@ def _task(line: int, task: dict[str, Any]) -> tuple[Row, bool]:
 
 def _worked(task: dict[str, Any]) -> tuple[float, bool]:
     """Seconds it ran, and whether that is exact."""
-    told = task.get("run_seconds")
-    if isinstance(told, (int, float)):
-        return float(told), True
+    run_seconds = task.get("run_seconds")
+    if isinstance(run_seconds, (int, float)):
+        return float(run_seconds), True
     runs: Any = task.get("runs")
     if isinstance(runs, list) and runs:
         total = 0.0

@@ -13,8 +13,8 @@
     quotas:
       - {group: default, user: alice, priority: high, gpus: 16}
 
-Everything of a policy file may stand beside ``nodes``. A virtual cluster that names nobody is the
-trace's ``vc`` of its own name. Called by ``cli.py``; refusals name the path of the key and the fix.
+Each key of a policy file may stand beside ``nodes``. A virtual cluster without users and teams is
+the trace's ``vc`` of the same name. Called by ``cli.py``; errors name the path and the fix.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from shiftwork.cli.input_files import advice
 from libs.contracts.ids import NODE_ID_FORM
 from libs.contracts.messages import Priority, Unit
 from libs.contracts.wording import counted
-from services.scheduler import policies
+from services.scheduler import policy_documents
 from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.model.rows import Limit
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces.row import LEVELS
-from services.scheduler.lab.tree import BYTES_MAX, Tree, document
 from services.scheduler.lab.workload import Cluster, LabGroup, LabNode
+from services.scheduler.lab.yaml_mapping import BYTES_MAX, YamlMapping, read_yaml
 
 GPUS_MAX = 64
 NODES_MAX = 1_000_000
 _UNITS = MappingProxyType({"gpus": Unit.GPUS, "nodes": Unit.NODES})
-# What the API says of a quota beside its own fields.
-_TOLD = ("version", "changed_by", "changed_at")
+# Keys of a quota in the API's answers that are not part of the quota.
+_QUOTA_METADATA = ("version", "changed_by", "changed_at")
 
 
 def read(path: Path, nodes: int | None, gpus_per_node: int) -> Cluster:
-    """A cluster file. Raises LabError.
+    """Read a cluster file. Raises LabError.
 
     ``nodes`` and ``gpus_per_node`` describe a single group that lists no nodes of its own.
     """
@@ -55,17 +55,19 @@ def read(path: Path, nodes: int | None, gpus_per_node: int) -> Cluster:
 
 
 def parse(text: str, where: str, nodes: int | None = None, gpus_per_node: int = 8) -> Cluster:
-    """The same from its text."""
-    root = Tree(document(text, where), where)
+    """Parse the text of a cluster file."""
+    root = YamlMapping(read_yaml(text, where), where)
     root.known("groups", "quotas")
-    told = Tree(root.get("groups"), root.at("groups"))
-    names = told.names()
+    groups_mapping = YamlMapping(root.get("groups"), root.at("groups"))
+    names = groups_mapping.names()
     if not names:
-        raise LabError("it names no group", where=told.path, fix="groups: {default: {nodes: …}}")
+        raise LabError(
+            "it names no group", where=groups_mapping.path, fix="groups: {default: {nodes: …}}"
+        )
     shared: dict[str, Any] = {}
     places: dict[str, tuple[LabNode, ...]] = {}
     for name in names:
-        group = Tree(told.get(name) or {}, told.at(name))
+        group = YamlMapping(groups_mapping.get(name) or {}, groups_mapping.at(name))
         shared[name] = {key: group.get(key) for key in group.names() if key != "nodes"}
         if group.get("nodes") is not None:
             places[name] = tuple(_nodes(name, group))
@@ -73,7 +75,7 @@ def parse(text: str, where: str, nodes: int | None = None, gpus_per_node: int = 
             places[name] = tuple(_block(name, nodes, gpus_per_node, {}))
         else:
             raise LabError("it is missing", where=group.at("nodes"), fix=_NODES_FIX)
-    _once(places, told.path)
+    _check_unique_names(places, groups_mapping.path)
     if nodes is not None and nodes != sum(map(len, places.values())):
         raise LabError(
             f"it has {counted(sum(map(len, places.values())), 'node')}: --nodes is {nodes}",
@@ -81,7 +83,7 @@ def parse(text: str, where: str, nodes: int | None = None, gpus_per_node: int = 
             fix="leave out --nodes, or the nodes of the file",
         )
     groups = tuple(
-        LabGroup(policy.group, places[policy.group], _peopled(policy))
+        LabGroup(policy.group, places[policy.group], _with_members(policy))
         for policy in _policies(shared, places, where)
     )
     cluster = Cluster(groups)
@@ -103,7 +105,7 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _nodes(group: str, tree: Tree) -> Iterator[LabNode]:
+def _nodes(group: str, tree: YamlMapping) -> Iterator[LabNode]:
     for block in tree.items("nodes"):
         block.known("count", "gpus", "labels", "prefix")
         prefix = block.text("prefix", f"{group}-")
@@ -126,7 +128,7 @@ def _block(prefix: str, count: int, gpus: int, labels: dict[str, str]) -> Iterat
         yield LabNode(f"{prefix}{place:0{width}}", gpus, shared)
 
 
-def _once(places: dict[str, tuple[LabNode, ...]], path: str) -> None:
+def _check_unique_names(places: dict[str, tuple[LabNode, ...]], path: str) -> None:
     seen: set[str] = set()
     for group, nodes in places.items():
         if len(nodes) > NODES_MAX:
@@ -145,49 +147,51 @@ def _policies(
     shared: dict[str, Any], places: dict[str, tuple[LabNode, ...]], where: str
 ) -> tuple[GroupPolicy, ...]:
     capacity = {name: float(len(nodes)) for name, nodes in places.items()}
-    parsed = policies.validate({"groups": shared}, capacity=capacity)
+    parsed = policy_documents.validate({"groups": shared}, capacity=capacity)
     if parsed.errors:
         first = parsed.errors[0]
-        said = f"{first.value!r} {first.message}" if first.value else first.message
+        message = f"{first.value!r} {first.message}" if first.value else first.message
         more = len(parsed.errors) - 1 + parsed.errors_more
         raise LabError(
-            said + (f" (and {more} more)" if more else ""),
+            message + (f" (and {more} more)" if more else ""),
             where=f"{where}.{first.field}",
             fix=first.fix,
         )
     return parsed.policies
 
 
-def _peopled(policy: GroupPolicy) -> GroupPolicy:
+def _with_members(policy: GroupPolicy) -> GroupPolicy:
     taken = {team for each in policy.virtual_clusters for team in each.teams}
 
-    def peopled(each: VirtualCluster) -> VirtualCluster:
+    def with_members(each: VirtualCluster) -> VirtualCluster:
         named = each.teams or each.users or each.name in taken
         return each if named else replace(each, teams=(each.name,))
 
-    return replace(policy, virtual_clusters=tuple(map(peopled, policy.virtual_clusters)))
+    return replace(policy, virtual_clusters=tuple(map(with_members, policy.virtual_clusters)))
 
 
 # --- quotas ---------------------------------------------------------------------------------
 
 
 def read_quotas(path: Path, cluster: Cluster) -> tuple[Limit, ...]:
-    """A file of quotas alone, or what ``shiftwork quota ls --json`` printed. Raises LabError."""
-    found = document(_text(path), str(path))
+    """Read a file of quotas, or the output of ``shiftwork quota ls --json``. Raises LabError."""
+    found = read_yaml(_text(path), str(path))
     if isinstance(found, list):
         found = cast("dict[str, Any]", {"quotas": found})
     elif isinstance(found, dict) and "items" in found:
         answer = cast("dict[str, Any]", found)
         found = {"quotas": answer["items"]}
-    root = Tree(found, str(path))
+    root = YamlMapping(found, str(path))
     root.known("quotas")
     return tuple(_quotas(root, cluster))
 
 
-def _quotas(root: Tree, cluster: Cluster) -> Iterator[Limit]:
+def _quotas(root: YamlMapping, cluster: Cluster) -> Iterator[Limit]:
     seen: set[tuple[str, str, str, Priority]] = set()
     for quota in root.optional_items("quotas"):
-        quota.known("group", "user", "team", "priority", "gpus", "nodes", "unit", "limit", *_TOLD)
+        quota.known(
+            "group", "user", "team", "priority", "gpus", "nodes", "unit", "limit", *_QUOTA_METADATA
+        )
         limit = _quota(quota, cluster)
         if limit.key in seen:
             raise LabError("it is there twice", where=quota.path, fix="keep one of them")
@@ -195,7 +199,7 @@ def _quotas(root: Tree, cluster: Cluster) -> Iterator[Limit]:
         yield limit
 
 
-def _quota(quota: Tree, cluster: Cluster) -> Limit:
+def _quota(quota: YamlMapping, cluster: Cluster) -> Limit:
     group = quota.text("group", "")
     if group and cluster.group(group) is None:
         names = ", ".join(each.name for each in cluster.groups)
@@ -224,7 +228,7 @@ def _quota(quota: Tree, cluster: Cluster) -> Limit:
     )
 
 
-def _unit(quota: Tree) -> tuple[str, Unit]:
+def _unit(quota: YamlMapping) -> tuple[str, Unit]:
     """The key that holds the number, and what it counts."""
     if quota.get("unit") is not None:
         word = quota.text("unit")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces import row as rows
-from services.scheduler.lab.traces.row import BadRowError, Fields, Left, Parsed, Row
+from services.scheduler.lab.traces.row import BadRowError, Fields, Parsed, Row, SkippedLine
 
 OURS = ("submit_time_s", "duration_s")
 KUEUE = ("submit_time_s", "duration_s", "units", "cohort", "cluster_queue")
@@ -36,7 +36,9 @@ def parse(lines: Iterable[str], where: str) -> Parsed:
     return Parsed(_read(_records(reader, header), _ours))
 
 
-def _records(reader: Iterator[list[str]], header: list[str]) -> Iterator[tuple[int, Fields | Left]]:
+def _records(
+    reader: Iterator[list[str]], header: list[str]
+) -> Iterator[tuple[int, Fields | SkippedLine]]:
     """Each line by column; a broken one as what is wrong with it."""
     width = len(header)
     line = 1
@@ -45,29 +47,29 @@ def _records(reader: Iterator[list[str]], header: list[str]) -> Iterator[tuple[i
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield line, Left(line, f"it is no CSV: {error}")
+            yield line, SkippedLine(line, f"it is no CSV: {error}")
             continue
         if cells is None:
             return
         if not cells:
             continue
         if len(cells) != width:
-            yield line, Left(line, f"it has {len(cells)} columns: the header has {width}")
+            yield line, SkippedLine(line, f"it has {len(cells)} columns: the header has {width}")
         else:
             yield line, dict(zip(header, cells, strict=True))
 
 
 def _read(
-    records: Iterable[tuple[int, Fields | Left]], make: Callable[[int, Fields], Row]
-) -> Iterator[Row | Left]:
+    records: Iterable[tuple[int, Fields | SkippedLine]], make: Callable[[int, Fields], Row]
+) -> Iterator[Row | SkippedLine]:
     for line, fields in records:
-        if isinstance(fields, Left):
+        if isinstance(fields, SkippedLine):
             yield fields
             continue
         try:
             yield make(line, fields)
         except BadRowError as bad:
-            yield Left(line, str(bad))
+            yield SkippedLine(line, str(bad))
 
 
 def _times(fields: Fields) -> tuple[float, float]:
@@ -98,7 +100,7 @@ def _ours(line: int, fields: Fields) -> Row:
     )
 
 
-def _kueue(records: Iterable[tuple[int, Fields | Left]]) -> Parsed:
+def _kueue(records: Iterable[tuple[int, Fields | SkippedLine]]) -> Parsed:
     """The whole expansion: its queues are known only at its end, so it is read at once."""
     queues: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""What one simulated run is made with, beside the workload and the policy's name."""
+"""The options of one simulated run, beside the workload and the policy's name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ POLICIES: tuple[str, ...] = (
 class Options:
     """The numbers of a run; seconds."""
 
-    # What every start after the first costs before the job works on.
+    # The cost of every start after the first.
     restart_cost_s: float = 60.0
-    # 0: a job that is asked to leave saves first and loses nothing. Otherwise it saves only each
-    # time it has worked so long, and what came after is done again.
+    # 0: a preempted job saves first and loses nothing. Otherwise it saves only each time it has
+    # worked this long, and does later work again.
     checkpoint_interval_s: float = 0.0
     # The policy may read the users' own limits (``Job.requested_s``).
     with_limits: bool = False
@@ -34,7 +34,7 @@ class Options:
 
 
 class Drive(Protocol):
-    """Replays a workload under one policy; ``progress`` is told how many jobs have ended."""
+    """Replays a workload under one policy; calls ``progress`` with the number of ended jobs."""
 
     def __call__(
         self,
