@@ -14,9 +14,9 @@ from random import Random
 from typing import Any
 
 from libs.contracts.envelope import Envelope
-from libs.store.port import ConflictError, StoreUnavailableError, UnreadableRow
 from libs.store.rows import Key, Row, Shape, Unique
 from libs.store.tables import Tables
+from libs.store.terms import ConflictError, StoreUnavailableError, UnreadableRow
 
 
 class Point(Enum):
