@@ -38,20 +38,11 @@ class SqlLeadership:
 
     def __init__(self, connection: Connection, epoch: int, probe_s: float) -> None:
         self._connection = connection
-        self._epoch = epoch
+        self.epoch = epoch
         self._probe_s = probe_s
         self._gone = asyncio.Event()
         self._probing = asyncio.Lock()
-        connection.add_termination_listener(self._terminated)
-
-    @property
-    def epoch(self) -> int:
-        """Grows with each leader."""
-        return self._epoch
-
-    def _terminated(self, connection: object) -> None:
-        del connection
-        self._gone.set()
+        connection.add_termination_listener(lambda _connection: self._gone.set())
 
     async def lost(self) -> None:
         """Returns when the connection, and the lock with it, is gone."""

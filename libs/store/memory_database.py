@@ -243,13 +243,8 @@ class MemoryLeadership:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._epoch = schema.epoch
+        self.epoch = schema.epoch
         self._gone = asyncio.Event()
-
-    @property
-    def epoch(self) -> int:
-        """Grows with each leader."""
-        return self._epoch
 
     async def lost(self) -> None:
         """Returns when it is gone."""

@@ -79,8 +79,11 @@ class _SqlSession:
 
     async def _run(self, step: Awaitable[T]) -> T:
         """Await one statement; the driver's errors become the port's."""
-        with translated(self._connection):
+        try:
             return await step
+        except Exception:
+            with translated(self._connection):
+                raise
 
     async def _rows(self, shape: Shape, statement: statements.Statement) -> list[Row]:
         text, arguments = statement

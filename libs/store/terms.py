@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope
 
@@ -113,8 +113,7 @@ class Order:
     descending: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(NamedTuple):
     """Which rows of a table, ties in the order of the primary key."""
 
     where: Sequence[Where] = ()

@@ -7,7 +7,7 @@ and lands a ``Tx`` over it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -252,7 +252,7 @@ class Tx:
         limit = asked = query.limit
         while True:
             rows: list[Row] = await self._guard(
-                self._session.select(shape, replace(query, limit=asked))
+                self._session.select(shape, query._replace(limit=asked))
             )
             bad = [row for row in rows if type(row) is UnreadableRow]
             if not bad:
