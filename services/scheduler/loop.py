@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import groupby
-from pathlib import Path
 
 from prometheus_client import Counter, Histogram
 
@@ -43,12 +42,13 @@ from services.scheduler.domain.decide import decide
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Hold, Plan
-from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.model.values import reason
 from services.scheduler.refused_plans import RefusedPlans
 from services.scheduler.replay import write_dump
 from services.scheduler.set_apart import Apart
+from services.scheduler.settings import SchedulerSettings
 
 DECIDED = Counter("shiftwork_scheduler_decisions_total", "Decisions committed", ["kind"])
 VIOLATIONS = Counter(
@@ -82,30 +82,21 @@ class Brain:
     def __init__(
         self,
         ports: Ports,
-        policy: PolicySettings,
+        settings: SchedulerSettings,
         *,
-        tick_seconds: float = 1.0,
-        dumps: Path | None = None,
-        dumps_max: int = 20,
-        refusals_max: int = 5,
-        refusal_backoff_seconds_max: float = 30.0,
-        too_large_retry_seconds: float = 600.0,
-        node_settle_seconds: float = 0.0,
         policy_function: Decide = decide,
         metrics: ClusterMetrics = METRICS,
     ) -> None:
         self._ports = ports
         self._metrics = metrics
-        self._policy = policy
-        self._tick_seconds = tick_seconds
-        self._dumps = dumps
-        self._dumps_max = dumps_max
-        self._too_large_retry = timedelta(seconds=too_large_retry_seconds)
-        self._node_settle = timedelta(seconds=node_settle_seconds)
+        self._settings = settings
+        self._policy = settings.policy()
+        self._too_large_retry = timedelta(seconds=settings.too_large_retry_seconds)
+        self._node_settle = timedelta(seconds=settings.node_settle_seconds)
         # When the first and the last of the nodes that the next round has not seen were opened.
         self._nodes_opened: tuple[datetime, datetime] | None = None
         self._decide = policy_function
-        self._index = Index(policy)
+        self._index = Index(self._policy)
         # Rows that the index is without.
         self.apart = Apart()
         # Counts what concerns scheduling: the version that a plan is made for.
@@ -119,11 +110,12 @@ class Brain:
         # How many plans in a row the tables refused.
         self._conflicts = 0
         # Groups, and tasks about which something urgent is to be decided; and whole rounds.
+        pauses = settings.tick_seconds, settings.refusal_backoff_seconds_max
         self.refused_plans, self._refused_tasks, self._failures = (
-            RefusedPlans(refusals_max, tick_seconds, refusal_backoff_seconds_max) for _ in range(3)
+            RefusedPlans(settings.refusals_max, *pauses) for _ in range(3)
         )
         # Rows that are set apart and were tried again in vain; their alarm is another.
-        self._retries = RefusedPlans(sys.maxsize, tick_seconds, refusal_backoff_seconds_max)
+        self._retries = RefusedPlans(sys.maxsize, *pauses)
         # Which of those that are set apart changed since the last load.
         self._changed_apart: set[str] = set()
         self._log = observability.log("scheduler")
@@ -271,7 +263,7 @@ class Brain:
         self.refused_plans.note(dict.fromkeys(self._index.pools, found), now)
         self._failures.note({ROUND: found}, now)
         self._log.error("a round of decisions failed", exc_info=error)
-        return self._tick_seconds
+        return self._settings.tick_seconds
 
     async def _round(self, epoch: int) -> float:
         waiting = self._retries.waiting(self._ports.clock.now())
@@ -319,8 +311,8 @@ class Brain:
     def _until_due(self, now: datetime) -> float:
         """Until the next deadline, but never longer than a tick: a wake-up may get lost."""
         if self._due_at is None:
-            return self._tick_seconds
-        return min(self._tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
+            return self._settings.tick_seconds
+        return min(self._settings.tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
 
     def _pass(self, checked: CheckedPlan) -> None:
         """Note and log what passes again, now that it is committed."""
@@ -368,10 +360,12 @@ class Brain:
 
     def _dump(self, snapshot: Snapshot, now: datetime) -> str | None:
         """Keep the snapshot for ``replay``; the file, if there is one."""
-        if self._dumps is None:
+        if self._settings.dumps is None:
             return None
         try:
-            kept = write_dump(self._dumps, snapshot, now, files_max=self._dumps_max)
+            kept = write_dump(
+                self._settings.dumps, snapshot, now, files_max=self._settings.dumps_max
+            )
         except Exception as error:  # noqa: BLE001 - what cannot be decided on may not be written either
             self._log.warning("snapshot not written", problem=f"{type(error).__name__}: {error}")
             return None
