@@ -1,4 +1,4 @@
-"""A small client of the Kubernetes API: standard library only, blocking, for tools and fixtures.
+"""A small client of the Kubernetes API: blocking, for tools and fixtures.
 
 The platform has its own (asynchronous) client; this one shares no code with it, so tests that set
 up and judge a cluster through it do not believe what they test.
@@ -6,17 +6,15 @@ up and judge a cluster through it do not believe what they test.
 
 from __future__ import annotations
 
-import http.client
 import json
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import local
 from typing import Any, Self
-from urllib.parse import urlencode, urlsplit
+
+import httpx
 
 from tools.cluster.kubeconfig import identity_of
 
@@ -40,17 +38,23 @@ class Api:
 
     def __init__(self, url: str, *, authorization: str | None, tls: ssl.SSLContext) -> None:
         self.url = url
-        self._authorization = authorization
-        self._tls = tls
-        self._address = urlsplit(url)
-        self._local = local()
-        self._open: list[http.client.HTTPSConnection] = []
+        self._client = httpx.Client(
+            base_url=url,
+            headers={"Authorization": authorization} if authorization else {},
+            verify=tls,
+            timeout=REQUEST_SECONDS,
+            trust_env=False,
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def close(self) -> None:
+        """Close the connections; no request comes after it."""
+        self._client.close()
 
     @staticmethod
     def of_kubeconfig(path: Path | str) -> Api:
@@ -73,50 +77,21 @@ class Api:
             ApiError: An answer other than 2xx, or none (status 0).
         """
         headers = {"Accept": "application/json", "Content-Type": content_type}
-        if self._authorization:
-            headers["Authorization"] = self._authorization
-        target = f"{path}?{urlencode(query)}" if query else path
-        data = None if body is None else json.dumps(body).encode()
-        for attempt in (1, 2):
-            connection, fresh = self._connection()
+        data = None if body is None else json.dumps(body)
+        for last in (False, True):
             try:
-                if fresh:
-                    connection.connect()
-                    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.request(method, target, data, headers)
-                answer = connection.getresponse()
-                text = answer.read().decode("utf-8", errors="replace")
+                answer = self._client.request(
+                    method, path, content=data, headers=headers, params=query
+                )
                 break
-            except (OSError, http.client.HTTPException) as problem:
-                self._local.connection = None
-                connection.close()
+            except httpx.HTTPError as problem:
                 # A kept connection may have been closed by the server since; a new one tells.
-                if fresh or attempt == 2:  # noqa: PLR2004 - the last
+                if last or not isinstance(problem, httpx.RemoteProtocolError | httpx.ReadError):
                     raise ApiError(0, f"{self.url} does not answer: {problem}") from problem
-        if not 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP's success
-            raise ApiError(answer.status, _message(text))
-        kind = answer.headers.get_content_type()
-        return json.loads(text) if text and kind == "application/json" else text
-
-    def _connection(self) -> tuple[http.client.HTTPSConnection, bool]:
-        kept = getattr(self._local, "connection", None)
-        if kept is not None:
-            return kept, False
-        made = http.client.HTTPSConnection(
-            self._address.hostname or "",
-            self._address.port or 443,
-            context=self._tls,
-            timeout=REQUEST_SECONDS,
-        )
-        self._local.connection = made
-        self._open.append(made)
-        return made, True
-
-    def close(self) -> None:
-        """Close every thread's connection; the next request opens a new one."""
-        while self._open:
-            self._open.pop().close()
-        self._local = local()
+        if not answer.is_success:
+            raise ApiError(answer.status_code, _message(answer.text))
+        is_json = answer.headers.get("Content-Type", "").startswith("application/json")
+        return answer.json() if answer.content and is_json else answer.text
 
     def get(self, path: str, **query: str) -> Any:  # noqa: ANN401 - JSON
         """What is there."""
@@ -142,7 +117,7 @@ class Api:
         try:
             self.request("DELETE", path, body)
         except ApiError as problem:
-            if problem.status == http.client.NOT_FOUND:
+            if problem.status == httpx.codes.NOT_FOUND:
                 return False
             raise
         return True
@@ -164,12 +139,9 @@ class Api:
         self, work: Callable[[Any], Any], things: Iterable[Any], *, in_flight: int = 16
     ) -> None:
         """Do the work on each thing, so many at once; the first failure is raised."""
-        try:
-            with ThreadPoolExecutor(in_flight) as pool:
-                for _ in pool.map(work, things):
-                    pass
-        finally:
-            self.close()
+        with ThreadPoolExecutor(in_flight) as pool:
+            for _ in pool.map(work, things):
+                pass
 
 
 def wait_until(
