@@ -92,13 +92,7 @@ def _run(world: World, tasks: list[Task]) -> None:
     world.settle()
 
 
-def quota_rows(rows: int) -> Event:
-    """A gang comes and starts, and ends, while so many quota rows name other users."""
-    world = _plain(16)
-    world.put(
-        *(Limit(GROUP, f"user{n}", "", Priority.UNSPECIFIED, Unit.NODES, 4) for n in range(rows))
-    )
-    world.put(Limit("", "", "team0", Priority.UNSPECIFIED, Unit.NODES, 16))
+def _a_gang_comes_and_ends(world: World) -> Event:
     numbers = count()
     world.settle()
 
@@ -110,6 +104,16 @@ def quota_rows(rows: int) -> Event:
         world.settle()
 
     return event
+
+
+def quota_rows(rows: int) -> Event:
+    """A gang comes and starts, and ends, while so many quota rows name other users."""
+    world = _plain(16)
+    world.put(
+        *(Limit(GROUP, f"user{n}", "", Priority.UNSPECIFIED, Unit.NODES, 4) for n in range(rows))
+    )
+    world.put(Limit("", "", "team0", Priority.UNSPECIFIED, Unit.NODES, 16))
+    return _a_gang_comes_and_ends(world)
 
 
 def quota_row(owners: int) -> Event:
@@ -219,17 +223,7 @@ def draining(nodes: int) -> Event:
     """A gang comes and ends in one group while so many nodes of another are draining."""
     world = _plain(16)
     world.put(*(Node(NodeId(f"d{n:05}"), 1, OTHER_GROUP, 8, draining=True) for n in range(nodes)))
-    numbers = count()
-    world.settle()
-
-    def event() -> None:
-        world.passes(1.0)
-        task = gang(world, next(numbers))
-        _run(world, [task])
-        world.end(task.id)
-        world.settle()
-
-    return event
+    return _a_gang_comes_and_ends(world)
 
 
 def memory_sizes(sizes: int) -> Event:

@@ -3,7 +3,7 @@
 Types and descriptions are read from the values and the comments above them, so that what a chart
 says about itself stands in one place; what may stand in ``settings`` comes from the service's
 settings class, and in ``podPolicy`` from the policy's. Whatever is in no schema, helm refuses.
-``make gen`` writes the files, ``tests/charts`` compare them.
+``make gen`` writes the files, ``make check`` compares them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ CHARTS = ROOT / "deploy" / "k8s" / "charts"
 SERVICES = {wiring.name.replace("_", "-"): wiring.settings for wiring in WIRINGS}
 SERVERS = ("nats", "postgres")
 UMBRELLA = "shiftwork"
+LINE = 400
 
 TEXT: Schema = {"type": "string"}
 # Kubernetes' own objects: the API server checks them.
@@ -262,19 +263,20 @@ def _comment(lines: list[str], line: int) -> str:
     return " ".join(found)
 
 
+def _text(value: Any, begin: str = "\n") -> str:  # noqa: ANN401 - JSON
+    """JSON with an object on one line where it fits: a property is a line of a diff."""
+    text = json.dumps(value)
+    if not isinstance(value, dict) or len(text) <= LINE:
+        return text
+    parts = (
+        f"{begin} {json.dumps(key)}: {_text(part, f'{begin} ')}" for key, part in value.items()
+    )
+    return f"{{{','.join(parts)}{begin}}}"
+
+
 def schemas() -> dict[Path, str]:
     """Every chart's schema, as the text of its file."""
     return {
-        CHARTS / chart / "values.schema.json": json.dumps(values_schema(chart), indent=1) + "\n"
+        CHARTS / chart / "values.schema.json": _text(values_schema(chart)) + "\n"
         for chart in (*SERVICES, *SERVERS, UMBRELLA)
     }
-
-
-def main() -> None:
-    """Write them."""
-    for path, text in schemas().items():
-        path.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

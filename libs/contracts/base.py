@@ -48,7 +48,7 @@ NameText = Annotated[str, StringConstraints(pattern=f"^{NAME_FORM}$")]
 class Message(BaseModel):
     """A value of our vocabulary: frozen; a field from a newer peer is ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
     def to_json(self) -> bytes:
         """The message as the bus carries it; absent optional fields are left out."""

@@ -1,7 +1,6 @@
-"""What the two adapters share: the leader's fencing, resident tables, events that were just
-emitted.
+"""``Store``: what a service may do with its schema, and all of it that needs no database.
 
-``sql`` and ``memory`` inherit from ``StoreCore``, so that the simulation runs the code of
+``sql`` and ``memory`` inherit from it, so that the simulation runs the code of
 production down to this line.
 """
 
@@ -11,25 +10,26 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
 from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope, within_bytes
-from libs.store.port import (
+from libs.store.recent import Recent
+from libs.store.rows import Key, Row, Shape
+from libs.store.tables import Tables
+from libs.store.terms import (
     ConflictError,
     Leadership,
     NotLeaderError,
     Observer,
     ObserverError,
+    RefusedEvent,
     StoreUnavailableError,
-    Tx,
     UnreadableRow,
 )
-from libs.store.recent import Recent
-from libs.store.rows import Key, Row, Shape
-from libs.store.tables import Tables
-from libs.store.unit import Birth, Clock, Known, Landed, Session, Unit
+from libs.store.unit import Birth, Clock, Known, Landed, Session, Tx
 
 R = TypeVar("R")
 # More than these wait in the database alone.
@@ -45,12 +45,9 @@ class _Term:
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
         self._failed = asyncio.Event()
+        self.epoch = leadership.epoch
+        self.release = leadership.release
         self.failure: ObserverError | None = None
-
-    @property
-    def epoch(self) -> int:
-        """Grows with each leader."""
-        return self._leadership.epoch
 
     def fail(self, failure: ObserverError) -> None:
         """The first failure ends the term."""
@@ -71,13 +68,9 @@ class _Term:
             raise self.failure
         gone.result()
 
-    async def release(self) -> None:
-        """Give it up at once."""
-        await self._leadership.release()
 
-
-class StoreCore(ABC):
-    """The half of ``Store`` that does not depend on the database."""
+class Store(ABC):
+    """One service's schema under that service's own role."""
 
     def __init__(
         self,
@@ -92,20 +85,16 @@ class StoreCore(ABC):
         self._clock = clock
         self._birth = Birth(source, new_id, traceparent)
         self._observers: list[Observer] = []
-        self._residents: dict[Shape, dict[Key, Row]] = {}
-        # Rows of resident tables that could not be decoded, by their encoded keys.
-        self._unreadable: dict[Shape, dict[tuple[object, ...], UnreadableRow]] = {}
-        self._report_unreadable: Callable[[UnreadableRow], None] = lambda _row: None
-        self._recent = Recent(each for each in tables.shapes.values() if each.recent)
-        self._outbox_changed = asyncio.Event()
+        self._known = Known(recent=Recent(each for each in tables.shapes.values() if each.recent))
+        # Set after a commit that emitted something; the relay clears it and waits on it.
+        self.outbox_changed = asyncio.Event()
         # Events of our own commits that are not published yet, by their rows in the outbox; kept
         # from the first query on. Others, and those whose commit is in doubt, are found by a query.
         self._fresh: dict[int, Envelope] = {}
         self._fresh_bytes = 0
         self._relays = False
         self._query_due = False
-        # Serializes the leader's transactions: they are applied to memory in the order of the
-        # commits.
+        # Leader's transactions take turns here: they land in memory in the order of the commits.
         self._turn = asyncio.Lock()
         self._turn_of: asyncio.Task[Any] | None = None
         # A leader's transaction whose commit was not answered.
@@ -115,30 +104,72 @@ class StoreCore(ABC):
     @abstractmethod
     async def _begin(self, epoch: int | None) -> Session:
         """Open a transaction; with an epoch, fenced by it (NotLeaderError)."""
-        ...
 
     @abstractmethod
     async def _lead(self) -> Leadership:
         """Wait for the leadership."""
-        ...
 
     @abstractmethod
     async def _query_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
         """Unpublished events, oldest first, from the database."""
-        ...
 
     @abstractmethod
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
         """Mark events of the outbox as published, in the database."""
-        ...
 
     @abstractmethod
     async def _mark_refused(self, row_ids: Sequence[int]) -> None:
         """Mark events of the outbox as refused, in the database."""
-        ...
+
+    @property
+    @abstractmethod
+    def connected(self) -> bool:
+        """False while the database is out of reach, as far as leading or standing by shows it."""
+
+    @abstractmethod
+    async def refused(self, after: int, limit: int) -> list[RefusedEvent]:
+        """Refused events with ids behind ``after``, in the order of their ids: at most ``limit``,
+        and no more once they have reached ``BATCH_BYTES_MAX``."""
+
+    @abstractmethod
+    async def count_refused(self) -> int:
+        """How many events are refused."""
+
+    @abstractmethod
+    async def meet_bus_server(self, server_id: str, periods: int) -> int:
+        """Note which bus server the outbox is published to. If it is not the one noted before,
+        the events of the current period and of so many before it are made unpublished again,
+        because the old server may have died before its disk had them; returns how many. Costs
+        nothing while the server is the one this process has noted last."""
+
+    @abstractmethod
+    async def next_period(self) -> None:
+        """Begin the next period of the outbox. Events belong to the period in which they were
+        published; periods are numbered, so no clock decides what is published again or dropped."""
+
+    @abstractmethod
+    async def prune_outbox(self, periods: int) -> int:
+        """Drop published events that are older than the current period and so many before it;
+        returns how many."""
+
+    @abstractmethod
+    async def oldest_seen(self) -> datetime | None:
+        """When the event was entered that is in the inbox for the longest time."""
+
+    @abstractmethod
+    async def prune_inbox(self, before: datetime) -> int:
+        """Drop the inbox's entries from before a moment; returns how many."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give up the leadership and close the connections."""
 
     async def outgoing(self, limit: int, *, query: bool = True) -> list[tuple[int, Envelope]]:
-        """Unpublished events, oldest first; see the port."""
+        """Unpublished events of the outbox with their row ids, oldest first: at most ``limit``, and
+        no more once they have reached ``BATCH_BYTES_MAX`` (``is_full``). Without ``query`` those
+        that this process has committed since its first query, from memory: what
+        others committed, or what nobody knows the outcome of, shows at the next query. Refused ones
+        are left out, and one that cannot be read becomes a refused one."""
         if not query and self._relays and not self._query_due:
             fresh = islice(self._fresh.items(), limit)
             return list(within_bytes(fresh, lambda row: row[1].body()))
@@ -151,12 +182,12 @@ class StoreCore(ABC):
             raise
 
     async def published(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as published."""
+        """Mark events of the outbox as published; they are not refused any more."""
         await self._mark_published(row_ids)
         self._drop_fresh(row_ids)
 
     async def refuse(self, row_ids: Sequence[int]) -> None:
-        """Note that the bus refuses these events; see the port."""
+        """Note that the bus refuses these events: ``outgoing`` leaves them out from now on."""
         await self._mark_refused(row_ids)
         self._drop_fresh(row_ids)
 
@@ -167,7 +198,7 @@ class StoreCore(ABC):
                 self._fresh_bytes -= len(envelope.body())
 
     def _keep_fresh(self, landed: Landed, row_ids: Sequence[int]) -> None:
-        """Remember what was just put in the outbox, while there is space."""
+        """Remember what was just put in the outbox, while there is room."""
         if not self._relays:
             return
         unknown = len(row_ids) != len(landed.emitted)
@@ -185,35 +216,36 @@ class StoreCore(ABC):
 
     @property
     def in_doubt(self) -> bool:
-        """True until the next leader's transaction after a commit without an answer."""
+        """True while the outcome of a leader's commit is not known, because its answer was lost.
+        The next leader's transaction finds out: if the commit did take effect, the observers hear
+        of it then, and that transaction raises StoreUnavailableError."""
         return self._doubt is not None
 
-    @property
-    def outbox_changed(self) -> asyncio.Event:
-        """Set after a commit that emitted something."""
-        return self._outbox_changed
-
     def observe(self, observer: Observer) -> None:
-        """Call ``observer`` after each of this store's commits, in order."""
+        """Call ``observer`` after each of this store's commits, with what changed, in order. If it
+        raises, the transaction raises ObserverError and the leader's term is over."""
         self._observers.append(observer)
 
     @asynccontextmanager
     async def transaction(self, *, epoch: int | None = None) -> AsyncGenerator[Tx]:
-        """Open a transaction; see the port."""
+        """Open a transaction; commits on leaving, rolls back on an exception. With an epoch it
+        is a leader's: NotLeaderError if another leads. Raises ConflictError, DatabaseFaultError and
+        StoreUnavailableError; a unique conflict may only show on leaving. ObserverError if an
+        observer failed, in this transaction (which is committed) or before in this term."""
         if epoch is not None and self._turn_of is asyncio.current_task():
             raise RuntimeError("a leader's transaction inside a leader's transaction")
         async with self._turn if epoch is not None else nullcontext():
             if epoch is not None:
                 self._turn_of = asyncio.current_task()
             try:
-                async with self._open(epoch) as unit:
-                    yield unit
+                async with self._open(epoch) as tx:
+                    yield tx
             finally:
                 if epoch is not None:
                     self._turn_of = None
 
     @asynccontextmanager
-    async def _open(self, epoch: int | None) -> AsyncGenerator[Unit]:
+    async def _open(self, epoch: int | None) -> AsyncGenerator[Tx]:
         now = self._clock.now()
         if epoch is not None and self._term is not None and self._term.failure is not None:
             # Whatever would be written now may be decided on a memory that is wrong.
@@ -221,13 +253,10 @@ class StoreCore(ABC):
         session = await self._begin(epoch)
         try:
             self._settle(session.version)
-            known = Known(self._report_unreadable)
-            if epoch is not None:
-                report = self._report_unreadable
-                known = Known(report, self._residents, self._recent, self._unreadable)
-            unit = Unit(session, self._tables, known, self._birth, now)
-            yield unit
-            landed = await unit.finish()
+            known = Known(self._known.report) if epoch is None else self._known
+            tx = Tx(session, self._tables, known, self._birth, now)
+            yield tx
+            landed = await tx.finish()
         except BaseException:
             await session.rollback()
             raise
@@ -265,8 +294,8 @@ class StoreCore(ABC):
     def _land(self, landed: Landed, row_ids: Sequence[int]) -> None:
         """Apply a committed transaction to memory and call the observers, every one of them.
 
-        ObserverError if one failed: its state may differ from the rows, so the commit must not
-                count as followed.
+        ObserverError if one failed: what it keeps may not be what the rows say, and nobody may
+        take the commit for one that was followed.
         """
         steps: list[Callable[[], None]] = [lambda: self._follow(landed, row_ids)]
         if self._observers and landed.writes:
@@ -291,12 +320,12 @@ class StoreCore(ABC):
     def _follow(self, landed: Landed, row_ids: Sequence[int]) -> None:
         """Apply a committed transaction to what the store itself keeps in memory."""
         if landed.version:
-            self._recent.land(landed.writes)
+            self._known.recent.land(landed.writes)
         for shape, rows in landed.writes.items():
-            table = self._residents.get(shape)
+            table = self._known.residents.get(shape)
             if table is None:
                 continue
-            lost = self._unreadable.get(shape)
+            lost = self._known.unreadable.get(shape)
             for key, row in rows.items():
                 if lost:
                     lost.pop(shape.encoded_key(key), None)
@@ -306,63 +335,56 @@ class StoreCore(ABC):
                     table[key] = row
         if landed.emitted:
             self._keep_fresh(landed, row_ids)
-            self._outbox_changed.set()
+            self.outbox_changed.set()
 
     async def lead(self) -> Leadership:
-        """Wait until this process leads the service; resident tables have to be loaded again."""
+        """Wait until this process leads the service (one at a time), with a higher epoch. Resident
+        tables have to be loaded again."""
         leadership = self._term = _Term(await self._lead())
-        self._residents, self._unreadable = {}, {}
-        self._recent.clear()
+        self._known.residents, self._known.unreadable = {}, {}
+        self._known.recent.clear()
         self._doubt = None
         self._forget_fresh()
         return leadership
 
     async def make_resident(self, *kinds: type[object]) -> None:
-        """Load these tables into memory (leader only: it alone writes them)."""
+        """Load these tables into memory (leader only: it alone writes them). From then on reads
+        of them inside leader's transactions are served from memory. Rows that cannot be decoded
+        are reported and left out: see ``unreadable``."""
+        shapes = [self._tables.shape(kind) for kind in kinds]
+        loaded: dict[Shape, dict[Key, Row]] = {shape: {} for shape in shapes}
+        lost: dict[Shape, dict[tuple[object, ...], UnreadableRow]] = {shape: {} for shape in shapes}
         async with self._turn:
-            loaded: dict[Shape, dict[Key, Row]] = {}
-            lost: dict[Shape, dict[tuple[object, ...], UnreadableRow]] = {}
             session = await self._begin(None)
             try:
-                for kind in kinds:
-                    shape = self._tables.shape(kind)
-                    loaded[shape], bad = await _whole(session, shape)
-                    lost[shape] = {row.key: row for row in bad}
+                for shape in shapes:
+                    async for page in session.pages(shape, RESIDENT_PAGE_ROWS):
+                        for row in page:
+                            if type(row) is UnreadableRow:
+                                lost[shape][row.key] = row
+                            else:
+                                loaded[shape][shape.key_of(row)] = row
             finally:
                 await session.rollback()
-            self._residents = self._residents | loaded
-            self._unreadable = self._unreadable | lost
+            self._known.residents = self._known.residents | loaded
+            self._known.unreadable = self._known.unreadable | lost
         for rows in lost.values():
             for row in rows.values():
-                self._report_unreadable(row)
+                self._known.report(row)
 
     def unreadable(self, kind: type[object]) -> Sequence[UnreadableRow]:
-        """The rows of a resident table that could not be decoded."""
-        return tuple(self._unreadable.get(self._tables.shape(kind), {}).values())
+        """The rows of a resident table that could not be decoded and were not written since.
+        ``get`` raises UnreadableRowError for them; what concerns them must be left alone."""
+        return tuple(self._known.unreadable.get(self._tables.shape(kind), {}).values())
 
     def on_unreadable(self, report: Callable[[UnreadableRow], None]) -> None:
-        """Call ``report`` for each unreadable row that is met."""
-        self._report_unreadable = report
+        """Call ``report`` for each unreadable row that is met, each time."""
+        self._known.report = report
 
     def resident(self, kind: type[R]) -> dict[object, R]:
-        """The rows of a resident table by primary key; KeyError if it was not loaded."""
+        """The rows of a resident table by primary key (a tuple if it has several columns).
+        KeyError if it was not loaded. Never change it; it is the table."""
         shape = self._tables.shape(kind)
-        if shape not in self._residents:
+        if shape not in self._known.residents:
             raise KeyError(f"{kind.__name__} is not resident; make_resident() comes first")
-        return cast("dict[object, R]", self._residents[shape])
-
-
-async def _whole(session: Session, shape: Shape) -> tuple[dict[Key, Row], list[UnreadableRow]]:
-    """All rows of a table by their keys, as the transaction sees them; and those that cannot be
-    decoded."""
-    found: dict[Key, Row] = {}
-    lost: list[UnreadableRow] = []
-    after: Sequence[object] | None = None
-    while True:
-        rows = await session.page(shape, after, RESIDENT_PAGE_ROWS)
-        lost += (row for row in rows if type(row) is UnreadableRow)
-        found.update((shape.key_of(row), row) for row in rows if type(row) is not UnreadableRow)
-        if len(rows) < RESIDENT_PAGE_ROWS:
-            return found, lost
-        last = rows[-1]
-        after = last.key if type(last) is UnreadableRow else shape.encoded_key(shape.key_of(last))
+        return cast("dict[object, R]", self._known.residents[shape])

@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from libs.store.connections import BROKEN, Address, Connection, connect, meaning
-from libs.store.port import StoreUnavailableError
+from libs.store.connections import BROKEN, Address, Connection, connect, meaning, translated
 from libs.store.statements import quoted
 from libs.store.tables import LEADER, Tables
+from libs.store.terms import StoreUnavailableError
 
 
 async def pause(closing: asyncio.Event, seconds: float) -> None:
@@ -38,20 +38,11 @@ class SqlLeadership:
 
     def __init__(self, connection: Connection, epoch: int, probe_s: float) -> None:
         self._connection = connection
-        self._epoch = epoch
+        self.epoch = epoch
         self._probe_s = probe_s
         self._gone = asyncio.Event()
         self._probing = asyncio.Lock()
-        connection.add_termination_listener(self._terminated)
-
-    @property
-    def epoch(self) -> int:
-        """Grows with each leader."""
-        return self._epoch
-
-    def _terminated(self, connection: object) -> None:
-        del connection
-        self._gone.set()
+        connection.add_termination_listener(lambda _connection: self._gone.set())
 
     async def lost(self) -> None:
         """Returns when the connection, and the lock with it, is gone."""
@@ -153,30 +144,24 @@ async def raise_epoch(address: Address, tables: Tables, past: int) -> int:
     """
     leader = quoted(tables.schema, LEADER)
     versioned = [each.table for each in tables.shapes.values() if "version" in each.by_name]
-    try:
+    with translated():
         connection = await connect(address)
         try:
-            await connection.execute("BEGIN")
-            await connection.execute(
-                f"INSERT INTO {leader} (id, epoch, version, name, bus_server)"  # noqa: S608 - our names
-                " VALUES (1, 0, 0, '', '') ON CONFLICT (id) DO NOTHING"
-            )
-            found = int(
-                await connection.fetchval(f"SELECT epoch FROM {leader} WHERE id = 1 FOR UPDATE")  # noqa: S608 - our names
-            )
-            if found < past:
-                await connection.execute(f"UPDATE {leader} SET epoch = $1", past)  # noqa: S608 - our names
-                for table in (LEADER, *versioned):
-                    await connection.execute(
-                        f"UPDATE {quoted(tables.schema, table)} SET version = version + $1",  # noqa: S608 - our names
-                        VERSIONS_SKIPPED,
-                    )
-            await connection.execute("COMMIT")
+            async with connection.transaction():
+                await connection.execute(
+                    f"INSERT INTO {leader} (id, epoch, version, name, bus_server)"  # noqa: S608 - our names
+                    " VALUES (1, 0, 0, '', '') ON CONFLICT (id) DO NOTHING"
+                )
+                found = int(
+                    await connection.fetchval(f"SELECT epoch FROM {leader} WHERE id = 1 FOR UPDATE")  # noqa: S608 - our names
+                )
+                if found < past:
+                    await connection.execute(f"UPDATE {leader} SET epoch = $1", past)  # noqa: S608 - our names
+                    for table in (LEADER, *versioned):
+                        await connection.execute(
+                            f"UPDATE {quoted(tables.schema, table)} SET version = version + $1",  # noqa: S608 - our names
+                            VERSIONS_SKIPPED,
+                        )
         finally:
             await connection.close()
-    except Exception as error:
-        known = meaning(error, closed=True)
-        if known is None:
-            raise
-        raise known from error
     return max(found, past)

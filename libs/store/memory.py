@@ -10,12 +10,12 @@ virtual clock repeats exactly. Faults: ``stop()``/``start()`` of the server, ``c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from libs.contracts.envelope import Envelope, within_bytes
-from libs.store.core import StoreCore
+from libs.store.core import Store
 from libs.store.memory_database import (
     Fault,
     MemoryDatabase,
@@ -26,21 +26,20 @@ from libs.store.memory_database import (
     Table,
     no_fault,
 )
-from libs.store.port import (
-    Leadership,
-    NotLeaderError,
-    Order,
-    RefusedEvent,
-    StoreUnavailableError,
-    Where,
-)
 from libs.store.rows import Batch, Key, Row, Shape, checked, select
 from libs.store.tables import Tables
+from libs.store.terms import (
+    Leadership,
+    NotLeaderError,
+    Query,
+    RefusedEvent,
+    StoreUnavailableError,
+)
 from libs.store.unit import Clock, Session
 
 __all__ = ["Fault", "MemoryDatabase", "MemoryStore", "Point", "no_fault"]
 
-# How soon a campaign that failed is tried again.
+# How soon a campaign that met a fault is tried again.
 LEAD_POLL_S = 0.5
 
 
@@ -74,42 +73,28 @@ class _MemorySession:
             raise StoreUnavailableError("the connection is closed")
 
     async def get(self, shape: Shape, key: Key) -> Row | None:
-        """One row."""
         self._alive()
         return self._schema.table(shape).read(key)
 
     async def load(self, shape: Shape, keys: Sequence[Key]) -> list[Row]:
-        """Those of these rows that are there."""
         self._alive()
         table = self._schema.table(shape)
         return [table.read(key) for key in keys if key in table.rows]
 
-    async def select(
-        self,
-        shape: Shape,
-        where: Sequence[Where],
-        order_by: Sequence[Order],
-        limit: int | None,
-        offset: int,
-    ) -> list[Row]:
-        """Rows, ties by primary key."""
+    async def select(self, shape: Shape, query: Query) -> list[Row]:
         self._alive()
-        checked(shape, where, order_by)
+        checked(shape, query)
         table = self._schema.table(shape)
-        return table.decoded(select(shape, table.rows.values(), where, order_by, limit, offset))
+        return table.decoded(select(shape, table.rows.values(), query))
 
-    async def page(self, shape: Shape, after: Sequence[object] | None, limit: int) -> list[Row]:
-        """The next rows of a table in the order of their keys."""
-        self._alive()
-        table = self._schema.table(shape)
-        rows = select(shape, table.rows.values(), (), (), None, 0)
-        if after is not None:
-            keys = [shape.encoded_key(shape.key_of(row)) for row in rows]
-            rows = rows[keys.index(tuple(after)) + 1 :]
-        return table.decoded(rows[:limit])
+    async def pages(self, shape: Shape, rows_max: int) -> AsyncGenerator[list[Row]]:
+        rows = await self.select(shape, Query())
+        for start in range(0, len(rows), rows_max):
+            self._alive()
+            yield rows[start : start + rows_max]
 
     async def write(self, batch: Batch) -> None:
-        """Deletions, then rows, one after the other; constraints are checked for each."""
+        """Deletions, then rows, one after the other: each meets the constraints at its turn."""
         self._alive()
         for shape, keys in batch.deletes:
             for key in keys:
@@ -122,7 +107,6 @@ class _MemorySession:
         self._undo.append((table, key, table.replace(key, row)))
 
     async def enter(self, event_ids: Sequence[str], now: datetime) -> set[str]:
-        """Insert into the inbox; returns the new ones."""
         self._alive()
         fresh = [each for each in dict.fromkeys(event_ids) if each not in self._schema.inbox]
         self._schema.inbox.update(dict.fromkeys(fresh, now))
@@ -130,14 +114,12 @@ class _MemorySession:
         return set(fresh)
 
     async def conclude(self, batch: Batch | None, envelopes: Sequence[Envelope]) -> None:
-        """The last writes; the events go into the outbox at the commit."""
         self._alive()
         if batch is not None:
             await self.write(batch)
         self._appended = envelopes
 
     async def commit(self) -> None:
-        """Keep it."""
         schema = self._schema
         try:
             await self._database.reach(Point.BEFORE_COMMIT, schema.name)
@@ -156,7 +138,6 @@ class _MemorySession:
         await self._database.reach(Point.AFTER_COMMIT, schema.name)
 
     async def rollback(self) -> None:
-        """Forget it."""
         self._close(undo=True)
 
     def _close(self, *, undo: bool) -> None:
@@ -171,7 +152,7 @@ class _MemorySession:
         self._schema.turn.release()
 
 
-class MemoryStore(StoreCore):
+class MemoryStore(Store):
     """One process's handle on its schema of a ``MemoryDatabase``."""
 
     def __init__(
@@ -221,14 +202,14 @@ class MemoryStore(StoreCore):
         while True:
             self._alive()
             if schema.leader is not None or self._database.down:
-                await self._try_connect()
+                await self._knock()
                 continue
             try:
                 await self._database.reach(Point.LEAD, schema.name)
                 async with schema.turn:
                     pass  # the last leader's open transaction comes first
             except StoreUnavailableError:
-                await self._try_connect(LEAD_POLL_S)
+                await self._knock(LEAD_POLL_S)
                 continue
             if schema.leader is None and not (self._database.down or self._dead):
                 schema.epoch += 1
@@ -236,8 +217,8 @@ class MemoryStore(StoreCore):
                 self._leaderships = [schema.leader]
                 return schema.leader
 
-    async def _try_connect(self, seconds_max: float | None = None) -> None:
-        """Wait until a leader gives the leadership up or the server starts."""
+    async def _knock(self, seconds_max: float | None = None) -> None:
+        """Wait until somebody gives the leadership up or the server starts."""
         waiter = asyncio.get_running_loop().create_future()
         self._schema.waiting.append(waiter)
         try:
@@ -249,7 +230,6 @@ class MemoryStore(StoreCore):
             self._schema.waiting.remove(waiter)
 
     async def _query_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
-        """Unpublished events, oldest first."""
         self._alive()
         await self._database.reach(Point.OUTGOING, self._schema.name)
         outbox = self._schema.outbox
@@ -258,7 +238,6 @@ class MemoryStore(StoreCore):
         return list(within_bytes(rows, lambda row: row[1].body()))
 
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as published."""
         self._alive()
         await self._database.reach(Point.PUBLISHED, self._schema.name)
         for each in row_ids:
@@ -269,7 +248,6 @@ class MemoryStore(StoreCore):
                 self._schema.unpublished.pop(each, None)
 
     async def _mark_refused(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as refused."""
         self._alive()
         await self._database.reach(Point.REFUSED, self._schema.name)
         outbox, now = self._schema.outbox, self._clock.now()
@@ -310,7 +288,7 @@ class MemoryStore(StoreCore):
             schema.outbox[each] = replace(schema.outbox[each], period=None)
             schema.unpublished[each] = None
         if found:
-            self._outbox_changed.set()
+            self.outbox_changed.set()
         return len(found)
 
     async def next_period(self) -> None:

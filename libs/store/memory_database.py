@@ -14,9 +14,9 @@ from random import Random
 from typing import Any
 
 from libs.contracts.envelope import Envelope
-from libs.store.port import ConflictError, StoreUnavailableError, UnreadableRow
 from libs.store.rows import Key, Row, Shape, Unique
 from libs.store.tables import Tables
+from libs.store.terms import ConflictError, StoreUnavailableError, UnreadableRow
 
 
 class Point(Enum):
@@ -243,13 +243,8 @@ class MemoryLeadership:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._epoch = schema.epoch
+        self.epoch = schema.epoch
         self._gone = asyncio.Event()
-
-    @property
-    def epoch(self) -> int:
-        """Grows with each leader."""
-        return self._epoch
 
     async def lost(self) -> None:
         """Returns when it is gone."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
-from libs.store.connections import Address, connect, meaning
+from libs.store.connections import Address, connect, translated
 from libs.store.leader import lock_number
 from libs.store.statements import quoted
 from libs.store.tables import VERSION_TABLE, Tables
@@ -65,21 +65,16 @@ async def upgrade(address: Address, tables: Tables, migrations: Path) -> None:
 
 async def current(address: Address, tables: Tables) -> str:
     """The revision that the schema is at; empty if it was never migrated."""
-    try:
+    with translated():
         connection = await connect(address)
         try:
             found = await connection.fetchval(
                 f"SELECT version_num FROM {quoted(tables.schema, VERSION_TABLE)}"  # noqa: S608 - our names
             )
+        except asyncpg.UndefinedTableError:
+            return ""
         finally:
             await connection.close()
-    except asyncpg.UndefinedTableError:
-        return ""
-    except Exception as error:
-        known = meaning(error, closed=True)
-        if known is None:
-            raise
-        raise known from error
     return str(found or "")
 
 

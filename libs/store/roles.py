@@ -14,12 +14,11 @@ import hmac
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import asyncpg
 
-from libs.store.connections import BROKEN, meaning
+from libs.store.connections import BROKEN, Connection, translated
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _SCRAM_ITERATIONS = 4096
@@ -51,26 +50,6 @@ def scram_verifier(password: str, salt: bytes | None = None) -> str:
     return f"SCRAM-SHA-256${_SCRAM_ITERATIONS}:{parts[0]}${parts[1]}:{parts[2]}"
 
 
-class Connection(Protocol):
-    """The part of asyncpg's connection that is used here."""
-
-    async def execute(self, query: str, *values: object) -> str:
-        """Run a statement."""
-        ...
-
-    async def fetchval(self, query: str, *values: object) -> object:
-        """The first column of the first row, or None."""
-        ...
-
-    def transaction(self) -> AbstractAsyncContextManager[object]:
-        """Begin; commit or roll back at the end of the context."""
-        ...
-
-    async def close(self) -> None:
-        """Disconnect."""
-        ...
-
-
 async def _connect(url: str, password: str | None, database: str | None = None) -> Connection:
     untyped: Any = asyncpg
     connection = await untyped.connect(
@@ -91,10 +70,8 @@ def translated_errors() -> Generator[None]:
         state = str(getattr(error, "sqlstate", "") or "")
         if state in _DENIED_STATES or state[:2] in _DENIED_CLASSES:
             raise AccessDeniedError(str(error)) from error
-        known = meaning(error, closed=True)
-        if known is None:
+        with translated():
             raise
-        raise known from error
 
 
 async def enter(url: str, password: str | None) -> None:

@@ -15,7 +15,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, cast
 
-from libs.store.port import Op, Order, Where
+from libs.store.terms import Op, Query, Where
 
 Row = Any
 Key = object
@@ -172,28 +172,21 @@ def plain(value: object) -> Any:  # noqa: ANN401 - comparable with its like
     return value.value if isinstance(value, Enum) else value
 
 
-def checked(shape: Shape, where: Sequence[Where], order_by: Sequence[Order]) -> None:
+def checked(shape: Shape, query: Query) -> None:
     """ValueError if a condition or an order has no meaning for this kind of rows."""
-    for order in order_by:
+    for order in query.order_by:
         shape.column(order.column)
-    for condition in where:
+    for condition in query.where:
         shape.column(condition.column)
         bare = condition.op in (Op.IS_NULL, Op.NOT_NULL)
         if not bare and condition.value is None:
             raise ValueError(f"{condition.column} {condition.op.value} None: use Op.IS_NULL")
 
 
-def select(  # noqa: PLR0917 - the parts of one query, in SQL's order
-    shape: Shape,
-    rows: Iterable[Row],
-    where: Sequence[Where],
-    order_by: Sequence[Order],
-    limit: int | None,
-    offset: int,
-) -> list[Row]:
+def select(shape: Shape, rows: Iterable[Row], query: Query) -> list[Row]:
     """Filter, sort and cut, as the SQL of ``statements`` does: ties go by primary key."""
     found = rows
-    for item in where:
+    for item in query.where:
         read = attrgetter(item.column)
         if item.op is Op.EQ and type(item.value) in shape.column(item.column).plainly:
             found = [row for row in found if read(row) == item.value]
@@ -201,9 +194,9 @@ def select(  # noqa: PLR0917 - the parts of one query, in SQL's order
             test = _test(shape, item)
             found = [row for row in found if test(read(row))]
     found = sorted(found, key=shape.order_of)
-    for order in reversed(order_by):
+    for order in reversed(query.order_by):
         found.sort(key=_sort_key(order.column), reverse=order.descending)
-    return found[offset : None if limit is None else offset + limit]
+    return found[query.offset : None if query.limit is None else query.offset + query.limit]
 
 
 def _sort_key(column: str) -> Callable[[Row], tuple[bool, Any]]:

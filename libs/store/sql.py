@@ -1,4 +1,4 @@
-"""The store on PostgreSQL: asyncpg under ``StoreCore``.
+"""The store on PostgreSQL: asyncpg under ``Store``.
 
 Built by ``services/*/main.py``'s caller with the service's own role. A leader's transaction
 costs four round trips and one per read: BEGIN with the fence, the inbox, all its writes, COMMIT.
@@ -7,20 +7,20 @@ costs four round trips and one per read: BEGIN with the fence, the inbox, all it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.registry import ROUTES
 from libs.store import statements
-from libs.store.connections import Address, Connection, Pool, meaning
-from libs.store.core import StoreCore
+from libs.store.connections import Address, Connection, Pool, translated
+from libs.store.core import Store
 from libs.store.leader import Campaign, SqlLeadership, lead
-from libs.store.port import Leadership, NotLeaderError, Order, RefusedEvent, Where
 from libs.store.rows import Batch, Key, Row, Shape
 from libs.store.statements import quoted
 from libs.store.tables import INBOX, LEADER, OUTBOX, REFUSED, UNREFUSED, Tables
+from libs.store.terms import Leadership, NotLeaderError, Query, RefusedEvent
 from libs.store.unit import Clock, Session
 
 T = TypeVar("T")
@@ -28,34 +28,16 @@ T = TypeVar("T")
 PRUNE_ROWS_MAX = 10_000
 
 
-class _Versions:
-    """The version that the leader's row has, while this process alone can have changed it."""
-
-    def __init__(self) -> None:
-        self._known: tuple[int, int] | None = None
-
-    def of(self, epoch: int) -> int | None:
-        """The stored version under this epoch, if it is certain."""
-        return self._known[1] if self._known is not None and self._known[0] == epoch else None
-
-    def note(self, epoch: int, version: int) -> None:
-        """A leader's transaction committed."""
-        self._known = (epoch, version)
-
-    def forget(self) -> None:
-        """It is not certain any more."""
-        self._known = None
-
-
 class _SqlSession:
     """One transaction on one connection of the pool."""
 
     def __init__(
-        self, pool: Pool, connection: Connection, schema: str, versions: _Versions
+        self, pool: Pool, connection: Connection, schema: str, versions: dict[int, int]
     ) -> None:
         self._pool = pool
         self._connection = connection
         self._schema = schema
+        # By epoch the version that the leader's row has, while only this process can change it.
         self._versions = versions
         self._epoch = 0
         self.version = 0
@@ -68,7 +50,7 @@ class _SqlSession:
             await self._run(self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ"))
             return
         leader, self._epoch = quoted(self._schema, LEADER), epoch
-        known = self._versions.of(epoch)
+        known = self._versions.get(epoch)
         if known is not None:
             # Numbers of ours, so that both go in one round trip, which cannot take arguments.
             status = await self._run(
@@ -81,7 +63,7 @@ class _SqlSession:
                 self.version = known + 1
                 return
             # Another leader, or a version that we did not expect: the row says which.
-            self._versions.forget()
+            self._versions.clear()
         else:
             await self._run(self._connection.execute("BEGIN"))
         version = await self._run(
@@ -99,50 +81,39 @@ class _SqlSession:
         """Await one statement; the driver's errors become the port's."""
         try:
             return await step
-        except Exception as error:
-            known = meaning(error, closed=self._connection.is_closed())
-            if known is None:
+        except Exception:
+            with translated(self._connection):
                 raise
-            raise known from error
+
+    async def _rows(self, shape: Shape, statement: statements.Statement) -> list[Row]:
+        text, arguments = statement
+        records = await self._run(self._connection.fetch(text, *arguments))
+        return [statements.row_of(shape, record) for record in records]
 
     async def get(self, shape: Shape, key: Key) -> Row | None:
-        """One row."""
-        text, arguments = statements.get(shape, key)
-        record = await self._run(self._connection.fetchrow(text, *arguments))
-        return None if record is None else statements.row_of(shape, record)
+        rows = await self._rows(shape, statements.get(shape, key))
+        return rows[0] if rows else None
 
     async def load(self, shape: Shape, keys: Sequence[Key]) -> list[Row]:
-        """Those of these rows that are there."""
-        text, arguments = statements.load(shape, keys)
-        records = await self._run(self._connection.fetch(text, *arguments))
-        return [statements.row_of(shape, record) for record in records]
+        return await self._rows(shape, statements.load(shape, keys))
 
-    async def select(
-        self,
-        shape: Shape,
-        where: Sequence[Where],
-        order_by: Sequence[Order],
-        limit: int | None,
-        offset: int,
-    ) -> list[Row]:
-        """Rows, ties by primary key."""
-        text, arguments = statements.select(shape, where, order_by, limit, offset)
-        records = await self._run(self._connection.fetch(text, *arguments))
-        return [statements.row_of(shape, record) for record in records]
+    async def select(self, shape: Shape, query: Query) -> list[Row]:
+        return await self._rows(shape, statements.select(shape, query))
 
-    async def page(self, shape: Shape, after: Sequence[object] | None, limit: int) -> list[Row]:
-        """The next rows of a table in the order of their keys; from a position and not by OFFSET,
-        so that each page costs the same."""
-        text, arguments = statements.page(shape, after, limit)
-        records = await self._run(self._connection.fetch(text, *arguments))
-        return [statements.row_of(shape, record) for record in records]
+    async def pages(self, shape: Shape, rows_max: int) -> AsyncGenerator[list[Row]]:
+        # Cursors have names of their own, because a statement that is prepared is prepared for one.
+        cursor = quoted(shape.table)
+        text, _ = statements.select(shape, Query())
+        await self._run(self._connection.execute(f"DECLARE {cursor} NO SCROLL CURSOR FOR {text}"))
+        while rows := await self._rows(shape, (f"FETCH {rows_max:d} FROM {cursor}", [])):
+            yield rows
+        await self._run(self._connection.execute(f"CLOSE {cursor}"))
 
     async def write(self, batch: Batch) -> None:
-        """Deletions and rows; one statement, or two where a table has both."""
+        """One statement, or two where a table has both deletions and rows."""
         await self._carry_out(batch, ())
 
     async def conclude(self, batch: Batch | None, envelopes: Sequence[Envelope]) -> None:
-        """The last writes; events go into the outbox in this order."""
         events = [self._appending(envelopes)] if envelopes else []
         found = await self._carry_out(batch or Batch((), ()), events)
         if events:
@@ -150,7 +121,7 @@ class _SqlSession:
             self.outbox_ids = sorted(record[0] for record in found)
 
     async def _carry_out(self, batch: Batch, more: Sequence[statements.Statement]) -> Sequence[Any]:
-        """Write; returns the result of the last statement."""
+        """Write; returns what the last of the statements has to tell."""
         put = {shape for shape, _ in batch.puts}
         # A row may take over what a deleted one of its table had, so that one has to be gone.
         first = [statements.delete(*item) for item in batch.deletes if item[0] in put]
@@ -164,7 +135,6 @@ class _SqlSession:
         return found
 
     async def enter(self, event_ids: Sequence[str], now: datetime) -> set[str]:
-        """Insert into the inbox; returns the new ones."""
         found = await self._run(
             self._connection.fetch(
                 f"INSERT INTO {quoted(self._schema, INBOX)} (event_id, seen_at)"  # noqa: S608 - our names
@@ -195,11 +165,10 @@ class _SqlSession:
         ]
 
     async def commit(self) -> None:
-        """Commit, and give the connection back."""
         done = False
         if self.version:
-            # The stored version is unknown until the answer arrives.
-            self._versions.forget()
+            # Until the answer is here, nobody knows the version that is stored.
+            self._versions.clear()
         try:
             status = await self._run(self._connection.execute("COMMIT"))
             # COMMIT of a transaction that failed before is answered with ROLLBACK.
@@ -207,12 +176,12 @@ class _SqlSession:
             if not done:
                 raise AssertionError(f"COMMIT was answered with {status}")
             if self.version:
-                self._versions.note(self._epoch, self.version)
+                self._versions[self._epoch] = self.version
         finally:
             self._pool.release(self._connection, sound=done)
 
     async def rollback(self) -> None:
-        """Roll back if the connection is worth it, else drop it; never raises."""
+        """Roll back if the connection is worth it, else drop it."""
         done = False
         try:
             if not self._connection.is_closed() and not _cancelled():
@@ -230,8 +199,8 @@ def _cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class SqlStore(StoreCore):
-    """``Store`` for one service's schema under that service's own role."""
+class SqlStore(Store):
+    """``Store`` on PostgreSQL."""
 
     def __init__(
         self,
@@ -258,7 +227,7 @@ class SqlStore(StoreCore):
         self._leader = quoted(tables.schema, LEADER)
         self._inbox = quoted(tables.schema, INBOX)
         self._bus_server = ""
-        self._versions = _Versions()
+        self._versions: dict[int, int] = {}
 
     async def _begin(self, epoch: int | None) -> Session:
         connection = await self._pool.acquire()
@@ -275,17 +244,17 @@ class SqlStore(StoreCore):
         """False while the database does not answer the connection that leads or stands by."""
         return self._connected
 
-    def _set_connected(self, connected: bool) -> None:
+    def _tell_connected(self, connected: bool) -> None:
         self._connected = connected
 
     async def _lead(self) -> Leadership:
-        leadership = await lead(self._campaign, self._closing, self._set_connected)
+        leadership = await lead(self._campaign, self._closing, self._tell_connected)
         self._leaderships = [leadership]
         return leadership
 
     async def _query_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
-        """Unpublished events, oldest first. A scan for NULLs and never a moving id: a slower
-        transaction with a lower id would be skipped."""
+        """A scan for NULLs and never a moving id: a slower transaction with a lower id would be
+        skipped."""
         while True:
             records = await self._page(UNREFUSED, 0, limit)
             rows: list[tuple[int, Envelope]] = []
@@ -317,7 +286,6 @@ class SqlStore(StoreCore):
             )
 
     async def _mark_refused(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as refused."""
         async with self._pool.use() as connection:
             await connection.execute(
                 f"UPDATE {self._outbox} SET refused_at = $2"  # noqa: S608 - our names
@@ -343,9 +311,8 @@ class SqlStore(StoreCore):
             )
 
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as published, without a wait for the disk: a mark that a crash
-        loses is an event published twice, which the bus and the inboxes detect.
-        """
+        """Without a wait for the disk: a mark that a crash takes back is an event said twice,
+        which the bus and the inboxes notice."""
         async with self._pool.use() as connection:
             await connection.fetch(
                 "WITH at_ease AS MATERIALIZED"  # noqa: S608 - our names
@@ -374,7 +341,7 @@ class SqlStore(StoreCore):
             )
         self._bus_server = server_id
         if count:
-            self._outbox_changed.set()
+            self.outbox_changed.set()
         return int(count)
 
     async def next_period(self) -> None:

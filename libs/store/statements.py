@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from libs.store.port import Op, Order, UnreadableRow, Where
 from libs.store.rows import Column, Key, Row, Shape, plain
+from libs.store.terms import Op, Query, UnreadableRow, Where
 
 Statement = tuple[str, list[object]]
 
@@ -110,13 +110,7 @@ def load(shape: Shape, keys: Sequence[Key]) -> Statement:
     return _load_text(shape), _key_arrays(shape, keys)
 
 
-def select(
-    shape: Shape,
-    where: Sequence[Where],
-    order_by: Sequence[Order],
-    limit: int | None,
-    offset: int,
-) -> Statement:
+def select(shape: Shape, query: Query) -> Statement:
     """Rows that meet every condition, ties by primary key."""
     arguments: list[object] = []
 
@@ -124,32 +118,18 @@ def select(
         arguments.append(value)
         return f"${len(arguments)}::{sql_type}"
 
-    conditions = [_condition(shape.column(item.column), item, argument) for item in where]
-    orders = [f"{quoted(item.column)}{' DESC' * item.descending}" for item in order_by]
+    conditions = [_condition(shape.column(item.column), item, argument) for item in query.where]
+    orders = [f"{quoted(item.column)}{' DESC' * item.descending}" for item in query.order_by]
     orders += [quoted(name) for name in shape.key]
     text = f"SELECT {_names(shape.columns)} FROM {_table(shape)}"  # noqa: S608 - declared names only
     if conditions:
         text += f" WHERE {' AND '.join(conditions)}"
     text += f" ORDER BY {', '.join(orders)}"
-    if limit is not None:
-        text += f" LIMIT {argument(limit, 'bigint')}"
-    if offset:
-        text += f" OFFSET {argument(offset, 'bigint')}"
+    if query.limit is not None:
+        text += f" LIMIT {argument(query.limit, 'bigint')}"
+    if query.offset:
+        text += f" OFFSET {argument(query.offset, 'bigint')}"
     return text, arguments
-
-
-def page(shape: Shape, after: Sequence[object] | None, limit: int) -> Statement:
-    """At most ``limit`` rows in the order of the primary key, from the first or behind a key, which
-    is given as the database has it."""
-    names = ", ".join(quoted(name) for name in shape.key)
-    text = f"SELECT {_names(shape.columns)} FROM {_table(shape)}"  # noqa: S608 - declared names only
-    arguments: list[object] = [limit]
-    if after is not None:
-        columns = [shape.column(name) for name in shape.key]
-        arguments += after
-        places = ", ".join(f"${place}::{each.sql_type}" for place, each in enumerate(columns, 2))
-        text += f" WHERE ({names}) > ({places})"
-    return f"{text} ORDER BY {names} LIMIT $1::bigint", arguments
 
 
 # A condition by its operation: {name} is the column, {0} the argument.

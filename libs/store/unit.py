@@ -1,12 +1,12 @@
 """The transaction of both adapters: what its reads see, and what it leaves behind.
 
 ``sql`` and ``memory`` give a ``Session``, one open transaction of their database; ``core`` opens
-and lands a ``Unit`` over it.
+and lands a ``Tx`` over it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -15,18 +15,19 @@ from libs.contracts.base import Message
 from libs.contracts.envelope import EVENT_BYTES_MAX, Envelope
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
-from libs.store.port import (
+from libs.store.recent import Recent
+from libs.store.rows import Batch, Key, Overlay, Row, Shape, checked, select
+from libs.store.tables import Tables
+from libs.store.terms import (
     Delta,
     EventTooLargeError,
     Op,
     Order,
+    Query,
     UnreadableRow,
     UnreadableRowError,
     Where,
 )
-from libs.store.recent import Recent
-from libs.store.rows import Batch, Key, Overlay, Row, Shape, checked, select
-from libs.store.tables import Tables
 
 R = TypeVar("R")
 # So many unreadable rows a select steps over.
@@ -53,20 +54,12 @@ class Session(Protocol):
         """Those of these rows that are there, in any order."""
         ...
 
-    async def select(
-        self,
-        shape: Shape,
-        where: Sequence[Where],
-        order_by: Sequence[Order],
-        limit: int | None,
-        offset: int,
-    ) -> list[Row]:
-        """Rows, ties by primary key."""
+    async def select(self, shape: Shape, query: Query) -> list[Row]:
+        """The rows of a query."""
         ...
 
-    async def page(self, shape: Shape, after: Sequence[object] | None, limit: int) -> list[Row]:
-        """The next rows of a whole table in the order of their keys, behind an encoded key; None:
-        from the first."""
+    def pages(self, shape: Shape, rows_max: int) -> AsyncIterator[list[Row]]:
+        """A whole table in the order of its keys; each page is a statement of its own."""
         ...
 
     async def write(self, batch: Batch) -> None:
@@ -129,22 +122,22 @@ class Birth:
     traceparent: Callable[[], str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Known:
-    """What a process keeps in memory: the callback for unreadable rows, and as leader whole tables
-    and the newest rows of others."""
+    """What a process knows: who hears of unreadable rows, and as leader whole tables and the newest
+    rows of others."""
 
-    report: Callable[[UnreadableRow], None]
-    residents: Mapping[Shape, dict[Key, Row]] = field(default_factory=dict[Shape, dict[Key, Row]])
+    report: Callable[[UnreadableRow], None] = lambda _row: None
     recent: Recent = field(default_factory=lambda: Recent(()))
+    residents: dict[Shape, dict[Key, Row]] = field(default_factory=dict[Shape, dict[Key, Row]])
     # Of resident tables: rows that could not be decoded, by their encoded keys.
-    unreadable: Mapping[Shape, Mapping[tuple[object, ...], UnreadableRow]] = field(
+    unreadable: dict[Shape, dict[tuple[object, ...], UnreadableRow]] = field(
         default_factory=dict[Shape, dict[tuple[object, ...], UnreadableRow]]
     )
 
 
-class Unit:
-    """The ``Tx`` of both adapters: buffers writes, reads through them."""
+class Tx:
+    """One transaction: reads see its own writes, everything lands at once or not at all."""
 
     def __init__(
         self,
@@ -156,41 +149,35 @@ class Unit:
     ) -> None:
         self._session = session
         self._tables = tables
-        self._residents = known.residents
-        self._recent = known.recent
-        self._lost = known.unreadable
-        self._report = known.report
+        self._known = known
         self._birth = birth
-        self._now = now
+        # The service's clock when the transaction began (UTC).
+        self.now = now
+        # With a leader's transaction: the number of leader's transactions so far, this one
+        # included. 0 without one.
+        self.version = session.version
+        # For what a service has found out for the rest of this transaction; kept nowhere.
+        self.memo: dict[str, Any] = {}
+        # The rows that this transaction's selects have left out.
+        self.unreadable: list[UnreadableRow] = []
         self._overlay = Overlay()
         self._read: dict[tuple[Shape, Key], Row | None] = {}
         self._emitted: list[Envelope] = []
         self._entered = False
         self._failure: Exception | None = None
-        self.memo: dict[str, Any] = {}
-        self.unreadable: list[UnreadableRow] = []
-
-    @property
-    def now(self) -> datetime:
-        """The service's clock when the transaction began (UTC)."""
-        return self._now
-
-    @property
-    def version(self) -> int:
-        """The number of leader's transactions, this one included; 0 without an epoch."""
-        return self._session.version
 
     async def get(self, kind: type[R], *key: object) -> R | None:
-        """The row with this primary key, or None."""
+        """The row with this primary key, or None. UnreadableRowError if it cannot be decoded: it
+        is there, so nobody may take it for new."""
         shape = self._tables.shape(kind)
         wanted = shape.key_from(key)
         written = self._overlay.writes.get(shape, {})
         if wanted in written:
             return written[wanted]
-        if shape in self._residents:
-            found = self._residents[shape].get(wanted)
+        if shape in self._known.residents:
+            found = self._known.residents[shape].get(wanted)
             return self._lost_row(shape, wanted) if found is None else found
-        recent = self._recent.of(shape)
+        recent = self._known.recent.of(shape)
         if wanted in recent:
             return recent[wanted]
         if (shape, wanted) not in self._read:
@@ -200,23 +187,24 @@ class Unit:
     def _readable(self, row: Row | None) -> Row | None:
         """The row; UnreadableRowError, which is no failure of the transaction."""
         if type(row) is UnreadableRow:
-            self._report(row)
+            self._known.report(row)
             raise UnreadableRowError(row)
         return row
 
     def _lost_row(self, shape: Shape, key: Key) -> Row | None:
         """None for a row of a resident table that is not there; raises if it is unreadable."""
-        lost = self._lost.get(shape)
+        lost = self._known.unreadable.get(shape)
         if not lost:
             return None
         return self._readable(lost.get(shape.encoded_key(key)))
 
     async def load(self, kind: type[object], *keys: tuple[object, ...]) -> None:
-        """Read the rows with these primary keys at once, for ``get``."""
+        """Read the rows with these primary keys at once: afterwards ``get`` has them, or that
+        there are none, without asking again."""
         shape = self._tables.shape(kind)
-        if shape in self._residents:
+        if shape in self._known.residents:
             return
-        written, recent = self._overlay.writes.get(shape, {}), self._recent.of(shape)
+        written, recent = self._overlay.writes.get(shape, {}), self._known.recent.of(shape)
         wanted = [
             key
             for key in dict.fromkeys(map(shape.key_from, keys))
@@ -242,40 +230,38 @@ class Unit:
         limit: int | None = None,
         offset: int = 0,
     ) -> list[R]:
-        """Rows that meet every condition. Without an order: by primary key."""
-        shape = self._tables.shape(kind)
-        checked(shape, where, order_by)
-        if shape in self._residents:
-            for lost in self._lost.get(shape, {}).values():
-                self._leave_out(lost)
-            rows = self._candidates(shape, where)
-            return select(shape, rows, where, order_by, limit, offset)
-        await self._flush()
-        return await self._select(shape, where, order_by, limit, offset)
+        """Rows that meet every condition. Without an order: by primary key.
 
-    async def _select(
-        self,
-        shape: Shape,
-        where: Sequence[Where],
-        order_by: Sequence[Order],
-        limit: int | None,
-        offset: int,
-    ) -> list[Row]:
+        A row that cannot be decoded is left out, so that it does not take the others with it: it
+        is reported (``Store.on_unreadable``), and noted in ``unreadable``. A limit counts the rows
+        that are returned. UnreadableRowError only if there are more unreadable rows than a
+        transaction can step over.
+        """
+        shape, query = self._tables.shape(kind), Query(where, order_by, limit, offset)
+        checked(shape, query)
+        if shape in self._known.residents:
+            for lost in self._known.unreadable.get(shape, {}).values():
+                self._leave_out(lost)
+            return select(shape, self._candidates(shape, where), query)
+        await self._flush()
+        return await self._select(shape, query)
+
+    async def _select(self, shape: Shape, query: Query) -> list[Row]:
         """As the session does it, without unreadable rows: in their place the next ones are read,
         because fewer rows than the limit mean to a caller that there are no more."""
-        size = limit
+        limit = asked = query.limit
         while True:
             rows: list[Row] = await self._guard(
-                self._session.select(shape, where, order_by, size, offset)
+                self._session.select(shape, query._replace(limit=asked))
             )
             bad = [row for row in rows if type(row) is UnreadableRow]
             if not bad:
                 return rows
-            if limit is None or size is None or len(rows) < size or len(rows) - len(bad) >= limit:
+            if limit is None or asked is None or len(rows) < asked or len(rows) - len(bad) >= limit:
                 break
             if len(bad) > UNREADABLE_MAX:
                 raise UnreadableRowError(bad[0])
-            size = limit + 2 * len(bad)
+            asked = limit + 2 * len(bad)
         good: list[Row] = []
         for row in rows:
             if limit is not None and len(good) == limit:
@@ -289,18 +275,16 @@ class Unit:
     def _leave_out(self, row: UnreadableRow) -> None:
         if row not in self.unreadable:
             self.unreadable.append(row)
-            self._report(row)
+            self._known.report(row)
 
     def _candidates(self, shape: Shape, where: Sequence[Where]) -> Iterable[Row]:
         """A resident table's rows that can match: one, if the key is given, else all."""
         fixed = {item.column: item.value for item in where if item.op is Op.EQ}
-        stored = self._residents[shape]
+        stored, written = self._known.residents[shape], self._overlay.writes.get(shape, {})
         if not all(name in fixed for name in shape.key):
             return self._overlay.over(shape, stored)
         key = shape.key_from(tuple(fixed[name] for name in shape.key))
-        row = self._overlay.writes.get(shape, {}).get(key, None)
-        if row is None and key not in self._overlay.writes.get(shape, {}):
-            row = stored.get(key)
+        row = (written if key in written else stored).get(key)
         return [] if row is None else [row]
 
     def put(self, *rows: object) -> None:
@@ -317,12 +301,13 @@ class Unit:
         self._overlay.delete(shape, shape.key_from(key))
 
     def emit(self, message: Message) -> None:
-        """Put an event in the outbox. ValueError if the message is no event; EventTooLargeError,
-        after which the transaction cannot commit, if the bus could never take it."""
+        """Put an event in the outbox; it is published after the commit, at least once. ValueError
+        if the message is no event; EventTooLargeError, after which the transaction cannot commit,
+        if the bus could never take it."""
         if ROUTES[type(message)].kind is not Kind.EVENT:
             raise ValueError(f"{type(message).__name__} is no event; only events are emitted")
         birth = self._birth
-        envelope = Envelope(birth.new_id(), birth.source, self._now, message, birth.traceparent())
+        envelope = Envelope(birth.new_id(), birth.source, self.now, message, birth.traceparent())
         size = len(envelope.body())
         if size > EVENT_BYTES_MAX:
             self._failure = self._failure or EventTooLargeError(
@@ -336,7 +321,7 @@ class Unit:
         if not event_ids:
             return set()
         self._entered = True
-        return await self._guard(self._session.enter(event_ids, self._now))
+        return await self._guard(self._session.enter(event_ids, self.now))
 
     async def finish(self) -> Landed | None:
         """Tell the database everything that is left. None if nothing was written at all."""

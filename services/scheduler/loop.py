@@ -3,7 +3,7 @@
 Wired in ``main.py``. The leader keeps the working set in memory: loaded when it begins to lead,
 then followed commit by commit. A round in which nothing changed and no deadline came is skipped.
 
-A defect affects as little as possible: a decision, an urgent task, a node group, a row. What fails
+A defect harms as little as can be told: a decision, an urgent task, a node group, a row. What fails
 is left out for a while (``refused_plans.py``), everything else goes on, and the process stays up.
 """
 
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import groupby
-from pathlib import Path
 
 from prometheus_client import Counter, Histogram
 
@@ -43,12 +42,13 @@ from services.scheduler.domain.decide import decide
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Hold, Plan
-from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
+from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.model.values import reason
 from services.scheduler.refused_plans import RefusedPlans
 from services.scheduler.replay import write_dump
 from services.scheduler.set_apart import Apart
+from services.scheduler.settings import SchedulerSettings
 
 DECIDED = Counter("shiftwork_scheduler_decisions_total", "Decisions committed", ["kind"])
 VIOLATIONS = Counter(
@@ -57,18 +57,18 @@ VIOLATIONS = Counter(
 REFUSED = Counter(
     "shiftwork_scheduler_plans_refused_total", "Plans not committed, or not all of them", ["why"]
 )
-# Alerts see no increase in a series that begins with its first event, so each begins at 0.
+# A series that begins at its first event shows alerts no increase.
 for _why in ("violation", "error", "conflict", "too large"):
     REFUSED.labels(_why)
 DECIDE_SECONDS = Histogram("shiftwork_scheduler_decide_seconds", "Duration of one decision round")
 
-# Not defects: the database is unavailable, or another process leads.
+# Nobody's fault here: the database is away, or somebody else leads.
 PASSING = (StoreUnavailableError, DatabaseFaultError, TermOverError)
-# The pause after a plan that the tables refused, so that a lasting refusal does not spin.
+# After a plan that the tables refused: they are loaded again; a refusal that stays must not spin.
 CONFLICT_PAUSE_SECONDS = 0.05
 # From so many plans in a row on that the tables refused, each group is committed separately.
 CONFLICTS_TOGETHER_MAX = 2
-# Nodes that keep coming delay decisions by at most so many settling times.
+# Nodes that keep coming hold decisions up for so many times the settling time at most.
 SETTLE_TIMES_MAX = 4
 # How many are named in one line of the log.
 NAMED_MAX = 20
@@ -82,31 +82,22 @@ class Brain:
     def __init__(
         self,
         ports: Ports,
-        policy: PolicySettings,
+        settings: SchedulerSettings,
         *,
-        tick_seconds: float = 1.0,
-        dumps: Path | None = None,
-        dumps_max: int = 20,
-        refusals_max: int = 5,
-        refusal_backoff_seconds_max: float = 30.0,
-        too_large_retry_seconds: float = 600.0,
-        node_settle_seconds: float = 0.0,
         policy_function: Decide = decide,
         metrics: ClusterMetrics = METRICS,
     ) -> None:
         self._ports = ports
         self._metrics = metrics
-        self._policy = policy
-        self._tick_seconds = tick_seconds
-        self._dumps = dumps
-        self._dumps_max = dumps_max
-        self._too_large_retry = timedelta(seconds=too_large_retry_seconds)
-        self._node_settle = timedelta(seconds=node_settle_seconds)
-        # When the first and the last node were opened since the last round.
+        self._settings = settings
+        self._policy = settings.policy()
+        self._too_large_retry = timedelta(seconds=settings.too_large_retry_seconds)
+        self._node_settle = timedelta(seconds=settings.node_settle_seconds)
+        # When the first and the last of the nodes that the next round has not seen were opened.
         self._nodes_opened: tuple[datetime, datetime] | None = None
         self._decide = policy_function
-        self._index = Index(policy)
-        # Rows that are not in the index.
+        self._index = Index(self._policy)
+        # Rows that the index is without.
         self.apart = Apart()
         # Counts what concerns scheduling: the version that a plan is made for.
         self._version: int = 0
@@ -119,12 +110,13 @@ class Brain:
         # How many plans in a row the tables refused.
         self._conflicts = 0
         # Groups, and tasks about which something urgent is to be decided; and whole rounds.
+        pauses = settings.tick_seconds, settings.refusal_backoff_seconds_max
         self.refused_plans, self._refused_tasks, self._failures = (
-            RefusedPlans(refusals_max, tick_seconds, refusal_backoff_seconds_max) for _ in range(3)
+            RefusedPlans(settings.refusals_max, *pauses) for _ in range(3)
         )
         # Rows that are set apart and were tried again in vain; their alarm is another.
-        self._retries = RefusedPlans(sys.maxsize, tick_seconds, refusal_backoff_seconds_max)
-        # The set-apart rows that changed since the last load.
+        self._retries = RefusedPlans(sys.maxsize, *pauses)
+        # Which of those that are set apart changed since the last load.
         self._changed_apart: set[str] = set()
         self._log = observability.log("scheduler")
         ports.store.observe(self._observe)
@@ -132,10 +124,10 @@ class Brain:
     def _observe(self, delta: Delta) -> None:
         put, deleted = delta.put, delta.deleted
         if self.apart.rows:
-            # A load tries all set-apart rows again.
+            # What is set apart is tried again as a whole, by a load.
             put = tuple(row for row in put if not self._is_apart(row))
             deleted = tuple(each for each in deleted if each not in self.apart.rows)
-            # The end of such a run is handled at once.
+            # Its end does not wait.
             self._reload = self._reload or len(deleted) < len(delta.deleted)
         self._metrics.committed(self._index, put, deleted)
         if self._node_settle and any(self._is_opened(row) for row in put):
@@ -217,7 +209,7 @@ class Brain:
         set_apart.count(self.apart)
 
     def leadership_ended(self) -> None:
-        """This process no longer leads."""
+        """Another process leads now, or nobody."""
         self._metrics.leadership_ended(self._index)
 
     @property
@@ -264,21 +256,21 @@ class Brain:
         return found
 
     def _fail(self, error: Exception, now: datetime) -> float:
-        """A whole round failed, and it is unknown which group caused it."""
+        """A whole round failed, and nobody knows by which group."""
         self._stale = True
         REFUSED.labels("error").inc()
         found = [raised(error)]
         self.refused_plans.note(dict.fromkeys(self._index.pools, found), now)
         self._failures.note({ROUND: found}, now)
         self._log.error("a round of decisions failed", exc_info=error)
-        return self._tick_seconds
+        return self._settings.tick_seconds
 
     async def _round(self, epoch: int) -> float:
         waiting = self._retries.waiting(self._ports.clock.now())
         if self._stale or self._reload or self._changed_apart - waiting:
             await self._load()
         if self._ports.store.in_doubt:
-            # A commit was not answered: loading the rows shows whether it took effect.
+            # Somebody's commit was not answered: whatever became of it shows here.
             async with self._ports.store.transaction(epoch=epoch):
                 pass
         now = self._ports.clock.now()
@@ -287,7 +279,7 @@ class Brain:
             return self._until_due(now)
         if (left := self._settling(now)) is not None:
             return left.total_seconds()
-        # The plan is decided on these changes; later ones are for the next round.
+        # What this plan is decided on; what changes while it is committed is for the next.
         version = self._version
         snapshot = replace(
             self.snapshot(),
@@ -308,7 +300,7 @@ class Brain:
                 # Nothing of it was stored. The next round decides what goes without it.
                 return await self._put_off(snapshot, part, failure, epoch)
         self._conflicts = 0
-        self._note_passed(checked)
+        self._pass(checked)
         if not (plan.decisions or plan.ledgers):
             # After a commit this is not so: the next round, at the latest in a tick, confirms it.
             self._decided_version = version
@@ -319,11 +311,11 @@ class Brain:
     def _until_due(self, now: datetime) -> float:
         """Until the next deadline, but never longer than a tick: a wake-up may get lost."""
         if self._due_at is None:
-            return self._tick_seconds
-        return min(self._tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
+            return self._settings.tick_seconds
+        return min(self._settings.tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
 
-    def _note_passed(self, checked: CheckedPlan) -> None:
-        """Note and log the groups and tasks that pass again, now that the plan is committed."""
+    def _pass(self, checked: CheckedPlan) -> None:
+        """Note and log what passes again, now that it is committed."""
         plan = checked.plan
         # Groups that were tried, or about which there was nothing to decide.
         tried = self.refused_plans.names - plan.left_out - checked.refused.keys()
@@ -367,11 +359,13 @@ class Brain:
         )
 
     def _dump(self, snapshot: Snapshot, now: datetime) -> str | None:
-        """Write the snapshot for ``replay``; returns the file, if there is one."""
-        if self._dumps is None:
+        """Keep the snapshot for ``replay``; the file, if there is one."""
+        if self._settings.dumps is None:
             return None
         try:
-            kept = write_dump(self._dumps, snapshot, now, files_max=self._dumps_max)
+            kept = write_dump(
+                self._settings.dumps, snapshot, now, files_max=self._settings.dumps_max
+            )
         except Exception as error:  # noqa: BLE001 - what cannot be decided on may not be written either
             self._log.warning("snapshot not written", problem=f"{type(error).__name__}: {error}")
             return None
@@ -419,7 +413,7 @@ class Brain:
             async with self._ports.store.transaction(epoch=epoch) as tx:
                 await store.commit(tx, plan, version=self._version)
                 # From here to the end of the commit memory is ahead of the rows: it takes for
-                # settled what the commit has yet to make true, so that the commit's own changes,
+                # settled what the commit has still to make true, so that the commit's own changes,
                 # which the observer brings, are for the next round. Whatever ends the commit but
                 # success, a cancellation included, leaves memory stale: the next round loads the
                 # rows.
@@ -427,7 +421,7 @@ class Brain:
                 if settles:
                     self._index.settle(plan)
         except DatabaseFaultError as error:
-            # The cause may be one row or the whole database: the caller waits before it tries
+            # It may be one row's fault, or the whole database's: the caller waits before it tries
             # again, then each group individually.
             self._refused_by_tables(plan, error)
             raise
@@ -442,7 +436,7 @@ class Brain:
         return True
 
     def _refused_by_tables(self, plan: Plan, error: Exception) -> None:
-        """Load the tables again, because the working set may differ from them."""
+        """The working set may differ from the tables: believe the tables."""
         self._stale = True
         self._conflicts += 1
         REFUSED.labels("conflict").inc()
@@ -501,11 +495,11 @@ class Brain:
             if learned:
                 async with self._ports.store.transaction(epoch=epoch) as tx:
                     await store.save_learned(tx, learned)
-                # Only after the commit: what was not committed is saved the next time.
+                # Only now: what was not committed is saved the next time.
                 self._index.saved(learned)
         except PASSING:
             raise
         except Exception:  # noqa: BLE001 - a defect of the statistics stops nothing else
-            # A loss only makes predictions a little poorer after the next start.
+            # Predictions are a little poorer after the next start, nothing else.
             self._log.exception("what was learned is not saved")
         return None

@@ -23,17 +23,7 @@ from services.scheduler.tables import TABLES
 def build(settings: SchedulerSettings, ports: Ports) -> Service:
     """The service, not running."""
     policy = settings.policy()
-    brain = Brain(
-        ports,
-        policy,
-        tick_seconds=settings.tick_seconds,
-        dumps=settings.dumps,
-        dumps_max=settings.dumps_max,
-        refusals_max=settings.refusals_max,
-        refusal_backoff_seconds_max=settings.refusal_backoff_seconds_max,
-        too_large_retry_seconds=settings.too_large_retry_seconds,
-        node_settle_seconds=settings.node_settle_seconds,
-    )
+    brain = Brain(ports, settings)
     commands = Commands(
         decisions_page_max=settings.decisions_page_max,
         reemit_tasks_max=settings.reemit_tasks_max,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 from pydantic import Field, field_validator
@@ -12,6 +13,9 @@ from libs.service.settings import BaseServiceSettings
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.policy_documents import load_file
 
+# The domain declares its numbers and their defaults.
+POLICY = PolicySettings()
+
 
 class SchedulerSettings(BaseServiceSettings):
     """Environment variables ``SHIFTWORK_SCHEDULER_…``."""
@@ -20,26 +24,26 @@ class SchedulerSettings(BaseServiceSettings):
         frozen=True, extra="ignore", env_prefix="SHIFTWORK_SCHEDULER_"
     )
 
-    start_deadline_seconds: float = Field(default=300.0, gt=0)
-    start_attempts_max: int = Field(default=5, ge=1)
+    start_deadline_seconds: float = Field(default=POLICY.start_deadline_seconds, gt=0)
+    start_attempts_max: int = Field(default=POLICY.start_attempts_max, ge=1)
     # A run is not preempted before it ran so long.
-    protected_seconds: float = Field(default=0.0, ge=0)
-    retry_delay_seconds: float = Field(default=10.0, ge=0)
-    retry_delay_seconds_max: float = Field(default=600.0, ge=0)
-    ack_deadline_seconds_default: float = Field(default=60.0, gt=0)
-    ack_deadline_seconds_max: float = Field(default=3600.0, gt=0)
+    protected_seconds: float = Field(default=POLICY.protected_seconds, ge=0)
+    retry_delay_seconds: float = Field(default=POLICY.retry_delay_seconds, ge=0)
+    retry_delay_seconds_max: float = Field(default=POLICY.retry_delay_seconds_max, ge=0)
+    ack_deadline_seconds_default: float = Field(default=POLICY.ack_deadline_seconds_default, gt=0)
+    ack_deadline_seconds_max: float = Field(default=POLICY.ack_deadline_seconds_max, gt=0)
     # A task that is to stop gets no more than this to save.
-    stop_ack_seconds_max: float = Field(default=30.0, gt=0)
+    stop_ack_seconds_max: float = Field(default=POLICY.stop_ack_seconds_max, gt=0)
     # Nor does a run whose program never asked whether it should leave (mode sdk). If it asks within
     # this time, it gets the whole deadline.
-    silent_ack_seconds_max: float = Field(default=5.0, gt=0)
+    silent_ack_seconds_max: float = Field(default=POLICY.silent_ack_seconds_max, gt=0)
     # CPU-only ranks on one node whose number of CPUs is not known.
-    cpu_ranks_per_node: int = Field(default=16, ge=1)
+    cpu_ranks_per_node: int = Field(default=POLICY.cpu_ranks_per_node, ge=1)
     # AUTO rises above this only to a level that a limit names together with the owner or the
     # team; limits for each user only lower it.
-    auto_level_max: Priority = Priority.NORMAL
+    auto_level_max: Priority = POLICY.auto_level_max
     # From so many attempts in a row without a newer checkpoint, the owner is warned.
-    no_progress_attempts: int = Field(default=3, ge=1)
+    no_progress_attempts: int = Field(default=POLICY.no_progress_attempts, ge=1)
 
     # The policies of groups for which no command set one (docs/policies.md); none: the defaults.
     policy_file: Path | None = None
@@ -100,17 +104,5 @@ class SchedulerSettings(BaseServiceSettings):
 
     def policy(self) -> PolicySettings:
         """The numbers as the domain takes them."""
-        return PolicySettings(
-            start_deadline_seconds=self.start_deadline_seconds,
-            start_attempts_max=self.start_attempts_max,
-            protected_seconds=self.protected_seconds,
-            retry_delay_seconds=self.retry_delay_seconds,
-            retry_delay_seconds_max=self.retry_delay_seconds_max,
-            ack_deadline_seconds_default=self.ack_deadline_seconds_default,
-            ack_deadline_seconds_max=self.ack_deadline_seconds_max,
-            stop_ack_seconds_max=self.stop_ack_seconds_max,
-            silent_ack_seconds_max=self.silent_ack_seconds_max,
-            cpu_ranks_per_node=self.cpu_ranks_per_node,
-            auto_level_max=self.auto_level_max,
-            no_progress_attempts=self.no_progress_attempts,
-        )
+        names = [each.name for each in fields(PolicySettings)]
+        return replace(POLICY, **self.model_dump(include=set(names)))

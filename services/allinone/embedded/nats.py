@@ -102,7 +102,8 @@ class Nats:
         self._users = users
         self._options = options or NatsOptions()
         self._port = 0
-        self._child: Child | None = None
+        # The server's process, if this object started one.
+        self.child: Child | None = None
         self._connection: wire.NatsConnection | None = None
 
     @property
@@ -111,14 +112,9 @@ class Nats:
         return self._home / "nats.log"
 
     @property
-    def child(self) -> Child | None:
-        """The server's process, if this object started one."""
-        return self._child
-
-    @property
     def alive(self) -> bool:
         """False if the server's process has ended, or this object never started one."""
-        return self._child is not None and self._child.alive
+        return self.child is not None and self.child.alive
 
     @property
     def url(self) -> str:
@@ -131,16 +127,16 @@ class Nats:
 
         Ends whatever an earlier owner left running. Raises ServerError with the log's last lines.
         """
-        assert self._child is None or not self._child.alive, "stop() first"
+        assert self.child is None or not self.child.alive, "stop() first"
         try:
             for home in (self._data, self._home, self._home / "store"):
                 private_folder(home)
             _move_streams(self._home / "store" / "jetstream")
             for port in self._ports():
-                self._child = await self._launch(port)
-                if await self._ready(self._child):
+                self.child = await self._launch(port)
+                if await self._ready(self.child):
                     break
-                self._child = None
+                self.child = None
             else:
                 raise ServerError(f"NATS did not start:\n{processes.tail(self.log)}")
             if not self._options.port:
@@ -156,8 +152,8 @@ class Nats:
         through the server, which could not even start. CannotCheckError if it takes no connection
         more, and this object has none.
         """
-        if self._child is None or not self._child.alive:
-            return f"NATS {self._child.ending}" if self._child else "NATS is not started"
+        if self.child is None or not self.child.alive:
+            return f"NATS {self.child.ending}" if self.child else "NATS is not started"
         problem = await self._connected().stores(self._options.answer_seconds_max)
         if problem and shutil.disk_usage(self._home).free < _ROOM_BYTES:
             raise wire.RestartWouldNotHelpError(problem)
@@ -166,9 +162,9 @@ class Nats:
     async def stop(self) -> None:
         """End the server: clients are told, everything stored is written to the disk."""
         self._disconnect()
-        if self._child is not None:
-            await self._child.end(_steps(self._options.stop_seconds_max))
-            self._child = None
+        if self.child is not None:
+            await self.child.end(_steps(self._options.stop_seconds_max))
+            self.child = None
 
     def _disconnect(self) -> None:
         if self._connection is not None:

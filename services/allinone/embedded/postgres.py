@@ -109,7 +109,8 @@ class Postgres:
         self._data = data
         self._credentials = credentials
         self._options = options or PostgresOptions()
-        self._child: Child | None = None
+        # The server's process, if this object started one.
+        self.child: Child | None = None
         self._socket_folder: Path | None = None
 
     @property
@@ -118,14 +119,9 @@ class Postgres:
         return self._home / "postgres.log"
 
     @property
-    def child(self) -> Child | None:
-        """The server's process, if this object started one."""
-        return self._child
-
-    @property
     def alive(self) -> bool:
         """False if the server's process has ended, or this object never started one."""
-        return self._child is not None and self._child.alive
+        return self.child is not None and self.child.alive
 
     @property
     def socket_folder(self) -> Path:
@@ -152,15 +148,15 @@ class Postgres:
 
         Ends whatever an earlier owner left running. Raises ServerError with the log's last lines.
         """
-        assert self._child is None or not self._child.alive, "stop() first"
+        assert self.child is None or not self.child.alive, "stop() first"
         try:
             plan = await asyncio.to_thread(self._make)
             self._socket_folder = plan.socket_folder
-            self._child = await self._launch(plan)
+            self.child = await self._launch(plan)
         except (OSError, LookupError) as problem:
             raise ServerError(f"cannot start PostgreSQL: {problem}") from problem
         try:
-            await self._ready(self._child)
+            await self._ready(self.child)
         except BaseException:
             await self.stop()
             raise
@@ -177,10 +173,8 @@ class Postgres:
 
     async def healthy(self) -> str:
         """Empty if the server lives and accepts connections; otherwise what is wrong."""
-        if self._child is None or not self._child.alive:
-            return (
-                f"PostgreSQL {self._child.ending}" if self._child else "PostgreSQL is not started"
-            )
+        if self.child is None or not self.child.alive:
+            return f"PostgreSQL {self.child.ending}" if self.child else "PostgreSQL is not started"
         await asyncio.to_thread(processes.rotate, self.log)
         return await wire.postgres_answers(
             self.socket_folder / SOCKET_NAME, self._options.answer_seconds_max
@@ -188,9 +182,9 @@ class Postgres:
 
     async def stop(self) -> None:
         """End the server: its clients are sent away, its data is left complete on the disk."""
-        if self._child is not None:
-            await self._child.end(_steps(self._options.stop_seconds_max))
-            self._child = None
+        if self.child is not None:
+            await self.child.end(_steps(self._options.stop_seconds_max))
+            self.child = None
 
     def remove_temporary(self) -> None:
         """Remove what lies outside the data folder; only after ``stop``."""

@@ -68,8 +68,6 @@ IMPOSSIBLE: frozenset[tuple[RunState, Trigger]] = frozenset(
     }
 )
 
-# States with work left for the loop.
-OPEN: tuple[RunState, ...] = (S.ASSIGNED, S.RUNNING, S.ENDING, S.EXITED)
 # States in which the attempt may still save checkpoints.
 LIVE: tuple[RunState, ...] = (S.ASSIGNED, S.RUNNING, S.ENDING)
 

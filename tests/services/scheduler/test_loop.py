@@ -117,7 +117,7 @@ async def test_nothing_is_decided_while_nothing_changes() -> None:
         return decide(snapshot, now)
 
     world = await a_world()
-    brain = Brain(world.service.ports, world.settings.policy(), policy_function=counted)
+    brain = Brain(world.service.ports, world.settings, policy_function=counted)
     await brain.lead(world.epoch)
     await world.hear(submitted_event(a_task(spec=a_spec(nodes=9))), submitted_event(a_task("b")))
     for _ in range(2):
@@ -149,9 +149,7 @@ async def test_a_bad_plan_is_refused_counted_and_kept_for_replay(
     world = await a_world()
     brain = Brain(
         world.service.ports,
-        world.settings.policy(),
-        dumps=tmp_path / "dumps",
-        dumps_max=1,
+        world.settings.model_copy(update={"dumps": tmp_path / "dumps", "dumps_max": 1}),
         policy_function=careless,
     )
     await brain.lead(world.epoch)
@@ -175,7 +173,7 @@ async def test_a_bad_plan_is_refused_counted_and_kept_for_replay(
 
 async def test_a_plan_is_made_again_if_the_tables_changed_meanwhile() -> None:
     world = await a_world()
-    brain = Brain(world.service.ports, world.settings.policy())
+    brain = Brain(world.service.ports, world.settings)
     await brain.lead(world.epoch)
     await world.hear(submitted_event(a_task()))
     snapshot = brain.snapshot()
@@ -302,7 +300,7 @@ def test_a_dump_reads_back_as_it_was_written() -> None:
         await world.hear(submitted_event(task), submitted_event(a_task("w", nodes=2, submitted=1)))
         await world.settle()
         await world.hear(started_event(await world.task("t1")))
-        brain = Brain(world.service.ports, world.settings.policy())
+        brain = Brain(world.service.ports, world.settings)
         await brain.lead(world.epoch)
         snapshot = brain.snapshot()
         return replay.dump(snapshot, at(5)), snapshot
