@@ -22,16 +22,16 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from tests.harness.infra import Infra
+from tests.kit.infra import Infra
 
 if TYPE_CHECKING:
     from libs.bus.topology import Permissions
-    from tests.harness.nats_server import NatsServer, StartNats
-    from tests.harness.postgres import Database, PostgresServer, StartPostgres
+    from tests.kit.nats_server import NatsServer, StartNats
+    from tests.kit.postgres import Database, PostgresServer, StartPostgres
 
 T = TypeVar("T")
 
-pytest_plugins = ("tests.harness.kubernetes",)
+pytest_plugins = ("tests.kit.kubernetes",)
 
 SERVER_FIXTURES = {"nats", "nats_start", "postgres_server", "postgres_start", "database"}
 # Pure code and virtual time: not even a socket on this machine.
@@ -131,7 +131,7 @@ def session_folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def postgres_server(pytestconfig: pytest.Config, session_folder: Path) -> Iterator[PostgresServer]:
     """The session's PostgreSQL, shared by all tests: never stop it (see ``postgres_start``)."""
-    from tests.harness.postgres import PostgresServer
+    from tests.kit.postgres import PostgresServer
 
     server = PostgresServer(session_folder / "pg", Infra(pytestconfig.getoption("--infra")))
     run_apart(server.start())
@@ -150,7 +150,7 @@ async def database(postgres_server: PostgresServer) -> AsyncIterator[Database]:
 @pytest.fixture(scope="session")
 def pristine_postgres(session_folder: Path) -> Path:
     """A cluster that nobody has used, to be copied."""
-    from tests.harness.postgres import PostgresServer
+    from tests.kit.postgres import PostgresServer
 
     async def make() -> None:
         server = PostgresServer(session_folder / "pristine", Infra.EMBEDDED)
@@ -166,7 +166,7 @@ async def postgres_start(
     pristine_postgres: Path, session_folder: Path
 ) -> AsyncIterator[StartPostgres]:
     """Start a PostgreSQL of the test's own, which it may stop and kill (always from wheels)."""
-    from tests.harness.postgres import PostgresServer, copy_of_pristine
+    from tests.kit.postgres import PostgresServer, copy_of_pristine
 
     started: list[PostgresServer] = []
 
@@ -187,7 +187,7 @@ async def postgres_start(
 @pytest_asyncio.fixture
 async def nats_start(infra: Infra, session_folder: Path) -> AsyncIterator[StartNats]:
     """Start a NATS server with these users (and the administrator)."""
-    from tests.harness.nats_server import NatsServer
+    from tests.kit.nats_server import NatsServer
 
     started: list[NatsServer] = []
 

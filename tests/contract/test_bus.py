@@ -35,9 +35,9 @@ from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.envelope import BATCH_BYTES_MAX, EVENT_BYTES_MAX, Envelope
 from libs.contracts.registry import ROUTES
-from tests.builders import a_spec, a_task, submitted_event
-from tests.harness.infra import Infra
-from tests.harness.nats_server import NatsServer
+from tests.kit.builders import a_spec, a_task, submitted_event
+from tests.kit.infra import Infra
+from tests.kit.nats_server import NatsServer
 
 T = TypeVar("T")
 ACK_WAIT_S = 0.4

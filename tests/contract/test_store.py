@@ -47,7 +47,7 @@ from tests.libs.store.example import (
 )
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import PostgresServer, Role
+    from tests.kit.postgres import PostgresServer, Role
 
 
 @dataclass

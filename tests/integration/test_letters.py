@@ -20,14 +20,14 @@ from libs.store.connections import Address, connect
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.sql import SqlStore
 from services.quota.main import WIRING
-from tests.harness.virtual_time import EPOCH
-from tests.libs.service.service_world import World, until
+from tests.kit.virtual_time import EPOCH
+from tests.libs.service.service_harness import World, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from datetime import datetime
 
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 pytestmark = pytest.mark.server
 MIB = 1024 * 1024

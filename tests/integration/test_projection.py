@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 
 from libs.store.tables import LEADER, VERSION_TABLE
-from tests.integration.stage import on_stage, until
+from tests.kit.platform import on_stage, until
 
 
 @pytest.mark.slow

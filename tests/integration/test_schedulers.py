@@ -12,7 +12,7 @@ from libs.store.connections import Address
 from libs.store.port import NotLeaderError
 from libs.store.sql import SqlStore
 from services.scheduler.tables import TABLES
-from tests.integration.stage import Stage, metric, on_stage, until
+from tests.kit.platform import Stage, metric, on_stage, until
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
 TAKE_OVER_SECONDS = 5.0

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.chaos import judges
-from tests.harness.checkers import LIVENESS, verdict
-from tests.integration.stage import Stage, held_down, on_stage, until
+from tests.kit.checkers import LIVENESS, verdict
+from tests.kit.platform import Stage, held_down, on_stage, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 

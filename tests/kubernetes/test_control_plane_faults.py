@@ -23,9 +23,9 @@ from libs.contracts.messages import (
     RunStarted,
 )
 from services.launcher.domain.model import NodeRow
+from tests.kit.launcher_builders import a_kill
 from tests.kubernetes.cluster_harness import container, eventually, play_end, play_status
 from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
-from tests.services.launcher.makers import a_kill
 from tools.cluster.api import STRATEGIC
 from tools.cluster.control_plane import ControlPlane
 

@@ -22,10 +22,10 @@ from services.launcher.runtimes.kubernetes.cluster_check import RIGHTS, check
 from services.launcher.runtimes.kubernetes.reflector import LISTS, Reflector, WatchPolicy
 from services.launcher.runtimes.kubernetes.sweep import sweep
 from services.launcher.runtimes.port import RuntimeUnavailableError
-from tests.harness.kubernetes import StartControlPlane
+from tests.kit.kubernetes import StartControlPlane
+from tests.kit.launcher_builders import a_kill, run_id
 from tests.kubernetes.cluster_harness import ClusterHarness, all_in, eventually, until
 from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
-from tests.services.launcher.makers import a_kill, run_id
 from tools.cluster.control_plane import API_SERVER, ControlPlane
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300, func_only=True)]

@@ -18,8 +18,8 @@ from libs.contracts.messages import (
     RunExited,
     RunStarted,
 )
+from tests.kit.launcher_builders import a_kill, a_preemption
 from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
-from tests.services.launcher.makers import a_kill, a_preemption
 from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kubernetes

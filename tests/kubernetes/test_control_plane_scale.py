@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from libs.contracts.messages import ExitKind
+from tests.kit.launcher_builders import a_kill
 from tests.kubernetes.cluster_harness import ClusterHarness
 from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
-from tests.services.launcher.makers import a_kill
 from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kubernetes

@@ -52,7 +52,7 @@ from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.placement.capacity import Slot, placements_of
 from services.scheduler.dry_run import diff
 from services.scheduler.policies import validate
-from tests.builders import (
+from tests.kit.builders import (
     START,
     a_checkpoint,
     a_limit,

@@ -13,9 +13,9 @@ from services.scheduler.domain.model.rows import Limit
 from services.submit.domain.fill import fill_in
 from services.submit.domain.model import Defaults, Facts, Limits, Shape
 from services.submit.domain.validate import validate
-from tests.builders import a_node, a_task
-from tests.services.scheduler.domain.stage import Stage
-from tests.services.submit.specs import TASK_ID, asked
+from tests.kit.builders import a_node, a_task
+from tests.kit.specs import TASK_ID, asked
+from tests.services.scheduler.domain.domain_harness import Stage
 
 LEVELS = [Priority.UNSPECIFIED, Priority.NORMAL, Priority.LOW]
 

@@ -1,6 +1,6 @@
 """The end of a world: has everything ended, and does everything agree?
 
-What crossed the bus and what the processes did is judged by ``tests.harness.checkers``; here are
+What crossed the bus and what the processes did is judged by ``tests.kit.checkers``; here are
 the judges of tables, of projections and of what the programs computed.
 """
 
@@ -30,8 +30,8 @@ from services.scheduler.tables import TABLES as SCHEDULER
 from services.submit import store as submit
 from services.submit.store import TaskRow as SubmittedRow
 from services.submit.tables import TABLES as SUBMIT
-from tests.harness.checkers import ENDED, LIVENESS, SAFETY, verdict
-from tests.harness.virtual_time import EPOCH
+from tests.kit.checkers import ENDED, LIVENESS, SAFETY, verdict
+from tests.kit.virtual_time import EPOCH
 from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES, SILENT_SECONDS
 from tests.sim.programs import computed
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from tests.harness.virtual_time import START_SECONDS
+from tests.kit.virtual_time import START_SECONDS
 
 T = TypeVar("T")
 

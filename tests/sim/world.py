@@ -33,8 +33,8 @@ from services.gateway.tables import TABLES as GATEWAY
 from services.launcher import loop as launcher_loop
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.sources.memory import MemorySource
-from tests.harness.checkers import Ack, History
-from tests.harness.virtual_time import LoopClock
+from tests.kit.checkers import Ack, History
+from tests.kit.virtual_time import LoopClock
 from tests.sim import endings, strikes
 from tests.sim.people import People
 from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES, Job, Plan, Points, draw

@@ -18,8 +18,8 @@ from libs.service.settings import BaseServiceSettings
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.memory import MemoryStore, Point, no_fault
 from libs.store.port import DatabaseFaultError, EventTooLargeError, StoreUnavailableError, Tx
-from tests.harness.virtual_time import EPOCH, virtually
-from tests.libs.service.service_world import TABLES, Count, World, until
+from tests.kit.virtual_time import EPOCH, virtually
+from tests.libs.service.service_harness import TABLES, Count, World, until
 
 LARGE = 5_000
 

@@ -13,8 +13,8 @@ from libs.service.loop import pause
 from libs.service.prune import PruneCutoff, PruneRule, Pruning
 from libs.service.settings import BaseServiceSettings
 from libs.store.port import StoreUnavailableError, Tx
-from tests.harness.virtual_time import EPOCH, virtually
-from tests.libs.service.service_world import World
+from tests.kit.virtual_time import EPOCH, virtually
+from tests.libs.service.service_harness import World
 
 DAY = timedelta(days=1)
 

@@ -21,8 +21,8 @@ from libs.store.port import (
     UnreadableRow,
     UnreadableRowError,
 )
-from tests.harness.virtual_time import virtually
-from tests.libs.service.service_world import TABLES, Count, World, until
+from tests.kit.virtual_time import virtually
+from tests.libs.service.service_harness import TABLES, Count, World, until
 
 
 async def stopped(*tasks: asyncio.Task[None]) -> None:

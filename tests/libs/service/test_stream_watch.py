@@ -11,7 +11,7 @@ from libs.bus.memory_broker import MemoryBroker
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from libs.service.stream_watch import StreamWatch
-from tests.harness.virtual_time import EPOCH, virtually
+from tests.kit.virtual_time import EPOCH, virtually
 
 
 def test_a_filling_stream_is_a_warning_until_its_events_are_received() -> None:

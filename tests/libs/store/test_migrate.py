@@ -17,7 +17,7 @@ from libs.store.tables import Tables
 from tests.libs.store.example import TABLES, Hands, Job, a_job, next_id
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 
 async def address_of(database: Database) -> Address:

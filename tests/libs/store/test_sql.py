@@ -37,7 +37,7 @@ from tests.libs.store.example import (
 )
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database, PostgresServer, Role
+    from tests.kit.postgres import Database, PostgresServer, Role
 
 pytestmark = pytest.mark.server
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.services.gateway.world import World
+from tests.services.gateway.gateway_harness import World
 
 
 @pytest_asyncio.fixture

@@ -11,7 +11,7 @@ from libs.contracts import messages as m
 from services.gateway.auth import token_hash
 from services.gateway.rows import TokenRow, UserRow
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import ADMIN_TOKEN, World, a_node, assigned, run_token
+from tests.services.gateway.gateway_harness import ADMIN_TOKEN, World, a_node, assigned, run_token
 
 # Route, body, then the status for: nobody, a false token, a run token, another member, the
 # owner (a member), the administrator. {task} is the owner's task, {token} the owner's token.

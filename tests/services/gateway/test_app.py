@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from libs.contracts import messages as m
 from services.gateway.api import shapes
 from services.gateway.api.deps import PARTS
-from tests.services.gateway.world import (
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
     World,
     a_node,

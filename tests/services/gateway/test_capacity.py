@@ -12,7 +12,7 @@ import pytest
 from libs.contracts import messages as m
 from services.gateway import capacity
 from services.gateway.capacity import Summary
-from tests.services.gateway.world import World, a_node, assigned, state
+from tests.services.gateway.gateway_harness import World, a_node, assigned, state
 
 DRY_RUN = "/v1/tasks:dry-run"
 NEW: dict[str, Any] = {"command": ["true"], "gpus_per_node": 1}

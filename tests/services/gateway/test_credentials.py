@@ -26,7 +26,7 @@ from libs.service.runner import Runner
 from libs.service.wiring import Wiring, connect, topology
 from services.gateway.main import WIRING as GATEWAY
 from services.submit.main import WIRING as SUBMIT
-from tests.services.gateway.world import (
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
     RUN_KEY,
     Others,
@@ -40,8 +40,8 @@ from tests.services.gateway.world import (
 )
 
 if TYPE_CHECKING:
-    from tests.harness.nats_server import NatsServer, StartNats
-    from tests.harness.postgres import Database
+    from tests.kit.nats_server import NatsServer, StartNats
+    from tests.kit.postgres import Database
 
 pytestmark = pytest.mark.server
 VOICES: dict[str, list[Any]] = {

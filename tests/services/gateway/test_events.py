@@ -13,7 +13,7 @@ import pytest
 from libs.contracts import messages as m
 from services.gateway.rows import EventRow
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import (
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
     Sent,
     World,

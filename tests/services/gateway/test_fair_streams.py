@@ -15,8 +15,8 @@ from services.gateway import event_stream, views
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.rows import EventRow
 from services.gateway.settings import GatewaySettings
+from tests.services.gateway.gateway_harness import ADMIN_TOKEN, World, a_node, served, until
 from tests.services.gateway.test_events import streaming, take
-from tests.services.gateway.world import ADMIN_TOKEN, World, a_node, served, until
 
 
 def test_a_user_follows_hundreds_of_tasks_and_leaves_most_streams_to_others() -> None:

@@ -22,7 +22,7 @@ from services.gateway.auth import Authenticator, token_hash
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.rows import AuditRow, TokenRow, UserRow
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import (
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
     World,
     a_node,

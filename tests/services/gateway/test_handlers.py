@@ -22,7 +22,7 @@ from services.gateway import eventlog, views
 from services.gateway import rows as r
 from services.gateway.handlers import HANDLERS
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import (
+from tests.services.gateway.gateway_harness import (
     Ticking,
     a_node,
     a_spec,

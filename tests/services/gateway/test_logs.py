@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from services.gateway.output_stream import whole_characters
-from tests.services.gateway.world import (
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
     Sent,
     World,

@@ -27,7 +27,7 @@ from services.gateway.rows import (
 )
 from services.gateway.store import drop_old_events, drop_settled, prune_rules
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import World, a_node, assigned, state, until
+from tests.services.gateway.gateway_harness import World, a_node, assigned, state, until
 
 
 async def test_metrics_that_alerts_read_begin_at_zero(world: World) -> None:

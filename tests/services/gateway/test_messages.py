@@ -13,7 +13,7 @@ from shiftwork.cli import typed
 
 from libs.contracts import messages as m
 from services.gateway.api.app import templates
-from tests.services.gateway.world import World, a_node, assigned, state
+from tests.services.gateway.gateway_harness import World, a_node, assigned, state
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,7 +14,7 @@ from libs.service import dead_letters
 from libs.store.dead_letters import DeadLetterBody, Direction
 from libs.store.memory import MemoryStore
 from services.quota.tables import TABLES as QUOTA_TABLES
-from tests.services.gateway.world import World, a_node, assigned, exited, until_async
+from tests.services.gateway.gateway_harness import World, a_node, assigned, exited, until_async
 
 
 async def test_nodes_show_who_holds_what(world: World, ann: httpx.AsyncClient) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from libs.contracts import messages as m
-from tests.services.gateway.world import World, at
+from tests.services.gateway.gateway_harness import World, at
 
 FILE = "groups:\n  training: {policy: fifo}\n"
 

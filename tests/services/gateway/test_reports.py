@@ -12,7 +12,7 @@ from services.gateway import reports, store
 from services.gateway.reports import Limits, Sample
 from services.gateway.rows import MetricsRow, MetricTailRow, ProgressRow
 from services.gateway.tables import TABLES
-from tests.harness.virtual_time import virtually
+from tests.kit.virtual_time import virtually
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = ("loss", "lr", "speed")

@@ -23,7 +23,7 @@ from libs.store.port import StoreUnavailableError
 from services.gateway import reports
 from services.gateway.listeners import Listeners
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import (
+from tests.services.gateway.gateway_harness import (
     Ticking,
     World,
     assigned,

@@ -22,12 +22,12 @@ from tests.services.gateway import (
     test_runs,
     test_tasks,
 )
-from tests.services.gateway.world import World, assigned, run_token, served
+from tests.services.gateway.gateway_harness import World, assigned, run_token, served
 
 if TYPE_CHECKING:
     import httpx
 
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 pytestmark = pytest.mark.server
 

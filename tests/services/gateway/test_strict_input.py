@@ -25,10 +25,10 @@ from services.gateway.main import WIRING
 from services.gateway.rows import AcceptedRow, EventRow, MetricsRow, NodeRow, RunRow, TaskRow
 from services.gateway.store import After, Sort
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import World, a_node, a_spec, assigned, at, run_token
+from tests.services.gateway.gateway_harness import World, a_node, a_spec, assigned, at, run_token
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 pytestmark = pytest.mark.server
 

@@ -13,7 +13,15 @@ from libs.contracts import messages as m
 from services.gateway import store as rows_of
 from services.gateway.capacity import KEEP_SECONDS
 from services.gateway.rows import TaskRow
-from tests.services.gateway.world import World, a_node, assigned, at, exited, state, until_async
+from tests.services.gateway.gateway_harness import (
+    World,
+    a_node,
+    assigned,
+    at,
+    exited,
+    state,
+    until_async,
+)
 
 NEW = {"command": ["python", "train.py"], "name": "first"}
 

@@ -32,8 +32,8 @@ from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster, Script
 from services.launcher.runtimes.port import RunOrder, Runtime
 from services.launcher.tables import TABLES
-from tests.harness.virtual_time import LoopClock
-from tests.services.launcher.makers import KEY, a_node
+from tests.kit.launcher_builders import KEY, a_node
+from tests.kit.virtual_time import LoopClock
 
 M = TypeVar("M", bound=Message)
 SITE = Site(

@@ -41,7 +41,7 @@ from services.launcher.handlers import HANDLERS, Commands
 from services.launcher.main import WIRING
 from services.launcher.tables import TABLES
 from tests.conftest import run_apart
-from tests.services.launcher.makers import (
+from tests.kit.launcher_builders import (
     START,
     a_checkpoint,
     a_kill,
@@ -54,7 +54,7 @@ from tests.services.launcher.makers import (
 )
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import PostgresServer
+    from tests.kit.postgres import PostgresServer
 
 
 class Clock:

@@ -32,15 +32,15 @@ from services.launcher.loop import PAUSE_SECONDS_MIN
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
-from tests.harness.virtual_time import virtually
-from tests.services.launcher.launcher_harness import LauncherHarness, limits, running_cluster
-from tests.services.launcher.makers import (
+from tests.kit.launcher_builders import (
     a_kill,
     a_preemption,
     a_spec,
     an_assignment,
     run_id,
 )
+from tests.kit.virtual_time import virtually
+from tests.services.launcher.launcher_harness import LauncherHarness, limits, running_cluster
 
 RUN = run_id()
 ENDLESS = Script(steps=100_000, step_seconds=0.5)

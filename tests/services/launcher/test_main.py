@@ -35,7 +35,7 @@ from libs.store.memory_database import MemoryDatabase
 from services.launcher.main import WIRING, build
 from services.launcher.settings import LauncherSettings
 from services.launcher.tables import TABLES
-from tests.services.launcher.makers import (
+from tests.kit.launcher_builders import (
     KEY,
     a_kill,
     a_preemption,

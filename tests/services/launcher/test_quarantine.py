@@ -35,10 +35,10 @@ from services.launcher.domain.reconcile import failed_nodes_of
 from services.launcher.handlers import set_schedulable
 from services.launcher.loop import record
 from services.launcher.tables import TABLES
-from tests.builders import a_spec
-from tests.harness.virtual_time import virtually
+from tests.kit.builders import a_spec
+from tests.kit.launcher_builders import a_kill, a_listing, a_node, an_assignment, at
+from tests.kit.virtual_time import virtually
 from tests.services.launcher.launcher_harness import LauncherHarness
-from tests.services.launcher.makers import a_kill, a_listing, a_node, an_assignment, at
 
 POLICY = QuarantinePolicy(after=3, seconds=600.0, seconds_max=1000.0)
 LEASES = LeasePolicy(lease=timedelta(seconds=5), fence=timedelta(seconds=15))

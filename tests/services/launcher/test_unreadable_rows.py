@@ -16,9 +16,9 @@ from libs.service.loop import pause
 from services.launcher.domain.model import NodeRow, PastRun, PortLease, Run
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.tables import TABLES
-from tests.harness.virtual_time import virtually
+from tests.kit.launcher_builders import an_assignment
+from tests.kit.virtual_time import virtually
 from tests.services.launcher.launcher_harness import LauncherHarness, running_cluster
-from tests.services.launcher.makers import an_assignment
 
 
 def break_row(harness: LauncherHarness, kind: type[Any], *key: object, column: str) -> None:

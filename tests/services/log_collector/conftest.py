@@ -26,7 +26,7 @@ from tests.services.log_collector.collector_harness import (
 )
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import PostgresServer
+    from tests.kit.postgres import PostgresServer
 
 
 @pytest.fixture

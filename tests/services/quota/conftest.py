@@ -20,7 +20,7 @@ from tests.conftest import run_apart
 from tests.services.quota.world import Hands, World, a_world, numbers
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import PostgresServer
+    from tests.kit.postgres import PostgresServer
 
 
 @pytest.fixture

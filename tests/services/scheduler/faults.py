@@ -11,8 +11,8 @@ from prometheus_client import REGISTRY
 from libs.contracts.messages import RunAssigned
 from services.scheduler import store
 from services.scheduler.domain.model.rows import Task
-from tests.builders import a_node, a_spec, a_task
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.kit.builders import a_node, a_spec, a_task
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 NODES = (a_node("a0", group="a"), a_node("b0", group="b"), a_node("c0", group="c"))
 

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from libs.contracts.messages import CheckpointSaved, ExitKind, Priority
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
 from services.scheduler.domain.model.rows import Task
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_spec,
     a_task,
@@ -19,7 +19,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 
 def gauges(metrics: ClusterMetrics = METRICS) -> dict[str, dict[str, float]]:

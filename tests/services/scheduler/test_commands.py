@@ -19,7 +19,7 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
 )
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_node,
     a_task,
@@ -27,7 +27,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 
 @pytest_asyncio.fixture

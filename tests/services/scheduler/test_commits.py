@@ -32,11 +32,11 @@ from services.scheduler.main import WIRING, build
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.store import PoolMemory
 from services.scheduler.tables import TABLES
-from tests.builders import a_task, at, exited_event, some_nodes, started_event, submitted_event
-from tests.services.scheduler.world import Hands, World, inventory_of, node_changed
+from tests.kit.builders import a_task, at, exited_event, some_nodes, started_event, submitted_event
+from tests.services.scheduler.scheduler_harness import Hands, World, inventory_of, node_changed
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 # Nothing is kept; and everything is kept, but nobody hears of it.
 FAILURES = (Point.BEFORE_COMMIT, Point.AFTER_COMMIT)

@@ -17,9 +17,9 @@ from libs.contracts.messages import ExplainReply, Priority, ReasonCode
 from services.scheduler import explaining, forks, store
 from services.scheduler.domain.explain.explanation import explain
 from services.scheduler.domain.explain.forecast import NO_TIME
-from tests.builders import a_node, a_task, started_event, submitted_event
+from tests.kit.builders import a_node, a_task, started_event, submitted_event
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 
 async def busy(**settings: object) -> World:

@@ -35,7 +35,15 @@ from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.slices import order_keys
-from tests.builders import a_node, a_spec, a_task, at, exited_event, started_event, submitted_event
+from tests.kit.builders import (
+    a_node,
+    a_spec,
+    a_task,
+    at,
+    exited_event,
+    started_event,
+    submitted_event,
+)
 from tests.services.scheduler.faults import (
     PoisonError,
     a_world,
@@ -45,7 +53,7 @@ from tests.services.scheduler.faults import (
     raising,
     started,
 )
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 
 async def test_metrics_that_alerts_read_begin_at_zero() -> None:

@@ -20,7 +20,7 @@ from libs.contracts.messages import (
 )
 from services.scheduler.domain.model.rows import EarlyFacts, Inventory, Limit, Node, Task
 from services.scheduler.handlers import DROPPED
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_node,
     a_task,
@@ -30,7 +30,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 
 @pytest_asyncio.fixture

@@ -32,7 +32,7 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Plan
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.loop import Brain
-from tests.builders import (
+from tests.kit.builders import (
     a_limit,
     a_node,
     a_snapshot,
@@ -44,7 +44,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 Twist = Callable[[Snapshot, Plan], Plan]
 NODES = (a_node("a0", group="a"), a_node("b0", group="b"), a_node("c0", group="c"))

@@ -30,7 +30,7 @@ from services.scheduler.domain.model.decisions import Assign, Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.loop import CONFLICT_PAUSE_SECONDS, REFUSED, VIOLATIONS, Brain
 from services.scheduler.store import SlotRow
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_spec,
     a_task,
@@ -41,7 +41,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 
 async def a_world(nodes: int = 1, dumps: Path | None = None) -> World:

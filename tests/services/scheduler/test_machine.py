@@ -43,8 +43,8 @@ from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import Node
 from services.scheduler.loop import REFUSED
 from services.scheduler.store import SlotRow
-from tests.builders import a_node, a_spec, a_task, at, submitted_event
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.kit.builders import a_node, a_spec, a_task, at, submitted_event
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 NODES = (a_node("n0", gpus=2), a_node("n1", gpus=2), a_node("n2", gpus=4))
 TASKS_MAX = 8

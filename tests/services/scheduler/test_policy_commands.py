@@ -33,7 +33,7 @@ from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
 from services.scheduler.policy_commands import PolicyCommands, use_file
 from services.scheduler.tables import TABLES
-from tests.builders import START, a_task, at, some_nodes
+from tests.kit.builders import START, a_task, at, some_nodes
 
 R = TypeVar("R", bound=Message)
 TASK = a_task("t1")

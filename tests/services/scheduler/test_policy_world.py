@@ -17,8 +17,8 @@ from libs.contracts.messages import (
     SetPolicyReply,
     TaskState,
 )
-from tests.builders import a_node, a_task, started_event, submitted_event
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.kit.builders import a_node, a_task, started_event, submitted_event
+from tests.services.scheduler.scheduler_harness import World, inventory_of, node_changed
 
 LENDS = """
 groups:

@@ -26,7 +26,7 @@ from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.tables import TABLES
-from tests.builders import (
+from tests.kit.builders import (
     a_limit,
     a_node,
     a_task,
@@ -38,7 +38,7 @@ from tests.builders import (
     submitted_event,
 )
 from tests.services.scheduler.faults import NODES, a_world, loads_of, metric, of, raising, started
-from tests.services.scheduler.world import node_changed
+from tests.services.scheduler.scheduler_harness import node_changed
 
 
 def entering_fails(monkeypatch: pytest.MonkeyPatch, *task_ids: str) -> None:

@@ -31,7 +31,7 @@ from services.scheduler.main import WIRING
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.store import DecisionRow, EndedTask, SlotRow
 from services.scheduler.tables import TABLES
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_limit,
     a_node,
@@ -43,10 +43,10 @@ from tests.builders import (
     running,
     some_nodes,
 )
-from tests.services.scheduler.world import World, node_changed
+from tests.services.scheduler.scheduler_harness import World, node_changed
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 
 class Clock:

@@ -22,7 +22,7 @@ from services.submit.domain.fill import fill_in
 from services.submit.domain.model import Defaults, Facts, Limits
 from services.submit.domain.validate import ERRORS_SHOWN_MAX, check_asker, validate
 from services.submit.settings import SubmitSettings
-from tests.services.submit.specs import TASK_ID, asked, valid_specs
+from tests.kit.specs import TASK_ID, asked, valid_specs
 
 LIMITS = Limits()
 

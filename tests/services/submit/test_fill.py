@@ -5,7 +5,7 @@ import pytest
 from libs.contracts.messages import PreemptionPolicy, PreemptMode, Priority, Role
 from services.submit.domain.fill import derived_name, fill_in
 from services.submit.domain.model import Defaults
-from tests.services.submit.specs import TASK_ID, asked
+from tests.kit.specs import TASK_ID, asked
 
 
 def test_the_least_spec_gets_every_default() -> None:

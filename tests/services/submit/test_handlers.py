@@ -40,7 +40,7 @@ from libs.store.port import ConflictError, Store
 from services.submit.handlers import prepare
 from services.submit.store import InventoryRow, NodeRow, OwnerRow, ShapeRow, TaskRow, prune_rules
 from services.submit.tables import TABLES
-from tests.services.submit.specs import asked
+from tests.kit.specs import asked
 from tests.services.submit.world import Hands, World, a_world, at, numbers
 
 

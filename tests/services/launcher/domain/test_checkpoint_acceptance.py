@@ -7,7 +7,7 @@ import pytest
 from libs.contracts.messages import AckCheckpoint, RefusalCode
 from services.launcher.domain.checkpoint_acceptance import Known, decide
 from services.launcher.domain.model import RunState
-from tests.services.launcher.makers import START, a_checkpoint, a_run, at
+from tests.kit.launcher_builders import START, a_checkpoint, a_run, at
 
 ACK = AckCheckpoint(task_id="task", attempt=1, step=10, uri="/c", digest="")
 

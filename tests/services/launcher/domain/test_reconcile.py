@@ -30,7 +30,7 @@ from services.launcher.domain.reconcile import (
     Signal,
 )
 from services.launcher.domain.worklist import Outcome
-from tests.services.launcher.makers import (
+from tests.kit.launcher_builders import (
     START,
     a_listing,
     a_run,

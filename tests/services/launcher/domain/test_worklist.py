@@ -19,7 +19,7 @@ from services.launcher.domain.model import (
 )
 from services.launcher.domain.reconcile import Action, End, Forget, Launch, Policy, Scan, Signal
 from services.launcher.domain.worklist import Worklist
-from tests.services.launcher.makers import (
+from tests.kit.launcher_builders import (
     START,
     a_listing,
     a_run,

@@ -24,11 +24,11 @@ from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.rows import Task
-from tests.builders import START, a_node, a_snapshot, a_task, at, some_nodes, submitted_event
+from tests.kit.builders import START, a_node, a_snapshot, a_task, at, some_nodes, submitted_event
+from tests.kit.strategies import NOW, snapshots
+from tests.services.scheduler.domain.domain_harness import Stage
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
-from tests.services.scheduler.domain.stage import Stage
 from tests.services.scheduler.domain.test_properties import committed
-from tests.strategies import NOW, snapshots
 
 EXAMPLES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 YEAR = 365.25 * 86_400.0

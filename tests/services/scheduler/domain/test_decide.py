@@ -29,7 +29,7 @@ from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
 from services.scheduler.domain.model.values import OrderKey, reason
-from tests.builders import (
+from tests.kit.builders import (
     START,
     a_checkpoint,
     a_limit,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from libs.contracts.messages import ReasonCode, TaskState
 from services.scheduler.domain.model.group_policy import GroupPolicy
-from tests.builders import a_node, a_spec, a_task
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_node, a_spec, a_task
+from tests.services.scheduler.domain.domain_harness import Stage
 
 
 def waiting(group: str) -> Stage:

@@ -12,8 +12,8 @@ from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Preemp
 from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
-from tests.builders import a_snapshot, a_task, at, running, some_nodes
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_snapshot, a_task, at, running, some_nodes
+from tests.services.scheduler.domain.domain_harness import Stage
 
 NODES = 10
 GUARDED = GroupPolicy("default", timeshare=Timeshare(flood_guard=True))

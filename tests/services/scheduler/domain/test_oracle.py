@@ -27,8 +27,8 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.lifecycle import HOLDING
 from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
-from tests.builders import a_limit, a_node, a_spec, a_task
-from tests.services.scheduler.domain.stage import Stage, facts_of, rebuilt
+from tests.kit.builders import a_limit, a_node, a_spec, a_task
+from tests.services.scheduler.domain.domain_harness import Stage, facts_of, rebuilt
 
 TASKS_MAX = 14
 LEVELS = [

@@ -23,9 +23,9 @@ from services.scheduler.domain.model.lifecycle import HOLDING, LEAVING, TERMINAL
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.placement.capacity import Slot, slots_of
-from tests.builders import a_snapshot, played
-from tests.services.scheduler.domain.stage import facts_of, rebuilt
-from tests.strategies import NOW, snapshots
+from tests.kit.builders import a_snapshot, played
+from tests.kit.strategies import NOW, snapshots
+from tests.services.scheduler.domain.domain_harness import facts_of, rebuilt
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -30,7 +30,7 @@ from services.scheduler.domain.model.observations import Drop
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.slices.slice_round import slice_end_cost
-from tests.builders import (
+from tests.kit.builders import (
     a_node,
     a_spec,
     a_task,
@@ -39,7 +39,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.domain.stage import Stage
+from tests.services.scheduler.domain.domain_harness import Stage
 
 SILENT, WHOLE = 5.0, 60.0
 

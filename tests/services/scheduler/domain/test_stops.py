@@ -11,9 +11,9 @@ from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import Change
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Task
-from tests.builders import a_node, a_task, at
+from tests.kit.builders import a_node, a_task, at
+from tests.services.scheduler.domain.domain_harness import Stage
 from tests.services.scheduler.domain.model.test_observations import goal
-from tests.services.scheduler.domain.stage import Stage
 
 SETTINGS = PolicySettings(stop_ack_seconds_max=30.0)
 

@@ -31,7 +31,7 @@ from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySett
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey, reason
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_limit,
     a_node,

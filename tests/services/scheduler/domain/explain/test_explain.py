@@ -27,7 +27,7 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
 from services.scheduler.domain.round import Round
-from tests.builders import (
+from tests.kit.builders import (
     START,
     a_limit,
     a_node,

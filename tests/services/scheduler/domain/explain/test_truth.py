@@ -23,9 +23,9 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.lifecycle import QUEUED, STARTING
 from services.scheduler.domain.model.rows import Limit, Node, Task
-from tests.builders import START, a_limit, a_node, a_task, running, some_nodes
+from tests.kit.builders import START, a_limit, a_node, a_task, running, some_nodes
+from tests.services.scheduler.domain.domain_harness import Stage
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
-from tests.services.scheduler.domain.stage import Stage
 
 ALL = tuple(range(8))
 ROUNDS_MAX = 3_000

@@ -22,7 +22,7 @@ from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.observations import ChangeOrDrop, Drop
 from services.scheduler.domain.model.rows import EarlyFacts, Task
 from services.scheduler.domain.model.values import reason
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_spec,
     a_task,

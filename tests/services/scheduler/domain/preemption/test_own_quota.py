@@ -16,8 +16,8 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
 from services.scheduler.domain.model.rows import Limit
-from tests.builders import a_limit, a_node, a_task, some_nodes
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_limit, a_node, a_task, some_nodes
+from tests.services.scheduler.domain.domain_harness import Stage
 
 HIGH, LOW = Priority.HIGH, Priority.LOW
 ONE = a_limit(1, user="ann", unit=Unit.NODES)

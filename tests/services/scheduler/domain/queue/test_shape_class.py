@@ -21,8 +21,8 @@ from services.scheduler.domain.queue.queues import (
     ShapeRow,
     Tree,
 )
-from tests.builders import a_node, a_spec, a_task
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_node, a_spec, a_task
+from tests.services.scheduler.domain.domain_harness import Stage
 
 PLAIN = Shape("default", 1, None, 0.0, 0)
 # Some cannot be told apart by thousandths of a CPU.

@@ -17,8 +17,8 @@ from services.scheduler.domain.model.decisions import Reorder
 from services.scheduler.domain.model.group_policy import Demotion, GroupPolicy
 from services.scheduler.domain.model.rows import Limit
 from services.scheduler.domain.model.values import reason
-from tests.builders import a_limit, a_node, a_task, some_nodes
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_limit, a_node, a_task, some_nodes
+from tests.services.scheduler.domain.domain_harness import Stage
 
 HIGH, ABOVE, NORMAL, BELOW, LOW, IDLE = (
     Priority.HIGH,

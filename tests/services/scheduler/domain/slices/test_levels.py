@@ -11,8 +11,8 @@ from libs.contracts.messages import Priority, Unit
 from services.scheduler.domain.limits.quota import Need, QuotaUsage, auto_level
 from services.scheduler.domain.model.group_policy import Demotion, GroupPolicy
 from services.scheduler.domain.model.rows import Limit
-from tests.builders import a_limit, a_node, a_task
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_limit, a_node, a_task
+from tests.services.scheduler.domain.domain_harness import Stage
 
 EXTREME, HIGH, NORMAL, LOW = (
     Priority.EXTREME_HIGH,

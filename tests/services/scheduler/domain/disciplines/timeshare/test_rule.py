@@ -31,8 +31,8 @@ from services.scheduler.domain.disciplines.timeshare.rule import (
 )
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.group_policy import Timeshare
-from tests.builders import a_task, at, some_nodes
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_task, at, some_nodes
+from tests.services.scheduler.domain.domain_harness import Stage
 
 RULE, NUMBERS = RuleSettings(), Timeshare()
 HOUR, DAY = 3600.0, 86_400.0

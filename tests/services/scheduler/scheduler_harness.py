@@ -19,7 +19,7 @@ from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.main import build
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.tables import TABLES
-from tests.builders import START, at
+from tests.kit.builders import START, at
 
 ROUNDS_MAX = 20
 

@@ -20,7 +20,7 @@ from libs.store.memory import MemoryStore
 from libs.store.memory_database import MemoryDatabase
 from libs.store.port import Tx
 from libs.store.tables import Tables, table
-from tests.harness.virtual_time import EPOCH, LoopClock
+from tests.kit.virtual_time import EPOCH, LoopClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Limit, Node, Task
 from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.queue.queues import Branch, Tree
-from tests.builders import (
+from tests.kit.builders import (
     START,
     a_checkpoint,
     at,
