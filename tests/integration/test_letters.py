@@ -20,7 +20,7 @@ from libs.store.connections import Address, connect
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.sql import SqlStore
 from services.quota.main import WIRING
-from tests.kit.virtual_time import EPOCH
+from tests.kit.clock import START
 from tests.libs.service.service_harness import World, until
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FixedClock:
     """The time does not matter here."""
 
     def now(self) -> datetime:
-        return EPOCH
+        return START
 
 
 @pytest_asyncio.fixture
@@ -72,7 +72,7 @@ async def test_rows_of_the_outbox_that_cannot_be_read_become_dead_letters(
     try:
         async with store.transaction() as tx:
             for number in range(600):
-                tx.emit(m.UsageRecorded(group=f"g{number}", started_at=EPOCH, ended_at=EPOCH))
+                tx.emit(m.UsageRecorded(group=f"g{number}", started_at=START, ended_at=START))
         # As an earlier or later version may have written them; a whole page of them comes first.
         await connection.execute(
             "UPDATE quota.outbox SET type = 'shiftwork.quota.v9.Unknown' WHERE id <= 300;"

@@ -53,18 +53,17 @@ from services.scheduler.domain.placement.capacity import Slot, placements_of
 from services.scheduler.dry_run import diff
 from services.scheduler.policies import validate
 from tests.kit.builders import (
-    START,
     a_checkpoint,
     a_limit,
     a_node,
     a_spec,
     a_task,
-    at,
     exited_event,
     listened_event,
     started_event,
     submitted_event,
 )
+from tests.kit.clock import START, at
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 
 HERE = Path(__file__).parent

@@ -31,7 +31,7 @@ from services.submit import store as submit
 from services.submit.store import TaskRow as SubmittedRow
 from services.submit.tables import TABLES as SUBMIT
 from tests.kit.checkers import ENDED, LIVENESS, SAFETY, verdict
-from tests.kit.virtual_time import EPOCH
+from tests.kit.clock import START
 from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES, SILENT_SECONDS
 from tests.sim.programs import computed
 
@@ -305,7 +305,7 @@ def listening_runs_are_not_cut_short(world: World) -> Iterator[str]:
     """A run that has asked is never treated as one that cannot be asked."""
     for run, event, seconds in _forced(world):
         at = world.listened.get(run)
-        ended = (event.requested_at - EPOCH).total_seconds()
+        ended = (event.requested_at - START).total_seconds()
         silently = event.reason.code is m.ReasonCode.NEVER_ASKED
         if silently and at is not None and at + NOTICED_SECONDS < ended:
             yield f"{run} asked {ended - at:.1f} s before it was ended, which was after {seconds} s"

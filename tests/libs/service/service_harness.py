@@ -20,7 +20,8 @@ from libs.store.memory import MemoryStore
 from libs.store.memory_database import MemoryDatabase
 from libs.store.port import Tx
 from libs.store.tables import Tables, table
-from tests.kit.virtual_time import EPOCH, LoopClock
+from tests.kit.clock import START
+from tests.kit.virtual_time import LoopClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class World:
         tx.put(Count(event.task_id, row.seen + 1))
         tx.emit(
             m.UsageRecorded(
-                group=event.task_id, attempt=row.seen + 1, started_at=EPOCH, ended_at=EPOCH
+                group=event.task_id, attempt=row.seen + 1, started_at=START, ended_at=START
             )
         )
 
@@ -104,17 +105,17 @@ class World:
                 Envelope(
                     id=f"{prefix}-{name}-{number}",
                     source="launcher",
-                    time=EPOCH,
-                    message=m.RunStarted(task_id=name, attempt=1, started_at=EPOCH),
+                    time=START,
+                    message=m.RunStarted(task_id=name, attempt=1, started_at=START),
                 )
                 for number, name in enumerate(names)
             ]
         )
 
     async def say_saved(self, name: str) -> None:
-        checkpoint = m.Checkpoint(step=1, uri="file:///x", saved_at=EPOCH)
+        checkpoint = m.Checkpoint(step=1, uri="file:///x", saved_at=START)
         message = m.CheckpointSaved(task_id=name, attempt=1, checkpoint=checkpoint)
-        await self.launcher.publish([Envelope(f"saved-{name}", "launcher", EPOCH, message)])
+        await self.launcher.publish([Envelope(f"saved-{name}", "launcher", START, message)])
 
     def counts(self) -> dict[str, int]:
         return {row.group: row.seen for row in self.database.rows(TABLES, Count).values()}

@@ -18,7 +18,8 @@ from libs.service.settings import BaseServiceSettings
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.memory import MemoryStore, Point, no_fault
 from libs.store.port import DatabaseFaultError, EventTooLargeError, StoreUnavailableError, Tx
-from tests.kit.virtual_time import EPOCH, virtually
+from tests.kit.clock import START
+from tests.kit.virtual_time import virtually
 from tests.libs.service.service_harness import TABLES, Count, World, until
 
 LARGE = 5_000
@@ -51,7 +52,7 @@ async def emit(world: World, *owners: str) -> None:
 
 def usage(owner: str) -> m.UsageRecorded:
     return m.UsageRecorded(
-        task_id="t", attempt=1, started_at=EPOCH, ended_at=EPOCH, group="g", owner=owner
+        task_id="t", attempt=1, started_at=START, ended_at=START, group="g", owner=owner
     )
 
 
@@ -320,7 +321,7 @@ def test_dead_letters_are_bounded_by_number_and_age() -> None:
 
 
 async def keep(tx: Tx, event_id: str, direction: Direction) -> None:
-    envelope = Envelope(event_id, "quota", EPOCH, usage("g"))
+    envelope = Envelope(event_id, "quota", START, usage("g"))
     await dead_letters.keep(tx, direction, dead_letters.raw_of(envelope), "no\0 reason")
 
 

@@ -40,9 +40,8 @@ from services.launcher.domain.model import CheckpointRow, NodeRow, PastRun, Run,
 from services.launcher.handlers import HANDLERS, Commands
 from services.launcher.main import WIRING
 from services.launcher.tables import TABLES
-from tests.conftest import run_apart
+from tests.kit.clock import START, at
 from tests.kit.launcher_builders import (
-    START,
     a_checkpoint,
     a_kill,
     a_node,
@@ -50,8 +49,8 @@ from tests.kit.launcher_builders import (
     a_run,
     a_spec,
     an_assignment,
-    at,
 )
+from tests.kit.servers import run_apart
 
 if TYPE_CHECKING:
     from tests.kit.postgres import PostgresServer

@@ -36,7 +36,8 @@ from services.launcher.handlers import set_schedulable
 from services.launcher.loop import record
 from services.launcher.tables import TABLES
 from tests.kit.builders import a_spec
-from tests.kit.launcher_builders import a_kill, a_listing, a_node, an_assignment, at
+from tests.kit.clock import at
+from tests.kit.launcher_builders import a_kill, a_listing, a_node, an_assignment
 from tests.kit.virtual_time import virtually
 from tests.services.launcher.launcher_harness import LauncherHarness
 

@@ -16,7 +16,7 @@ from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.main import WIRING
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.tables import TABLES
-from tests.conftest import run_apart
+from tests.kit.servers import run_apart
 from tests.services.log_collector.collector_harness import (
     CollectorHarness,
     ManualClock,

@@ -30,12 +30,11 @@ from services.launcher.domain.reconcile import (
     Signal,
 )
 from services.launcher.domain.worklist import Outcome
+from tests.kit.clock import START, at
 from tests.kit.launcher_builders import (
-    START,
     a_listing,
     a_run,
     a_spec,
-    at,
     exited,
     lost,
     observed,

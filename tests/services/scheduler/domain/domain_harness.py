@@ -35,14 +35,13 @@ from services.scheduler.domain.model.rows import EndedTask, Inventory, Limit, No
 from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.queue.queues import Branch, Tree
 from tests.kit.builders import (
-    START,
     a_checkpoint,
-    at,
     exited_event,
     listened_event,
     started_event,
     submitted_event,
 )
+from tests.kit.clock import START, at
 
 # At one moment a small world comes to rest in a few rounds, or never.
 ROUNDS_MAX = 40

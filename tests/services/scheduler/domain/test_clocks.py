@@ -24,7 +24,8 @@ from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.rows import Task
-from tests.kit.builders import START, a_node, a_snapshot, a_task, at, some_nodes, submitted_event
+from tests.kit.builders import a_node, a_snapshot, a_task, some_nodes, submitted_event
+from tests.kit.clock import START, at
 from tests.kit.strategies import NOW, snapshots
 from tests.services.scheduler.domain.domain_harness import Stage
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of

@@ -13,7 +13,8 @@ from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preemp
 from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.model.values import OrderKey
-from tests.kit.builders import a_node, a_snapshot, a_task, at, running
+from tests.kit.builders import a_node, a_snapshot, a_task, running
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 ALL = tuple(range(8))

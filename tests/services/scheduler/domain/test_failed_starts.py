@@ -8,7 +8,8 @@ from libs.contracts.messages import ExitKind, RankExit, RunExit, RunExited, Task
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Task
-from tests.kit.builders import a_node, a_task, at, running, starting
+from tests.kit.builders import a_node, a_task, running, starting
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 ALL = tuple(range(8))

@@ -12,7 +12,8 @@ from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Preemp
 from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
-from tests.kit.builders import a_snapshot, a_task, at, running, some_nodes
+from tests.kit.builders import a_snapshot, a_task, running, some_nodes
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 NODES = 10

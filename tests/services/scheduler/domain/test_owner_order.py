@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from libs.contracts.messages import ExitKind, Goal, Priority, ReasonCode, TaskState, Unit
 from services.scheduler.domain.model.group_policy import GroupPolicy, Rotation
 from services.scheduler.domain.model.rows import Task
-from tests.kit.builders import a_limit, a_task, at, some_nodes
+from tests.kit.builders import a_limit, a_task, some_nodes
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 HOUR = 3600.0

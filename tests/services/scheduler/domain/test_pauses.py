@@ -9,7 +9,8 @@ import pytest
 from libs.contracts.messages import ExitKind, Goal, TaskState
 from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare
 from services.scheduler.domain.model.rows import Task
-from tests.kit.builders import a_task, at, some_nodes
+from tests.kit.builders import a_task, some_nodes
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 HOUR, DAY = 3600.0, 86_400.0

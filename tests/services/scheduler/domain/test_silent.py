@@ -34,11 +34,11 @@ from tests.kit.builders import (
     a_node,
     a_spec,
     a_task,
-    at,
     listened_event,
     started_event,
     submitted_event,
 )
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 SILENT, WHOLE = 5.0, 60.0

@@ -11,7 +11,8 @@ from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import Change
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Task
-from tests.kit.builders import a_node, a_task, at
+from tests.kit.builders import a_node, a_task
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 from tests.services.scheduler.domain.model.test_observations import goal
 

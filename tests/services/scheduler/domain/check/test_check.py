@@ -37,12 +37,12 @@ from tests.kit.builders import (
     a_node,
     a_snapshot,
     a_task,
-    at,
     preempting,
     running,
     some_nodes,
     starting,
 )
+from tests.kit.clock import at
 
 ALL = tuple(range(8))
 WHY = reason(ReasonCode.QUEUED)

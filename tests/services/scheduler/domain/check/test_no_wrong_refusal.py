@@ -14,7 +14,8 @@ from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, Rotation
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.values import OrderKey
-from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, at, on_nodes, preempting, running
+from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, on_nodes, preempting, running
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 ALL = tuple(range(8))

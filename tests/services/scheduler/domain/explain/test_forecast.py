@@ -28,7 +28,8 @@ from services.scheduler.domain.model.group_policy import (
     VirtualCluster,
 )
 from services.scheduler.domain.model.rows import Limit, Node, Task
-from tests.kit.builders import START, a_limit, a_spec, a_task, at, running, some_nodes
+from tests.kit.builders import a_limit, a_spec, a_task, running, some_nodes
+from tests.kit.clock import START, at
 from tests.kit.strategies import NOW, snapshots
 from tests.services.scheduler.domain.domain_harness import Stage
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of

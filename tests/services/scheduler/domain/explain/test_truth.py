@@ -23,7 +23,8 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.lifecycle import QUEUED, STARTING
 from services.scheduler.domain.model.rows import Limit, Node, Task
-from tests.kit.builders import START, a_limit, a_node, a_task, running, some_nodes
+from tests.kit.builders import a_limit, a_node, a_task, running, some_nodes
+from tests.kit.clock import START
 from tests.services.scheduler.domain.domain_harness import Stage
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 

@@ -26,7 +26,6 @@ from tests.kit.builders import (
     a_checkpoint,
     a_spec,
     a_task,
-    at,
     exited_event,
     preempting,
     running,
@@ -34,6 +33,7 @@ from tests.kit.builders import (
     starting,
     submitted_event,
 )
+from tests.kit.clock import at
 
 ALL = tuple(range(8))
 ON = {"n0": ALL}

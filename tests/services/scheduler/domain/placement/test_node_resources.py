@@ -15,7 +15,8 @@ from services.scheduler.domain.decide import decide
 from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.domain.model.rows import Node, Task
-from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, at, preempting, running
+from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, preempting, running
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 GB = 10**9

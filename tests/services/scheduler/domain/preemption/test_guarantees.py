@@ -16,7 +16,8 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.model.rows import Task
-from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, at, running
+from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, running
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 GPUS = 4

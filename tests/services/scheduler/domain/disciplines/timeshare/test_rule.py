@@ -31,7 +31,8 @@ from services.scheduler.domain.disciplines.timeshare.rule import (
 )
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.group_policy import Timeshare
-from tests.kit.builders import a_task, at, some_nodes
+from tests.kit.builders import a_task, some_nodes
+from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import Stage
 
 RULE, NUMBERS = RuleSettings(), Timeshare()
