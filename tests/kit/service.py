@@ -8,6 +8,7 @@ from libs.contracts.base import Message
 from libs.service.definition import Service
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
+from libs.store.memory import MemoryStore
 from libs.store.port import Leadership, Store
 from tests.kit.clock import FakeClock
 from tests.kit.memory import MemoryPlatform
@@ -50,16 +51,15 @@ class ServiceHarness:
 
     async def lead(self) -> None:
         """Become the leader, as a new process does."""
-        self.leadership = await self.store.lead()
+        self.leadership = self.leadership or await self.store.lead()
         if self.service.on_lead is not None:
             await self.service.on_lead(self.leadership.epoch)
 
     async def restart(self) -> None:
-        """The process ends and another one leads, on the same database in memory."""
-        if self.leadership is not None:
-            await self.leadership.release()
-        await self.store.close()
-        self.service = self._build()
+        """The process dies and another one leads, on the same database in memory."""
+        assert isinstance(self.store, MemoryStore)
+        self.store.crash()
+        self.service, self.leadership = self._build(), None
         await self.lead()
 
     async def handle(self, *events: Message) -> None:
