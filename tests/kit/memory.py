@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -14,6 +16,7 @@ from libs.contracts.envelope import Envelope
 from libs.contracts.registry import ROUTES
 from libs.service.clock import Clock
 from libs.service.definition import Ports, Service
+from libs.service.runner import Runner
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
 from libs.store.connections import Address
@@ -23,6 +26,20 @@ from libs.store.port import Store
 from libs.store.sql import SqlStore
 from libs.store.tables import Tables
 from tests.kit.clock import START, FakeClock
+from tests.kit.waiting import until
+
+
+@asynccontextmanager
+async def running(*runners: Runner) -> AsyncIterator[None]:
+    """All these processes run, and each of them leads its service."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(runner.run()) for runner in runners]
+        await until(lambda: all(runner.epoch for runner in runners))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 def numbered(prefix: str = "e") -> Callable[[], str]:
@@ -41,7 +58,7 @@ class MemoryPlatform:
         self.broker = MemoryBroker(Random(seed), faults)
         self.database = MemoryDatabase()
         self.new_id = numbered()
-        self._clients: dict[str, MemoryBus] = {}
+        self._connections: dict[str, MemoryBus] = {}
 
     def store(self, tables: Tables) -> MemoryStore:
         """One process's handle on a service's schema."""
@@ -72,16 +89,21 @@ class MemoryPlatform:
         settings = settings or wiring.settings(database_url="-", nats_url="-")
         return wiring.build(settings, ports, **replacements)
 
-    def client(self, service: str) -> MemoryBus:
-        """The connection by which a test speaks for a service that does not run here."""
-        return self._clients.setdefault(service, self.bus(service))
+    def runner(self, wiring: Wiring, settings: BaseServiceSettings | None = None) -> Runner:
+        """One process of a service, not started."""
+        settings = settings or wiring.settings(database_url="-", nats_url="-")
+        return Runner(self.build(wiring, settings), settings)
+
+    def connection(self, service: str) -> MemoryBus:
+        """The connection by which a test plays a service that does not run here."""
+        return self._connections.setdefault(service, self.bus(service))
 
     async def publish(self, *messages: Message) -> None:
         """Publish events as the services that own them do."""
         for message in messages:
             owner = ROUTES[type(message)].owner
             envelope = Envelope(id=self.new_id(), source=owner, time=START, message=message)
-            await self.client(owner).publish([envelope])
+            await self.connection(owner).publish([envelope])
 
     def _identity(self, tables: Tables) -> dict[str, Any]:
         return {"clock": self.clock, "source": tables.schema, "new_id": self.new_id}

@@ -14,7 +14,6 @@ import pytest_asyncio
 from libs.store.connections import Address, connect
 from libs.store.migrate import upgrade
 from libs.store.port import Store
-from libs.store.tables import LEADER
 from tests.kit.clock import FakeClock
 from tests.kit.memory import MemoryPlatform
 from tests.kit.servers import run_apart
@@ -39,8 +38,7 @@ async def empty(address: Address, wiring: Wiring) -> None:
     """Delete all rows of the service."""
     connection = await connect(address)
     for table in wiring.tables.metadata.tables.values():
-        if table.name != LEADER:
-            await connection.execute(f'TRUNCATE "{table.schema}"."{table.name}"')
+        await connection.execute(f'TRUNCATE "{table.schema}"."{table.name}"')
     await connection.close()
 
 
@@ -67,6 +65,14 @@ def migrated_once(postgres_server: PostgresServer) -> Callable[[Wiring], Address
             known[wiring.name] = run_apart(prepare(wiring))
         return known[wiring.name]
 
+    return found
+
+
+@pytest_asyncio.fixture
+async def address(wiring: Wiring, migrated_once: Callable[[Wiring], Address]) -> Address:
+    """The service's empty database on PostgreSQL."""
+    found = migrated_once(wiring)
+    await empty(found, wiring)
     return found
 
 

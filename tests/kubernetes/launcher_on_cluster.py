@@ -30,7 +30,7 @@ class LauncherOnCluster(LauncherHarness):
         super().__init__(
             nodes=0,
             clock=SystemClock(),  # type: ignore[arg-type]
-            handle=cluster.handle,
+            make_runtime=cluster.handle,
             limits=limits(
                 policy=Policy(
                     exit_grace=second,

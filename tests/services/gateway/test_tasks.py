@@ -13,15 +13,9 @@ from libs.contracts import messages as m
 from services.gateway import store as rows_of
 from services.gateway.capacity import KEEP_SECONDS
 from services.gateway.rows import TaskRow
-from tests.services.gateway.gateway_harness import (
-    World,
-    a_node,
-    assigned,
-    at,
-    exited,
-    state,
-    until_async,
-)
+from tests.kit.clock import at
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, exited, state
 
 NEW = {"command": ["python", "train.py"], "name": "first"}
 
@@ -84,9 +78,9 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
 
 
 async def test_a_task_is_readable_and_listed_before_its_event_is_projected(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    world.broker.faults = Faults(lose_delivery=1.0)
+    harness.broker.faults = Faults(lose_delivery=1.0)
     made = await ann.post("/v1/tasks", json=NEW)
     task = made.json()
     shown = await ann.get(f"/v1/tasks/{task['id']}")
@@ -94,31 +88,33 @@ async def test_a_task_is_readable_and_listed_before_its_event_is_projected(
     assert shown.json() == task
     listed = (await ann.get("/v1/tasks")).json()["items"]
     assert [each["id"] for each in listed] == [task["id"]]
-    assert await world.position() == 0
+    assert await harness.position() == 0
 
 
 async def test_projection_replaces_the_accepted_row_without_a_trace(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     before = await ann.post("/v1/tasks", json=NEW)
     task = before.json()
 
-    await until_async(lambda: world.reached(1))
+    await until(lambda: harness.reached(1))
     after = (await ann.get(f"/v1/tasks/{task['id']}")).json()
     # The reason is the scheduler's to give; until it does there is none.
     assert {**after, "reason": None} == {**task, "reason": None}
     assert len((await ann.get("/v1/tasks")).json()["items"]) == 1
 
 
-async def test_the_same_key_is_the_same_task(world: World, ann: httpx.AsyncClient) -> None:
+async def test_the_same_key_is_the_same_task(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
     key = {"idempotency-key": "once"}
     first = await ann.post("/v1/tasks", json=NEW, headers=key)
     again = await ann.post("/v1/tasks", json=NEW, headers=key)
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == again.json()["id"]
     # Submit's own fact first: only then does the next one heard have to be the scheduler's.
-    await until_async(lambda: world.reached(1))
-    await world.heard(state(first.json()["id"], m.TaskState.RUNNING, 5, attempt=1))
+    await until(lambda: harness.reached(1))
+    await harness.project(state(first.json()["id"], m.TaskState.RUNNING, 5, attempt=1))
     later = await ann.post("/v1/tasks", json=NEW, headers=key)
     assert later.status_code == 200
     assert later.json()["state"] == "running"
@@ -126,9 +122,9 @@ async def test_the_same_key_is_the_same_task(world: World, ann: httpx.AsyncClien
 
 
 async def test_a_dry_run_says_what_would_be_and_stores_nothing(
-    world: World, ann: httpx.AsyncClient, admin: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
-    await world.heard(a_node("n0"), a_node("n1"))
+    await harness.project(a_node("n0"), a_node("n1"))
     audited = (await admin.get("/v1/audit")).json()["items"]
     reply = await ann.post("/v1/tasks:dry-run", json={**NEW, "gpus_per_node": 1})
     assert reply.status_code == 200, reply.text
@@ -139,21 +135,21 @@ async def test_a_dry_run_says_what_would_be_and_stores_nothing(
     assert refused.status_code == 422
     assert (await ann.get("/v1/tasks")).json()["items"] == []
     assert (await admin.get("/v1/audit")).json()["items"] == audited
-    waiting = await world.submitted(ann)
-    await until_async(lambda: world.reached(3))
-    await world.heard(state(waiting["id"], m.TaskState.QUEUED, 1))
-    world.clock.advance(KEEP_SECONDS)
+    waiting = await harness.submitted(ann)
+    await until(lambda: harness.reached(3))
+    await harness.project(state(waiting["id"], m.TaskState.QUEUED, 1))
+    harness.clock.advance(KEEP_SECONDS)
     assert (await ann.post("/v1/tasks:dry-run", json=NEW)).json()["ahead"] == 1
 
 
 async def test_a_task_is_submitted_again_as_its_owners(
-    world: World, ann: httpx.AsyncClient, admin: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
     first = (await ann.post("/v1/tasks", json={**NEW, "env": {"A": "secret"}})).json()
-    await until_async(lambda: world.reached(1))
+    await until(lambda: harness.reached(1))
     path = f"/v1/tasks/{first['id']}/retry"
     assert (await ann.post(path)).status_code == 409
-    await world.heard(state(first["id"], m.TaskState.FAILED, 1, attempt=1))
+    await harness.project(state(first["id"], m.TaskState.FAILED, 1, attempt=1))
     key = {"idempotency-key": "again"}
     made, same = [await admin.post(path, headers=key) for _ in range(2)]
     assert (made.status_code, same.status_code) == (201, 200)
@@ -164,19 +160,21 @@ async def test_a_task_is_submitted_again_as_its_owners(
     assert again["labels"] == {"retry-of": first["id"]}
 
 
-async def ended(world: World, client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    task = await world.submitted(client, **fields)
-    await world.heard(state(task["id"], m.TaskState.FAILED, 1, attempt=1))
+async def ended(
+    harness: GatewayHarness, client: httpx.AsyncClient, **fields: Any
+) -> dict[str, Any]:
+    task = await harness.submitted(client, **fields)
+    await harness.project(state(task["id"], m.TaskState.FAILED, 1, attempt=1))
     return task
 
 
 async def test_a_task_is_submitted_again_in_the_present_team_of_its_owner(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
     for team in ("red", "blue"):
         assert (await admin.post("/v1/teams", json={"name": team})).status_code == 201
-    async with world.client(await world.member("eve", "red")) as eve:
-        task = await ended(world, eve)
+    async with harness.client(await harness.member("eve", "red")) as eve:
+        task = await ended(harness, eve)
         assert task["team"] == "red"
         assert (await admin.patch("/v1/users/eve", json={"team": "blue"})).status_code == 200
         made = await eve.post(f"/v1/tasks/{task['id']}/retry")
@@ -184,9 +182,9 @@ async def test_a_task_is_submitted_again_in_the_present_team_of_its_owner(
 
 
 async def test_a_task_of_a_disabled_owner_is_not_submitted_again(
-    world: World, ann: httpx.AsyncClient, admin: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
-    task = await ended(world, ann)
+    task = await ended(harness, ann)
     await admin.patch("/v1/users/ann", json={"disabled": True})
     refused = await admin.post(f"/v1/tasks/{task['id']}/retry")
     assert refused.status_code == 409
@@ -198,20 +196,20 @@ async def test_a_task_of_a_disabled_owner_is_not_submitted_again(
 
 
 async def test_a_task_with_as_many_labels_as_there_may_be_is_submitted_again(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = await ended(world, ann, labels={f"l{number}": "" for number in range(64)})
+    task = await ended(harness, ann, labels={f"l{number}": "" for number in range(64)})
     again = await ann.post(f"/v1/tasks/{task['id']}/retry")
     assert again.status_code == 201, again.text
     assert again.json()["labels"] == {**task["labels"], "retry-of": task["id"]}
 
 
 async def test_a_task_without_a_name_has_one_of_its_own_when_submitted_again(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    live = await world.submitted(ann)
+    live = await harness.submitted(ann)
     assert (await ann.post(f"/v1/tasks/{live['id']}/retry")).status_code == 409
-    task = await ended(world, ann)
+    task = await ended(harness, ann)
     assert task["name"] == f"train-{task['id'][-6:]}"
     again = (await ann.post(f"/v1/tasks/{task['id']}/retry")).json()
     assert again["name"] == f"train-{again['id'][-6:]}" != task["name"]
@@ -315,19 +313,21 @@ async def test_batch_accepts_and_refuses_one_by_one(ann: httpx.AsyncClient) -> N
     assert [item["status"] for item in again.json()["items"]] == [200]
 
 
-@pytest.mark.parametrize("world", [{"batch_tasks_max": 2}], indirect=True)
+@pytest.mark.parametrize("harness", [{"batch_tasks_max": 2}], indirect=True)
 async def test_a_batch_has_a_most(ann: httpx.AsyncClient) -> None:
     reply = await ann.post("/v1/tasks:batch", json={"tasks": [{"command": ["a"]}] * 3})
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["field"] == "tasks"
 
 
-async def test_filters(world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:
-    one = await world.submitted(ann, name="one", priority="high", labels={"a": "1", "b": "2"})
-    two = await world.submitted(ann, name="two", labels={"a": "1"})
-    three = await world.submitted(bob, name="three")
-    await world.heard(state(two["id"], m.TaskState.RUNNING, 2, attempt=1))
-    await world.heard(state(three["id"], m.TaskState.SUCCEEDED, 2, attempt=1))
+async def test_filters(
+    harness: GatewayHarness, ann: httpx.AsyncClient, bob: httpx.AsyncClient
+) -> None:
+    one = await harness.submitted(ann, name="one", priority="high", labels={"a": "1", "b": "2"})
+    two = await harness.submitted(ann, name="two", labels={"a": "1"})
+    three = await harness.submitted(bob, name="three")
+    await harness.project(state(two["id"], m.TaskState.RUNNING, 2, attempt=1))
+    await harness.project(state(three["id"], m.TaskState.SUCCEEDED, 2, attempt=1))
 
     async def names(query: str) -> list[str]:
         reply = await ann.get(f"/v1/tasks?{query}")
@@ -379,11 +379,11 @@ async def test_wrong_queries_name_the_field(ann: httpx.AsyncClient, query: str, 
 
 @pytest.mark.parametrize("sort", ["-submitted_at", "submitted_at", "name", "-priority", "state"])
 async def test_pages_join_to_the_list_whatever_comes_meanwhile(
-    world: World, ann: httpx.AsyncClient, sort: str
+    harness: GatewayHarness, ann: httpx.AsyncClient, sort: str
 ) -> None:
     levels = ["low", "high", "normal"]
     for number in range(7):
-        await world.submitted(ann, name=f"task-{number}", priority=levels[number % 3])
+        await harness.submitted(ann, name=f"task-{number}", priority=levels[number % 3])
     whole = (await ann.get(f"/v1/tasks?sort={sort}")).json()["items"]
     found: list[str] = []
     cursor = ""
@@ -395,49 +395,53 @@ async def test_pages_join_to_the_list_whatever_comes_meanwhile(
         if cursor is None:
             break
         if len(found) == 2:
-            await world.submitted(ann, name="newcomer", priority="normal")
+            await harness.submitted(ann, name="newcomer", priority="normal")
     # Nobody is missing and nobody comes twice; the newcomer may be among them.
     old = [each for each in found if each in {task["id"] for task in whole}]
     assert old == [task["id"] for task in whole]
     assert len(found) == len(set(found))
 
 
-async def test_a_cursor_of_another_order_is_refused(world: World, ann: httpx.AsyncClient) -> None:
+async def test_a_cursor_of_another_order_is_refused(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
     for name in ("a", "b"):
-        await world.submitted(ann, name=name)
+        await harness.submitted(ann, name=name)
     cursor = (await ann.get("/v1/tasks?limit=1")).json()["next_cursor"]
     assert (await ann.get(f"/v1/tasks?sort=name&cursor={cursor}")).status_code == 422
 
 
 async def test_goal_and_priority_are_stored_and_shown_when_applied(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = await world.submitted(ann)
+    task = await harness.submitted(ann)
     path = f"/v1/tasks/{task['id']}"
-    before = await world.position()
+    before = await harness.position()
     reply = await ann.put(f"{path}/goal", json={"goal": "pause"})
     assert (reply.status_code, reply.json()) == (202, {"task": task["id"], "revision": 2})
     reply = await ann.put(f"{path}/priority", json={"priority": "low"})
     assert (reply.status_code, reply.json()["revision"]) == (202, 3)
-    await until_async(lambda: world.reached(before + 2))
+    await until(lambda: harness.reached(before + 2))
     shown = (await ann.get(path)).json()
     assert (shown["goal"], shown["priority"]) == ("pause", "low")
     assert (shown["revision"], shown["observed_revision"]) == (3, 0)
-    await world.heard(state(task["id"], m.TaskState.PAUSED, 2, observed_revision=3))
+    await harness.project(state(task["id"], m.TaskState.PAUSED, 2, observed_revision=3))
     shown = (await ann.get(path)).json()
     assert (shown["state"], shown["observed_revision"]) == ("paused", 3)
 
 
-async def test_a_goal_of_an_ended_task_is_a_conflict(world: World, ann: httpx.AsyncClient) -> None:
-    task = await world.submitted(ann)
-    await world.heard(state(task["id"], m.TaskState.SUCCEEDED, 2, finished_at=at(9)))
+async def test_a_goal_of_an_ended_task_is_a_conflict(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    task = await harness.submitted(ann)
+    await harness.project(state(task["id"], m.TaskState.SUCCEEDED, 2, finished_at=at(9)))
 
     async def refused() -> bool:
         """Once submit has heard of the end, too."""
         reply = await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "pause"})
         return (reply.status_code, reply.json().get("type")) == (409, "conflict")
 
-    await until_async(refused)
+    await until(refused)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +458,10 @@ async def test_an_unknown_task_is_not_found(ann: httpx.AsyncClient, path: str) -
 
 
 async def test_only_owner_and_admin_see_the_environment(
-    world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient, admin: httpx.AsyncClient
+    harness: GatewayHarness,
+    ann: httpx.AsyncClient,
+    bob: httpx.AsyncClient,
+    admin: httpx.AsyncClient,
 ) -> None:
     role = {"name": "w", "replicas": 1, "command": ["x"], "env": {"B": "hush"}}
     task = (await ann.post("/v1/tasks", json={"roles": [role], "env": {"A": "hush"}})).json()
@@ -465,13 +472,16 @@ async def test_only_owner_and_admin_see_the_environment(
         assert shown["roles"][0]["env"] == {"B": "hush"}
     assert "hush" not in (await bob.get(path)).text
     assert "hush" not in (await bob.get("/v1/tasks")).text
-    await world.heard(assigned(task["id"]))
+    await harness.project(assigned(task["id"]))
     assert "hush" not in (await ann.get("/v1/events")).text
     assert "hush" not in (await ann.get(f"{path}/runs")).text
 
 
 async def test_what_is_asked_of_pods_is_stored_and_shown(
-    world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient, admin: httpx.AsyncClient
+    harness: GatewayHarness,
+    ann: httpx.AsyncClient,
+    bob: httpx.AsyncClient,
+    admin: httpx.AsyncClient,
 ) -> None:
     variable = {"name": "A", "value": "hush"}
     template = {"spec": {"containers": [{"name": "main", "env": [variable]}]}}
@@ -482,8 +492,8 @@ async def test_what_is_asked_of_pods_is_stored_and_shown(
         "template": template,
     }
     role = {"name": "w", "replicas": 1, "command": ["x"], "image": "example/other:1"}
-    task = await world.submitted(ann, command=[], roles=[role], pod=pod)
-    async with world.gateway.ports.store.transaction() as tx:
+    task = await harness.submitted(ann, command=[], roles=[role], pod=pod)
+    async with harness.gateway.ports.store.transaction() as tx:
         row = await tx.get(TaskRow, task["id"])
     assert row is not None
     assert row.spec is not None
@@ -522,11 +532,13 @@ async def test_a_pod_template_that_is_not_allowed_is_refused_with_its_path(
     assert refused.json()["errors"][0]["field"] == "pod.immage"
 
 
-async def test_a_whole_life_as_the_task_shows_it(world: World, ann: httpx.AsyncClient) -> None:
-    task = await world.submitted(ann)
+async def test_a_whole_life_as_the_task_shows_it(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    task = await harness.submitted(ann)
     tid = task["id"]
     saved = m.Checkpoint(no=1, attempt=1, step=100, uri="/c/1", digest="d", saved_at=at(25))
-    await world.heard(
+    await harness.project(
         assigned(tid),
         state(tid, m.TaskState.STARTING, 2, attempt=1, held_gpus=2),
         m.RunStarted(task_id=tid, attempt=1, started_at=at(15)),
@@ -564,11 +576,11 @@ async def test_a_whole_life_as_the_task_shows_it(world: World, ann: httpx.AsyncC
 
 
 async def test_running_times_are_summed_where_asked_for(
-    world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    harness: GatewayHarness, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = [(await world.submitted(ann, name=f"t{number}"))["id"] for number in range(3)]
+    ids = [(await harness.submitted(ann, name=f"t{number}"))["id"] for number in range(3)]
     again = assigned(ids[0]).model_copy(update={"attempt": 2})
-    await world.heard(
+    await harness.project(
         assigned(ids[0]),
         m.RunStarted(task_id=ids[0], attempt=1, started_at=at(15)),
         exited(ids[0], 1, m.ExitKind.PREEMPTED, 75),
@@ -592,10 +604,10 @@ async def test_running_times_are_summed_where_asked_for(
 
 
 async def test_explain_of_a_task_whose_row_the_scheduler_cannot_read_shows_the_known_state(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = await world.submitted(ann)
-    world.others.explanation = m.ExplainReply(
+    task = await harness.submitted(ann)
+    harness.others.explanation = m.ExplainReply(
         reason=m.Reason(code=m.ReasonCode.ROW_SET_APART, names={"row": "Task t"}),
         explained_at=at(3),
     )
@@ -604,12 +616,14 @@ async def test_explain_of_a_task_whose_row_the_scheduler_cannot_read_shows_the_k
     assert reply["reason"]["code"] == "row_set_apart"
 
 
-async def test_explain_is_the_schedulers_answer(world: World, ann: httpx.AsyncClient) -> None:
-    task = await world.submitted(ann)
+async def test_explain_is_the_schedulers_answer(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    task = await harness.submitted(ann)
     path = f"/v1/tasks/{task['id']}/explain"
     early = (await ann.get(path)).json()
     assert (early["state"], early["position"]) == ("queued", 0)
-    world.others.explanation = m.ExplainReply(
+    harness.others.explanation = m.ExplainReply(
         state=m.TaskState.QUEUED,
         reason=m.Reason(
             code=m.ReasonCode.WAITS_FOR_CAPACITY, numbers={"free_gpus": 2.0, "gpus": 8.0}
@@ -653,9 +667,9 @@ async def test_explain_is_the_schedulers_answer(world: World, ann: httpx.AsyncCl
     assert reply["beneficiary"] is None
 
 
-async def test_decisions_come_in_pages(world: World, ann: httpx.AsyncClient) -> None:
-    task = await world.submitted(ann)
-    world.others.decisions = [
+async def test_decisions_come_in_pages(harness: GatewayHarness, ann: httpx.AsyncClient) -> None:
+    task = await harness.submitted(ann)
+    harness.others.decisions = [
         m.DecisionRecord(
             no=number,
             decided_at=at(number),
@@ -676,10 +690,10 @@ async def test_decisions_come_in_pages(world: World, ann: httpx.AsyncClient) -> 
 
 
 async def test_a_service_that_does_not_answer_is_a_503(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = await world.submitted(ann)
-    world.broker.partition("submit")
+    task = await harness.submitted(ann)
+    harness.broker.partition("submit")
     for reply in (
         await ann.post("/v1/tasks", json={"command": ["x"]}),
         await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "stop"}),
@@ -687,7 +701,7 @@ async def test_a_service_that_does_not_answer_is_a_503(
         assert reply.status_code == 503
         assert reply.json()["type"] == "unavailable"
         assert int(reply.headers["retry-after"]) >= 1
-    world.broker.heal()
+    harness.broker.heal()
 
 
 @pytest.mark.parametrize(
@@ -698,12 +712,12 @@ async def test_a_service_that_does_not_answer_is_a_503(
     ],
 )
 async def test_a_database_that_does_not_answer_is_a_503(
-    world: World, ann: httpx.AsyncClient, method: str, path: str, body: Any
+    harness: GatewayHarness, ann: httpx.AsyncClient, method: str, path: str, body: Any
 ) -> None:
     assert (await ann.get("/v1/tasks")).status_code == 200
-    world.database.stop()
+    harness.database.stop()
     reply = await ann.request(method, path, json=body)
-    world.database.start()
+    harness.database.start()
     assert reply.status_code == 503
     assert reply.headers["retry-after"]
     assert reply.json()["type"] == "unavailable"

@@ -164,12 +164,12 @@ async def hang(harness: LauncherHarness, *tasks: str, nodes: tuple[int, ...] = (
             for rank, node in enumerate(nodes)
         )
         changes = {"task_id": task, "owner": task[:3], "placements": places}
-        await harness.handle_events(an_assignment(ranks=len(nodes)).model_copy(update=changes))
+        await harness.handle(an_assignment(ranks=len(nodes)).model_copy(update=changes))
         await harness.run_loops(5)
-        await harness.handle_events(a_kill(task=task, code=ReasonCode.START_EXPIRED))
+        await harness.handle(a_kill(task=task, code=ReasonCode.START_EXPIRED))
         ended = await harness.until_exited(task=task)
         assert ended.exit.kind is ExitKind.KILLED
-    rows = harness.database.rows(TABLES, NodeRow).values()
+    rows = harness.platform.database.rows(TABLES, NodeRow).values()
     return {row.node_id for row in rows if row.quarantined_until is not None}
 
 
@@ -215,11 +215,11 @@ def test_a_run_that_somebody_ends_before_it_begins_counts_against_no_node() -> N
     async def main() -> None:
         harness = await a_world_in_which_nothing_starts()
         for task in ("adaa", "bobb", "annc", "eved"):
-            await harness.handle_events(
+            await harness.handle(
                 an_assignment().model_copy(update={"task_id": task, "owner": task})
             )
             await harness.run_loops(5)
-            await harness.handle_events(a_kill(task=task))
+            await harness.handle(a_kill(task=task))
             await harness.until_exited(task=task)
         assert await hang(harness) == set()
 

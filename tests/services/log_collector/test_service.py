@@ -22,7 +22,7 @@ from tests.services.log_collector.collector_harness import (
 async def test_a_running_service_stores_publishes_and_answers(tmp_path: Path) -> None:
     """The whole service under its runner: real files, real time, the bus and store in memory."""
     platform = MemoryPlatform(SystemClock())
-    gateway = platform.client("gateway")
+    gateway = platform.connection("gateway")
     settings = settings_with(runs_dir=tmp_path / "runs", logs_dir=tmp_path / "logs")
     service = platform.build(WIRING, settings)
     assert service.name == WIRING.name == WIRING.tables.schema
