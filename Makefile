@@ -140,7 +140,7 @@ test-frameworks: $(FRAMEWORKS_STAMP) ## The adapters for PyTorch, Lightning, Hug
 test-containers: images ## The images themselves, and bus and store on servers in containers
 	@$(BIN)/python -m pytest -m containers --timeout 600 tests/images
 	@$(BIN)/python -m pytest --infra=containers --timeout 120 -k "not memory" \
-	  tests/contract/test_bus.py tests/contract/test_store.py
+	  tests/contract/test_bus*.py tests/contract/test_{store,outbox,leadership}.py
 
 # Real API servers with simulated nodes first, then two nodes that run containers. A machine that
 # cannot have them fails with the reason; KUBECONFIG is the way out for the nodes.

@@ -57,7 +57,7 @@ async def test_the_second_scheduler_decides_when_the_leader_is_killed() -> None:
 
             assert stage.dev.processes.kill("scheduler", 0)
             # Long enough to be seen running, on a busy machine, too.
-            after = await stage.submit("after", "--steps", "300")
+            after = await stage.submit("after", "--steps", "120")
             await stage.until_state(after, "running", TAKE_OVER_SECONDS)
             assert await leads(stage, 1)
 

@@ -34,6 +34,7 @@ from tests.kit.memory import MemoryPlatform, running
 from tests.kit.waiting import until
 
 ADMIN_TOKEN = "swt_the-first-administrators-token"
+NEW = {"command": ["python", "train.py"], "name": "first"}
 RUN_KEY = "0123456789abcdef0123456789abcdef"
 
 

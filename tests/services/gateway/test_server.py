@@ -20,6 +20,7 @@ from tests.services.gateway import (
     test_events,
     test_operators,
     test_runs,
+    test_submitting,
     test_tasks,
 )
 from tests.services.gateway.gateway_harness import GatewayHarness, assigned, run_token, served
@@ -75,7 +76,7 @@ test_pages_join_to_the_list_whatever_comes_meanwhile = (
 test_projection_replaces_the_accepted_row_without_a_trace = (
     test_tasks.test_projection_replaces_the_accepted_row_without_a_trace
 )
-test_the_same_key_is_the_same_task = test_tasks.test_the_same_key_is_the_same_task
+test_the_same_key_is_the_same_task = test_submitting.test_the_same_key_is_the_same_task
 
 
 @pytest.fixture
