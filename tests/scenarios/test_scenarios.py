@@ -95,7 +95,7 @@ def seconds_of(moment: float | str) -> float:
     return float(moment)
 
 
-class Stage:
+class ScenarioPlayer:
     """One scenario being played on the pure domain."""
 
     def __init__(self, script: dict[str, Any]) -> None:
@@ -480,7 +480,7 @@ def about(script: dict[str, Any]) -> Iterator[str]:
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
     script = yaml.safe_load(path.read_text())
-    found = "\n".join([*about(script), *Stage(script).play(script)]) + "\n"
+    found = "\n".join([*about(script), *ScenarioPlayer(script).play(script)]) + "\n"
     golden = path.with_suffix(".expected.txt")
     if UPDATE:
         golden.write_text(found)

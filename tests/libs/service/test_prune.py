@@ -15,7 +15,7 @@ from libs.service.settings import BaseServiceSettings
 from libs.store.port import StoreUnavailableError, Tx
 from tests.kit.clock import START
 from tests.kit.virtual_time import virtually
-from tests.libs.service.service_harness import World
+from tests.libs.service.service_harness import TABLES, CountingService
 
 DAY = timedelta(days=1)
 
@@ -44,11 +44,11 @@ class History:
 
 
 async def pruning(*old: PruneRule, days_per_hour: float) -> tuple[Pruning, int]:
-    world = World()
+    platform = CountingService()
     settings = BaseServiceSettings(
         database_url="-", nats_url="-", prune_rows_max=10, prune_days_per_hour=days_per_hour
     )
-    store = world.store()
+    store = platform.store(TABLES)
     leadership = await store.lead()
     return Pruning("quota", store, settings, old), leadership.epoch
 
@@ -154,8 +154,8 @@ def test_a_long_time_without_old_rows_earns_no_more_than_a_day() -> None:
 
 def test_an_inbox_that_cannot_be_pruned_is_counted() -> None:
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
         store = runner.service.ports.store
 
         async def refuse() -> datetime | None:
