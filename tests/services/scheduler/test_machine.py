@@ -324,7 +324,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Heal: deliver, obey, start and finish; everything must come to its end."""
         try:
-            if hasattr(self, "world"):
+            if hasattr(self, "scheduler"):
                 self._heal()
         finally:
             self.loop.close()

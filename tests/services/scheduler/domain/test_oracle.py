@@ -344,7 +344,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def both_keep_the_same(self) -> None:
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
         self.harness.index.refresh()
         found, expected = facts_of(self.harness.index), facts_of(copy_of(self.harness.index))
@@ -353,7 +353,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_gpu_has_two_owners(self) -> None:
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
         owners: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         for task in self.harness.tasks.values():
@@ -366,7 +366,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def no_quota_is_passed(self) -> None:
         """Whatever priorities and running time do: a limit that was lowered only sees less."""
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
         held: Counter[Account] = Counter()
         quota_usage = QuotaUsage(self.harness.index.limits)
@@ -381,7 +381,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def no_virtual_cluster_begins_more_than_its_most(self) -> None:
         """A maximum that was lowered only sees less, counted by the tree that is there now."""
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
         held = dict(self.harness.index.held)
         for group, pool in self.harness.index.pools.items():
@@ -396,7 +396,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def promises_are_at_the_level_of_the_priority(self) -> None:
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
         for pool in self.harness.index.pools.values():
             for task in pool.promised.values():
@@ -404,7 +404,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def accounts_are_within_their_bounds(self) -> None:
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
         for group, pool in self.harness.index.pools.items():
             numbers, book = pool.policy.timeshare, self.harness.index.ledgers.get(group)

@@ -20,7 +20,7 @@ HOUR = 3600.0
 NUMBERS = Rotation(first_slice_seconds=900.0, slice_seconds=4 * HOUR)
 
 
-def a_stage(nodes: int, *limits: object, policy: str = "rotation") -> DomainHarness:
+def a_harness(nodes: int, *limits: object, policy: str = "rotation") -> DomainHarness:
     harness = DomainHarness(
         some_nodes(nodes), policies=[GroupPolicy("default", policy=policy, rotation=NUMBERS)]
     )
@@ -59,7 +59,7 @@ def running(harness: DomainHarness) -> list[str]:
 
 def test_a_gang_does_not_wait_behind_later_tasks_of_its_owner() -> None:
     """Each hour one of the owner's small tasks ends and another comes."""
-    harness = a_stage(4)
+    harness = a_harness(4)
     for number in range(4):
         arrives(harness, f"s{number}")
     arrives(harness, "gang", 4)
@@ -80,7 +80,7 @@ def test_a_gang_does_not_wait_behind_later_tasks_of_its_owner() -> None:
 
 
 def test_other_users_are_not_held_back() -> None:
-    harness = a_stage(2)
+    harness = a_harness(2)
     arrives(harness, "first")
     arrives(harness, "gang", 2)
     arrives(harness, "later")
@@ -89,7 +89,7 @@ def test_other_users_are_not_held_back() -> None:
 
 
 def test_what_the_gang_could_not_use_is_not_held_back() -> None:
-    harness = a_stage(2)
+    harness = a_harness(2)
     arrives(harness, "first")
     arrives(harness, "gang", 2)
     arrives(harness, "cpu", gpus=0)
@@ -98,7 +98,7 @@ def test_what_the_gang_could_not_use_is_not_held_back() -> None:
 
 
 def test_a_task_that_its_quota_stops_holds_nobody_back() -> None:
-    harness = a_stage(2, a_limit(1, user="ann", priority=Priority.NORMAL, unit=Unit.NODES))
+    harness = a_harness(2, a_limit(1, user="ann", priority=Priority.NORMAL, unit=Unit.NODES))
     arrives(harness, "gang", 2)
     assert harness.tasks.get("gang") is None or harness.tasks["gang"].state is TaskState.QUEUED
     arrives(harness, "small")
@@ -106,7 +106,7 @@ def test_a_task_that_its_quota_stops_holds_nobody_back() -> None:
 
 
 def test_a_task_that_waits_for_its_retry_holds_nobody_back() -> None:
-    harness = a_stage(2)
+    harness = a_harness(2)
     arrives(harness, "first")
     arrives(harness, "gang", 2)
     harness.put(replace(harness.tasks["gang"], not_before_at=at(600.0)))
@@ -117,7 +117,7 @@ def test_a_task_that_waits_for_its_retry_holds_nobody_back() -> None:
 @pytest.mark.parametrize("policy", ["rotation", "fifo"])
 @pytest.mark.parametrize("goal", [Goal.STOP, Goal.PAUSE])
 def test_those_behind_start_when_the_gang_is_stopped_or_paused(policy: str, goal: Goal) -> None:
-    harness = a_stage(2, policy=policy)
+    harness = a_harness(2, policy=policy)
     arrives(harness, "first")
     arrives(harness, "gang", 2)
     arrives(harness, "small")
@@ -128,7 +128,7 @@ def test_those_behind_start_when_the_gang_is_stopped_or_paused(policy: str, goal
 
 
 def test_those_behind_start_when_the_gang_is_of_another_level() -> None:
-    harness = a_stage(2)
+    harness = a_harness(2)
     arrives(harness, "first")
     arrives(harness, "gang", 2)
     arrives(harness, "small")
@@ -138,7 +138,7 @@ def test_those_behind_start_when_the_gang_is_of_another_level() -> None:
 
 
 def test_a_gang_takes_the_turn_of_another_user_and_then_its_owners_later_tasks_go_on() -> None:
-    harness = a_stage(2)
+    harness = a_harness(2)
     arrives(harness, "bob1", owner="bob")
     arrives(harness, "bob2", owner="bob")
     arrives(harness, "gang", 2)
@@ -182,7 +182,7 @@ def test_no_task_starts_while_an_earlier_one_of_its_owner_waits(
     steps: list[tuple[str, int, str]],
 ) -> None:
     """All tasks ask for whole nodes of the same kind, so each could use what the other could."""
-    harness = a_stage(4)
+    harness = a_harness(4)
     for place, (owner, number, what) in enumerate(steps):
         before = set(running(harness))
         if what == "arrive":

@@ -17,7 +17,7 @@ HOUR, DAY = 3600.0, 86_400.0
 PLAIN = GroupPolicy("default", timeshare=Timeshare(adapt_times=False))
 
 
-def a_stage(nodes: int = 4) -> DomainHarness:
+def a_harness(nodes: int = 4) -> DomainHarness:
     return DomainHarness(some_nodes(nodes), policies=[PLAIN])
 
 
@@ -32,7 +32,7 @@ def sampled_for(harness: DomainHarness, seconds: float) -> float:
     end = harness.seconds + seconds
     place = 0
     while harness.seconds < end:
-        name = f"short{stage.seconds:.0f}x{place}"
+        name = f"short{harness.seconds:.0f}x{place}"
         arrives(harness, name, owner="bob")
         if harness.tasks[name].state is TaskState.STARTING:
             harness.start(name)
@@ -46,7 +46,7 @@ def sampled_for(harness: DomainHarness, seconds: float) -> float:
 
 @pytest.mark.parametrize("ran", [False, True])
 def test_paused_work_is_no_load_while_it_is_paused_and_none_when_it_is_back(ran: bool) -> None:
-    harness = a_stage()
+    harness = a_harness()
     arrives(harness, "gang", nodes=3)
     if ran:
         harness.start("gang")
@@ -69,7 +69,7 @@ def test_paused_work_is_no_load_while_it_is_paused_and_none_when_it_is_back(ran:
 
 
 def test_a_run_of_ten_days_is_load() -> None:
-    harness = a_stage(40)
+    harness = a_harness(40)
     arrives(harness, "gang", nodes=30)
     harness.start("gang")
     harness.until(10 * DAY)
@@ -78,7 +78,7 @@ def test_a_run_of_ten_days_is_load() -> None:
 
 def test_a_pause_does_not_make_a_task_older() -> None:
     """Two of one kind, submitted together: the one that waited comes before the one that paused."""
-    harness = a_stage(1)
+    harness = a_harness(1)
     arrives(harness, "runs", owner="cat")
     harness.start("runs")
     arrives(harness, "paused", owner="ann")
@@ -98,7 +98,7 @@ def test_a_pause_does_not_make_a_task_older() -> None:
 
 
 def test_two_pauses_add_up() -> None:
-    harness = a_stage(1)
+    harness = a_harness(1)
     arrives(harness, "runs", owner="cat")
     harness.start("runs")
     arrives(harness, "task", owner="ann")
@@ -113,7 +113,7 @@ def test_two_pauses_add_up() -> None:
 
 
 def test_paused_tasks_are_neither_backlog_nor_users_that_share_the_pool() -> None:
-    harness = a_stage(1)
+    harness = a_harness(1)
     arrives(harness, "runs", owner="cat")
     for number in range(5):
         arrives(harness, f"ann{number}", owner="ann")
@@ -131,7 +131,7 @@ def test_paused_tasks_are_neither_backlog_nor_users_that_share_the_pool() -> Non
 
 
 def test_a_paused_row_from_before_pauses_were_noted_is_resumed_as_it_was() -> None:
-    harness = a_stage(1)
+    harness = a_harness(1)
     arrives(harness, "runs", owner="cat")
     arrives(harness, "task", owner="ann")
     harness.want("task", Goal.PAUSE)

@@ -44,7 +44,7 @@ from tests.services.scheduler.domain.domain_harness import DomainHarness
 SILENT, WHOLE = 5.0, 60.0
 
 
-def a_stage(mode: PreemptMode = PreemptMode.SDK, *, listens: bool = False) -> DomainHarness:
+def a_harness(mode: PreemptMode = PreemptMode.SDK, *, listens: bool = False) -> DomainHarness:
     """One node; its run has lasted ten seconds."""
     harness = DomainHarness([a_node()])
     spec = a_spec(priority=Priority.LOW, mode=mode, ack_seconds=WHOLE)
@@ -89,7 +89,7 @@ def killed_after(harness: DomainHarness) -> float:
 def test_who_never_asked_is_not_waited_for(
     mode: PreemptMode, listens: bool, seconds: float, code: ReasonCode
 ) -> None:
-    harness = preempted(a_stage(mode, listens=listens))
+    harness = preempted(a_harness(mode, listens=listens))
     assert killed_after(harness) == seconds
     assert low(harness).reason.code is code
 
@@ -97,7 +97,7 @@ def test_who_never_asked_is_not_waited_for(
 @pytest.mark.parametrize("mode", [PreemptMode.SDK, PreemptMode.SIGNAL])
 @pytest.mark.parametrize("listens", [False, True])
 def test_the_request_says_when_the_run_really_ends(mode: PreemptMode, *, listens: bool) -> None:
-    harness = a_stage(mode, listens=listens)
+    harness = a_harness(mode, listens=listens)
     harness.submit(a_task("high", priority=Priority.HIGH))
     (decision,) = [each for each in harness.plan().decisions if isinstance(each, Preempt)]
     request, _ = applied(low(harness), decision, harness.now).messages
@@ -115,7 +115,7 @@ def test_the_request_says_when_the_run_really_ends(mode: PreemptMode, *, listens
 
 
 def test_what_the_program_is_told_is_the_time_that_it_has_once_it_listens() -> None:
-    harness = a_stage()
+    harness = a_harness()
     harness.submit(a_task("high", priority=Priority.HIGH))
     (decision,) = [each for each in harness.plan().decisions if isinstance(each, Preempt)]
     said = applied(low(harness), decision, harness.now).messages
@@ -124,7 +124,7 @@ def test_what_the_program_is_told_is_the_time_that_it_has_once_it_listens() -> N
 
 
 def test_a_program_that_asks_within_the_short_time_has_the_whole_deadline() -> None:
-    harness = preempted(a_stage())
+    harness = preempted(a_harness())
     harness.until(10 + SILENT - 1)
     harness.listen("low")
     harness.until(10 + WHOLE - 1)
@@ -135,13 +135,13 @@ def test_a_program_that_asks_within_the_short_time_has_the_whole_deadline() -> N
 
 def test_a_row_from_before_is_waited_for_as_ever() -> None:
     """Its start was recorded by a scheduler that noted nothing about listening."""
-    harness = a_stage()
+    harness = a_harness()
     harness.put(replace(low(harness), listens=None))
     assert killed_after(preempted(harness)) == WHOLE
 
 
 def test_a_report_counts_for_the_live_attempt_once() -> None:
-    harness = a_stage()
+    harness = a_harness()
     task = low(harness)
     other = RunListened(task_id="low", attempt=task.attempt + 1, asked_at=at(1))
     assert observations.on_run_listened(task, other) is Drop.OTHER_ATTEMPT
@@ -166,7 +166,7 @@ def test_a_report_that_overtakes_the_start_counts() -> None:
 
 def test_the_check_knows_both_deadlines() -> None:
     for listens, fault in ((False, None), (True, Fault.NOT_EXPIRED)):
-        harness = preempted(a_stage(listens=listens))
+        harness = preempted(a_harness(listens=listens))
         harness.seconds = 10 + SILENT
         plan = killing_plan(harness)
         found = {each.fault for each in check(Snapshot.view(harness.index), plan)}
@@ -181,7 +181,7 @@ def killing_plan(harness: DomainHarness) -> Plan:
 
 
 def test_a_turn_costs_what_a_silent_run_would_lose() -> None:
-    harness = a_stage()
+    harness = a_harness()
     harness.until(100.0)
     pool, now = harness.index.pools["default"], harness.now.timestamp()
     before = slice_end_cost(pool, low(harness), now)
@@ -192,7 +192,7 @@ def test_a_turn_costs_what_a_silent_run_would_lose() -> None:
 
 
 def test_a_restart_says_from_where() -> None:
-    harness = preempted(a_stage())
+    harness = preempted(a_harness())
     harness.until(10 + SILENT)
     task = low(harness)
     assert render(task.reason) == (
@@ -210,10 +210,10 @@ def test_a_restart_says_from_where() -> None:
     assert render(low(harness).reason) == text
     harness.save("low")
     harness.exit("low", ExitKind.LOST)
-    assert render(low(harness).reason).endswith(f"; it goes on from step {step(stage)}")
+    assert render(low(harness).reason).endswith(f"; it goes on from step {step(harness)}")
     harness.rounds()
     harness.start("low")
-    assert render(low(harness).reason) == f"attempt 3 runs, resumed from step {step(stage)}"
+    assert render(low(harness).reason) == f"attempt 3 runs, resumed from step {step(harness)}"
 
 
 def step(harness: DomainHarness) -> int:
@@ -223,7 +223,7 @@ def step(harness: DomainHarness) -> int:
 
 
 def test_where_a_program_keeps_what_it_saves_at_a_signal_is_not_known() -> None:
-    harness = a_stage(PreemptMode.SIGNAL)
+    harness = a_harness(PreemptMode.SIGNAL)
     harness.exit("low", ExitKind.LOST)
     harness.rounds()
     harness.start("low")
@@ -235,7 +235,7 @@ def test_where_a_program_keeps_what_it_saves_at_a_signal_is_not_known() -> None:
 )
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_goal_with_now_ends_the_run_at_once(goal: Goal, state: TaskState, listens: bool) -> None:
-    harness = a_stage(listens=listens)
+    harness = a_harness(listens=listens)
     harness.want("low", goal, now=True)
     (decision,) = harness.plan().decisions
     assert isinstance(decision, Kill)
@@ -249,7 +249,7 @@ def test_a_goal_with_now_ends_the_run_at_once(goal: Goal, state: TaskState, list
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_stop_that_is_under_way_becomes_an_immediate_one(listens: bool) -> None:
-    harness = a_stage(listens=listens)
+    harness = a_harness(listens=listens)
     harness.want("low", Goal.STOP)
     harness.rounds()
     assert low(harness).state is TaskState.PREEMPTING
@@ -261,7 +261,7 @@ def test_a_stop_that_is_under_way_becomes_an_immediate_one(listens: bool) -> Non
 
 
 def test_a_resumed_task_is_asked_again() -> None:
-    harness = a_stage(listens=True)
+    harness = a_harness(listens=True)
     harness.want("low", Goal.PAUSE, now=True)
     harness.rounds()
     harness.exit("low", ExitKind.KILLED)

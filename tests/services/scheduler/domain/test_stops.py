@@ -19,7 +19,7 @@ from tests.services.scheduler.domain.model.test_observations import goal
 SETTINGS = PolicySettings(stop_ack_seconds_max=30.0)
 
 
-def a_stage() -> DomainHarness:
+def a_harness() -> DomainHarness:
     """One node; its run is asked to make room for a higher task."""
     harness = DomainHarness([a_node()], settings=SETTINGS)
     harness.submit(a_task("low", priority=Priority.LOW))
@@ -38,7 +38,7 @@ def victim(harness: DomainHarness) -> Task:
 
 
 def test_a_stop_of_a_preempted_run_ends_it_as_soon_as_a_stop_by_itself_would() -> None:
-    harness = a_stage()
+    harness = a_harness()
     harness.until(20.0)
     harness.want("low", Goal.STOP)
     harness.rounds()
@@ -50,7 +50,7 @@ def test_a_stop_of_a_preempted_run_ends_it_as_soon_as_a_stop_by_itself_would() -
 
 
 def test_a_stop_shortly_before_the_deadline_does_not_move_it() -> None:
-    harness = a_stage()
+    harness = a_harness()
     harness.until(50.0)
     harness.want("low", Goal.STOP)
     assert victim(harness).ack_deadline_at == at(60)
@@ -58,7 +58,7 @@ def test_a_stop_shortly_before_the_deadline_does_not_move_it() -> None:
 
 def test_a_pause_leaves_the_run_the_time_that_it_has() -> None:
     """A pause by itself gives the task its own time to save, which ends later."""
-    harness = a_stage()
+    harness = a_harness()
     harness.until(20.0)
     harness.want("low", Goal.PAUSE)
     assert victim(harness).ack_deadline_at == at(60)
@@ -68,7 +68,7 @@ def test_a_pause_leaves_the_run_the_time_that_it_has() -> None:
     ("wanted", "seconds"), [(Goal.STOP, 30.0), (Goal.PAUSE, None), (Goal.RUN, None)]
 )
 def test_everybody_hears_of_the_shorter_deadline(wanted: Goal, seconds: float | None) -> None:
-    task = victim(a_stage())
+    task = victim(a_harness())
     now = at(20)
     change = observations.on_goal_changed(task, goal(wanted, 9), now, SETTINGS)
     assert isinstance(change, Change)

@@ -23,7 +23,7 @@ HIGH, LOW = Priority.HIGH, Priority.LOW
 ONE = a_limit(1, user="ann", unit=Unit.NODES)
 
 
-def a_stage(
+def a_harness(
     *limits: Limit, nodes: int = 2, policy: str = "timeshare", protected: float = 0
 ) -> DomainHarness:
     return DomainHarness(
@@ -56,7 +56,7 @@ def leaves(harness: DomainHarness, task_id: str) -> None:
 
 def test_ones_own_lower_run_goes_for_ones_own_higher_task_at_quota() -> None:
     """Also where nodes are free: it is the quota that is full."""
-    harness = a_stage(ONE)
+    harness = a_harness(ONE)
     arrives(harness, "low", LOW)
     harness.until(100.0)
     arrives(harness, "high", HIGH)
@@ -74,7 +74,7 @@ def test_ones_own_lower_run_goes_for_ones_own_higher_task_at_quota() -> None:
 
 def test_every_policy_does_so() -> None:
     for policy in ("fifo", "easy", "backfill", "rotation", "las"):
-        harness = a_stage(ONE, policy=policy)
+        harness = a_harness(ONE, policy=policy)
         arrives(harness, "low", LOW)
         arrives(harness, "high", HIGH)
         assert state(harness, "low") is TaskState.PREEMPTING, policy
@@ -83,11 +83,11 @@ def test_every_policy_does_so() -> None:
 
 
 def test_runs_of_ones_own_level_and_of_team_mates_stay() -> None:
-    harness = a_stage(ONE)
+    harness = a_harness(ONE)
     arrives(harness, "same", HIGH)
     arrives(harness, "high", HIGH)
     assert state(harness, "same") is TaskState.RUNNING
-    harness = a_stage(a_limit(1, team="vision", unit=Unit.NODES))
+    harness = a_harness(a_limit(1, team="vision", unit=Unit.NODES))
     arrives(harness, "bobs", LOW, owner="bob")
     arrives(harness, "high", HIGH)
     assert state(harness, "bobs") is TaskState.RUNNING
@@ -98,7 +98,7 @@ def test_only_runs_that_the_limit_counts_are_asked_and_no_more_than_are_needed()
         a_limit(16, user="ann", group="default", priority=HIGH),
         a_limit(2, user="ann", unit=Unit.NODES),
     )
-    harness = a_stage(*rows, nodes=4)
+    harness = a_harness(*rows, nodes=4)
     arrives(harness, "low1", LOW)
     harness.until(50.0)
     arrives(harness, "low2", LOW)
@@ -108,7 +108,7 @@ def test_only_runs_that_the_limit_counts_are_asked_and_no_more_than_are_needed()
     assert state(harness, "low1") is TaskState.RUNNING
     assert state(harness, "low2") is TaskState.PREEMPTING
     # A limit on the higher level alone counts no lower run.
-    harness = a_stage(a_limit(1, user="ann", priority=HIGH, unit=Unit.NODES))
+    harness = a_harness(a_limit(1, user="ann", priority=HIGH, unit=Unit.NODES))
     arrives(harness, "low", LOW)
     arrives(harness, "first", HIGH)
     arrives(harness, "second", HIGH)
@@ -117,7 +117,7 @@ def test_only_runs_that_the_limit_counts_are_asked_and_no_more_than_are_needed()
 
 def test_nobody_is_asked_if_that_leads_to_no_place() -> None:
     """The quota would be free, but the nodes are another's of a higher level."""
-    harness = a_stage(a_limit(2, user="ann", unit=Unit.NODES))
+    harness = a_harness(a_limit(2, user="ann", unit=Unit.NODES))
     arrives(harness, "low", LOW)
     arrives(harness, "top", Priority.EXTREME_HIGH, owner="bob")
     arrives(harness, "gang", HIGH, nodes=2)
@@ -126,7 +126,7 @@ def test_nobody_is_asked_if_that_leads_to_no_place() -> None:
 
 
 def test_others_go_for_nodes_and_ones_own_run_for_the_quota() -> None:
-    harness = a_stage(a_limit(2, user="ann", unit=Unit.NODES), nodes=2)
+    harness = a_harness(a_limit(2, user="ann", unit=Unit.NODES), nodes=2)
     arrives(harness, "low", LOW)
     arrives(harness, "bobs", owner="bob")
     arrives(harness, "gang", HIGH, nodes=2)
@@ -139,7 +139,7 @@ def test_others_go_for_nodes_and_ones_own_run_for_the_quota() -> None:
 
 
 def test_two_higher_tasks_ask_no_more_than_they_need() -> None:
-    harness = a_stage(a_limit(8, user="ann"), nodes=3)
+    harness = a_harness(a_limit(8, user="ann"), nodes=3)
     arrives(harness, "low", LOW)
     arrives(harness, "one", HIGH, gpus=4)
     arrives(harness, "two", HIGH, gpus=4)
@@ -150,7 +150,7 @@ def test_two_higher_tasks_ask_no_more_than_they_need() -> None:
 
 
 def test_a_protected_run_goes_when_its_minimum_is_over() -> None:
-    harness = a_stage(ONE, protected=60.0)
+    harness = a_harness(ONE, protected=60.0)
     arrives(harness, "low", LOW)
     arrives(harness, "high", HIGH)
     assert state(harness, "low") is TaskState.RUNNING
@@ -159,7 +159,7 @@ def test_a_protected_run_goes_when_its_minimum_is_over() -> None:
 
 
 def test_a_covered_run_stays_for_a_gang_of_its_owner_that_borrows() -> None:
-    """And one that is not covered goes; ``Stage`` checks every plan."""
+    """And one that is not covered goes; ``DomainHarness`` checks every plan."""
     for nodes, goes in ((1.0, False), (0.0, True)):
         cluster = VirtualCluster("anns", nodes, users=("ann",))
         policy = GroupPolicy("default", virtual_clusters=(cluster,))
@@ -173,7 +173,7 @@ def test_a_covered_run_stays_for_a_gang_of_its_owner_that_borrows() -> None:
 def test_the_promise_is_kept_while_the_run_leaves_and_taken_back_when_the_limit_is_lowered() -> (
     None
 ):
-    harness = a_stage(ONE)
+    harness = a_harness(ONE)
     arrives(harness, "low", LOW)
     arrives(harness, "high", HIGH)
     harness.until(30.0)
@@ -355,7 +355,7 @@ def test_a_run_of_another_group_stays_if_the_decision_that_it_would_go_for_is_re
 def test_a_promise_that_is_given_again_under_a_lowered_limit_stands_in_the_plan() -> None:
     """The nodes are the same, but a further run of the owner goes for them in that plan."""
     limit = a_limit(2, user="ann", unit=Unit.NODES)
-    harness = a_stage(limit, nodes=3)
+    harness = a_harness(limit, nodes=3)
     for owner, name in (("ann", "first"), ("bob", "bobs"), ("ann", "second")):
         arrives(harness, name, LOW, owner=owner)
     arrives(harness, "high", HIGH)

@@ -36,7 +36,9 @@ def one_node(priority: Priority, nodes: int = 1) -> Limit:
     return a_limit(nodes, priority=priority, unit=Unit.NODES)
 
 
-def a_stage(*limits: Limit, nodes: int = 4, demotions: tuple[Demotion, ...] = ()) -> DomainHarness:
+def a_harness(
+    *limits: Limit, nodes: int = 4, demotions: tuple[Demotion, ...] = ()
+) -> DomainHarness:
     policy = GroupPolicy("default", policy="fifo", demotions=demotions)
     return DomainHarness(some_nodes(nodes), limits=limits, policies=[policy])
 
@@ -66,7 +68,7 @@ def levels(harness: DomainHarness, names: list[str]) -> list[Priority]:
 
 def test_runs_that_are_raised_hold_no_more_than_the_quota_of_their_new_level() -> None:
     """Four tasks begin at LOW, where nothing is limited, and are raised to HIGH."""
-    harness = a_stage(one_node(HIGH))
+    harness = a_harness(one_node(HIGH))
     names = runs(harness, 4, LOW)
     for name in names:
         raised(harness, name, HIGH)
@@ -75,7 +77,7 @@ def test_runs_that_are_raised_hold_no_more_than_the_quota_of_their_new_level() -
 
 
 def test_a_raise_that_a_quota_stops_takes_effect_when_the_quota_admits_it() -> None:
-    harness = a_stage(one_node(HIGH))
+    harness = a_harness(one_node(HIGH))
     first, second, third = runs(harness, 3, LOW)
     for name in (first, second, third):
         raised(harness, name, HIGH)
@@ -90,8 +92,8 @@ def test_a_raise_that_a_quota_stops_takes_effect_when_the_quota_admits_it() -> N
 
 
 def test_a_raise_that_waits_is_kept_by_a_new_leader() -> None:
-    """It is found again in the rows; the stage compares every plan with that."""
-    harness = a_stage(one_node(HIGH))
+    """It is found again in the rows; the harness compares every plan with that."""
+    harness = a_harness(one_node(HIGH))
     first, second = runs(harness, 2, LOW)
     raised(harness, first, HIGH)
     raised(harness, second, HIGH)
@@ -121,7 +123,7 @@ def of_group(task: object, group: str) -> object:
 
 def test_a_quota_over_all_levels_does_not_stop_a_raise() -> None:
     """It counts the run already."""
-    harness = a_stage(a_limit(1, unit=Unit.NODES))
+    harness = a_harness(a_limit(1, unit=Unit.NODES))
     (name,) = runs(harness, 1, LOW)
     raised(harness, name, HIGH)
     assert levels(harness, [name]) == [HIGH]
@@ -129,7 +131,7 @@ def test_a_quota_over_all_levels_does_not_stop_a_raise() -> None:
 
 def test_a_raise_that_waits_takes_nobodys_nodes_and_gives_none_up() -> None:
     """The run counts at its old level for everybody: a NORMAL task may take its nodes."""
-    harness = a_stage(one_node(HIGH), nodes=2)
+    harness = a_harness(one_node(HIGH), nodes=2)
     first, second = runs(harness, 2, LOW)
     raised(harness, first, HIGH)
     raised(harness, second, HIGH)
@@ -140,7 +142,7 @@ def test_a_raise_that_waits_takes_nobodys_nodes_and_gives_none_up() -> None:
 
 
 def test_a_run_that_is_raised_is_safe_from_tasks_below_its_new_level_at_once() -> None:
-    harness = a_stage(nodes=1)
+    harness = a_harness(nodes=1)
     (name,) = runs(harness, 1, LOW)
     harness.rank(name, HIGH)
     harness.submit(a_task("bob", owner="bob", priority=NORMAL))
@@ -149,7 +151,7 @@ def test_a_run_that_is_raised_is_safe_from_tasks_below_its_new_level_at_once() -
 
 
 def test_explain_says_that_a_raise_waits_for_quota() -> None:
-    harness = a_stage(one_node(HIGH))
+    harness = a_harness(one_node(HIGH))
     first, second = runs(harness, 2, LOW)
     raised(harness, first, HIGH)
     raised(harness, second, HIGH)
@@ -165,7 +167,7 @@ def told(harness: DomainHarness, task_id: str) -> tuple[str, ...]:
 
 
 def test_the_check_refuses_a_level_that_passes_its_quota_or_the_priority() -> None:
-    harness = a_stage(one_node(HIGH))
+    harness = a_harness(one_node(HIGH))
     first, second = runs(harness, 2, LOW)
     raised(harness, first, HIGH)
     snapshot = Snapshot.view(harness.index)
@@ -187,14 +189,14 @@ def test_the_check_refuses_a_level_that_passes_its_quota_or_the_priority() -> No
 
 def test_runs_that_sink_hold_no_more_than_the_quota_of_the_lower_level() -> None:
     """Those that the quota of NORMAL does not admit sink to the next level that admits them."""
-    harness = a_stage(one_node(NORMAL), demotions=SINKS)
+    harness = a_harness(one_node(NORMAL), demotions=SINKS)
     names = runs(harness, 3, ABOVE)
     harness.until(100.0)
     assert sorted(levels(harness, names)) == sorted([NORMAL, BELOW, BELOW])
 
 
 def test_a_run_that_sank_further_comes_back_when_the_quota_admits_it() -> None:
-    harness = a_stage(one_node(NORMAL), demotions=SINKS)
+    harness = a_harness(one_node(NORMAL), demotions=SINKS)
     first, second = runs(harness, 2, ABOVE)
     harness.until(100.0)
     assert levels(harness, [first, second]) == [NORMAL, BELOW]
@@ -204,7 +206,9 @@ def test_a_run_that_sank_further_comes_back_when_the_quota_admits_it() -> None:
 
 
 def test_a_run_for_which_no_lower_level_has_quota_stays() -> None:
-    harness = a_stage(*(one_node(each, 0) for each in (NORMAL, BELOW, LOW, IDLE)), demotions=SINKS)
+    harness = a_harness(
+        *(one_node(each, 0) for each in (NORMAL, BELOW, LOW, IDLE)), demotions=SINKS
+    )
     names = runs(harness, 1, ABOVE)
     harness.until(100.0)
     assert levels(harness, names) == [ABOVE]
@@ -214,7 +218,7 @@ def test_a_run_for_which_no_lower_level_has_quota_stays() -> None:
 
 
 def test_an_owner_who_lowers_a_run_passes_no_quota_either() -> None:
-    harness = a_stage(one_node(LOW))
+    harness = a_harness(one_node(LOW))
     names = runs(harness, 2, HIGH)
     for name in names:
         raised(harness, name, LOW)
@@ -223,7 +227,7 @@ def test_an_owner_who_lowers_a_run_passes_no_quota_either() -> None:
 
 def test_two_runs_change_places() -> None:
     """What one gives back admits the other in the same round."""
-    harness = a_stage(one_node(HIGH), one_node(LOW))
+    harness = a_harness(one_node(HIGH), one_node(LOW))
     (low,) = runs(harness, 1, LOW, name="low")
     (high,) = runs(harness, 1, HIGH, name="high")
     harness.rank(low, HIGH)
@@ -233,7 +237,7 @@ def test_two_runs_change_places() -> None:
 
 
 def test_a_run_at_auto_sinks_and_passes_no_quota() -> None:
-    harness = a_stage(
+    harness = a_harness(
         one_node(BELOW),
         demotions=(Demotion(NORMAL, BELOW, 60.0),),
     )
@@ -255,7 +259,7 @@ def promised(harness: DomainHarness) -> None:
 
 
 def test_a_task_that_is_lowered_gives_up_what_is_promised_to_it_to_those_before_it() -> None:
-    harness = a_stage(nodes=1)
+    harness = a_harness(nodes=1)
     promised(harness)
     harness.submit(a_task("bob", owner="bob", priority=BELOW, submitted=1))
     harness.rounds()
@@ -268,7 +272,7 @@ def test_a_task_that_is_lowered_gives_up_what_is_promised_to_it_to_those_before_
 
 
 def test_a_task_that_is_raised_begins_at_its_new_level() -> None:
-    harness = a_stage(nodes=1)
+    harness = a_harness(nodes=1)
     promised(harness)
     raised(harness, "mine", HIGH)
     # Nodes that were asked for it are still coming to it.
@@ -282,7 +286,7 @@ def test_a_task_that_is_raised_begins_at_its_new_level() -> None:
 
 @pytest.mark.parametrize("first", ["raise", "promise"])
 def test_a_promise_is_made_within_the_quota_of_the_present_level(first: str) -> None:
-    harness = a_stage(one_node(HIGH), nodes=2)
+    harness = a_harness(one_node(HIGH), nodes=2)
     runs(harness, 1, HIGH, name="high")
     runs(harness, 1, LOW, name="low")
     harness.submit(a_task("mine", priority=NORMAL))
@@ -295,7 +299,7 @@ def test_a_promise_is_made_within_the_quota_of_the_present_level(first: str) -> 
 
 
 def test_the_same_priority_again_keeps_a_promise() -> None:
-    harness = a_stage(nodes=1)
+    harness = a_harness(nodes=1)
     promised(harness)
     kept = harness.tasks["mine"].promised
     harness.rank("mine", NORMAL)
@@ -303,7 +307,7 @@ def test_the_same_priority_again_keeps_a_promise() -> None:
 
 
 def test_a_promise_may_change_to_auto() -> None:
-    harness = a_stage(nodes=1)
+    harness = a_harness(nodes=1)
     promised(harness)
     raised(harness, "mine", Priority.AUTO)
     harness.exit("low0", ExitKind.PREEMPTED)
@@ -312,7 +316,7 @@ def test_a_promise_may_change_to_auto() -> None:
 
 
 def test_a_run_on_its_way_out_keeps_its_level() -> None:
-    harness = a_stage(one_node(HIGH), nodes=1)
+    harness = a_harness(one_node(HIGH), nodes=1)
     (name,) = runs(harness, 1, LOW)
     harness.want(name, Goal.PAUSE)
     harness.rounds()
@@ -323,7 +327,7 @@ def test_a_run_on_its_way_out_keeps_its_level() -> None:
 def test_a_run_that_is_told_to_go_does_not_change_its_level_in_the_same_round() -> None:
     """It would hold quota of the level above until it has gone, and limits would count it there,
     while what it is about to give back counts where it began."""
-    harness = a_stage(one_node(HIGH), nodes=2)
+    harness = a_harness(one_node(HIGH), nodes=2)
     (name,) = runs(harness, 1, LOW)
     harness.rank(name, HIGH)
     harness.want(name, Goal.PAUSE)
