@@ -144,7 +144,7 @@ test-gpu: $(FRAMEWORKS_STAMP) ## The platform and the frameworks on a real GPU o
 test-containers: images ## The images themselves, and bus and store on servers in containers
 	@$(BIN)/python -m pytest -m containers --timeout 600 tests/images
 	@$(BIN)/python -m pytest --infra=containers --timeout 120 -k "not memory" \
-	  tests/contract/test_bus.py tests/contract/test_store.py
+	  tests/contract/test_bus*.py tests/contract/test_{store,outbox,leadership}.py
 
 # Real API servers with simulated nodes first, then two nodes that run containers. A machine that
 # cannot have them fails with the reason; KUBECONFIG is the way out for the nodes.

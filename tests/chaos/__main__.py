@@ -17,7 +17,7 @@ import sys
 import uvloop
 
 from tests.chaos.chaos import Plan, play, say
-from tests.harness.small_disk import can_mount
+from tests.kit.small_disk import can_mount
 
 
 def main() -> int:

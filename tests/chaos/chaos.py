@@ -30,8 +30,8 @@ from tests.chaos import judges
 from tests.chaos.faults import DISK, PARTS, Faults, schedule
 from tests.chaos.people import People
 from tests.chaos.workload import KINDS, Workload
-from tests.harness.checkers import LIVENESS, SAFETY, History, verdict
-from tests.harness.small_disk import SmallDisk, can_mount, small_disk
+from tests.kit.checkers import LIVENESS, SAFETY, History, verdict
+from tests.kit.small_disk import SmallDisk, can_mount, small_disk
 
 ENDED = frozenset(("succeeded", "failed", "stopped", "rejected"))
 # Shorter waits than in production, so that a short run sees many retries.

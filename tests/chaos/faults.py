@@ -16,7 +16,7 @@ from services.allinone.composition import WIRINGS
 from services.allinone.dev import Dev
 from services.launcher.runtimes.node import proc
 from tests.chaos.judges import living_processes
-from tests.harness.small_disk import SmallDisk
+from tests.kit.small_disk import SmallDisk
 
 SERVERS = ("nats", "postgresql")
 # Every part comes once before any comes twice.

@@ -23,7 +23,7 @@ from libs.bus.topology import DEAD_LETTERS, EVENTS
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from services.launcher.runtimes.node.output_writer import LOST
-from tests.harness.checkers import Ack, History, Span
+from tests.kit.checkers import Ack, History, Span
 
 FETCH_MESSAGES = 500
 _GAP = re.compile(r"\[shiftwork: " + LOST.format("([0-9]+)", ".*") + r"\]")

@@ -11,7 +11,7 @@ from libs.contracts.envelope import Envelope
 from services.launcher.runtimes.node.output_writer import LOST
 from tests.chaos import judges
 from tests.chaos.faults import PARTS, schedule
-from tests.harness.checkers import (
+from tests.kit.checkers import (
     acknowledged_checkpoints_survive,
     slots_never_double_booked,
     verdict,

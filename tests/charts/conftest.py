@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.charts.charts import ROOT, Helm
-from tests.harness.kubernetes import StartControlPlane, cannot
+from tests.kit.kubernetes import StartControlPlane, cannot
 from tools.cluster import simulated
 from tools.cluster.control_plane import ControlPlane
 from tools.cluster.programs import BuildError, program

@@ -30,9 +30,9 @@ from services.launcher.runtimes.port import (
     RuntimeUnavailableError,
 )
 from services.launcher.runtimes.process import ProcessRuntime
-from tests.harness.freezing import freeze
+from tests.kit.freezing import freeze
+from tests.kit.launcher_builders import a_machine, a_node, an_order, run_id
 from tests.kubernetes.cluster_harness import ClusterHarness
-from tests.services.launcher.makers import a_machine, a_node, an_order, run_id
 from tools.cluster.control_plane import ControlPlane
 
 NODES = 2

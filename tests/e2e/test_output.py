@@ -100,7 +100,7 @@ for number in range(6):
 """
 
 
-def test_each_line_says_when_it_was_written(shiftwork: Shiftwork, tmp_path: Path) -> None:
+def test_each_line_has_its_time(shiftwork: Shiftwork, tmp_path: Path) -> None:
     """While it is written and afterwards alike, of all ranks in the order in which they wrote."""
     (tmp_path / "clock.py").write_text(CLOCK)
     submitted = shiftwork.submit(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.harness.engine import LIMIT
+from tests.kit.container_engine import LIMIT
 from tools.images.catalog import BY_NAME
 from tools.images.engine import Engine, EngineError, find
 

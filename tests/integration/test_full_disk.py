@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from services.allinone.place import Place
-from tests.harness.small_disk import SmallDisk, needs_small_disk, small_disk
-from tests.integration.stage import scratch
 from tests.integration.test_up import Home
+from tests.kit.platform import scratch
+from tests.kit.small_disk import SmallDisk, needs_small_disk, small_disk
 
 pytestmark = [
     pytest.mark.slow,

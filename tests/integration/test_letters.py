@@ -15,49 +15,32 @@ from libs.contracts import messages as m
 from libs.service import dead_letters
 from libs.service.definition import Ports, Service
 from libs.service.runner import Runner
-from libs.store import migrate
 from libs.store.connections import Address, connect
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.sql import SqlStore
 from services.quota.main import WIRING
-from tests.harness.virtual_time import EPOCH
-from tests.libs.service.service_world import World, until
+from tests.kit.clock import START, FakeClock
+from tests.libs.service.service_harness import CountingService, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from datetime import datetime
 
-    from tests.harness.postgres import Database
+    from libs.service.wiring import Wiring
+    from tests.kit.memory import MemoryPlatform
+
 
 pytestmark = pytest.mark.server
 MIB = 1024 * 1024
 
 
-class FixedClock:
-    """The time does not matter here."""
-
-    def now(self) -> datetime:
-        return EPOCH
+@pytest.fixture
+def wiring() -> Wiring:
+    return WIRING
 
 
 @pytest_asyncio.fixture
-async def address(database: Database) -> Address:
-    role = await database.role("quota")
-    found = Address(url=role.url, password=role.password)
-    await migrate.upgrade(found, WIRING.tables, WIRING.migrations)
-    return found
-
-
-@pytest_asyncio.fixture
-async def store(address: Address) -> AsyncIterator[SqlStore]:
-    numbers = iter(range(10**9))
-    made = SqlStore(
-        address,
-        WIRING.tables,
-        clock=FixedClock(),
-        source="quota",
-        new_id=lambda: f"e{next(numbers)}",
-    )
+async def store(address: Address, platform: MemoryPlatform) -> AsyncIterator[SqlStore]:
+    made = platform.sql_store(address, WIRING.tables)
     yield made
     await made.close()
 
@@ -65,27 +48,27 @@ async def store(address: Address) -> AsyncIterator[SqlStore]:
 async def test_rows_of_the_outbox_that_cannot_be_read_become_dead_letters(
     address: Address, store: SqlStore
 ) -> None:
-    world = World()
-    ports = Ports(store, MemoryBus(world.broker, "quota"), FixedClock())
+    platform = CountingService()
+    ports = Ports(store, MemoryBus(platform.broker, "quota"), FakeClock())
     service = Service(name="quota", ports=ports, handlers={}, commands={})
     connection = await connect(address)
     try:
         async with store.transaction() as tx:
             for number in range(600):
-                tx.emit(m.UsageRecorded(group=f"g{number}", started_at=EPOCH, ended_at=EPOCH))
+                tx.emit(m.UsageRecorded(group=f"g{number}", started_at=START, ended_at=START))
         # As an earlier or later version may have written them; a whole page of them comes first.
         await connection.execute(
             "UPDATE quota.outbox SET type = 'shiftwork.quota.v9.Unknown' WHERE id <= 300;"
             "UPDATE quota.outbox SET body = '{' WHERE id = 400"
         )
-        runner = Runner(service, world.settings)
+        runner = Runner(service, platform.settings)
         task = asyncio.ensure_future(runner.run())
         left = "SELECT count(*) FROM quota.outbox WHERE published_at IS NULL"
         async with asyncio.timeout(60):
             while await connection.fetchval(left):
                 assert not task.done()
                 await asyncio.sleep(0.1)
-        assert len(world.said()) == 299
+        assert len(platform.usages()) == 299
         assert not runner.relay.refused
         async with store.transaction() as tx:
             rows = await tx.select(DeadLetterRow)
@@ -129,14 +112,14 @@ async def test_a_replay_reads_one_body_at_a_time(store: SqlStore) -> None:
         raw = RawMessage("s", {"ce-id": f"{number:02}", "ce-type": "t"}, bytes(4 * MIB))
         async with store.transaction() as tx:
             await dead_letters.keep(tx, Direction.SENT, raw, "too large")
-    world = World()
-    ports = Ports(store, MemoryBus(world.broker, "quota"), FixedClock())
-    runner = Runner(Service(name="quota", ports=ports, handlers={}, commands={}), world.settings)
+    platform = CountingService()
+    ports = Ports(store, MemoryBus(platform.broker, "quota"), FakeClock())
+    runner = Runner(Service(name="quota", ports=ports, handlers={}, commands={}), platform.settings)
     tracemalloc.start()
     task = asyncio.ensure_future(runner.run())
     try:
         await until(lambda: runner.epoch is not None, seconds_max=30)
-        await world.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=10)
+        await platform.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=10)
         async with asyncio.timeout(60):
             while True:
                 async with store.transaction() as tx:

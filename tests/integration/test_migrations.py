@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from libs.service.wiring import Wiring
     from libs.store.tables import Tables
-    from tests.harness.postgres import Database, PostgresServer
+    from tests.kit.postgres import Database, PostgresServer
 
 # What PostgreSQL has of a schema: columns (without defaults, which a migration needs for the rows
 # that are there), constraints, and indexes with their methods and conditions.

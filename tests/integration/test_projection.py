@@ -4,23 +4,23 @@ import asyncpg
 import pytest
 
 from libs.store.tables import LEADER, VERSION_TABLE
-from tests.integration.stage import on_stage, until
+from tests.kit.platform import running_platform, until
 
 
 @pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(120)
 async def test_a_gateway_without_its_rows_asks_for_the_facts_again() -> None:
-    async with on_stage() as stage:
-        done = await stage.submit("done", "--steps", "3")
-        running = await stage.submit("running", "--steps", "2000")
-        waiting = await stage.submit("waiting", "--steps", "3", gpus_per_node=2)
-        await stage.until_state(done, "succeeded")
-        await stage.until_state(running, "running")
-        before = {task["id"]: task for task in await stage.tasks()}
-        nodes_before = (await stage.client.get("/v1/nodes")).json()["items"]
+    async with running_platform() as platform:
+        done = await platform.submit("done", "--steps", "3")
+        running = await platform.submit("running", "--steps", "2000")
+        waiting = await platform.submit("waiting", "--steps", "3", gpus_per_node=2)
+        await platform.until_state(done, "succeeded")
+        await platform.until_state(running, "running")
+        before = {task["id"]: task for task in await platform.tasks()}
+        nodes_before = (await platform.client.get("/v1/nodes")).json()["items"]
 
-        postgres = stage.dev.servers.postgres
+        postgres = platform.dev.servers.postgres
         url = postgres.admin_url.replace("/postgres?", "/shiftwork?")
         admin = await asyncpg.connect(url, password=postgres.admin_password)
         try:
@@ -32,10 +32,10 @@ async def test_a_gateway_without_its_rows_asks_for_the_facts_again() -> None:
             )
         finally:
             await admin.close()
-        assert stage.dev.processes.kill("gateway")
+        assert platform.dev.processes.kill("gateway")
 
         async def rebuilt() -> bool:
-            answer = await stage.client.get("/v1/tasks")
+            answer = await platform.client.get("/v1/tasks")
             now = {task["id"]: task for task in answer.json()["items"]}
             return all(
                 now.get(task_id, {}).get("state") == before[task_id]["state"]
@@ -43,16 +43,16 @@ async def test_a_gateway_without_its_rows_asks_for_the_facts_again() -> None:
             )
 
         await until(rebuilt, 30.0, "the tasks are shown again")
-        now = {task["id"]: task for task in await stage.tasks()}
+        now = {task["id"]: task for task in await platform.tasks()}
         for task_id, was in before.items():
             for name in ("name", "owner", "priority", "attempt", "submitted_at", "roles"):
                 assert now[task_id][name] == was[name]
 
         async def nodes() -> bool:
-            got = (await stage.client.get("/v1/nodes")).json()["items"]
+            got = (await platform.client.get("/v1/nodes")).json()["items"]
             return [node["id"] for node in got] == [node["id"] for node in nodes_before]
 
         await until(nodes, 10.0, "the nodes are shown again")
         # And it goes on.
-        await stage.client.put(f"/v1/tasks/{running}/goal", json={"goal": "stop"})
-        await stage.until_state(waiting, "succeeded", 60.0)
+        await platform.client.put(f"/v1/tasks/{running}/goal", json={"goal": "stop"})
+        await platform.until_state(waiting, "succeeded", 60.0)

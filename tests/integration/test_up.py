@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.chaos import judges
-from tests.integration.stage import TASK, scratch
+from tests.kit.platform import TASK, scratch
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(180)]
 PROGRAM = Path(sys.executable).with_name("shiftwork")

@@ -25,7 +25,7 @@ from services.launcher.domain.model import Listing, RankState
 from services.launcher.runtimes.kubernetes.runtime import KubernetesRuntime, build_runtime
 from services.launcher.runtimes.port import RunOrder
 from services.launcher.settings import LauncherSettings
-from tests.services.launcher.makers import KEY, a_spec, an_order, run_id
+from tests.kit.launcher_builders import KEY, a_spec, an_order, run_id
 from tools.cluster import simulated
 from tools.cluster.api import STRATEGIC, Api
 from tools.cluster.control_plane import ControlPlane

@@ -15,9 +15,9 @@ from services.launcher.domain.inventory import LeasePolicy
 from services.launcher.domain.rank_faults import PendingLimits
 from services.launcher.domain.reconcile import Policy
 from services.launcher.domain.start_delays import DelayPolicy
+from tests.kit.launcher_builders import a_spec, an_assignment
 from tests.kubernetes.cluster_harness import RUNS, ClusterHarness, Crash, CrashError
 from tests.services.launcher.launcher_harness import LauncherHarness, limits
-from tests.services.launcher.makers import a_spec, an_assignment
 from tools.cluster.control_plane import ControlPlane
 
 
@@ -30,7 +30,7 @@ class LauncherOnCluster(LauncherHarness):
         super().__init__(
             nodes=0,
             clock=SystemClock(),  # type: ignore[arg-type]
-            handle=cluster.handle,
+            make_runtime=cluster.handle,
             limits=limits(
                 policy=Policy(
                     exit_grace=second,

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from libs.contracts.messages import ExitKind, RunExited, RunStarted
+from tests.kit.launcher_builders import a_kill
 from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
-from tests.services.launcher.makers import a_kill
 from tools.cluster.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600, func_only=True)]
@@ -40,11 +40,11 @@ async def test_dying_at_every_call_of_a_launch(world: LauncherOnCluster, after: 
     for call in range(1, CALLS_MAX):
         task = name(call)
         crash = world.crash_at(call, after=after)
-        await world.handle_events(world.assignment(RANKS, task=task))
+        await world.handle(world.assignment(RANKS, task=task))
         await world.until_started(task=task)
         pods = [each for each in world.cluster_harness.pods_created() if each.startswith(task)]
         assert sorted(pods) == [f"{task}-1-{rank}" for rank in range(RANKS)]
-        await world.handle_events(a_kill(task=task))
+        await world.handle(a_kill(task=task))
         exited = await world.until_exited(task=task)
         assert exited.exit.kind is ExitKind.KILLED
         if crash.left > 0:
@@ -62,10 +62,10 @@ async def test_dying_at_every_call_of_a_launch(world: LauncherOnCluster, after: 
 async def test_dying_at_every_call_of_a_deletion(world: LauncherOnCluster, after: bool) -> None:
     for call in range(1, CALLS_MAX):
         task = name(call)
-        await world.handle_events(world.assignment(RANKS, task=task))
+        await world.handle(world.assignment(RANKS, task=task))
         await world.until_started(task=task)
         crash = world.crash_at(call, after=after)
-        await world.handle_events(a_kill(task=task))
+        await world.handle(a_kill(task=task))
         exited = await world.until_exited(task=task)
         assert exited.exit.kind is ExitKind.KILLED
         await world.until(lambda: not world.cluster_harness.left())
@@ -82,10 +82,10 @@ async def test_dying_at_every_call_of_a_deletion(world: LauncherOnCluster, after
 
 async def test_a_pod_made_by_an_outdated_leader_is_ended(world: LauncherOnCluster) -> None:
     """It had passed its checks before the run was ended, and its request arrives after."""
-    await world.handle_events(world.assignment(RANKS))
+    await world.handle(world.assignment(RANKS))
     await world.until_started()
     late = world.cluster_harness.pod("task-1-0")
-    await world.handle_events(a_kill())
+    await world.handle(a_kill())
     await world.until_exited()
     made = {
         "apiVersion": "v1",

@@ -23,9 +23,9 @@ from libs.contracts.messages import (
     RunStarted,
 )
 from services.launcher.domain.model import NodeRow
+from tests.kit.launcher_builders import a_kill
 from tests.kubernetes.cluster_harness import container, eventually, play_end, play_status
 from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
-from tests.services.launcher.makers import a_kill
 from tools.cluster.api import STRATEGIC
 from tools.cluster.control_plane import ControlPlane
 
@@ -57,7 +57,7 @@ async def node(world: LauncherOnCluster, node_id: str) -> NodeRow:
 async def test_a_node_that_falls_silent_and_comes_back(world: LauncherOnCluster) -> None:
     """Its run is lost after the fence; its GPU stays taken until the pod is seen gone."""
     cluster = world.cluster_harness
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await world.until_started()
     cluster.silence("local-1")
     exited = await world.until_exited()
@@ -69,7 +69,7 @@ async def test_a_node_that_falls_silent_and_comes_back(world: LauncherOnCluster)
     # The pod is told to go, and nobody is there to do it.
     assert cluster.pod("task-1-1")["metadata"]["deletionTimestamp"]
     # The same task goes on elsewhere meanwhile.
-    await world.handle_events(world.assignment(attempt=2, nodes=["local-0"]))
+    await world.handle(world.assignment(attempt=2, nodes=["local-0"]))
     await world.until_started(attempt=2)
     cluster.revive("local-1")
     await world.until(lambda: "task-1-1" not in cluster.names("pods"))
@@ -78,13 +78,13 @@ async def test_a_node_that_falls_silent_and_comes_back(world: LauncherOnCluster)
     assert row.node.ready
     assert row.node.unusable_gpus == ()
     assert len(await world.published(RunExited)) == 1
-    await world.handle_events(a_kill(attempt=2))
+    await world.handle(a_kill(attempt=2))
     await world.until_exited(attempt=2)
     await world.until(lambda: not cluster.left())
 
 
 async def test_a_short_silence_costs_nothing(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await world.until_started()
     world.cluster_harness.silence("local-1")
     await a_while(world, 0.5)
@@ -94,7 +94,7 @@ async def test_a_short_silence_costs_nothing(world: LauncherOnCluster) -> None:
 
 
 async def test_a_new_leader_gives_up_what_is_on_a_silent_node(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await world.until_started()
     world.cluster_harness.silence("local-1")
     await world.run_loops(2)
@@ -109,7 +109,7 @@ async def test_a_new_leader_gives_up_what_is_on_a_silent_node(world: LauncherOnC
 
 
 async def test_a_node_that_is_deleted(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await world.until_started()
     world.cluster_harness.api.delete("/api/v1/nodes/local-1")
     exited = await world.until_exited()
@@ -147,7 +147,7 @@ async def test_nodes_become_inventory(world: LauncherOnCluster) -> None:
 
 
 async def test_an_eviction_is_the_sites_fault(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment())
+    await world.handle(world.assignment())
     await world.until_started()
     cluster = world.cluster_harness
     play_status(
@@ -169,7 +169,7 @@ async def test_an_eviction_is_the_sites_fault(world: LauncherOnCluster) -> None:
 
 
 async def test_a_pod_deleted_by_hand(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await world.until_started()
     cluster = world.cluster_harness
     cluster.api.delete(cluster.path("pods", "task-1-1"))
@@ -181,7 +181,7 @@ async def test_a_pod_deleted_by_hand(world: LauncherOnCluster) -> None:
 
 
 async def test_a_pod_deleted_by_hand_while_no_launcher_lived(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await world.until_started()
     cluster = world.cluster_harness
     await cluster.stop()
@@ -194,7 +194,7 @@ async def test_a_pod_deleted_by_hand_while_no_launcher_lived(world: LauncherOnCl
 
 async def test_the_run_object_deleted_by_hand(world: LauncherOnCluster) -> None:
     """It owns the pods: they go with it, and the run is lost."""
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await world.until_started()
     cluster = world.cluster_harness
     cluster.api.delete(cluster.path("configmaps", "task-1"))
@@ -203,7 +203,7 @@ async def test_the_run_object_deleted_by_hand(world: LauncherOnCluster) -> None:
 
 
 async def test_an_exit_that_no_launcher_saw(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment())
+    await world.handle(world.assignment())
     await world.until_started()
     cluster = world.cluster_harness
     await cluster.stop()
@@ -216,7 +216,7 @@ async def test_an_exit_that_no_launcher_saw(world: LauncherOnCluster) -> None:
 
 async def test_why_a_pod_is_not_made_is_asked_of_the_events(world: LauncherOnCluster) -> None:
     """As when a volume cannot be mounted: the pod itself only says that it is being made."""
-    await world.handle_events(world.assignment(image="simulated/hangs"))
+    await world.handle(world.assignment(image="simulated/hangs"))
     cluster = world.cluster_harness
     await world.until(lambda: "task-1-0" in cluster.names("pods"))
     pod = await eventually(lambda: _bound(cluster.pod("task-1-0")))
@@ -269,7 +269,7 @@ async def test_a_quota_that_refuses_the_seventh_pod(world: LauncherOnCluster) ->
     a_quota(world, 6)
     path = cluster.path("resourcequotas", "some")
     await eventually(lambda: cluster.api.get(path).get("status", {}).get("hard"))
-    await world.handle_events(world.assignment(8))
+    await world.handle(world.assignment(8))
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.LOST
     assert "the namespace's quota is used up" in exited.exit.detail
@@ -278,12 +278,12 @@ async def test_a_quota_that_refuses_the_seventh_pod(world: LauncherOnCluster) ->
     await world.until(lambda: not cluster.left())
     # With room for it, the next attempt runs.
     cluster.api.delete(path)
-    await world.handle_events(world.assignment(8, attempt=2))
+    await world.handle(world.assignment(8, attempt=2))
     await world.until_started(attempt=2)
 
 
 async def test_an_image_that_is_not_there(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(2, image="simulated/missing"))
+    await world.handle(world.assignment(2, image="simulated/missing"))
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert "the image cannot be pulled: image" in exited.exit.detail
@@ -305,7 +305,7 @@ async def test_a_pod_that_the_cluster_does_not_admit(world: LauncherOnCluster) -
             )
         }
     )
-    await world.handle_events(world.assignment(spec=spec))
+    await world.handle(world.assignment(spec=spec))
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert exited.exit.detail
@@ -319,7 +319,7 @@ async def test_an_override_against_the_policy(world: LauncherOnCluster) -> None:
             "pod": PodRequest(image="simulated/runs", template='{"spec": {"hostNetwork": true}}')
         }
     )
-    await world.handle_events(world.assignment(spec=spec))
+    await world.handle(world.assignment(spec=spec))
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert "the site's pod policy does not allow it" in exited.exit.detail
@@ -365,7 +365,7 @@ async def test_somebody_elses_object_has_the_name(
 ) -> None:
     cluster = world.cluster_harness
     cluster.api.create(cluster.path(path), thing)
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.LOST
     assert "another object has the name" in exited.exit.detail
@@ -373,7 +373,7 @@ async def test_somebody_elses_object_has_the_name(
     if path not in {"secrets", "configmaps"}:
         await world.until(lambda: cluster.left() == {path: [name]})
     # The next attempt has another name.
-    await world.handle_events(world.assignment(2, attempt=2))
+    await world.handle(world.assignment(2, attempt=2))
     await world.until_started(attempt=2)
     assert name in cluster.names(path)
 
@@ -383,7 +383,7 @@ async def test_somebody_elses_object_has_the_name(
 
 async def test_gpus_that_other_peoples_pods_use(world: LauncherOnCluster) -> None:
     cluster = world.cluster_harness
-    await world.handle_events(world.assignment())
+    await world.handle(world.assignment())
     await world.until_started()
     pod = an_object(
         "Pod",
@@ -429,14 +429,14 @@ async def test_gpus_that_a_node_withholds(world: LauncherOnCluster) -> None:
 
 async def test_a_pod_that_does_not_fit_waits_and_says_so(world: LauncherOnCluster) -> None:
     """The plan and the cluster disagree: the pod is pending until its run is taken back."""
-    await world.handle_events(world.assignment(gpus=8))
+    await world.handle(world.assignment(gpus=8))
     await world.until_started()
-    await world.handle_events(world.assignment(gpus=8, task="other"))
+    await world.handle(world.assignment(gpus=8, task="other"))
     await a_while(world, 2.0)
     delayed = await world.published(RunDelayed, task_id="other")
     assert "the cluster's scheduler does not bind it" in delayed[-1].detail
     assert "Insufficient nvidia.com/gpu" in delayed[-1].detail
-    await world.handle_events(a_kill(task="other"))
+    await world.handle(a_kill(task="other"))
     exited = await world.until_exited(task="other")
     assert exited.exit.kind is ExitKind.KILLED
     await world.until(lambda: world.cluster_harness.names("pods") == ["task-1-0"])

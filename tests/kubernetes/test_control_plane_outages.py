@@ -22,10 +22,10 @@ from services.launcher.runtimes.kubernetes.connect import connect_client
 from services.launcher.runtimes.kubernetes.reflector import LISTS, Reflector, WatchPolicy
 from services.launcher.runtimes.kubernetes.sweep import sweep
 from services.launcher.runtimes.port import RuntimeUnavailableError
-from tests.harness.kubernetes import StartControlPlane
+from tests.kit.kubernetes import StartControlPlane
+from tests.kit.launcher_builders import a_kill, run_id
 from tests.kubernetes.cluster_harness import ClusterHarness, all_in, eventually, until
 from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
-from tests.services.launcher.makers import a_kill, run_id
 from tools.cluster.control_plane import API_SERVER, ControlPlane
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300, func_only=True)]
@@ -65,7 +65,7 @@ def lists(why: str) -> float:
 
 
 async def test_the_api_server_is_restarted_under_a_running_gang(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(4))
+    await world.handle(world.assignment(4))
     await world.until_started()
     plane = world.cluster_harness.plane
     plane.processes.stop(API_SERVER, kill=True)
@@ -75,7 +75,7 @@ async def test_the_api_server_is_restarted_under_a_running_gang(world: LauncherO
     assert [event for event in await world.published(NodeChanged) if not event.node.ready] == []
     plane.start_program(API_SERVER)
     await a_while(world, 1.0)
-    await world.handle_events(a_kill())
+    await world.handle(a_kill())
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     assert len(await world.published(RunStarted)) == 1
@@ -85,7 +85,7 @@ async def test_the_api_server_is_restarted_under_a_running_gang(world: LauncherO
 async def test_a_launch_while_the_api_server_is_away(world: LauncherOnCluster) -> None:
     plane = world.cluster_harness.plane
     plane.processes.stop(API_SERVER, kill=True)
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await a_while(world, 3.0)
     delayed = await world.published(RunDelayed)
     assert "does not answer" in delayed[-1].detail
@@ -96,11 +96,11 @@ async def test_a_launch_while_the_api_server_is_away(world: LauncherOnCluster) -
 
 
 async def test_a_deletion_while_the_api_server_is_away(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await world.until_started()
     plane = world.cluster_harness.plane
     plane.processes.stop(API_SERVER, kill=True)
-    await world.handle_events(a_kill())
+    await world.handle(a_kill())
     await a_while(world, 1.0)
     assert await world.published(RunExited) == []
     plane.start_program(API_SERVER)
@@ -245,9 +245,9 @@ async def test_the_rights_of_the_table_are_enough(plane: ControlPlane, tmp_path:
         await world.restart()
         findings = await check(cluster.launcher_settings(), cluster.handles[-1]._client)
         assert [f for f in findings if f.level == "bad"] == []
-        await world.handle_events(world.assignment(2))
+        await world.handle(world.assignment(2))
         await world.until_started()
-        await world.handle_events(a_kill())
+        await world.handle(a_kill())
         await world.until_exited()
         await world.until(lambda: not cluster.left())
 

@@ -18,8 +18,8 @@ from libs.contracts.messages import (
     RunExited,
     RunStarted,
 )
+from tests.kit.launcher_builders import a_kill, a_preemption
 from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
-from tests.services.launcher.makers import a_kill, a_preemption
 from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kubernetes
@@ -36,7 +36,7 @@ async def nothing_is_left(world: LauncherOnCluster) -> None:
 
 
 async def test_a_run_of_one_pod(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(image="simulated/exits:0"))
+    await world.handle(world.assignment(image="simulated/exits:0"))
     await world.until_started()
     pod = world.cluster_harness.pod("task-1-0")
     assert pod["spec"]["nodeName"] == "local-0"
@@ -52,7 +52,7 @@ async def test_a_run_of_one_pod(world: LauncherOnCluster) -> None:
 
 
 async def test_a_gang_has_names_for_its_ranks(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(4))
+    await world.handle(world.assignment(4))
     await world.until_started()
     pods = [world.cluster_harness.pod(f"task-1-{rank}") for rank in range(4)]
     assert [pod["spec"]["nodeName"] for pod in pods] == ["local-0", "local-1"] * 2
@@ -64,7 +64,7 @@ async def test_a_gang_has_names_for_its_ranks(world: LauncherOnCluster) -> None:
     assert 20_000 <= int(env["MASTER_PORT"] or 0) <= 27_999
     owners = {owner["uid"] for pod in pods for owner in pod["metadata"]["ownerReferences"]}
     assert len(owners) == 1
-    await world.handle_events(a_kill())
+    await world.handle(a_kill())
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     await nothing_is_left(world)
@@ -73,7 +73,7 @@ async def test_a_gang_has_names_for_its_ranks(world: LauncherOnCluster) -> None:
 
 @pytest.mark.parametrize("code", [3, 75])
 async def test_a_failing_rank_ends_the_gang(world: LauncherOnCluster, code: int) -> None:
-    await world.handle_events(world.assignment(2, image=f"simulated/exits:{code}"))
+    await world.handle(world.assignment(2, image=f"simulated/exits:{code}"))
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert f"ended with code {code}" in exited.exit.detail
@@ -81,16 +81,16 @@ async def test_a_failing_rank_ends_the_gang(world: LauncherOnCluster, code: int)
 
 
 async def test_out_of_memory_is_said(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(image="simulated/oom"))
+    await world.handle(world.assignment(image="simulated/oom"))
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert "out of memory" in exited.exit.detail
 
 
 async def test_preempted_with_an_acknowledgement(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(2))
+    await world.handle(world.assignment(2))
     await world.until_started()
-    await world.handle_events(a_preemption())
+    await world.handle(a_preemption())
     for _ in range(20):
         await world.run_loops()
         await asyncio.sleep(0.05)
@@ -110,9 +110,9 @@ async def test_preempted_with_an_acknowledgement(world: LauncherOnCluster) -> No
 async def test_a_program_that_leaves_by_itself_after_its_acknowledgement(
     world: LauncherOnCluster,
 ) -> None:
-    await world.handle_events(world.assignment(image="simulated/exits:75"))
+    await world.handle(world.assignment(image="simulated/exits:75"))
     await world.until_started()
-    await world.handle_events(a_preemption())
+    await world.handle(a_preemption())
     await world.acknowledge("task", 1, 10)
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.PREEMPTED
@@ -127,9 +127,9 @@ async def test_pods_stay_for_a_while_unless_they_made_room(
         world.cluster_harness.settings = {"kube_pods_keep_seconds": 3600}
         await world.restart()
         for task in ("leaves", "fails"):
-            await world.handle_events(world.assignment(task=task, image="simulated/exits:75"))
+            await world.handle(world.assignment(task=task, image="simulated/exits:75"))
             await world.until_started(task=task)
-        await world.handle_events(a_preemption(task="leaves"))
+        await world.handle(a_preemption(task="leaves"))
         await world.acknowledge("leaves", 1, 10)
         kinds = [(await world.until_exited(task=each)).exit.kind for each in ("leaves", "fails")]
         assert kinds == [ExitKind.PREEMPTED, ExitKind.FAILED]
@@ -143,11 +143,11 @@ async def test_pods_stay_for_a_while_unless_they_made_room(
 async def test_preempted_without_an_acknowledgement(world: LauncherOnCluster) -> None:
     """The scheduler's deadline is over: the pods have their grace, and are gone before it is
     said that the run is over."""
-    await world.handle_events(world.assignment(2, image="simulated/stubborn"))
+    await world.handle(world.assignment(2, image="simulated/stubborn"))
     await world.until_started()
-    await world.handle_events(a_preemption())
+    await world.handle(a_preemption())
     await world.run_loops(5)
-    await world.handle_events(a_kill())
+    await world.handle(a_kill())
     asked_at = world.clock.now()
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
@@ -157,9 +157,9 @@ async def test_preempted_without_an_acknowledgement(world: LauncherOnCluster) ->
 
 
 async def test_an_acknowledgement_that_comes_late_counts(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment(image="simulated/stubborn"))
+    await world.handle(world.assignment(image="simulated/stubborn"))
     await world.until_started()
-    await world.handle_events(a_preemption(), a_kill())
+    await world.handle(a_preemption(), a_kill())
     await world.run_loops(2)
     reply = await world.acknowledge("task", 1, 10)
     assert reply.checkpoint is not None
@@ -170,17 +170,17 @@ async def test_an_acknowledgement_that_comes_late_counts(world: LauncherOnCluste
 
 async def test_signal_mode(world: LauncherOnCluster) -> None:
     spec = world.spec(2, mode=PreemptMode.SIGNAL, signal="TERM")
-    await world.handle_events(world.assignment(2, spec=spec))
+    await world.handle(world.assignment(2, spec=spec))
     await world.until_started()
-    await world.handle_events(a_preemption())
+    await world.handle(a_preemption())
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.PREEMPTED
     assert [rank.signal for rank in exited.exit.ranks] == [15, 15]
 
 
 async def test_killed_before_its_assignment_makes_no_pod(world: LauncherOnCluster) -> None:
-    await world.handle_events(a_kill())
-    await world.handle_events(world.assignment())
+    await world.handle(a_kill())
+    await world.handle(world.assignment())
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     await nothing_is_left(world)
@@ -189,7 +189,7 @@ async def test_killed_before_its_assignment_makes_no_pod(world: LauncherOnCluste
 
 async def test_what_cannot_start_is_taken_back_whole(world: LauncherOnCluster) -> None:
     """One rank that never starts: the start deadline (a kill) leaves nothing of the gang."""
-    await world.handle_events(world.assignment(3, image="simulated/hangs"))
+    await world.handle(world.assignment(3, image="simulated/hangs"))
     for _ in range(20):
         await world.run_loops()
         await asyncio.sleep(0.1)
@@ -197,19 +197,19 @@ async def test_what_cannot_start_is_taken_back_whole(world: LauncherOnCluster) -
     assert await world.published(RunStarted) == []
     delayed = await world.published(RunDelayed)
     assert delayed[-1].ranks == 3
-    await world.handle_events(a_kill())
+    await world.handle(a_kill())
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     await nothing_is_left(world)
 
 
 async def test_a_newer_attempt_takes_the_place_of_the_older(world: LauncherOnCluster) -> None:
-    await world.handle_events(world.assignment())
+    await world.handle(world.assignment())
     await world.until_started()
-    await world.handle_events(world.assignment(attempt=2))
+    await world.handle(world.assignment(attempt=2))
     first = await world.until_exited()
     assert first.exit.kind is ExitKind.KILLED
     await world.until_started(attempt=2)
-    await world.handle_events(a_kill(attempt=2))
+    await world.handle(a_kill(attempt=2))
     await world.until_exited(attempt=2)
     assert len(await world.published(RunExited)) == 2

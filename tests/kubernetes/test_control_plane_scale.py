@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from libs.contracts.messages import ExitKind
+from tests.kit.launcher_builders import a_kill
 from tests.kubernetes.cluster_harness import ClusterHarness
 from tests.kubernetes.launcher_on_cluster import LauncherOnCluster, a_launcher
-from tests.services.launcher.makers import a_kill
 from tools.cluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kubernetes
@@ -48,7 +48,7 @@ async def test_a_gang_of_64(world: LauncherOnCluster) -> None:
     cluster = world.cluster_harness
     await world.run_loops(2)
     before = writes(cluster)
-    await world.handle_events(world.assignment(GANG))
+    await world.handle(world.assignment(GANG))
     await world.until_started()
     pods = [cluster.pod(f"task-1-{rank}") for rank in range(GANG)]
     assert [pod["spec"]["nodeName"] for pod in pods] == [f"local-{n % 8}" for n in range(GANG)]
@@ -61,7 +61,7 @@ async def test_a_gang_of_64(world: LauncherOnCluster) -> None:
             ("create", "pods"): GANG,
         }
     )
-    await world.handle_events(a_kill())
+    await world.handle(a_kill())
     exited = await world.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     assert len(exited.exit.ranks) == GANG
@@ -74,11 +74,11 @@ async def test_a_gang_of_64(world: LauncherOnCluster) -> None:
 
 async def test_many_runs_at_once(world: LauncherOnCluster) -> None:
     letters = "abcdefghijklmnopqrst"
-    await world.handle_events(*(world.assignment(task=f"t{letter}", gpus=0) for letter in letters))
+    await world.handle(*(world.assignment(task=f"t{letter}", gpus=0) for letter in letters))
     for letter in letters:
         await world.until_started(task=f"t{letter}")
     assert len(world.cluster_harness.names("pods")) == len(letters)
-    await world.handle_events(*(a_kill(task=f"t{letter}") for letter in letters))
+    await world.handle(*(a_kill(task=f"t{letter}") for letter in letters))
     for letter in letters:
         await world.until_exited(task=f"t{letter}")
     await world.until(lambda: not world.cluster_harness.left())

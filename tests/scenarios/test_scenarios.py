@@ -51,20 +51,19 @@ from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Tas
 from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.placement.capacity import Slot, placements_of
 from services.scheduler.dry_run import diff
-from services.scheduler.policy_documents import validate
-from tests.builders import (
-    START,
+from services.scheduler.policies import validate
+from tests.kit.builders import (
     a_checkpoint,
     a_limit,
     a_node,
     a_spec,
     a_task,
-    at,
     exited_event,
     listened_event,
     started_event,
     submitted_event,
 )
+from tests.kit.clock import START, at
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 
 HERE = Path(__file__).parent
@@ -96,7 +95,7 @@ def seconds_of(moment: float | str) -> float:
     return float(moment)
 
 
-class Stage:
+class ScenarioPlayer:
     """One scenario being played on the pure domain."""
 
     def __init__(self, script: dict[str, Any]) -> None:
@@ -481,7 +480,7 @@ def about(script: dict[str, Any]) -> Iterator[str]:
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
     script = yaml.safe_load(path.read_text())
-    found = "\n".join([*about(script), *Stage(script).play(script)]) + "\n"
+    found = "\n".join([*about(script), *ScenarioPlayer(script).play(script)]) + "\n"
     golden = path.with_suffix(".expected.txt")
     if UPDATE:
         golden.write_text(found)

@@ -13,9 +13,9 @@ from services.scheduler.domain.model.rows import Limit
 from services.submit.domain.facts import Defaults, Facts, Limits, Shape
 from services.submit.domain.fill import fill_in
 from services.submit.domain.validate import validate
-from tests.builders import a_node, a_task
-from tests.services.scheduler.domain.stage import Stage
-from tests.services.submit.specs import TASK_ID, asked
+from tests.kit.builders import a_node, a_task
+from tests.kit.specs import TASK_ID, asked
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 LEVELS = [Priority.UNSPECIFIED, Priority.NORMAL, Priority.LOW]
 
@@ -59,11 +59,11 @@ def test_what_submit_accepts_starts_on_an_empty_cluster(
         quotas=tuple(Quota(priority=p, unit=unit, limit=limit) for p, unit, limit in quotas),
     )
     found = validate(spec, owner="ann", team="", facts=facts, limits=Limits())
-    stage = Stage(
+    harness = DomainHarness(
         [a_node(f"n{place}", gpus=size) for place, size in enumerate(sizes)],
         limits=[Limit("", "", "", p, unit, limit) for p, unit, limit in quotas],
     )
-    stage.submit(a_task("t", spec=spec, owner="ann", team=""))
-    stage.rounds()
-    starts = "t" in stage.tasks and stage.tasks["t"].state is TaskState.STARTING
-    assert starts == (not isinstance(found, Refusal)), (found, stage.log)
+    harness.submit(a_task("t", spec=spec, owner="ann", team=""))
+    harness.rounds()
+    starts = "t" in harness.tasks and harness.tasks["t"].state is TaskState.STARTING
+    assert starts == (not isinstance(found, Refusal)), (found, harness.log)

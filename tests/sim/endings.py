@@ -1,6 +1,6 @@
 """The end of a world: has everything ended, and does everything agree?
 
-What crossed the bus and what the processes did is judged by ``tests.harness.checkers``; here are
+What crossed the bus and what the processes did is judged by ``tests.kit.checkers``; here are
 the judges of tables, of projections and of what the programs computed.
 """
 
@@ -30,8 +30,8 @@ from services.scheduler.tables import TABLES as SCHEDULER
 from services.submit import store as submit
 from services.submit.store import TaskRow as SubmittedRow
 from services.submit.tables import TABLES as SUBMIT
-from tests.harness.checkers import ENDED, LIVENESS, SAFETY, verdict
-from tests.harness.virtual_time import EPOCH
+from tests.kit.checkers import ENDED, LIVENESS, SAFETY, verdict
+from tests.kit.clock import START
 from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES, SILENT_SECONDS
 from tests.sim.programs import computed
 
@@ -305,7 +305,7 @@ def listening_runs_are_not_cut_short(world: World) -> Iterator[str]:
     """A run that has asked is never treated as one that cannot be asked."""
     for run, event, seconds in _forced(world):
         at = world.listened.get(run)
-        ended = (event.requested_at - EPOCH).total_seconds()
+        ended = (event.requested_at - START).total_seconds()
         silently = event.reason.code is m.ReasonCode.NEVER_ASKED
         if silently and at is not None and at + NOTICED_SECONDS < ended:
             yield f"{run} asked {ended - at:.1f} s before it was ended, which was after {seconds} s"

@@ -25,7 +25,7 @@ from services.gateway.auth import Mint
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster
 from services.submit.ids import TimeSortedIds
-from tests.harness.virtual_time import LoopClock
+from tests.kit.virtual_time import LoopClock
 
 if TYPE_CHECKING:
     from tests.sim.world import World

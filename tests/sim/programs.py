@@ -30,7 +30,7 @@ from services.launcher.runtimes.fake_cluster import (
 )
 from services.launcher.runtimes.port import RunOrder
 from services.log_collector.domain import OutputKey
-from tests.harness.checkers import Ack, Span
+from tests.kit.checkers import Ack, Span
 from tests.sim.plan import Job
 
 if TYPE_CHECKING:

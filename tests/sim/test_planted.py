@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim import planted
+from tests.sim import bends, planted
 from tests.sim.plan import Plan
 from tests.sim.swarm import one
 from tests.sim.world import World, run_world
@@ -47,13 +47,13 @@ DEFECTS = {
         "amounts_are_never_overbooked",
         7,
         20,
-        planted.asking_for_amounts,
+        bends.asking_for_amounts,
     ),
     "reply before storing": Planted(
         planted.reply_before_storing, "acknowledged_checkpoints_survive", 2, 40
     ),
     "unfenced attempt": Planted(
-        planted.unfenced_attempts, "attempts_count_up", 2, 10, planted.repeated_facts
+        planted.unfenced_attempts, "attempts_count_up", 2, 10, bends.repeated_facts
     ),
     "cursor outbox": Planted(nullcontext, "no_task_is_lost", 0, 10, as_drawn, planted.CursorWorld),
     "no republishing": Planted(planted.forgotten_republishing, "no_task_is_lost", 19, 30),
@@ -63,102 +63,102 @@ DEFECTS = {
     ),
     "ack before commit": Planted(planted.ack_before_commit, "no_task_is_lost", 2, 20),
     "timers for rows": Planted(
-        planted.deadlines_in_memory, "no_task_is_lost", 0, 30, planted.hanging_programs
+        planted.deadlines_in_memory, "no_task_is_lost", 0, 30, bends.hanging_programs
     ),
     "failed commits forgotten": Planted(
-        planted.failed_commits_forgotten, "no_task_is_lost", 0, 20, planted.failing_commits
+        planted.failed_commits_forgotten, "no_task_is_lost", 0, 20, bends.failing_commits
     ),
     "unfenced epoch": Planted(planted.unfenced_epochs, "states_follow_the_promise", 4),
     "end declared when ordered": Planted(
         planted.end_declared_when_ordered, "slots_never_double_booked", 7
     ),
     "early requests dropped": Planted(
-        planted.dropped_early_requests, "no_task_is_lost", 7, 12, planted.hasty_people
+        planted.dropped_early_requests, "no_task_is_lost", 7, 12, bends.hasty_people
     ),
-    "no inbox": Planted(planted.no_inbox, "ranks_started_once", 0, bend=planted.short_memories),
+    "no inbox": Planted(planted.no_inbox, "ranks_started_once", 0, bend=bends.short_memories),
     "unanswered orders count": Planted(
         planted.unanswered_orders_count,
         "no_task_is_lost",
         0,
-        bend=planted.silent_nodes,
+        bend=bends.silent_nodes,
     ),
     "nodes leave with their runs": Planted(
         planted.nodes_leave_with_their_runs, "one_live_attempt_per_task", 7
     ),
     "outbox pruned by age": Planted(
-        planted.outbox_pruned_by_age, "states_follow_the_promise", 7, bend=planted.long_outages
+        planted.outbox_pruned_by_age, "states_follow_the_promise", 7, bend=bends.long_outages
     ),
     "bad nodes forgotten": Planted(
         planted.bad_nodes_forgotten,
         "no_task_is_lost",
         1,
         10,
-        planted.one_dark_node,
+        bends.one_dark_node,
         planted.DarkNodeWorld,
     ),
     "last arrival wins": Planted(planted.last_arrival_wins, "nodes_and_limits_agree", 1),
     "late requests carried out": Planted(
-        planted.late_requests_carried_out, "late:", 0, bend=planted.slow_databases
+        planted.late_requests_carried_out, "late:", 0, bend=bends.slow_databases
     ),
     "faults not isolated": Planted(
         planted.faults_not_isolated,
         "no_task_is_lost",
         0,
-        bend=planted.a_group_that_cannot_be_decided,
+        bend=bends.a_group_that_cannot_be_decided,
         world=planted.PoisonedGroupWorld,
     ),
     "bad rows not set apart": Planted(
         planted.bad_rows_not_set_apart,
         "died by itself",
         0,
-        bend=planted.a_row_that_cannot_be_loaded,
+        bend=bends.a_row_that_cannot_be_loaded,
         world=planted.PoisonedRowWorld,
     ),
     "nodes of bad rows given away": Planted(
         planted.nodes_of_bad_rows_given_away,
         "slots_never_double_booked",
         0,
-        bend=planted.a_row_that_cannot_be_loaded,
+        bend=bends.a_row_that_cannot_be_loaded,
         world=planted.PoisonedRowWorld,
     ),
     "explained by submission": Planted(
         planted.explained_by_submission,
         "explain calls",
         0,
-        bend=planted.crowded,
+        bend=bends.crowded,
         world=planted.ExplainedWorld,
     ),
     "silent runs waited for": Planted(
         planted.silent_runs_waited_for,
         "silent_runs_are_not_waited_for",
         0,
-        bend=planted.calm_people,
+        bend=bends.calm_people,
     ),
     "listening runs cut short": Planted(
         planted.listening_runs_cut_short,
         "listening_runs_are_not_cut_short",
         0,
-        bend=planted.calm_people,
+        bend=bends.calm_people,
     ),
     "times follow the clock": Planted(planted.times_follow_the_clock, "output_has_its_times", 25),
     "inventories by moment": Planted(planted.inventories_by_moment, "nodes_and_limits_agree", 16),
 }
 BENDS = (
-    planted.asking_for_amounts,
-    planted.repeated_facts,
-    planted.hanging_programs,
-    planted.failing_commits,
-    planted.hasty_people,
-    planted.short_memories,
-    planted.silent_nodes,
-    planted.long_outages,
-    planted.slow_databases,
-    planted.calm_people,
+    bends.asking_for_amounts,
+    bends.repeated_facts,
+    bends.hanging_programs,
+    bends.failing_commits,
+    bends.hasty_people,
+    bends.short_memories,
+    bends.silent_nodes,
+    bends.long_outages,
+    bends.slow_databases,
+    bends.calm_people,
 )
 WORLDS = (
-    (planted.PoisonedGroupWorld, planted.a_group_that_cannot_be_decided),
-    (planted.PoisonedRowWorld, planted.a_row_that_cannot_be_loaded),
-    (planted.ExplainedWorld, planted.crowded),
+    (planted.PoisonedGroupWorld, bends.a_group_that_cannot_be_decided),
+    (planted.PoisonedRowWorld, bends.a_row_that_cannot_be_loaded),
+    (planted.ExplainedWorld, bends.crowded),
 )
 
 
@@ -182,7 +182,7 @@ def test_a_planted_defect_is_found(name: str) -> None:
 
 def test_tasks_end_beside_a_node_on_which_nothing_starts() -> None:
     for seed in range(5):
-        assert not run_world(seed, planted.DarkNodeWorld, planted.one_dark_node).complaints
+        assert not run_world(seed, planted.DarkNodeWorld, bends.one_dark_node).complaints
 
 
 def test_interleaved_commits_alone_do_no_harm() -> None:

@@ -33,15 +33,14 @@ from services.gateway.tables import TABLES as GATEWAY
 from services.launcher import loop as launcher_loop
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.sources.memory import MemorySource
-from tests.harness.checkers import Ack, History
-from tests.harness.virtual_time import LoopClock
+from tests.kit.checkers import Ack, History
+from tests.kit.virtual_time import LoopClock, virtually
 from tests.sim import endings, strikes
 from tests.sim.people import People
 from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES, Job, Plan, Points, draw
 from tests.sim.process import Process
 from tests.sim.programs import SimCluster
 from tests.sim.quiet import quiet
-from tests.sim.virtual import virtually
 
 LIVENESS_SECONDS_MAX = 1_500.0
 RESTART_SECONDS_MAX = 4.0
@@ -296,6 +295,8 @@ def run_world(
     async def main() -> float:
         world = world_type(plan)
         made.append(world)
+        # A crash leaves half-done work behind that nobody asks for any more.
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
         begin = asyncio.get_running_loop().time()
         await world.run()
         return asyncio.get_running_loop().time() - begin

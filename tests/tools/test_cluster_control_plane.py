@@ -12,7 +12,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.harness.kubernetes import StartControlPlane
+from tests.kit.kubernetes import StartControlPlane
 from tools.cluster import simulated
 from tools.cluster.api import Api, ApiError, wait_until
 from tools.cluster.control_plane import API_SERVER, ControlPlane

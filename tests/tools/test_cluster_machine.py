@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.kubernetes import REQUIRED, cannot, given_kubeconfig
+from tests.kit.kubernetes import REQUIRED, cannot, given_kubeconfig
 from tools.cluster import cgroups, prerequisites, system
 from tools.cluster.control_plane import is_free
 from tools.cluster.layout import FOLDER_VARIABLE, Layout

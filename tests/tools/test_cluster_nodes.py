@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.kubernetes import NodesCluster
+from tests.kit.kubernetes import NodesCluster
 from tools.cluster import network
 from tools.cluster.api import wait_until
 from tools.cluster.images import load_program

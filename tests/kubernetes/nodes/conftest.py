@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from tests.harness.kubernetes import NodesCluster
+from tests.kit.kubernetes import NodesCluster
 from tools.kubernetes_demo.__main__ import (
     GRANT,
     MOUNT,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.harness.kubernetes import NodesCluster
+from tests.kit.kubernetes import NodesCluster
 from tools.kubernetes_demo.kube import KubeError
 from tools.kubernetes_demo.stage import DemoError, Stage
 

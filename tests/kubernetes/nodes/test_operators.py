@@ -15,7 +15,7 @@ import pytest
 from services.allinone.kubernetes import installing, reach, removing
 from services.allinone.kubernetes.helm import Helm
 from services.allinone.kubernetes.kubectl import Kubectl, Target
-from tests.harness.kubernetes import NodesCluster
+from tests.kit.kubernetes import NodesCluster
 from tools.cluster.programs import program
 from tools.kubernetes_demo.stage import Stage
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.kubernetes import NodesCluster
+from tests.kit.kubernetes import NodesCluster
 from tools.kubernetes_demo.stage import Stage
 
 pytestmark = pytest.mark.kubernetes

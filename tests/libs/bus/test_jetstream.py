@@ -25,9 +25,9 @@ from libs.bus.topology import MIB, STORE_BYTES, Limits, permissions_of, topology
 from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.envelope import PAYLOAD_BYTES_MAX, Envelope
-from tests.harness.freezing import freeze
-from tests.harness.infra import Infra
-from tests.harness.nats_server import NatsServer
+from tests.kit.freezing import freeze
+from tests.kit.infra import Infra
+from tests.kit.nats_server import NatsServer
 
 pytestmark = pytest.mark.server
 

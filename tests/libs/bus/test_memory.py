@@ -12,7 +12,6 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import looptime
 import pytest
 
 from libs.bus.memory import MemoryBus
@@ -21,6 +20,7 @@ from libs.bus.port import Bus, BusUnavailableError
 from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
+from tests.kit.virtual_time import virtually
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 EVERYTHING = Faults(
@@ -40,8 +40,7 @@ EVERYTHING = Faults(
 def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(**arguments: Any) -> None:
-        with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
-            runner.run(test(**arguments))
+        virtually(test(**arguments))
 
     # pytest-asyncio would look through the wrapper and open a loop of its own.
     run.__signature__ = inspect.signature(test)

@@ -15,7 +15,7 @@ from libs.contracts.ids import RunId
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import subject_of
-from tests.harness.example_messages import MOMENT, example_of
+from tests.kit.example_messages import MOMENT, example_of
 
 PUBLISHED = [
     message for message, route in ROUTES.items() if route.kind in (Kind.EVENT, Kind.TELEMETRY)

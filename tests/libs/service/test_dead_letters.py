@@ -18,8 +18,9 @@ from libs.service.settings import BaseServiceSettings
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow, Direction
 from libs.store.memory import MemoryStore, Point, no_fault
 from libs.store.port import DatabaseFaultError, EventTooLargeError, StoreUnavailableError, Tx
-from tests.harness.virtual_time import EPOCH, virtually
-from tests.libs.service.service_world import TABLES, Count, World, until
+from tests.kit.clock import START
+from tests.kit.virtual_time import virtually
+from tests.libs.service.service_harness import TABLES, Count, CountingService, until
 
 LARGE = 5_000
 
@@ -31,8 +32,8 @@ def without_tracebacks() -> Iterator[None]:
         yield
 
 
-def letters(world: World) -> list[DeadLetterRow]:
-    rows = world.database.rows(TABLES, DeadLetterRow).values()
+def letters(platform: CountingService) -> list[DeadLetterRow]:
+    rows = platform.database.rows(TABLES, DeadLetterRow).values()
     return sorted(rows, key=lambda row: row.id)
 
 
@@ -42,21 +43,21 @@ async def stopped(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def emit(world: World, *owners: str) -> None:
+async def emit(platform: CountingService, *owners: str) -> None:
     """Commit events of the service, as one of its handlers would."""
-    async with world.store().transaction() as tx:
+    async with platform.store(TABLES).transaction() as tx:
         for owner in owners:
             tx.emit(usage(owner))
 
 
 def usage(owner: str) -> m.UsageRecorded:
     return m.UsageRecorded(
-        task_id="t", attempt=1, started_at=EPOCH, ended_at=EPOCH, group="g", owner=owner
+        task_id="t", attempt=1, started_at=START, ended_at=START, group="g", owner=owner
     )
 
 
-async def emit_too_large(world: World, *, swallow: bool) -> None:
-    async with world.store().transaction() as tx:
+async def emit_too_large(platform: CountingService, *, swallow: bool) -> None:
+    async with platform.store(TABLES).transaction() as tx:
         tx.put(Count("a", 1))
         with contextlib.suppress(*[EventTooLargeError] if swallow else []):
             tx.emit(usage("x" * EVENT_BYTES_MAX))
@@ -65,32 +66,32 @@ async def emit_too_large(world: World, *, swallow: bool) -> None:
 @pytest.mark.parametrize("swallow", [False, True])
 def test_a_transaction_that_emits_what_the_bus_never_takes_does_not_commit(swallow: bool) -> None:
     async def main() -> None:
-        world = World()
+        platform = CountingService()
         with pytest.raises(EventTooLargeError, match=f"at most {EVENT_BYTES_MAX}"):
-            await emit_too_large(world, swallow=swallow)
-        assert world.counts() == {}
+            await emit_too_large(platform, swallow=swallow)
+        assert platform.counts() == {}
 
     virtually(main())
 
 
 def test_an_event_that_the_bus_refuses_does_not_stop_the_others_and_is_set_apart() -> None:
     async def main() -> None:
-        world = World()
-        world.broker.payload_bytes_max = LARGE
-        runner = world.runner()
+        platform = CountingService()
+        platform.broker.payload_bytes_max = LARGE
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.epoch is not None)
-        await emit(world, "a", "x" * LARGE, "b")
-        await until(lambda: len(world.said()) == 2, seconds_max=30)
+        await emit(platform, "a", "x" * LARGE, "b")
+        await until(lambda: len(platform.usages()) == 2, seconds_max=30)
         assert runner.ready[0]
-        assert letters(world) == []
-        await asyncio.sleep(world.settings.relay_refused_seconds + 30)
-        (letter,) = letters(world)
+        assert letters(platform) == []
+        await asyncio.sleep(platform.settings.relay_refused_seconds + 30)
+        (letter,) = letters(platform)
         assert letter.direction is Direction.SENT
         assert "over the bus's limit" in letter.reason
         assert not runner.relay.refused
-        await emit(world, "c")
-        await until(lambda: len(world.said()) == 3, seconds_max=30)
+        await emit(platform, "c")
+        await until(lambda: len(platform.usages()) == 3, seconds_max=30)
         await stopped(task)
 
     virtually(main())
@@ -98,15 +99,15 @@ def test_an_event_that_the_bus_refuses_does_not_stop_the_others_and_is_set_apart
 
 def test_a_refused_event_goes_once_the_bus_takes_it() -> None:
     async def main() -> None:
-        world = World()
-        world.broker.payload_bytes_max = LARGE
-        task = asyncio.ensure_future(world.runner().run())
-        await emit(world, "x" * LARGE)
+        platform = CountingService()
+        platform.broker.payload_bytes_max = LARGE
+        task = asyncio.ensure_future(platform.runner().run())
+        await emit(platform, "x" * LARGE)
         await asyncio.sleep(60)
-        assert world.said() == []
-        world.broker.payload_bytes_max = LARGE * 2
-        await until(lambda: len(world.said()) == 1, seconds_max=30)
-        assert letters(world) == []
+        assert platform.usages() == []
+        platform.broker.payload_bytes_max = LARGE * 2
+        await until(lambda: len(platform.usages()) == 1, seconds_max=30)
+        assert letters(platform) == []
         await stopped(task)
 
     virtually(main())
@@ -114,26 +115,26 @@ def test_a_refused_event_goes_once_the_bus_takes_it() -> None:
 
 def test_a_letter_that_was_sent_is_published_by_a_replay() -> None:
     async def main() -> None:
-        world = World()
-        world.broker.payload_bytes_max = LARGE
-        world.settings = replace_settings(world, relay_refused_seconds=0)
-        runner = world.runner()
+        platform = CountingService()
+        platform.broker.payload_bytes_max = LARGE
+        platform.settings = replace_settings(platform, relay_refused_seconds=0)
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
-        await emit(world, "x" * LARGE)
-        await until(lambda: len(letters(world)) == 1, seconds_max=30)
-        world.broker.payload_bytes_max = LARGE * 2
-        (letter,) = letters(world)
-        reply = await world.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=5)
+        await emit(platform, "x" * LARGE)
+        await until(lambda: len(letters(platform)) == 1, seconds_max=30)
+        platform.broker.payload_bytes_max = LARGE * 2
+        (letter,) = letters(platform)
+        reply = await platform.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=5)
         assert reply == m.ReplayDeadLettersReply(ids=(letter.id,))
-        await until(lambda: len(world.said()) == 1, seconds_max=5)
-        assert letters(world) == []
+        await until(lambda: len(platform.usages()) == 1, seconds_max=5)
+        assert letters(platform) == []
         await stopped(task)
 
     virtually(main())
 
 
-def replace_settings(world: World, **changes: float) -> BaseServiceSettings:
-    return world.settings.model_copy(update=changes)
+def replace_settings(platform: CountingService, **changes: float) -> BaseServiceSettings:
+    return platform.settings.model_copy(update=changes)
 
 
 def test_an_event_that_could_not_be_handled_is_listed_and_handled_by_a_replay() -> None:
@@ -143,11 +144,11 @@ def test_an_event_that_could_not_be_handled_is_listed_and_handled_by_a_replay() 
         async def broken(event: m.RunStarted) -> None:
             assert mended or event.task_id != "bad", "this one is bad"
 
-        world = World(broken=broken)
-        task = asyncio.ensure_future(world.runner().run())
-        await world.say("a", "bad")
-        await until(lambda: len(letters(world)) == 1, seconds_max=30)
-        listed = await world.gateway.request(m.ListDeadLetters(service="quota"), timeout_s=5)
+        platform = CountingService(broken=broken)
+        task = asyncio.ensure_future(platform.runner().run())
+        await platform.start_runs("a", "bad")
+        await until(lambda: len(letters(platform)) == 1, seconds_max=30)
+        listed = await platform.gateway.request(m.ListDeadLetters(service="quota"), timeout_s=5)
         assert isinstance(listed, m.ListDeadLettersReply)
         (letter,) = listed.letters
         assert letter.direction is m.LetterDirection.RECEIVED
@@ -156,17 +157,17 @@ def test_an_event_that_could_not_be_handled_is_listed_and_handled_by_a_replay() 
         assert letter.size > 0
 
         wanted = m.ReplayDeadLetters(service="quota", ids=(letter.id,))
-        await world.gateway.request(wanted, timeout_s=5)
-        await until(lambda: letters(world)[0].replays == 1, seconds_max=5)
-        assert letters(world)[0].replay_at is None
-        assert world.counts() == {"a": 1}
+        await platform.gateway.request(wanted, timeout_s=5)
+        await until(lambda: letters(platform)[0].replays == 1, seconds_max=5)
+        assert letters(platform)[0].replay_at is None
+        assert platform.counts() == {"a": 1}
 
         mended = True
-        await world.gateway.request(wanted, timeout_s=5)
-        await until(lambda: not letters(world), seconds_max=5)
-        assert world.counts() == {"a": 1, "bad": 1}
+        await platform.gateway.request(wanted, timeout_s=5)
+        await until(lambda: not letters(platform), seconds_max=5)
+        assert platform.counts() == {"a": 1, "bad": 1}
 
-        gone = await world.gateway.request(wanted, timeout_s=5)
+        gone = await platform.gateway.request(wanted, timeout_s=5)
         assert isinstance(gone, m.ReplayDeadLettersReply)
         assert gone.refusal
         assert gone.refusal.code is m.RefusalCode.NOT_FOUND
@@ -183,20 +184,20 @@ def test_a_fault_of_the_database_pauses_consumption_and_sets_nothing_apart() -> 
             if broken:
                 raise DatabaseFaultError("UndefinedTableError (42P01): no such table")
 
-        world = World(broken=missing_table)
-        runner = world.runner()
+        platform = CountingService(broken=missing_table)
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
-        await world.say(*(f"t{number}" for number in range(300)))
+        await platform.start_runs(*(f"t{number}" for number in range(300)))
         await asyncio.sleep(3600)
-        assert letters(world) == []
-        assert world.broker.dead_letters == []
+        assert letters(platform) == []
+        assert platform.broker.dead_letters == []
         ready, why = runner.ready
         assert not ready
         assert "no such table" in why
         broken = False
-        await until(lambda: len(world.counts()) == 300, seconds_max=300)
+        await until(lambda: len(platform.counts()) == 300, seconds_max=300)
         assert runner.ready[0]
-        assert letters(world) == []
+        assert letters(platform) == []
         await stopped(task)
 
     virtually(main())
@@ -210,15 +211,15 @@ def test_an_event_for_which_alone_the_database_fails_is_set_apart_while_others_a
             if event.task_id == "bad":
                 raise DatabaseFaultError("ProgramLimitExceeded (54000): too large")
 
-        world = World(broken=broken)
-        runner = world.runner()
+        platform = CountingService(broken=broken)
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
-        await world.say("bad")
+        await platform.start_runs("bad")
         for number in range(60):
-            await world.say(f"t{number}", prefix=f"p{number}")
+            await platform.start_runs(f"t{number}", prefix=f"p{number}")
             await asyncio.sleep(2)
-        await until(lambda: len(letters(world)) == 1, seconds_max=120)
-        assert len(world.counts()) == 60
+        await until(lambda: len(letters(platform)) == 1, seconds_max=120)
+        assert len(platform.counts()) == 60
         assert runner.ready[0]
         await stopped(task)
 
@@ -233,18 +234,20 @@ def test_events_that_fail_in_a_row_are_not_all_set_apart() -> None:
             if broken:
                 raise AttributeError("a defect of every event")
 
-        world = World(broken=always)
-        runner = world.runner()
+        platform = CountingService(broken=always)
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
-        await world.say(*(f"t{number}" for number in range(300)))
+        await platform.start_runs(*(f"t{number}" for number in range(300)))
         await asyncio.sleep(120)
-        burst, each = world.settings.dead_letter_burst, world.settings.dead_letter_seconds
-        assert burst <= len(letters(world)) <= burst + 1 + 120 / each
+        burst, each = platform.settings.dead_letter_burst, platform.settings.dead_letter_seconds
+        assert burst <= len(letters(platform)) <= burst + 1 + 120 / each
         assert not runner.ready[0]
         broken = False
-        await until(lambda: len(world.counts()) + len(letters(world)) == 300, seconds_max=300)
-        await world.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=5)
-        await until(lambda: len(world.counts()) == 300 and not letters(world), seconds_max=300)
+        await until(lambda: len(platform.counts()) + len(letters(platform)) == 300, seconds_max=300)
+        await platform.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=5)
+        await until(
+            lambda: len(platform.counts()) == 300 and not letters(platform), seconds_max=300
+        )
         await stopped(task)
 
     virtually(main())
@@ -252,21 +255,21 @@ def test_events_that_fail_in_a_row_are_not_all_set_apart() -> None:
 
 def test_a_failed_replay_does_not_bring_a_discarded_letter_back() -> None:
     async def main() -> None:
-        world = World()
-        store = world.store()
+        platform = CountingService()
+        store = platform.store(TABLES)
         raw = RawMessage("evt.usage.t.recorded", {"ce-id": "e"}, b"unreadable")
         async with store.transaction() as tx:
             await dead_letters.keep(tx, Direction.RECEIVED, raw, "why")
-        (row,) = letters(world)
+        (row,) = letters(platform)
         async with store.transaction() as tx:
             command = m.DiscardDeadLetters(service="quota", ids=(row.id,))
             assert (await dead_letters.discard_letters(tx, command)).ids == (row.id,)
-        runner = world.runner()
+        runner = platform.runner()
         loop = dead_letters.DeadLetters(runner.service, runner.settings, runner.turn, never)
         # The replay had read the row before it was discarded.
         await loop._replay(0, row)
-        assert letters(world) == []
-        assert not world.database.rows(TABLES, DeadLetterBody)
+        assert letters(platform) == []
+        assert not platform.database.rows(TABLES, DeadLetterBody)
 
     virtually(main())
 
@@ -278,8 +281,8 @@ async def never(*_: object) -> None:
 
 def test_all_letters_are_replayed_a_page_at_a_time() -> None:
     async def main() -> None:
-        world = World()
-        store = world.store()
+        platform = CountingService()
+        store = platform.store(TABLES)
         ids = [f"sent-e{number:03}" for number in range(230)]
         async with store.transaction() as tx:
             for letter_id in ids:
@@ -295,45 +298,47 @@ def test_all_letters_are_replayed_a_page_at_a_time() -> None:
             rest = m.ReplayDeadLetters(service="quota", after=again.more_after)
             last = await dead_letters.replay_letters(tx, rest)
         assert (list(last.ids), last.more_after) == (ids[200:], "")
-        assert all(row.replay_at for row in letters(world))
+        assert all(row.replay_at for row in letters(platform))
 
     virtually(main())
 
 
 def test_dead_letters_are_bounded_by_number_and_age() -> None:
     async def main() -> None:
-        world = World()
-        world.settings = replace_settings(world, dead_letters_max=10, dead_letters_keep_seconds=900)
-        store = world.store()
+        platform = CountingService()
+        platform.settings = replace_settings(
+            platform, dead_letters_max=10, dead_letters_keep_seconds=900
+        )
+        store = platform.store(TABLES)
         for number in range(200):
             async with store.transaction() as tx:
                 await keep(tx, f"e{number:03}", Direction.RECEIVED)
             await asyncio.sleep(1)
-        task = asyncio.ensure_future(world.runner().run())
-        await until(lambda: len(letters(world)) == 10, seconds_max=300)
-        assert [row.event_id for row in letters(world)] == [f"e{n}" for n in range(190, 200)]
-        await asyncio.sleep(world.settings.dead_letters_keep_seconds + 120)
-        assert letters(world) == []
+        task = asyncio.ensure_future(platform.runner().run())
+        await until(lambda: len(letters(platform)) == 10, seconds_max=300)
+        assert [row.event_id for row in letters(platform)] == [f"e{n}" for n in range(190, 200)]
+        await asyncio.sleep(platform.settings.dead_letters_keep_seconds + 120)
+        assert letters(platform) == []
         await stopped(task)
 
     virtually(main())
 
 
 async def keep(tx: Tx, event_id: str, direction: Direction) -> None:
-    envelope = Envelope(event_id, "quota", EPOCH, usage("g"))
+    envelope = Envelope(event_id, "quota", START, usage("g"))
     await dead_letters.keep(tx, direction, dead_letters.raw_of(envelope), "no\0 reason")
 
 
 def test_a_letter_that_was_sent_is_not_dropped_because_of_their_number() -> None:
     async def main() -> None:
-        world = World()
-        world.settings = replace_settings(world, dead_letters_max=10)
-        async with world.store().transaction() as tx:
+        platform = CountingService()
+        platform.settings = replace_settings(platform, dead_letters_max=10)
+        async with platform.store(TABLES).transaction() as tx:
             for number in range(60):
                 await keep(tx, f"e{number:03}", Direction.SENT)
-        task = asyncio.ensure_future(world.runner().run())
+        task = asyncio.ensure_future(platform.runner().run())
         await asyncio.sleep(300)
-        assert len(letters(world)) == 60
+        assert len(letters(platform)) == 60
         await stopped(task)
 
     virtually(main())
@@ -342,33 +347,33 @@ def test_a_letter_that_was_sent_is_not_dropped_because_of_their_number() -> None
 @pytest.mark.parametrize("too_large", [True, False])
 def test_events_that_are_refused_for_hours_are_all_published_in_the_end(too_large: bool) -> None:
     async def main() -> None:
-        world = World()
+        platform = CountingService()
         if too_large:
-            world.broker.payload_bytes_max = 50
+            platform.broker.payload_bytes_max = 50
         else:
-            world.broker.denied = ("evt.quota.>", "evt.usage.>")
-        runner = world.runner()
+            platform.broker.denied = ("evt.quota.>", "evt.usage.>")
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.epoch is not None)
         owners = [f"o{number}" for number in range(1_500)]
         for first in range(0, len(owners), 100):
-            await emit(world, *owners[first : first + 100])
+            await emit(platform, *owners[first : first + 100])
         await asyncio.sleep(2 * 3600)
         # Too large may be for ever, so some are shown to an operator; a denial is a setting.
-        settings = world.settings
+        settings = platform.settings
         limit = settings.dead_letter_burst + 2 * 3600 / settings.dead_letter_seconds + 1
-        assert len(letters(world)) <= (limit if too_large else 0)
-        assert runner.relay.refused == len(owners) - len(letters(world))
+        assert len(letters(platform)) <= (limit if too_large else 0)
+        assert runner.relay.refused == len(owners) - len(letters(platform))
         ready, why = runner.ready
         assert ready
         assert f"refuses {runner.relay.refused} events" in why
         # The operator mends the server.
-        world.broker.payload_bytes_max, world.broker.denied = 1 << 23, ()
-        reply = await world.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=5)
+        platform.broker.payload_bytes_max, platform.broker.denied = 1 << 23, ()
+        reply = await platform.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=5)
         assert isinstance(reply, m.ReplayDeadLettersReply)
-        await until(lambda: {each.owner for each in world.said()} == set(owners))
+        await until(lambda: {each.owner for each in platform.usages()} == set(owners))
         assert not runner.relay.refused
-        assert letters(world) == []
+        assert letters(platform) == []
         assert runner.ready == (True, "ready")
         await stopped(task)
 
@@ -377,17 +382,17 @@ def test_events_that_are_refused_for_hours_are_all_published_in_the_end(too_larg
 
 def test_refused_events_survive_a_new_leader() -> None:
     async def main() -> None:
-        world = World()
-        world.broker.payload_bytes_max = LARGE
-        first = asyncio.ensure_future(world.runner().run())
-        await emit(world, *("x" * LARGE + str(number) for number in range(300)), "small")
-        await until(lambda: len(world.said()) == 1, seconds_max=30)
+        platform = CountingService()
+        platform.broker.payload_bytes_max = LARGE
+        first = asyncio.ensure_future(platform.runner().run())
+        await emit(platform, *("x" * LARGE + str(number) for number in range(300)), "small")
+        await until(lambda: len(platform.usages()) == 1, seconds_max=30)
         await stopped(first)
-        runner = world.runner()
+        runner = platform.runner()
         second = asyncio.ensure_future(runner.run())
         await until(lambda: runner.relay.refused == 300, seconds_max=60)
-        world.broker.payload_bytes_max = LARGE * 2
-        await until(lambda: len(world.said()) == 301, seconds_max=60)
+        platform.broker.payload_bytes_max = LARGE * 2
+        await until(lambda: len(platform.usages()) == 301, seconds_max=60)
         await stopped(second)
 
     virtually(main())
@@ -396,12 +401,12 @@ def test_refused_events_survive_a_new_leader() -> None:
 def test_a_refused_event_is_not_lost_wherever_the_relay_dies() -> None:
     async def dies_at(number: int) -> bool:
         """The process dies at this step of the database; False if all was done before."""
-        world = World()
-        world.broker.payload_bytes_max = LARGE
-        world.settings = replace_settings(world, relay_refused_seconds=0)
-        schema = world.database.schema("quota")
-        await emit(world, "x" * LARGE)
-        runner, steps, died = world.runner(), itertools.count(1), asyncio.Event()
+        platform = CountingService()
+        platform.broker.payload_bytes_max = LARGE
+        platform.settings = replace_settings(platform, relay_refused_seconds=0)
+        schema = platform.database.schema("quota")
+        await emit(platform, "x" * LARGE)
+        runner, steps, died = platform.runner(), itertools.count(1), asyncio.Event()
         store = runner.service.ports.store
         assert isinstance(store, MemoryStore)
 
@@ -411,16 +416,16 @@ def test_a_refused_event_is_not_lost_wherever_the_relay_dies() -> None:
                 store.crash()
                 raise StoreUnavailableError(f"{name} dies at {point.value}")
 
-        world.database.fault = die
+        platform.database.fault = die
         task = asyncio.ensure_future(runner.run())
         await until(lambda: died.is_set() or not schema.unpublished)
         await stopped(task)
-        world.database.fault = no_fault
-        second = asyncio.ensure_future(world.runner().run())
+        platform.database.fault = no_fault
+        second = asyncio.ensure_future(platform.runner().run())
         await until(lambda: not schema.unpublished)
         await asyncio.sleep(5)
         await stopped(second)
-        assert [letter.direction for letter in letters(world)] == [Direction.SENT]
+        assert [letter.direction for letter in letters(platform)] == [Direction.SENT]
         return died.is_set()
 
     async def main() -> None:
@@ -439,18 +444,18 @@ def test_events_of_a_broken_type_do_not_delay_those_of_another(count: int) -> No
         async def broken(_: m.RunStarted) -> None:
             raise AttributeError("a defect of this handler")
 
-        world = World(broken=broken)
-        runner = world.runner(checkpoints=True)
+        platform = CountingService(broken=broken)
+        runner = platform.runner(checkpoints=True)
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.epoch is not None)
-        await world.say(*(f"bad{number}" for number in range(count)))
-        await world.say_saved("good")
-        await until(lambda: world.counts() == {"good": 1}, seconds_max=10)
+        await platform.start_runs(*(f"bad{number}" for number in range(count)))
+        await platform.publish_saved("good")
+        await until(lambda: platform.counts() == {"good": 1}, seconds_max=10)
         await asyncio.sleep(1)
-        await world.say_saved("later")
-        await until(lambda: "later" in world.counts(), seconds_max=5)
+        await platform.publish_saved("later")
+        await until(lambda: "later" in platform.counts(), seconds_max=5)
         # Others are handled while these fail, so the fault is known to be theirs.
-        await until(lambda: len(letters(world)) == count, seconds_max=120)
+        await until(lambda: len(letters(platform)) == count, seconds_max=120)
         assert runner.ready[0]
         await stopped(task)
 
@@ -464,15 +469,15 @@ def test_a_good_event_is_handled_soon_behind_bad_ones_of_its_type(count: int) ->
             if event.task_id.startswith("bad"):
                 raise AttributeError("these are bad")
 
-        world = World(broken=broken)
-        task = asyncio.ensure_future(world.runner().run())
-        await world.say(*(f"bad{number}" for number in range(count)))
-        await world.say("good", prefix="g")
-        await until(lambda: world.counts() == {"good": 1}, seconds_max=30)
+        platform = CountingService(broken=broken)
+        task = asyncio.ensure_future(platform.runner().run())
+        await platform.start_runs(*(f"bad{number}" for number in range(count)))
+        await platform.start_runs("good", prefix="g")
+        await until(lambda: platform.counts() == {"good": 1}, seconds_max=30)
         await asyncio.sleep(1)
-        await world.say("later", prefix="l")
-        await until(lambda: "later" in world.counts(), seconds_max=5)
-        await until(lambda: len(letters(world)) == count, seconds_max=120)
+        await platform.start_runs("later", prefix="l")
+        await until(lambda: "later" in platform.counts(), seconds_max=5)
+        await until(lambda: len(letters(platform)) == count, seconds_max=120)
         await stopped(task)
 
     virtually(main())
@@ -483,17 +488,17 @@ def test_a_fault_of_the_database_for_one_type_does_not_stop_the_others() -> None
         async def missing_table(_: m.RunStarted) -> None:
             raise DatabaseFaultError("UndefinedTableError (42P01): no such table")
 
-        world = World(broken=missing_table)
-        runner = world.runner(checkpoints=True)
+        platform = CountingService(broken=missing_table)
+        runner = platform.runner(checkpoints=True)
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.epoch is not None)
-        await world.say(*(f"bad{number}" for number in range(300)))
+        await platform.start_runs(*(f"bad{number}" for number in range(300)))
         for number in range(100):
-            await world.say_saved(f"good{number}")
-            await until(lambda each=f"good{number}": each in world.counts(), seconds_max=10)
+            await platform.publish_saved(f"good{number}")
+            await until(lambda each=f"good{number}": each in platform.counts(), seconds_max=10)
             await asyncio.sleep(1)
         # It is theirs: the others were handled all the time.
-        await until(lambda: len(letters(world)) == 300, seconds_max=120)
+        await until(lambda: len(letters(platform)) == 300, seconds_max=120)
         assert runner.ready[0]
         await stopped(task)
 
@@ -502,17 +507,17 @@ def test_a_fault_of_the_database_for_one_type_does_not_stop_the_others() -> None
 
 def test_events_that_cannot_be_read_do_not_stop_the_others() -> None:
     async def main() -> None:
-        world = World()
-        task = asyncio.ensure_future(world.runner().run())
+        platform = CountingService()
+        task = asyncio.ensure_future(platform.runner().run())
         for number in range(2_500):
-            world.broker.append(
+            platform.broker.append(
                 "evt.run.t.started", {"ce-id": f"u{number}", "ce-type": "unknown"}, b"{}"
             )
-        await world.say("good")
-        await until(lambda: world.counts() == {"good": 1}, seconds_max=60)
+        await platform.start_runs("good")
+        await until(lambda: platform.counts() == {"good": 1}, seconds_max=60)
         await asyncio.sleep(1)
-        await world.say("later", prefix="l")
-        await until(lambda: len(letters(world)) == 2_500, seconds_max=120)
+        await platform.start_runs("later", prefix="l")
+        await until(lambda: len(letters(platform)) == 2_500, seconds_max=120)
         await stopped(task)
 
     virtually(main())

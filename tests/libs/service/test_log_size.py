@@ -10,7 +10,7 @@ import structlog
 
 from libs.service import observability
 from libs.service.log_size import keep_below
-from tests.harness.small_disk import needs_small_disk, small_disk
+from tests.kit.small_disk import needs_small_disk, small_disk
 
 
 def test_a_log_and_its_predecessor_stay_below_their_size_and_the_newest_lines_are_kept(

@@ -13,8 +13,9 @@ from libs.service.loop import pause
 from libs.service.prune import PruneCutoff, PruneRule, Pruning
 from libs.service.settings import BaseServiceSettings
 from libs.store.port import StoreUnavailableError, Tx
-from tests.harness.virtual_time import EPOCH, virtually
-from tests.libs.service.service_world import World
+from tests.kit.clock import START
+from tests.kit.virtual_time import virtually
+from tests.libs.service.service_harness import TABLES, CountingService
 
 DAY = timedelta(days=1)
 
@@ -43,18 +44,18 @@ class History:
 
 
 async def pruning(*old: PruneRule, days_per_hour: float) -> tuple[Pruning, int]:
-    world = World()
+    platform = CountingService()
     settings = BaseServiceSettings(
         database_url="-", nats_url="-", prune_rows_max=10, prune_days_per_hour=days_per_hour
     )
-    store = world.store()
+    store = platform.store(TABLES)
     leadership = await store.lead()
     return Pruning("quota", store, settings, old), leadership.epoch
 
 
 def test_old_rows_go_in_small_transactions_until_none_is_left() -> None:
     async def main() -> None:
-        history = History([EPOCH - 100 * DAY + timedelta(seconds=n) for n in range(25)])
+        history = History([START - 100 * DAY + timedelta(seconds=n) for n in range(25)])
         made, epoch = await pruning(history.as_old(), days_per_hour=0)
         assert [await made.step(epoch) for _ in range(3)] == [0.0, 0.0, None]
         assert (history.calls, history.moments) == ([10, 10, 5], [])
@@ -65,7 +66,7 @@ def test_old_rows_go_in_small_transactions_until_none_is_left() -> None:
 def test_a_clock_that_jumps_ahead_costs_at_most_a_day_of_history_in_an_hour() -> None:
     async def main() -> None:
         # One row an hour for 80 days; the clock says that all of it is years old.
-        history = History([EPOCH - 2000 * DAY + timedelta(hours=n) for n in range(80 * 24)])
+        history = History([START - 2000 * DAY + timedelta(hours=n) for n in range(80 * 24)])
         made, epoch = await pruning(history.as_old(), days_per_hour=1.0)
         for _ in range(3 * 60):
             while await made.step(epoch) is not None:
@@ -80,7 +81,7 @@ def test_a_clock_that_jumps_ahead_costs_at_most_a_day_of_history_in_an_hour() ->
 
 def test_a_process_that_restarts_again_and_again_deletes_nothing() -> None:
     async def main() -> None:
-        history = History([EPOCH - 2000 * DAY])
+        history = History([START - 2000 * DAY])
         for _ in range(100):
             made, epoch = await pruning(history.as_old(), days_per_hour=1.0)
             await made.step(epoch)
@@ -93,10 +94,10 @@ def test_a_process_that_restarts_again_and_again_deletes_nothing() -> None:
 def test_what_grows_too_old_meanwhile_goes_at_the_next_tick() -> None:
     async def main() -> None:
         cutoff = PruneCutoff("quota", "rows", 1.0)
-        assert cutoff.before(EPOCH, EPOCH) is None
+        assert cutoff.before(START, START) is None
         await pause(60)
-        wanted = EPOCH + timedelta(seconds=60)
-        assert cutoff.before(EPOCH, wanted) == wanted
+        wanted = START + timedelta(seconds=60)
+        assert cutoff.before(START, wanted) == wanted
 
     virtually(main())
 
@@ -106,8 +107,8 @@ def test_a_jump_of_hours_costs_nothing_that_is_kept_for_longer(rows_before: bool
     """Rows are kept for three days; the clock is ten years ahead for an hour, then right again."""
 
     async def main() -> None:
-        cutoff, keep, now = PruneCutoff("quota", "rows", 1.0), 3 * DAY, EPOCH
-        newest = EPOCH - timedelta(hours=1)
+        cutoff, keep, now = PruneCutoff("quota", "rows", 1.0), 3 * DAY, START
+        newest = START - timedelta(hours=1)
         for _ in range(48):
             cutoff.before(now - keep if rows_before else None, now - keep)
             await pause(600)
@@ -131,12 +132,12 @@ def test_a_jump_of_hours_costs_nothing_that_is_kept_for_longer(rows_before: bool
 def test_a_long_time_without_rows_is_not_waited_for() -> None:
     async def main() -> None:
         cutoff = PruneCutoff("quota", "rows", 1.0)
-        assert cutoff.before(EPOCH, EPOCH + 300 * DAY) == EPOCH
+        assert cutoff.before(START, START + 300 * DAY) == START
         await pause(3600)
-        later = EPOCH + 200 * DAY
-        assert cutoff.before(later, EPOCH + 300 * DAY) == later - DAY
+        later = START + 200 * DAY
+        assert cutoff.before(later, START + 300 * DAY) == later - DAY
         await pause(3600)
-        assert cutoff.before(later, EPOCH + 300 * DAY) == later
+        assert cutoff.before(later, START + 300 * DAY) == later
 
     virtually(main())
 
@@ -144,17 +145,17 @@ def test_a_long_time_without_rows_is_not_waited_for() -> None:
 def test_a_long_time_without_old_rows_earns_no_more_than_a_day() -> None:
     async def main() -> None:
         cutoff = PruneCutoff("quota", "rows", 1.0)
-        cutoff.before(EPOCH, EPOCH)
+        cutoff.before(START, START)
         await pause(100 * 86_400)
-        assert cutoff.before(EPOCH, EPOCH + 300 * DAY) == EPOCH + DAY
+        assert cutoff.before(START, START + 300 * DAY) == START + DAY
 
     virtually(main())
 
 
 def test_an_inbox_that_cannot_be_pruned_is_counted() -> None:
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
         store = runner.service.ports.store
 
         async def refuse() -> datetime | None:
@@ -174,8 +175,8 @@ def test_an_inbox_that_cannot_be_pruned_is_counted() -> None:
 
 def test_a_failed_prune_is_counted_and_stops_no_other() -> None:
     async def main() -> None:
-        broken = History([EPOCH - 100 * DAY], problem=StoreUnavailableError("too slow"))
-        sound = History([EPOCH - 100 * DAY])
+        broken = History([START - 100 * DAY], problem=StoreUnavailableError("too slow"))
+        sound = History([START - 100 * DAY])
         made, epoch = await pruning(broken.as_old("broken"), sound.as_old("sound"), days_per_hour=0)
         failures = observability.PRUNE_FAILED.labels("quota", "broken")
         before = failures._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]

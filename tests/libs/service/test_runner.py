@@ -21,8 +21,8 @@ from libs.store.port import (
     UnreadableRow,
     UnreadableRowError,
 )
-from tests.harness.virtual_time import virtually
-from tests.libs.service.service_world import TABLES, Count, World, until
+from tests.kit.virtual_time import virtually
+from tests.libs.service.service_harness import TABLES, Count, CountingService, until
 
 
 async def stopped(*tasks: asyncio.Task[None]) -> None:
@@ -33,11 +33,11 @@ async def stopped(*tasks: asyncio.Task[None]) -> None:
 
 def test_events_become_rows_and_events_once() -> None:
     async def main() -> None:
-        world = World()
-        task = asyncio.ensure_future(world.runner().run())
-        await world.say("a", "b", "a")
-        await until(lambda: len(world.said()) == 3)
-        assert world.counts() == {"a": 2, "b": 1}
+        platform = CountingService()
+        task = asyncio.ensure_future(platform.runner().run())
+        await platform.start_runs("a", "b", "a")
+        await until(lambda: len(platform.usages()) == 3)
+        assert platform.counts() == {"a": 2, "b": 1}
         await stopped(task)
 
     virtually(main())
@@ -56,21 +56,21 @@ def test_duplicates_losses_and_outages_change_nothing(seed: int) -> None:
     )
 
     async def main() -> None:
-        world = World(faults=faults, seed=seed)
-        task = asyncio.ensure_future(world.runner().run())
+        platform = CountingService(faults=faults, seed=seed)
+        task = asyncio.ensure_future(platform.runner().run())
         for number in range(20):
             while True:
                 try:
-                    await world.say(*"abc", prefix=f"p{number}")
+                    await platform.start_runs(*"abc", prefix=f"p{number}")
                     break
                 except BusError:
                     await asyncio.sleep(0.1)
             if number == 10:
-                world.database.stop()
+                platform.database.stop()
                 await asyncio.sleep(30)
-                world.database.start()
-        await until(lambda: len({u.model_dump_json() for u in world.said()}) == 60)
-        assert world.counts() == dict.fromkeys("abc", 20)
+                platform.database.start()
+        await until(lambda: len({u.model_dump_json() for u in platform.usages()}) == 60)
+        assert platform.counts() == dict.fromkeys("abc", 20)
         await stopped(task)
 
     virtually(main())
@@ -78,14 +78,16 @@ def test_duplicates_losses_and_outages_change_nothing(seed: int) -> None:
 
 def test_a_crash_between_commit_and_publication_loses_nothing() -> None:
     async def main() -> None:
-        world = World()
-        runner = world.runner()
-        world.broker.partition("quota")
+        platform = CountingService()
+        runner = platform.runner()
+        platform.broker.partition("quota")
         async with runner.service.ports.store.transaction() as tx:
-            await world.on_run_started(tx, m.RunStarted(task_id="a", attempt=1, started_at=tx.now))
-        world.broker.heal()
-        task = asyncio.ensure_future(world.runner().run())
-        await until(lambda: len(world.said()) == 1)
+            await platform.on_run_started(
+                tx, m.RunStarted(task_id="a", attempt=1, started_at=tx.now)
+            )
+        platform.broker.heal()
+        task = asyncio.ensure_future(platform.runner().run())
+        await until(lambda: len(platform.usages()) == 1)
         await stopped(task)
 
     virtually(main())
@@ -93,13 +95,13 @@ def test_a_crash_between_commit_and_publication_loses_nothing() -> None:
 
 def test_a_bus_server_that_forgot_is_told_again() -> None:
     async def main() -> None:
-        world = World()
-        task = asyncio.ensure_future(world.runner().run())
-        await world.say("a")
-        await until(lambda: len(world.said()) == 1)
-        world.broker.restart(forget_s=60.0)
-        await until(lambda: len(world.said()) == 2)
-        first, second = world.said()
+        platform = CountingService()
+        task = asyncio.ensure_future(platform.runner().run())
+        await platform.start_runs("a")
+        await until(lambda: len(platform.usages()) == 1)
+        platform.broker.restart(forget_s=60.0)
+        await until(lambda: len(platform.usages()) == 2)
+        first, second = platform.usages()
         assert first == second
         await stopped(task)
 
@@ -111,12 +113,12 @@ def test_a_message_that_breaks_its_handler_is_set_apart_alone() -> None:
         assert event.task_id != "bad", "this one is bad"
 
     async def main() -> None:
-        world = World(broken=broken)
-        task = asyncio.ensure_future(world.runner().run())
-        await world.say("a", "bad", "b")
-        await until(lambda: len(world.said()) == 2 and len(world.broker.dead_letters) == 1)
-        assert world.counts() == {"a": 1, "b": 1}
-        assert "this one is bad" in world.broker.dead_letters[0].reason
+        platform = CountingService(broken=broken)
+        task = asyncio.ensure_future(platform.runner().run())
+        await platform.start_runs("a", "bad", "b")
+        await until(lambda: len(platform.usages()) == 2 and len(platform.broker.dead_letters) == 1)
+        assert platform.counts() == {"a": 1, "b": 1}
+        assert "this one is bad" in platform.broker.dead_letters[0].reason
         await stopped(task)
 
     virtually(main())
@@ -124,17 +126,17 @@ def test_a_message_that_breaks_its_handler_is_set_apart_alone() -> None:
 
 def test_a_row_that_cannot_be_read_harms_only_the_events_that_concern_it() -> None:
     async def main() -> None:
-        world = World()
-        async with world.store().transaction() as tx:
+        platform = CountingService()
+        async with platform.store(TABLES).transaction() as tx:
             tx.put(Count("bad", 1), Count("good", 1))
-        world.database.break_row(TABLES, Count, "bad", column="seen")
+        platform.database.break_row(TABLES, Count, "bad", column="seen")
         counter = observability.UNREADABLE_ROWS.labels("quota", "Count")
         before = counter._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        task = asyncio.ensure_future(world.runner().run())
-        await world.say("good", "bad", "other")
-        await until(lambda: world.counts() == {"bad": 1, "good": 2, "other": 1})
-        await until(lambda: len(world.broker.dead_letters) == 1)
-        assert "Count bad: column seen" in world.broker.dead_letters[0].reason
+        task = asyncio.ensure_future(platform.runner().run())
+        await platform.start_runs("good", "bad", "other")
+        await until(lambda: platform.counts() == {"bad": 1, "good": 2, "other": 1})
+        await until(lambda: len(platform.broker.dead_letters) == 1)
+        assert "Count bad: column seen" in platform.broker.dead_letters[0].reason
         assert counter._value.get() > before  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         await stopped(task)
 
@@ -144,7 +146,7 @@ def test_a_row_that_cannot_be_read_harms_only_the_events_that_concern_it() -> No
 def test_a_leader_that_cannot_do_its_work_is_not_ready_and_says_why() -> None:
     async def main() -> None:
         problem = ""
-        runner = World().runner()
+        runner = CountingService().runner()
         runner.service = replace(runner.service, problem=lambda: problem)
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.ready == (True, "ready"))
@@ -159,17 +161,17 @@ def test_a_leader_that_cannot_do_its_work_is_not_ready_and_says_why() -> None:
 
 def test_a_database_that_is_down_sets_nothing_apart() -> None:
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.epoch is not None)
-        world.database.stop()
-        await world.say("a")
+        platform.database.stop()
+        await platform.start_runs("a")
         await asyncio.sleep(120)
         assert not runner.ready[0] or runner.epoch is None
-        world.database.start()
-        await until(lambda: len(world.said()) == 1)
-        assert world.broker.dead_letters == []
+        platform.database.start()
+        await until(lambda: len(platform.usages()) == 1)
+        assert platform.broker.dead_letters == []
         await stopped(task)
 
     virtually(main())
@@ -177,8 +179,8 @@ def test_a_database_that_is_down_sets_nothing_apart() -> None:
 
 def test_two_processes_one_leads_and_a_former_leader_commits_nothing() -> None:
     async def main() -> None:
-        world = World()
-        one, two = world.runner(), world.runner()
+        platform = CountingService()
+        one, two = platform.runner(), platform.runner()
         first = asyncio.ensure_future(one.run())
         await until(lambda: one.epoch is not None)
         second = asyncio.ensure_future(two.run())
@@ -190,7 +192,7 @@ def test_two_processes_one_leads_and_a_former_leader_commits_nothing() -> None:
         with pytest.raises(NotLeaderError):
             async with one.service.ports.store.transaction(epoch=epoch) as tx:
                 tx.put(Count("stolen", 1))
-        assert "stolen" not in world.counts()
+        assert "stolen" not in platform.counts()
         await stopped(second)
 
     virtually(main())
@@ -198,8 +200,8 @@ def test_two_processes_one_leads_and_a_former_leader_commits_nothing() -> None:
 
 def test_a_query_is_answered_while_another_has_the_turn() -> None:
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
 
         async def told(query: m.SetQuota) -> m.SetQuotaReply:
             return m.SetQuotaReply(version=query.quota.limit)
@@ -210,7 +212,7 @@ def test_a_query_is_answered_while_another_has_the_turn() -> None:
         await asyncio.sleep(1)
         async with runner.turn:
             query = m.SetQuota(quota=m.Quota(group="g", limit=7))
-            reply = await world.gateway.request(query, timeout_s=5)
+            reply = await platform.gateway.request(query, timeout_s=5)
         assert reply == m.SetQuotaReply(version=7)
         await stopped(task)
 
@@ -219,9 +221,9 @@ def test_a_query_is_answered_while_another_has_the_turn() -> None:
 
 def test_commands_that_wait_share_a_transaction_and_one_that_fails_is_alone_with_it() -> None:
     async def main() -> None:
-        world = World()
-        runner = world.runner()
-        honest, versions = world.on_set_quota, list[int]()
+        platform = CountingService()
+        runner = platform.runner()
+        honest, versions = platform.on_set_quota, list[int]()
 
         async def on_set_quota(tx: Tx, command: m.SetQuota) -> m.SetQuotaReply:
             if command.quota.limit == 13:
@@ -236,7 +238,7 @@ def test_commands_that_wait_share_a_transaction_and_one_that_fails_is_alone_with
 
         async def ask(limit: int) -> m.SetQuotaReply:
             quota = m.Quota(group=f"g{limit}", limit=limit)
-            reply = await world.gateway.request(m.SetQuota(quota=quota), timeout_s=5)
+            reply = await platform.gateway.request(m.SetQuota(quota=quota), timeout_s=5)
             assert isinstance(reply, m.SetQuotaReply)
             return reply
 
@@ -252,7 +254,7 @@ def test_commands_that_wait_share_a_transaction_and_one_that_fails_is_alone_with
         eleven, thirteen, twelve = [await each for each in mixed]
         assert (eleven.version, twelve.version) == (7, 7)
         assert thirteen.refusal is not None
-        assert set(world.counts()) == {"g0", "g1", "g2", "g3", "g4", "g11", "g12"}
+        assert set(platform.counts()) == {"g0", "g1", "g2", "g3", "g4", "g11", "g12"}
         await stopped(task)
 
     virtually(main())
@@ -260,16 +262,16 @@ def test_commands_that_wait_share_a_transaction_and_one_that_fails_is_alone_with
 
 def test_commands_are_answered_refused_and_wait_for_a_leader() -> None:
     async def main() -> None:
-        world = World()
-        task = asyncio.ensure_future(world.runner().run())
+        platform = CountingService()
+        task = asyncio.ensure_future(platform.runner().run())
         await asyncio.sleep(1)
-        ask = lambda limit: world.gateway.request(  # noqa: E731
+        ask = lambda limit: platform.gateway.request(  # noqa: E731
             m.SetQuota(quota=m.Quota(group="g", limit=limit)), timeout_s=5
         )
         reply = await ask(3)
         assert isinstance(reply, m.SetQuotaReply)
         assert reply.version == 7
-        assert world.counts() == {"g": 3}
+        assert platform.counts() == {"g": 3}
         refused = await ask(-1)
         assert isinstance(refused, m.SetQuotaReply)
         assert refused.refusal is not None
@@ -289,16 +291,16 @@ def test_loops_run_at_ticks_and_at_commits_and_survive_an_outage() -> None:
             raise StoreUnavailableError("down")
 
     async def main() -> None:
-        world = World()
+        platform = CountingService()
         loop = Loop(name="count", step=step, tick_seconds=100.0, exclusive=True)
-        task = asyncio.ensure_future(world.runner(loops=(loop,)).run())
+        task = asyncio.ensure_future(platform.runner(loops=(loop,)).run())
         await until(lambda: len(steps) == 1)
-        await world.say("a")
+        await platform.start_runs("a")
         await until(lambda: len(steps) == 2, 5.0)
         await asyncio.sleep(101)
         assert len(steps) == 3
         fail[0] = True
-        await world.say("b")
+        await platform.start_runs("b")
         await asyncio.sleep(60)
         fail[0] = False
         before = len(steps)
@@ -321,7 +323,7 @@ def test_a_loop_that_meets_a_row_that_cannot_be_read_tries_again() -> None:
 
     async def main() -> None:
         loop = Loop(name="count", step=step, tick_seconds=100.0, exclusive=True)
-        task = asyncio.ensure_future(World().runner(loops=(loop,)).run())
+        task = asyncio.ensure_future(CountingService().runner(loops=(loop,)).run())
         await until(lambda: len(steps) == 4 or task.done(), 60.0)
         assert not task.done()
         pauses = [later - earlier for earlier, later in itertools.pairwise(steps)]
@@ -336,9 +338,9 @@ def test_a_part_that_dies_takes_the_service_down() -> None:
         raise ZeroDivisionError(epoch)
 
     async def main() -> None:
-        world = World()
+        platform = CountingService()
         with pytest.raises(BaseExceptionGroup) as caught:
-            await world.runner(loops=(Loop(name="bad", step=step),)).run()
+            await platform.runner(loops=(Loop(name="bad", step=step),)).run()
         assert caught.group_contains(ZeroDivisionError, depth=2)
 
     virtually(main())
@@ -346,12 +348,12 @@ def test_a_part_that_dies_takes_the_service_down() -> None:
 
 def test_a_stop_in_the_moment_of_an_outage_is_a_stop() -> None:
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.epoch is not None)
-        world.database.stop()
-        world.database.cut_leader("quota")
+        platform.database.stop()
+        platform.database.cut_leader("quota")
         task.cancel()
         done, _ = await asyncio.wait((task,), timeout=60)
         assert task in done
@@ -365,12 +367,12 @@ def test_a_failing_observer_ends_the_term_and_nothing_is_acknowledged_for_it() -
     failed: list[str] = []
 
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
 
         async def on_lead(epoch: int) -> None:
             assert epoch > len(loaded)
-            loaded.append(world.counts())
+            loaded.append(platform.counts())
 
         def observe(delta: Delta) -> None:
             for row in delta.put:
@@ -382,13 +384,13 @@ def test_a_failing_observer_ends_the_term_and_nothing_is_acknowledged_for_it() -
         runner.service.ports.store.observe(observe)
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.epoch is not None)
-        await world.say("a", "poison", "b")
+        await platform.start_runs("a", "poison", "b")
         await until(lambda: len(loaded) == 2, 60)
         assert loaded == [{}, {"a": 1, "poison": 1, "b": 1}]
-        await world.say("c", prefix="later")
-        await until(lambda: world.counts().get("c") == 1, 60)
-        assert world.counts() == {"a": 1, "poison": 1, "b": 1, "c": 1}
-        assert world.broker.dead_letters == []
+        await platform.start_runs("c", prefix="later")
+        await until(lambda: platform.counts().get("c") == 1, 60)
+        assert platform.counts() == {"a": 1, "poison": 1, "b": 1, "c": 1}
+        assert platform.broker.dead_letters == []
         await stopped(task)
 
     virtually(main())
@@ -398,8 +400,8 @@ def test_a_command_whose_commit_cannot_be_followed_ends_the_term_too() -> None:
     failed: list[str] = []
 
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
 
         def observe(delta: Delta) -> None:
             if delta.put and not failed:
@@ -410,11 +412,11 @@ def test_a_command_whose_commit_cannot_be_followed_ends_the_term_too() -> None:
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.epoch == 1)
         quota = m.SetQuota(quota=m.Quota(group="g", limit=3))
-        reply = await world.gateway.request(quota, timeout_s=5)
+        reply = await platform.gateway.request(quota, timeout_s=5)
         assert isinstance(reply, m.SetQuotaReply)
         assert reply.refusal is not None, "its asker learns that the outcome is not certain"
         await until(lambda: runner.epoch == 2, 60)
-        assert world.counts() == {"g": 3}
+        assert platform.counts() == {"g": 3}
         await stopped(task)
 
     virtually(main())
@@ -422,14 +424,14 @@ def test_a_command_whose_commit_cannot_be_followed_ends_the_term_too() -> None:
 
 def test_a_term_that_lasted_resets_the_pause_before_the_next() -> None:
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
         for number in range(12):
             await until(lambda epoch=number + 1: runner.epoch == epoch, 60)
             await asyncio.sleep(60)
             ended = asyncio.get_running_loop().time()
-            world.database.cut_leader("quota")
+            platform.database.cut_leader("quota")
             await until(lambda epoch=number + 2: runner.epoch == epoch, 60)
             assert asyncio.get_running_loop().time() - ended < 1.0
         await stopped(task)
@@ -445,8 +447,8 @@ def test_terms_that_end_at_once_are_begun_ever_more_slowly() -> None:
         raise StoreUnavailableError("canceling statement due to statement timeout")
 
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
         runner.service = replace(runner.service, on_lead=on_lead)
         task = asyncio.ensure_future(runner.run())
         await asyncio.sleep(60)
@@ -465,8 +467,8 @@ def test_a_leader_that_loads_is_not_ready_and_does_not_say_that_it_stands_by() -
         await asyncio.sleep(30)
 
     async def main() -> None:
-        world = World()
-        one, two = world.runner(), world.runner()
+        platform = CountingService()
+        one, two = platform.runner(), platform.runner()
         one.service = replace(one.service, on_lead=on_lead)
         first = asyncio.ensure_future(one.run())
         await asyncio.sleep(1)
@@ -481,21 +483,21 @@ def test_a_leader_that_loads_is_not_ready_and_does_not_say_that_it_stands_by() -
 
 def test_a_command_that_waits_longer_than_its_requester_is_not_carried_out() -> None:
     async def main() -> None:
-        world = World()
-        runner = world.runner()
+        platform = CountingService()
+        runner = platform.runner()
         task = asyncio.ensure_future(runner.run())
         await until(lambda: runner.epoch is not None)
         await asyncio.sleep(1)
         command = m.SetQuota(quota=m.Quota(group="g", unit=m.Unit.NODES, limit=1))
         async with runner.turn:
             with pytest.raises(BusError, match="within"):
-                await world.gateway.request(command, timeout_s=1.0)
-            late = asyncio.ensure_future(world.gateway.request(command, timeout_s=60.0))
+                await platform.gateway.request(command, timeout_s=1.0)
+            late = asyncio.ensure_future(platform.gateway.request(command, timeout_s=60.0))
             await asyncio.sleep(1)
         reply = await late
         assert isinstance(reply, m.SetQuotaReply)
         assert reply.refusal is None
-        assert world.commands_carried_out == 1
+        assert platform.commands_carried_out == 1
         await stopped(task)
 
     virtually(main())

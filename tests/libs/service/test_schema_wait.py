@@ -15,7 +15,7 @@ from services.quota.settings import QuotaSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 
 def settings(url: str, password_file: Path, seconds: float) -> QuotaSettings:

@@ -11,7 +11,8 @@ from libs.bus.memory_broker import MemoryBroker
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from libs.service.stream_watch import StreamWatch
-from tests.harness.virtual_time import EPOCH, virtually
+from tests.kit.clock import START
+from tests.kit.virtual_time import virtually
 
 
 def test_a_filling_stream_is_a_warning_until_its_events_are_received() -> None:
@@ -20,8 +21,8 @@ def test_a_filling_stream_is_a_warning_until_its_events_are_received() -> None:
         quota = MemoryBus(broker, "quota", [m.GoalChanged])
         submit, gateway = MemoryBus(broker, "submit"), MemoryBus(broker, "gateway")
         watch = StreamWatch("gateway", gateway)
-        event = m.GoalChanged(task_id="t", goal=m.Goal.PAUSE, revision=1, changed_at=EPOCH)
-        sent = [Envelope(f"e{number}", "submit", EPOCH, event) for number in range(10)]
+        event = m.GoalChanged(task_id="t", goal=m.Goal.PAUSE, revision=1, changed_at=START)
+        sent = [Envelope(f"e{number}", "submit", START, event) for number in range(10)]
         await submit.publish(sent)
         size = len(sent[0].body())
 

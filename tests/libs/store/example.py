@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,8 +21,8 @@ from libs.contracts.messages import (
     TaskState,
 )
 from libs.store.tables import Tables, partial_unique, rule, table, unique
-
-START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+from tests.kit.clock import START
+from tests.kit.memory import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +78,7 @@ TABLES = Tables(
 )
 
 
-class Hands:
-    """A clock that moves only when told."""
-
-    def __init__(self) -> None:
-        self.time = START
-
-    def now(self) -> datetime:
-        return self.time
-
-    def advance(self, seconds: float) -> None:
-        self.time += timedelta(seconds=seconds)
-
-
-_ids = itertools.count(1)
-
-
-def next_id() -> str:
-    return f"event-{next(_ids)}"
+next_id = numbered("event-")
 
 
 def a_spec(name: str = "train") -> TaskSpec:

@@ -8,11 +8,12 @@ import pytest
 
 from libs.store.memory import MemoryDatabase, MemoryStore, Point
 from libs.store.port import NotLeaderError, StoreUnavailableError
-from tests.libs.store.example import TABLES, Hands, Slot, an_event, next_id
+from tests.kit.clock import FakeClock
+from tests.libs.store.example import TABLES, Slot, an_event, next_id
 
 
 def store_on(database: MemoryDatabase) -> MemoryStore:
-    return MemoryStore(database, TABLES, clock=Hands(), source="thing", new_id=next_id)
+    return MemoryStore(database, TABLES, clock=FakeClock(), source="thing", new_id=next_id)
 
 
 async def put(store: MemoryStore, index: int, epoch: int | None = None) -> None:

@@ -14,10 +14,11 @@ from libs.store.connections import Address, connect
 from libs.store.port import StoreUnavailableError
 from libs.store.sql import SqlStore
 from libs.store.tables import Tables
-from tests.libs.store.example import TABLES, Hands, Job, a_job, next_id
+from tests.kit.clock import FakeClock
+from tests.libs.store.example import TABLES, Job, a_job, next_id
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 
 async def address_of(database: Database) -> Address:
@@ -40,7 +41,7 @@ async def test_a_history_is_written_run_and_checked(database: Database, tmp_path
     assert await migrate.check(address, TABLES) == []
     await migrate.upgrade(address, TABLES, tmp_path)
 
-    store = SqlStore(address, TABLES, clock=Hands(), source="thing", new_id=next_id)
+    store = SqlStore(address, TABLES, clock=FakeClock(), source="thing", new_id=next_id)
     async with store.transaction() as tx:
         tx.put(a_job())
     async with store.transaction() as tx:

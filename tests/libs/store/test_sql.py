@@ -25,19 +25,11 @@ from libs.store.port import (
     Where,
 )
 from libs.store.sql import SqlStore
-from tests.libs.store.example import (
-    TABLES,
-    Hands,
-    Job,
-    Slot,
-    a_job,
-    an_event,
-    create_statements,
-    next_id,
-)
+from tests.kit.clock import FakeClock
+from tests.libs.store.example import TABLES, Job, Slot, a_job, an_event, create_statements, next_id
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database, PostgresServer, Role
+    from tests.kit.postgres import Database, PostgresServer, Role
 
 pytestmark = pytest.mark.server
 
@@ -55,7 +47,7 @@ def store_at(url: str, password: str, **changes: Any) -> SqlStore:
     return SqlStore(
         address,
         TABLES,
-        clock=Hands(),
+        clock=FakeClock(),
         source="thing",
         new_id=next_id,
         leader_poll_s=0.05,

@@ -30,8 +30,8 @@ from services.allinone.provision import (
     url_of,
 )
 from services.allinone.service_processes import free_port
-from tests.harness.nats_server import NatsServer, StartNats
-from tests.harness.postgres import PostgresServer, StartPostgres
+from tests.kit.nats_server import NatsServer, StartNats
+from tests.kit.postgres import PostgresServer, StartPostgres
 
 NAMES = [wiring.name for wiring in WIRINGS]
 

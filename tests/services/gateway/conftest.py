@@ -1,4 +1,4 @@
-"""A running world for every test of the gateway that asks for one."""
+"""A running gateway for every test of the gateway that asks for one."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.services.gateway.world import World
+from tests.services.gateway.gateway_harness import GatewayHarness
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """``@pytest.mark.parametrize("world", [{setting: value}], indirect=True)`` changes settings."""
+async def harness(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[GatewayHarness]:
+    """Other settings: ``@pytest.mark.parametrize("harness", [{name: value}], indirect=True)``."""
     options = getattr(request, "param", {})
-    async with World(tmp_path, options).running() as running:
+    async with GatewayHarness(tmp_path, options).running() as running:
         yield running
 
 
 @pytest_asyncio.fixture
-async def admin(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with world.client() as client:
+async def admin(harness: GatewayHarness) -> AsyncIterator[httpx.AsyncClient]:
+    async with harness.client() as client:
         yield client
 
 
 @pytest_asyncio.fixture
-async def ann(world: World) -> AsyncIterator[httpx.AsyncClient]:
+async def ann(harness: GatewayHarness) -> AsyncIterator[httpx.AsyncClient]:
     """A member."""
-    async with world.client(await world.member("ann")) as client:
+    async with harness.client(await harness.member("ann")) as client:
         yield client
 
 
 @pytest_asyncio.fixture
-async def bob(world: World) -> AsyncIterator[httpx.AsyncClient]:
+async def bob(harness: GatewayHarness) -> AsyncIterator[httpx.AsyncClient]:
     """Another member."""
-    async with world.client(await world.member("bob")) as client:
+    async with harness.client(await harness.member("bob")) as client:
         yield client

@@ -11,7 +11,13 @@ from libs.contracts import messages as m
 from services.gateway.auth import token_hash
 from services.gateway.rows import TokenRow, UserRow
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import ADMIN_TOKEN, World, a_node, assigned, run_token
+from tests.services.gateway.gateway_harness import (
+    ADMIN_TOKEN,
+    GatewayHarness,
+    a_node,
+    assigned,
+    run_token,
+)
 
 # Route, body, then the status for: nobody, a false token, a run token, another member, the
 # owner (a member), the administrator. {task} is the owner's task, {token} the owner's token.
@@ -87,29 +93,29 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
 
 @pytest.mark.parametrize(("method", "path", "body", "statuses"), MATRIX)
 async def test_every_role_on_every_route(
-    world: World, method: str, path: str, body: Any, statuses: tuple[int, ...]
+    harness: GatewayHarness, method: str, path: str, body: Any, statuses: tuple[int, ...]
 ) -> None:
-    owners = await world.member("ann")
-    async with world.client(owners) as ann:
-        task = await world.submitted(ann)
+    owners = await harness.member("ann")
+    async with harness.client(owners) as ann:
+        task = await harness.submitted(ann)
         (token,) = (await ann.get("/v1/tokens")).json()["items"]
-    async with world.client() as admin:
+    async with harness.client() as admin:
         await admin.post("/v1/teams", json={"name": "empty"})
-    await world.heard(a_node("n0"), assigned(task["id"]))
-    world.others.nodes = {"n0"}
-    world.others.policies = [m.PolicyRecord(group="training", policy="fifo", document="{}")]
-    world.others.live_attempts = {task["id"]: 1}
+    await harness.project(a_node("n0"), assigned(task["id"]))
+    harness.others.nodes = {"n0"}
+    harness.others.policies = [m.PolicyRecord(group="training", policy="fifo", document="{}")]
+    harness.others.live_attempts = {task["id"]: 1}
     tokens = (
         None,
         "swt_false",
         run_token(task["id"]),
-        await world.member("bob"),
+        await harness.member("bob"),
         owners,
         ADMIN_TOKEN,
     )
     found: list[int] = []
     for shown in tokens:
-        async with world.client(shown) as client:
+        async with harness.client(shown) as client:
             reply = await client.request(
                 method, path.format(task=task["id"], token=token["id"]), json=body
             )
@@ -125,10 +131,9 @@ async def test_every_role_on_every_route(
 
 
 def test_the_table_has_every_route(tmp_path: Any) -> None:
-    world = World(tmp_path)
-    from services.gateway.main import WIRING
+    harness = GatewayHarness(tmp_path)
 
-    app = world.service(WIRING, world.settings).app
+    app = harness.new_gateway().app
     assert app is not None
     documented = {
         (method.upper(), path)
@@ -151,7 +156,7 @@ def test_the_table_has_every_route(tmp_path: Any) -> None:
     assert documented == judged - {("GET", "/v1/openapi.json"), ("GET", "/docs")}
 
 
-async def test_a_forged_run_token_is_refused(world: World) -> None:
+async def test_a_forged_run_token_is_refused(harness: GatewayHarness) -> None:
     genuine = run_token("tt", 1)
     for forged in (
         genuine[:-1] + ("0" if genuine[-1] != "0" else "1"),
@@ -160,22 +165,22 @@ async def test_a_forged_run_token_is_refused(world: World) -> None:
         "srt_",
         genuine.replace("tt.1", "tt.01"),
     ):
-        async with world.client(forged) as client:
+        async with harness.client(forged) as client:
             assert (await client.get("/v1/run")).status_code == 401
 
 
 async def test_a_token_is_shown_once_and_only_its_hash_is_kept(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
     await admin.post("/v1/users", json={"name": "ann"})
     made = (await admin.post("/v1/tokens", json={"user": "ann", "name": "laptop"})).json()
     secret = made["token"]
-    rows = world.database.rows(TABLES, TokenRow)
+    rows = harness.database.rows(TABLES, TokenRow)
     assert token_hash(secret) in rows
     assert secret not in str(rows)
     assert secret not in (await admin.get("/v1/tokens")).text
     assert secret not in (await admin.get("/v1/audit")).text
-    async with world.client(secret) as ann:
+    async with harness.client(secret) as ann:
         me = (await ann.get("/v1/whoami")).json()
     assert (me["user"], me["role"], me["team"]) == ("ann", "member", None)
     assert me["tasks_run_as"] is None
@@ -189,19 +194,19 @@ async def test_a_lifetime_beyond_the_limit_is_refused_in_seconds(admin: httpx.As
     assert error["fix"] == "give 3200000000 seconds or less"
 
 
-async def test_a_token_expires(world: World, admin: httpx.AsyncClient) -> None:
+async def test_a_token_expires(harness: GatewayHarness, admin: httpx.AsyncClient) -> None:
     await admin.post("/v1/users", json={"name": "ann"})
     made = await admin.post("/v1/tokens", json={"user": "ann", "expires_in_seconds": 60})
-    async with world.client(made.json()["token"]) as ann:
+    async with harness.client(made.json()["token"]) as ann:
         assert (await ann.get("/v1/whoami")).status_code == 200
-        world.clock.advance(61)
+        harness.clock.advance(61)
         reply = await ann.get("/v1/whoami")
     assert reply.status_code == 401
     assert "expired" in reply.json()["detail"]
 
 
 async def test_revoked_tokens_and_disabled_users_are_refused_at_once(
-    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
 ) -> None:
     assert (await ann.get("/v1/whoami")).status_code == 200
     await admin.patch("/v1/users/ann", json={"disabled": True})
@@ -216,13 +221,13 @@ async def test_revoked_tokens_and_disabled_users_are_refused_at_once(
 
 
 async def test_another_process_forgets_a_revoked_token_in_seconds(
-    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
 ) -> None:
     """This process has not made the change itself: its memory of the token ends by time."""
     assert (await ann.get("/v1/whoami")).status_code == 200
-    rows = world.database.schema("gateway").table(TABLES.shape(UserRow)).rows
+    rows = harness.database.schema("gateway").table(TABLES.shape(UserRow)).rows
     rows["ann"] = UserRow("ann", "member", "", disabled=True, created_at=rows["ann"].created_at)
-    world.clock.advance(world.settings.auth_cache_seconds + 1)
+    harness.clock.advance(harness.settings.auth_cache_seconds + 1)
     assert (await ann.get("/v1/whoami")).status_code == 401
 
 
@@ -232,7 +237,7 @@ async def test_the_first_admin_cannot_be_shut_out(admin: httpx.AsyncClient) -> N
         assert (await admin.patch("/v1/users/admin", json=change)).status_code == 409
 
 
-async def test_users_and_teams(world: World, admin: httpx.AsyncClient) -> None:
+async def test_users_and_teams(harness: GatewayHarness, admin: httpx.AsyncClient) -> None:
     assert (await admin.post("/v1/teams", json={"name": "vision"})).status_code == 201
     assert (await admin.post("/v1/teams", json={"name": "vision"})).status_code == 409
     made = await admin.post("/v1/users", json={"name": "ann", "team": "vision"})
@@ -250,12 +255,12 @@ async def test_users_and_teams(world: World, admin: httpx.AsyncClient) -> None:
     assert (await admin.post("/v1/tokens", json={"user": "nobody"})).status_code == 404
 
 
-async def test_the_team_of_the_user_travels_with_the_task(world: World) -> None:
-    async with world.client(await world.member("ann", team="vision")) as ann:
-        assert (await world.submitted(ann))["team"] == "vision"
+async def test_the_team_of_the_user_travels_with_the_task(harness: GatewayHarness) -> None:
+    async with harness.client(await harness.member("ann", team="vision")) as ann:
+        assert (await harness.submitted(ann))["team"] == "vision"
 
 
-@pytest.mark.parametrize("world", [{"tokens_per_user_max": 2}], indirect=True)
+@pytest.mark.parametrize("harness", [{"tokens_per_user_max": 2}], indirect=True)
 async def test_a_user_has_a_bounded_number_of_tokens(admin: httpx.AsyncClient) -> None:
     await admin.post("/v1/users", json={"name": "ann"})
     statuses = [
@@ -264,7 +269,7 @@ async def test_a_user_has_a_bounded_number_of_tokens(admin: httpx.AsyncClient) -
     assert statuses == [201, 201, 409]
 
 
-@pytest.mark.parametrize("world", [{"users_max": 3}], indirect=True)
+@pytest.mark.parametrize("harness", [{"users_max": 3}], indirect=True)
 async def test_there_is_a_bounded_number_of_users(admin: httpx.AsyncClient) -> None:
     """The first administrator is one of them."""
     statuses = [
@@ -276,9 +281,12 @@ async def test_there_is_a_bounded_number_of_users(admin: httpx.AsyncClient) -> N
 
 
 async def test_every_change_and_every_refusal_is_in_the_audit_trail(
-    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient, bob: httpx.AsyncClient
+    harness: GatewayHarness,
+    admin: httpx.AsyncClient,
+    ann: httpx.AsyncClient,
+    bob: httpx.AsyncClient,
 ) -> None:
-    task = await world.submitted(ann, name="mine")
+    task = await harness.submitted(ann, name="mine")
     await ann.post("/v1/tasks", json={"command": ["x"], "name": "bad name"})
     await bob.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "stop"})
     await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "stop"})

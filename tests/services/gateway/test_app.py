@@ -13,12 +13,12 @@ from starlette.types import Receive, Scope, Send
 from libs.contracts import messages as m
 from services.gateway.api import shapes
 from services.gateway.api.deps import PARTS
-from tests.services.gateway.world import (
+from tests.kit.clock import at
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
-    World,
+    GatewayHarness,
     a_node,
     assigned,
-    at,
     exited,
     preemption,
     state,
@@ -45,7 +45,7 @@ async def test_what_the_framework_refuses_is_a_problem_too(
 
 
 @pytest.mark.parametrize(
-    "world", [{"body_bytes_max": 2000, "batch_bytes_max": 4000}], indirect=True
+    "harness", [{"body_bytes_max": 2000, "batch_bytes_max": 4000}], indirect=True
 )
 async def test_bodies_are_bounded(admin: httpx.AsyncClient) -> None:
     body = {"command": ["x" * 3000]}
@@ -61,7 +61,7 @@ async def test_bodies_are_bounded(admin: httpx.AsyncClient) -> None:
     assert reply.json()["type"] == "too-large"
 
 
-@pytest.mark.parametrize("world", [{"body_bytes_max": 2000}], indirect=True)
+@pytest.mark.parametrize("harness", [{"body_bytes_max": 2000}], indirect=True)
 async def test_a_body_without_a_length_is_bounded_too(admin: httpx.AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(100):
@@ -86,16 +86,16 @@ async def test_answers_may_not_be_framed_or_sniffed(admin: httpx.AsyncClient) ->
         assert headers["x-frame-options"] == "DENY"
 
 
-async def test_a_defect_is_a_problem_without_its_details(world: World) -> None:
-    assert world.gateway.app is not None
-    transport = httpx.ASGITransport(app=world.gateway.app, raise_app_exceptions=False)
+async def test_a_defect_is_a_problem_without_its_details(harness: GatewayHarness) -> None:
+    assert harness.gateway.app is not None
+    transport = httpx.ASGITransport(app=harness.gateway.app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://g") as client:
-        inner = world.gateway.app._app  # pyright: ignore[reportAttributeAccessIssue]
+        inner = harness.gateway.app._app  # pyright: ignore[reportAttributeAccessIssue]
 
         async def broken(scope: Scope, receive: Receive, send: Send) -> None:
             await inner({**scope, PARTS: None}, receive, send)
 
-        world.gateway.app._app = broken  # pyright: ignore[reportAttributeAccessIssue]
+        harness.gateway.app._app = broken  # pyright: ignore[reportAttributeAccessIssue]
         headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
         reply = await client.get("/v1/tasks", headers=headers)
     assert reply.status_code == 500
@@ -120,13 +120,13 @@ async def test_the_description_names_every_error_and_every_route(admin: httpx.As
 
 
 async def test_answers_are_what_the_description_says(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
     """Every field of every documented shape, and no other, with its type."""
-    task = await world.submitted(admin, env={"A": "1"})
+    task = await harness.submitted(admin, env={"A": "1"})
     tid = task["id"]
     saved = m.Checkpoint(no=1, attempt=1, step=1, uri="/c", saved_at=at(5))
-    await world.heard(
+    await harness.project(
         a_node("n0"),
         assigned(tid),
         m.RunDelayed(task_id=tid, attempt=1, ranks=1, detail="why", noted_at=at(1)),

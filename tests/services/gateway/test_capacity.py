@@ -12,7 +12,7 @@ import pytest
 from libs.contracts import messages as m
 from services.gateway import capacity
 from services.gateway.capacity import Summary
-from tests.services.gateway.world import World, a_node, assigned, state
+from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, state
 
 DRY_RUN = "/v1/tasks:dry-run"
 NEW: dict[str, Any] = {"command": ["true"], "gpus_per_node": 1}
@@ -34,31 +34,31 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 async def test_many_dry_runs_at_once_read_the_cluster_once(
-    world: World,
+    harness: GatewayHarness,
     ann: httpx.AsyncClient,
     bob: httpx.AsyncClient,
     read: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(capacity, "KEEP_SECONDS", 600)
-    await world.heard(*(a_node(f"n{number}") for number in range(5)))
-    await world.heard(assigned("t1"))
+    await harness.project(*(a_node(f"n{number}") for number in range(5)))
+    await harness.project(assigned("t1"))
     asked = [client.post(DRY_RUN, json=NEW) for client in (ann, bob) for _ in range(10)]
     answers = await asyncio.gather(*asked)
     assert {each.json()["free_nodes"] for each in answers} == {5}
     assert read == {"NodeRow": 5, "RunRow": 1, "TaskRow": 0}
-    world.clock.advance(600)
+    harness.clock.advance(600)
     await ann.post(DRY_RUN, json=NEW)
     assert read["NodeRow"] == 10
 
 
 async def test_free_nodes_and_waiting_tasks_are_counted_over_all_pages(
-    world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    harness: GatewayHarness, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capacity, "PAGE_ROWS", 2)
     gpu = {"zone": "a"}
-    await world.heard(*(a_node(f"n{number}", labels=gpu) for number in range(4)))
-    await world.heard(
+    await harness.project(*(a_node(f"n{number}", labels=gpu) for number in range(4)))
+    await harness.project(
         a_node("n4", taints=("a/b",)),
         a_node("n5", taints=("a", "b=c")),
         a_node("n6", gpus=8),
@@ -67,11 +67,11 @@ async def test_free_nodes_and_waiting_tasks_are_counted_over_all_pages(
         a_node("n9", removed=True),
     )
     # Two GPUs each of n0, n1 and n2, and two more of n0.
-    await world.heard(assigned("t1", nodes=("n0",)), assigned("t2", nodes=("n1", "n2")))
-    await world.heard(assigned("t3", nodes=("n3",)))
+    await harness.project(assigned("t1", nodes=("n0",)), assigned("t2", nodes=("n1", "n2")))
+    await harness.project(assigned("t3", nodes=("n3",)))
     for number in range(3):
-        task = await world.submitted(ann, priority="high" if number else "low")
-        await world.heard(state(task["id"], m.TaskState.QUEUED, 1))
+        task = await harness.submitted(ann, priority="high" if number else "low")
+        await harness.project(state(task["id"], m.TaskState.QUEUED, 1))
 
     async def reply(**fields: Any) -> tuple[int, int]:
         found = (await ann.post(DRY_RUN, json={"command": ["true"], **fields})).json()
@@ -87,12 +87,15 @@ async def test_free_nodes_and_waiting_tasks_are_counted_over_all_pages(
 
 
 async def test_a_cluster_that_is_too_large_is_not_counted(
-    world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+    harness: GatewayHarness,
+    ann: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Counter[str],
 ) -> None:
-    await world.heard(*(a_node(f"n{number}") for number in range(9)))
+    await harness.project(*(a_node(f"n{number}") for number in range(9)))
     for _ in range(2):
-        task = await world.submitted(ann)
-        await world.heard(state(task["id"], m.TaskState.QUEUED, 1))
+        task = await harness.submitted(ann)
+        await harness.project(state(task["id"], m.TaskState.QUEUED, 1))
     monkeypatch.setattr(capacity, "ROWS_MAX", 1)
     monkeypatch.setattr(capacity, "PAGE_ROWS", 2)
     found = (await ann.post(DRY_RUN, json=NEW)).json()
@@ -100,21 +103,23 @@ async def test_a_cluster_that_is_too_large_is_not_counted(
     assert read == {"NodeRow": 2, "RunRow": 0, "TaskRow": 2}
 
 
-@pytest.mark.parametrize("world", [{"dry_runs_burst": 3, "dry_runs_per_second": 1}], indirect=True)
+@pytest.mark.parametrize(
+    "harness", [{"dry_runs_burst": 3, "dry_runs_per_second": 1}], indirect=True
+)
 async def test_dry_runs_are_rate_limited_for_each_user(
-    world: World, ann: httpx.AsyncClient, bob: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient, bob: httpx.AsyncClient
 ) -> None:
     codes = [(await ann.post(DRY_RUN, json=NEW)).status_code for _ in range(4)]
     assert codes == [200, 200, 200, 429]
     refused = await ann.post(DRY_RUN, json=NEW)
     assert refused.headers["retry-after"] == "1"
     assert (await bob.post(DRY_RUN, json=NEW)).status_code == 200
-    world.clock.advance(1)
+    harness.clock.advance(1)
     assert (await ann.post(DRY_RUN, json=NEW)).status_code == 200
 
 
 async def test_an_expensive_summary_is_cached_for_longer(
-    world: World, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    harness: GatewayHarness, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However large the cluster, summaries take a bounded part of the gateway's time."""
     summaries: list[Summary] = []
@@ -123,11 +128,11 @@ async def test_an_expensive_summary_is_cached_for_longer(
     async def slow(self: Any) -> Any:
         found = await waiting(self)
         summaries.append(Summary(None, found))
-        world.clock.advance(3)
+        harness.clock.advance(3)
         return found
 
     monkeypatch.setattr(capacity.Capacity, "_waiting", slow)
     for seconds, computed in ((0, 1), (50, 1), (11, 2)):
-        world.clock.advance(seconds)
+        harness.clock.advance(seconds)
         await ann.post(DRY_RUN, json=NEW)
         assert len(summaries) == computed

@@ -26,22 +26,21 @@ from libs.service.runner import Runner
 from libs.service.wiring import Wiring, connect, topology
 from services.gateway.main import WIRING as GATEWAY
 from services.submit.main import WIRING as SUBMIT
-from tests.services.gateway.world import (
+from tests.kit.clock import at
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
     RUN_KEY,
     Others,
     a_node,
     assigned,
-    at,
     preemption,
     sse,
-    until,
-    until_async,
 )
 
 if TYPE_CHECKING:
-    from tests.harness.nats_server import NatsServer, StartNats
-    from tests.harness.postgres import Database
+    from tests.kit.nats_server import NatsServer, StartNats
+    from tests.kit.postgres import Database
 
 pytestmark = pytest.mark.server
 VOICES: dict[str, list[Any]] = {
@@ -198,7 +197,7 @@ async def test_everything_works_under_its_own_credentials(
             reply = await admin.get("/v1/events")
             return len(reply.json()["items"]) >= 6
 
-        await until_async(heard)
+        await until(heard)
 
 
 async def test_the_gateway_may_not_publish_events_of_another_service(

@@ -13,17 +13,17 @@ import pytest
 from libs.contracts import messages as m
 from services.gateway.rows import EventRow
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import (
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
+    GatewayHarness,
     Sent,
-    World,
     a_node,
     assigned,
     exited,
     served,
     sse,
     state,
-    until,
 )
 
 
@@ -46,8 +46,8 @@ async def take(stream: AsyncIterator[Sent], number: int) -> list[Sent]:
         return [await anext(stream) for _ in range(number)]
 
 
-async def test_pages_join_to_the_log(world: World, admin: httpx.AsyncClient) -> None:
-    await world.heard(*(a_node(f"n{number}") for number in range(5)))
+async def test_pages_join_to_the_log(harness: GatewayHarness, admin: httpx.AsyncClient) -> None:
+    await harness.project(*(a_node(f"n{number}") for number in range(5)))
     positions: list[int] = []
     cursor: str | None = ""
     while cursor is not None:
@@ -66,10 +66,10 @@ async def test_pages_join_to_the_log(world: World, admin: httpx.AsyncClient) -> 
     assert (await admin.get("/v1/events?from=latest")).json()["position"] == 5
 
 
-async def test_filters_by_task_and_type(world: World, admin: httpx.AsyncClient) -> None:
-    one = (await world.submitted(admin))["id"]
-    two = (await world.submitted(admin))["id"]
-    await world.heard(assigned(one), assigned(two), exited(one), a_node("n0"))
+async def test_filters_by_task_and_type(harness: GatewayHarness, admin: httpx.AsyncClient) -> None:
+    one = (await harness.submitted(admin))["id"]
+    two = (await harness.submitted(admin))["id"]
+    await harness.project(assigned(one), assigned(two), exited(one), a_node("n0"))
 
     async def types(query: str) -> list[str]:
         reply = await admin.get(f"/v1/events?{query}")
@@ -87,35 +87,37 @@ async def test_filters_by_task_and_type(world: World, admin: httpx.AsyncClient) 
     assert reply.json()["errors"][0]["field"] == "from"
 
 
-async def test_a_stream_replays_and_goes_on(world: World) -> None:
-    await world.heard(a_node("n0"), a_node("n1"))
-    async with served(world) as url, streaming(url) as stream:
+async def test_a_stream_replays_and_goes_on(harness: GatewayHarness) -> None:
+    await harness.project(a_node("n0"), a_node("n1"))
+    async with served(harness) as url, streaming(url) as stream:
         assert [each.id for each in await take(stream, 2)] == ["1", "2"]
-        await world.say(a_node("n2"))
+        await harness.publish(a_node("n2"))
         (live,) = await take(stream, 1)
         assert (live.id, live.data["data"]["node_id"]) == ("3", "n2")
         assert live.data["position"] == 3
 
 
-async def test_a_stream_resumes_behind_the_last_event(world: World) -> None:
-    await world.heard(*(a_node(f"n{number}") for number in range(4)))
-    async with served(world) as url:
+async def test_a_stream_resumes_behind_the_last_event(harness: GatewayHarness) -> None:
+    await harness.project(*(a_node(f"n{number}") for number in range(4)))
+    async with served(harness) as url:
         async with streaming(url, headers={"last-event-id": "2"}) as stream:
             assert [each.id for each in await take(stream, 2)] == ["3", "4"]
         async with streaming(url, "?from=3") as stream:
             assert [each.id for each in await take(stream, 1)] == ["4"]
         async with streaming(url, "?from=latest&follow=1") as stream:
-            await world.say(a_node("n9"))
+            await harness.publish(a_node("n9"))
             assert [each.id for each in await take(stream, 1)] == ["5"]
 
 
-async def test_readers_that_come_and_go_miss_nothing_and_get_nothing_twice(world: World) -> None:
+async def test_readers_that_come_and_go_miss_nothing_and_get_nothing_twice(
+    harness: GatewayHarness,
+) -> None:
     """Readers cut off at random places put together exactly the log, while it is written."""
     total = 120
 
     async def write() -> None:
         for number in range(total):
-            await world.say(a_node(f"n{number}"))
+            await harness.publish(a_node(f"n{number}"))
             if number % 7 == 0:
                 await asyncio.sleep(0.003)
 
@@ -129,45 +131,49 @@ async def test_readers_that_come_and_go_miss_nothing_and_get_nothing_twice(world
                         seen.append((await anext(stream)).data["position"])
         return seen
 
-    async with served(world) as url, asyncio.TaskGroup() as group:
+    async with served(harness) as url, asyncio.TaskGroup() as group:
         readers = [group.create_task(read(url, step)) for step in (17, 50, total)]
         group.create_task(write())
     for reader in readers:
         assert reader.result() == list(range(1, total + 1))
 
 
-@pytest.mark.parametrize("world", [{"stream_pending_max": 3, "stream_page": 5}], indirect=True)
-async def test_a_reader_that_falls_behind_reads_the_table(world: World) -> None:
-    async with served(world) as url, streaming(url) as stream:
-        await world.heard(a_node("n0"))
+@pytest.mark.parametrize("harness", [{"stream_pending_max": 3, "stream_page": 5}], indirect=True)
+async def test_a_reader_that_falls_behind_reads_the_table(harness: GatewayHarness) -> None:
+    async with served(harness) as url, streaming(url) as stream:
+        await harness.project(a_node("n0"))
         # One commit brings more events than are kept for a reader.
-        await world.heard(*(a_node(f"m{number}") for number in range(40)))
+        await harness.project(*(a_node(f"m{number}") for number in range(40)))
         assert [each.data["position"] for each in await take(stream, 41)] == list(range(1, 42))
 
 
-async def test_a_process_that_does_not_project_follows_the_log_too(world: World) -> None:
+async def test_a_process_that_does_not_project_follows_the_log_too(
+    harness: GatewayHarness,
+) -> None:
     """A second gateway on the same database, never leading, never consuming."""
-    from services.gateway.main import WIRING
 
-    other = world.service(WIRING, world.settings)
+    other = harness.new_gateway()
     assert other.app is not None
-    leading, world.gateway = world.gateway, other
+    leading, harness.gateway = harness.gateway, other
     async with asyncio.TaskGroup() as group:
         polling = group.create_task(other.tasks[0]())
-        async with served(world) as url, streaming(url) as stream:
-            await world.say(a_node("n0"))
+        async with served(harness) as url, streaming(url) as stream:
+            await harness.publish(a_node("n0"))
             assert [each.id for each in await take(stream, 1)] == ["1"]
-            await world.say(a_node("n1"), a_node("n2"))
+            await harness.publish(a_node("n1"), a_node("n2"))
             assert [each.id for each in await take(stream, 2)] == ["2", "3"]
         polling.cancel()
-    world.gateway = leading
+    harness.gateway = leading
+    await other.ports.store.close()
 
 
-async def test_a_deleted_position_is_410_gone(world: World, admin: httpx.AsyncClient) -> None:
-    await world.heard(*(a_node(f"n{number}") for number in range(3)))
+async def test_a_deleted_position_is_410_gone(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await harness.project(*(a_node(f"n{number}") for number in range(3)))
     from services.gateway import store
 
-    async with world.gateway.ports.store.transaction(epoch=1) as tx:
+    async with harness.gateway.ports.store.transaction(epoch=1) as tx:
         assert await store.drop_old_events(tx, kept_max=1, bytes_max=2**40, rows_max=10) == 2
     for query in ("?from=1", "?from=1&follow=1"):
         reply = await admin.get(f"/v1/events{query}")
@@ -178,7 +184,7 @@ async def test_a_deleted_position_is_410_gone(world: World, admin: httpx.AsyncCl
     assert [e["position"] for e in (await admin.get("/v1/events")).json()["items"]] == [3]
 
 
-async def test_positions_have_no_gaps_and_no_fact_enters_twice(world: World) -> None:
+async def test_positions_have_no_gaps_and_no_fact_enters_twice(harness: GatewayHarness) -> None:
     """Facts that are said again (and some that are old news) leave the log as it is."""
     facts: list[Any] = [
         a_node("n0", 1),
@@ -187,19 +193,19 @@ async def test_positions_have_no_gaps_and_no_fact_enters_twice(world: World) -> 
         state("t1", m.TaskState.STARTING, 2, attempt=1),
         exited("t1"),
     ]
-    await world.heard(*facts)
-    await world.say(*reversed(facts), *facts)
-    await world.heard(a_node("last"))
-    rows = world.database.rows(TABLES, EventRow)
+    await harness.project(*facts)
+    await harness.publish(*reversed(facts), *facts)
+    await harness.project(a_node("last"))
+    rows = harness.database.rows(TABLES, EventRow)
     assert sorted(rows) == list(range(1, len(facts) + 2))
     assert len({row.fact for row in rows.values()}) == len(rows)
 
 
-@pytest.mark.parametrize("world", [{"streams_per_user_max": 2}], indirect=True)
-async def test_streams_are_bounded(world: World) -> None:
-    async with served(world) as url:
+@pytest.mark.parametrize("harness", [{"streams_per_user_max": 2}], indirect=True)
+async def test_streams_are_bounded(harness: GatewayHarness) -> None:
+    async with served(harness) as url:
         async with streaming(url) as one, streaming(url) as two:
-            await world.say(a_node("n0"))
+            await harness.publish(a_node("n0"))
             await take(one, 1)
             await take(two, 1)
             async with httpx.AsyncClient() as client:
@@ -221,9 +227,9 @@ async def test_streams_are_bounded(world: World) -> None:
                     await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("world", [{"heartbeat_seconds": 0.02}], indirect=True)
-async def test_a_stream_without_events_sends_comments(world: World) -> None:
-    async with served(world) as url, httpx.AsyncClient(timeout=5) as client:
+@pytest.mark.parametrize("harness", [{"heartbeat_seconds": 0.02}], indirect=True)
+async def test_a_stream_without_events_sends_comments(harness: GatewayHarness) -> None:
+    async with served(harness) as url, httpx.AsyncClient(timeout=5) as client:
         headers = {"authorization": f"Bearer {ADMIN_TOKEN}", "accept": "text/event-stream"}
         async with client.stream("GET", f"{url}/v1/events", headers=headers) as reply:
             seen = 0
@@ -233,10 +239,10 @@ async def test_a_stream_without_events_sends_comments(world: World) -> None:
                     break
 
 
-async def test_streams_end_when_the_gateway_stops(world: World) -> None:
-    polling = asyncio.ensure_future(world.gateway.tasks[0]())
-    async with served(world) as url, streaming(url) as stream:
-        await world.say(a_node("n0"))
+async def test_streams_end_when_the_gateway_stops(harness: GatewayHarness) -> None:
+    polling = asyncio.ensure_future(harness.gateway.tasks[0]())
+    async with served(harness) as url, streaming(url) as stream:
+        await harness.publish(a_node("n0"))
         await take(stream, 1)
         polling.cancel()
         async with asyncio.timeout(30):
@@ -278,11 +284,11 @@ class Socket:
 AUTHORIZED = [(b"authorization", f"Bearer {ADMIN_TOKEN}".encode())]
 
 
-async def test_a_websocket_carries_the_same_events(world: World) -> None:
-    await world.heard(a_node("n0"))
+async def test_a_websocket_carries_the_same_events(harness: GatewayHarness) -> None:
+    await harness.project(a_node("n0"))
     for socket in (
-        Socket(world.gateway.app, "", headers=AUTHORIZED),
-        Socket(world.gateway.app, "", protocols=["shiftwork", f"shiftwork.bearer.{ADMIN_TOKEN}"]),
+        Socket(harness.gateway.app, "", headers=AUTHORIZED),
+        Socket(harness.gateway.app, "", protocols=["shiftwork", f"shiftwork.bearer.{ADMIN_TOKEN}"]),
     ):
         async with asyncio.TaskGroup() as group:
             group.create_task(socket.run())
@@ -290,8 +296,8 @@ async def test_a_websocket_carries_the_same_events(world: World) -> None:
             assert socket.said[0]["type"] == "websocket.accept"
             assert ADMIN_TOKEN not in str(socket.said[0])
             assert '"position":1' in socket.said[1]["text"]
-            before = await world.position()
-            await world.heard(a_node("n0", before + 1))
+            before = await harness.position()
+            await harness.project(a_node("n0", before + 1))
             await until(lambda socket=socket: len(socket.said) >= 3)
             socket.leave()
 
@@ -301,8 +307,8 @@ async def test_a_websocket_carries_the_same_events(world: World) -> None:
     [("", []), ("", [(b"authorization", b"Bearer swt_no")]), ("type=nonsense", AUTHORIZED)],
 )
 async def test_a_websocket_without_permission_is_closed(
-    world: World, query: str, headers: Any
+    harness: GatewayHarness, query: str, headers: Any
 ) -> None:
-    socket = Socket(world.gateway.app, query, headers=headers)
+    socket = Socket(harness.gateway.app, query, headers=headers)
     await socket.run()
     assert [(each["type"], each.get("code")) for each in socket.said] == [("websocket.close", 1008)]

@@ -15,8 +15,9 @@ from services.gateway import event_stream, views
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.rows import EventRow
 from services.gateway.settings import GatewaySettings
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import ADMIN_TOKEN, GatewayHarness, a_node, served
 from tests.services.gateway.test_events import streaming, take
-from tests.services.gateway.world import ADMIN_TOKEN, World, a_node, served, until
 
 
 def test_a_user_follows_hundreds_of_tasks_and_leaves_most_streams_to_others() -> None:
@@ -28,13 +29,15 @@ def test_a_user_follows_hundreds_of_tasks_and_leaves_most_streams_to_others() ->
 
 
 @pytest.mark.parametrize(
-    "world", [{"streams_max": 2, "streams_per_user_max": 1, "streams_reserved": 1}], indirect=True
+    "harness", [{"streams_max": 2, "streams_per_user_max": 1, "streams_reserved": 1}], indirect=True
 )
-async def test_administrators_have_streams_that_members_cannot_take(world: World) -> None:
-    members = [await world.member(name) for name in ("ann", "bob", "cem")]
+async def test_administrators_have_streams_that_members_cannot_take(
+    harness: GatewayHarness,
+) -> None:
+    members = [await harness.member(name) for name in ("ann", "bob", "cem")]
     authorized = [{"authorization": f"Bearer {token}"} for token in members]
-    await world.heard(a_node("n0"))
-    async with served(world) as url, AsyncExitStack() as stack:
+    await harness.project(a_node("n0"))
+    async with served(harness) as url, AsyncExitStack() as stack:
         opened = [
             await stack.enter_async_context(streaming(url, headers=headers))
             for headers in authorized[:2]
@@ -47,13 +50,13 @@ async def test_administrators_have_streams_that_members_cannot_take(world: World
         await take(await stack.enter_async_context(streaming(url)), 1)
 
 
-@pytest.mark.parametrize("world", [{"stream_page": 10}], indirect=True)
+@pytest.mark.parametrize("harness", [{"stream_page": 10}], indirect=True)
 async def test_streams_of_the_same_events_read_and_encode_them_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever they begin, and the last page, which is not full, included."""
     total, readers = 35, 40
-    await world.heard(*(a_node(f"n{number}") for number in range(total)))
+    await harness.project(*(a_node(f"n{number}") for number in range(total)))
     encoded = 0
     event = views.event
 
@@ -63,7 +66,7 @@ async def test_streams_of_the_same_events_read_and_encode_them_once(
         return event(row)
 
     monkeypatch.setattr(event_stream.views, "event", counted)
-    async with served(world) as url:
+    async with served(harness) as url:
 
         async def read(begin: int) -> None:
             async with streaming(url, f"?from={begin}") as stream:
@@ -102,10 +105,10 @@ async def test_a_stream_waits_for_its_users_reads_and_not_for_those_of_others() 
 
 
 async def test_a_stream_goes_on_after_the_database_was_away(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither a stream that is open nor one that begins is a defect of the gateway."""
-    await world.heard(a_node("n0"), a_node("n1"))
+    await harness.project(a_node("n0"), a_node("n1"))
     away = True
 
     async def fault(point: Point, schema: str) -> None:
@@ -113,14 +116,14 @@ async def test_a_stream_goes_on_after_the_database_was_away(
             raise StoreUnavailableError("every connection is busy")
 
     monkeypatch.setattr(event_stream, "RETRY_SECONDS", 0.01, raising=False)
-    async with served(world) as url, streaming(url, "?from=1") as stream:
+    async with served(harness) as url, streaming(url, "?from=1") as stream:
         assert [each.id for each in await take(stream, 1)] == ["2"]
-        world.database.fault = fault
-        app: Any = world.gateway.app
+        harness.database.fault = fault
+        app: Any = harness.gateway.app
         app._parts.live.reread_tables()
         await asyncio.sleep(0.1)
         away = False
-        await world.say(a_node("n2"))
+        await harness.publish(a_node("n2"))
         assert [each.id for each in await take(stream, 1)] == ["3"]
         away = True
         async with httpx.AsyncClient() as client:

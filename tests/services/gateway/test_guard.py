@@ -22,22 +22,21 @@ from services.gateway.auth import Authenticator, token_hash
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.rows import AuditRow, TokenRow, UserRow
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import (
+from tests.kit.clock import at
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
-    World,
+    GatewayHarness,
     a_node,
     a_spec,
     assigned,
-    at,
     run_token,
     served,
     state,
-    until,
-    until_async,
 )
 
 
-async def test_the_body_of_an_unauthenticated_request_is_not_read(world: World) -> None:
+async def test_the_body_of_an_unauthenticated_request_is_not_read(harness: GatewayHarness) -> None:
     read = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -46,59 +45,61 @@ async def test_the_body_of_an_unauthenticated_request_is_not_read(world: World) 
             read += 1
             yield b" " * 100_000
 
-    assert world.gateway.app is not None
+    assert harness.gateway.app is not None
     for token in (None, "swt_false", "srt_false"):
-        async with world.client(token) as client:
+        async with harness.client(token) as client:
             reply = await client.post("/v1/tasks:batch", content=body())
         assert reply.status_code == 401
     assert read == 0
 
 
-@pytest.mark.parametrize("world", [{"body_seconds_max": 0.2}], indirect=True)
-async def test_a_body_that_does_not_arrive_in_time_ends_the_request(world: World) -> None:
+@pytest.mark.parametrize("harness", [{"body_seconds_max": 0.2}], indirect=True)
+async def test_a_body_that_does_not_arrive_in_time_ends_the_request(harness: GatewayHarness) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.sleep(5)
 
-    async with world.client() as client:
+    async with harness.client() as client:
         headers = {"content-type": "application/json"}
         reply = await client.post("/v1/tasks", content=body(), headers=headers)
     assert (reply.status_code, reply.json()["type"]) == (408, "timeout")
 
 
-@pytest.mark.parametrize("world", [{"wrong_tokens_burst": 3}], indirect=True)
-async def test_wrong_tokens_of_an_address_are_bounded(world: World, ann: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("harness", [{"wrong_tokens_burst": 3}], indirect=True)
+async def test_wrong_tokens_of_an_address_are_bounded(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
     assert (await ann.get("/v1/whoami")).status_code == 200
     statuses: list[int] = []
     for number in range(6):
-        async with world.client(f"swt_{number}") as wrong:
+        async with harness.client(f"swt_{number}") as wrong:
             statuses.append((await wrong.get("/v1/whoami")).status_code)
     assert statuses == [401, 401, 401, 429, 429, 429]
     # Whoever was known here, holds the administrator's token or a genuine run's is not shut out.
     assert (await ann.get("/v1/whoami")).status_code == 200
-    async with world.client() as admin, world.client(run_token("tt")) as run:
+    async with harness.client() as admin, harness.client(run_token("tt")) as run:
         assert (await admin.get("/v1/whoami")).status_code == 200
         assert (await run.get("/v1/run")).status_code == 200
-    world.clock.advance(10)
-    async with world.client("swt_again") as wrong:
+    harness.clock.advance(10)
+    async with harness.client("swt_again") as wrong:
         assert (await wrong.get("/v1/whoami")).status_code == 401
 
 
-@pytest.mark.parametrize("world", [{"wrong_tokens_burst": 1}], indirect=True)
+@pytest.mark.parametrize("harness", [{"wrong_tokens_burst": 1}], indirect=True)
 async def test_a_right_token_is_accepted_however_many_wrong_ones_its_address_shows(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     """Also after a change of a user or token, and for one who was never seen before."""
     for number in range(4):
-        async with world.client(f"swt_{number}") as wrong:
+        async with harness.client(f"swt_{number}") as wrong:
             await wrong.get("/v1/whoami")
     assert (await ann.get("/v1/whoami")).status_code == 200
-    async with world.client(await world.member("bob")) as bob:
+    async with harness.client(await harness.member("bob")) as bob:
         assert (await bob.get("/v1/whoami")).status_code == 200
     assert (await ann.get("/v1/whoami")).status_code == 200
 
 
-async def test_few_tokens_of_one_address_are_looked_up_at_a_time(world: World) -> None:
+async def test_few_tokens_of_one_address_are_looked_up_at_a_time(harness: GatewayHarness) -> None:
     inside, most = 0, 0
     blocked = asyncio.Event()
 
@@ -111,28 +112,28 @@ async def test_few_tokens_of_one_address_are_looked_up_at_a_time(world: World) -
             inside -= 1
 
     async def ask(number: int) -> int:
-        async with world.client(f"swt_{number}") as wrong:
+        async with harness.client(f"swt_{number}") as wrong:
             return (await wrong.get("/v1/whoami")).status_code
 
-    world.database.fault = slow
+    harness.database.fault = slow
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(ask(number)) for number in range(20)]
         await asyncio.sleep(0.1)
-        world.database.fault = no_fault
+        harness.database.fault = no_fault
         blocked.set()
     assert {each.result() for each in asked} == {401}
-    assert most <= world.settings.lookups_per_address_max + 2  # the gateway's own
+    assert most <= harness.settings.lookups_per_address_max + 2  # the gateway's own
 
 
 @pytest.mark.parametrize(
-    "world", [{"wrong_tokens_burst": 5, "refusals_seconds": 0.05}], indirect=True
+    "harness", [{"wrong_tokens_burst": 5, "refusals_seconds": 0.05}], indirect=True
 )
 async def test_requests_without_a_token_are_bounded_and_leave_few_entries(
-    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
 ) -> None:
     """Nor do they carry text of their own into the audit trail, or hide what others are refused."""
     statuses: list[int] = []
-    async with world.client(None) as nobody:
+    async with harness.client(None) as nobody:
         for number in range(60):
             path = f"/v1/%1b%5d0;pwn{number}%07" if number % 2 else f"/v1/nodes/n{number}/labels"
             statuses.append((await nobody.get(path)).status_code)
@@ -144,7 +145,7 @@ async def test_requests_without_a_token_are_bounded_and_leave_few_entries(
         trail = (await admin.get("/v1/audit")).json()["items"]
         return "ann" in {each["who"] for each in trail if each["action"] == "request"}
 
-    await until_async(entered)
+    await until(entered)
     trail = (await admin.get("/v1/audit")).json()["items"]
     nobodys = [each for each in trail if each["who"] == ""]
     assert {each["target"] for each in nobodys} <= {"GET none", "GET /v1/nodes/{node_id}/labels"}
@@ -152,10 +153,10 @@ async def test_requests_without_a_token_are_bounded_and_leave_few_entries(
 
 
 @pytest.mark.parametrize(
-    "world", [{"refusal_entries_burst": 3, "refusals_seconds": 0.02}], indirect=True
+    "harness", [{"refusal_entries_burst": 3, "refusals_seconds": 0.02}], indirect=True
 )
 async def test_refused_changes_of_one_user_leave_few_entries(
-    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
 ) -> None:
     for _ in range(40):
         assert (await ann.put("/v1/quotas", json={"limit": 1})).status_code == 403
@@ -163,30 +164,30 @@ async def test_refused_changes_of_one_user_leave_few_entries(
     trail = (await admin.get("/v1/audit?limit=1000")).json()["items"]
     assert len([each for each in trail if each["who"] == "ann"]) <= 4
     # They are counted, and entered once there is room.
-    world.clock.advance(3600)
+    harness.clock.advance(3600)
 
     async def counted() -> bool:
         trail = (await admin.get("/v1/audit?limit=1000")).json()["items"]
         mine = [each for each in trail if each["who"] == "ann"]
         return any("37 times" in each["detail"] for each in mine)
 
-    await until_async(counted)
+    await until(counted)
 
 
-async def test_a_wrong_token_is_401_on_every_route(world: World) -> None:
+async def test_a_wrong_token_is_401_on_every_route(harness: GatewayHarness) -> None:
     for token in ("swt_false", "srt_false", "", "x" * 1000):
-        async with world.client(token) as client:
+        async with harness.client(token) as client:
             for path in ("/v1/run", "/v1/tasks", "/v1/nothing"):
                 assert (await client.get(path)).status_code == 401, (token, path)
 
 
-@pytest.mark.parametrize("world", [{"refusals_seconds": 0.05}], indirect=True)
+@pytest.mark.parametrize("harness", [{"refusals_seconds": 0.05}], indirect=True)
 async def test_refused_requests_are_in_the_audit_trail_summed_up(
-    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
 ) -> None:
     for _ in range(20):
         assert (await ann.get("/v1/audit")).status_code == 403
-        async with world.client("swt_false") as wrong:
+        async with harness.client("swt_false") as wrong:
             await wrong.get("/v1/tasks")
 
     async def entries() -> list[dict[str, Any]]:
@@ -197,7 +198,7 @@ async def test_refused_requests_are_in_the_audit_trail_summed_up(
         times = [each["detail"].split(" ")[0] for each in await entries()]
         return sum(1 if each == "once" else int(each) for each in times) == 40
 
-    await until_async(complete)
+    await until(complete)
     found = await entries()
     assert len(found) < 20
     assert {(each["who"], each["target"], each["outcome"]) for each in found} == {
@@ -219,11 +220,11 @@ async def forever(socket: ClientConnection) -> bool:
 
 
 @pytest.mark.parametrize("how", ["token", "user", "role", "elsewhere"])
-async def test_streams_end_with_the_right_to_read_them(world: World, how: str) -> None:
+async def test_streams_end_with_the_right_to_read_them(harness: GatewayHarness, how: str) -> None:
     """Events as server-sent events and by WebSocket, and followed output."""
-    secret = await world.member("ann")
-    async with world.client(secret) as ann, world.client() as admin:
-        task = await world.submitted(ann)
+    secret = await harness.member("ann")
+    async with harness.client(secret) as ann, harness.client() as admin:
+        task = await harness.submitted(ann)
         (token,) = (await ann.get("/v1/tokens")).json()["items"]
         headers = {"authorization": f"Bearer {secret}"}
         ended: list[str] = []
@@ -240,11 +241,11 @@ async def test_streams_end_with_the_right_to_read_them(world: World, how: str) -
                 await socket.recv()
                 opened.add(url)
                 with pytest.raises(ConnectionClosed, match="1008"):
-                    await until_async(partial(forever, socket))
+                    await until(partial(forever, socket))
             ended.append(url)
 
         opened: set[str] = set()
-        async with served(world) as url, httpx.AsyncClient(timeout=20) as client:
+        async with served(harness) as url, httpx.AsyncClient(timeout=20) as client:
             urls = [f"{url}/v1/events?follow=1", f"{url}/v1/tasks/{task['id']}/logs?follow=1"]
             async with asyncio.TaskGroup() as group:
                 for each in urls:
@@ -261,16 +262,18 @@ async def test_streams_end_with_the_right_to_read_them(world: World, how: str) -
                     await admin.patch("/v1/users/ann", json={"role": "admin"})
                 else:
                     # Another process revoked it: this one has not seen the commit.
-                    rows = world.database.schema("gateway").table(TABLES.shape(TokenRow)).rows
+                    rows = harness.database.schema("gateway").table(TABLES.shape(TokenRow)).rows
                     rows.clear()
                 await until(lambda: len(ended) == 3, 4)
 
 
-async def test_a_drain_does_not_depend_on_fields_that_tasks_set(world: World) -> None:
+async def test_a_drain_does_not_depend_on_fields_that_tasks_set(
+    harness: GatewayHarness,
+) -> None:
     pod = m.PodRequest(template='{"metadata": {"labels": {"a": "\\ud800"}}}')
     spec = a_spec(name="bad", pod=pod)
-    world.others.nodes = {"n0"}
-    await world.heard(
+    harness.others.nodes = {"n0"}
+    await harness.project(
         a_node("n0"),
         a_node("n1"),  # the launcher refuses to close this one
         m.TaskSubmitted(task_id="zz", owner="ann", spec=spec, submitted_at=at(0), revision=1),
@@ -279,26 +282,28 @@ async def test_a_drain_does_not_depend_on_fields_that_tasks_set(world: World) ->
     )
     reply: list[str] = []
     remembered: list[str] = []
-    async with world.client() as client:
+    async with harness.client() as client:
         drain = asyncio.ensure_future(drain_nodes(client, remembered.extend, reply.append))
-        await until(lambda: any(isinstance(each, m.SetSchedulable) for each in world.others.asked))
+        await until(
+            lambda: any(isinstance(each, m.SetSchedulable) for each in harness.others.asked)
+        )
         await until(lambda: any("waiting" in each for each in reply))
         assert not drain.done()
-        await world.heard(state("zz", m.TaskState.PAUSED, 3, attempt=1))
+        await harness.project(state("zz", m.TaskState.PAUSED, 3, attempt=1))
         await drain
     assert remembered == ["n0", "n1"]
     assert "n1 cannot be drained" in "".join(reply)
     assert ADMIN_TOKEN not in "".join(reply)
 
 
-@pytest.mark.parametrize("world", [{"lookups_waiting_max": 5}], indirect=True)
+@pytest.mark.parametrize("harness", [{"lookups_waiting_max": 5}], indirect=True)
 async def test_the_queue_of_tokens_to_look_up_is_bounded(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     """Whoever comes behind it is to try again; a token that was right has a line of its own, also
     after a look-up that the database did not answer."""
     assert (await ann.get("/v1/whoami")).status_code == 200
-    world.clock.advance(60)
+    harness.clock.advance(60)
     blocked = asyncio.Event()
 
     async def down(point: Point, schema: str) -> None:
@@ -310,12 +315,12 @@ async def test_the_queue_of_tokens_to_look_up_is_bounded(
             await blocked.wait()
 
     async def ask(number: int) -> httpx.Response:
-        async with world.client(f"swt_{number}") as wrong:
+        async with harness.client(f"swt_{number}") as wrong:
             return await wrong.get("/v1/whoami")
 
-    world.database.fault = down
+    harness.database.fault = down
     assert (await ann.get("/v1/whoami")).status_code == 503
-    world.database.fault = slow
+    harness.database.fault = slow
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(ask(number)) for number in range(8)]
         await asyncio.sleep(0.1)
@@ -326,14 +331,14 @@ async def test_the_queue_of_tokens_to_look_up_is_bounded(
             (429, "1")
         ] * 3
         assert not right.done()
-        world.database.fault = no_fault
+        harness.database.fault = no_fault
         blocked.set()
     assert sorted(each.result().status_code for each in asked) == [401] * 5 + [429] * 3
     assert right.result().status_code == 200
 
 
-@pytest.mark.parametrize("world", [{"refusals_seconds": 0.02}], indirect=True)
-async def test_an_error_of_the_audit_table_does_not_stop_the_gateway(world: World) -> None:
+@pytest.mark.parametrize("harness", [{"refusals_seconds": 0.02}], indirect=True)
+async def test_an_error_of_the_audit_table_does_not_stop_the_gateway(harness: GatewayHarness) -> None:
     """The refusals are entered later."""
     struck = 0
 
@@ -343,23 +348,25 @@ async def test_an_error_of_the_audit_table_does_not_stop_the_gateway(world: Worl
             struck += 1
             raise DatabaseFaultError("permission denied (SQLSTATE 42501)")
 
-    world.database.fault = faulty
-    async with world.client("swt_wrong") as wrong:
+    harness.database.fault = faulty
+    async with harness.client("swt_wrong") as wrong:
         assert (await wrong.get("/v1/whoami")).status_code == 401
     await until(lambda: struck >= 3)
-    world.database.fault = no_fault
+    harness.database.fault = no_fault
     await until(
         lambda: any(
-            row.action == "request" for row in world.database.rows(TABLES, AuditRow).values()
+            row.action == "request" for row in harness.database.rows(TABLES, AuditRow).values()
         )
     )
 
 
-async def test_an_unreadable_token_or_user_ends_no_stream_and_no_watch(world: World) -> None:
-    tokens = [await world.member(name) for name in ("ann", "bob", "cem")]
+async def test_an_unreadable_token_or_user_ends_no_stream_and_no_watch(
+    harness: GatewayHarness,
+) -> None:
+    tokens = [await harness.member(name) for name in ("ann", "bob", "cem")]
     authenticator = Authenticator(
-        world.gateway.ports.store,
-        world.clock,
+        harness.gateway.ports.store,
+        harness.clock,
         admin_token=None,
         run_token_key=None,
         cache_seconds=5,
@@ -368,13 +375,13 @@ async def test_an_unreadable_token_or_user_ends_no_stream_and_no_watch(world: Wo
         lookups_waiting_max=10,
     )
     people = [await authenticator.person(token, "here") for token in tokens]
-    database = world.database.schema("gateway")
+    database = harness.database.schema("gateway")
     database.table(TABLES.shape(TokenRow)).broken[token_hash(tokens[0])] = "column id"
     database.table(TABLES.shape(UserRow)).broken["bob"] = "column role"
     with ExitStack() as stack:
         open_now = [stack.enter_context(authenticator.lasting(each)) for each in people]
         watch = asyncio.create_task(authenticator.watch())
-        async with world.client() as admin:
+        async with harness.client() as admin:
             reply = await admin.patch("/v1/users/cem", json={"disabled": True})
             assert reply.status_code == 200
         await until(open_now[2].over.is_set)

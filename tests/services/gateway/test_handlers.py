@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -16,18 +15,17 @@ from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
-from libs.store.memory import MemoryStore
 from libs.store.memory_database import MemoryDatabase
 from services.gateway import eventlog, views
 from services.gateway import rows as r
 from services.gateway.handlers import HANDLERS
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import (
-    Ticking,
+from tests.kit.clock import at
+from tests.kit.memory import MemoryPlatform
+from tests.services.gateway.gateway_harness import (
     a_node,
     a_spec,
     assigned,
-    at,
     exited,
     preemption,
     state,
@@ -98,14 +96,12 @@ LIFE: list[Message] = [
 
 async def project(messages: Sequence[Message]) -> MemoryDatabase:
     """Each message in a transaction of its own, as after redeliveries the inbox did not catch."""
-    database, ids = MemoryDatabase(), itertools.count()
-    store = MemoryStore(
-        database, TABLES, clock=Ticking(), source="gateway", new_id=lambda: str(next(ids))
-    )
+    platform = MemoryPlatform()
+    store = platform.store(TABLES)
     for message in messages:
         async with store.transaction() as tx:
             await HANDLERS[type(message)](tx, message)
-    return database
+    return platform.database
 
 
 KINDS = (r.TaskRow, r.RunRow, r.NodeRow, r.QuotaRow)

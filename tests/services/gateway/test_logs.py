@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from services.gateway.output_stream import whole_characters
-from tests.services.gateway.world import (
+from tests.kit.clock import at
+from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
+    GatewayHarness,
     Sent,
-    World,
     assigned,
-    at,
     exited,
     served,
     sse,
@@ -32,15 +32,15 @@ from tests.services.gateway.world import (
 Ranks = dict[tuple[int, int], bytes]
 
 
-@pytest.mark.parametrize("world", [{"log_piece_bytes": 1024}], indirect=True)
+@pytest.mark.parametrize("harness", [{"log_piece_bytes": 1024}], indirect=True)
 async def test_stored_output_is_listed_and_read_by_range(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    path = f"/v1/tasks/{(await world.submitted(ann))['id']}/logs"
+    path = f"/v1/tasks/{(await harness.submitted(ann))['id']}/logs"
     assert (await ann.get(f"{path}?list=1")).json() == {"logs": []}
     kept = bytes(range(256)) * 20
-    world.others.outputs = {(1, 0): b"old", (2, 0): kept, (2, 1): b"a\nb\nc\n"}
-    world.others.complete = {(1, 0), (2, 1)}
+    harness.others.outputs = {(1, 0): b"old", (2, 0): kept, (2, 1): b"a\nb\nc\n"}
+    harness.others.complete = {(1, 0), (2, 1)}
     assert (await ann.get(f"{path}?list=1&attempt=2&rank=1")).json() == {
         "logs": [
             {
@@ -83,9 +83,9 @@ async def test_stored_output_is_listed_and_read_by_range(
     ],
 )
 async def test_wrong_queries_name_the_field(
-    world: World, ann: httpx.AsyncClient, query: str, field: str
+    harness: GatewayHarness, ann: httpx.AsyncClient, query: str, field: str
 ) -> None:
-    task = await world.submitted(ann)
+    task = await harness.submitted(ann)
     reply = await ann.get(f"/v1/tasks/{task['id']}/logs?{query}")
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["field"] == field
@@ -121,14 +121,14 @@ async def collected(stream: AsyncIterator[Sent]) -> Ranks:
 class Writer:
     """A log-collector at work: keeps bytes, and tells of them as chunks, or does not."""
 
-    def __init__(self, world: World, task: str, seed: int = 1) -> None:
-        self.world = world
+    def __init__(self, harness: GatewayHarness, task: str, seed: int = 1) -> None:
+        self.harness = harness
         self.task = task
         self.random = Random(seed)
         self.number = 0
 
     async def write(self, attempt: int, rank: int, data: bytes, *, tell: bool = True) -> None:
-        kept = self.world.others.outputs
+        kept = self.harness.others.outputs
         offset = len(kept.get((attempt, rank), b""))
         kept[(attempt, rank)] = kept.get((attempt, rank), b"") + data
         if tell:
@@ -149,26 +149,26 @@ class Writer:
         )
         self.number += 1
         envelope = Envelope(f"c{self.number}", "log_collector", at(1), chunk)
-        await self.world.voice("log_collector").send_telemetry(envelope)
+        await self.harness.connection("log_collector").send_telemetry(envelope)
 
 
-async def end(world: World, task: str, ranks: Sequence[tuple[int, int]]) -> None:
-    world.others.complete |= set(ranks)
-    await world.heard(
+async def end(harness: GatewayHarness, task: str, ranks: Sequence[tuple[int, int]]) -> None:
+    harness.others.complete |= set(ranks)
+    await harness.project(
         exited(task), state(task, m.TaskState.SUCCEEDED, 9, attempt=1, finished_at=at(70))
     )
 
 
-@pytest.mark.parametrize("world", [{"log_list_seconds": 0.02}], indirect=True)
+@pytest.mark.parametrize("harness", [{"log_list_seconds": 0.02}], indirect=True)
 @pytest.mark.parametrize("seed", range(4))
 async def test_following_loses_and_doubles_nothing(
-    world: World, ann: httpx.AsyncClient, seed: int
+    harness: GatewayHarness, ann: httpx.AsyncClient, seed: int
 ) -> None:
     """Chunks come, are lost, come twice and cut characters in two; what is kept is what is read."""
-    task = (await world.submitted(ann))["id"]
-    await world.heard(assigned(task, 1, ("n0", "n1")))
+    task = (await harness.submitted(ann))["id"]
+    await harness.project(assigned(task, 1, ("n0", "n1")))
     random = Random(seed)
-    writer = Writer(world, task, seed)
+    writer = Writer(harness, task, seed)
     await writer.write(1, 0, b"before anybody looked\n", tell=False)
     text = "schöne Grüße 東京 🚀\n".encode()
 
@@ -176,27 +176,27 @@ async def test_following_loses_and_doubles_nothing(
         for _ in range(60):
             rank = random.randrange(2)
             piece = text[random.randrange(len(text)) :] + random.randbytes(random.randrange(3))
-            before = len(world.others.outputs.get((1, rank), b""))
+            before = len(harness.others.outputs.get((1, rank), b""))
             await writer.write(1, rank, piece, tell=random.random() < 0.6)
             if random.random() < 0.2:
                 await writer.tell(1, rank, before, piece)
             if random.random() < 0.3:
                 await asyncio.sleep(0.004)
-        await end(world, task, [(1, 0), (1, 1)])
+        await end(harness, task, [(1, 0), (1, 1)])
 
-    async with served(world) as url, following(url, task) as stream, asyncio.TaskGroup() as group:
+    async with served(harness) as url, following(url, task) as stream, asyncio.TaskGroup() as group:
         reading = group.create_task(collected(stream))
         group.create_task(write())
-    assert reading.result() == world.others.outputs
+    assert reading.result() == harness.others.outputs
 
 
 async def test_the_state_of_an_unfinished_line_is_forwarded_and_is_not_output(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = (await world.submitted(ann))["id"]
-    writer = Writer(world, task)
+    task = (await harness.submitted(ann))["id"]
+    writer = Writer(harness, task)
     await writer.write(1, 0, b"first\n")
-    async with served(world) as url, following(url, task) as stream:
+    async with served(harness) as url, following(url, task) as stream:
         async with asyncio.timeout(30):
             assert (await anext(stream)).data["text"] == "first\n"
             await writer.tell(1, 0, 0, b"", b"of a line that has ended")
@@ -208,12 +208,14 @@ async def test_the_state_of_an_unfinished_line_is_forwarded_and_is_not_output(
             assert (await anext(stream)).data["text"] == "\r100%\n"
 
 
-async def test_a_chunk_is_forwarded_at_once(world: World, ann: httpx.AsyncClient) -> None:
+async def test_a_chunk_is_forwarded_at_once(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
     """Well before the next list (a second): telemetry is for speed."""
-    task = (await world.submitted(ann))["id"]
-    writer = Writer(world, task)
+    task = (await harness.submitted(ann))["id"]
+    writer = Writer(harness, task)
     await writer.write(1, 0, b"first\n")
-    async with served(world) as url, following(url, task) as stream:
+    async with served(harness) as url, following(url, task) as stream:
         async with asyncio.timeout(30):
             assert (await anext(stream)).data["text"] == "first\n"
         await asyncio.sleep(0.05)
@@ -225,50 +227,50 @@ async def test_a_chunk_is_forwarded_at_once(world: World, ann: httpx.AsyncClient
         assert asyncio.get_running_loop().time() - began < 0.8
 
 
-@pytest.mark.parametrize("world", [{"log_list_seconds": 0.02}], indirect=True)
+@pytest.mark.parametrize("harness", [{"log_list_seconds": 0.02}], indirect=True)
 async def test_following_waits_for_output_that_is_late(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     """The task has ended; its last bytes reach the collector afterwards."""
-    task = (await world.submitted(ann))["id"]
+    task = (await harness.submitted(ann))["id"]
     started = m.RunStarted(task_id=task, attempt=1, started_at=at(15))
-    await world.heard(assigned(task), started)
-    await end(world, task, [])
-    writer = Writer(world, task)
+    await harness.project(assigned(task), started)
+    await end(harness, task, [])
+    writer = Writer(harness, task)
 
     async def late() -> None:
         await asyncio.sleep(0.05)
         await writer.write(1, 0, b"late", tell=False)
         await asyncio.sleep(0.1)
         await writer.write(1, 0, b" later", tell=False)
-        world.others.complete.add((1, 0))
+        harness.others.complete.add((1, 0))
 
-    async with served(world) as url, following(url, task) as stream, asyncio.TaskGroup() as group:
+    async with served(harness) as url, following(url, task) as stream, asyncio.TaskGroup() as group:
         reading = group.create_task(collected(stream))
         group.create_task(late())
     assert reading.result() == {(1, 0): b"late later"}
 
 
 @pytest.mark.parametrize(
-    "world", [{"log_list_seconds": 0.01, "log_missing_rounds_max": 3}], indirect=True
+    "harness", [{"log_list_seconds": 0.01, "log_missing_rounds_max": 3}], indirect=True
 )
 async def test_deleted_output_does_not_block_the_reader(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = (await world.submitted(ann))["id"]
+    task = (await harness.submitted(ann))["id"]
     started = m.RunStarted(task_id=task, attempt=1, started_at=at(15))
-    await world.heard(assigned(task), started)
-    await end(world, task, [])
-    async with served(world) as url, following(url, task) as stream, asyncio.timeout(30):
+    await harness.project(assigned(task), started)
+    await end(harness, task, [])
+    async with served(harness) as url, following(url, task) as stream, asyncio.timeout(30):
         assert await collected(stream) == {}
 
 
-@pytest.mark.parametrize("world", [{"log_list_seconds": 0.02}], indirect=True)
-async def test_one_rank_from_its_tail(world: World, ann: httpx.AsyncClient) -> None:
-    task = (await world.submitted(ann))["id"]
-    world.others.outputs = {(1, 0): b"a\nb\nc\n", (1, 1): b"other\n"}
-    await end(world, task, [(1, 0), (1, 1)])
-    async with served(world) as url, following(url, task, "&rank=0&tail=1") as stream:
+@pytest.mark.parametrize("harness", [{"log_list_seconds": 0.02}], indirect=True)
+async def test_one_rank_from_its_tail(harness: GatewayHarness, ann: httpx.AsyncClient) -> None:
+    task = (await harness.submitted(ann))["id"]
+    harness.others.outputs = {(1, 0): b"a\nb\nc\n", (1, 1): b"other\n"}
+    await end(harness, task, [(1, 0), (1, 1)])
+    async with served(harness) as url, following(url, task, "&rank=0&tail=1") as stream:
         sent = [each async for each in stream]
     pieces: list[dict[str, Any]] = [each.data for each in sent if not each.event]
     assert pieces == [{"attempt": 1, "rank": 0, "role": "worker", "offset": 4, "text": "c\n"}]
@@ -284,11 +286,13 @@ def written(offset: int, seconds: float) -> list[Any]:
     return [offset, at(seconds).isoformat().replace("+00:00", "Z")]
 
 
-@pytest.mark.parametrize("world", [{"log_piece_bytes": 1024}], indirect=True)
-async def test_a_range_has_time_stamps_on_request(world: World, ann: httpx.AsyncClient) -> None:
-    path = f"/v1/tasks/{(await world.submitted(ann))['id']}/logs?attempt=1&rank=0"
-    world.others.outputs = {(1, 0): b"a\n" * 2000}
-    world.others.written = {(1, 0): [stamp(0, 1), stamp(1000, 1.5), stamp(3000, 2.25)]}
+@pytest.mark.parametrize("harness", [{"log_piece_bytes": 1024}], indirect=True)
+async def test_a_range_has_time_stamps_on_request(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    path = f"/v1/tasks/{(await harness.submitted(ann))['id']}/logs?attempt=1&rank=0"
+    harness.others.outputs = {(1, 0): b"a\n" * 2000}
+    harness.others.written = {(1, 0): [stamp(0, 1), stamp(1000, 1.5), stamp(3000, 2.25)]}
     reply = await ann.get(f"{path}&timestamps=1&offset=500")
     assert reply.headers["content-type"] == "application/json"
     assert reply.json() == {
@@ -303,21 +307,21 @@ async def test_a_range_has_time_stamps_on_request(world: World, ann: httpx.Async
     # Without being asked nothing is asked of others, and nothing is different.
     plain = await ann.get(f"{path}&offset=500")
     assert plain.content == b"a\n" * 1750
-    asked = [each for each in world.others.asked if isinstance(each, m.ReadLog)]
+    asked = [each for each in harness.others.asked if isinstance(each, m.ReadLog)]
     assert [each.timestamps for each in asked] == [True] * 4 + [False] * 4
-    world.others.outputs = {(1, 0): b"\xff\n"}
+    harness.others.outputs = {(1, 0): b"\xff\n"}
     reply = await ann.get(f"{path}&timestamps=1")
     assert base64.b64decode(reply.json()["data_base64"]) == b"\xff\n"
 
 
-@pytest.mark.parametrize("world", [{"log_piece_bytes": 1024}], indirect=True)
+@pytest.mark.parametrize("harness", [{"log_piece_bytes": 1024}], indirect=True)
 async def test_a_range_ends_where_its_times_become_exact(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    path = f"/v1/tasks/{(await world.submitted(ann))['id']}/logs?attempt=1&rank=0&timestamps=1"
-    world.others.outputs = {(1, 0): b"a\n" * 2000}
-    world.others.written = {(1, 0): [stamp(0, 1), stamp(2000, 3)]}
-    world.others.exact_from = 2000
+    path = f"/v1/tasks/{(await harness.submitted(ann))['id']}/logs?attempt=1&rank=0&timestamps=1"
+    harness.others.outputs = {(1, 0): b"a\n" * 2000}
+    harness.others.written = {(1, 0): [stamp(0, 1), stamp(2000, 3)]}
+    harness.others.exact_from = 2000
     old = (await ann.get(path)).json()
     assert (len(old["text"]), old["approximate"]) == (2000, True)
     new = (await ann.get(f"{path}&offset=2000")).json()
@@ -326,15 +330,17 @@ async def test_a_range_ends_where_its_times_become_exact(
     assert "approximate" not in new
 
 
-@pytest.mark.parametrize("world", [{"log_list_seconds": 0.02}], indirect=True)
-async def test_a_stream_has_time_stamps_on_request(world: World, ann: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("harness", [{"log_list_seconds": 0.02}], indirect=True)
+async def test_a_stream_has_time_stamps_on_request(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
     """What is kept and what is told of live alike."""
-    task = (await world.submitted(ann))["id"]
-    writer = Writer(world, task)
+    task = (await harness.submitted(ann))["id"]
+    writer = Writer(harness, task)
     await writer.write(1, 0, "kept\nhalf é".encode()[:-1], tell=False)
-    world.others.written = {(1, 0): [stamp(0, 1), stamp(5, 2)]}
+    harness.others.written = {(1, 0): [stamp(0, 1), stamp(5, 2)]}
     async with (
-        served(world) as url,
+        served(harness) as url,
         following(url, task, "&timestamps=1") as stream,
         following(url, task) as plain,
         asyncio.timeout(30),
@@ -346,7 +352,7 @@ async def test_a_stream_has_time_stamps_on_request(world: World, ann: httpx.Asyn
         )
         assert "timestamps" not in (await anext(plain)).data
         end_of_letter = "é".encode()[-1:]
-        world.others.outputs[1, 0] += end_of_letter + b"\n"
+        harness.others.outputs[1, 0] += end_of_letter + b"\n"
         chunk = m.LogChunk(
             task_id=task,
             attempt=1,
@@ -357,7 +363,7 @@ async def test_a_stream_has_time_stamps_on_request(world: World, ann: httpx.Asyn
             collected_at=at(9),
             timestamps=(stamp(5, 2), stamp(12, 3)),
         )
-        await world.voice("log_collector").send_telemetry(
+        await harness.connection("log_collector").send_telemetry(
             Envelope("c9", "log_collector", at(9), chunk)
         )
         reply = (await anext(stream)).data

@@ -12,7 +12,6 @@ from prometheus_client import REGISTRY
 from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
 from libs.service.prune import Pruning
-from services.gateway.main import WIRING as GATEWAY
 from services.gateway.maintenance import OWNERS, HistoryPruning
 from services.gateway.rows import (
     AcceptedRow,
@@ -27,10 +26,11 @@ from services.gateway.rows import (
 )
 from services.gateway.store import drop_old_events, drop_settled, prune_rules
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import World, a_node, assigned, state, until
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, state
 
 
-async def test_metrics_that_alerts_read_begin_at_zero(world: World) -> None:
+async def test_metrics_that_alerts_read_begin_at_zero(harness: GatewayHarness) -> None:
     """An alert compares a counter with what it was before: there has to be a before."""
     for name, labels in (
         ("shiftwork_terms_failed_total", {}),
@@ -40,115 +40,121 @@ async def test_metrics_that_alerts_read_begin_at_zero(world: World) -> None:
         assert value is not None, name
 
 
-async def test_each_owner_gets_one_reemit_request(world: World) -> None:
-    await until(lambda: len(world.database.rows(TABLES, RebuildRow)) == len(OWNERS))
-    asked = [each.service for each in world.others.asked if isinstance(each, m.Reemit)]
+async def test_each_owner_gets_one_reemit_request(harness: GatewayHarness) -> None:
+    await until(lambda: len(harness.database.rows(TABLES, RebuildRow)) == len(OWNERS))
+    asked = [each.service for each in harness.others.asked if isinstance(each, m.Reemit)]
     assert sorted(asked) == ["launcher", "scheduler"]  # submit and quota are the real ones
 
 
-@pytest.mark.parametrize("world", [{"events_kept_max": 1000, "prune_rows_max": 300}], indirect=True)
-async def test_old_events_are_deleted_a_page_at_a_time(world: World) -> None:
-    store = world.gateway.ports.store
-    await world.heard(a_node("n0"))
-    table = world.database.schema("gateway").table(TABLES.shape(EventRow)).rows
+@pytest.mark.parametrize(
+    "harness", [{"events_kept_max": 1000, "prune_rows_max": 300}], indirect=True
+)
+async def test_old_events_are_deleted_a_page_at_a_time(harness: GatewayHarness) -> None:
+    store = harness.gateway.ports.store
+    await harness.project(a_node("n0"))
+    table = harness.database.schema("gateway").table(TABLES.shape(EventRow)).rows
     first = table[1]
     table.update({n: replace(first, position=n, fact=str(n)) for n in range(2, 1501)})
     async with store.transaction(epoch=1) as tx:
         tx.put(EventHeadRow("log", 1500, 1))
-    step = HistoryPruning(store, world.settings).step
+    step = HistoryPruning(store, harness.settings).step
     again = [await step(1) for _ in range(3)]
     assert again == [0.0, None, None]
-    kept = sorted(world.database.rows(TABLES, EventRow))
+    kept = sorted(harness.database.rows(TABLES, EventRow))
     assert (kept[0], kept[-1], len(kept)) == (501, 1500, 1000)
-    await world.heard(a_node("n1"))
-    assert max(world.database.rows(TABLES, EventRow)) == 1501
+    await harness.project(a_node("n1"))
+    assert max(harness.database.rows(TABLES, EventRow)) == 1501
 
 
 @pytest.mark.parametrize(
-    "world", [{"events_bytes_max": 1_048_576, "prune_rows_max": 40}], indirect=True
+    "harness", [{"events_bytes_max": 1_048_576, "prune_rows_max": 40}], indirect=True
 )
-async def test_the_event_log_is_bounded_in_bytes(world: World) -> None:
+async def test_the_event_log_is_bounded_in_bytes(harness: GatewayHarness) -> None:
     """Whatever tasks say: of 4 MB, in a hundred events, the newest megabyte is kept."""
-    store = world.gateway.ports.store
+    store = harness.gateway.ports.store
     long = "x" * 40_000
-    await world.heard(*(a_node(f"n{number}", gpu_model=long) for number in range(100)))
-    step = HistoryPruning(store, world.settings).step
+    await harness.project(*(a_node(f"n{number}", gpu_model=long) for number in range(100)))
+    step = HistoryPruning(store, harness.settings).step
     for _ in range(4):
         await step(1)
-    kept = sorted(world.database.rows(TABLES, EventRow))
+    kept = sorted(harness.database.rows(TABLES, EventRow))
     assert kept[-1] == 100
     assert 20 <= len(kept) <= 26
     assert await step(1) is None
     # One event that is larger than the whole log is kept, alone.
-    await world.heard(a_node("large", gpu_model="x" * 2_000_000))
+    await harness.project(a_node("large", gpu_model="x" * 2_000_000))
     await step(1)
-    assert sorted(world.database.rows(TABLES, EventRow)) == [101]
+    assert sorted(harness.database.rows(TABLES, EventRow)) == [101]
 
 
-@pytest.mark.parametrize("world", [{"prune_days_per_hour": 0}], indirect=True)
+@pytest.mark.parametrize("harness", [{"prune_days_per_hour": 0}], indirect=True)
 async def test_old_audit_and_settled_rows_are_deleted(
-    world: World, ann: httpx.AsyncClient, admin: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
-    task = await world.submitted(ann)
-    world.broker.faults = Faults(lose_delivery=1.0)
+    task = await harness.submitted(ann)
+    harness.broker.faults = Faults(lose_delivery=1.0)
     waiting = (await ann.post("/v1/tasks", json={"command": ["x"]})).json()
-    store = world.gateway.ports.store
+    store = harness.gateway.ports.store
     async with store.transaction() as tx:
         row = await tx.get(AcceptedRow, waiting["id"])
         assert row is not None
         # Left over by a POST that ended after its event was projected.
         tx.put(replace(row, task_id=task["id"]))
     assert len((await ann.get("/v1/tasks")).json()["items"]) == 2
-    world.clock.advance(world.settings.accepted_keep_seconds + 60)
-    await HistoryPruning(store, world.settings).step(1)
+    harness.clock.advance(harness.settings.accepted_keep_seconds + 60)
+    await HistoryPruning(store, harness.settings).step(1)
     # What is projected needs no stand-in; what is not stays, however old.
-    assert set(world.database.rows(TABLES, AcceptedRow)) == {waiting["id"]}
-    assert world.database.rows(TABLES, AuditRow)
-    world.clock.advance(world.settings.audit_keep_seconds + 60)
-    prune = Pruning("gateway", store, world.settings, prune_rules(world.settings))
+    assert set(harness.database.rows(TABLES, AcceptedRow)) == {waiting["id"]}
+    assert harness.database.rows(TABLES, AuditRow)
+    harness.clock.advance(harness.settings.audit_keep_seconds + 60)
+    prune = Pruning("gateway", store, harness.settings, prune_rules(harness.settings))
     await prune.step(1)
-    assert not world.database.rows(TABLES, AuditRow)
+    assert not harness.database.rows(TABLES, AuditRow)
 
 
-@pytest.mark.parametrize("world", [{"prune_days_per_hour": 0}], indirect=True)
+@pytest.mark.parametrize("harness", [{"prune_days_per_hour": 0}], indirect=True)
 async def test_ended_tasks_are_deleted_with_their_runs_and_metrics(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    over, live = await world.submitted(ann), await world.submitted(ann)
+    over, live = await harness.submitted(ann), await harness.submitted(ann)
     for task in (over, live):
-        await world.heard(assigned(task["id"]))
-    store = world.gateway.ports.store
-    await world.heard(state(over["id"], m.TaskState.SUCCEEDED, 9, finished_at=world.clock.now()))
+        await harness.project(assigned(task["id"]))
+    store = harness.gateway.ports.store
+    await harness.project(
+        state(over["id"], m.TaskState.SUCCEEDED, 9, finished_at=harness.clock.now())
+    )
     async with store.transaction() as tx:
         for task in (over, live):
             for rank in range(150):
-                row = MetricsRow(task["id"], rank, 1, world.clock.now(), {}, [], 1, 0)
+                row = MetricsRow(task["id"], rank, 1, harness.clock.now(), {}, [], 1, 0)
                 tx.put(row)
-            tx.put(ProgressRow(task["id"], 1, world.clock.now(), {"step": 1.0}))
-    world.clock.advance(world.settings.tasks_keep_seconds + 60)
-    prune = Pruning("gateway", store, world.settings, prune_rules(world.settings))
+            tx.put(ProgressRow(task["id"], 1, harness.clock.now(), {"step": 1.0}))
+    harness.clock.advance(harness.settings.tasks_keep_seconds + 60)
+    prune = Pruning("gateway", store, harness.settings, prune_rules(harness.settings))
     # Metrics go a hundred at a time.
     assert await prune.step(1) == 0.0
     assert await prune.step(1) is None
-    assert set(world.database.rows(TABLES, TaskRow)) == {live["id"]}
-    assert {row.task_id for row in world.database.rows(TABLES, RunRow).values()} == {live["id"]}
-    metrics = world.database.rows(TABLES, MetricsRow).values()
+    assert set(harness.database.rows(TABLES, TaskRow)) == {live["id"]}
+    assert {row.task_id for row in harness.database.rows(TABLES, RunRow).values()} == {live["id"]}
+    metrics = harness.database.rows(TABLES, MetricsRow).values()
     assert [row.task_id for row in metrics] == [live["id"]] * 150
-    assert set(world.database.rows(TABLES, ProgressRow)) == {live["id"]}
+    assert set(harness.database.rows(TABLES, ProgressRow)) == {live["id"]}
 
 
-async def test_an_unreadable_event_neither_stops_housekeeping_nor_stays(world: World) -> None:
+async def test_an_unreadable_event_neither_stops_housekeeping_nor_stays(
+    harness: GatewayHarness,
+) -> None:
     """Wherever it lies: alone, beside another, or as the oldest that is due."""
-    await world.heard(*(a_node(f"n{number}") for number in range(6)))
-    store, table = world.gateway.ports.store, world.database.schema("gateway").table
+    await harness.project(*(a_node(f"n{number}") for number in range(6)))
+    store, table = harness.gateway.ports.store, harness.database.schema("gateway").table
     events = table(TABLES.shape(EventRow))
     rows = [events.rows[key] for key in sorted(events.rows)]
-    ends = next(iter(world.database.rows(TABLES, EventHeadRow).values()))
+    ends = next(iter(harness.database.rows(TABLES, EventHeadRow).values()))
 
     async def drop(bytes_max: int) -> list[int]:
         async with store.transaction(epoch=1) as tx:
             await drop_old_events(tx, kept_max=1000, bytes_max=bytes_max, rows_max=100)
-        return sorted(world.database.rows(TABLES, EventRow))
+        return sorted(harness.database.rows(TABLES, EventRow))
 
     keys = sorted(events.rows)
     for key in (keys[0], keys[2], keys[3]):
@@ -162,20 +168,20 @@ async def test_an_unreadable_event_neither_stops_housekeeping_nor_stays(world: W
 
 
 async def test_an_unreadable_task_keeps_its_own_accepted_row_alone(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    tasks = [await world.submitted(ann) for _ in range(2)]
-    store = world.gateway.ports.store
+    tasks = [await harness.submitted(ann) for _ in range(2)]
+    store = harness.gateway.ports.store
     async with store.transaction() as tx:
         for task in tasks:
             row = await tx.get(TaskRow, task["id"])
             values = {field.name: getattr(row, field.name) for field in fields(AcceptedRow)}
             tx.put(AcceptedRow(**values))
-    table = world.database.schema("gateway").table(TABLES.shape(TaskRow))
+    table = harness.database.schema("gateway").table(TABLES.shape(TaskRow))
     (bad,) = (key for key, row in table.rows.items() if row.task_id == tasks[0]["id"])
     table.broken[bad] = "column spec cannot be decoded"
     # Another process, which does not have the rows in its memory.
-    async with world.service(GATEWAY, world.settings).ports.store.transaction() as tx:
+    async with harness.new_gateway().ports.store.transaction() as tx:
         assert await drop_settled(tx, tx.now + timedelta(days=1), 100) == 1
-    (left,) = world.database.rows(TABLES, AcceptedRow).values()
+    (left,) = harness.database.rows(TABLES, AcceptedRow).values()
     assert left.task_id == tasks[0]["id"]

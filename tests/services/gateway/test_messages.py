@@ -13,7 +13,7 @@ from shiftwork.cli import typed
 
 from libs.contracts import messages as m
 from services.gateway.api.app import templates
-from tests.services.gateway.world import World, a_node, assigned, state
+from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, state
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,10 +51,16 @@ async def test_an_unknown_team_is_refused(admin: httpx.AsyncClient) -> None:
     ],
 )
 async def test_a_reference_to_something_unknown_is_a_field_error_with_a_fix(  # noqa: PLR0917 - one row of the table
-    world: World, admin: httpx.AsyncClient, method: str, path: str, body: Any, field: str, kind: str
+    harness: GatewayHarness,
+    admin: httpx.AsyncClient,
+    method: str,
+    path: str,
+    body: Any,
+    field: str,
+    kind: str,
 ) -> None:
     await admin.post("/v1/teams", json={"name": "admins"})
-    await world.heard(a_node("admin-0"))
+    await harness.project(a_node("admin-0"))
     refused = await admin.request(method, path, json=body)
     error = only(refused, 404)
     assert (error["field"], error["value"]) == (field, "amdin")
@@ -203,14 +209,14 @@ async def test_a_missing_name_has_a_readable_error(admin: httpx.AsyncClient) -> 
 
 
 async def test_retry_of_a_live_task_is_refused_as_such(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = (await world.submitted(ann, name="demo"))["id"]
+    task = (await harness.submitted(ann, name="demo"))["id"]
     for change, said in (
         ((), "queued"),
         ((assigned(task), state(task, m.TaskState.RUNNING, 2)), "running"),
     ):
-        await world.heard(*change)
+        await harness.project(*change)
         error = only(await ann.post(f"/v1/tasks/{task}/retry"), 409)
         assert (error["field"], error["value"]) == ("task_id", task)
         assert error["message"] == f"the task is still {said}"
@@ -218,15 +224,15 @@ async def test_retry_of_a_live_task_is_refused_as_such(
 
 
 async def test_a_policy_for_a_group_that_is_not_there_is_refused(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
-    world.others.policy_set = m.SetPolicyReply(groups={"groups.trainig": "trainig"})
+    harness.others.policy_set = m.SetPolicyReply(groups={"groups.trainig": "trainig"})
     text = "groups: {trainig: {policy: fifo}}"
     routes = (("PUT", "/v1/policies"), ("POST", "/v1/policies:dry-run"))
     for method, path in routes:
         # While no node is known, each group may be one that is to come.
         assert (await admin.request(method, path, content=text)).status_code == 200
-    await world.heard(a_node("n0", group="training"))
+    await harness.project(a_node("n0", group="training"))
     for method, path in routes:
         error = only(await admin.request(method, path, content=text), 422)
         assert (error["field"], error["value"]) == ("groups.trainig", "trainig")
@@ -238,11 +244,11 @@ async def test_a_policy_for_a_group_that_is_not_there_is_refused(
 
 
 async def test_a_list_is_sorted_by_state_in_both_directions(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    first = (await world.submitted(ann, name="a"))["id"]
-    second = (await world.submitted(ann, name="b"))["id"]
-    await world.heard(assigned(second), state(second, m.TaskState.RUNNING, 2))
+    first = (await harness.submitted(ann, name="a"))["id"]
+    second = (await harness.submitted(ann, name="b"))["id"]
+    await harness.project(assigned(second), state(second, m.TaskState.RUNNING, 2))
     for order, found in (("state", [first, second]), ("-state", [second, first])):
         listed = (await ann.get(f"/v1/tasks?sort={order}")).json()["items"]
         assert [each["id"] for each in listed] == found
@@ -282,7 +288,7 @@ def test_each_route_that_a_message_names_is_one_and_has_a_command() -> None:
     ],
 )
 async def test_the_refusal_for_another_users_task_names_the_requested_change(  # noqa: PLR0917 - the table's
-    world: World,
+    harness: GatewayHarness,
     ann: httpx.AsyncClient,
     bob: httpx.AsyncClient,
     method: str,
@@ -290,7 +296,7 @@ async def test_the_refusal_for_another_users_task_names_the_requested_change(  #
     body: dict[str, Any] | None,
     said: str,
 ) -> None:
-    task = (await world.submitted(ann, name="demo"))["id"]
+    task = (await harness.submitted(ann, name="demo"))["id"]
     error = only(await bob.request(method, f"/v1/tasks/{task}/{path}", json=body), 403)
     assert (error["field"], error["value"]) == ("task_id", task)
     assert error["message"] == f"the task is ann's, and bob may not {said}"

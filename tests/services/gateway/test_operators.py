@@ -12,14 +12,14 @@ from libs.bus.port import RawMessage
 from libs.contracts import messages as m
 from libs.service import dead_letters
 from libs.store.dead_letters import DeadLetterBody, Direction
-from libs.store.memory import MemoryStore
 from services.quota.tables import TABLES as QUOTA_TABLES
-from tests.services.gateway.world import World, a_node, assigned, exited, until_async
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, exited
 
 
-async def test_nodes_show_which_tasks_hold_their_gpus(world: World, ann: httpx.AsyncClient) -> None:
-    task = await world.submitted(ann)
-    await world.heard(
+async def test_nodes_show_which_tasks_hold_their_gpus(harness: GatewayHarness, ann: httpx.AsyncClient) -> None:
+    task = await harness.submitted(ann)
+    await harness.project(
         a_node("n0", unusable_gpus=(3,)), a_node("n1", ready=False), assigned(task["id"])
     )
     first, second = (await ann.get("/v1/nodes")).json()["items"]
@@ -30,23 +30,23 @@ async def test_nodes_show_which_tasks_hold_their_gpus(world: World, ann: httpx.A
     assert (await ann.get("/v1/nodes/n0")).json() == first
     (group,) = (await ann.get("/v1/groups")).json()["items"]
     assert group == {"name": "default", "nodes": 2, "ready_nodes": 1, "gpus": 8, "free_gpus": 1}
-    await world.heard(exited(task["id"]))
+    await harness.project(exited(task["id"]))
     assert (await ann.get("/v1/nodes/n0")).json()["tasks"] == []
 
 
 async def test_an_older_event_of_a_node_changes_nothing(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    await world.heard(a_node("n0", 3, ready=False))
-    await world.heard(a_node("n0", 2, ready=True))
+    await harness.project(a_node("n0", 3, ready=False))
+    await harness.project(a_node("n0", 2, ready=True))
     assert (await ann.get("/v1/nodes/n0")).json()["ready"] is False
-    await world.heard(a_node("n0", 4, removed=True))
+    await harness.project(a_node("n0", 4, removed=True))
     assert (await ann.get("/v1/nodes/n0")).status_code == 404
     assert (await ann.get("/v1/nodes")).json()["items"] == []
 
 
-async def test_nodes_come_in_pages(world: World, ann: httpx.AsyncClient) -> None:
-    await world.heard(*(a_node(f"n{number}") for number in range(5)))
+async def test_nodes_come_in_pages(harness: GatewayHarness, ann: httpx.AsyncClient) -> None:
+    await harness.project(*(a_node(f"n{number}") for number in range(5)))
     found: list[str] = []
     cursor: str | None = ""
     while cursor is not None:
@@ -56,12 +56,12 @@ async def test_nodes_come_in_pages(world: World, ann: httpx.AsyncClient) -> None
     assert found == ["n0", "n1", "n2", "n3", "n4"]
 
 
-async def test_cordon(world: World, admin: httpx.AsyncClient) -> None:
-    world.others.nodes = {"n0"}
+async def test_cordon(harness: GatewayHarness, admin: httpx.AsyncClient) -> None:
+    harness.others.nodes = {"n0"}
     reply = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": False})
     assert reply.status_code == 200
     assert reply.json() == {"id": "n0", "schedulable": False, "draining": False}
-    asked = world.others.asked[-1]
+    asked = harness.others.asked[-1]
     assert isinstance(asked, m.SetSchedulable)
     assert (asked.node_id, asked.schedulable, asked.asked_by) == ("n0", False, "admin")
     assert not asked.drain
@@ -77,54 +77,56 @@ async def test_cordon(world: World, admin: httpx.AsyncClient) -> None:
     assert reply.json()["errors"][0]["fix"] == "give true or false"
 
 
-async def test_drain(world: World, admin: httpx.AsyncClient) -> None:
-    world.others.nodes = {"n0"}
+async def test_drain(harness: GatewayHarness, admin: httpx.AsyncClient) -> None:
+    harness.others.nodes = {"n0"}
     drain = {"schedulable": False, "drain": True}
     reply = await admin.put("/v1/nodes/n0/schedulable", json=drain)
     assert reply.json() == {"id": "n0", "schedulable": False, "draining": True}
-    asked = world.others.asked[-1]
+    asked = harness.others.asked[-1]
     assert isinstance(asked, m.SetSchedulable)
     assert (asked.schedulable, asked.drain) == (False, True)
     reply = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": True, "drain": True})
     assert (reply.status_code, reply.json()["errors"][0]["field"]) == (422, "drain")
-    assert world.others.asked[-1] is asked
+    assert harness.others.asked[-1] is asked
 
 
 async def test_labels_and_taints(
-    world: World, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
 ) -> None:
     body: dict[str, Any] = {"set": {"zone": "a"}, "remove": ["disk"]}
     reply = await admin.put("/v1/nodes/n0/labels", json=body)
     assert reply.json() == {"id": "n0", "labels": {"zone": "a"}, "taints": []}
-    asked = world.others.asked[-1]
+    asked = harness.others.asked[-1]
     assert asked == m.SetNodeMarks(
         node_id="n0", labels={"zone": "a"}, unlabel=("disk",), asked_by="admin"
     )
     body = {"set": ["reserved=vision"], "remove": ["flaky"]}
     reply = await admin.put("/v1/nodes/n0/taints", json=body)
     assert reply.json()["taints"] == ["reserved=vision"]
-    asked = world.others.asked[-1]
+    asked = harness.others.asked[-1]
     assert asked == m.SetNodeMarks(
         node_id="n0", taints=("reserved=vision",), untaint=("flaky",), asked_by="admin"
     )
     assert (await ann.put("/v1/nodes/n0/taints", json=body)).status_code == 403
-    assert world.others.asked[-1] is asked
+    assert harness.others.asked[-1] is asked
 
 
 async def test_a_task_shows_its_node_selector_and_tolerations(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    await world.heard(a_node("n0", labels={"disk": "nvme"}, taints=("reserved",)))
+    await harness.project(a_node("n0", labels={"disk": "nvme"}, taints=("reserved",)))
     node = (await ann.get("/v1/nodes/n0")).json()
     assert (node["labels"], node["taints"]) == ({"disk": "nvme"}, ["reserved"])
     wanted = {"node_selector": {"disk": "nvme"}, "tolerations": ["reserved"]}
-    task = await world.submitted(ann, **wanted)
+    task = await harness.submitted(ann, **wanted)
     shown = (await ann.get(f"/v1/tasks/{task['id']}")).json()
     assert {key: shown[key] for key in wanted} == wanted
 
 
-async def test_a_quota_is_set_listed_and_removed(world: World, admin: httpx.AsyncClient) -> None:
-    await world.member("ann")
+async def test_a_quota_is_set_listed_and_removed(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await harness.member("ann")
     body: dict[str, Any] = {"group": "default", "user": "ann", "unit": "gpus", "limit": 8}
     reply = await admin.put("/v1/quotas", json=body)
     assert reply.status_code == 200, reply.text
@@ -136,16 +138,16 @@ async def test_a_quota_is_set_listed_and_removed(world: World, admin: httpx.Asyn
     async def lowered() -> bool:
         return (await listed(admin, 1))[0]["limit"] == 4
 
-    await until_async(lowered)
+    await until(lowered)
     gone = {"group": "default", "user": "ann", "unit": "gpus", "unlimited": True}
     assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
     assert await listed(admin, 0) == []
 
 
 async def test_a_quota_of_an_unknown_user_is_refused_unless_forced(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
-    await world.member("anna")
+    await harness.member("anna")
     await admin.post("/v1/teams", json={"name": "vision"})
     reply = await admin.put("/v1/quotas", json={"user": "ana", "team": "vison", "limit": 1})
     assert reply.status_code == 422
@@ -165,10 +167,10 @@ async def test_a_quota_of_an_unknown_user_is_refused_unless_forced(
 
 
 async def test_removing_a_limit_of_a_misspelt_user_is_refused(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
     """It would take nothing away, and nobody would notice."""
-    await world.member("dana")
+    await harness.member("dana")
     body = {"user": "dana", "unit": "gpus", "limit": 3}
     assert (await admin.put("/v1/quotas", json=body)).status_code == 200
     await listed(admin, 1)
@@ -182,10 +184,10 @@ async def test_removing_a_limit_of_a_misspelt_user_is_refused(
 
 
 async def test_a_quota_of_a_misspelt_group_is_refused_once_nodes_are_known(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
     body = {"group": "defualt", "unit": "gpus", "limit": 1}
-    await world.heard(a_node("n0"))
+    await harness.project(a_node("n0"))
     reply = await admin.put("/v1/quotas", json=body)
     assert reply.status_code == 422
     (error,) = reply.json()["errors"]
@@ -202,7 +204,7 @@ async def listed(client: httpx.AsyncClient, length: int) -> list[dict[str, Any]]
         items[:] = (await client.get("/v1/quotas")).json()["items"]
         return len(items) == length
 
-    await until_async(there)
+    await until(there)
     return items
 
 
@@ -223,9 +225,9 @@ async def test_a_wrong_quota_names_the_field(
     assert reply.json()["errors"][0]["field"] in {"limit", "unit"}
 
 
-async def set_apart(world: World, *ids: str) -> None:
+async def set_apart(harness: GatewayHarness, *ids: str) -> None:
     """Give quota dead letters that nobody can read."""
-    store = MemoryStore(world.database, QUOTA_TABLES, clock=world.clock, source="quota", new_id=str)
+    store = harness.store(QUOTA_TABLES)
     async with store.transaction() as tx:
         for each in ids:
             raw = RawMessage("evt.task.t.submitted", {"ce-id": each}, b"secret no json")
@@ -233,9 +235,9 @@ async def set_apart(world: World, *ids: str) -> None:
 
 
 async def test_dead_letters_are_listed_in_pages_and_without_their_bodies(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
-    await set_apart(world, "a", "b", "c")
+    await set_apart(harness, "a", "b", "c")
     found: list[dict[str, Any]] = []
     cursor: str | None = ""
     while cursor is not None:
@@ -253,17 +255,19 @@ async def test_dead_letters_are_listed_in_pages_and_without_their_bodies(
 
 
 async def test_a_replay_of_all_lists_each_of_many_letters(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
     ids = [f"{number:03}" for number in range(450)]
-    await set_apart(world, *ids)
+    await set_apart(harness, *ids)
     reply = await admin.post("/v1/dead-letters:replay", json={"service": "quota"})
     assert reply.status_code == 202
     assert reply.json()["ids"] == [f"received-{each}" for each in ids]
 
 
-async def test_a_replay_is_carried_out_and_audited(world: World, admin: httpx.AsyncClient) -> None:
-    await set_apart(world, "a", "b")
+async def test_a_replay_is_carried_out_and_audited(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await set_apart(harness, "a", "b")
     body = {"service": "quota", "ids": ["received-a"]}
     reply = await admin.post("/v1/dead-letters:replay", json=body)
     assert (reply.status_code, reply.json()) == (202, body)
@@ -273,7 +277,7 @@ async def test_a_replay_is_carried_out_and_audited(world: World, admin: httpx.As
         return [each["replays"] for each in items] == [1, 0]
 
     # It still cannot be read: the letter stays, with what is wrong now.
-    await until_async(tried)
+    await until(tried)
     wrong = {"service": "quota", "ids": ["received-z"]}
     assert (await admin.post("/v1/dead-letters:replay", json=wrong)).status_code == 404
     trail = (await admin.get("/v1/audit?limit=2")).json()["items"]
@@ -285,10 +289,10 @@ async def test_a_replay_is_carried_out_and_audited(world: World, admin: httpx.As
 
 
 async def test_discarded_letters_are_gone_and_audited(
-    world: World, admin: httpx.AsyncClient
+    harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
     ids = [f"{number:03}" for number in range(250)]
-    await set_apart(world, *ids)
+    await set_apart(harness, *ids)
     body = {"service": "quota", "ids": ["received-007"]}
     reply = await admin.post("/v1/dead-letters:discard", json=body)
     assert (reply.status_code, reply.json()) == (200, body)
@@ -301,7 +305,7 @@ async def test_discarded_letters_are_gone_and_audited(
     assert len(reply.json()["ids"]) == 249
     left = (await admin.get("/v1/dead-letters?service=quota")).json()["items"]
     assert left == []
-    bodies = world.database.rows(QUOTA_TABLES, DeadLetterBody)
+    bodies = harness.database.rows(QUOTA_TABLES, DeadLetterBody)
     assert not bodies
     trail = (await admin.get("/v1/audit?limit=3")).json()["items"]
     assert [(each["action"], each["target"], each["outcome"]) for each in trail] == [

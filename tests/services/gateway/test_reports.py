@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import hypothesis.strategies as st
 from hypothesis import given
 
-from libs.store.memory import MemoryDatabase, MemoryStore
 from services.gateway import reports, store
 from services.gateway.reports import Limits, Sample
 from services.gateway.rows import MetricsRow, MetricTailRow, ProgressRow
 from services.gateway.tables import TABLES
-from tests.harness.virtual_time import virtually
+from tests.kit.clock import at
+from tests.kit.memory import MemoryPlatform
+from tests.kit.virtual_time import virtually
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = ("loss", "lr", "speed")
 
 
-class Clock:
-    def now(self) -> datetime:
-        return START
-
-
-def a_store() -> MemoryStore:
-    return MemoryStore(
-        MemoryDatabase(), TABLES, clock=Clock(), source="gateway", new_id=lambda: "-"
-    )
-
-
 def sample(seconds: int, values: dict[str, float]) -> Sample:
-    return START + timedelta(seconds=seconds), values
+    return at(seconds), values
 
 
 VALUES = st.dictionaries(st.sampled_from(NAMES), st.floats(0, 1), min_size=1)
@@ -48,7 +35,7 @@ def test_moving_samples_into_the_long_row_neither_loses_nor_doubles_any(
     limits = Limits(points_max=points_max, names_max=10, values_max=values_max)
 
     async def main() -> None:
-        kept, one = a_store(), None
+        kept, one = MemoryPlatform().store(TABLES), None
         for attempt, given_samples in sent:
             samples = [sample(*each) for each in given_samples]
             one = reports.add(
@@ -77,7 +64,7 @@ def test_a_report_writes_a_few_points_and_not_the_whole_history() -> None:
     limits = Limits(points_max=240, names_max=64, values_max=4_000)
 
     async def main() -> None:
-        kept = a_store()
+        kept = MemoryPlatform().store(TABLES)
         long_rows, points = 0, 0
         for second in range(1000):
             async with kept.transaction() as tx:
@@ -104,7 +91,7 @@ def test_a_row_that_a_process_without_tails_wrote_meanwhile_counts() -> None:
     limits = Limits(points_max=240, names_max=64, values_max=4_000)
 
     async def main() -> None:
-        kept = a_store()
+        kept = MemoryPlatform().store(TABLES)
         async with kept.transaction() as tx:
             await store.report(
                 tx, "t", 0, attempt=1, samples=[sample(1, {"loss": 0.5})], limits=limits

@@ -17,41 +17,39 @@ from shiftwork import training
 from libs.contracts import messages as m
 from libs.contracts.ids import RunId, TaskId
 from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
-from libs.store.memory import MemoryStore
-from libs.store.memory_database import MemoryDatabase
 from libs.store.port import StoreUnavailableError
 from services.gateway import reports
 from services.gateway.listeners import Listeners
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import (
-    Ticking,
-    World,
+from tests.kit.clock import at
+from tests.kit.memory import MemoryPlatform
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import (
+    GatewayHarness,
     assigned,
-    at,
     exited,
     placements,
     preemption,
     run_token,
     served,
     state,
-    until_async,
 )
 
 
 async def test_a_delayed_start_is_explained_until_the_run_has_started(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = await world.submitted(ann)
+    task = await harness.submitted(ann)
     tid, why = task["id"], "rank 0 on n0: image a/b cannot be pulled: not found"
     reply = m.RunDelayed(task_id=tid, attempt=1, ranks=1, detail=why, noted_at=at(12))
     starting = state(tid, m.TaskState.STARTING, 2, attempt=1)
-    await world.heard(assigned(tid), starting, reply)
+    await harness.project(assigned(tid), starting, reply)
     shown = {"detail": why, "ranks": 1, "noted_at": "2026-01-01T00:00:12Z"}
     assert await _delayed(ann, tid) == (shown, shown)
     # Nothing is missing any more, though the start is not announced yet.
-    await world.heard(reply.model_copy(update={"ranks": 0, "detail": "", "noted_at": at(14)}))
+    await harness.project(reply.model_copy(update={"ranks": 0, "detail": "", "noted_at": at(14)}))
     assert await _delayed(ann, tid) == (None, None)
-    await world.heard(
+    await harness.project(
         reply.model_copy(update={"noted_at": at(16)}),
         m.RunStarted(task_id=tid, attempt=1, started_at=at(20)),
     )
@@ -66,10 +64,10 @@ async def _delayed(client: httpx.AsyncClient, task: str) -> tuple[Any, Any]:
     return run["delayed"], explained["delayed"]
 
 
-async def test_the_poll_of_a_run_without_a_preemption_request_reports_none(world: World) -> None:
-    async with world.client(run_token("tt")) as run:
+async def test_the_poll_of_a_run_without_a_preemption_request_reports_none(harness: GatewayHarness) -> None:
+    async with harness.client(run_token("tt")) as run:
         early = (await run.get("/v1/run")).json()
-        await world.heard(assigned("tt"))
+        await harness.project(assigned("tt"))
         reply = (await run.get("/v1/run")).json()
     # The process may be there before its assignment is projected.
     assert early == reply
@@ -82,23 +80,23 @@ async def test_the_poll_of_a_run_without_a_preemption_request_reports_none(world
     }
 
 
-def reported(world: World) -> list[tuple[str, int]]:
+def reported(harness: GatewayHarness) -> list[tuple[str, int]]:
     """Which attempts the gateway has reported."""
-    sent = world.database.schema("gateway").outbox.values()
+    sent = harness.database.schema("gateway").outbox.values()
     found = [each.envelope.message for each in sent]
     return [(each.task_id, each.attempt) for each in found if isinstance(each, m.RunListened)]
 
 
 async def test_the_first_poll_of_an_attempt_is_reported_once(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    tid = (await world.submitted(ann))["id"]
-    await world.heard(assigned(tid))
+    tid = (await harness.submitted(ann))["id"]
+    await harness.project(assigned(tid))
 
     async def polled(attempt: int = 1) -> list[tuple[str, int]]:
-        async with world.client(run_token(tid, attempt)) as run:
+        async with harness.client(run_token(tid, attempt)) as run:
             await asyncio.gather(run.get("/v1/run"), run.get("/v1/run"))
-        return reported(world)
+        return reported(harness)
 
     (run,) = (await ann.get(f"/v1/tasks/{tid}/runs")).json()["items"]
     assert run["listening_at"] is None
@@ -109,28 +107,26 @@ async def test_the_first_poll_of_an_attempt_is_reported_once(
         (run,) = (await ann.get(f"/v1/tasks/{tid}/runs")).json()["items"]
         return run["listening_at"] is not None
 
-    await until_async(shown)
+    await until(shown)
     # An attempt that is over is not heard any more.
-    await world.heard(exited(tid), assigned(tid, 2))
+    await harness.project(exited(tid), assigned(tid, 2))
     assert await polled() == [(tid, 1)]
     assert await polled(2) == [(tid, 1), (tid, 2)]
 
 
-async def test_reports_and_checkpoints_alone_do_not_count_as_polling(world: World) -> None:
-    await world.heard(assigned("tt"))
-    world.others.live_attempts = {"tt": 1}
-    async with world.client(run_token("tt")) as run:
+async def test_reports_and_checkpoints_alone_do_not_count_as_polling(harness: GatewayHarness) -> None:
+    await harness.project(assigned("tt"))
+    harness.others.live_attempts = {"tt": 1}
+    async with harness.client(run_token("tt")) as run:
         await run.post("/v1/run/metrics", json={"samples": [{"values": {"a": 1}}]})
         await run.post("/v1/run/checkpoints", json={"step": 1, "uri": "/c"})
-    assert reported(world) == []
+    assert reported(harness) == []
 
 
 async def test_a_first_poll_that_was_not_stored_is_reported_at_the_next_one() -> None:
-    database = MemoryDatabase()
-    store = MemoryStore(
-        database, TABLES, clock=Ticking(), source="gateway", new_id=lambda: str(id(object()))
-    )
-    listeners, run = Listeners(store), RunId(TaskId("tt"), 1)
+    platform = MemoryPlatform()
+    database = platform.database
+    listeners, run = Listeners(platform.store(TABLES)), RunId(TaskId("tt"), 1)
     database.stop()
     with pytest.raises(StoreUnavailableError):
         await listeners.report(run)
@@ -140,8 +136,8 @@ async def test_a_first_poll_that_was_not_stored_is_reported_at_the_next_one() ->
     assert len(database.schema("gateway").outbox) == 1
 
 
-async def test_the_long_poll_waits_no_longer_than_requested(world: World) -> None:
-    async with world.client(run_token("tt")) as run:
+async def test_the_long_poll_waits_no_longer_than_requested(harness: GatewayHarness) -> None:
+    async with harness.client(run_token("tt")) as run:
         began = time.monotonic()
         reply = await run.get("/v1/run?wait_seconds=0.1&seen=1")
         waited = time.monotonic() - began
@@ -150,9 +146,9 @@ async def test_the_long_poll_waits_no_longer_than_requested(world: World) -> Non
     assert waited > 0.09
 
 
-async def test_a_preemption_releases_the_long_poll_in_milliseconds(world: World) -> None:
-    await world.heard(assigned("tt"))
-    async with served(world) as url, httpx.AsyncClient(timeout=20) as client:
+async def test_a_preemption_releases_the_long_poll_in_milliseconds(harness: GatewayHarness) -> None:
+    await harness.project(assigned("tt"))
+    async with served(harness) as url, httpx.AsyncClient(timeout=20) as client:
         headers = {"authorization": f"Bearer {run_token('tt')}"}
         released: list[float] = []
 
@@ -163,14 +159,14 @@ async def test_a_preemption_releases_the_long_poll_in_milliseconds(world: World)
 
         # What eight answers take that wait for nothing, on this machine as busy as it is.
         began = time.monotonic()
-        await asyncio.gather(*(rank(seen=0) for _ in range(8)))
+        await asyncio.gather(*(rank(seen=0) for _ in range(4)))
         floor = time.monotonic() - began
         released.clear()
         async with asyncio.TaskGroup() as group:
-            ranks = [group.create_task(rank()) for _ in range(8)]
+            ranks = [group.create_task(rank()) for _ in range(4)]
             await asyncio.sleep(0.2)
             assert released == []
-            await world.heard(preemption("tt"))
+            await harness.project(preemption("tt"))
             projected = time.monotonic()
     assert max(released) - projected < max(0.5, 10 * floor)
     for task in ranks:
@@ -183,9 +179,9 @@ async def test_a_preemption_releases_the_long_poll_in_milliseconds(world: World)
         }
 
 
-async def test_a_known_revision_does_not_release_the_long_poll(world: World) -> None:
-    await world.heard(assigned("tt"), preemption("tt"))
-    async with world.client(run_token("tt")) as run:
+async def test_a_known_revision_does_not_release_the_long_poll(harness: GatewayHarness) -> None:
+    await harness.project(assigned("tt"), preemption("tt"))
+    async with harness.client(run_token("tt")) as run:
         at_once = await run.get("/v1/run?wait_seconds=10&seen=1")
         assert at_once.json()["preempt"] is True
         began = time.monotonic()
@@ -193,12 +189,12 @@ async def test_a_known_revision_does_not_release_the_long_poll(world: World) -> 
         assert time.monotonic() - began > 0.09
 
 
-async def test_an_older_attempt_is_superseded(world: World) -> None:
-    await world.heard(assigned("tt"))
-    async with world.client(run_token("tt", 1)) as old, world.client(run_token("tt", 2)) as new:
+async def test_an_older_attempt_is_superseded(harness: GatewayHarness) -> None:
+    await harness.project(assigned("tt"))
+    async with harness.client(run_token("tt", 1)) as old, harness.client(run_token("tt", 2)) as new:
         waiting = asyncio.ensure_future(old.get("/v1/run?wait_seconds=10&seen=1"))
         await asyncio.sleep(0.05)
-        await world.heard(exited("tt", 1, m.ExitKind.LOST), assigned("tt", 2))
+        await harness.project(exited("tt", 1, m.ExitKind.LOST), assigned("tt", 2))
         assert (await waiting).json()["superseded"] is True
         reply = await old.get("/v1/run")
         assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
@@ -207,10 +203,10 @@ async def test_an_older_attempt_is_superseded(world: World) -> None:
         assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
 
 
-async def test_a_runs_token_ends_with_the_run(world: World) -> None:
-    await world.heard(assigned("tt"), exited("tt"))
+async def test_a_runs_token_ends_with_the_run(harness: GatewayHarness) -> None:
+    await harness.project(assigned("tt"), exited("tt"))
     metrics = {"samples": [{"values": {"a": 1}}]}
-    async with world.client(run_token("tt")) as run:
+    async with harness.client(run_token("tt")) as run:
         for reply in (
             await run.get("/v1/run?wait_seconds=10"),
             await run.post("/v1/run/metrics", json=metrics),
@@ -219,32 +215,32 @@ async def test_a_runs_token_ends_with_the_run(world: World) -> None:
             assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
 
 
-async def test_a_preemption_of_another_attempt_does_not_release_the_long_poll(world: World) -> None:
-    await world.heard(preemption("tt", 1), assigned("tt", 2))
-    async with world.client(run_token("tt", 2)) as run:
+async def test_a_preemption_of_another_attempt_does_not_release_the_long_poll(harness: GatewayHarness) -> None:
+    await harness.project(preemption("tt", 1), assigned("tt", 2))
+    async with harness.client(run_token("tt", 2)) as run:
         assert (await run.get("/v1/run")).json()["preempt"] is False
 
 
 @pytest.mark.parametrize("query", ["wait_seconds=61", "wait_seconds=-1", "seen=x"])
-async def test_waits_are_bounded(world: World, query: str) -> None:
-    async with world.client(run_token("tt")) as run:
+async def test_waits_are_bounded(harness: GatewayHarness, query: str) -> None:
+    async with harness.client(run_token("tt")) as run:
         reply = await run.get(f"/v1/run?{query}")
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["field"] == query.partition("=")[0]
 
 
-async def test_a_checkpoint_is_acknowledged_by_the_launcher(world: World) -> None:
-    world.others.live_attempts = {"tt": 2}
+async def test_a_checkpoint_is_acknowledged_by_the_launcher(harness: GatewayHarness) -> None:
+    harness.others.live_attempts = {"tt": 2}
     body = {"step": 100, "uri": "/c/100", "digest": "sha256:1"}
-    async with world.client(run_token("tt", 2)) as run:
+    async with harness.client(run_token("tt", 2)) as run:
         reply = await run.post("/v1/run/checkpoints", json=body)
     assert reply.status_code == 201
     assert {"no": 1, "attempt": 2, **body}.items() <= reply.json().items()
-    asked = world.others.asked[-1]
+    asked = harness.others.asked[-1]
     assert asked == m.AckCheckpoint(
         task_id="tt", attempt=2, step=100, uri="/c/100", digest="sha256:1"
     )
-    async with world.client(run_token("tt", 1)) as old:
+    async with harness.client(run_token("tt", 1)) as old:
         refused = await old.post("/v1/run/checkpoints", json=body)
     assert (refused.status_code, refused.json()["type"]) == (409, "superseded")
 
@@ -261,9 +257,9 @@ async def test_a_checkpoint_is_acknowledged_by_the_launcher(world: World) -> Non
     ],
 )
 async def test_a_wrong_checkpoint_names_the_field(
-    world: World, body: dict[str, Any], field: str
+    harness: GatewayHarness, body: dict[str, Any], field: str
 ) -> None:
-    async with world.client(run_token("tt")) as run:
+    async with harness.client(run_token("tt")) as run:
         reply = await run.post("/v1/run/checkpoints", json=body)
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["field"] == field
@@ -275,42 +271,42 @@ async def test_the_sdk_refuses_the_checkpoint_uris_that_the_platform_refuses() -
         shiftwork.checkpoint_saved(1, "\U0001f600" * 300)
 
 
-async def test_a_task_that_saves_each_second_is_not_rate_limited(world: World) -> None:
-    world.others.live_attempts = {"tt": 1}
-    async with world.client(run_token("tt")) as run:
+async def test_a_task_that_saves_each_second_is_not_rate_limited(harness: GatewayHarness) -> None:
+    harness.others.live_attempts = {"tt": 1}
+    async with harness.client(run_token("tt")) as run:
         for step in range(200):
             reply = await run.post("/v1/run/checkpoints", json={"step": step, "uri": "/c"})
             assert reply.status_code == 201
-            world.clock.advance(1)
+            harness.clock.advance(1)
 
 
-@pytest.mark.parametrize("world", [{"checkpoints_burst": 5}], indirect=True)
-async def test_a_task_that_saves_without_pause_is_rate_limited(world: World) -> None:
-    world.others.live_attempts = {"tt": 1, "t2": 1}
+@pytest.mark.parametrize("harness", [{"checkpoints_burst": 5}], indirect=True)
+async def test_a_task_that_saves_without_pause_is_rate_limited(harness: GatewayHarness) -> None:
+    harness.others.live_attempts = {"tt": 1, "t2": 1}
     body = {"step": 1, "uri": "/c"}
-    async with world.client(run_token("tt")) as run, world.client(run_token("t2")) as other:
+    async with harness.client(run_token("tt")) as run, harness.client(run_token("t2")) as other:
         reply = [await run.post("/v1/run/checkpoints", json=body) for _ in range(20)]
         assert [each.status_code for each in reply] == [201] * 5 + [429] * 15
         assert (reply[-1].json()["type"], reply[-1].headers["retry-after"]) == ("too-many", "1")
         assert (await other.post("/v1/run/checkpoints", json=body)).status_code == 201
-        world.clock.advance(1)
+        harness.clock.advance(1)
         assert (await run.post("/v1/run/checkpoints", json=body)).status_code == 201
 
 
 SAVES = """
 import shiftwork
-for step in range(8):
+for step in range(4):
     shiftwork.checkpoint_saved(step, f"/c/{step}")
 """
 
 
 @pytest.mark.parametrize(
-    "world", [{"checkpoints_burst": 1, "checkpoints_per_second": 100.0}], indirect=True
+    "harness", [{"checkpoints_burst": 1, "checkpoints_per_second": 100.0}], indirect=True
 )
-async def test_the_sdk_waits_until_its_checkpoints_are_accepted(world: World) -> None:
-    world.others.live_attempts = {"tt": 1}
-    await world.heard(assigned("tt"))
-    async with served(world) as url:
+async def test_the_sdk_waits_until_its_checkpoints_are_accepted(harness: GatewayHarness) -> None:
+    harness.others.live_attempts = {"tt": 1}
+    await harness.project(assigned("tt"))
+    async with served(harness) as url:
         training_code = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -328,12 +324,14 @@ async def test_the_sdk_waits_until_its_checkpoints_are_accepted(world: World) ->
         # Each answer moves the clock a little, so that there is room after a few of them.
         _, errors = await asyncio.wait_for(training_code.communicate(), 60)
     assert (errors, training_code.returncode) == (b"", 0)
-    assert world.others.checkpoints == 8
+    assert harness.others.checkpoints == 4
 
 
-async def test_reported_numbers_are_on_the_tasks_page(world: World, ann: httpx.AsyncClient) -> None:
-    task = await world.submitted(ann, nodes=2)
-    async with world.client(run_token(task["id"])) as run:
+async def test_reported_numbers_are_on_the_tasks_page(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    task = await harness.submitted(ann, nodes=2)
+    async with harness.client(run_token(task["id"])) as run:
         for rank in (0, 1):
             samples = [
                 {"at": at(step).isoformat(), "values": {"step": step, "loss": 1 / (step + 1)}}
@@ -354,11 +352,11 @@ async def test_reported_numbers_are_on_the_tasks_page(world: World, ann: httpx.A
 
 
 async def test_what_rank_0_reported_last_is_the_tasks_progress(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task, quiet = await world.submitted(ann, nodes=2), await world.submitted(ann)
+    task, quiet = await harness.submitted(ann, nodes=2), await harness.submitted(ann)
     assert (await ann.get(f"/v1/tasks/{task['id']}")).json()["progress"] is None
-    async with world.client(run_token(task["id"])) as run:
+    async with harness.client(run_token(task["id"])) as run:
 
         async def report(rank: int, second: int, **values: object) -> None:
             samples = [{"at": at(second).isoformat(), "values": values}]
@@ -366,7 +364,7 @@ async def test_what_rank_0_reported_last_is_the_tasks_progress(
             assert reply.status_code == 202, reply.text
 
         await report(1, 1, step=9, loss=9.0)
-        await report(0, 2, zeta=1, alpha=2, loss="NaN", **{f"m{n}": n for n in range(8)})
+        await report(0, 2, zeta=1, alpha=2, loss="NaN", **{f"m{n}": n for n in range(4)})
         await report(0, 3, lr=0.1, step=7)
         await report(0, 1, step=1)  # late
     values = {"step": 7, "loss": "NaN", "lr": 0.1, "alpha": 2, "m0": 0, "m1": 1, "m2": 2, "m3": 3}
@@ -381,7 +379,9 @@ async def test_what_rank_0_reported_last_is_the_tasks_progress(
     }
 
 
-@pytest.mark.parametrize("world", [{"metric_samples_max": 2, "metric_names_max": 2}], indirect=True)
+@pytest.mark.parametrize(
+    "harness", [{"metric_samples_max": 2, "metric_names_max": 2}], indirect=True
+)
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -393,8 +393,10 @@ async def test_what_rank_0_reported_last_is_the_tasks_progress(
         ({"samples": [{"at": "2026-01-01T00:00:00", "values": {"a": 1}}]}, "samples[0].at"),
     ],
 )
-async def test_wrong_metrics_name_the_field(world: World, body: dict[str, Any], field: str) -> None:
-    async with world.client(run_token("tt")) as run:
+async def test_wrong_metrics_name_the_field(
+    harness: GatewayHarness, body: dict[str, Any], field: str
+) -> None:
+    async with harness.client(run_token("tt")) as run:
         reply = await run.post("/v1/run/metrics", json=body)
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["field"] == field
@@ -420,43 +422,43 @@ def test_a_long_history_is_thinned_and_keeps_its_span() -> None:
     assert row.latest == {"step": 999.0}
 
 
-@pytest.mark.parametrize("world", [{"metric_ranks_per_replica_max": 1}], indirect=True)
+@pytest.mark.parametrize("harness", [{"metric_ranks_per_replica_max": 1}], indirect=True)
 async def test_a_rank_that_the_run_does_not_have_reports_nothing(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     body = {"samples": [{"values": {"loss": 1}}]}
-    task = await world.submitted(ann, nodes=2, gpus_per_node=2)
-    async with world.client(run_token(task["id"])) as run:
+    task = await harness.submitted(ann, nodes=2, gpus_per_node=2)
+    async with harness.client(run_token(task["id"])) as run:
         # Before the run is projected, the task's size says which ranks there are; then its places.
         for heard in ((), (assigned(task["id"], nodes=("n0", "n1")),)):
-            await world.heard(*heard)
+            await harness.project(*heard)
             for rank, status in ((0, 202), (3, 202), (4, 422), (2**31 - 1, 422)):
                 reply = await run.post("/v1/run/metrics", json={**body, "rank": rank})
                 assert reply.status_code == status, reply.text
         assert reply.json()["errors"][0]["field"] == "rank"
-    async with world.client(run_token("unknown")) as run:
+    async with harness.client(run_token("unknown")) as run:
         assert (await run.post("/v1/run/metrics", json=body)).status_code == 503
     kept = (await ann.get(f"/v1/tasks/{task['id']}/metrics")).json()["items"]
     assert [row["rank"] for row in kept] == [0, 3]
 
 
 async def test_processes_without_gpus_report_under_their_own_ranks(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = await world.submitted(ann, nodes=2, gpus_per_node=0)
+    task = await harness.submitted(ann, nodes=2, gpus_per_node=0)
     found = assigned(task["id"]).model_copy(update={"placements": placements(("n0", "n1"), ())})
-    await world.heard(found)
-    async with world.client(run_token(task["id"])) as run:
+    await harness.project(found)
+    async with harness.client(run_token(task["id"])) as run:
         for rank, status in ((15, 202), (16, 422)):
             body = {"rank": rank, "samples": [{"values": {"loss": 1}}]}
             assert (await run.post("/v1/run/metrics", json=body)).status_code == status
 
 
 async def test_processes_that_report_at_the_same_time_never_conflict(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = await world.submitted(ann)
-    async with world.client(run_token(task["id"])) as run:
+    task = await harness.submitted(ann)
+    async with harness.client(run_token(task["id"])) as run:
 
         async def process(number: int) -> list[httpx.Response]:
             samples = [{"at": at(100).isoformat(), "values": {f"process-{number}": 1.0}}]
@@ -469,12 +471,14 @@ async def test_processes_that_report_at_the_same_time_never_conflict(
 
 
 @pytest.mark.parametrize(
-    "world", [{"waits_per_task_max": 2, "ask_again_seconds": 7.0}], indirect=True
+    "harness", [{"waits_per_task_max": 2, "ask_again_seconds": 7.0}], indirect=True
 )
-async def test_a_task_with_too_many_waiting_processes_is_answered_at_once(world: World) -> None:
-    await world.heard(assigned("tt"), assigned("other"))
+async def test_a_task_with_too_many_waiting_processes_is_answered_at_once(
+    harness: GatewayHarness,
+) -> None:
+    await harness.project(assigned("tt"), assigned("other"))
     path = "/v1/run?wait_seconds=5&seen=1"
-    async with world.client(run_token("tt")) as run, world.client(run_token("other")) as other:
+    async with harness.client(run_token("tt")) as run, harness.client(run_token("other")) as other:
         waiting = [asyncio.ensure_future(run.get(path)) for _ in range(2)]
         await asyncio.sleep(0.1)
         reply = await run.get(path)
@@ -486,16 +490,16 @@ async def test_a_task_with_too_many_waiting_processes_is_answered_at_once(world:
         theirs = asyncio.ensure_future(other.get(path))
         await asyncio.sleep(0.1)
         assert not theirs.done()
-        await world.heard(preemption("tt"), preemption("other"))
+        await harness.project(preemption("tt"), preemption("other"))
         answers = [each.json() for each in await asyncio.gather(*waiting, theirs)]
     assert [each["preempt"] for each in answers] == [True] * 3
     assert not any("ask_again_seconds" in each for each in answers)
 
 
-async def test_a_report_has_a_bounded_number_of_names(world: World) -> None:
-    await world.heard(assigned("tt"))
+async def test_a_report_has_a_bounded_number_of_names(harness: GatewayHarness) -> None:
+    await harness.project(assigned("tt"))
     samples = [{"values": {f"name-{number}": 1.0}} for number in range(65)]
-    async with world.client(run_token("tt")) as run:
+    async with harness.client(run_token("tt")) as run:
         reply = await run.post("/v1/run/metrics", json={"samples": samples})
     assert reply.status_code == 422
     assert "64 names" in reply.json()["detail"]
@@ -530,12 +534,14 @@ def test_earlier_metric_names_stay_up_to_the_maximum() -> None:
     assert set(report(row, 3, "d", "b").latest) == {"a", "b", "d"}
 
 
-@pytest.mark.parametrize("world", [{"checkpoints_burst": 2}], indirect=True)
-async def test_an_ended_attempt_does_not_use_the_live_attempts_rate_limit(world: World) -> None:
-    world.others.live_attempts = {"tt": 2}
-    await world.heard(assigned("tt"), exited("tt"), assigned("tt", 2))
+@pytest.mark.parametrize("harness", [{"checkpoints_burst": 2}], indirect=True)
+async def test_an_ended_attempt_does_not_use_the_live_attempts_rate_limit(
+    harness: GatewayHarness,
+) -> None:
+    harness.others.live_attempts = {"tt": 2}
+    await harness.project(assigned("tt"), exited("tt"), assigned("tt", 2))
     body = {"step": 1, "uri": "/c"}
-    async with world.client(run_token("tt")) as old, world.client(run_token("tt", 2)) as live:
+    async with harness.client(run_token("tt")) as old, harness.client(run_token("tt", 2)) as live:
         reply = [await old.post("/v1/run/checkpoints", json=body) for _ in range(5)]
         assert [each.status_code for each in reply] == [409] * 5
         assert (await live.post("/v1/run/checkpoints", json=body)).status_code == 201

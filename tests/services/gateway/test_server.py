@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from libs.store import migrate
+from libs.service.wiring import Wiring
 from libs.store.connections import Address
 from services.gateway.main import WIRING
 from tests.services.gateway import (
@@ -20,18 +20,18 @@ from tests.services.gateway import (
     test_events,
     test_operators,
     test_runs,
+    test_submitting,
     test_tasks,
 )
-from tests.services.gateway.world import World, assigned, run_token, served
+from tests.services.gateway.gateway_harness import GatewayHarness, assigned, run_token, served
 
 if TYPE_CHECKING:
     import httpx
 
-    from tests.harness.postgres import Database
 
 pytestmark = pytest.mark.server
 
-# The same tests, with the fixture ``world`` of this module.
+# The same tests, with the fixture ``harness`` of this module.
 test_a_user_has_a_bounded_number_of_tokens = test_access.test_a_user_has_a_bounded_number_of_tokens
 test_every_change_and_every_refusal_is_in_the_audit_trail = (
     test_access.test_every_change_and_every_refusal_is_in_the_audit_trail
@@ -80,29 +80,21 @@ test_pages_join_to_the_whole_list_although_tasks_are_added_meanwhile = (
 test_projection_replaces_the_accepted_row_without_a_trace = (
     test_tasks.test_projection_replaces_the_accepted_row_without_a_trace
 )
-test_the_same_key_is_the_same_task = test_tasks.test_the_same_key_is_the_same_task
+test_the_same_key_is_the_same_task = test_submitting.test_the_same_key_is_the_same_task
+
+
+@pytest.fixture
+def wiring() -> Wiring:
+    return WIRING
 
 
 @pytest_asyncio.fixture
-async def address(database: Database) -> Address:
-    role = await database.role("gateway")
-    return Address(role.url, role.password)
-
-
-@pytest_asyncio.fixture
-async def world(
+async def harness(
     tmp_path: Path, address: Address, request: pytest.FixtureRequest
-) -> AsyncIterator[World]:
-    await migrate.upgrade(address, WIRING.tables, WIRING.migrations)
+) -> AsyncIterator[GatewayHarness]:
     options = getattr(request, "param", {})
-    async with World(tmp_path, options, address=address).running() as running:
+    async with GatewayHarness(tmp_path, options, address=address).running() as running:
         yield running
-
-
-async def test_migrations_make_the_tables_and_may_run_twice(address: Address) -> None:
-    for _ in range(2):
-        await migrate.upgrade(address, WIRING.tables, WIRING.migrations)
-        assert await migrate.check(address, WIRING.tables) == []
 
 
 FOUR_RANKS = """
@@ -116,11 +108,11 @@ shiftwork.report(step=100)
 
 
 async def test_four_local_ranks_that_report_at_once_stay_in_the_gang(
-    world: World, ann: httpx.AsyncClient
+    harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    task = await world.submitted(ann)
-    await world.heard(assigned(task["id"]))
-    async with served(world) as url:
+    task = await harness.submitted(ann)
+    await harness.project(assigned(task["id"]))
+    async with served(harness) as url:
         ranks = [
             await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -19,16 +19,23 @@ import pytest
 import pytest_asyncio
 
 from libs.contracts import messages as m
-from libs.store import migrate
+from libs.service.wiring import Wiring
 from libs.store.connections import Address, connect
 from services.gateway.main import WIRING
 from services.gateway.rows import AcceptedRow, EventRow, MetricsRow, NodeRow, RunRow, TaskRow
 from services.gateway.store import After, Sort
 from services.gateway.tables import TABLES
-from tests.services.gateway.world import World, a_node, a_spec, assigned, at, run_token
+from tests.kit.clock import at
+from tests.services.gateway.gateway_harness import (
+    GatewayHarness,
+    a_node,
+    a_spec,
+    assigned,
+    run_token,
+)
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database
+    pass
 
 pytestmark = pytest.mark.server
 
@@ -36,19 +43,17 @@ SURROGATE = b'"\\ud800"'
 NUL = b'"a\\u0000b"'
 
 
-@pytest_asyncio.fixture
-async def address(database: Database) -> Address:
-    role = await database.role("gateway")
-    return Address(role.url, role.password)
+@pytest.fixture
+def wiring() -> Wiring:
+    return WIRING
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path, address: Address) -> AsyncIterator[World]:
-    await migrate.upgrade(address, WIRING.tables, WIRING.migrations)
-    async with World(tmp_path, address=address).running() as running:
+async def harness(tmp_path: Path, address: Address) -> AsyncIterator[GatewayHarness]:
+    async with GatewayHarness(tmp_path, address=address).running() as running:
         running.others.nodes = {"n0"}
         running.others.live_attempts = {"tt": 1}
-        await running.heard(a_node("n0"), assigned("tt"))
+        await running.project(a_node("n0"), assigned("tt"))
         yield running
 
 
@@ -77,9 +82,9 @@ PLACES = [
 ]
 
 
-async def test_text_that_cannot_be_stored_is_refused_in_every_body(world: World) -> None:
+async def test_text_that_cannot_be_stored_is_refused_in_every_body(harness: GatewayHarness) -> None:
     headers = {"content-type": "application/json"}
-    async with world.client(run_token("tt")) as run, world.client() as admin:
+    async with harness.client(run_token("tt")) as run, harness.client() as admin:
         described = (await admin.get("/v1/openapi.json")).json()["paths"]
         every_route = [
             (method.upper(), re.sub(r"{\w+}", "x", path), body)
@@ -122,9 +127,9 @@ TARGETS = [
 
 
 async def test_text_that_cannot_be_stored_is_refused_in_every_path_and_query(
-    world: World,
+    harness: GatewayHarness,
 ) -> None:
-    async with world.client() as admin:
+    async with harness.client() as admin:
         for target in TARGETS:
             for text in ("%00", "a%00b", "%ff", "%ed%a0%80"):
                 reply = await admin.get(target.format(text))
@@ -145,8 +150,8 @@ LISTS = [
 WRONG = [5, 2.5, True, None, [], {}, 10**30, float("nan"), "a\0b", "\ud800", 2**63, -(2**70)]
 
 
-async def test_a_cursor_of_another_type_is_refused(world: World) -> None:
-    async with world.client() as admin:
+async def test_a_cursor_of_another_type_is_refused(harness: GatewayHarness) -> None:
+    async with harness.client() as admin:
         for path, name, good, good_key in LISTS:
             pairs = [(wrong, good_key) for wrong in WRONG] + [(good, wrong) for wrong in WRONG]
             raws = [json.dumps([name, *pair]).encode() for pair in pairs]
@@ -184,8 +189,8 @@ FAR = [
 ]
 
 
-async def test_numbers_and_dates_beyond_every_bound_are_not_5xx(world: World) -> None:
-    async with world.client(run_token("tt")) as run, world.client() as admin:
+async def test_numbers_and_dates_beyond_every_bound_are_not_5xx(harness: GatewayHarness) -> None:
+    async with harness.client(run_token("tt")) as run, harness.client() as admin:
         for target in FAR:
             reply = await admin.get(target)
             assert reply.status_code < 500, (target, reply.text)
@@ -196,18 +201,18 @@ async def test_numbers_and_dates_beyond_every_bound_are_not_5xx(world: World) ->
             assert reply.json()["errors"][0]["field"] == "samples[0].at"
 
 
-async def test_every_float_that_is_reported_reads_back(world: World) -> None:
-    await world.heard(
+async def test_every_float_that_is_reported_reads_back(harness: GatewayHarness) -> None:
+    await harness.project(
         m.TaskSubmitted(task_id="tt", owner="ann", spec=a_spec(), submitted_at=at(0), revision=1)
     )
     values = {"big": 1e20, "huge": 1e308, "tiny": 5e-324, "none": "NaN", "up": "Infinity"}
     values |= {"down": "-Infinity", "half": 0.5}
-    async with world.client(run_token("tt")) as run:
+    async with harness.client(run_token("tt")) as run:
         for second in (1, 2):
             body = {"samples": [{"at": at(second).isoformat(), "values": values}]}
             reply = await run.post("/v1/run/metrics", json=body)
             assert reply.status_code == 202, reply.text
-    async with world.client() as admin:
+    async with harness.client() as admin:
         reply = await admin.get("/v1/tasks/tt/metrics")
     assert reply.status_code == 200, reply.text
     (row,) = reply.json()["items"]
@@ -228,20 +233,20 @@ async def test_every_float_that_is_reported_reads_back(world: World) -> None:
     ],
 )
 async def test_a_list_survives_a_row_that_cannot_be_read(
-    world: World, address: Address, kind: type[Any], column: str, path: str
+    harness: GatewayHarness, address: Address, kind: type[Any], column: str, path: str
 ) -> None:
     """One row of each list has a column that somebody changed by hand; it is named, and the
     others are shown."""
-    async with world.client() as admin:
-        tasks = [await world.submitted(admin, name=f"t{n}") for n in range(3)]
+    async with harness.client() as admin:
+        tasks = [await harness.submitted(admin, name=f"t{n}") for n in range(3)]
         task_id = tasks[0]["id"]
         for number in range(3):
-            await world.heard(a_node(f"n{number + 1}"))
+            await harness.project(a_node(f"n{number + 1}"))
         for attempt in (1, 2):
-            await world.heard(assigned(task_id, attempt))
-        async with world.gateway.ports.store.transaction() as tx:
+            await harness.project(assigned(task_id, attempt))
+        async with harness.gateway.ports.store.transaction() as tx:
             for rank in range(2):
-                tx.put(MetricsRow(task_id, rank, 1, world.clock.now(), {}, [], 1, 0))
+                tx.put(MetricsRow(task_id, rank, 1, harness.clock.now(), {}, [], 1, 0))
             # What the task's POST wrote may still be there, on another page than its row.
             row = await tx.get(TaskRow, task_id)
             names = [column.name for column in fields(AcceptedRow)]
@@ -293,13 +298,13 @@ async def whole_list(client: httpx.AsyncClient, path: str) -> Listed:
             return listed
 
 
-async def test_a_list_survives_a_row_that_cannot_be_shown(world: World) -> None:
+async def test_a_list_survives_a_row_that_cannot_be_shown(harness: GatewayHarness) -> None:
     """A row from before bodies were read strictly: a template with half a character."""
-    async with world.client() as admin:
-        good = await world.submitted(admin, name="good")
+    async with harness.client() as admin:
+        good = await harness.submitted(admin, name="good")
         pod = m.PodRequest(template='{"metadata": {"labels": {"a": "\\ud800"}}}')
         spec = a_spec(name="bad", pod=pod)
-        await world.heard(
+        await harness.project(
             m.TaskSubmitted(task_id="zz", owner="ann", spec=spec, submitted_at=at(0), revision=1)
         )
         for path in ("/v1/tasks", "/v1/queue", "/v1/tasks?limit=1", "/v1/tasks?sort=name"):
@@ -337,9 +342,9 @@ NO_JSON = [
 ]
 
 
-async def test_a_body_that_is_not_json_is_refused_with_the_reason(world: World) -> None:
+async def test_a_body_that_is_not_json_is_refused_with_the_reason(harness: GatewayHarness) -> None:
     headers = {"content-type": "application/json"}
-    async with world.client(run_token("tt")) as run, world.client() as admin:
+    async with harness.client(run_token("tt")) as run, harness.client() as admin:
         for body in NO_JSON:
             for path in ("/v1/tasks", "/v1/tasks:batch", "/v1/run/metrics"):
                 client = run if path.startswith("/v1/run") else admin
@@ -347,10 +352,10 @@ async def test_a_body_that_is_not_json_is_refused_with_the_reason(world: World) 
                 assert reply.status_code in (400, 422), (path, body[:60], reply.text)
 
 
-async def test_an_error_names_a_bounded_number_of_fields(world: World) -> None:
+async def test_an_error_names_a_bounded_number_of_fields(harness: GatewayHarness) -> None:
     """A body of unknown keys costs about what a good body costs, and so does its answer."""
     body = {"command": ["x"], **{f"k{number}": 1 for number in range(15_000)}}
-    async with world.client() as admin:
+    async with harness.client() as admin:
         reply = await admin.post("/v1/tasks", json=body)
         assert reply.status_code == 422
         assert len(reply.json()["errors"]) <= 50
@@ -361,9 +366,9 @@ async def test_an_error_names_a_bounded_number_of_fields(world: World) -> None:
         assert len(reply.text) < 20_000
 
 
-async def test_quoted_text_in_a_query_is_accepted(world: World) -> None:
+async def test_quoted_text_in_a_query_is_accepted(harness: GatewayHarness) -> None:
     """A backslash before u0000 makes it text like any other."""
-    async with world.client() as admin:
+    async with harness.client() as admin:
         labels = {"a": "\\u0000é\U0001f600"}
         made = await admin.post("/v1/tasks", json={"command": ["x"], "labels": labels})
         assert made.status_code == 201, made.text
@@ -382,18 +387,18 @@ async def test_quoted_text_in_a_query_is_accepted(world: World) -> None:
         b'{"command":["x"],"env":{"A":"1","\\u0041":"2"}}',
     ],
 )
-async def test_a_name_that_stands_twice_is_refused(world: World, body: bytes) -> None:
+async def test_a_name_that_stands_twice_is_refused(harness: GatewayHarness, body: bytes) -> None:
     """Of the two values readers of JSON take different ones."""
-    async with world.client() as client:
+    async with harness.client() as client:
         headers = {"content-type": "application/json"}
         reply = await client.post("/v1/tasks", content=body, headers=headers)
     assert (reply.status_code, reply.json()["type"]) == (400, "malformed"), reply.text
     assert "stands twice in one object" in reply.json()["detail"]
 
 
-async def test_the_same_key_in_several_objects_is_accepted(world: World) -> None:
+async def test_the_same_key_in_several_objects_is_accepted(harness: GatewayHarness) -> None:
     body = b'{"command":["x"],"env":{"name":"1"},"labels":{"name":"1"},"name":"n"}'
-    async with world.client() as client:
+    async with harness.client() as client:
         headers = {"content-type": "application/json"}
         reply = await client.post("/v1/tasks", content=body, headers=headers)
     assert reply.status_code == 201, reply.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,7 +19,6 @@ from libs.contracts.messages import (
     RunStarted,
 )
 from libs.service.loop import pause
-from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import Store, StoreUnavailableError
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
@@ -32,8 +30,9 @@ from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster, Script
 from services.launcher.runtimes.port import RunOrder, Runtime
 from services.launcher.tables import TABLES
-from tests.harness.virtual_time import LoopClock
-from tests.services.launcher.makers import KEY, a_node
+from tests.kit.launcher_builders import KEY, a_node
+from tests.kit.memory import MemoryPlatform
+from tests.kit.virtual_time import LoopClock
 
 M = TypeVar("M", bound=Message)
 SITE = Site(
@@ -70,12 +69,11 @@ class LauncherHarness:
 
     nodes: int = 4
     clock: LoopClock = field(default_factory=LoopClock)
-    database: MemoryDatabase = field(default_factory=MemoryDatabase)
     script: Script = field(default_factory=lambda: Script(steps=3, step_seconds=0.5))
     # Calls of the runtime until a crash, before or after the call took effect.
     calls_left: int = -1
     crash_after: bool = False
-    handle: Callable[[], Runtime] | None = None
+    make_runtime: Callable[[], Runtime] | None = None
     limits: Limits = field(default_factory=limits)
     epoch: int = 0
     saved: list[tuple[RunId, int]] = field(default_factory=list)
@@ -89,7 +87,7 @@ class LauncherHarness:
             now=self.clock.now,
             rng=Random(7),
         )
-        self._ids = itertools.count(1)
+        self.platform = MemoryPlatform(self.clock)
 
     def script_of(self, order: RunOrder) -> Script:
         del order
@@ -118,16 +116,12 @@ class LauncherHarness:
 
     async def start(self) -> None:
         """A fresh launcher over what there is."""
-        self.store: Store = MemoryStore(
-            self.database,
-            TABLES,
-            clock=self.clock,
-            source="launcher",
-            new_id=lambda: f"event-{next(self._ids)}",
-        )
+        self.store: Store = self.platform.store(TABLES)
         leadership = await self.store.lead()
         self.epoch = leadership.epoch
-        runtime = self.handle() if self.handle is not None else FakeRuntime(self.cluster)
+        runtime = (
+            self.make_runtime() if self.make_runtime is not None else FakeRuntime(self.cluster)
+        )
         self.launcher = Launcher(self.store, _CrashingRuntime(self, runtime), SITE, self.limits)
         await self.launcher.on_lead(self.epoch)
 
@@ -136,7 +130,7 @@ class LauncherHarness:
         await self.store.close()
         await self.start()
 
-    async def handle_events(self, *events: Message) -> None:
+    async def handle(self, *events: Message) -> None:
         for event in events:
             async with self.store.transaction(epoch=self.epoch) as tx:
                 await HANDLERS[type(event)](tx, event)
@@ -170,25 +164,22 @@ class LauncherHarness:
             and all(getattr(envelope.message, name) == value for name, value in fields.items())
         ]
 
-    async def until_exited(self, attempt: int = 1, task: str = "task") -> RunExited:
-        found: Sequence[RunExited] = []
+    async def until_published(self, kind: type[M], attempt: int, task: str) -> M:
+        """The one event of this type about this run, when it is in the outbox."""
+        found: Sequence[M] = []
         async with asyncio.timeout(120):
             while not found:
                 await self.run_loops()
                 await pause(0.05)
-                found = await self.published(RunExited, task_id=task, attempt=attempt)
+                found = await self.published(kind, task_id=task, attempt=attempt)
         assert len(found) == 1
         return found[0]
 
+    async def until_exited(self, attempt: int = 1, task: str = "task") -> RunExited:
+        return await self.until_published(RunExited, attempt, task)
+
     async def until_started(self, attempt: int = 1, task: str = "task") -> RunStarted:
-        found: Sequence[RunStarted] = []
-        async with asyncio.timeout(120):
-            while not found:
-                await self.run_loops()
-                await pause(0.05)
-                found = await self.published(RunStarted, task_id=task, attempt=attempt)
-        assert len(found) == 1
-        return found[0]
+        return await self.until_published(RunStarted, attempt, task)
 
 
 class _CrashingRuntime:

@@ -13,7 +13,8 @@ from services.launcher.domain.model import RunState
 from services.launcher.manifests import PodSite, RunManifests, build_manifests
 from services.launcher.run_orders import Site, build_order
 from services.launcher.runtimes.port import RunOrder
-from tests.services.launcher.makers import KEY, START, a_run, a_spec
+from tests.kit.clock import START
+from tests.kit.launcher_builders import KEY, a_run, a_spec
 
 GIB = 1 << 30
 SITE = Site(

@@ -32,15 +32,15 @@ from services.launcher.loop import PAUSE_SECONDS_MIN
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
-from tests.harness.virtual_time import virtually
-from tests.services.launcher.launcher_harness import LauncherHarness, limits, running_cluster
-from tests.services.launcher.makers import (
+from tests.kit.launcher_builders import (
     a_kill,
     a_preemption,
     a_spec,
     an_assignment,
     run_id,
 )
+from tests.kit.virtual_time import virtually
+from tests.services.launcher.launcher_harness import LauncherHarness, limits, running_cluster
 
 RUN = run_id()
 ENDLESS = Script(steps=100_000, step_seconds=0.5)
@@ -93,7 +93,7 @@ async def test_the_inventory_is_published(harness: LauncherHarness) -> None:
 
 @in_a_world()
 async def test_a_run_from_assignment_to_its_forgotten_state(harness: LauncherHarness) -> None:
-    await harness.handle_events(an_assignment(ranks=3))
+    await harness.handle(an_assignment(ranks=3))
     started = await harness.until_started()
     assert len(started.placements) == 3
     exited = await harness.until_exited()
@@ -112,9 +112,9 @@ async def test_a_run_from_assignment_to_its_forgotten_state(harness: LauncherHar
 
 @in_a_world(script=ENDLESS)
 async def test_preemption_after_the_acknowledgement(harness: LauncherHarness) -> None:
-    await harness.handle_events(an_assignment(ranks=2))
+    await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
-    await harness.handle_events(a_preemption())
+    await harness.handle(a_preemption())
     harness.wanted.add(RUN)
     exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.PREEMPTED
@@ -127,9 +127,9 @@ async def test_preemption_after_the_acknowledgement(harness: LauncherHarness) ->
 async def test_a_gang_that_acknowledges_and_stays_is_ended_after_the_grace(
     harness: LauncherHarness,
 ) -> None:
-    await harness.handle_events(an_assignment())
+    await harness.handle(an_assignment())
     await harness.until_started()
-    await harness.handle_events(a_preemption())
+    await harness.handle(a_preemption())
     before = harness.clock.now()
     exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.PREEMPTED
@@ -143,20 +143,20 @@ async def test_a_gang_that_acknowledges_and_stays_is_ended_after_the_grace(
 async def test_a_victim_without_an_acknowledgement_is_killed_on_the_schedulers_request(
     harness: LauncherHarness,
 ) -> None:
-    await harness.handle_events(an_assignment(ranks=2))
+    await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
-    await harness.handle_events(a_preemption())
+    await harness.handle(a_preemption())
     await harness.run_loops(50)
     assert await harness.published(RunExited) == []
-    await harness.handle_events(a_kill())
+    await harness.handle(a_kill())
     assert (await harness.until_exited()).exit.kind is ExitKind.KILLED
 
 
 @in_a_world(script=ENDLESS)
 async def test_signal_mode(harness: LauncherHarness) -> None:
-    await harness.handle_events(an_assignment(spec=a_spec(2, mode=PreemptMode.SIGNAL), ranks=2))
+    await harness.handle(an_assignment(spec=a_spec(2, mode=PreemptMode.SIGNAL), ranks=2))
     await harness.until_started()
-    await harness.handle_events(a_preemption())
+    await harness.handle(a_preemption())
     exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.PREEMPTED
     assert [rank.signal for rank in exited.exit.ranks] == [10, 10]
@@ -164,7 +164,7 @@ async def test_signal_mode(harness: LauncherHarness) -> None:
 
 @in_a_world(script=Script(steps=2, step_seconds=0.5, code=3, failing_rank=1))
 async def test_a_failing_rank_ends_the_gang(harness: LauncherHarness) -> None:
-    await harness.handle_events(an_assignment(ranks=3))
+    await harness.handle(an_assignment(ranks=3))
     exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert exited.exit.detail == "rank 1 ended with code 3"
@@ -172,11 +172,11 @@ async def test_a_failing_rank_ends_the_gang(harness: LauncherHarness) -> None:
 
 @in_a_world()
 async def test_killed_before_it_was_assigned(harness: LauncherHarness) -> None:
-    await harness.handle_events(a_kill())
+    await harness.handle(a_kill())
     await harness.run_loops(3)
     [stone] = await runs(harness)
     assert stone.state is RunState.EARLY_REQUEST
-    await harness.handle_events(an_assignment())
+    await harness.handle(an_assignment())
     exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     assert harness.cluster.starts == []
@@ -186,9 +186,9 @@ async def test_killed_before_it_was_assigned(harness: LauncherHarness) -> None:
 @in_a_world(script=ENDLESS)
 async def test_killed_while_its_launch_is_under_way(harness: LauncherHarness) -> None:
     """The kill is recorded after the launch was asked for and before it was carried out."""
-    await harness.handle_events(an_assignment())
+    await harness.handle(an_assignment())
     await harness.launcher.reconcile(harness.epoch)
-    await harness.handle_events(a_kill())
+    await harness.handle(a_kill())
     # As the two loops may fall: the launch goes out while the end is being decided.
     acting = asyncio.ensure_future(harness.launcher.act(harness.epoch))
     await pause(0)
@@ -205,7 +205,7 @@ async def test_killed_while_its_launch_is_under_way(harness: LauncherHarness) ->
 
 @in_a_world(script=ENDLESS)
 async def test_a_node_lost_with_its_power(harness: LauncherHarness) -> None:
-    await harness.handle_events(an_assignment(ranks=2))
+    await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
     harness.cluster.power_off("local-1")
     lost_at = harness.clock.now()
@@ -223,7 +223,7 @@ async def test_a_node_lost_with_its_power(harness: LauncherHarness) -> None:
 
 @in_a_world(script=Script(steps=8, step_seconds=0.5))
 async def test_a_short_silence_costs_nothing(harness: LauncherHarness) -> None:
-    await harness.handle_events(an_assignment(ranks=2))
+    await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
     harness.cluster.silence("local-1")
     for _ in range(20):
@@ -237,9 +237,7 @@ async def test_a_short_silence_costs_nothing(harness: LauncherHarness) -> None:
 @in_a_world()
 async def test_calls_that_fail_are_tried_again(harness: LauncherHarness) -> None:
     harness.cluster.failure_rate = 0.5
-    await harness.handle_events(
-        *(an_assignment(task=f"task{letter}", ranks=2) for letter in "abcd")
-    )
+    await harness.handle(*(an_assignment(task=f"task{letter}", ranks=2) for letter in "abcd"))
     for letter in "abcd":
         exited = await harness.until_exited(task=f"task{letter}")
         assert exited.exit.kind is ExitKind.OK
@@ -251,11 +249,11 @@ async def test_a_failed_action_that_is_no_longer_wanted_is_not_due_for_ever(
     harness: LauncherHarness,
 ) -> None:
     harness.cluster.failure_rate = 1.0
-    await harness.handle_events(an_assignment())
+    await harness.handle(an_assignment())
     await harness.run_loops(4)
     assert harness.launcher._failed
     harness.cluster.failure_rate = 0.0
-    await harness.handle_events(a_kill())
+    await harness.handle(a_kill())
     await harness.until_exited()
     await harness.run_loops(4)
     await pause(10)
@@ -268,7 +266,7 @@ async def test_a_timer_that_ended_a_hair_early_is_followed_by_a_pause(
     harness: LauncherHarness,
 ) -> None:
     harness.cluster.failure_rate = 1.0
-    await harness.handle_events(an_assignment())
+    await harness.handle(an_assignment())
     await harness.run_loops(4)
     [(launch, (count, _))] = harness.launcher._failed.items()
     harness.cluster.failure_rate = 0.0
@@ -287,7 +285,7 @@ async def test_a_timer_that_ended_a_hair_early_is_followed_by_a_pause(
 
 @in_a_world(script=ENDLESS)
 async def test_a_run_without_a_row_is_ended(harness: LauncherHarness) -> None:
-    await harness.handle_events(an_assignment(ranks=2))
+    await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
     async with harness.store.transaction(epoch=harness.epoch) as tx:
         tx.delete(Run, "task", 1)
@@ -319,7 +317,7 @@ async def test_ending_a_run_without_a_row_pauses_between_tries(
     harness: LauncherHarness,
 ) -> None:
     harness.cluster.kill_seconds_max = 60.0
-    await harness.handle_events(an_assignment(ranks=2))
+    await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
     async with harness.store.transaction(epoch=harness.epoch) as tx:
         tx.delete(Run, "task", 1)
@@ -332,7 +330,7 @@ async def test_ending_a_run_without_a_row_pauses_between_tries(
 async def test_a_deposed_launcher_that_may_not_fence_a_node_goes_on(
     harness: LauncherHarness,
 ) -> None:
-    await harness.handle_events(an_assignment())
+    await harness.handle(an_assignment())
     await harness.until_started()
     await FakeRuntime(harness.cluster).lead(harness.epoch + 1)
     harness.cluster.silence("local-0")
@@ -344,7 +342,7 @@ async def test_a_deposed_launcher_that_may_not_fence_a_node_goes_on(
 
 @in_a_world(script=ENDLESS)
 async def test_ports_are_leased_apart(harness: LauncherHarness) -> None:
-    await harness.handle_events(*(an_assignment(task=f"task{letter}") for letter in "abc"))
+    await harness.handle(*(an_assignment(task=f"task{letter}") for letter in "abc"))
     await harness.run_loops(3)
     ports = {run.ranks[0].order.env["MASTER_PORT"] for run in harness.cluster.runs.values()}
     assert len(ports) == 3
@@ -375,7 +373,7 @@ def test_a_port_of_another_program_is_skipped() -> None:
             async with running_cluster(
                 LauncherHarness(limits=limits(ports=ports), script=ENDLESS)
             ) as harness:
-                await harness.handle_events(an_assignment())
+                await harness.handle(an_assignment())
                 await harness.until_started()
                 env = harness.cluster.runs[RUN].ranks[0].order.env
                 assert env["MASTER_PORT"] == str(port + 1)
@@ -385,10 +383,10 @@ def test_a_port_of_another_program_is_skipped() -> None:
 
 @in_a_world(script=ENDLESS, limits=limits(ports=PortRange(23_000, 23_000)))
 async def test_without_a_free_port_a_gang_waits(harness: LauncherHarness) -> None:
-    await harness.handle_events(an_assignment(task="taska"), an_assignment(task="taskb"))
+    await harness.handle(an_assignment(task="taska"), an_assignment(task="taskb"))
     await harness.run_loops(5)
     assert len(harness.cluster.runs) == 1
-    await harness.handle_events(a_kill(task="taska"))
+    await harness.handle(a_kill(task="taska"))
     await harness.until_exited(task="taska")
     await harness.until_started(task="taskb")
 
@@ -396,7 +394,7 @@ async def test_without_a_free_port_a_gang_waits(harness: LauncherHarness) -> Non
 @in_a_world(script=Script(steps=3, step_seconds=0.5))
 async def test_a_gang_whose_ranks_are_pending_for_a_while(harness: LauncherHarness) -> None:
     harness.cluster.pending_seconds_max = 20.0
-    await harness.handle_events(an_assignment(ranks=3))
+    await harness.handle(an_assignment(ranks=3))
     started = await harness.until_started()
     delayed = await harness.published(RunDelayed)
     assert delayed
@@ -413,9 +411,9 @@ async def test_a_gang_whose_ranks_are_pending_for_a_while(harness: LauncherHarne
 @in_a_world(script=ENDLESS)
 async def test_a_pending_gang_that_is_killed(harness: LauncherHarness) -> None:
     harness.cluster.pending_seconds_max = 50.0
-    await harness.handle_events(an_assignment(ranks=3))
+    await harness.handle(an_assignment(ranks=3))
     await harness.run_loops(3)
-    await harness.handle_events(a_kill())
+    await harness.handle(a_kill())
     exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
     await pause(60)
@@ -431,7 +429,7 @@ def test_a_refused_launch_is_cleaned_up(fault: Fault, kind: ExitKind) -> None:
     async def main() -> None:
         async with running_cluster(LauncherHarness(script=ENDLESS)) as harness:
             harness.cluster.refusal_rate, harness.cluster.refusals = 1.0, (fault,)
-            await harness.handle_events(an_assignment(ranks=3))
+            await harness.handle(an_assignment(ranks=3))
             exited = await harness.until_exited()
             assert (exited.exit.kind, exited.exit.detail) == (kind, f"{fault}, says the cluster")
             assert await harness.published(RunStarted) == []
@@ -444,16 +442,16 @@ def test_a_refused_launch_is_cleaned_up(fault: Fault, kind: ExitKind) -> None:
 
 @in_a_world(script=ENDLESS, limits=limits(actions_parallel_max=1))
 async def test_a_flood_of_launches_does_not_delay_ends(harness: LauncherHarness) -> None:
-    await harness.handle_events(an_assignment(task="first"))
+    await harness.handle(an_assignment(task="first"))
     await harness.until_started(task="first")
     tasks = [f"t{letter}" for letter in "abcdefghijklmnopqrst"]
-    await harness.handle_events(*(an_assignment(task=task) for task in tasks))
+    await harness.handle(*(an_assignment(task=task) for task in tasks))
     await harness.launcher.reconcile(harness.epoch)
     # Some of them before the next look, and the loop asks to go on at once.
     assert await harness.launcher.act(harness.epoch) == 0.0
     launched = len(harness.cluster.runs) - 1
     assert 0 < launched < 8
-    await harness.handle_events(a_kill(task="first"))
+    await harness.handle(a_kill(task="first"))
     await harness.launcher.reconcile(harness.epoch)
     await harness.launcher.act(harness.epoch)
     assert not any(rank.running for rank in harness.cluster.runs[run_id("first")].ranks.values())
@@ -464,7 +462,7 @@ async def test_a_flood_of_launches_does_not_delay_ends(harness: LauncherHarness)
 @in_a_world()
 async def test_a_runtime_that_cannot_be_scanned(harness: LauncherHarness) -> None:
     """Nothing is concluded, and it is looked at again."""
-    await harness.handle_events(an_assignment())
+    await harness.handle(an_assignment())
     await harness.until_started()
 
     async def blind() -> Listing:
@@ -496,14 +494,14 @@ class _Blind:
 async def whole_story(harness: LauncherHarness) -> None:
     """Two attempts of a gang: preempted with a checkpoint, then resumed to its end."""
     harness.script = Script(steps=6, step_seconds=0.3)
-    await harness.handle_events(an_assignment(ranks=2))
+    await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
-    await harness.handle_events(a_preemption())
+    await harness.handle(a_preemption())
     harness.wanted.add(RUN)
     first = await harness.until_exited()
     assert first.exit.kind is ExitKind.PREEMPTED
     assert first.checkpoint is not None
-    await harness.handle_events(an_assignment(2, ranks=2, resume_from=first.checkpoint))
+    await harness.handle(an_assignment(2, ranks=2, resume_from=first.checkpoint))
     second = await harness.until_exited(2)
     assert second.exit.kind is ExitKind.OK
     assert second.checkpoint == first.checkpoint
@@ -563,7 +561,7 @@ def test_a_crash_at_any_commit_of_the_loop(point: Point) -> None:
                     finally:
                         deciding = False
 
-            harness.database.fault = fault
+            harness.platform.database.fault = fault
             harness.run_loops = run_loops  # type: ignore[method-assign]
             await whole_story(harness)
             await check_story(harness)
@@ -603,9 +601,9 @@ async def test_a_runtime_that_obeys_another_launcher_is_retried_and_reported(
     harness: LauncherHarness,
 ) -> None:
     runtime = ObeysAnother(harness.cluster)
-    harness.handle = lambda: runtime
+    harness.make_runtime = lambda: runtime
     await harness.restart()
-    await harness.handle_events(an_assignment())
+    await harness.handle(an_assignment())
     with structlog.testing.capture_logs() as logs:
         loops = [
             asyncio.ensure_future(turn_for_ever(loop, harness.epoch))

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 from typing import TypeVar
 
 import pytest
 import pytest_asyncio
 
-from libs.bus.memory import MemoryBus
-from libs.bus.memory_broker import MemoryBroker
 from libs.bus.port import BusUnavailableError
 from libs.contracts.base import Message
-from libs.contracts.envelope import Envelope
 from libs.contracts.messages import (
     AckCheckpoint,
     AckCheckpointReply,
@@ -28,14 +23,10 @@ from libs.contracts.messages import (
 )
 from libs.contracts.run_token import verify_run_token
 from libs.service.clock import SystemClock
-from libs.service.definition import Ports
 from libs.service.runner import Runner
-from libs.store.memory import MemoryStore
-from libs.store.memory_database import MemoryDatabase
-from services.launcher.main import WIRING, build
+from services.launcher.main import WIRING
 from services.launcher.settings import LauncherSettings
-from services.launcher.tables import TABLES
-from tests.services.launcher.makers import (
+from tests.kit.launcher_builders import (
     KEY,
     a_kill,
     a_preemption,
@@ -43,14 +34,16 @@ from tests.services.launcher.makers import (
     an_assignment,
     run_id,
 )
+from tests.kit.memory import MemoryPlatform
 
 M = TypeVar("M", bound=Message)
 
 
-class Platform:
-    """Bus and database in memory, and the events published so far."""
+class RunningLauncher(MemoryPlatform):
+    """A launcher's process and the events that it has published so far."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(SystemClock())
         key = folder / "key"
         key.write_text(KEY.decode())
         self.settings = LauncherSettings(
@@ -63,11 +56,7 @@ class Platform:
             exit_grace_seconds=0.5,
             tasks_as_root=True,
         )
-        self.broker = MemoryBroker(Random(1))
-        self.database = MemoryDatabase()
-        self.scheduler = MemoryBus(self.broker, "scheduler")
-        self.gateway = MemoryBus(self.broker, "gateway", [RunStarted, RunExited, NodeChanged])
-        self.ids = itertools.count(1)
+        self.gateway = self.bus("gateway", [RunStarted, RunExited, NodeChanged])
         self.received: list[Message] = []
         self.running: asyncio.Task[None] | None = None
         self.consumer = self.gateway.consumer()
@@ -78,25 +67,13 @@ class Platform:
 
     def start(self) -> None:
         """A launcher's process."""
-        store = MemoryStore(
-            self.database,
-            TABLES,
-            clock=SystemClock(),
-            source="launcher",
-            new_id=lambda: f"id-{next(self.ids)}",
-        )
-        ports = Ports(store, MemoryBus(self.broker, "launcher", WIRING.consumes), SystemClock())
-        runner = Runner(build(self.settings, ports), self.settings)
+        runner = Runner(self.build(WIRING, self.settings), self.settings)
         self.running = asyncio.ensure_future(runner.run())
 
     async def stop(self) -> None:
         assert self.running is not None
         self.running.cancel()
         await asyncio.wait([self.running])
-
-    async def send(self, event: Message) -> None:
-        now = SystemClock().now()
-        await self.scheduler.publish([Envelope(f"s{next(self.ids)}", "scheduler", now, event)])
 
     async def ack(self, step: int, attempt: int = 1) -> AckCheckpointReply:
         command = AckCheckpoint(task_id="task", attempt=attempt, step=step, uri=f"/c/{step}")
@@ -129,8 +106,8 @@ class Platform:
 
 
 @pytest_asyncio.fixture
-async def platform(tmp_path: Path) -> AsyncIterator[Platform]:
-    made = Platform(tmp_path)
+async def launcher(tmp_path: Path) -> AsyncIterator[RunningLauncher]:
+    made = RunningLauncher(tmp_path)
     made.start()
     await made.receive(NodeChanged, 2)
     yield made
@@ -142,73 +119,75 @@ def sh(script: str, ranks: int = 1, mode: PreemptMode = PreemptMode.SDK) -> Mess
     return an_assignment(spec=spec, ranks=ranks)
 
 
-async def test_a_gang_runs_to_its_end(platform: Platform) -> None:
-    await platform.send(sh("echo rank $RANK of $WORLD_SIZE at $MASTER_PORT", ranks=2))
-    started = await platform.receive(RunStarted)
-    exited = await platform.receive(RunExited)
+async def test_a_gang_runs_to_its_end(launcher: RunningLauncher) -> None:
+    await launcher.publish(sh("echo rank $RANK of $WORLD_SIZE at $MASTER_PORT", ranks=2))
+    started = await launcher.receive(RunStarted)
+    exited = await launcher.receive(RunExited)
     assert len(started.placements) == 2
     assert exited.exit.kind is ExitKind.OK
-    assert "rank 0 of 2 at 2" in platform.output.read_text()
+    assert "rank 0 of 2 at 2" in launcher.output.read_text()
 
 
-async def test_the_task_gets_a_token_that_the_gateway_accepts(platform: Platform) -> None:
-    await platform.send(sh("echo $SHIFTWORK_RUN_TOKEN"))
-    await platform.receive(RunExited)
-    assert verify_run_token(KEY, platform.output.read_text().strip()) == run_id()
+async def test_the_task_gets_a_token_that_the_gateway_accepts(launcher: RunningLauncher) -> None:
+    await launcher.publish(sh("echo $SHIFTWORK_RUN_TOKEN"))
+    await launcher.receive(RunExited)
+    assert verify_run_token(KEY, launcher.output.read_text().strip()) == run_id()
 
 
-async def test_the_platforms_python_finds_the_sdk(platform: Platform) -> None:
-    await platform.send(sh("python -c 'import shiftwork; print(shiftwork.__name__)'"))
-    exited = await platform.receive(RunExited)
+async def test_the_platforms_python_finds_the_sdk(launcher: RunningLauncher) -> None:
+    await launcher.publish(sh("python -c 'import shiftwork; print(shiftwork.__name__)'"))
+    exited = await launcher.receive(RunExited)
     if exited.exit.kind is not ExitKind.OK:
         pytest.skip("the SDK is not installed beside this interpreter")
-    assert platform.output.read_text().strip() == "shiftwork"
+    assert launcher.output.read_text().strip() == "shiftwork"
 
 
-async def test_preempted_by_acknowledgement(platform: Platform) -> None:
-    await platform.send(sh("echo ready; exec sleep 300"))
-    await platform.receive(RunStarted)
-    await platform.prints("ready")
-    await platform.send(a_preemption())
+async def test_preempted_by_acknowledgement(launcher: RunningLauncher) -> None:
+    await launcher.publish(sh("echo ready; exec sleep 300"))
+    await launcher.receive(RunStarted)
+    await launcher.prints("ready")
+    await launcher.publish(a_preemption())
     await asyncio.sleep(0.1)
-    reply = await platform.ack(7)
+    reply = await launcher.ack(7)
     assert reply.checkpoint is not None
-    exited = await platform.receive(RunExited)
+    exited = await launcher.receive(RunExited)
     assert (exited.exit.kind, exited.checkpoint) == (ExitKind.PREEMPTED, reply.checkpoint)
-    late = await platform.ack(8)
+    late = await launcher.ack(8)
     assert late.refusal is not None
 
 
-async def test_preempted_by_signal(platform: Platform) -> None:
+async def test_preempted_by_signal(launcher: RunningLauncher) -> None:
     script = "trap 'exit 75' USR1; echo ready; while :; do sleep 0.01; done"
-    await platform.send(sh(script, mode=PreemptMode.SIGNAL))
-    await platform.receive(RunStarted)
-    await platform.prints("ready")
-    await platform.send(a_preemption())
-    exited = await platform.receive(RunExited)
+    await launcher.publish(sh(script, mode=PreemptMode.SIGNAL))
+    await launcher.receive(RunStarted)
+    await launcher.prints("ready")
+    await launcher.publish(a_preemption())
+    exited = await launcher.receive(RunExited)
     assert (exited.exit.kind, exited.exit.ranks[0].code) == (ExitKind.PREEMPTED, 75)
 
 
-async def test_a_launcher_that_dies_loses_nothing(platform: Platform) -> None:
-    await platform.send(sh("echo ready; sleep 0.5; echo more; exec sleep 300"))
-    await platform.receive(RunStarted)
-    await platform.prints("ready")
-    await platform.stop()
+async def test_a_launcher_that_dies_loses_nothing(launcher: RunningLauncher) -> None:
+    await launcher.publish(sh("echo ready; sleep 0.5; echo more; exec sleep 300"))
+    await launcher.receive(RunStarted)
+    await launcher.prints("ready")
+    await launcher.stop()
     await asyncio.sleep(0.6)
-    await platform.send(a_kill())
-    platform.start()
-    exited = await platform.receive(RunExited)
+    await launcher.publish(a_kill())
+    launcher.start()
+    exited = await launcher.receive(RunExited)
     assert exited.exit.kind is ExitKind.KILLED
-    assert platform.output.read_text() == "ready\nmore\n"
-    assert [type(message) for message in platform.received].count(RunStarted) == 1
+    assert launcher.output.read_text() == "ready\nmore\n"
+    assert [type(message) for message in launcher.received].count(RunStarted) == 1
 
 
-async def test_an_exit_without_a_launcher_is_published_by_the_next_one(platform: Platform) -> None:
-    await platform.send(sh("echo ready; sleep 0.2; exit 4"))
-    await platform.receive(RunStarted)
-    await platform.stop()
+async def test_an_exit_without_a_launcher_is_published_by_the_next_one(
+    launcher: RunningLauncher,
+) -> None:
+    await launcher.publish(sh("echo ready; sleep 0.2; exit 4"))
+    await launcher.receive(RunStarted)
+    await launcher.stop()
     await asyncio.sleep(0.4)
-    platform.start()
-    exited = await platform.receive(RunExited)
+    launcher.start()
+    exited = await launcher.receive(RunExited)
     assert (exited.exit.kind, exited.exit.ranks[0].code) == (ExitKind.FAILED, 4)
     assert exited.exit.detail == "rank 0 ended with code 4"

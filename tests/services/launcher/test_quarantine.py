@@ -35,10 +35,11 @@ from services.launcher.domain.reconcile import failed_nodes_of
 from services.launcher.handlers import set_schedulable
 from services.launcher.loop import record
 from services.launcher.tables import TABLES
-from tests.builders import a_spec
-from tests.harness.virtual_time import virtually
+from tests.kit.builders import a_spec
+from tests.kit.clock import at
+from tests.kit.launcher_builders import a_kill, a_listing, a_node, an_assignment
+from tests.kit.virtual_time import virtually
 from tests.services.launcher.launcher_harness import LauncherHarness
-from tests.services.launcher.makers import a_kill, a_listing, a_node, an_assignment, at
 
 POLICY = QuarantinePolicy(after=3, seconds=600.0, seconds_max=1000.0)
 LEASES = LeasePolicy(lease=timedelta(seconds=5), fence=timedelta(seconds=15))
@@ -163,12 +164,12 @@ async def hang(harness: LauncherHarness, *tasks: str, nodes: tuple[int, ...] = (
             for rank, node in enumerate(nodes)
         )
         changes = {"task_id": task, "owner": task[:3], "placements": places}
-        await harness.handle_events(an_assignment(ranks=len(nodes)).model_copy(update=changes))
+        await harness.handle(an_assignment(ranks=len(nodes)).model_copy(update=changes))
         await harness.run_loops(5)
-        await harness.handle_events(a_kill(task=task, code=ReasonCode.START_EXPIRED))
+        await harness.handle(a_kill(task=task, code=ReasonCode.START_EXPIRED))
         ended = await harness.until_exited(task=task)
         assert ended.exit.kind is ExitKind.KILLED
-    rows = harness.database.rows(TABLES, NodeRow).values()
+    rows = harness.platform.database.rows(TABLES, NodeRow).values()
     return {row.node_id for row in rows if row.quarantined_until is not None}
 
 
@@ -214,11 +215,11 @@ def test_a_run_that_somebody_ends_before_it_begins_counts_against_no_node() -> N
     async def main() -> None:
         harness = await a_world_in_which_nothing_starts()
         for task in ("adaa", "bobb", "annc", "eved"):
-            await harness.handle_events(
+            await harness.handle(
                 an_assignment().model_copy(update={"task_id": task, "owner": task})
             )
             await harness.run_loops(5)
-            await harness.handle_events(a_kill(task=task))
+            await harness.handle(a_kill(task=task))
             await harness.until_exited(task=task)
         assert await hang(harness) == set()
 

@@ -20,10 +20,11 @@ from services.launcher.main import WIRING
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster
 from services.launcher.runtimes.port import RuntimeDeniedError
-from tests.services.launcher.makers import KEY, START, a_node
+from tests.kit.clock import START
+from tests.kit.launcher_builders import KEY, a_node
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 
 RUN = RunId("task", 1)

@@ -7,8 +7,8 @@ from libs.contracts.messages import Role
 from libs.contracts.run_token import make_run_token
 from services.launcher.domain.model import RunState
 from services.launcher.run_orders import build_order
+from tests.kit.launcher_builders import KEY, a_checkpoint, a_run, a_spec, placements, run_id
 from tests.services.launcher.launcher_harness import SITE
-from tests.services.launcher.makers import KEY, a_checkpoint, a_run, a_spec, placements, run_id
 
 TOKEN = make_run_token(KEY, run_id())
 

@@ -16,17 +16,17 @@ from libs.service.loop import pause
 from services.launcher.domain.model import NodeRow, PastRun, PortLease, Run
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.tables import TABLES
-from tests.harness.virtual_time import virtually
+from tests.kit.launcher_builders import an_assignment
+from tests.kit.virtual_time import virtually
 from tests.services.launcher.launcher_harness import LauncherHarness, running_cluster
-from tests.services.launcher.makers import an_assignment
 
 
 def break_row(harness: LauncherHarness, kind: type[Any], *key: object, column: str) -> None:
-    harness.database.break_row(TABLES, kind, *key, column=column)
+    harness.platform.database.break_row(TABLES, kind, *key, column=column)
 
 
 def repair(harness: LauncherHarness, kind: type[Any]) -> None:
-    harness.database.schema(TABLES.schema).table(TABLES.shape(kind)).broken.clear()
+    harness.platform.database.schema(TABLES.schema).table(TABLES.shape(kind)).broken.clear()
 
 
 async def past_run(harness: LauncherHarness, task: str = "task") -> PastRun | None:
@@ -77,7 +77,7 @@ def test_a_node_with_an_unreadable_row_is_still_listed_by_reemit() -> None:
 def test_runs_start_and_end_on_a_node_that_cannot_be_read() -> None:
     async def main() -> None:
         async with running_cluster(LauncherHarness(nodes=1)) as harness:
-            await harness.handle_events(an_assignment())
+            await harness.handle(an_assignment())
             await harness.run_loops()
             # It is started, and nobody notes it: the next leader's first look shows it.
             await harness.launcher.act(harness.epoch)
@@ -94,12 +94,12 @@ def test_runs_start_and_end_on_a_node_that_cannot_be_read() -> None:
 def test_a_run_stays_while_the_row_that_is_to_remember_it_cannot_be_read() -> None:
     async def main() -> None:
         async with running_cluster(LauncherHarness(nodes=1)) as harness:
-            await harness.handle_events(an_assignment())
+            await harness.handle(an_assignment())
             await harness.until_exited()
             await harness.until(lambda: not harness.store.resident(Run))
             first = await past_run(harness)
             assert first is not None
-            await harness.handle_events(an_assignment(attempt=2), an_assignment(task="other"))
+            await harness.handle(an_assignment(attempt=2), an_assignment(task="other"))
             break_row(harness, PastRun, "task", column="exit")
             await harness.restart()
             await harness.until_exited(attempt=2)
@@ -125,13 +125,13 @@ def test_a_port_in_a_lease_that_cannot_be_read_is_not_leased_again() -> None:
         harness = LauncherHarness(nodes=2, script=Script(steps=100_000, step_seconds=0.5))
         await harness.start()
         await harness.run_loops(2)
-        await harness.handle_events(an_assignment())
+        await harness.handle(an_assignment())
         await harness.until_started()
         (lease,) = harness.store.resident(PortLease).values()
         break_row(harness, PortLease, lease.port, column="task_id")
         await harness.restart()
         await harness.run_loops(2)
-        await harness.handle_events(an_assignment(task="other"))
+        await harness.handle(an_assignment(task="other"))
         await harness.until_started(task="other")
         assert [each.key for each in harness.store.unreadable(PortLease)] == [(lease.port,)]
 

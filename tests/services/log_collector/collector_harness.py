@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from random import Random
+from dataclasses import replace
 from typing import Any
 
-from libs.bus.memory import MemoryBus
-from libs.bus.memory_broker import MemoryBroker
-from libs.contracts.base import Message
+from libs.bus.port import Bus
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import (
     ExitKind,
@@ -21,52 +15,18 @@ from libs.contracts.messages import (
     RunExited,
     RunStarted,
 )
-from libs.service.definition import Ports, Service
-from libs.store.memory import MemoryDatabase, MemoryStore
+from libs.service.definition import Service
 from libs.store.port import Store
-from services.log_collector.archives.port import Archive, Write
+from services.log_collector.archives.memory import MemoryArchive
+from services.log_collector.archives.port import Archive
 from services.log_collector.domain import OutputKey, Timestamp
-from services.log_collector.handlers import HANDLERS
-from services.log_collector.main import build
+from services.log_collector.main import WIRING
 from services.log_collector.settings import LogCollectorSettings
-from services.log_collector.sources.memory import MemorySource
 from services.log_collector.sources.port import LogSource
 from services.log_collector.store import OutputRow
-from services.log_collector.tables import TABLES
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def at(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
-
-
-@dataclass
-class ManualClock:
-    """A clock moved by hand."""
-
-    moment: datetime = START
-
-    def now(self) -> datetime:
-        return self.moment
-
-    def advance(self, seconds: float) -> None:
-        self.moment += timedelta(seconds=seconds)
-
-
-def numbers() -> Callable[[], str]:
-    counter = itertools.count(1)
-    return lambda: f"event-{next(counter)}"
-
-
-def a_store(clock: ManualClock, database: MemoryDatabase | None = None) -> MemoryStore:
-    return MemoryStore(
-        database or MemoryDatabase(),
-        TABLES,
-        clock=clock,
-        source="log_collector",
-        new_id=numbers(),
-    )
+from tests.kit.clock import at
+from tests.kit.memory import MemoryPlatform
+from tests.kit.service import ServiceHarness
 
 
 def settings_with(**changes: Any) -> LogCollectorSettings:
@@ -102,143 +62,81 @@ def exited(ranks: int = 1, attempt: int = 1, seconds: float = 0.0, task: str = "
     return RunExited(task_id=task, attempt=attempt, exit=ended, placements=gang(ranks))
 
 
-class CrashError(Exception):
-    """The process dies here."""
+class CollectorHarness(ServiceHarness):
+    """The service and the chunks that it published for live readers."""
 
+    def __init__(
+        self,
+        source: LogSource,
+        archive: Archive,
+        settings: LogCollectorSettings,
+        *,
+        platform: MemoryPlatform,
+        store: Store | None = None,
+    ) -> None:
+        self.archive = archive
+        self.chunks: list[LogChunk] = []
+        parts: dict[str, Any] = {"source": source, "archive": archive}
+        super().__init__(platform, WIRING, settings, store=store, **parts)
 
-@dataclass
-class CrashingArchive:
-    """Dies before or after one of its next calls that change something."""
+    @property
+    def bus(self) -> Bus:
+        return self.service.ports.bus
 
-    archive: Archive
-    # How many more such points are passed; None: no crash.
-    points_left: int | None = None
+    def _build(self, store: Store | None = None) -> Service:
+        service = super()._build(store)
+        bus, send = service.ports.bus, service.ports.bus.send_telemetry
 
-    def _pass(self) -> None:
-        if self.points_left is not None:
-            self.points_left -= 1
-            if self.points_left < 0:
-                raise CrashError
+        async def recorded(envelope: Envelope) -> None:
+            self.chunks.append(envelope.message)
+            await send(envelope)
 
-    async def write(self, writes: Sequence[Write]) -> None:
-        self._pass()
-        for write in writes:
-            for data in (b"", write.data[: len(write.data) // 2]):
-                await self.archive.write([replace(write, data=data)])
-                self._pass()
-            await self.archive.write([write])
-        self._pass()
+        bus.send_telemetry = recorded  # type: ignore[method-assign]
+        return service
 
-    async def sync(self, keys: Sequence[OutputKey]) -> None:
-        self._pass()
-        await self.archive.sync(keys)
-        self._pass()
-
-    async def read(self, key: OutputKey, offset: int, bytes_max: int) -> bytes:
-        return await self.archive.read(key, offset, bytes_max)
-
-    async def size(self, key: OutputKey) -> int:
-        return await self.archive.size(key)
-
-    async def sizes(self, keys: Sequence[OutputKey]) -> list[int]:
-        return await self.archive.sizes(keys)
-
-    async def timestamps(self, key: OutputKey, first: int, count: int) -> list[Timestamp]:
-        return await self.archive.timestamps(key, first, count)
-
-    async def partition(
-        self, key: OutputKey, count: int, is_before: Callable[[Timestamp], bool]
-    ) -> int:
-        return await self.archive.partition(key, count, is_before)
-
-    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0) -> None:
-        self._pass()
-        await self.archive.truncate(key, size, timestamps)
-        self._pass()
-
-    async def remove(self, keys: Sequence[OutputKey]) -> None:
-        self._pass()
-        await self.archive.remove(keys)
-
-
-class RecordingBus(MemoryBus):
-    """A bus that records published chunks."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryBroker(Random(1)), "log_collector")
-        self.published: list[LogChunk] = []
-
-    async def send_telemetry(self, envelope: Envelope) -> None:
-        assert isinstance(envelope.message, LogChunk)
-        self.published.append(envelope.message)
-        await super().send_telemetry(envelope)
-
-
-@dataclass
-class CollectorHarness:
-    """One process of log-collector after the other, on the same disk and database."""
-
-    store: Store
-    clock: ManualClock
-    archive: Archive
-    settings: LogCollectorSettings
-    source: LogSource = field(default_factory=MemorySource)
-    epoch: int | None = None
-
-    def __post_init__(self) -> None:
-        self.bus = RecordingBus()
-        self.service = self._build()
-
-    def _build(self) -> Service:
-        ports = Ports(store=self.store, bus=self.bus, clock=self.clock)
-        return build(self.settings, ports, source=self.source, archive=self.archive)
-
-    async def lead(self) -> None:
-        if self.epoch is None:
-            self.epoch = (await self.store.lead()).epoch
-        assert self.service.on_lead is not None
-        await self.service.on_lead(self.epoch)
-
-    async def restart(self, database: MemoryDatabase) -> None:
-        """The process dies, and another one leads."""
-        assert isinstance(self.store, MemoryStore)
-        self.store.crash()
-        self.store, self.epoch = a_store(self.clock, database), None
-        self.service = self._build()
-        await self.lead()
-
-    async def handle_events(self, *events: Message) -> None:
-        for event in events:
-            async with self.store.transaction(epoch=self.epoch) as tx:
-                await HANDLERS[type(event)](tx, event)
-
-    async def query(self, query: Message) -> Any:
-        async with self.store.transaction(epoch=self.epoch) as tx:
-            return await self.service.commands[type(query)](tx, query)
-
-    async def step(self) -> float | None:
+    async def copy_and_record(self) -> float | None:
         """Copy once, then record what is due."""
-        asked = await self.run("copy")
-        await self.run("record")
-        return asked
-
-    async def run(self, loop: str) -> float | None:
-        assert self.epoch is not None
-        (step,) = [each.step for each in self.service.loops if each.name == loop]
-        return await step(self.epoch)
+        pause = await self.step("copy")
+        await self.step("record")
+        return pause
 
     async def settle(self) -> None:
-        """Step until there is nothing more to do at once, and everything is recorded."""
+        """Copy until there is nothing more to do at once, and everything is recorded."""
         for _ in range(1000):
-            if await self.step() != 0.0:
+            if await self.copy_and_record() != 0.0:
                 break
         self.clock.advance(60)
-        await self.step()
-        await self.step()
+        await self.copy_and_record()
+        await self.copy_and_record()
 
-    async def rows(self, kind: type[Any]) -> list[Any]:
-        async with self.store.transaction() as tx:
-            return await tx.select(kind)
+
+async def collecting(
+    source: LogSource,
+    archive: Archive | None = None,
+    settings: LogCollectorSettings | None = None,
+    **more: Any,
+) -> CollectorHarness:
+    """A collector that leads."""
+    parts = {"platform": MemoryPlatform(), **more}
+    made = CollectorHarness(
+        source, archive or MemoryArchive(), settings or settings_with(), **parts
+    )
+    await made.lead()
+    return made
+
+
+async def stored(archive: Archive, rank: int = 0) -> bytes:
+    """All that the archive has of an output."""
+    key = key_of(rank)
+    return await archive.read(key, 0, await archive.size(key))
+
+
+async def times_of(archive: Archive, row: OutputRow) -> list[Timestamp]:
+    """The time stamps that count: as many as the database says."""
+    key = key_of(row.rank, row.attempt)
+    found = await archive.timestamps(key, 0, row.timestamps)
+    assert len(found) == row.timestamps
+    return found
 
 
 async def without_times(harness: CollectorHarness) -> None:
@@ -248,3 +146,12 @@ async def without_times(harness: CollectorHarness) -> None:
         await harness.archive.truncate(key, row.size, 0)
         async with harness.store.transaction(epoch=harness.epoch) as tx:
             tx.put(replace(row, timestamps=0))
+
+
+def check_times(found: list[Timestamp], size: int) -> None:
+    """Every byte has a time, and times never go backwards."""
+    offsets = [each.offset for each in found]
+    assert offsets[:1] == [0] * bool(size)
+    assert offsets == sorted(set(offsets))
+    assert all(offset < size for offset in offsets)
+    assert [each.at for each in found] == sorted(each.at for each in found)

@@ -2,68 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
-from libs.store.connections import Address, connect
-from libs.store.migrate import upgrade
-from libs.store.port import Store
-from libs.store.sql import SqlStore
-from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.main import WIRING
 from services.log_collector.sources.memory import MemorySource
-from services.log_collector.tables import TABLES
-from tests.conftest import run_apart
-from tests.services.log_collector.collector_harness import (
-    CollectorHarness,
-    ManualClock,
-    a_store,
-    numbers,
-    settings_with,
-)
+from tests.services.log_collector.collector_harness import CollectorHarness, collecting
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import PostgresServer
+    from libs.service.wiring import Wiring
+    from libs.store.port import Store
+    from tests.kit.memory import MemoryPlatform
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(scope="package")
-def address(postgres_server: PostgresServer) -> Address:
-    """A database with the service's schema, for all tests; each empties it first."""
-
-    async def prepare() -> Address:
-        role = await (await postgres_server.database()).role("log_collector")
-        made = Address(role.url, role.password)
-        await upgrade(made, TABLES, WIRING.migrations)
-        return made
-
-    return run_apart(prepare())
-
-
-@pytest.fixture(params=["memory", pytest.param("sql", marks=pytest.mark.server)])
-def where(request: pytest.FixtureRequest) -> Address | None:
-    return None if request.param == "memory" else request.getfixturevalue("address")
-
-
-@pytest_asyncio.fixture
-async def store(where: Address | None, clock: ManualClock) -> AsyncIterator[Store]:
-    if where is None:
-        yield a_store(clock)
-        return
-    connection = await connect(where)
-    for table in TABLES.metadata.tables.values():
-        await connection.execute(f'TRUNCATE "{table.schema}"."{table.name}"')
-    await connection.close()
-    made = SqlStore(where, TABLES, clock=clock, source="log_collector", new_id=numbers())
-    yield made
-    await made.close()
+def wiring() -> Wiring:
+    return WIRING
 
 
 @pytest.fixture
@@ -72,7 +28,5 @@ def source() -> MemorySource:
 
 
 @pytest_asyncio.fixture
-async def harness(store: Store, clock: ManualClock, source: MemorySource) -> CollectorHarness:
-    made = CollectorHarness(store, clock, MemoryArchive(), settings_with(), source)
-    await made.lead()
-    return made
+async def harness(store: Store, platform: MemoryPlatform, source: MemorySource) -> CollectorHarness:
+    return await collecting(source, platform=platform, store=store)

@@ -25,7 +25,7 @@ from services.log_collector.domain import (
     start_since,
 )
 from services.log_collector.settings import LogCollectorSettings
-from tests.services.log_collector.collector_harness import at
+from tests.kit.clock import at
 
 # Lines, half lines and bytes that are no text at all.
 outputs = st.lists(st.sampled_from([b"\n", b"a", b"line\n", b"\xff\xfe", b"\r", b"long " * 9])).map(

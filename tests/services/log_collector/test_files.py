@@ -20,7 +20,8 @@ from services.log_collector.domain import (
 )
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.port import ReadRequest, ReadResult
-from tests.services.log_collector.collector_harness import at, key_of
+from tests.kit.clock import at
+from tests.services.log_collector.collector_harness import key_of
 
 
 @pytest.fixture(params=["memory", "files"])

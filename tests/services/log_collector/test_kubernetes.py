@@ -16,7 +16,6 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.store.memory import MemoryDatabase
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.domain import Address, OutputKey
 from services.log_collector.sources.kubernetes import KubernetesSource
@@ -25,9 +24,7 @@ from services.log_collector.sources.kubernetes_streams import GAP, Finder, Place
 from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 from services.log_collector.store import OutputRow, RunRow
 from tests.services.log_collector.collector_harness import (
-    CollectorHarness,
-    ManualClock,
-    a_store,
+    collecting,
     exited,
     key_of,
     settings_with,
@@ -416,26 +413,24 @@ async def test_a_source_that_does_not_run_knows_nothing_for_certain(tmp_path: Pa
 
 async def test_restarts_of_collector_and_agent_lose_and_double_nothing(site: Site) -> None:
     """The whole way: pods that write, agents, this source, the collector; everything dies."""
-    rng, clock, database = Random(11), ManualClock(), MemoryDatabase()
-    archive = FileArchive(site.folder / "logs")
+    rng, archive = Random(11), FileArchive(site.folder / "logs")
     containers = {}
     for rank in range(2):
         containers[rank] = site.node(f"n{rank}").create(f"t1-1-{rank}")
         await site.agent(f"n{rank}")
     source = await site.source(fallback_seconds=60.0)
     settings = settings_with(record_bytes=50_000, record_seconds=1.0)
-    harness = CollectorHarness(a_store(clock, database), clock, archive, settings, source)
-    await harness.lead()
-    await harness.handle_events(started(2))
+    harness = await collecting(source, archive, settings)
+    await harness.handle(started(2))
     for _ in range(60):
         for container in containers.values():
             container.write(rng.randbytes(rng.choice([0, 5, 3000, 40_000])).replace(b"\r", b"."))
-        await harness.step()
-        clock.advance(0.2)
+        await harness.copy_and_record()
+        harness.clock.advance(0.2)
         await asyncio.sleep(0.002)
         what = rng.random()
         if what < 0.1:
-            await harness.restart(database)
+            await harness.restart()
         elif what < 0.2:
             containers[rng.randrange(2)].rotate()
             await asyncio.sleep(0.05)
@@ -445,11 +440,11 @@ async def test_restarts_of_collector_and_agent_lose_and_double_nothing(site: Sit
             await agent.start()
     for container in containers.values():
         container.end()
-    await harness.handle_events(exited(2))
+    await harness.handle(exited(2))
 
     async def collected() -> bool:
-        clock.advance(0.2)
-        await harness.step()
+        harness.clock.advance(0.2)
+        await harness.copy_and_record()
         return (await harness.rows(RunRow))[0].collected
 
     await until(collected)

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 from pydantic import ValidationError
 
-from libs.bus.memory import MemoryBus
-from libs.bus.memory_broker import MemoryBroker
-from libs.service.definition import Ports
 from services.log_collector.domain import OutputKey
-from services.log_collector.main import build, source_of
+from services.log_collector.main import WIRING, source_of
 from services.log_collector.sources.files import FileSource
 from services.log_collector.sources.kubernetes import KubernetesSource
 from services.log_collector.sources.kubernetes_options import pod_name
-from tests.services.log_collector.collector_harness import ManualClock, a_store, settings_with
+from tests.kit.memory import MemoryPlatform
+from tests.services.log_collector.collector_harness import settings_with
 
 
 def test_files_need_their_folder() -> None:
@@ -35,10 +32,8 @@ def test_pods_need_the_agents_token_and_no_folder() -> None:
 
 def test_the_service_runs_the_background_work_of_its_source() -> None:
     made = settings_with(source="kubernetes", runs_dir=None, agent_token_file="/run/token")
-    bus, clock = MemoryBus(MemoryBroker(Random(1)), "log_collector"), ManualClock()
-    ports = Ports(store=a_store(clock), bus=bus, clock=clock)
-    assert len(build(made, ports).tasks) == 1
-    assert build(settings_with(), ports).tasks == ()
+    assert len(MemoryPlatform().build(WIRING, made).tasks) == 1
+    assert MemoryPlatform().build(WIRING, settings_with()).tasks == ()
     assert isinstance(source_of(made), KubernetesSource)
 
 

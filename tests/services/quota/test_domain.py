@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import Placement, Priority, Quota, RefusalCode, SetQuota, Unit
 from services.quota.domain import Holder, Use, check, group_token, held, scope_of, usage
-from tests.services.quota.world import START
+from tests.kit.clock import START
 
 GOOD: dict[str, Any] = {"group": "train", "user": "ann", "unit": Unit.GPUS, "limit": 8}
 

@@ -11,8 +11,8 @@ from prometheus_client import REGISTRY
 from libs.contracts.messages import RunAssigned
 from services.scheduler import store
 from services.scheduler.domain.model.rows import Task
-from tests.builders import a_node, a_spec, a_task
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.kit.builders import a_node, a_spec, a_task
+from tests.services.scheduler.scheduler_harness import SchedulerHarness
 
 NODES = (a_node("a0", group="a"), a_node("b0", group="b"), a_node("c0", group="c"))
 
@@ -25,14 +25,12 @@ def of(group: str, task_id: str, *, submitted: float = 0.0, **spec: object) -> T
     return a_task(task_id, spec=a_spec(group=group, **spec), submitted=submitted)
 
 
-async def a_world(**settings: object) -> World:
-    world = await World(**settings).start()
-    await world.hear(*(node_changed(node) for node in NODES), inventory_of(*NODES))
-    return world
+async def a_scheduler(**settings: object) -> SchedulerHarness:
+    return await SchedulerHarness(**settings).start(*NODES)
 
 
-async def started(world: World) -> list[str]:
-    return [each.task_id for each in await world.said() if isinstance(each, RunAssigned)]
+async def started(scheduler: SchedulerHarness) -> list[str]:
+    return [each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)]
 
 
 def metric(name: str, **labels: str) -> float:

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from libs.contracts.messages import CheckpointSaved, ExitKind, Priority
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
 from services.scheduler.domain.model.rows import Task
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_spec,
     a_task,
@@ -19,7 +19,7 @@ from tests.builders import (
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.scheduler_harness import SchedulerHarness, node_changed
 
 
 def gauges(metrics: ClusterMetrics = METRICS) -> dict[str, dict[str, float]]:
@@ -36,21 +36,18 @@ def counted(name: str) -> float:
     return REGISTRY.get_sample_value(name, {"group": "default"}) or 0.0
 
 
-def counted_afresh(world: World) -> dict[str, dict[str, float]]:
+def counted_afresh(scheduler: SchedulerHarness) -> dict[str, dict[str, float]]:
     metrics = ClusterMetrics()
-    metrics.loaded(world.service.loops[0].step.__self__.index)  # type: ignore[attr-defined]
+    metrics.loaded(scheduler.service.loops[0].step.__self__.index)  # type: ignore[attr-defined]
     return gauges(metrics)
 
 
-async def a_world(nodes: int) -> World:
-    world = await World().start()
-    some = some_nodes(nodes)
-    await world.hear(*(node_changed(node) for node in some), inventory_of(*some))
-    return world
+async def a_scheduler(nodes: int) -> SchedulerHarness:
+    return await SchedulerHarness().start(*some_nodes(nodes))
 
 
 async def test_tasks_nodes_and_gpus_are_counted_through_a_whole_preemption() -> None:
-    world = await a_world(1)
+    scheduler = await a_scheduler(1)
     before = {
         name: counted(f"shiftwork_{name}")
         for name in (
@@ -62,33 +59,33 @@ async def test_tasks_nodes_and_gpus_are_counted_through_a_whole_preemption() -> 
         )
     }
     total = gauges()["gpus"]["free"]
-    await world.hear(submitted_event(a_task("low", priority=Priority.LOW)))
-    await world.settle()
-    await world.hear(started_event(await world.task("low")))
+    await scheduler.handle(submitted_event(a_task("low", priority=Priority.LOW)))
+    await scheduler.settle()
+    await scheduler.handle(started_event(await scheduler.task("low")))
     assert gauges() == {
         "tasks": {"running": 1.0},
         "nodes": {"ready": 1.0},
         "gpus": {"used": total},
     }
 
-    world.clock.to(20)
-    await world.hear(submitted_event(a_task("high", priority=Priority.HIGH, submitted=20)))
-    await world.settle()
+    scheduler.clock.move_to(20)
+    await scheduler.handle(submitted_event(a_task("high", priority=Priority.HIGH, submitted=20)))
+    await scheduler.settle()
     assert gauges()["tasks"] == {"preempting": 1.0, "queued": 1.0}
 
     saved = a_checkpoint(1, saved=23)
-    await world.hear(CheckpointSaved(task_id="low", attempt=1, checkpoint=saved))
-    world.clock.to(25)
-    await world.hear(
-        exited_event(await world.task("low"), ExitKind.PREEMPTED, now=25, checkpoint=saved)
+    await scheduler.handle(CheckpointSaved(task_id="low", attempt=1, checkpoint=saved))
+    scheduler.clock.move_to(25)
+    await scheduler.handle(
+        exited_event(await scheduler.task("low"), ExitKind.PREEMPTED, now=25, checkpoint=saved)
     )
-    await world.settle()
+    await scheduler.settle()
     assert gauges()["tasks"] == {"starting": 1.0, "queued": 1.0}
-    assert gauges() == counted_afresh(world)
+    assert gauges() == counted_afresh(scheduler)
 
-    world.clock.to(35)
-    await world.hear(exited_event(await world.task("high"), now=35))
-    await world.settle()
+    scheduler.clock.move_to(35)
+    await scheduler.handle(exited_event(await scheduler.task("high"), now=35))
+    await scheduler.settle()
     assert gauges()["tasks"] == {"starting": 1.0}
     after = {name: counted(f"shiftwork_{name}") - was for name, was in before.items()}
     assert after == {
@@ -102,58 +99,58 @@ async def test_tasks_nodes_and_gpus_are_counted_through_a_whole_preemption() -> 
 
 
 async def test_gpus_of_a_node_that_takes_no_runs_are_neither_used_nor_free() -> None:
-    world = await a_world(3)
+    scheduler = await a_scheduler(3)
     one, two, three = some_nodes(3)
     total = gauges()["gpus"]["free"] / 3
-    await world.hear(
+    await scheduler.handle(
         node_changed(replace(one, version=2, schedulable=False)),
         node_changed(replace(two, version=2, ready=False)),
         node_changed(replace(three, version=2, unusable_gpus=(0,))),
     )
-    await world.settle()
+    await scheduler.settle()
     assert gauges()["nodes"] == {"cordoned": 1.0, "not_ready": 1.0, "ready": 1.0}
     assert gauges()["gpus"] == {"free": total - 1, "unavailable": 2 * total + 1}
-    assert gauges() == counted_afresh(world)
+    assert gauges() == counted_afresh(scheduler)
 
 
 async def test_a_draining_node_is_drained_once_nothing_runs_there() -> None:
-    world = await a_world(1)
+    scheduler = await a_scheduler(1)
     (node,) = some_nodes(1)
-    await world.hear(submitted_event(a_task("runs")))
-    await world.settle()
-    await world.hear(started_event(await world.task("runs")))
-    await world.hear(node_changed(replace(node, version=2, schedulable=False, draining=True)))
-    await world.settle()
+    await scheduler.handle(submitted_event(a_task("runs")))
+    await scheduler.settle()
+    await scheduler.handle(started_event(await scheduler.task("runs")))
+    await scheduler.handle(node_changed(replace(node, version=2, schedulable=False, draining=True)))
+    await scheduler.settle()
     assert gauges()["nodes"] == {"draining": 1.0}
-    await world.hear(exited_event(await world.task("runs"), ExitKind.PREEMPTED, now=5))
-    await world.settle()
+    await scheduler.handle(exited_event(await scheduler.task("runs"), ExitKind.PREEMPTED, now=5))
+    await scheduler.settle()
     assert gauges()["nodes"] == {"drained": 1.0}
     assert gauges()["gpus"].keys() == {"unavailable"}
 
 
 async def test_only_the_leader_reports() -> None:
-    world = await a_world(2)
+    scheduler = await a_scheduler(2)
     assert gauges()["nodes"] == {"ready": 2.0}
-    world.service.on_lead_end()
+    scheduler.service.on_lead_end()
     assert gauges() == {}
-    await world.restart()
+    await scheduler.restart()
     assert gauges()["nodes"] == {"ready": 2.0}
-    assert gauges() == counted_afresh(world)
+    assert gauges() == counted_afresh(scheduler)
 
 
 async def test_groups_that_do_not_exist_have_no_series_of_their_own() -> None:
-    world = await a_world(1)
+    scheduler = await a_scheduler(1)
     for number in range(5):
         spec = a_spec(group=f"g-{number}").model_copy(update={"wait_for_nodes": True})
-        await world.hear(submitted_event(a_task(f"t{number}", spec=spec)))
-    await world.settle()
+        await scheduler.handle(submitted_event(a_task(f"t{number}", spec=spec)))
+    await scheduler.settle()
     (tasks,) = (each for each in METRICS.collect() if each.name == "shiftwork_tasks")
     found = {(each.labels["group"], each.labels["state"]): each.value for each in tasks.samples}
     assert {group for group, _ in found} == {"default", "(other)"}
     assert found["(other)", "queued"] == 5
     assert found["default", "running"] == 0
     for number in range(5):
-        async with world.store.transaction(epoch=world.epoch) as tx:
+        async with scheduler.store.transaction(epoch=scheduler.epoch) as tx:
             await tx.get(Task, f"t{number}")
             tx.delete(Task, f"t{number}")
     assert METRICS._tasks == {}

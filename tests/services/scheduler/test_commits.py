@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from libs.bus.memory import MemoryBus
-from libs.bus.memory_broker import Faults, MemoryBroker
 from libs.contracts.messages import (
     ExitKind,
     Goal,
@@ -19,24 +17,22 @@ from libs.contracts.messages import (
     RunAssigned,
     TaskState,
 )
-from libs.service.definition import Ports
-from libs.store import migrate
-from libs.store.connections import Address, connect
+from libs.store.connections import connect
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
-from libs.store.sql import SqlStore
 from services.scheduler.domain.disciplines.timeshare.discipline import features_of
-from services.scheduler.domain.model.rows import Task
 from services.scheduler.loop import Brain
-from services.scheduler.main import WIRING, build
-from services.scheduler.settings import SchedulerSettings
+from services.scheduler.main import WIRING
 from services.scheduler.store import PoolMemory
 from services.scheduler.tables import TABLES
-from tests.builders import a_task, at, exited_event, some_nodes, started_event, submitted_event
-from tests.services.scheduler.world import Hands, World, inventory_of, node_changed
+from tests.kit.builders import a_task, exited_event, some_nodes, started_event, submitted_event
+from tests.kit.clock import at
+from tests.kit.memory import MemoryPlatform
+from tests.kit.stores import migrated
+from tests.services.scheduler.scheduler_harness import SchedulerHarness
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database
+    from tests.kit.postgres import Database
 
 # Nothing is kept; and everything is kept, but nobody hears of it.
 FAILURES = (Point.BEFORE_COMMIT, Point.AFTER_COMMIT)
@@ -56,115 +52,112 @@ class Trouble:
             raise StoreUnavailableError("canceling statement due to statement timeout")
 
 
-async def a_world(nodes: int = 1) -> World:
-    world = await World().start()
-    some = some_nodes(nodes)
-    await world.hear(*(node_changed(node) for node in some), inventory_of(*some))
-    return world
+async def a_scheduler(nodes: int = 1) -> SchedulerHarness:
+    return await SchedulerHarness().start(*some_nodes(nodes))
 
 
-async def steps(world: World, number: int = 4) -> None:
+async def steps(scheduler: SchedulerHarness, number: int = 4) -> None:
     """As the loop does it: what is down is waited for."""
     for _ in range(number):
         try:
-            await world.step()
+            await scheduler.step()
         except StoreUnavailableError:
             continue
 
 
-def brain_of(world: World) -> Brain:
-    brain = world.service.loops[0].step.__self__  # type: ignore[attr-defined]
+def brain_of(scheduler: SchedulerHarness) -> Brain:
+    brain = scheduler.service.loops[0].step.__self__  # type: ignore[attr-defined]
     assert isinstance(brain, Brain)
     return brain
 
 
-async def equals_the_rows(world: World) -> bool:
-    return dict(brain_of(world).snapshot().tasks) == await world.tasks()
+async def equals_the_rows(scheduler: SchedulerHarness) -> bool:
+    return dict(brain_of(scheduler).snapshot().tasks) == await scheduler.tasks()
 
 
 @pytest.mark.parametrize("point", FAILURES)
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_start_whose_commit_failed_is_decided_again(point: Point, times: int) -> None:
-    world = await a_world()
-    await world.hear(submitted_event(a_task()))
-    world.database.fault = Trouble(point, times)
-    await steps(world)
-    assert (await world.task("t1")).state is TaskState.STARTING
-    said = [each for each in await world.said() if isinstance(each, RunAssigned)]
+    scheduler = await a_scheduler()
+    await scheduler.handle(submitted_event(a_task()))
+    scheduler.platform.database.fault = Trouble(point, times)
+    await steps(scheduler)
+    assert (await scheduler.task("t1")).state is TaskState.STARTING
+    said = [each for each in await scheduler.published() if isinstance(each, RunAssigned)]
     assert [each.attempt for each in said] == [1]
-    assert await equals_the_rows(world)
+    assert await equals_the_rows(scheduler)
 
 
 @pytest.mark.parametrize("point", FAILURES)
 async def test_a_kill_at_a_deadline_whose_commit_failed_is_decided_again(point: Point) -> None:
-    world = await a_world()
-    await world.hear(submitted_event(a_task("low", priority=Priority.LOW)))
-    await world.settle()
-    await world.hear(started_event(await world.task("low")))
-    await world.hear(submitted_event(a_task("high", priority=Priority.HIGH, submitted=1)))
-    await world.settle()
-    await world.said()
-    world.clock.to(60)
-    world.database.fault = Trouble(point, 1)
-    await steps(world)
-    said = [each for each in await world.said() if isinstance(each, KillRequested)]
+    scheduler = await a_scheduler()
+    await scheduler.handle(submitted_event(a_task("low", priority=Priority.LOW)))
+    await scheduler.settle()
+    await scheduler.handle(started_event(await scheduler.task("low")))
+    await scheduler.handle(submitted_event(a_task("high", priority=Priority.HIGH, submitted=1)))
+    await scheduler.settle()
+    await scheduler.published()
+    scheduler.clock.move_to(60)
+    scheduler.platform.database.fault = Trouble(point, 1)
+    await steps(scheduler)
+    said = [each for each in await scheduler.published() if isinstance(each, KillRequested)]
     assert [each.task_id for each in said] == ["low"]
-    assert (await world.task("low")).state is TaskState.KILLING
-    assert await equals_the_rows(world)
+    assert (await scheduler.task("low")).state is TaskState.KILLING
+    assert await equals_the_rows(scheduler)
 
 
 @pytest.mark.parametrize("point", FAILURES)
 async def test_a_stop_whose_commit_failed_is_decided_again(point: Point) -> None:
-    world = await a_world()
-    await world.hear(submitted_event(a_task()), submitted_event(a_task("t2", submitted=1)))
-    await world.settle()
+    scheduler = await a_scheduler()
+    await scheduler.handle(submitted_event(a_task()), submitted_event(a_task("t2", submitted=1)))
+    await scheduler.settle()
     goal = GoalChanged(task_id="t2", goal=Goal.PAUSE, revision=2, changed_at=at(1))
-    await world.hear(goal)
-    world.database.fault = Trouble(point, 1)
-    await steps(world)
-    assert (await world.task("t2")).state is TaskState.PAUSED
-    assert await equals_the_rows(world)
+    await scheduler.handle(goal)
+    scheduler.platform.database.fault = Trouble(point, 1)
+    await steps(scheduler)
+    assert (await scheduler.task("t2")).state is TaskState.PAUSED
+    assert await equals_the_rows(scheduler)
 
 
 @pytest.mark.parametrize("point", FAILURES)
 async def test_nothing_is_decided_on_memory_that_may_differ_from_the_rows(point: Point) -> None:
     """The database stays away for a while: the failed plan is neither assumed nor lost."""
-    world = await a_world()
-    await world.hear(submitted_event(a_task()))
-    world.database.fault = Trouble(point, 1)
+    scheduler = await a_scheduler()
+    await scheduler.handle(submitted_event(a_task()))
+    scheduler.platform.database.fault = Trouble(point, 1)
     with pytest.raises(StoreUnavailableError):
-        await world.step()
-    world.database.fault = Trouble(Point.BEGIN, 3)
+        await scheduler.step()
+    scheduler.platform.database.fault = Trouble(Point.BEGIN, 3)
     for _ in range(3):
         with pytest.raises(StoreUnavailableError):
-            await world.step()
-    await steps(world)
-    assert (await world.task("t1")).state is TaskState.STARTING
-    await world.hear(started_event(await world.task("t1")))
-    await world.hear(exited_event(await world.task("t1"), ExitKind.OK))
-    await world.settle()
-    assert await world.tasks() == {}
-    assert await equals_the_rows(world)
+            await scheduler.step()
+    await steps(scheduler)
+    assert (await scheduler.task("t1")).state is TaskState.STARTING
+    await scheduler.handle(started_event(await scheduler.task("t1")))
+    await scheduler.handle(exited_event(await scheduler.task("t1"), ExitKind.OK))
+    await scheduler.settle()
+    assert await scheduler.tasks() == {}
+    assert await equals_the_rows(scheduler)
 
 
 @pytest.mark.parametrize("point", FAILURES)
 async def test_what_was_learned_is_saved_again_if_its_commit_failed(point: Point) -> None:
-    world = await a_world()
-    await world.hear(submitted_event(a_task()))
-    await world.settle()
-    pool = brain_of(world).snapshot().pools["default"]
-    pool.history.ended(features_of(pool, await world.task("t1")), 700.0)
-    learn = next(loop for loop in world.service.loops if loop.name == "learn")
-    world.database.fault = Trouble(point, 1)
+    scheduler = await a_scheduler()
+    await scheduler.handle(submitted_event(a_task()))
+    await scheduler.settle()
+    pool = brain_of(scheduler).snapshot().pools["default"]
+    pool.history.ended(features_of(pool, await scheduler.task("t1")), 700.0)
+    learn = next(loop for loop in scheduler.service.loops if loop.name == "learn")
+    scheduler.platform.database.fault = Trouble(point, 1)
     with pytest.raises(StoreUnavailableError):
-        await learn.step(world.epoch)
+        await learn.step(scheduler.epoch)
     for _ in range(2):
         try:
-            await learn.step(world.epoch)
+            await learn.step(scheduler.epoch)
         except StoreUnavailableError:
             # The transaction before did take effect.
             continue
-    async with world.store.transaction() as tx:
+    async with scheduler.store.transaction() as tx:
         memory = await tx.get(PoolMemory, "default")
     assert memory is not None
     assert memory.learned["ends"] == 1
@@ -173,39 +166,19 @@ async def test_what_was_learned_is_saved_again_if_its_commit_failed(point: Point
 @pytest.mark.server
 async def test_a_lock_on_one_table_delays_a_start_and_does_not_lose_it(database: Database) -> None:
     """PostgreSQL's own time-out ends the commit while another session locks the decisions."""
-    role = await database.role("scheduler")
-    address = Address(role.url, role.password, statement_timeout_s=0.3)
-    await migrate.upgrade(address, TABLES, WIRING.migrations)
-    numbers = iter(range(10_000))
-    clock = Hands()
-    store = SqlStore(
-        address, TABLES, clock=clock, source="scheduler", new_id=lambda: f"e{next(numbers)}"
-    )
-    settings = SchedulerSettings(database_url="-", nats_url="-", node_settle_seconds=0)
-    bus = MemoryBus(MemoryBroker(Random(1), Faults()), "scheduler")
-    service = build(settings, Ports(store, bus, clock))
-    epoch = (await store.lead()).epoch
-    assert service.on_lead is not None
-    await service.on_lead(epoch)
-    step = service.loops[0].step
-    async with store.transaction(epoch=epoch) as tx:
-        for event in (
-            *(node_changed(node) for node in some_nodes(1)),
-            inventory_of(*some_nodes(1)),
-            submitted_event(a_task()),
-        ):
-            await service.handlers[type(event)](tx, event)
-    other = await connect(Address(role.url, role.password))
+    address = await migrated(database, WIRING)
+    platform = MemoryPlatform()
+    store = platform.sql_store(replace(address, statement_timeout_s=0.3), TABLES)
+    scheduler = await SchedulerHarness(platform=platform, store=store).start(*some_nodes(1))
+    await scheduler.handle(submitted_event(a_task()))
+    other = await connect(address)
     await other.execute("BEGIN; LOCK TABLE scheduler.decision IN ACCESS EXCLUSIVE MODE")
     for _ in range(3):
         with pytest.raises(StoreUnavailableError):
-            await step(epoch)
+            await scheduler.step()
     await other.execute("ROLLBACK")
     await other.close()
     async with asyncio.timeout(10):
-        await step(epoch)
-    async with store.transaction() as tx:
-        task = await tx.get(Task, "t1")
-    assert task is not None
-    assert task.state is TaskState.STARTING
+        await scheduler.step()
+    assert (await scheduler.task("t1")).state is TaskState.STARTING
     await store.close()

@@ -10,7 +10,8 @@ from services.scheduler.domain.model.decisions import Assign, Decision, Hold, Pl
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import NO_ORDER_KEY
 from services.scheduler.dry_run import DryRun, diff
-from tests.builders import a_checkpoint, a_task, at, on_nodes, running
+from tests.kit.builders import a_checkpoint, a_task, on_nodes, running
+from tests.kit.clock import at
 
 NOW = at(1000.0)
 ALL = {"n0": tuple(range(8))}

@@ -17,25 +17,24 @@ from libs.contracts.messages import ExplainReply, Priority, ReasonCode
 from services.scheduler import explaining, forks, store
 from services.scheduler.domain.explain.explanation import explain
 from services.scheduler.domain.explain.forecast import NO_TIME
-from tests.builders import a_node, a_task, started_event, submitted_event
+from tests.kit.builders import a_node, a_task, started_event, submitted_event
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.services.scheduler.scheduler_harness import SchedulerHarness
 
 
-async def busy(**settings: object) -> World:
+async def busy(**settings: object) -> SchedulerHarness:
     """One node, a run on it, and two tasks that wait."""
-    made = await World(**settings).start()
-    await made.hear(node_changed(a_node("n0")), inventory_of(a_node("n0")))
-    await made.hear(submitted_event(a_task("runs")))
+    made = await SchedulerHarness(**settings).start(a_node("n0"))
+    await made.handle(submitted_event(a_task("runs")))
     await made.settle()
-    await made.hear(started_event(await made.task("runs")))
-    await made.hear(*(submitted_event(a_task(name, submitted=1)) for name in ("one", "two")))
+    await made.handle(started_event(await made.task("runs")))
+    await made.handle(*(submitted_event(a_task(name, submitted=1)) for name in ("one", "two")))
     await made.settle()
     return made
 
 
 @pytest_asyncio.fixture
-async def world() -> World:
+async def scheduler() -> SchedulerHarness:
     return await busy()
 
 
@@ -53,8 +52,8 @@ def slow(
     monkeypatch.setattr(explaining, "work", work)
 
 
-async def test_a_waiting_task_is_explained(world: World) -> None:
-    reply = await world.explained("two")
+async def test_a_waiting_task_is_explained(scheduler: SchedulerHarness) -> None:
+    reply = await scheduler.explained("two")
     assert reply.reason is not None
     assert reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY
     assert (reply.position, reply.queue_length) == (2, 2)
@@ -66,37 +65,37 @@ async def test_a_waiting_task_is_explained(world: World) -> None:
 
 
 async def test_an_explanation_does_not_block_the_leader(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    scheduler: SchedulerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one is made, events are handled, rounds decide and the loop turns."""
     slow(monkeypatch, 1.0)
-    asked = asyncio.ensure_future(world.explained("two"))
+    asked = asyncio.ensure_future(scheduler.explained("two"))
     # Its copy has begun.
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    await world.hear(submitted_event(a_task("high", priority=Priority.HIGH, submitted=2)))
-    await world.settle()
-    assert (await world.task("high")).promised
+    await scheduler.handle(submitted_event(a_task("high", priority=Priority.HIGH, submitted=2)))
+    await scheduler.settle()
+    assert (await scheduler.task("high")).promised
     assert not asked.done()
     # It tells of the moment at which it was asked.
     assert (await asked).queue_length == 2
-    assert (await world.explained("two")).queue_length == 3
+    assert (await scheduler.explained("two")).queue_length == 3
 
 
-async def test_a_simulation_in_a_copy_changes_nothing_in_the_leader(world: World) -> None:
-    before = await world.tasks()
-    await world.explained("one")
-    await world.settle()
-    assert await world.tasks() == before
+async def test_a_simulation_in_a_copy_changes_nothing_in_the_leader(scheduler: SchedulerHarness) -> None:
+    before = await scheduler.tasks()
+    await scheduler.explained("one")
+    await scheduler.settle()
+    assert await scheduler.tasks() == before
 
 
 async def test_an_explanation_that_takes_too_long_is_cut_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = await busy(explain_seconds_max=0.2)
+    scheduler = await busy(explain_seconds_max=0.2)
     slow(monkeypatch, 60.0)
     began = time.monotonic()
-    reply = await world.explained("two")
+    reply = await scheduler.explained("two")
     assert time.monotonic() - began < 30
     assert reply.reason is not None
     assert reply.reason.code is ReasonCode.WAITS_FOR_CAPACITY
@@ -105,10 +104,10 @@ async def test_an_explanation_that_takes_too_long_is_cut_short(
 
 
 async def test_a_copy_that_dies_does_not_affect_the_leader(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    scheduler: SchedulerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow(monkeypatch, 0.0, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    reply = await world.explained("two")
+    reply = await scheduler.explained("two")
     assert reply.forecast is not None
     assert reply.forecast.unknown == NO_TIME
 
@@ -116,11 +115,11 @@ async def test_a_copy_that_dies_does_not_affect_the_leader(
 async def test_the_same_question_shares_an_answer_and_many_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = await busy(explain_processes_max=1, explain_waiting_max=1)
+    scheduler = await busy(explain_processes_max=1, explain_waiting_max=1)
     slow(monkeypatch, 0.3)
-    same = [asyncio.ensure_future(world.explained("two")) for _ in range(3)]
+    same = [asyncio.ensure_future(scheduler.explained("two")) for _ in range(3)]
     await asyncio.sleep(0)
-    other = await world.explained("one")
+    other = await scheduler.explained("one")
     assert other.forecast is not None
     assert other.forecast.unknown == explaining.BUSY
     first, *others = await asyncio.gather(*same)
@@ -174,8 +173,8 @@ def test_a_copy_ends_when_its_time_is_over_and_what_it_found_before_counts() -> 
 async def test_a_copy_of_the_process_gives_the_same_answer_as_a_copy_of_the_rows() -> None:
     """A fork, and an index that is built again from the rows, are the same world."""
     # With all the time that it takes: an answer that is cut off depends on the machine.
-    world = await busy(explain_seconds_max=60)
-    index, _ = await store.load(world.store, world.settings.policy())
+    scheduler = await busy(explain_seconds_max=60)
+    index, _ = await store.load(scheduler.store, scheduler.settings.policy())
     task = index.tasks["two"]
-    of_rows = explain(copy_of(index), task, world.clock.now(), Copies()).reply
-    assert await world.explained("two") == of_rows
+    of_rows = explain(copy_of(index), task, scheduler.clock.now(), Copies()).reply
+    assert await scheduler.explained("two") == of_rows

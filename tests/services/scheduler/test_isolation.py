@@ -32,19 +32,19 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Plan
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.loop import Brain
-from tests.builders import (
+from tests.kit.builders import (
     a_limit,
     a_node,
     a_snapshot,
     a_spec,
     a_task,
-    at,
     preempting,
     running,
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.kit.clock import at
+from tests.services.scheduler.scheduler_harness import SchedulerHarness, inventory_of, node_changed
 
 Twist = Callable[[Snapshot, Plan], Plan]
 NODES = (a_node("a0", group="a"), a_node("b0", group="b"), a_node("c0", group="c"))
@@ -82,7 +82,9 @@ class Careless:
         return plan if self.twist is None else self.twist(snapshot, plan)
 
 
-async def a_world(careless: Careless, monkeypatch: pytest.MonkeyPatch, **settings: object) -> World:
+async def a_scheduler(
+    careless: Careless, monkeypatch: pytest.MonkeyPatch, **settings: object
+) -> SchedulerHarness:
     """A scheduler whose policy is careless."""
 
     class CarelessBrain(Brain):
@@ -90,9 +92,7 @@ async def a_world(careless: Careless, monkeypatch: pytest.MonkeyPatch, **setting
             super().__init__(*args, **{**more, "policy_function": careless})  # type: ignore[arg-type]
 
     monkeypatch.setattr("services.scheduler.main.Brain", CarelessBrain)
-    world = await World(**settings).start()
-    await world.hear(*(node_changed(node) for node in NODES), inventory_of(*NODES))
-    return world
+    return await SchedulerHarness(**settings).start(*NODES)
 
 
 def held_up(group: str) -> float:
@@ -243,29 +243,29 @@ async def test_the_loop_commits_the_correct_part_and_tries_the_rest_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     careless = Careless(twisted("a"))
-    world = await a_world(careless, monkeypatch)
-    await world.hear(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
-    await world.settle()
-    said = [each.task_id for each in await world.said() if isinstance(each, RunAssigned)]
+    scheduler = await a_scheduler(careless, monkeypatch)
+    await scheduler.handle(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
+    await scheduler.settle()
+    said = [each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)]
     assert said == ["b1"]
-    await world.hear(submitted_event(of("c", "c1")))
-    await world.settle()
-    said = [each.task_id for each in await world.said() if isinstance(each, RunAssigned)]
+    await scheduler.handle(submitted_event(of("c", "c1")))
+    await scheduler.settle()
+    said = [each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)]
     assert said == ["c1"]
     # Nothing changes, and yet it is tried again, at a tick.
     rounds = careless.rounds
-    world.clock.to(1)
-    assert await world.step() == 1.0
+    scheduler.clock.move_to(1)
+    assert await scheduler.step() == 1.0
     assert careless.rounds == rounds + 2, "once, and again without the group"
     careless.twist = None
     # And then after twice as long.
-    world.clock.to(3)
-    await world.settle()
-    said = [each.task_id for each in await world.said() if isinstance(each, RunAssigned)]
+    scheduler.clock.move_to(3)
+    await scheduler.settle()
+    said = [each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)]
     assert said == ["a1"]
-    await world.settle()
+    await scheduler.settle()
     rounds = careless.rounds
-    await world.step()
+    await scheduler.step()
     assert careless.rounds == rounds, "everything is settled again"
 
 
@@ -274,28 +274,32 @@ async def test_deadlines_and_goals_of_a_refused_group_are_committed(
 ) -> None:
     careless = Careless(twisted("a"))
     careless.twist = None
-    world = await a_world(careless, monkeypatch)
-    await world.hear(submitted_event(of("a", "low", priority=Priority.LOW)))
-    await world.settle()
-    await world.hear(started_event(await world.task("low")))
-    await world.hear(submitted_event(of("a", "high", priority=Priority.HIGH, submitted=1)))
-    await world.settle()
-    said = [each for each in await world.said() if isinstance(each, PreemptionRequested)]
+    scheduler = await a_scheduler(careless, monkeypatch)
+    await scheduler.handle(submitted_event(of("a", "low", priority=Priority.LOW)))
+    await scheduler.settle()
+    await scheduler.handle(started_event(await scheduler.task("low")))
+    await scheduler.handle(submitted_event(of("a", "high", priority=Priority.HIGH, submitted=1)))
+    await scheduler.settle()
+    said = [each for each in await scheduler.published() if isinstance(each, PreemptionRequested)]
     assert [each.task_id for each in said] == ["low"]
     # From here on every round tries a start in the group that is refused.
     careless.twist = twisted("a")
     more = a_node("a1", group="a")
-    await world.hear(node_changed(more), inventory_of(*NODES, more))
-    await world.hear(submitted_event(of("a", "small", gpus=1)), submitted_event(of("a", "s2")))
+    await scheduler.handle(node_changed(more), inventory_of(*NODES, more))
+    await scheduler.handle(
+        submitted_event(of("a", "small", gpus=1)), submitted_event(of("a", "s2"))
+    )
     for second in range(2, 60, 10):
-        world.clock.to(second)
-        await world.settle()
-    world.clock.to(60)
-    await world.hear(GoalChanged(task_id="s2", goal=Goal.PAUSE, revision=2, changed_at=at(60)))
-    await world.settle()
-    said = await world.said()
+        scheduler.clock.move_to(second)
+        await scheduler.settle()
+    scheduler.clock.move_to(60)
+    await scheduler.handle(
+        GoalChanged(task_id="s2", goal=Goal.PAUSE, revision=2, changed_at=at(60))
+    )
+    await scheduler.settle()
+    said = await scheduler.published()
     assert [each.task_id for each in said if isinstance(each, KillRequested)] == ["low"]
-    assert (await world.task("s2")).state is TaskState.PAUSED
+    assert (await scheduler.task("s2")).state is TaskState.PAUSED
     assert not [each for each in said if isinstance(each, RunAssigned)]
 
 
@@ -304,21 +308,21 @@ async def test_what_came_due_in_a_refused_group_is_still_due(
 ) -> None:
     """A retry's time comes while the group is refused: it is not forgotten with the moment."""
     careless = Careless(twisted("a"))
-    world = await a_world(careless, monkeypatch)
+    scheduler = await a_scheduler(careless, monkeypatch)
     waits = replace(of("a", "a1"), not_before_at=at(30), accepted=True)
-    async with world.store.transaction(epoch=world.epoch) as tx:
+    async with scheduler.store.transaction(epoch=scheduler.epoch) as tx:
         tx.put(waits)
     for _ in range(2):
-        await world.settle()
-    brain = world.service.loops[0].step.__self__  # type: ignore[attr-defined]
+        await scheduler.settle()
+    brain = scheduler.service.loops[0].step.__self__  # type: ignore[attr-defined]
     assert not brain.snapshot().pools["a"].arrived, "time alone makes it come up"
-    world.clock.to(30)
+    scheduler.clock.move_to(30)
     for _ in range(3):
-        await world.step()
+        await scheduler.step()
     careless.twist = None
-    world.clock.to(31)
-    await world.settle()
-    assert (await world.task("a1")).state is TaskState.STARTING
+    scheduler.clock.move_to(31)
+    await scheduler.settle()
+    assert (await scheduler.task("a1")).state is TaskState.STARTING
 
 
 async def test_after_refusals_in_a_row_the_rows_are_loaded_and_explain_says_so(
@@ -333,28 +337,28 @@ async def test_after_refusals_in_a_row_the_rows_are_loaded_and_explain_says_so(
 
     monkeypatch.setattr(loop.store, "load", load)
     careless = Careless(twisted("a"))
-    world = await a_world(careless, monkeypatch, refusals_max=3, dumps=tmp_path)
-    await world.hear(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
+    scheduler = await a_scheduler(careless, monkeypatch, refusals_max=3, dumps=tmp_path)
+    await scheduler.handle(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
     before, loaded = held_up("a"), len(loads)
     for minute in range(2):
-        world.clock.to(60 * minute)
-        await world.step()
-    assert (await world.explained("a1")).reason.code is not ReasonCode.PLAN_REFUSED
+        scheduler.clock.move_to(60 * minute)
+        await scheduler.step()
+    assert (await scheduler.explained("a1")).reason.code is not ReasonCode.PLAN_REFUSED
     assert len(loads) == loaded
-    world.clock.to(120)
-    await world.step()
+    scheduler.clock.move_to(120)
+    await scheduler.step()
     assert held_up("a") == before + 1
-    why = (await world.explained("a1")).reason
+    why = (await scheduler.explained("a1")).reason
     assert why.code is ReasonCode.PLAN_REFUSED
     assert render(why) == (
         "waits because nothing is given out in group a since 2026-01-01 00:00:00Z: what was"
         " decided there was wrong, or deciding failed, 3 times in a row (WRONG_ATTEMPT); this is a"
         " defect, an administrator should report it"
     )
-    assert (await world.explained("b1")).reason.code is not ReasonCode.PLAN_REFUSED
+    assert (await scheduler.explained("b1")).reason.code is not ReasonCode.PLAN_REFUSED
     for minute in range(3, 24):
-        world.clock.to(60 * minute)
-        await world.step()
+        scheduler.clock.move_to(60 * minute)
+        await scheduler.step()
     # At 3, 6, 12 and 24 in a row: loading costs, and has not helped.
     assert len(loads) == loaded + 3
     out = capsys.readouterr().out
@@ -362,11 +366,11 @@ async def test_after_refusals_in_a_row_the_rows_are_loaded_and_explain_says_so(
     assert out.count("plan refused") == 5, "the first, and those four"
     assert len(list(tmp_path.glob("*"))) <= 5  # noqa: ASYNC240 - a test's own folder
     careless.twist = None
-    world.clock.to(60 * 24)
-    await world.settle()
+    scheduler.clock.move_to(60 * 24)
+    await scheduler.settle()
     assert "decisions of a group pass again" in capsys.readouterr().out
-    assert (await world.task("a1")).state is TaskState.STARTING
-    assert (await world.explained("a1")).reason.code is not ReasonCode.PLAN_REFUSED
+    assert (await scheduler.task("a1")).state is TaskState.STARTING
+    assert (await scheduler.explained("a1")).reason.code is not ReasonCode.PLAN_REFUSED
 
 
 async def test_a_group_about_which_nothing_is_to_be_decided_is_not_refused_any_more(
@@ -374,21 +378,23 @@ async def test_a_group_about_which_nothing_is_to_be_decided_is_not_refused_any_m
 ) -> None:
     """Its tasks have ended, and the rows were loaded since: there is no plan for it that passes."""
     careless = Careless(twisted("a"))
-    world = await a_world(careless, monkeypatch, refusals_max=2)
-    await world.hear(submitted_event(of("a", "a1")))
+    scheduler = await a_scheduler(careless, monkeypatch, refusals_max=2)
+    await scheduler.handle(submitted_event(of("a", "a1")))
     for minute in range(3):
-        world.clock.to(60 * minute)
-        await world.step()
-    assert (await world.explained("a1")).reason.code is ReasonCode.PLAN_REFUSED
-    await world.hear(GoalChanged(task_id="a1", goal=Goal.STOP, revision=2, changed_at=at(120)))
-    await world.settle()
-    assert not await world.tasks()
-    brain = world.service.loops[0].step.__self__  # type: ignore[attr-defined]
+        scheduler.clock.move_to(60 * minute)
+        await scheduler.step()
+    assert (await scheduler.explained("a1")).reason.code is ReasonCode.PLAN_REFUSED
+    await scheduler.handle(
+        GoalChanged(task_id="a1", goal=Goal.STOP, revision=2, changed_at=at(120))
+    )
+    await scheduler.settle()
+    assert not await scheduler.tasks()
+    brain = scheduler.service.loops[0].step.__self__  # type: ignore[attr-defined]
     brain._reload = True
-    world.clock.to(240)
-    await world.settle()
-    await world.hear(submitted_event(of("a", "a2")))
-    assert (await world.explained("a2")).reason.code is not ReasonCode.PLAN_REFUSED
+    scheduler.clock.move_to(240)
+    await scheduler.settle()
+    await scheduler.handle(submitted_event(of("a", "a2")))
+    assert (await scheduler.explained("a2")).reason.code is not ReasonCode.PLAN_REFUSED
 
 
 async def test_memory_that_differs_from_the_rows_is_repaired_by_the_reload(
@@ -396,18 +402,18 @@ async def test_memory_that_differs_from_the_rows_is_repaired_by_the_reload(
 ) -> None:
     """The index believes in a node that the rows do not have: every plan with it is refused."""
     careless = Careless(lambda _snapshot, plan: plan)
-    world = await a_world(careless, monkeypatch, refusals_max=3)
-    await world.hear(submitted_event(of("a", "a1")))
-    brain = world.service.loops[0].step.__self__  # type: ignore[attr-defined]
+    scheduler = await a_scheduler(careless, monkeypatch, refusals_max=3)
+    await scheduler.handle(submitted_event(of("a", "a1")))
+    brain = scheduler.service.loops[0].step.__self__  # type: ignore[attr-defined]
     assert isinstance(brain, Brain)
     index = brain.snapshot().index
     wrong: Node = replace(index.nodes["a0"], group="other")
     # As a defect in following a change would leave it.
     index.nodes[wrong.id] = wrong
     for minute in range(3):
-        world.clock.to(60 * minute)
-        await world.step()
-        assert (await world.task("a1")).state is TaskState.QUEUED
-    world.clock.to(180)
-    await world.settle()
-    assert (await world.task("a1")).state is TaskState.STARTING
+        scheduler.clock.move_to(60 * minute)
+        await scheduler.step()
+        assert (await scheduler.task("a1")).state is TaskState.QUEUED
+    scheduler.clock.move_to(180)
+    await scheduler.settle()
+    assert (await scheduler.task("a1")).state is TaskState.STARTING

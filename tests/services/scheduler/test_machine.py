@@ -43,8 +43,9 @@ from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import Node
 from services.scheduler.loop import REFUSED
 from services.scheduler.store import SlotRow
-from tests.builders import a_node, a_spec, a_task, at, submitted_event
-from tests.services.scheduler.world import World, inventory_of, node_changed
+from tests.kit.builders import a_node, a_spec, a_task, submitted_event
+from tests.kit.clock import at
+from tests.services.scheduler.scheduler_harness import SchedulerHarness, inventory_of, node_changed
 
 NODES = (a_node("n0", gpus=2), a_node("n1", gpus=2), a_node("n2", gpus=4))
 TASKS_MAX = 8
@@ -105,7 +106,9 @@ class Machine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.world: World = self.do(World(retry_delay_seconds=5.0).start())
+        self.scheduler: SchedulerHarness = self.do(
+            SchedulerHarness(retry_delay_seconds=5.0).start()
+        )
         self.wire += [node_changed(node) for node in NODES]
         self.wire.append(inventory_of(*NODES))
 
@@ -238,7 +241,7 @@ class Machine(RuleBasedStateMachine):
 
     def _deliver(self, events: list[Message]) -> None:
         self.history += events
-        self.do(self.world.hear(*events))
+        self.do(self.scheduler.handle(*events))
 
     @precondition(lambda self: self.wire)
     @rule(data=st.data())
@@ -260,7 +263,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.history)
     @rule(back=st.integers(0, 12))
     def deliver_again(self, back: int) -> None:
-        self.do(self.world.hear(self.history[-1 - back % len(self.history)]))
+        self.do(self.scheduler.handle(self.history[-1 - back % len(self.history)]))
 
     @rule()
     def all_that_is_assigned_runs(self) -> None:
@@ -274,19 +277,19 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 1.0, 20.0, 61.0, 301.0]))
     def tick(self, seconds: float) -> None:
         self.seconds += seconds
-        self.world.clock.to(self.seconds)
+        self.scheduler.clock.move_to(self.seconds)
         self._round()
 
     def _round(self) -> None:
-        self.do(self.world.settle())
-        for message in self.do(self.world.said()):
-            self.hear(message)
+        self.do(self.scheduler.settle())
+        for message in self.do(self.scheduler.published()):
+            self.handle(message)
 
     @rule()
     def restart(self) -> None:
-        self.do(self.world.restart())
+        self.do(self.scheduler.restart())
 
-    def hear(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:
         """The launcher and the projections: they believe nothing that cannot be."""
         model = self.model
         if isinstance(message, RunAssigned | RunResumed):
@@ -321,7 +324,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Heal: deliver, obey, start and finish; everything must come to its end."""
         try:
-            if hasattr(self, "world"):
+            if hasattr(self, "scheduler"):
                 self._heal()
         finally:
             self.loop.close()
@@ -344,7 +347,7 @@ class Machine(RuleBasedStateMachine):
         for number in range(40):
             self._obey(number)
         assert not never & set(self.model.attempts), "a stopped task was started"
-        assert self.do(self.world.tasks()) == {}
+        assert self.do(self.scheduler.tasks()) == {}
         assert {task: s for task, s in self.model.states.items() if s not in TERMINAL} == {}
         assert set(self.model.states) == set(self.model.goals), "a task was lost"
         assert self.do(self._slots()) == []
@@ -355,7 +358,7 @@ class Machine(RuleBasedStateMachine):
             self.deliver(backwards=number == 0)
         if number in (2, 5):
             # Everything once more, the newest first: old news changes nothing.
-            self.do(self.world.hear(*self.history[::-1]))
+            self.do(self.scheduler.handle(*self.history[::-1]))
         self.tick(10.0)
         for task_id, run in sorted(self.model.live.items()):
             if run.told_to_go:
@@ -368,7 +371,7 @@ class Machine(RuleBasedStateMachine):
         self.no_plan_was_refused()
 
     async def _slots(self) -> list[SlotRow]:
-        async with self.world.store.transaction() as tx:
+        async with self.scheduler.store.transaction() as tx:
             return await tx.select(SlotRow)
 
 

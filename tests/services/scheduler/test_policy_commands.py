@@ -25,7 +25,7 @@ from libs.contracts.messages import (
     SetPolicy,
     SetPolicyReply,
 )
-from libs.store.memory import MemoryDatabase, MemoryStore
+from libs.store.memory import MemoryStore
 from libs.store.port import Leadership
 from services.scheduler import store as rows
 from services.scheduler.domain.facts.snapshot import Snapshot
@@ -33,17 +33,12 @@ from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
 from services.scheduler.policy_commands import PolicyCommands, use_file
 from services.scheduler.tables import TABLES
-from tests.builders import START, a_task, at, some_nodes
+from tests.kit.builders import a_task, some_nodes
+from tests.kit.clock import at
+from tests.kit.memory import MemoryPlatform
 
 R = TypeVar("R", bound=Message)
 TASK = a_task("t1")
-
-
-class Standing:
-    """A clock that stands: what changed must not be told by the time alone."""
-
-    def now(self) -> datetime:
-        return START
 
 
 @dataclass
@@ -124,14 +119,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    numbers = iter(range(1, 10_000))
-    store = MemoryStore(
-        MemoryDatabase(),
-        TABLES,
-        clock=Standing(),
-        source="scheduler",
-        new_id=lambda: f"e{next(numbers)}",
-    )
+    store = MemoryPlatform().store(TABLES)
     made = World(store)
     await made.lead()
     async with store.transaction(epoch=made.epoch) as tx:

@@ -26,19 +26,27 @@ from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.tables import TABLES
-from tests.builders import (
+from tests.kit.builders import (
     a_limit,
     a_node,
     a_task,
-    at,
     exited_event,
     running,
     some_nodes,
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.faults import NODES, a_world, loads_of, metric, of, raising, started
-from tests.services.scheduler.world import node_changed
+from tests.kit.clock import at
+from tests.services.scheduler.faults import (
+    NODES,
+    a_scheduler,
+    loads_of,
+    metric,
+    of,
+    raising,
+    started,
+)
+from tests.services.scheduler.scheduler_harness import node_changed
 
 
 def entering_fails(monkeypatch: pytest.MonkeyPatch, *task_ids: str) -> None:
@@ -49,101 +57,101 @@ def entering_fails(monkeypatch: pytest.MonkeyPatch, *task_ids: str) -> None:
 async def test_a_row_that_cannot_be_loaded_is_set_apart_and_keeps_its_nodes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = await a_world()
-    await world.hear(submitted_event(of("a", "poison", gpus=1)))
-    await world.settle()
-    await world.hear(started_event(await world.task("poison")))
+    scheduler = await a_scheduler()
+    await scheduler.handle(submitted_event(of("a", "poison", gpus=1)))
+    await scheduler.settle()
+    await scheduler.handle(started_event(await scheduler.task("poison")))
     entering_fails(monkeypatch, "poison")
-    await world.restart()
+    await scheduler.restart()
     out = capsys.readouterr().out
     assert "a row cannot be loaded and is set apart" in out
     assert "Task poison" in out
     assert metric("rows_set_apart", kind="Task") == 1
-    assert "Task poison" in world.service.warning()
-    why = (await world.explained("poison")).reason
+    assert "Task poison" in scheduler.service.warning()
+    why = (await scheduler.explained("poison")).reason
     assert why.code is ReasonCode.ROW_SET_APART
     assert "PoisonError" in render(why)
     # Nothing is started beside it, even after its node is described again.
-    await world.hear(submitted_event(of("a", "a2", gpus=1)), submitted_event(of("b", "b1")))
-    await world.hear(node_changed(replace(NODES[0], version=2, cpus=8.0)))
-    await world.settle()
-    assert await started(world) == ["poison", "b1"]
-    assert (await world.task("a2")).state is TaskState.QUEUED
+    await scheduler.handle(submitted_event(of("a", "a2", gpus=1)), submitted_event(of("b", "b1")))
+    await scheduler.handle(node_changed(replace(NODES[0], version=2, cpus=8.0)))
+    await scheduler.settle()
+    assert await started(scheduler) == ["poison", "b1"]
+    assert (await scheduler.task("a2")).state is TaskState.QUEUED
     # Its end is recorded, and gives its node back.
-    await world.hear(exited_event(await world.task("poison"), ExitKind.OK))
-    await world.settle()
-    assert set(await world.tasks()) == {"a2", "b1"}
-    assert (await world.task("a2")).state is TaskState.STARTING
+    await scheduler.handle(exited_event(await scheduler.task("poison"), ExitKind.OK))
+    await scheduler.settle()
+    assert set(await scheduler.tasks()) == {"a2", "b1"}
+    assert (await scheduler.task("a2")).state is TaskState.STARTING
     assert metric("rows_set_apart", kind="Task") == 0
-    assert not world.service.warning()
+    assert not scheduler.service.warning()
 
 
 async def test_a_task_whose_row_cannot_be_decoded_is_set_apart_and_keeps_its_nodes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    world = await a_world()
+    scheduler = await a_scheduler()
     poison = of("a", "poison", gpus=1)
-    await world.hear(submitted_event(poison), node_changed(a_node("a1", group="a")))
-    await world.settle()
-    assert {each.node_id for each in (await world.task("poison")).placements} == {"a0"}
-    await world.hear(started_event(await world.task("poison")))
-    world.database.break_row(TABLES, Task, "poison", column="placements")
-    await world.restart()
+    await scheduler.handle(submitted_event(poison), node_changed(a_node("a1", group="a")))
+    await scheduler.settle()
+    assert {each.node_id for each in (await scheduler.task("poison")).placements} == {"a0"}
+    await scheduler.handle(started_event(await scheduler.task("poison")))
+    scheduler.platform.database.break_row(TABLES, Task, "poison", column="placements")
+    await scheduler.restart()
     assert "a row cannot be loaded and is set apart" in capsys.readouterr().out
     assert metric("rows_set_apart", kind="Task") == 1
-    assert "Task poison; nodes withheld: 1" in world.service.warning()
-    reply = await world.explained("poison")
+    assert "Task poison; nodes withheld: 1" in scheduler.service.warning()
+    reply = await scheduler.explained("poison")
     assert reply.reason.code is ReasonCode.ROW_SET_APART
     assert "placements" in render(reply.reason)
     assert reply.forecast is not None
     assert reply.forecast.unknown
     # Nothing is started beside it, and the others start: no commit meets its slots.
     before = metric("plans_refused_total", why="conflict")
-    await world.hear(*(submitted_event(of("a", f"a{n}", gpus=8)) for n in (2, 3)))
-    await world.hear(node_changed(replace(NODES[0], version=2, cpus=8.0)))
-    await world.settle()
-    assert await started(world) == ["poison", "a2"]
+    await scheduler.handle(*(submitted_event(of("a", f"a{n}", gpus=8)) for n in (2, 3)))
+    await scheduler.handle(node_changed(replace(NODES[0], version=2, cpus=8.0)))
+    await scheduler.settle()
+    assert await started(scheduler) == ["poison", "a2"]
     assert metric("plans_refused_total", why="conflict") == before
     # What is said of it again does not replace it.
     with pytest.raises(UnreadableRowError):
-        await world.hear(submitted_event(poison))
+        await scheduler.handle(submitted_event(poison))
     with pytest.raises(UnreadableRowError):
-        await world.hear(exited_event(running(poison, {"a0": (0,)}), ExitKind.OK))
-    await world.settle()
-    assert [each.id for each in world.store.unreadable(Task)] == ["poison"]
+        await scheduler.handle(exited_event(running(poison, {"a0": (0,)}), ExitKind.OK))
+    await scheduler.settle()
+    assert [each.id for each in scheduler.store.unreadable(Task)] == ["poison"]
     # Repaired, it is loaded by the next leader.
-    world.database.schema(TABLES.schema).table(TABLES.shape(Task)).broken.clear()
-    await world.restart()
-    assert not world.service.warning()
+    scheduler.platform.database.schema(TABLES.schema).table(TABLES.shape(Task)).broken.clear()
+    await scheduler.restart()
+    assert not scheduler.service.warning()
     assert metric("rows_set_apart", kind="Task") == 0
-    await world.hear(exited_event(await world.task("poison"), ExitKind.OK))
-    await world.settle()
-    assert await started(world) == ["a3"]
+    await scheduler.handle(exited_event(await scheduler.task("poison"), ExitKind.OK))
+    await scheduler.settle()
+    assert await started(scheduler) == ["a3"]
 
 
 async def test_other_rows_that_cannot_be_decoded_are_set_apart() -> None:
-    world = await a_world()
+    scheduler = await a_scheduler()
     limit = QuotaChanged(
         quota=Quota(group="b", priority=Priority.HIGH, unit=Unit.GPUS, limit=8),
         version=1,
         changed_at=at(0),
     )
-    await world.hear(limit, *(submitted_event(of(each, f"{each}1")) for each in "abc"))
-    async with world.store.transaction(epoch=world.epoch) as tx:
+    await scheduler.handle(limit, *(submitted_event(of(each, f"{each}1")) for each in "abc"))
+    async with scheduler.store.transaction(epoch=scheduler.epoch) as tx:
         tx.put(GroupPolicy("c", policy="fifo"))
-    world.database.break_row(TABLES, Node, "a0", column="labels")
-    world.database.break_row(TABLES, GroupPolicy, "c", column="shares")
-    world.database.break_row(TABLES, Limit, "b", "", "", Priority.HIGH, column="unit")
-    await world.restart()
-    await world.settle()
-    assert await started(world) == ["b1"]
+    scheduler.platform.database.break_row(TABLES, Node, "a0", column="labels")
+    scheduler.platform.database.break_row(TABLES, GroupPolicy, "c", column="shares")
+    scheduler.platform.database.break_row(TABLES, Limit, "b", "", "", Priority.HIGH, column="unit")
+    await scheduler.restart()
+    await scheduler.settle()
+    assert await started(scheduler) == ["b1"]
     for kind in ("Node", "GroupPolicy", "Limit"):
         assert metric("rows_set_apart", kind=kind) == 1
-    assert (await world.explained("c1")).reason.code is ReasonCode.ROW_SET_APART
+    assert (await scheduler.explained("c1")).reason.code is ReasonCode.ROW_SET_APART
     # One that is written again is loaded again, and nothing else.
-    async with world.store.transaction(epoch=world.epoch) as tx:
+    async with scheduler.store.transaction(epoch=scheduler.epoch) as tx:
         tx.put(a_limit(4, group="b", priority=Priority.HIGH))
-    await world.settle()
+    await scheduler.settle()
     assert metric("rows_set_apart", kind="Limit") == 0
     assert metric("rows_set_apart", kind="Node") == 1
 
@@ -151,18 +159,18 @@ async def test_other_rows_that_cannot_be_decoded_are_set_apart() -> None:
 async def test_a_row_that_is_set_apart_is_tried_again_when_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = await a_world()
-    await world.hear(submitted_event(of("a", "poison")))
+    scheduler = await a_scheduler()
+    await scheduler.handle(submitted_event(of("a", "poison")))
     entering_fails(monkeypatch, "poison")
-    await world.restart()
-    await world.settle()
-    assert (await world.task("poison")).state is TaskState.QUEUED
+    await scheduler.restart()
+    await scheduler.settle()
+    assert (await scheduler.task("poison")).state is TaskState.QUEUED
     monkeypatch.undo()
     goal = GoalChanged(task_id="poison", goal=Goal.RUN, revision=3, changed_at=at(1))
-    await world.hear(goal)
-    await world.settle()
-    assert (await world.task("poison")).state is TaskState.STARTING
-    assert not world.service.warning()
+    await scheduler.handle(goal)
+    await scheduler.settle()
+    assert (await scheduler.task("poison")).state is TaskState.STARTING
+    assert not scheduler.service.warning()
 
 
 @pytest.mark.parametrize("last", ["end", "pause", "mended"])
@@ -170,47 +178,47 @@ async def test_a_set_apart_row_that_changes_often_is_tried_with_growing_pauses(
     monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     """As a run's does that saves twice a second; its end, and its leaving, do not wait."""
-    world = await a_world(refusal_backoff_seconds_max=8.0)
-    await world.hear(submitted_event(of("a", "poison", gpus=1)))
-    await world.settle()
-    await world.hear(started_event(await world.task("poison")))
+    scheduler = await a_scheduler(refusal_backoff_seconds_max=8.0)
+    await scheduler.handle(submitted_event(of("a", "poison", gpus=1)))
+    await scheduler.settle()
+    await scheduler.handle(started_event(await scheduler.task("poison")))
     entering_fails(monkeypatch, "poison")
-    await world.restart()
-    await world.hear(submitted_event(of("a", "a2", gpus=1)))
+    await scheduler.restart()
+    await scheduler.handle(submitted_event(of("a", "a2", gpus=1)))
     loads = loads_of(monkeypatch)
     tried: list[float] = []
     for half in range(40):
-        world.clock.to(half / 2)
-        async with world.store.transaction(epoch=world.epoch) as tx:
+        scheduler.clock.move_to(half / 2)
+        async with scheduler.store.transaction(epoch=scheduler.epoch) as tx:
             task = await tx.get(Task, "poison")
             assert task is not None
             tx.put(replace(task, move_seconds=float(half)))
         before = len(loads)
-        await world.settle()
+        await scheduler.settle()
         tried += [half / 2] * (len(loads) - before)
-        assert (await world.task("a2")).state is TaskState.QUEUED, "its node is withheld"
+        assert (await scheduler.task("a2")).state is TaskState.QUEUED, "its node is withheld"
     assert tried == [0, 1, 3, 7, 15]
     if last == "mended":
         monkeypatch.undo()
-        world.clock.to(23)
-        await world.settle()
+        scheduler.clock.move_to(23)
+        await scheduler.settle()
     else:
         exit_kind = ExitKind.OK if last == "end" else ExitKind.PREEMPTED
-        await world.hear(exited_event(task, exit_kind))
-        await world.settle()
-    assert (await world.task("a2")).state is TaskState.STARTING
-    assert bool(world.service.warning()) is (last == "pause")
+        await scheduler.handle(exited_event(task, exit_kind))
+        await scheduler.settle()
+    assert (await scheduler.task("a2")).state is TaskState.STARTING
+    assert bool(scheduler.service.warning()) is (last == "pause")
 
 
 @pytest.mark.parametrize("count", [1, 40])
 async def test_rows_that_cannot_be_loaded_are_found_among_many(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    world = await a_world()
-    await world.hear(*(submitted_event(of("b", f"t{n:03}", gpus=1)) for n in range(200)))
+    scheduler = await a_scheduler()
+    await scheduler.handle(*(submitted_event(of("b", f"t{n:03}", gpus=1)) for n in range(200)))
     bad = {f"t{n:03}" for n in range(0, 5 * count, 5)}
     entering_fails(monkeypatch, *bad)
-    _, apart = await store.load(world.store, world.settings.policy())
+    _, apart = await store.load(scheduler.store, scheduler.settings.policy())
     assert {str(key[0]) for _, key in apart.rows} == bad
 
 
@@ -258,27 +266,27 @@ def test_many_rows_that_cannot_be_loaded_do_not_each_cost_a_build_of_all(
 
 async def test_a_policy_that_cannot_be_loaded_holds_up_its_group_alone() -> None:
     """Under the default policy its runs might have to go."""
-    world = await a_world()
-    await world.hear(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
+    scheduler = await a_scheduler()
+    await scheduler.handle(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
     with pytest.raises(ObserverError):
-        async with world.store.transaction(epoch=world.epoch) as tx:
+        async with scheduler.store.transaction(epoch=scheduler.epoch) as tx:
             # As a later version of the platform may have written it.
             tx.put(GroupPolicy("a", policy="unheard of"))
-    await world.restart()
-    await world.settle()
-    assert await started(world) == ["b1"]
-    assert "GroupPolicy a" in world.service.warning()
-    why = (await world.explained("a1")).reason
+    await scheduler.restart()
+    await scheduler.settle()
+    assert await started(scheduler) == ["b1"]
+    assert "GroupPolicy a" in scheduler.service.warning()
+    why = (await scheduler.explained("a1")).reason
     assert why.code is ReasonCode.ROW_SET_APART
     goal = GoalChanged(task_id="a1", goal=Goal.PAUSE, revision=2, changed_at=at(1))
-    await world.hear(goal)
-    await world.settle()
-    assert (await world.task("a1")).state is TaskState.PAUSED
-    async with world.store.transaction(epoch=world.epoch) as tx:
+    await scheduler.handle(goal)
+    await scheduler.settle()
+    assert (await scheduler.task("a1")).state is TaskState.PAUSED
+    async with scheduler.store.transaction(epoch=scheduler.epoch) as tx:
         tx.put(GroupPolicy("a", policy="fifo"))
-    await world.hear(GoalChanged(task_id="a1", goal=Goal.RUN, revision=3, changed_at=at(2)))
-    await world.settle()
-    assert (await world.task("a1")).state is TaskState.STARTING
+    await scheduler.handle(GoalChanged(task_id="a1", goal=Goal.RUN, revision=3, changed_at=at(2)))
+    await scheduler.settle()
+    assert (await scheduler.task("a1")).state is TaskState.STARTING
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState, TaskStateChanged
 from libs.service.prune import PruneRule
-from libs.store import migrate
-from libs.store.connections import Address
-from libs.store.memory import MemoryDatabase, MemoryStore
 from libs.store.port import ConflictError, Store
-from libs.store.sql import SqlStore
 from services.scheduler import store
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.facts.index import Index
@@ -30,62 +24,32 @@ from services.scheduler.loop import Brain
 from services.scheduler.main import WIRING
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.store import DecisionRow, EndedTask, SlotRow
-from services.scheduler.tables import TABLES
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_limit,
     a_node,
     a_snapshot,
     a_task,
-    at,
     exited_event,
     preempting,
     running,
     some_nodes,
 )
-from tests.services.scheduler.world import World, node_changed
+from tests.kit.clock import at
+from tests.services.scheduler.scheduler_harness import SchedulerHarness, node_changed
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import Database
-
-
-class Clock:
-    def now(self) -> object:
-        return at(0)
-
-
-def _ids() -> object:
-    numbers = itertools.count()
-    return lambda: f"e{next(numbers)}"
+    from libs.service.wiring import Wiring
 
 
 @pytest.fixture
-def memory() -> Store:
-    return MemoryStore(MemoryDatabase(), TABLES, clock=Clock(), source="scheduler", new_id=_ids())
+def wiring() -> Wiring:
+    return WIRING
 
 
-@pytest_asyncio.fixture
-async def sql(database: Database) -> AsyncIterator[Store]:
-    role = await database.role("scheduler")
-    address = Address(role.url, role.password)
-    await migrate.upgrade(address, TABLES, WIRING.migrations)
-    made = SqlStore(address, TABLES, clock=Clock(), source="scheduler", new_id=_ids())
-    yield made
-    await made.close()
-
-
-@pytest.fixture(params=["memory", pytest.param("sql", marks=pytest.mark.server)])
-def kept(request: pytest.FixtureRequest) -> Store:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.mark.server
-async def test_the_migrations_make_the_tables(database: Database) -> None:
-    role = await database.role("scheduler")
-    address = Address(role.url, role.password)
-    for _ in range(2):
-        await migrate.upgrade(address, TABLES, WIRING.migrations)
-    assert await migrate.check(address, TABLES) == []
+@pytest.fixture
+def kept(store: Store) -> Store:
+    return store
 
 
 async def test_rows_come_back_as_they_were(kept: Store) -> None:
@@ -222,20 +186,22 @@ async def test_old_decisions_are_dropped_a_page_at_a_time(kept: Store) -> None:
 
 
 async def test_a_removed_node_leaves_memory_with_its_row() -> None:
-    world = await World(prune_days_per_hour=0, removed_node_keep_seconds=100.0).start()
-    await world.hear(node_changed(a_node("n0")), node_changed(a_node("n1", group="other")))
+    scheduler = await SchedulerHarness(
+        prune_days_per_hour=0, removed_node_keep_seconds=100.0
+    ).start()
+    await scheduler.handle(node_changed(a_node("n0")), node_changed(a_node("n1", group="other")))
     gone = node_changed(a_node("n1", group="other", version=2, removed=True))
-    await world.hear(gone)
-    brain = world.service.loops[0].step.__self__  # type: ignore[attr-defined]
+    await scheduler.handle(gone)
+    brain = scheduler.service.loops[0].step.__self__  # type: ignore[attr-defined]
     assert isinstance(brain, Brain)
     assert set(brain.index.nodes) == {"n0", "n1"}
     assert brain.snapshot().totals.emptied == {"other"}
-    prune = next(loop for loop in world.service.loops if loop.name == "prune")
-    world.clock.to(101)
-    await prune.step(world.epoch)
+    prune = next(loop for loop in scheduler.service.loops if loop.name == "prune")
+    scheduler.clock.move_to(101)
+    await prune.step(scheduler.epoch)
     assert set(brain.index.nodes) == {"n0"}
     assert brain.snapshot().totals.emptied == set()
-    loaded, _ = await store.load(world.store, world.settings.policy())
+    loaded, _ = await store.load(scheduler.store, scheduler.settings.policy())
     assert loaded.nodes == brain.index.nodes
 
 

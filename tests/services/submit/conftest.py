@@ -2,65 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import pytest_asyncio
 
-from libs.store.connections import Address, connect
-from libs.store.memory import MemoryDatabase, MemoryStore
-from libs.store.migrate import upgrade
-from libs.store.port import Store
-from libs.store.sql import SqlStore
-from libs.store.tables import LEADER
+from services.submit.ids import TimeSortedIds
 from services.submit.main import WIRING
-from services.submit.tables import TABLES
-from tests.conftest import run_apart
-from tests.services.submit.world import Hands, World, a_world, numbers
+from services.submit.settings import SubmitSettings
+from tests.kit.memory import MemoryPlatform
+from tests.kit.service import ServiceHarness
 
 if TYPE_CHECKING:
-    from tests.harness.postgres import PostgresServer
+    from libs.service.wiring import Wiring
+    from libs.store.port import Store
 
 
 @pytest.fixture
-def clock() -> Hands:
-    return Hands()
+def wiring() -> Wiring:
+    return WIRING
 
 
-@pytest.fixture(scope="package")
-def address(postgres_server: PostgresServer) -> Address:
-    """A database with the service's schema, for all tests; each empties it first."""
-
-    async def prepare() -> Address:
-        role = await (await postgres_server.database()).role("submit")
-        made = Address(role.url, role.password)
-        await upgrade(made, TABLES, WIRING.migrations)
-        return made
-
-    return run_apart(prepare())
-
-
-@pytest.fixture(params=["memory", pytest.param("sql", marks=pytest.mark.server)])
-def where(request: pytest.FixtureRequest) -> Address | None:
-    return None if request.param == "memory" else request.getfixturevalue("address")
-
-
-@pytest_asyncio.fixture
-async def store(where: Address | None, clock: Hands) -> AsyncIterator[Store]:
-    if where is None:
-        yield MemoryStore(MemoryDatabase(), TABLES, clock=clock, source="submit", new_id=numbers())
-        return
-    connection = await connect(where)
-    for table in TABLES.metadata.tables.values():
-        if table.name != LEADER:
-            await connection.execute(f'TRUNCATE "{table.schema}"."{table.name}"')
-    await connection.close()
-    made = SqlStore(where, TABLES, clock=clock, source="submit", new_id=numbers())
-    yield made
-    await made.close()
+def submit_service(
+    platform: MemoryPlatform | None = None, store: Store | None = None, **changes: Any
+) -> ServiceHarness:
+    """The service with ids from a seed; on a store in memory if none is given."""
+    settings = SubmitSettings(
+        database_url="-", nats_url="-", **{"create_tasks_max": 100, **changes}
+    )
+    make_id = TimeSortedIds(Random(7).getrandbits)
+    platform = platform or MemoryPlatform()
+    return ServiceHarness(platform, WIRING, settings, store=store, make_id=make_id)
 
 
 @pytest.fixture
-def world(store: Store, clock: Hands) -> World:
-    return a_world(store, clock)
+def service(platform: MemoryPlatform, store: Store) -> ServiceHarness:
+    return submit_service(platform, store)

@@ -22,7 +22,7 @@ from services.submit.domain.fill import fill_in
 from services.submit.domain.spec_fields import check_fields
 from services.submit.domain.validate import ERRORS_SHOWN_MAX, check_requester, validate
 from services.submit.settings import SubmitSettings
-from tests.services.submit.specs import TASK_ID, asked, valid_specs
+from tests.kit.specs import TASK_ID, asked, valid_specs
 
 LIMITS = Limits()
 

@@ -5,7 +5,8 @@ import pytest
 from libs.contracts.messages import PreemptionPolicy, PreemptMode, Priority, Role
 from services.submit.domain.facts import Defaults
 from services.submit.domain.fill import derived_name, fill_in
-from tests.services.submit.specs import TASK_ID, asked
+from services.submit.domain.model import Defaults
+from tests.kit.specs import TASK_ID, asked
 
 
 def test_the_least_spec_gets_every_default() -> None:

@@ -9,7 +9,7 @@ from services.submit.domain.facts import Defaults, Facts, Limits, Shape
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import demand
 from services.submit.domain.validate import validate
-from tests.services.submit.specs import TASK_ID, asked
+from tests.kit.specs import TASK_ID, asked
 
 GIB = 1 << 30
 SHAPES = (

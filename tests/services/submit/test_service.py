@@ -1,22 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from libs.bus.memory import MemoryBus
-from libs.bus.memory_broker import MemoryBroker
 from libs.pods.pod_policy import PolicyError
-from libs.service.definition import Ports
-from libs.store.memory import MemoryDatabase, MemoryStore
-from services.submit.domain.facts import Rules
-from services.submit.main import WIRING, build
+from services.submit.domain.model import Rules
+from services.submit.main import WIRING
 from services.submit.settings import SubmitSettings
 from services.submit.tables import TABLES
-from tests.services.submit.world import Hands, numbers
+from tests.kit.memory import MemoryPlatform
 
 SERVERS: dict[str, Any] = {"database_url": "postgresql://submit@/x", "nats_url": "nats://127.0.0.1"}
 
@@ -39,10 +34,7 @@ def test_a_default_outside_its_bounds_is_refused_at_start() -> None:
 
 
 async def test_the_service_is_wired() -> None:
-    clock = Hands()
-    store = MemoryStore(MemoryDatabase(), TABLES, clock=clock, source="submit", new_id=numbers())
-    bus = MemoryBus(MemoryBroker(Random(1)), "submit")
-    service = build(SubmitSettings(**SERVERS), Ports(store=store, bus=bus, clock=clock))
+    service = MemoryPlatform().build(WIRING)
     assert service.name == WIRING.name == TABLES.schema
     assert set(service.handlers) == set(WIRING.consumes)
     assert {kind.__name__ for kind in service.commands} == {
@@ -55,12 +47,10 @@ async def test_the_service_is_wired() -> None:
 
 
 async def test_the_pod_policy_is_read_at_the_start(tmp_path: Path) -> None:
-    clock = Hands()
-    store = MemoryStore(MemoryDatabase(), TABLES, clock=clock, source="submit", new_id=numbers())
-    ports = Ports(store=store, bus=MemoryBus(MemoryBroker(Random(1)), "submit"), clock=clock)
+    platform = MemoryPlatform()
     file = tmp_path / "pods.yaml"
     file.write_text("default_image: site/train:1\n")
-    assert build(SubmitSettings(**SERVERS, pod_policy_file=file), ports).name == "submit"
+    assert platform.build(WIRING, SubmitSettings(**SERVERS, pod_policy_file=file)).name == "submit"
     file.write_text("defaultimage: site/train:1\n")
     with pytest.raises(PolicyError, match=r"pods\.yaml: defaultimage: is not known"):
-        build(SubmitSettings(**SERVERS, pod_policy_file=file), ports)
+        platform.build(WIRING, SubmitSettings(**SERVERS, pod_policy_file=file))

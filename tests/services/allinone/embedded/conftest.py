@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.infra import Infra
+from tests.kit.infra import Infra
 
 
 @pytest.fixture(scope="session")

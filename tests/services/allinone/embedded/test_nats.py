@@ -26,8 +26,8 @@ from services.allinone.embedded.credentials import ensure_credentials, private_f
 from services.allinone.embedded.nats import Nats, NatsOptions, configuration, program
 from services.allinone.embedded.processes import ServerError
 from services.allinone.keeper import Board, Policy, State, keep_server
-from tests.harness.freezing import freeze
-from tests.harness.nats_server import NatsServer, StartNats
+from tests.kit.freezing import freeze
+from tests.kit.nats_server import NatsServer, StartNats
 
 pytestmark = pytest.mark.server
 

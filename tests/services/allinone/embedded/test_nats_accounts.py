@@ -31,9 +31,10 @@ from libs.service.wiring import topology
 from services.allinone.composition import WIRINGS
 from services.allinone.embedded import nats
 from services.allinone.embedded.nats import configuration
-from tests.builders import a_task, at, submitted_event
-from tests.harness.example_messages import example_of
-from tests.harness.nats_server import NatsServer, StartNats
+from tests.kit.builders import a_task, submitted_event
+from tests.kit.clock import at
+from tests.kit.example_messages import example_of
+from tests.kit.nats_server import NatsServer, StartNats
 
 pytestmark = pytest.mark.server
 

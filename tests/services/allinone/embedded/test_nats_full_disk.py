@@ -21,7 +21,7 @@ from services.allinone.embedded.credentials import NATS_ADMIN, ensure_credential
 from services.allinone.embedded.nats import Nats, NatsOptions
 from services.allinone.embedded.wire import RestartWouldNotHelpError
 from services.allinone.keeper import Board, Policy, State, keep_server
-from tests.harness.small_disk import SmallDisk, needs_small_disk, small_disk
+from tests.kit.small_disk import SmallDisk, needs_small_disk, small_disk
 
 pytestmark = [pytest.mark.server, needs_small_disk]
 

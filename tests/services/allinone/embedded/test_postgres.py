@@ -26,8 +26,8 @@ from services.allinone.embedded.postgres import (
     programs_folder,
 )
 from services.allinone.embedded.processes import ServerError
-from tests.harness.freezing import freeze
-from tests.harness.postgres import Database, PostgresServer, StartPostgres, copy_of_pristine
+from tests.kit.freezing import freeze
+from tests.kit.postgres import Database, PostgresServer, StartPostgres, copy_of_pristine
 
 pytestmark = pytest.mark.server
 

@@ -7,7 +7,8 @@ import pytest
 from libs.contracts.messages import AckCheckpoint, RefusalCode
 from services.launcher.domain.checkpoint_acceptance import Known, decide
 from services.launcher.domain.model import RunState
-from tests.services.launcher.makers import START, a_checkpoint, a_run, at
+from tests.kit.clock import START, at
+from tests.kit.launcher_builders import a_checkpoint, a_run
 
 ACK = AckCheckpoint(task_id="task", attempt=1, step=10, uri="/c", digest="")
 

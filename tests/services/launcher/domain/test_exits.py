@@ -9,7 +9,7 @@ from libs.contracts.messages import ExitKind, PreemptMode
 from services.launcher.domain import exits
 from services.launcher.domain.exits import Ending, classify
 from services.launcher.domain.model import EndCause, ObservedRank
-from tests.services.launcher.makers import exited, lost
+from tests.kit.launcher_builders import exited, lost
 
 K = ExitKind
 USR1 = 10

@@ -7,7 +7,8 @@ import pytest
 from services.launcher.domain import grace_periods
 from services.launcher.domain.grace_periods import BY_CAUSE, Grace, GracePeriods, grace_for
 from services.launcher.domain.model import EndCause, RunState
-from tests.services.launcher.makers import START, a_run, at
+from tests.kit.clock import START, at
+from tests.kit.launcher_builders import a_run
 
 P = Grace
 

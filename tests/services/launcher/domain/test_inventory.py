@@ -12,7 +12,8 @@ from services.launcher.domain.inventory import (
     update_inventory,
 )
 from services.launcher.domain.model import Listing, NodeRow, ObservedNode
-from tests.services.launcher.makers import a_listing, a_node, at
+from tests.kit.clock import at
+from tests.kit.launcher_builders import a_listing, a_node
 
 POLICY = LeasePolicy(lease=timedelta(seconds=5), fence=timedelta(seconds=15))
 

@@ -8,7 +8,7 @@ from libs.contracts.messages import Node, Refusal, SetNodeMarks
 from services.launcher.domain.inventory import LeasePolicy, update_inventory
 from services.launcher.domain.model import Listing, NodeRow, ObservedNode
 from services.launcher.domain.node_labels import LABELS_MAX, apply_command
-from tests.services.launcher.makers import at
+from tests.kit.clock import at
 
 POLICY = LeasePolicy(lease=timedelta(seconds=5), fence=timedelta(seconds=15))
 OWN = Node(

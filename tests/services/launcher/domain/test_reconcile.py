@@ -30,12 +30,11 @@ from services.launcher.domain.reconcile import (
     Signal,
 )
 from services.launcher.domain.worklist import Outcome
-from tests.services.launcher.makers import (
-    START,
+from tests.kit.clock import START, at
+from tests.kit.launcher_builders import (
     a_listing,
     a_run,
     a_spec,
-    at,
     exited,
     lost,
     observed,

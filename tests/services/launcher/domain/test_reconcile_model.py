@@ -34,10 +34,10 @@ from services.launcher.domain.reconcile import (
 )
 from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
 from services.launcher.domain.worklist import Worklist
-from tests.services.launcher.makers import (
+from tests.kit.clock import at
+from tests.kit.launcher_builders import (
     a_listing,
     a_spec,
-    at,
     exited,
     lost,
     observed,

@@ -11,7 +11,8 @@ from services.launcher.domain.start_delays import (
     delay_of,
     next_delay_event,
 )
-from tests.services.launcher.makers import START, a_run, at, observed, pending, run_id
+from tests.kit.clock import START, at
+from tests.kit.launcher_builders import a_run, observed, pending, run_id
 
 RUN = a_run(RunState.ASSIGNED, ranks=3, assigned_at=START)
 POLICY = DelayPolicy(first=timedelta(seconds=5), again=timedelta(seconds=5))

@@ -19,11 +19,10 @@ from services.launcher.domain.model import (
 )
 from services.launcher.domain.reconcile import Action, End, Forget, Launch, Policy, Scan, Signal
 from services.launcher.domain.worklist import Worklist
-from tests.services.launcher.makers import (
-    START,
+from tests.kit.clock import START, at
+from tests.kit.launcher_builders import (
     a_listing,
     a_run,
-    at,
     exited,
     lost,
     observed,

@@ -17,7 +17,7 @@ import pytest
 
 from services.launcher.domain.model import RankState
 from services.launcher.runtimes.node import proc, rank_processes
-from tests.services.launcher.makers import an_order, run_id
+from tests.kit.launcher_builders import an_order, run_id
 from tests.services.launcher.runtimes.test_process import HERE, RUN, Box, alive
 
 NOBODY = 65_534

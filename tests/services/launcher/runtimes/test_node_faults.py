@@ -23,9 +23,9 @@ from services.launcher.runtimes.port import (
     StartFailedError,
 )
 from services.launcher.runtimes.process import ProcessRuntime
-from tests.harness.freezing import freeze
-from tests.harness.small_disk import needs_small_disk, small_disk
-from tests.services.launcher.makers import an_order, run_id
+from tests.kit.freezing import freeze
+from tests.kit.launcher_builders import an_order, run_id
+from tests.kit.small_disk import needs_small_disk, small_disk
 from tests.services.launcher.runtimes.test_process import HERE, RUN, Box, alive
 
 NOBODY = 65_534

@@ -30,7 +30,7 @@ from services.launcher.runtimes.port import RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
 from services.launcher.runtimes.supervisor import clear_output
 from services.launcher.task_users import OneUser, TaskUser, own_environment
-from tests.services.launcher.makers import a_machine, a_node, an_order, run_id
+from tests.kit.launcher_builders import a_machine, a_node, an_order, run_id
 
 RUN = run_id()
 HERE = frozenset({"local-0"})

@@ -23,7 +23,7 @@ from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.runtimes.port import RunOrder, RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
 from services.launcher.task_users import OwnerUsers
-from tests.services.launcher.makers import a_machine, a_node, an_order, run_id
+from tests.kit.launcher_builders import a_machine, a_node, an_order, run_id
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs tasks as other users")
 UIDS = range(390_000, 390_010)

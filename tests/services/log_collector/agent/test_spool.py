@@ -16,7 +16,7 @@ from services.log_collector.agent.output import CHUNK_BYTES_MAX, STAMPS_MAX
 from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
 from services.log_collector.agent.segments import FILLER
 from services.log_collector.agent.spool import Limits, Spool
-from tests.services.log_collector.collector_harness import START, ManualClock
+from tests.kit.clock import START, FakeClock
 from tests.services.log_collector.fake_kubelet import NAMESPACE, Container, Kubelet
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ class Node:
 
     folder: Path
     limits: Limits = LIMITS
-    clock: ManualClock = field(default_factory=ManualClock)
+    clock: FakeClock = field(default_factory=FakeClock)
     seconds: float = 100.0
 
     def __post_init__(self) -> None:

@@ -24,11 +24,12 @@ from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.rows import Task
-from tests.builders import START, a_node, a_snapshot, a_task, at, some_nodes, submitted_event
+from tests.kit.builders import a_node, a_snapshot, a_task, some_nodes, submitted_event
+from tests.kit.clock import START, at
+from tests.kit.strategies import NOW, snapshots
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
-from tests.services.scheduler.domain.stage import Stage
 from tests.services.scheduler.domain.test_properties import committed
-from tests.strategies import NOW, snapshots
 
 EXAMPLES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 YEAR = 365.25 * 86_400.0
@@ -135,23 +136,23 @@ def test_a_task_of_a_century_ago_breaks_no_order(name: str) -> None:
     """It may go first; those after it keep the order that they would have without it."""
     orders = []
     for age in (None, CENTURY):
-        stage = Stage(some_nodes(1), policies=[GroupPolicy("default", policy=name)])
+        harness = DomainHarness(some_nodes(1), policies=[GroupPolicy("default", policy=name)])
         if age is not None:
-            stage.submit(moved_in_time(a_task("old", owner="old"), -age))
+            harness.submit(moved_in_time(a_task("old", owner="old"), -age))
         for place in range(4):
-            stage.submit(a_task(f"t{place}", owner=f"u{place}", submitted=float(place)))
+            harness.submit(a_task(f"t{place}", owner=f"u{place}", submitted=float(place)))
         order = []
         for _ in range(5):
-            stage.rounds()
-            for task_id in sorted(stage.index.held):
-                stage.start(task_id)
+            harness.rounds()
+            for task_id in sorted(harness.index.held):
+                harness.start(task_id)
                 order.append(task_id)
-            stage.until(stage.seconds + 5)
-            for task_id in sorted(stage.index.held):
-                stage.exit(task_id, ExitKind.OK)
-            stage.seconds += 1
+            harness.until(harness.seconds + 5)
+            for task_id in sorted(harness.index.held):
+                harness.exit(task_id, ExitKind.OK)
+            harness.seconds += 1
         orders.append([task_id for task_id in order if task_id != "old"])
-        scale = stage.index.pools["default"].ledger.scale
+        scale = harness.index.pools["default"].ledger.scale
         assert scale == pytest.approx(1.0, abs=0.5), "one old submission is no load"
     assert orders[0] == orders[1]
     assert len(orders[0]) == 4
@@ -159,23 +160,25 @@ def test_a_task_of_a_century_ago_breaks_no_order(name: str) -> None:
 
 def test_slice_rounds_go_on_after_the_clock_was_set_back() -> None:
     """The last pass lies an hour ahead; nobody waits for that hour."""
-    stage = Stage([a_node("n0")], policies=[GroupPolicy("default", policy="las")], oracle=False)
-    stage.seconds = 7200.0
-    stage.submit(a_task("first", submitted=7200))
-    stage.rounds()
-    stage.start("first")
-    stage.submit(a_task("other", owner="bob", submitted=7200))
-    stage.rounds()
-    stage.seconds = 3600.0
+    harness = DomainHarness(
+        [a_node("n0")], policies=[GroupPolicy("default", policy="las")], oracle=False
+    )
+    harness.seconds = 7200.0
+    harness.submit(a_task("first", submitted=7200))
+    harness.rounds()
+    harness.start("first")
+    harness.submit(a_task("other", owner="bob", submitted=7200))
+    harness.rounds()
+    harness.seconds = 3600.0
     # It comes before all others: its clock is right.
     early = observations.on_submitted(
-        submitted_event(a_task("early", submitted=3000)), None, stage.now
+        submitted_event(a_task("early", submitted=3000)), None, harness.now
     )
-    stage.put(early.task)
-    stage.rounds()
-    assert stage.tasks["first"].state is TaskState.PREEMPTING
-    assert stage.tasks["early"].promised
-    assert stage.tasks["early"].submitted_at > START
+    harness.put(early.task)
+    harness.rounds()
+    assert harness.tasks["first"].state is TaskState.PREEMPTING
+    assert harness.tasks["early"].promised
+    assert harness.tasks["early"].submitted_at > START
 
 
 def test_a_task_submitted_before_any_node_is_known_is_not_delayed_for_days() -> None:

@@ -29,15 +29,13 @@ from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
 from services.scheduler.domain.model.values import OrderKey, reason
-from tests.builders import (
-    START,
+from tests.kit.builders import (
     a_checkpoint,
     a_limit,
     a_node,
     a_snapshot,
     a_spec,
     a_task,
-    at,
     on_nodes,
     played,
     preempting,
@@ -45,6 +43,7 @@ from tests.builders import (
     some_nodes,
     starting,
 )
+from tests.kit.clock import START, at
 
 ALL = tuple(range(8))
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW

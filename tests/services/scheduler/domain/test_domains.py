@@ -13,8 +13,9 @@ from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preemp
 from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.model.values import OrderKey
-from tests.builders import a_node, a_snapshot, a_task, at, running
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_node, a_snapshot, a_task, running
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 ALL = tuple(range(8))
 
@@ -38,52 +39,52 @@ def victims(tasks: list[Task], nodes: list[Node], policy: GroupPolicy) -> list[s
 @pytest.mark.parametrize("name", ["timeshare", "fifo", "backfill", "rotation", "las"])
 def test_a_gang_that_must_cross_zones_preempts_a_lower_one_that_crosses(name: str) -> None:
     """The lower one's place among those that may cross is free with its nodes."""
-    stage = Stage(zones(a=2, b=2), policies=[GroupPolicy("default", policy=name)])
-    stage.submit(a_task("low", nodes=3, priority=Priority.LOW))
-    stage.rounds()
-    stage.start("low")
-    stage.until(4000.0)
-    stage.submit(a_task("high", nodes=3, priority=Priority.HIGH, submitted=4000.0))
-    stage.rounds()
-    assert stage.tasks["low"].state is TaskState.PREEMPTING
-    stage.exit("low", ExitKind.PREEMPTED)
-    stage.rounds()
-    assert stage.tasks["high"].state is TaskState.STARTING
+    harness = DomainHarness(zones(a=2, b=2), policies=[GroupPolicy("default", policy=name)])
+    harness.submit(a_task("low", nodes=3, priority=Priority.LOW))
+    harness.rounds()
+    harness.start("low")
+    harness.until(4000.0)
+    harness.submit(a_task("high", nodes=3, priority=Priority.HIGH, submitted=4000.0))
+    harness.rounds()
+    assert harness.tasks["low"].state is TaskState.PREEMPTING
+    harness.exit("low", ExitKind.PREEMPTED)
+    harness.rounds()
+    assert harness.tasks["high"].state is TaskState.STARTING
 
 
 def test_only_the_gang_that_crosses_is_in_the_way_though_enough_gpus_are_free() -> None:
     """It is asked to go, and has gone before the other begins."""
-    stage = Stage(zones(a=1, b=1), policies=[GroupPolicy("default", policy="backfill")])
-    stage.submit(a_task("low", nodes=2, gpus=4, priority=Priority.LOW))
-    stage.rounds()
-    stage.start("low")
-    stage.until(4000.0)
-    stage.submit(a_task("high", nodes=2, gpus=4, priority=Priority.HIGH, submitted=4000.0))
-    stage.rounds()
-    assert stage.tasks["low"].state is TaskState.PREEMPTING
-    assert stage.tasks["high"].state is TaskState.QUEUED
-    assert stage.tasks["high"].promised
-    stage.exit("low", ExitKind.PREEMPTED)
-    stage.rounds()
-    assert stage.tasks["high"].state is TaskState.STARTING
+    harness = DomainHarness(zones(a=1, b=1), policies=[GroupPolicy("default", policy="backfill")])
+    harness.submit(a_task("low", nodes=2, gpus=4, priority=Priority.LOW))
+    harness.rounds()
+    harness.start("low")
+    harness.until(4000.0)
+    harness.submit(a_task("high", nodes=2, gpus=4, priority=Priority.HIGH, submitted=4000.0))
+    harness.rounds()
+    assert harness.tasks["low"].state is TaskState.PREEMPTING
+    assert harness.tasks["high"].state is TaskState.QUEUED
+    assert harness.tasks["high"].promised
+    harness.exit("low", ExitKind.PREEMPTED)
+    harness.rounds()
+    assert harness.tasks["high"].state is TaskState.STARTING
 
 
 def test_a_promise_across_zones_is_withdrawn_if_another_gang_takes_the_crossing() -> None:
     """A higher gang takes the promise of a lower one, which is not asked to cross any more."""
-    stage = Stage(zones(a=2, b=2), policies=[GroupPolicy("default", policy="backfill")])
-    stage.submit(a_task("idle", nodes=3, priority=Priority.IDLE))
-    stage.rounds()
-    stage.start("idle")
-    stage.until(4000.0)
+    harness = DomainHarness(zones(a=2, b=2), policies=[GroupPolicy("default", policy="backfill")])
+    harness.submit(a_task("idle", nodes=3, priority=Priority.IDLE))
+    harness.rounds()
+    harness.start("idle")
+    harness.until(4000.0)
     for number, level in enumerate((Priority.LOW, Priority.HIGH)):
         task_id = level.value.removeprefix("PRIORITY_").lower()
-        stage.submit(a_task(task_id, nodes=3, priority=level, submitted=4000.0 + number))
-        stage.rounds()
-        assert stage.tasks[task_id].promised
-    assert not stage.tasks["low"].promised
-    stage.exit("idle", ExitKind.PREEMPTED)
-    stage.rounds()
-    assert stage.tasks["high"].state is TaskState.STARTING
+        harness.submit(a_task(task_id, nodes=3, priority=level, submitted=4000.0 + number))
+        harness.rounds()
+        assert harness.tasks[task_id].promised
+    assert not harness.tasks["low"].promised
+    harness.exit("idle", ExitKind.PREEMPTED)
+    harness.rounds()
+    assert harness.tasks["high"].state is TaskState.STARTING
 
 
 def test_a_guarantee_takes_the_place_of_a_borrower_that_crosses() -> None:
@@ -96,17 +97,17 @@ def test_a_guarantee_takes_the_place_of_a_borrower_that_crosses() -> None:
 
 def test_no_more_gangs_cross_than_may_while_some_are_on_their_way_out() -> None:
     """What leaves still crosses: nobody else begins to, who was not promised its place."""
-    stage = Stage(zones(a=2, b=2), policies=[GroupPolicy("default", policy="backfill")])
-    stage.submit(a_task("first", nodes=2, gpus=4))
-    stage.submit(a_task("big", nodes=3, gpus=4, submitted=1.0))
-    stage.rounds()
-    stage.start("big")
-    stage.submit(a_task("next", nodes=3, gpus=2, submitted=2.0))
-    stage.rounds()
-    assert stage.tasks["next"].state is TaskState.QUEUED
-    stage.exit("big", ExitKind.OK)
-    stage.rounds()
-    assert stage.tasks["next"].state is TaskState.STARTING
+    harness = DomainHarness(zones(a=2, b=2), policies=[GroupPolicy("default", policy="backfill")])
+    harness.submit(a_task("first", nodes=2, gpus=4))
+    harness.submit(a_task("big", nodes=3, gpus=4, submitted=1.0))
+    harness.rounds()
+    harness.start("big")
+    harness.submit(a_task("next", nodes=3, gpus=2, submitted=2.0))
+    harness.rounds()
+    assert harness.tasks["next"].state is TaskState.QUEUED
+    harness.exit("big", ExitKind.OK)
+    harness.rounds()
+    assert harness.tasks["next"].state is TaskState.STARTING
 
 
 def costing(task_id: str, node: str, seconds: float) -> Task:

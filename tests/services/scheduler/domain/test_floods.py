@@ -12,8 +12,9 @@ from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Preemp
 from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey
-from tests.builders import a_snapshot, a_task, at, running, some_nodes
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_snapshot, a_task, running, some_nodes
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 NODES = 10
 GUARDED = GroupPolicy("default", timeshare=Timeshare(flood_guard=True))
@@ -131,20 +132,20 @@ def test_running_tasks_count_towards_the_part_of_a_flood() -> None:
 
 def test_a_long_flood_is_decided_the_same_incrementally_and_from_scratch() -> None:
     """What is assigned in the first walk is not looked at in the second."""
-    stage = Stage(some_nodes(2), policies=[GUARDED])
+    harness = DomainHarness(some_nodes(2), policies=[GUARDED])
     for task in [*many("flo", 90), *many("bob", 2)]:
-        stage.submit(task)
-    stage.rounds()
+        harness.submit(task)
+    harness.rounds()
     for step in range(8):
-        for task_id in sorted(stage.index.held):
-            stage.start(task_id)
-        stage.until(stage.seconds + 3500)
+        for task_id in sorted(harness.index.held):
+            harness.start(task_id)
+        harness.until(harness.seconds + 3500)
         # The next to come is waiting when they end.
-        stage.submit(a_task(f"cat{step}", owner="cat", submitted=stage.seconds))
-        for task_id in sorted(stage.index.held):
-            stage.exit(task_id, ExitKind.OK)
-        stage.rounds()
+        harness.submit(a_task(f"cat{step}", owner="cat", submitted=harness.seconds))
+        for task_id in sorted(harness.index.held):
+            harness.exit(task_id, ExitKind.OK)
+        harness.rounds()
         # One of the flood's may always run; the other node is for whoever else waits.
-        owners = [task.owner for task in stage.index.held.values()]
+        owners = [task.owner for task in harness.index.held.values()]
         assert len(owners) == 2
         assert owners.count("flo") <= 1

@@ -27,8 +27,9 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.lifecycle import HOLDING
 from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
-from tests.builders import a_limit, a_node, a_spec, a_task
-from tests.services.scheduler.domain.stage import Stage, facts_of, rebuilt
+from tests.kit.builders import a_limit, a_node, a_spec, a_task
+from tests.services.scheduler.domain.domain_harness import DomainHarness, facts_of
+from tests.services.scheduler.domain.explain.copies import copy_of
 
 TASKS_MAX = 14
 LEVELS = [
@@ -124,7 +125,7 @@ class Histories(RuleBasedStateMachine):
             )
             for place, gpus in enumerate(sizes)
         ]
-        self.stage = Stage(
+        self.harness = DomainHarness(
             [*some, a_node("d0", gpus=4, group="dev")],
             settings=PolicySettings(protected_seconds=protected, retry_delay_seconds=20.0),
             policies=[a_policy("default", name, tree, 1)],
@@ -135,7 +136,7 @@ class Histories(RuleBasedStateMachine):
                 *(a_limit(1, priority=each, unit=Unit.NODES) for each in CAPPED if capped),
             ],
         )
-        self.stage.rounds()
+        self.harness.rounds()
 
     # People.
 
@@ -177,31 +178,31 @@ class Histories(RuleBasedStateMachine):
             group=group,
         )
         task = a_task(
-            f"t{self.count:02}", spec=spec, owner=owner, team=team, submitted=self.stage.seconds
+            f"t{self.count:02}", spec=spec, owner=owner, team=team, submitted=self.harness.seconds
         )
         self.count += 1
-        self.stage.submit(task)
+        self.harness.submit(task)
 
-    @precondition(lambda self: self.stage.tasks)
+    @precondition(lambda self: self.harness.tasks)
     @rule(pick=PICK, goal=st.sampled_from([Goal.RUN, Goal.PAUSE, Goal.STOP]))
     def change_goal(self, pick: int, goal: Goal) -> None:
-        self.stage.want(one(sorted(self.stage.tasks), pick), goal)
+        self.harness.want(one(sorted(self.harness.tasks), pick), goal)
 
-    @precondition(lambda self: self.stage.tasks)
+    @precondition(lambda self: self.harness.tasks)
     @rule(pick=PICK, priority=st.sampled_from(LEVELS))
     def change_priority(self, pick: int, priority: Priority) -> None:
-        self.stage.rank(one(sorted(self.stage.tasks), pick), priority)
+        self.harness.rank(one(sorted(self.harness.tasks), pick), priority)
 
-    @precondition(lambda self: self.stage.tasks)
+    @precondition(lambda self: self.harness.tasks)
     @rule(
         owner=st.sampled_from(["ann", "bob", "cat"]),
         priority=st.sampled_from([Priority.HIGH, Priority.NORMAL]),
     )
     def change_all_priorities(self, owner: str, priority: Priority) -> None:
         """An owner who has no quota left at a level raises everything to it."""
-        for task in sorted(self.stage.tasks.values(), key=lambda task: task.id):
+        for task in sorted(self.harness.tasks.values(), key=lambda task: task.id):
             if task.owner == owner:
-                self.stage.rank(task.id, priority)
+                self.harness.rank(task.id, priority)
 
     @rule(
         limit=st.integers(0, 12),
@@ -233,7 +234,7 @@ class Histories(RuleBasedStateMachine):
             removed=removed,
             group=group,
         )
-        self.stage.put(row)
+        self.harness.put(row)
 
     @rule(
         name=st.sampled_from(sorted(DISCIPLINES)),
@@ -241,49 +242,49 @@ class Histories(RuleBasedStateMachine):
     )
     def change_policy(self, name: str, tree: tuple[VirtualCluster, ...]) -> None:
         self.version += 1
-        self.stage.put(a_policy("default", name, tree, self.version))
+        self.harness.put(a_policy("default", name, tree, self.version))
 
     # Runs and nodes.
 
     def some(self, *states: TaskState) -> list[str]:
-        return sorted(each.id for each in self.stage.tasks.values() if each.state in states)
+        return sorted(each.id for each in self.harness.tasks.values() if each.state in states)
 
     @precondition(lambda self: self.some(TaskState.STARTING))
     @rule(pick=PICK, ago=st.sampled_from([0.0, 0.0, 2.0]), listens=st.booleans())
     def start(self, pick: int, ago: float, listens: bool) -> None:
         task_id = one(self.some(TaskState.STARTING), pick)
-        self.stage.start(task_id, ago=ago, listens=listens)
+        self.harness.start(task_id, ago=ago, listens=listens)
 
     @precondition(lambda self: self.some(TaskState.RUNNING, TaskState.PREEMPTING))
     @rule(pick=PICK)
     def listen(self, pick: int) -> None:
-        self.stage.listen(one(self.some(TaskState.RUNNING, TaskState.PREEMPTING), pick))
+        self.harness.listen(one(self.some(TaskState.RUNNING, TaskState.PREEMPTING), pick))
 
     @rule()
     def start_all(self) -> None:
         for task_id in self.some(TaskState.STARTING):
-            self.stage.start(task_id)
+            self.harness.start(task_id)
 
     @precondition(lambda self: self.some(TaskState.RUNNING))
     @rule(pick=PICK)
     def save(self, pick: int) -> None:
-        self.stage.save(one(self.some(TaskState.RUNNING), pick))
+        self.harness.save(one(self.some(TaskState.RUNNING), pick))
 
-    @precondition(lambda self: self.stage.index.held)
+    @precondition(lambda self: self.harness.index.held)
     @rule(
         pick=PICK,
         kind=st.sampled_from([ExitKind.OK, ExitKind.OK, ExitKind.FAILED, ExitKind.LOST]),
     )
     def exit(self, pick: int, kind: ExitKind) -> None:
-        self.stage.exit(one(sorted(self.stage.index.held), pick), kind)
+        self.harness.exit(one(sorted(self.harness.index.held), pick), kind)
 
     @rule()
     def leave_all(self) -> None:
         """Whoever was asked to go has gone."""
         for task_id in self.some(TaskState.PREEMPTING):
-            self.stage.exit(task_id, ExitKind.PREEMPTED)
+            self.harness.exit(task_id, ExitKind.PREEMPTED)
         for task_id in self.some(TaskState.KILLING):
-            self.stage.exit(task_id, ExitKind.KILLED)
+            self.harness.exit(task_id, ExitKind.KILLED)
 
     @rule(
         pick=PICK,
@@ -304,7 +305,7 @@ class Histories(RuleBasedStateMachine):
         ),
     )
     def change_node(self, pick: int, what: str) -> None:
-        nodes = self.stage.index.nodes
+        nodes = self.harness.index.nodes
         node: Node = nodes[one(sorted(nodes), pick)]
         changed = {
             "ready": replace(node, ready=not node.ready),
@@ -321,7 +322,7 @@ class Histories(RuleBasedStateMachine):
             # It does not report its CPUs any more.
             "silent": replace(node, cpus=0.0),
         }
-        self.stage.put(replace(changed[what], version=node.version + 1))
+        self.harness.put(replace(changed[what], version=node.version + 1))
 
     @rule(
         seconds=st.sampled_from([1.0, 4.0, 15.0, 61.0, 61.0, 300.0, 900.0, 3700.0, 90_000.0]),
@@ -329,33 +330,33 @@ class Histories(RuleBasedStateMachine):
     )
     def wait(self, seconds: float, going: bool) -> None:
         """Time passes, with everything started and gone that was to, or with nothing."""
-        self.stage.rounds()
+        self.harness.rounds()
         if going:
             self.leave_all()
             self.start_all()
-        self.stage.until(self.stage.seconds + seconds)
+        self.harness.until(self.harness.seconds + seconds)
 
     @rule()
     def round(self) -> None:
-        self.stage.rounds()
+        self.harness.rounds()
 
     # What always holds.
 
     @invariant()
     def both_keep_the_same(self) -> None:
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
-        self.stage.index.refresh()
-        found, expected = facts_of(self.stage.index), facts_of(rebuilt(self.stage.index))
+        self.harness.index.refresh()
+        found, expected = facts_of(self.harness.index), facts_of(copy_of(self.harness.index))
         for name, value in expected.items():
             assert found[name] == value, name
 
     @invariant()
     def no_gpu_has_two_owners(self) -> None:
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
         owners: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
-        for task in self.stage.tasks.values():
+        for task in self.harness.tasks.values():
             assert bool(task.placements) == (task.state in HOLDING)
             for placement in task.placements:
                 for gpu in placement.gpus:
@@ -365,25 +366,25 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def no_quota_is_passed(self) -> None:
         """Whatever priorities and running time do: a limit that was lowered only sees less."""
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
         held: Counter[Account] = Counter()
-        quota_usage = QuotaUsage(self.stage.index.limits)
-        for task in self.stage.index.held.values():
+        quota_usage = QuotaUsage(self.harness.index.limits)
+        for task in self.harness.index.held.values():
             held.update(quota_usage.counted(task))
         for account, amount in held.items():
-            limit = self.stage.index.limits[account[0]]
+            limit = self.harness.index.limits[account[0]]
             if amount > limit.limit and limit == self.limits.get(account[0]):
                 assert amount <= self.held_before[account], limit
-        self.held_before, self.limits = held, dict(self.stage.index.limits)
+        self.held_before, self.limits = held, dict(self.harness.index.limits)
 
     @invariant()
     def no_virtual_cluster_begins_more_than_its_most(self) -> None:
         """A maximum that was lowered only sees less, counted by the tree that is there now."""
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
-        held = dict(self.stage.index.held)
-        for group, pool in self.stage.index.pools.items():
+        held = dict(self.harness.index.held)
+        for group, pool in self.harness.index.pools.items():
             now, before = (
                 clusters_of(pool, (each for each in runs.values() if each.group == group))
                 for runs in (held, self.runs_before)
@@ -395,18 +396,18 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def promises_are_at_the_level_of_the_priority(self) -> None:
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
-        for pool in self.stage.index.pools.values():
+        for pool in self.harness.index.pools.values():
             for task in pool.promised.values():
                 assert task.is_auto or task.level is pool.level(task)
 
     @invariant()
     def accounts_are_within_their_bounds(self) -> None:
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
-        for group, pool in self.stage.index.pools.items():
-            numbers, book = pool.policy.timeshare, self.stage.index.ledgers.get(group)
+        for group, pool in self.harness.index.pools.items():
+            numbers, book = pool.policy.timeshare, self.harness.index.ledgers.get(group)
             if book is not None and book.tokens_at is not None:
                 assert book.tokens <= 4 * max(5.0, pool.units) * numbers.restart_seconds + 1e-6
 

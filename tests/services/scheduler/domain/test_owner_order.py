@@ -12,143 +12,144 @@ from hypothesis import HealthCheck, given, settings
 from libs.contracts.messages import ExitKind, Goal, Priority, ReasonCode, TaskState, Unit
 from services.scheduler.domain.model.group_policy import GroupPolicy, Rotation
 from services.scheduler.domain.model.rows import Task
-from tests.builders import a_limit, a_task, at, some_nodes
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_limit, a_task, some_nodes
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 HOUR = 3600.0
 NUMBERS = Rotation(first_slice_seconds=900.0, slice_seconds=4 * HOUR)
 
 
-def a_stage(nodes: int, *limits: object, policy: str = "rotation") -> Stage:
-    stage = Stage(
+def a_harness(nodes: int, *limits: object, policy: str = "rotation") -> DomainHarness:
+    harness = DomainHarness(
         some_nodes(nodes), policies=[GroupPolicy("default", policy=policy, rotation=NUMBERS)]
     )
-    stage.put(*limits)
-    return stage
+    harness.put(*limits)
+    return harness
 
 
-def arrives(stage: Stage, task_id: str, nodes: int = 1, **how: object) -> None:
-    submitted = how.pop("submitted", stage.seconds)
+def arrives(harness: DomainHarness, task_id: str, nodes: int = 1, **how: object) -> None:
+    submitted = how.pop("submitted", harness.seconds)
     task = a_task(task_id, nodes=nodes, submitted=submitted, **how)  # type: ignore[arg-type]
-    stage.submit(task)
-    goes_on(stage)
+    harness.submit(task)
+    goes_on(harness)
 
 
-def goes_on(stage: Stage) -> None:
+def goes_on(harness: DomainHarness) -> None:
     """Whatever was started runs, and who was asked to go has gone."""
-    stage.rounds()
-    for task in list(stage.tasks.values()):
+    harness.rounds()
+    for task in list(harness.tasks.values()):
         if task.state is TaskState.STARTING:
-            stage.start(task.id)
+            harness.start(task.id)
         elif task.state is TaskState.PREEMPTING:
-            stage.exit(task.id, ExitKind.PREEMPTED)
-            goes_on(stage)
+            harness.exit(task.id, ExitKind.PREEMPTED)
+            goes_on(harness)
             return
-    stage.rounds()
+    harness.rounds()
 
 
-def ends(stage: Stage, task_id: str) -> None:
-    stage.exit(task_id, ExitKind.OK)
-    goes_on(stage)
+def ends(harness: DomainHarness, task_id: str) -> None:
+    harness.exit(task_id, ExitKind.OK)
+    goes_on(harness)
 
 
-def running(stage: Stage) -> list[str]:
-    return sorted(task.id for task in stage.tasks.values() if task.holds)
+def running(harness: DomainHarness) -> list[str]:
+    return sorted(task.id for task in harness.tasks.values() if task.holds)
 
 
 def test_a_gang_does_not_wait_behind_later_tasks_of_its_owner() -> None:
     """Each hour one of the owner's small tasks ends and another comes."""
-    stage = a_stage(4)
+    harness = a_harness(4)
     for number in range(4):
-        arrives(stage, f"s{number}")
-    arrives(stage, "gang", 4)
+        arrives(harness, f"s{number}")
+    arrives(harness, "gang", 4)
     for number in range(4, 30):
-        stage.until(stage.seconds + HOUR)
-        arrives(stage, f"s{number}")
-        small = [each for each in running(stage) if each != "gang"]
+        harness.until(harness.seconds + HOUR)
+        arrives(harness, f"s{number}")
+        small = [each for each in running(harness) if each != "gang"]
         if small:
-            ends(stage, small[0])
-        if running(stage) == ["gang"]:
+            ends(harness, small[0])
+        if running(harness) == ["gang"]:
             break
     # The four that were there before it have ended; none of the later ones began.
-    assert running(stage) == ["gang"]
+    assert running(harness) == ["gang"]
     assert number == 7
-    assert stage.tasks["s5"].reason.code is ReasonCode.WAITS_BEHIND_OTHERS
-    ends(stage, "gang")
-    assert running(stage) == ["s4", "s5", "s6", "s7"]
+    assert harness.tasks["s5"].reason.code is ReasonCode.WAITS_BEHIND_OTHERS
+    ends(harness, "gang")
+    assert running(harness) == ["s4", "s5", "s6", "s7"]
 
 
 def test_other_users_are_not_held_back() -> None:
-    stage = a_stage(2)
-    arrives(stage, "first")
-    arrives(stage, "gang", 2)
-    arrives(stage, "later")
-    arrives(stage, "bobs", owner="bob")
-    assert running(stage) == ["bobs", "first"]
+    harness = a_harness(2)
+    arrives(harness, "first")
+    arrives(harness, "gang", 2)
+    arrives(harness, "later")
+    arrives(harness, "bobs", owner="bob")
+    assert running(harness) == ["bobs", "first"]
 
 
 def test_nodes_that_the_gang_could_not_use_are_not_held_back() -> None:
-    stage = a_stage(2)
-    arrives(stage, "first")
-    arrives(stage, "gang", 2)
-    arrives(stage, "cpu", gpus=0)
-    arrives(stage, "other", priority=Priority.LOW)
-    assert running(stage) == ["cpu", "first", "other"]
+    harness = a_harness(2)
+    arrives(harness, "first")
+    arrives(harness, "gang", 2)
+    arrives(harness, "cpu", gpus=0)
+    arrives(harness, "other", priority=Priority.LOW)
+    assert running(harness) == ["cpu", "first", "other"]
 
 
 def test_a_task_that_its_quota_stops_holds_no_task_back() -> None:
-    stage = a_stage(2, a_limit(1, user="ann", priority=Priority.NORMAL, unit=Unit.NODES))
-    arrives(stage, "gang", 2)
-    assert stage.tasks.get("gang") is None or stage.tasks["gang"].state is TaskState.QUEUED
-    arrives(stage, "small")
-    assert "small" in running(stage)
+    harness = a_harness(2, a_limit(1, user="ann", priority=Priority.NORMAL, unit=Unit.NODES))
+    arrives(harness, "gang", 2)
+    assert harness.tasks.get("gang") is None or harness.tasks["gang"].state is TaskState.QUEUED
+    arrives(harness, "small")
+    assert "small" in running(harness)
 
 
 def test_a_task_that_waits_for_its_retry_holds_no_task_back() -> None:
-    stage = a_stage(2)
-    arrives(stage, "first")
-    arrives(stage, "gang", 2)
-    stage.put(replace(stage.tasks["gang"], not_before_at=at(600.0)))
-    arrives(stage, "small")
-    assert running(stage) == ["first", "small"]
+    harness = a_harness(2)
+    arrives(harness, "first")
+    arrives(harness, "gang", 2)
+    harness.put(replace(harness.tasks["gang"], not_before_at=at(600.0)))
+    arrives(harness, "small")
+    assert running(harness) == ["first", "small"]
 
 
 @pytest.mark.parametrize("policy", ["rotation", "fifo"])
 @pytest.mark.parametrize("goal", [Goal.STOP, Goal.PAUSE])
 def test_later_tasks_start_when_the_gang_is_stopped_or_paused(policy: str, goal: Goal) -> None:
-    stage = a_stage(2, policy=policy)
-    arrives(stage, "first")
-    arrives(stage, "gang", 2)
-    arrives(stage, "small")
-    assert running(stage) == ["first"]
-    stage.want("gang", goal)
-    goes_on(stage)
-    assert running(stage) == ["first", "small"]
+    harness = a_harness(2, policy=policy)
+    arrives(harness, "first")
+    arrives(harness, "gang", 2)
+    arrives(harness, "small")
+    assert running(harness) == ["first"]
+    harness.want("gang", goal)
+    goes_on(harness)
+    assert running(harness) == ["first", "small"]
 
 
 def test_later_tasks_start_when_the_gang_has_another_level() -> None:
-    stage = a_stage(2)
-    arrives(stage, "first")
-    arrives(stage, "gang", 2)
-    arrives(stage, "small")
-    stage.rank("gang", Priority.LOW)
-    goes_on(stage)
-    assert running(stage) == ["first", "small"]
+    harness = a_harness(2)
+    arrives(harness, "first")
+    arrives(harness, "gang", 2)
+    arrives(harness, "small")
+    harness.rank("gang", Priority.LOW)
+    goes_on(harness)
+    assert running(harness) == ["first", "small"]
 
 
 def test_a_gang_preempts_another_users_run_and_then_its_owners_later_tasks_go_on() -> None:
-    stage = a_stage(2)
-    arrives(stage, "bob1", owner="bob")
-    arrives(stage, "bob2", owner="bob")
-    arrives(stage, "gang", 2)
-    arrives(stage, "small")
-    assert running(stage) == ["bob1", "bob2"]
+    harness = a_harness(2)
+    arrives(harness, "bob1", owner="bob")
+    arrives(harness, "bob2", owner="bob")
+    arrives(harness, "gang", 2)
+    arrives(harness, "small")
+    assert running(harness) == ["bob1", "bob2"]
     # Bob's first slices are over.
-    stage.until(901.0)
-    goes_on(stage)
-    assert running(stage) == ["gang"]
-    ends(stage, "gang")
-    assert "small" in running(stage)
+    harness.until(901.0)
+    goes_on(harness)
+    assert running(harness) == ["gang"]
+    ends(harness, "gang")
+    assert "small" in running(harness)
 
 
 def passed(task: Task, others: Sequence[Task]) -> list[str]:
@@ -181,22 +182,22 @@ def test_no_task_starts_while_an_earlier_one_of_its_owner_waits(
     steps: list[tuple[str, int, str]],
 ) -> None:
     """All tasks ask for whole nodes of the same kind, so each could use what the other could."""
-    stage = a_stage(4)
+    harness = a_harness(4)
     for place, (owner, number, what) in enumerate(steps):
-        before = set(running(stage))
+        before = set(running(harness))
         if what == "arrive":
-            arrives(stage, f"t{place:02}", number, owner=owner)
+            arrives(harness, f"t{place:02}", number, owner=owner)
         elif what == "end" and before:
-            ends(stage, sorted(before)[number % len(before)])
-        elif what == "stop" and stage.tasks:
-            stage.want(sorted(stage.tasks)[number % len(stage.tasks)], Goal.STOP)
-            goes_on(stage)
+            ends(harness, sorted(before)[number % len(before)])
+        elif what == "stop" and harness.tasks:
+            harness.want(sorted(harness.tasks)[number % len(harness.tasks)], Goal.STOP)
+            goes_on(harness)
         else:
-            stage.until(stage.seconds + number * 1000.0)
-            goes_on(stage)
+            harness.until(harness.seconds + number * 1000.0)
+            goes_on(harness)
         # A run that was asked to go in this step waits only since then: what it leaves over may
         # have been promised meanwhile.
-        everything = [task for task in stage.tasks.values() if task.id not in before]
-        for task_id in set(running(stage)) - before:
-            task = stage.tasks[task_id]
+        everything = [task for task in harness.tasks.values() if task.id not in before]
+        for task_id in set(running(harness)) - before:
+            task = harness.tasks[task_id]
             assert not passed(task, everything), (task_id, passed(task, everything))

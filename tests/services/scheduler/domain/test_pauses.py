@@ -9,134 +9,135 @@ import pytest
 from libs.contracts.messages import ExitKind, Goal, TaskState
 from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare
 from services.scheduler.domain.model.rows import Task
-from tests.builders import a_task, at, some_nodes
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_task, some_nodes
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 HOUR, DAY = 3600.0, 86_400.0
 PLAIN = GroupPolicy("default", timeshare=Timeshare(adapt_times=False))
 
 
-def a_stage(nodes: int = 4) -> Stage:
-    return Stage(some_nodes(nodes), policies=[PLAIN])
+def a_harness(nodes: int = 4) -> DomainHarness:
+    return DomainHarness(some_nodes(nodes), policies=[PLAIN])
 
 
-def arrives(stage: Stage, task_id: str, **how: object) -> Task:
-    stage.submit(a_task(task_id, submitted=stage.seconds, **how))  # type: ignore[arg-type]
-    stage.rounds()
-    return stage.tasks[task_id]
+def arrives(harness: DomainHarness, task_id: str, **how: object) -> Task:
+    harness.submit(a_task(task_id, submitted=harness.seconds, **how))  # type: ignore[arg-type]
+    harness.rounds()
+    return harness.tasks[task_id]
 
 
-def sampled_for(stage: Stage, seconds: float) -> float:
+def sampled_for(harness: DomainHarness, seconds: float) -> float:
     """Let time pass with a short task each hour, so that the load is sampled; its scale then."""
-    end = stage.seconds + seconds
+    end = harness.seconds + seconds
     place = 0
-    while stage.seconds < end:
-        name = f"short{stage.seconds:.0f}x{place}"
-        arrives(stage, name, owner="bob")
-        if stage.tasks[name].state is TaskState.STARTING:
-            stage.start(name)
-        stage.until(stage.seconds + HOUR)
-        if stage.tasks[name].holds:
-            stage.exit(name, ExitKind.OK)
-        stage.rounds()
+    while harness.seconds < end:
+        name = f"short{harness.seconds:.0f}x{place}"
+        arrives(harness, name, owner="bob")
+        if harness.tasks[name].state is TaskState.STARTING:
+            harness.start(name)
+        harness.until(harness.seconds + HOUR)
+        if harness.tasks[name].holds:
+            harness.exit(name, ExitKind.OK)
+        harness.rounds()
         place += 1
-    return stage.index.pool("default").ledger.scale
+    return harness.index.pool("default").ledger.scale
 
 
 @pytest.mark.parametrize("ran", [False, True])
 def test_paused_work_is_no_load_while_it_is_paused_and_none_when_it_is_back(ran: bool) -> None:
-    stage = a_stage()
-    arrives(stage, "gang", nodes=3)
+    harness = a_harness()
+    arrives(harness, "gang", nodes=3)
     if ran:
-        stage.start("gang")
-        stage.until(60.0)
-        stage.want("gang", Goal.PAUSE)
-        stage.rounds()
-        stage.exit("gang", ExitKind.PREEMPTED)
+        harness.start("gang")
+        harness.until(60.0)
+        harness.want("gang", Goal.PAUSE)
+        harness.rounds()
+        harness.exit("gang", ExitKind.PREEMPTED)
     else:
-        stage.exit("gang", ExitKind.LOST)
-        stage.want("gang", Goal.PAUSE)
-    stage.rounds()
-    assert stage.tasks["gang"].state is TaskState.PAUSED
-    stage.until(30 * DAY)
-    assert sampled_for(stage, 2 * DAY) == 1.0
-    stage.want("gang", Goal.RUN)
-    stage.rounds()
-    assert stage.tasks["gang"].state is TaskState.STARTING
-    stage.start("gang")
-    assert sampled_for(stage, 2 * DAY) == 1.0
+        harness.exit("gang", ExitKind.LOST)
+        harness.want("gang", Goal.PAUSE)
+    harness.rounds()
+    assert harness.tasks["gang"].state is TaskState.PAUSED
+    harness.until(30 * DAY)
+    assert sampled_for(harness, 2 * DAY) == 1.0
+    harness.want("gang", Goal.RUN)
+    harness.rounds()
+    assert harness.tasks["gang"].state is TaskState.STARTING
+    harness.start("gang")
+    assert sampled_for(harness, 2 * DAY) == 1.0
 
 
 def test_a_run_of_ten_days_counts_as_load() -> None:
-    stage = a_stage(40)
-    arrives(stage, "gang", nodes=30)
-    stage.start("gang")
-    stage.until(10 * DAY)
-    assert sampled_for(stage, 2 * DAY) > 1.0
+    harness = a_harness(40)
+    arrives(harness, "gang", nodes=30)
+    harness.start("gang")
+    harness.until(10 * DAY)
+    assert sampled_for(harness, 2 * DAY) > 1.0
 
 
 def test_a_pause_does_not_make_a_task_older() -> None:
     """Two of one kind, submitted together: the one that waited comes before the one that paused."""
-    stage = a_stage(1)
-    arrives(stage, "runs", owner="cat")
-    stage.start("runs")
-    arrives(stage, "paused", owner="ann")
-    arrives(stage, "waits", owner="bob")
-    stage.until(100.0)
-    stage.want("paused", Goal.PAUSE)
-    stage.rounds()
-    stage.until(5 * HOUR)
-    stage.want("paused", Goal.RUN)
-    stage.rounds()
-    pool = stage.index.pool("default")
-    marks = stage.tasks["paused"].marks
+    harness = a_harness(1)
+    arrives(harness, "runs", owner="cat")
+    harness.start("runs")
+    arrives(harness, "paused", owner="ann")
+    arrives(harness, "waits", owner="bob")
+    harness.until(100.0)
+    harness.want("paused", Goal.PAUSE)
+    harness.rounds()
+    harness.until(5 * HOUR)
+    harness.want("paused", Goal.RUN)
+    harness.rounds()
+    pool = harness.index.pool("default")
+    marks = harness.tasks["paused"].marks
     assert marks.base == pytest.approx(at(5 * HOUR - 100.0).timestamp(), abs=1e-3)
-    assert pool.key(marks) > pool.key(stage.tasks["waits"].marks)
+    assert pool.key(marks) > pool.key(harness.tasks["waits"].marks)
     # Waiting goes on to count.
-    assert stage.tasks["waits"].marks.base == pytest.approx(at(0.0).timestamp(), abs=1e-3)
+    assert harness.tasks["waits"].marks.base == pytest.approx(at(0.0).timestamp(), abs=1e-3)
 
 
 def test_two_pauses_add_up() -> None:
-    stage = a_stage(1)
-    arrives(stage, "runs", owner="cat")
-    stage.start("runs")
-    arrives(stage, "task", owner="ann")
+    harness = a_harness(1)
+    arrives(harness, "runs", owner="cat")
+    harness.start("runs")
+    arrives(harness, "task", owner="ann")
     for seconds in (1000.0, 3000.0):
-        stage.until(seconds)
-        stage.want("task", Goal.PAUSE)
-        stage.rounds()
-        stage.until(seconds + 500.0)
-        stage.want("task", Goal.RUN)
-        stage.rounds()
-    assert stage.tasks["task"].marks.base == pytest.approx(at(1000.0).timestamp(), abs=1e-3)
+        harness.until(seconds)
+        harness.want("task", Goal.PAUSE)
+        harness.rounds()
+        harness.until(seconds + 500.0)
+        harness.want("task", Goal.RUN)
+        harness.rounds()
+    assert harness.tasks["task"].marks.base == pytest.approx(at(1000.0).timestamp(), abs=1e-3)
 
 
 def test_paused_tasks_are_neither_backlog_nor_users_that_share_the_pool() -> None:
-    stage = a_stage(1)
-    arrives(stage, "runs", owner="cat")
+    harness = a_harness(1)
+    arrives(harness, "runs", owner="cat")
     for number in range(5):
-        arrives(stage, f"ann{number}", owner="ann")
-        stage.want(f"ann{number}", Goal.PAUSE)
-        stage.rounds()
-    pool = stage.index.pool("default")
+        arrives(harness, f"ann{number}", owner="ann")
+        harness.want(f"ann{number}", Goal.PAUSE)
+        harness.rounds()
+    pool = harness.index.pool("default")
     assert pool.owners == {"cat": 1}
     assert pool.owner_units == {"cat": 1.0}
     # The owner still has tasks, so what is kept of the owner is not forgotten.
     assert pool.unended["ann"] == 5
     assert "ann" in pool.finishes
-    stage.want("ann0", Goal.STOP)
-    stage.rounds()
+    harness.want("ann0", Goal.STOP)
+    harness.rounds()
     assert "ann" in pool.finishes
 
 
 def test_a_paused_row_from_before_pauses_were_noted_is_resumed_as_it_was() -> None:
-    stage = a_stage(1)
-    arrives(stage, "runs", owner="cat")
-    arrives(stage, "task", owner="ann")
-    stage.want("task", Goal.PAUSE)
-    stage.rounds()
-    stage.put(replace(stage.tasks["task"], unserved_since=None))
-    stage.until(1000.0)
-    stage.want("task", Goal.RUN)
-    stage.rounds()
-    assert stage.tasks["task"].marks.base == pytest.approx(at(0.0).timestamp(), abs=1e-3)
+    harness = a_harness(1)
+    arrives(harness, "runs", owner="cat")
+    arrives(harness, "task", owner="ann")
+    harness.want("task", Goal.PAUSE)
+    harness.rounds()
+    harness.put(replace(harness.tasks["task"], unserved_since=None))
+    harness.until(1000.0)
+    harness.want("task", Goal.RUN)
+    harness.rounds()
+    assert harness.tasks["task"].marks.base == pytest.approx(at(0.0).timestamp(), abs=1e-3)

@@ -23,9 +23,10 @@ from services.scheduler.domain.model.lifecycle import HOLDING, LEAVING, TERMINAL
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.placement.capacity import Slot, slots_of
-from tests.builders import a_snapshot, played
-from tests.services.scheduler.domain.stage import facts_of, rebuilt
-from tests.strategies import NOW, snapshots
+from tests.kit.builders import a_snapshot, played
+from tests.kit.strategies import NOW, snapshots
+from tests.services.scheduler.domain.domain_harness import facts_of
+from tests.services.scheduler.domain.explain.copies import copy_of
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -222,7 +223,7 @@ def test_the_incremental_index_equals_the_rebuilt_one(moments: list[Snapshot]) -
         index.refresh()
         index.apply(put=[*moment.tasks.values(), *moment.limits.values()])
         index.refresh()
-        found, expected = facts_of(index), facts_of(rebuilt(index))
+        found, expected = facts_of(index), facts_of(copy_of(index))
         for name, value in expected.items():
             assert found[name] == value, name
 

@@ -30,51 +30,51 @@ from services.scheduler.domain.model.observations import Drop
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.slices.slice_round import slice_end_cost
-from tests.builders import (
+from tests.kit.builders import (
     a_node,
     a_spec,
     a_task,
-    at,
     listened_event,
     started_event,
     submitted_event,
 )
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 SILENT, WHOLE = 5.0, 60.0
 
 
-def a_stage(mode: PreemptMode = PreemptMode.SDK, *, listens: bool = False) -> Stage:
+def a_harness(mode: PreemptMode = PreemptMode.SDK, *, listens: bool = False) -> DomainHarness:
     """One node; its run has lasted ten seconds."""
-    stage = Stage([a_node()])
+    harness = DomainHarness([a_node()])
     spec = a_spec(priority=Priority.LOW, mode=mode, ack_seconds=WHOLE)
-    stage.submit(a_task("low", spec=spec))
-    stage.rounds()
-    stage.start("low", listens=listens)
-    stage.rounds()
-    stage.until(10.0)
-    return stage
+    harness.submit(a_task("low", spec=spec))
+    harness.rounds()
+    harness.start("low", listens=listens)
+    harness.rounds()
+    harness.until(10.0)
+    return harness
 
 
-def preempted(stage: Stage) -> Stage:
+def preempted(harness: DomainHarness) -> DomainHarness:
     """A higher task wants its node."""
-    stage.submit(a_task("high", priority=Priority.HIGH))
-    stage.rounds()
-    assert low(stage).state is TaskState.PREEMPTING
-    return stage
+    harness.submit(a_task("high", priority=Priority.HIGH))
+    harness.rounds()
+    assert low(harness).state is TaskState.PREEMPTING
+    return harness
 
 
-def low(stage: Stage) -> Task:
-    return stage.tasks["low"]
+def low(harness: DomainHarness) -> Task:
+    return harness.tasks["low"]
 
 
-def killed_after(stage: Stage) -> float:
+def killed_after(harness: DomainHarness) -> float:
     """How long after the request the run is ended by force."""
-    asked = stage.seconds
-    while low(stage).state is TaskState.PREEMPTING:
-        assert stage.due is not None, "nobody would ever end it"
-        stage.until(max(stage.due, stage.seconds + 0.5))
-    return stage.seconds - asked
+    asked = harness.seconds
+    while low(harness).state is TaskState.PREEMPTING:
+        assert harness.due is not None, "nobody would ever end it"
+        harness.until(max(harness.due, harness.seconds + 0.5))
+    return harness.seconds - asked
 
 
 @pytest.mark.parametrize(
@@ -89,143 +89,145 @@ def killed_after(stage: Stage) -> float:
 def test_a_run_that_never_polled_gets_only_the_short_time(
     mode: PreemptMode, listens: bool, seconds: float, code: ReasonCode
 ) -> None:
-    stage = preempted(a_stage(mode, listens=listens))
-    assert killed_after(stage) == seconds
-    assert low(stage).reason.code is code
+    harness = preempted(a_harness(mode, listens=listens))
+    assert killed_after(harness) == seconds
+    assert low(harness).reason.code is code
 
 
 @pytest.mark.parametrize("mode", [PreemptMode.SDK, PreemptMode.SIGNAL])
 @pytest.mark.parametrize("listens", [False, True])
 def test_the_request_says_when_the_run_really_ends(mode: PreemptMode, *, listens: bool) -> None:
-    stage = a_stage(mode, listens=listens)
-    stage.submit(a_task("high", priority=Priority.HIGH))
-    (decision,) = [each for each in stage.plan().decisions if isinstance(each, Preempt)]
-    request, _ = applied(low(stage), decision, stage.now).messages
+    harness = a_harness(mode, listens=listens)
+    harness.submit(a_task("high", priority=Priority.HIGH))
+    (decision,) = [each for each in harness.plan().decisions if isinstance(each, Preempt)]
+    request, _ = applied(low(harness), decision, harness.now).messages
     assert isinstance(request, PreemptionRequested)
     silent = mode is PreemptMode.SDK and not listens
     assert request.silent_deadline_at == (at(10 + SILENT) if silent else None)
     assert request.deadline_at == at(10 + WHOLE)
     # A stop of a run that was asked already says it again.
-    after = replace(low(preempted(stage)), listens=listens)
+    after = replace(low(preempted(harness)), listens=listens)
     stop = GoalChanged(task_id="low", goal=Goal.STOP, revision=7, changed_at=at(12))
-    change = observations.on_goal_changed(after, stop, at(12), stage.settings)
+    change = observations.on_goal_changed(after, stop, at(12), harness.settings)
     assert not isinstance(change, Drop)
     again = [each for each in change.messages if isinstance(each, PreemptionRequested)]
     assert [each.silent_deadline_at for each in again] == [at(10 + SILENT) if silent else None]
 
 
 def test_the_request_carries_the_deadline_that_holds_once_the_program_polls() -> None:
-    stage = a_stage()
-    stage.submit(a_task("high", priority=Priority.HIGH))
-    (decision,) = [each for each in stage.plan().decisions if isinstance(each, Preempt)]
-    said = applied(low(stage), decision, stage.now).messages
+    harness = a_harness()
+    harness.submit(a_task("high", priority=Priority.HIGH))
+    (decision,) = [each for each in harness.plan().decisions if isinstance(each, Preempt)]
+    said = applied(low(harness), decision, harness.now).messages
     (request,) = [each for each in said if isinstance(each, PreemptionRequested)]
     assert request.deadline_at == at(10 + WHOLE)
 
 
 def test_a_program_that_polls_within_the_short_time_has_the_whole_deadline() -> None:
-    stage = preempted(a_stage())
-    stage.until(10 + SILENT - 1)
-    stage.listen("low")
-    stage.until(10 + WHOLE - 1)
-    assert low(stage).state is TaskState.PREEMPTING
-    stage.until(10 + WHOLE)
-    assert low(stage).reason.code is ReasonCode.ACK_EXPIRED
+    harness = preempted(a_harness())
+    harness.until(10 + SILENT - 1)
+    harness.listen("low")
+    harness.until(10 + WHOLE - 1)
+    assert low(harness).state is TaskState.PREEMPTING
+    harness.until(10 + WHOLE)
+    assert low(harness).reason.code is ReasonCode.ACK_EXPIRED
 
 
 def test_a_row_of_an_earlier_version_has_the_whole_deadline() -> None:
     """Its start was recorded by a scheduler that noted nothing about listening."""
-    stage = a_stage()
-    stage.put(replace(low(stage), listens=None))
-    assert killed_after(preempted(stage)) == WHOLE
+    harness = a_harness()
+    harness.put(replace(low(harness), listens=None))
+    assert killed_after(preempted(harness)) == WHOLE
 
 
 def test_a_report_counts_for_the_live_attempt_once() -> None:
-    stage = a_stage()
-    task = low(stage)
+    harness = a_harness()
+    task = low(harness)
     other = RunListened(task_id="low", attempt=task.attempt + 1, asked_at=at(1))
     assert observations.on_run_listened(task, other) is Drop.OTHER_ATTEMPT
-    stage.listen("low")
-    again = listened_event(low(stage), now=9)
-    assert observations.on_run_listened(low(stage), again) is Drop.DUPLICATE
-    stage.exit("low", ExitKind.LOST)
-    assert low(stage).listens is None
-    assert observations.on_run_listened(low(stage), again) is Drop.OTHER_ATTEMPT
+    harness.listen("low")
+    again = listened_event(low(harness), now=9)
+    assert observations.on_run_listened(low(harness), again) is Drop.DUPLICATE
+    harness.exit("low", ExitKind.LOST)
+    assert low(harness).listens is None
+    assert observations.on_run_listened(low(harness), again) is Drop.OTHER_ATTEMPT
 
 
 def test_a_report_that_overtakes_the_start_counts() -> None:
-    stage = Stage([a_node()])
-    stage.submit(a_task("low"))
-    stage.rounds()
-    stage.listen("low")
-    stage.fact(observations.on_run_started(low(stage), started_event(low(stage)), stage.now))
-    assert low(stage).listens is True
+    harness = DomainHarness([a_node()])
+    harness.submit(a_task("low"))
+    harness.rounds()
+    harness.listen("low")
+    harness.fact(
+        observations.on_run_started(low(harness), started_event(low(harness)), harness.now)
+    )
+    assert low(harness).listens is True
 
 
 def test_the_check_knows_both_deadlines() -> None:
     for listens, fault in ((False, None), (True, Fault.NOT_EXPIRED)):
-        stage = preempted(a_stage(listens=listens))
-        stage.seconds = 10 + SILENT
-        plan = killing_plan(stage)
-        found = {each.fault for each in check(Snapshot.view(stage.index), plan)}
+        harness = preempted(a_harness(listens=listens))
+        harness.seconds = 10 + SILENT
+        plan = killing_plan(harness)
+        found = {each.fault for each in check(Snapshot.view(harness.index), plan)}
         assert (Fault.NOT_EXPIRED in found) is (fault is not None)
 
 
-def killing_plan(stage: Stage) -> Plan:
+def killing_plan(harness: DomainHarness) -> Plan:
     """A plan that ends the run by force now."""
-    task, why = low(stage), reason(ReasonCode.ACK_EXPIRED)
+    task, why = low(harness), reason(ReasonCode.ACK_EXPIRED)
     kill = Kill(task.id, task.attempt, why, Trigger.ACK_EXPIRED, "high")
-    return replace(stage.plan(), decisions=(kill,))
+    return replace(harness.plan(), decisions=(kill,))
 
 
 def test_a_slice_end_costs_the_work_that_a_silent_run_would_lose() -> None:
-    stage = a_stage()
-    stage.until(100.0)
-    pool, now = stage.index.pools["default"], stage.now.timestamp()
-    before = slice_end_cost(pool, low(stage), now)
-    stage.listen("low")
-    assert before - slice_end_cost(pool, low(stage), now) == pytest.approx(
-        100.0 * pool.size(low(stage))
+    harness = a_harness()
+    harness.until(100.0)
+    pool, now = harness.index.pools["default"], harness.now.timestamp()
+    before = slice_end_cost(pool, low(harness), now)
+    harness.listen("low")
+    assert before - slice_end_cost(pool, low(harness), now) == pytest.approx(
+        100.0 * pool.size(low(harness))
     )
 
 
 def test_a_restart_names_its_checkpoint_or_the_beginning() -> None:
-    stage = preempted(a_stage())
-    stage.until(10 + SILENT)
-    task = low(stage)
+    harness = preempted(a_harness())
+    harness.until(10 + SILENT)
+    task = low(harness)
     assert render(task.reason) == (
         "its program never asked whether to leave, and is ended by force after 5 s"
     )
-    stage.exit("low", ExitKind.KILLED)
-    assert low(stage).reason.code is ReasonCode.NEVER_ASKED
-    assert render(low(stage).reason).endswith("; it starts from the beginning (no checkpoint)")
-    stage.rounds()
-    stage.start("high")
-    stage.exit("high", ExitKind.OK)
-    stage.rounds()
-    stage.start("low")
+    harness.exit("low", ExitKind.KILLED)
+    assert low(harness).reason.code is ReasonCode.NEVER_ASKED
+    assert render(low(harness).reason).endswith("; it starts from the beginning (no checkpoint)")
+    harness.rounds()
+    harness.start("high")
+    harness.exit("high", ExitKind.OK)
+    harness.rounds()
+    harness.start("low")
     text = "attempt 2 runs, restarted from the beginning (no checkpoint)"
-    assert render(low(stage).reason) == text
-    stage.save("low")
-    stage.exit("low", ExitKind.LOST)
-    assert render(low(stage).reason).endswith(f"; it goes on from step {step(stage)}")
-    stage.rounds()
-    stage.start("low")
-    assert render(low(stage).reason) == f"attempt 3 runs, resumed from step {step(stage)}"
+    assert render(low(harness).reason) == text
+    harness.save("low")
+    harness.exit("low", ExitKind.LOST)
+    assert render(low(harness).reason).endswith(f"; it goes on from step {step(harness)}")
+    harness.rounds()
+    harness.start("low")
+    assert render(low(harness).reason) == f"attempt 3 runs, resumed from step {step(harness)}"
 
 
-def step(stage: Stage) -> int:
-    saved = low(stage).checkpoint
+def step(harness: DomainHarness) -> int:
+    saved = low(harness).checkpoint
     assert saved is not None
     return saved.step
 
 
 def test_a_restart_in_signal_mode_names_no_checkpoint() -> None:
-    stage = a_stage(PreemptMode.SIGNAL)
-    stage.exit("low", ExitKind.LOST)
-    stage.rounds()
-    stage.start("low")
-    assert render(low(stage).reason) == "attempt 2 runs"
+    harness = a_harness(PreemptMode.SIGNAL)
+    harness.exit("low", ExitKind.LOST)
+    harness.rounds()
+    harness.start("low")
+    assert render(low(harness).reason) == "attempt 2 runs"
 
 
 @pytest.mark.parametrize(
@@ -233,48 +235,48 @@ def test_a_restart_in_signal_mode_names_no_checkpoint() -> None:
 )
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_goal_with_now_ends_the_run_at_once(goal: Goal, state: TaskState, listens: bool) -> None:
-    stage = a_stage(listens=listens)
-    stage.want("low", goal, now=True)
-    (decision,) = stage.plan().decisions
+    harness = a_harness(listens=listens)
+    harness.want("low", goal, now=True)
+    (decision,) = harness.plan().decisions
     assert isinstance(decision, Kill)
-    said = applied(low(stage), decision, stage.now).messages
+    said = applied(low(harness), decision, harness.now).messages
     assert any(isinstance(each, KillRequested) for each in said)
-    stage.rounds()
-    stage.exit("low", ExitKind.KILLED)
-    ended = stage.tasks.get("low")
+    harness.rounds()
+    harness.exit("low", ExitKind.KILLED)
+    ended = harness.tasks.get("low")
     assert (ended.state if ended else TaskState.STOPPED) is state
 
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_stop_that_is_under_way_becomes_an_immediate_one(listens: bool) -> None:
-    stage = a_stage(listens=listens)
-    stage.want("low", Goal.STOP)
-    stage.rounds()
-    assert low(stage).state is TaskState.PREEMPTING
-    stage.until(11.0)
-    stage.want("low", Goal.STOP, now=True)
-    stage.rounds()
-    assert low(stage).state is TaskState.KILLING
-    assert low(stage).reason.code is ReasonCode.GOAL_STOP
+    harness = a_harness(listens=listens)
+    harness.want("low", Goal.STOP)
+    harness.rounds()
+    assert low(harness).state is TaskState.PREEMPTING
+    harness.until(11.0)
+    harness.want("low", Goal.STOP, now=True)
+    harness.rounds()
+    assert low(harness).state is TaskState.KILLING
+    assert low(harness).reason.code is ReasonCode.GOAL_STOP
 
 
 def test_a_resumed_task_is_asked_again() -> None:
-    stage = a_stage(listens=True)
-    stage.want("low", Goal.PAUSE, now=True)
-    stage.rounds()
-    stage.exit("low", ExitKind.KILLED)
-    stage.want("low", Goal.RUN)
-    stage.rounds()
-    stage.start("low")
-    assert killed_after(preempted(stage)) == WHOLE
+    harness = a_harness(listens=True)
+    harness.want("low", Goal.PAUSE, now=True)
+    harness.rounds()
+    harness.exit("low", ExitKind.KILLED)
+    harness.want("low", Goal.RUN)
+    harness.rounds()
+    harness.start("low")
+    assert killed_after(preempted(harness)) == WHOLE
 
 
 def test_a_goal_with_now_may_come_before_its_task() -> None:
-    stage = Stage([a_node()])
+    harness = DomainHarness([a_node()])
     task = a_task("low")
     early = observations.EarlyFacts(task.id)
     event = GoalChanged(task_id="low", goal=Goal.PAUSE, revision=2, now=True, changed_at=at(0))
     change = observations.on_submitted(
-        submitted_event(task), observations.early_goal(early, event), stage.now
+        submitted_event(task), observations.early_goal(early, event), harness.now
     )
     assert change.task.ends_now

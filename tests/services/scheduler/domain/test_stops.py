@@ -11,63 +11,64 @@ from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import Change
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Task
-from tests.builders import a_node, a_task, at
+from tests.kit.builders import a_node, a_task
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 from tests.services.scheduler.domain.model.test_observations import goal
-from tests.services.scheduler.domain.stage import Stage
 
 SETTINGS = PolicySettings(stop_ack_seconds_max=30.0)
 
 
-def a_stage() -> Stage:
+def a_harness() -> DomainHarness:
     """One node; its run is asked to make room for a higher task."""
-    stage = Stage([a_node()], settings=SETTINGS)
-    stage.submit(a_task("low", priority=Priority.LOW))
-    stage.rounds()
-    stage.start("low")
-    stage.rounds()
-    stage.submit(a_task("high", priority=Priority.HIGH))
-    stage.rounds()
-    assert victim(stage).state is TaskState.PREEMPTING
-    assert victim(stage).ack_deadline_at == at(60)
-    return stage
+    harness = DomainHarness([a_node()], settings=SETTINGS)
+    harness.submit(a_task("low", priority=Priority.LOW))
+    harness.rounds()
+    harness.start("low")
+    harness.rounds()
+    harness.submit(a_task("high", priority=Priority.HIGH))
+    harness.rounds()
+    assert victim(harness).state is TaskState.PREEMPTING
+    assert victim(harness).ack_deadline_at == at(60)
+    return harness
 
 
-def victim(stage: Stage) -> Task:
-    return stage.tasks["low"]
+def victim(harness: DomainHarness) -> Task:
+    return harness.tasks["low"]
 
 
 def test_a_stop_of_a_preempted_run_ends_it_as_soon_as_a_stop_by_itself_would() -> None:
-    stage = a_stage()
-    stage.until(20.0)
-    stage.want("low", Goal.STOP)
-    stage.rounds()
-    assert victim(stage).ack_deadline_at == at(50)
-    stage.until(49.0)
-    assert victim(stage).state is TaskState.PREEMPTING
-    stage.until(50.0)
-    assert victim(stage).state is TaskState.KILLING
+    harness = a_harness()
+    harness.until(20.0)
+    harness.want("low", Goal.STOP)
+    harness.rounds()
+    assert victim(harness).ack_deadline_at == at(50)
+    harness.until(49.0)
+    assert victim(harness).state is TaskState.PREEMPTING
+    harness.until(50.0)
+    assert victim(harness).state is TaskState.KILLING
 
 
 def test_a_stop_shortly_before_the_deadline_does_not_move_it() -> None:
-    stage = a_stage()
-    stage.until(50.0)
-    stage.want("low", Goal.STOP)
-    assert victim(stage).ack_deadline_at == at(60)
+    harness = a_harness()
+    harness.until(50.0)
+    harness.want("low", Goal.STOP)
+    assert victim(harness).ack_deadline_at == at(60)
 
 
 def test_a_pause_leaves_the_run_the_time_that_it_has() -> None:
     """A pause by itself gives the task its own time to save, which ends later."""
-    stage = a_stage()
-    stage.until(20.0)
-    stage.want("low", Goal.PAUSE)
-    assert victim(stage).ack_deadline_at == at(60)
+    harness = a_harness()
+    harness.until(20.0)
+    harness.want("low", Goal.PAUSE)
+    assert victim(harness).ack_deadline_at == at(60)
 
 
 @pytest.mark.parametrize(
     ("wanted", "seconds"), [(Goal.STOP, 30.0), (Goal.PAUSE, None), (Goal.RUN, None)]
 )
 def test_the_shorter_deadline_is_published(wanted: Goal, seconds: float | None) -> None:
-    task = victim(a_stage())
+    task = victim(a_harness())
     now = at(20)
     change = observations.on_goal_changed(task, goal(wanted, 9), now, SETTINGS)
     assert isinstance(change, Change)

@@ -18,7 +18,8 @@ from services.launcher.runtimes.kubernetes.cache import (
     pod_sink,
 )
 from services.launcher.runtimes.kubernetes.cluster_nodes import NodeRules
-from tests.services.launcher.makers import START, at, run_id
+from tests.kit.clock import START, at
+from tests.kit.launcher_builders import run_id
 from tests.services.launcher.runtimes.kubernetes.test_cluster_nodes import GPU, a_node
 
 RUN = run_id()

@@ -31,18 +31,18 @@ from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySett
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import OrderKey, reason
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_limit,
     a_node,
     a_snapshot,
     a_task,
-    at,
     preempting,
     running,
     some_nodes,
     starting,
 )
+from tests.kit.clock import at
 
 ALL = tuple(range(8))
 WHY = reason(ReasonCode.QUEUED)

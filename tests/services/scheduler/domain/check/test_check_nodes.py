@@ -15,7 +15,8 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Reject
 from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.domain.model.rows import Task
-from tests.builders import a_node, a_snapshot, a_spec, a_task, at, running
+from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, running
+from tests.kit.clock import at
 from tests.services.scheduler.domain.check.test_check import (
     ALL,
     WHY,

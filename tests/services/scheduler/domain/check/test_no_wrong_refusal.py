@@ -14,8 +14,9 @@ from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, Rotation
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.values import OrderKey
-from tests.builders import a_node, a_snapshot, a_spec, a_task, at, on_nodes, preempting, running
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, on_nodes, preempting, running
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 ALL = tuple(range(8))
 
@@ -83,22 +84,22 @@ def test_under_rotation_later_decisions_of_a_plan_do_not_count_for_earlier_ones(
     ids=str,
 )
 def test_the_promise_of_a_node_that_changed_is_withdrawn(change: dict[str, Any]) -> None:
-    stage = Stage([a_node("n0"), a_node("n1")])
-    stage.submit(a_task("first", spec=a_spec(nodes=1), owner="ann"))
-    stage.submit(a_task("second", spec=a_spec(nodes=1), owner="bob"))
-    stage.rounds()
+    harness = DomainHarness([a_node("n0"), a_node("n1")])
+    harness.submit(a_task("first", spec=a_spec(nodes=1), owner="ann"))
+    harness.submit(a_task("second", spec=a_spec(nodes=1), owner="bob"))
+    harness.rounds()
     for task_id in ("first", "second"):
-        stage.start(task_id)
-    stage.submit(a_task("high", spec=a_spec(nodes=2, priority=Priority.HIGH), submitted=1))
-    stage.rounds()
-    promised = {each.node_id for each in stage.tasks["high"].promised}
+        harness.start(task_id)
+    harness.submit(a_task("high", spec=a_spec(nodes=2, priority=Priority.HIGH), submitted=1))
+    harness.rounds()
+    promised = {each.node_id for each in harness.tasks["high"].promised}
     assert promised == {"n0", "n1"}
-    stage.put(a_node("n0", **{"version": 2, **change}))
-    stage.rounds()
+    harness.put(a_node("n0", **{"version": 2, **change}))
+    harness.rounds()
     # The runs on their way out go, and the promise would be redeemed: each plan is checked.
     for task_id in ("first", "second"):
-        stage.exit(task_id, ExitKind.PREEMPTED)
-    stage.rounds()
+        harness.exit(task_id, ExitKind.PREEMPTED)
+    harness.rounds()
 
 
 def test_a_promise_that_a_start_elsewhere_replaces_is_not_counted_as_a_second_crossing_gang() -> (
@@ -118,13 +119,13 @@ def test_a_promise_that_a_start_elsewhere_replaces_is_not_counted_as_a_second_cr
 def test_a_node_that_is_rebuilt_with_gpus_has_room_for_cpu_ranks_beside_its_whole_run() -> None:
     """A whole node without GPUs is shared by nobody; one with GPUs always is."""
     node = a_node("n0", gpus=0, cpus=2.0)
-    stage = Stage([node])
-    stage.submit(a_task("whole", submitted=0))
-    stage.rounds()
-    assert [each.node_id for each in stage.tasks["whole"].placements] == ["n0"]
-    stage.submit(a_task("cpus", submitted=1, gpus=0))
-    stage.rounds()
-    assert not stage.tasks["cpus"].placements
-    stage.put(replace(node, gpus=2, version=node.version + 1))
-    stage.rounds()
-    assert [each.node_id for each in stage.tasks["cpus"].placements] == ["n0"]
+    harness = DomainHarness([node])
+    harness.submit(a_task("whole", submitted=0))
+    harness.rounds()
+    assert [each.node_id for each in harness.tasks["whole"].placements] == ["n0"]
+    harness.submit(a_task("cpus", submitted=1, gpus=0))
+    harness.rounds()
+    assert not harness.tasks["cpus"].placements
+    harness.put(replace(node, gpus=2, version=node.version + 1))
+    harness.rounds()
+    assert [each.node_id for each in harness.tasks["cpus"].placements] == ["n0"]

@@ -27,18 +27,17 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
 from services.scheduler.domain.round import Round
-from tests.builders import (
-    START,
+from tests.kit.builders import (
     a_limit,
     a_node,
     a_snapshot,
     a_spec,
     a_task,
-    at,
     played,
     running,
     some_nodes,
 )
+from tests.kit.clock import START, at
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 
 ALL = tuple(range(8))

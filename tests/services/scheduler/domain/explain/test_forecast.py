@@ -28,10 +28,11 @@ from services.scheduler.domain.model.group_policy import (
     VirtualCluster,
 )
 from services.scheduler.domain.model.rows import Limit, Node, Task
-from tests.builders import START, a_limit, a_spec, a_task, at, running, some_nodes
+from tests.kit.builders import a_limit, a_spec, a_task, running, some_nodes
+from tests.kit.clock import START, at
+from tests.kit.strategies import NOW, snapshots
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
-from tests.services.scheduler.domain.stage import Stage
-from tests.strategies import NOW, snapshots
 
 ALL = tuple(range(8))
 
@@ -55,28 +56,28 @@ def world(
     nodes: int | list[Node] = 2,
     limits: tuple[Limit, ...] = (),
     protected: float = 0.0,
-) -> Stage:
+) -> DomainHarness:
     """All of it, decided on at ten seconds."""
     group = GroupPolicy("default", policy=policy) if isinstance(policy, str) else policy
-    stage = Stage(
+    harness = DomainHarness(
         some_nodes(nodes) if isinstance(nodes, int) else nodes,
         settings=PolicySettings(protected_seconds=protected),
         policies=[group],
         limits=limits,
         oracle=False,
     )
-    stage.put(*tasks)
-    stage.seconds = 10.0
-    stage.rounds()
-    return stage
+    harness.put(*tasks)
+    harness.seconds = 10.0
+    harness.rounds()
+    return harness
 
 
-def told(stage: Stage, task_id: str) -> ExplainReply:
-    return explain(copy_of(stage.index), stage.tasks[task_id], stage.now, Copies()).reply
+def told(harness: DomainHarness, task_id: str) -> ExplainReply:
+    return explain(copy_of(harness.index), harness.tasks[task_id], harness.now, Copies()).reply
 
 
-def forecast(stage: Stage, task_id: str) -> Forecast:
-    found = told(stage, task_id).forecast
+def forecast(harness: DomainHarness, task_id: str) -> Forecast:
+    found = told(harness, task_id).forecast
     assert found is not None
     return found
 
@@ -88,7 +89,7 @@ def seconds(found: Forecast) -> float:
 
 def test_first_come_first_served_by_hand() -> None:
     """Two nodes that are free at 400 and 1000 s; both for the gang, then one for who follows."""
-    stage = world(
+    harness = world(
         "fifo",
         runs("a", "n0", ends=400),
         runs("b", "n1", ends=1000),
@@ -96,10 +97,10 @@ def test_first_come_first_served_by_hand() -> None:
         waits("next", takes=60, submitted=2),
         waits("last", takes=60, submitted=3, nodes=2),
     )
-    assert seconds(forecast(stage, "gang")) == 1000
-    assert seconds(forecast(stage, "next")) == 1500
-    assert seconds(forecast(stage, "last")) == 1560
-    assert forecast(stage, "last").assumptions == (
+    assert seconds(forecast(harness, "gang")) == 1000
+    assert seconds(forecast(harness, "next")) == 1500
+    assert seconds(forecast(harness, "last")) == 1560
+    assert forecast(harness, "last").assumptions == (
         "nothing new is submitted, nothing fails, and nodes and policies stay as they are",
         "runs end at their owners' time limits",
         "runs that are asked to go take as long to save as they may",
@@ -107,7 +108,7 @@ def test_first_come_first_served_by_hand() -> None:
 
 
 def test_backfill_lets_later_tasks_that_fit_pass() -> None:
-    stage = world(
+    harness = world(
         "backfill",
         runs("a", "n0", ends=400),
         runs("b", "n1", ends=1000),
@@ -115,13 +116,13 @@ def test_backfill_lets_later_tasks_that_fit_pass() -> None:
         waits("next", takes=700, submitted=2),
     )
     # The small one takes n0 at 400 and keeps it until 1100, so the gang waits beyond 1000.
-    assert seconds(forecast(stage, "next")) == 400
-    assert seconds(forecast(stage, "gang")) == 1100
+    assert seconds(forecast(harness, "next")) == 400
+    assert seconds(forecast(harness, "gang")) == 1100
 
 
 def test_easy_lets_tasks_pass_that_do_not_delay_the_first() -> None:
     """The gang is reserved at 1000; 550 seconds fit before it, 650 do not."""
-    stage = world(
+    harness = world(
         "easy",
         runs("a", "n0", ends=400),
         runs("b", "n1", ends=1000),
@@ -129,9 +130,9 @@ def test_easy_lets_tasks_pass_that_do_not_delay_the_first() -> None:
         waits("long", takes=650, submitted=2),
         waits("short", takes=550, submitted=3),
     )
-    assert seconds(forecast(stage, "gang")) == 1000
-    assert seconds(forecast(stage, "short")) == 400
-    assert seconds(forecast(stage, "long")) == 1500
+    assert seconds(forecast(harness, "gang")) == 1000
+    assert seconds(forecast(harness, "short")) == 400
+    assert seconds(forecast(harness, "long")) == 1500
 
 
 def test_rotation_counts_what_owners_use_on_the_way() -> None:
@@ -141,53 +142,55 @@ def test_rotation_counts_what_owners_use_on_the_way() -> None:
         policy="rotation",
         rotation=Rotation(first_slice_seconds=3600, slice_seconds=3600, half_life_seconds=86_400),
     )
-    stage = world(policy, nodes=1)
+    harness = world(policy, nodes=1)
     for number, owner in enumerate(["ann", "bob", "cat"]):
-        stage.submit(a_task(f"{owner}1", owner=owner, submitted=number))
-    stage.rounds()
-    stage.start("ann1")
-    stage.submit(a_task("ann2", owner="ann", submitted=3))
-    stage.rounds()
-    assert seconds(forecast(stage, "bob1")) == pytest.approx(10 + 3600 + 60, abs=60)
-    assert seconds(forecast(stage, "cat1")) == pytest.approx(10 + 2 * 3600 + 60, abs=120)
+        harness.submit(a_task(f"{owner}1", owner=owner, submitted=number))
+    harness.rounds()
+    harness.start("ann1")
+    harness.submit(a_task("ann2", owner="ann", submitted=3))
+    harness.rounds()
+    assert seconds(forecast(harness, "bob1")) == pytest.approx(10 + 3600 + 60, abs=60)
+    assert seconds(forecast(harness, "cat1")) == pytest.approx(10 + 2 * 3600 + 60, abs=120)
     # ann's first one is served before ann's second, for as long as it runs.
-    assert forecast(stage, "ann2").starts_at is None
+    assert forecast(harness, "ann2").starts_at is None
 
 
 def test_there_is_no_forecast_if_run_times_are_unknown() -> None:
-    stage = world("fifo", runs("a", "n0", ends=None), runs("b", "n1", ends=50), waits("w", nodes=2))
-    found = forecast(stage, "w")
+    harness = world(
+        "fifo", runs("a", "n0", ends=None), runs("b", "n1", ends=50), waits("w", nodes=2)
+    )
+    found = forecast(harness, "w")
     assert found.starts_at is None
     assert found.unknown == ("nobody knows how long these runs take, which hold nodes: a")
 
 
 def test_the_predictor_is_used_for_runs_without_a_limit() -> None:
     """After five ends of 600 s, a task of the same owner is taken to need about as long."""
-    stage = world("fifo", waits("w"), nodes=1)
-    stage.until(20)
+    harness = world("fifo", waits("w"), nodes=1)
+    harness.until(20)
     for number in range(6):
         name = f"done{number}"
-        stage.submit(a_task(name, submitted=number, priority=Priority.HIGH))
-        stage.rounds()
-        if stage.tasks["w"].state is not TaskState.QUEUED:
-            stage.exit("w", ExitKind.PREEMPTED)
-            stage.rounds()
-        stage.start(name)
-        stage.until(stage.seconds + 600)
-        stage.exit(name, ExitKind.OK)
-    stage.submit(a_task("now", submitted=1, priority=Priority.HIGH))
-    stage.rounds()
-    stage.exit("w", ExitKind.PREEMPTED)
-    stage.rounds()
-    stage.start("now")
-    stage.rounds()
-    found = forecast(stage, "w")
-    assert 300 < seconds(found) - stage.seconds < 900
+        harness.submit(a_task(name, submitted=number, priority=Priority.HIGH))
+        harness.rounds()
+        if harness.tasks["w"].state is not TaskState.QUEUED:
+            harness.exit("w", ExitKind.PREEMPTED)
+            harness.rounds()
+        harness.start(name)
+        harness.until(harness.seconds + 600)
+        harness.exit(name, ExitKind.OK)
+    harness.submit(a_task("now", submitted=1, priority=Priority.HIGH))
+    harness.rounds()
+    harness.exit("w", ExitKind.PREEMPTED)
+    harness.rounds()
+    harness.start("now")
+    harness.rounds()
+    found = forecast(harness, "w")
+    assert 300 < seconds(found) - harness.seconds < 900
     # What was learned says between which moments: the six took 600 s each.
     assert found.earliest_at is not None
     assert found.latest_at is not None
-    assert stage.now < found.earliest_at < found.starts_at < found.latest_at  # type: ignore[operator]
-    assert in_range(found, stage.now + timedelta(seconds=600))
+    assert harness.now < found.earliest_at < found.starts_at < found.latest_at  # type: ignore[operator]
+    assert in_range(found, harness.now + timedelta(seconds=600))
     assert (
         "runs end at their owners' time limits; where there is none, after as long as half of the"
         " tasks like them took (6 ends known in group default)"
@@ -196,28 +199,28 @@ def test_the_predictor_is_used_for_runs_without_a_limit() -> None:
 
 def test_a_limit_is_waited_for() -> None:
     held = runs("held", "n0", ends=300)
-    stage = world("fifo", held, waits("q"), limits=(a_limit(8, user="ann"),))
-    assert seconds(forecast(stage, "q")) == 300
+    harness = world("fifo", held, waits("q"), limits=(a_limit(8, user="ann"),))
+    assert seconds(forecast(harness, "q")) == 300
 
 
 def test_there_is_no_forecast_if_a_limit_never_admits_the_task() -> None:
-    stage = world("fifo", waits("q", nodes=2), limits=(a_limit(8, user="ann"),))
-    assert forecast(stage, "q").unknown == (
+    harness = world("fifo", waits("q", nodes=2), limits=(a_limit(8, user="ann"),))
+    assert forecast(harness, "q").unknown == (
         "not even when everything that runs has ended: others before it or limits are in its way"
     )
 
 
 def test_protected_lower_runs_are_waited_for_and_get_their_time_to_save() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
-    stage = world("fifo", low, waits("hi"), nodes=1, protected=200)
-    assert seconds(forecast(stage, "hi")) == 200 + 60
+    harness = world("fifo", low, waits("hi"), nodes=1, protected=200)
+    assert seconds(forecast(harness, "hi")) == 200 + 60
 
 
 def test_promised_nodes_are_free_when_the_last_run_has_left() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-5000)
-    stage = world("fifo", low, waits("hi"), nodes=1)
-    assert stage.tasks["hi"].promised
-    assert seconds(forecast(stage, "hi")) == 10 + 60
+    harness = world("fifo", low, waits("hi"), nodes=1)
+    assert harness.tasks["hi"].promised
+    assert seconds(forecast(harness, "hi")) == 10 + 60
 
 
 def test_a_retry_is_waited_for() -> None:
@@ -226,32 +229,32 @@ def test_a_retry_is_waited_for() -> None:
 
 
 def test_there_is_no_forecast_if_no_known_nodes_fit() -> None:
-    stage = world("fifo", waits("big", nodes=3))
-    assert forecast(stage, "big").unknown == "nobody knows when nodes come back or are added"
+    harness = world("fifo", waits("big", nodes=3))
+    assert forecast(harness, "big").unknown == "nobody knows when nodes come back or are added"
 
 
 def test_a_task_starts_when_a_time_slice_ends() -> None:
     """Alone since long, a run is set back at the end of its slice, and the other has its turn."""
     policy = GroupPolicy("default", timeshare=Timeshare(slice_seconds_min=600, adapt_times=False))
-    stage = world(policy, nodes=1)
-    stage.submit(a_task("long"))
-    stage.rounds()
-    stage.start("long")
-    stage.until(300)
-    stage.submit(a_task("new", owner="bob", submitted=299))
-    stage.rounds()
-    found = forecast(stage, "new")
-    rekey_at = stage.tasks["long"].marks.rekey_at
+    harness = world(policy, nodes=1)
+    harness.submit(a_task("long"))
+    harness.rounds()
+    harness.start("long")
+    harness.until(300)
+    harness.submit(a_task("new", owner="bob", submitted=299))
+    harness.rounds()
+    found = forecast(harness, "new")
+    rekey_at = harness.tasks["long"].marks.rekey_at
     assert rekey_at is not None
     assert found.starts_at is not None
     assert found.starts_at >= rekey_at
     # The world does what was said, within a pass.
     for _ in range(200):
-        if stage.tasks["new"].promised:
+        if harness.tasks["new"].promised:
             break
-        assert stage.due is not None
-        stage.until(stage.due)
-    assert stage.seconds + 60 == seconds(found)
+        assert harness.due is not None
+        harness.until(harness.due)
+    assert harness.seconds + 60 == seconds(found)
 
 
 def test_a_slice_round_waits_until_the_budget_is_enough() -> None:
@@ -260,15 +263,15 @@ def test_a_slice_round_waits_until_the_budget_is_enough() -> None:
         running(a_task("old", mode=PreemptMode.KILL), {"n0": ALL}, since=-90_000),
         submitted_at=at(-90_000),
     )
-    stage = world(policy, old, nodes=1)
-    ledger = replace(stage.index.ledgers["default"], tokens=40.0, tokens_at=at(10))
-    stage.put(ledger)
-    stage.put(a_task("new", submitted=10, owner="bob"))
-    stage.rounds()
+    harness = world(policy, old, nodes=1)
+    ledger = replace(harness.index.ledgers["default"], tokens=40.0, tokens_at=at(10))
+    harness.put(ledger)
+    harness.put(a_task("new", submitted=10, owner="bob"))
+    harness.rounds()
     # Full are 4 restarts of 60 s on one node, of which a small task may use all but one: the cost
     # is more, so it is paid from a full account. 240 - 40 at a tenth a second.
     # A run of mode kill has nothing to save: it goes at once.
-    assert seconds(forecast(stage, "new")) == pytest.approx(10 + 2000, abs=1)
+    assert seconds(forecast(harness, "new")) == pytest.approx(10 + 2000, abs=1)
 
 
 def test_the_longest_unserved_is_granted_the_first_place() -> None:
@@ -281,8 +284,8 @@ def test_the_longest_unserved_is_granted_the_first_place() -> None:
     first = replace(
         running(a_task("first"), {"n0": ALL}, since=0), submitted_at=START - timedelta(days=30)
     )
-    stage = world(policy, first, old, nodes=1)
-    found = forecast(stage, "old")
+    harness = world(policy, first, old, nodes=1)
+    found = forecast(harness, "old")
     assert seconds(found) == pytest.approx(9 + 5000 + 60, abs=1)
 
 
@@ -290,16 +293,16 @@ def test_a_guaranteed_run_of_a_lower_level_stays() -> None:
     clusters = (VirtualCluster("red", 1.0, users=("red",)),)
     policy = GroupPolicy("default", policy="fifo", virtual_clusters=clusters)
     covered = runs("covered", "n0", ends=700, owner="red", priority=Priority.LOW)
-    stage = world(policy, covered, waits("hi", owner="bob", priority=Priority.HIGH), nodes=1)
-    assert seconds(forecast(stage, "hi")) == 700
+    harness = world(policy, covered, waits("hi", owner="bob", priority=Priority.HIGH), nodes=1)
+    assert seconds(forecast(harness, "hi")) == 700
 
 
 def test_there_is_no_forecast_beyond_the_horizon() -> None:
-    stage = world("fifo", runs("a", "n0", ends=HORIZON_SECONDS * 2), waits("w"), nodes=1)
-    assert forecast(stage, "w").unknown == "not within 30 days"
+    harness = world("fifo", runs("a", "n0", ends=HORIZON_SECONDS * 2), waits("w"), nodes=1)
+    assert forecast(harness, "w").unknown == "not within 30 days"
 
 
-def crowd() -> Stage:
+def crowd() -> DomainHarness:
     """Forty runs that end one after the other, and sixty tasks before the gang that asks."""
     held = [runs(f"r{n}", f"n{n}", ends=100 + n) for n in range(40)]
     ahead = [waits(f"a{n:03d}", takes=50.0, nodes=1 + n % 7, submitted=1 + n) for n in range(60)]
@@ -307,9 +310,11 @@ def crowd() -> Stage:
 
 
 def test_the_work_for_one_query_is_bounded() -> None:
-    stage = crowd()
+    harness = crowd()
     bounds = Bounds(trials_max=0, rounds_max=12)
-    found = explain(copy_of(stage.index), stage.tasks["me"], stage.now, Copies(), bounds).reply
+    found = explain(
+        copy_of(harness.index), harness.tasks["me"], harness.now, Copies(), bounds
+    ).reply
     assert found.remedies == ()
     assert found.position == 61
     assert found.forecast is not None
@@ -317,9 +322,11 @@ def test_the_work_for_one_query_is_bounded() -> None:
 
 
 def test_without_time_the_rest_of_the_answer_is_given() -> None:
-    stage = crowd()
+    harness = crowd()
     bounds = Bounds(used=lambda: 0.9)
-    found = explain(copy_of(stage.index), stage.tasks["me"], stage.now, Copies(), bounds).reply
+    found = explain(
+        copy_of(harness.index), harness.tasks["me"], harness.now, Copies(), bounds
+    ).reply
     assert found.position == 61
     assert found.remedies == ()
     assert found.forecast == Forecast(unknown=NO_TIME)
@@ -337,24 +344,24 @@ def test_the_task_starts_when_the_forecast_said(policy: str, sizes: list[tuple[i
         waits(f"t{number}", nodes=nodes, takes=10.0 * length, submitted=number)
         for number, (nodes, length) in enumerate(sizes)
     ]
-    stage = world(policy, *tasks, nodes=3)
-    queued = [each.id for each in tasks if stage.tasks[each.id].state is TaskState.QUEUED]
-    found = {task_id: forecast(stage, task_id) for task_id in queued}
+    harness = world(policy, *tasks, nodes=3)
+    queued = [each.id for each in tasks if harness.tasks[each.id].state is TaskState.QUEUED]
+    found = {task_id: forecast(harness, task_id) for task_id in queued}
     said = {task_id: seconds(each) for task_id, each in found.items()}
     ends: dict[str, float] = {}
     began: dict[str, float] = {}
-    while stage.tasks:
-        for task in list(stage.tasks.values()):
+    while harness.tasks:
+        for task in list(harness.tasks.values()):
             if task.state is TaskState.STARTING:
-                stage.start(task.id)
-                began[task.id] = stage.seconds
-                ends[task.id] = stage.seconds + (task.expected_seconds or 0.0)
-        stage.rounds()
-        stage.seconds = min(ends.values())
-        for task_id in [name for name, end in ends.items() if end == stage.seconds]:
+                harness.start(task.id)
+                began[task.id] = harness.seconds
+                ends[task.id] = harness.seconds + (task.expected_seconds or 0.0)
+        harness.rounds()
+        harness.seconds = min(ends.values())
+        for task_id in [name for name, end in ends.items() if end == harness.seconds]:
             del ends[task_id]
-            stage.exit(task_id, ExitKind.OK)
-        stage.rounds()
+            harness.exit(task_id, ExitKind.OK)
+        harness.rounds()
     assert {task_id: began[task_id] for task_id in queued} == pytest.approx(said)
     for task_id, each in found.items():
         assert in_range(each, at(began[task_id]))
@@ -371,14 +378,14 @@ def in_range(found: Forecast, began_at: datetime) -> bool:
 @given(st.integers(0, 60))
 def test_a_start_lies_in_the_range_however_long_the_victim_saves(save_seconds: int) -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-5000)
-    stage = world("fifo", low, waits("hi"), nodes=1)
-    found = forecast(stage, "hi")
+    harness = world("fifo", low, waits("hi"), nodes=1)
+    found = forecast(harness, "hi")
     assert (found.earliest_at, found.latest_at) == (at(10), at(70))
-    stage.seconds += save_seconds
-    stage.exit("low", ExitKind.PREEMPTED)
-    stage.rounds()
-    assert stage.tasks["hi"].state is TaskState.STARTING
-    assert in_range(found, stage.now)
+    harness.seconds += save_seconds
+    harness.exit("low", ExitKind.PREEMPTED)
+    harness.rounds()
+    assert harness.tasks["hi"].state is TaskState.STARTING
+    assert in_range(found, harness.now)
 
 
 @settings(max_examples=30, deadline=None)
@@ -397,13 +404,13 @@ def test_explain_answers_at_any_time(snapshot: Snapshot) -> None:
 
 
 def test_a_query_changes_nothing() -> None:
-    stage = world(
+    harness = world(
         "timeshare",
         runs("a", "n0", ends=400),
         runs("b", "n1", ends=1000),
         waits("gang", nodes=2, takes=500, submitted=1, owner="bob"),
         waits("next", takes=60, submitted=2, owner="cat"),
     )
-    before: list[datetime | None] = [forecast(stage, "next").starts_at for _ in range(3)]
+    before: list[datetime | None] = [forecast(harness, "next").starts_at for _ in range(3)]
     assert len(set(before)) == 1
-    assert stage.plan().decisions == ()
+    assert harness.plan().decisions == ()

@@ -23,15 +23,16 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.lifecycle import QUEUED, STARTING
 from services.scheduler.domain.model.rows import Limit, Node, Task
-from tests.builders import START, a_limit, a_node, a_task, running, some_nodes
+from tests.kit.builders import a_limit, a_node, a_task, running, some_nodes
+from tests.kit.clock import START
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
-from tests.services.scheduler.domain.stage import Stage
 
 ALL = tuple(range(8))
 ROUNDS_MAX = 3_000
 
 
-class Real(Stage):
+class Real(DomainHarness):
     """The scheduler and everybody else, as they go on when nothing new comes: runs start when they
     are placed, end at their limits, and take all the time to save that they are given."""
 
@@ -98,26 +99,28 @@ def real(
 ) -> Real:
     """A world that has come to rest at ten seconds."""
     group = GroupPolicy("default", policy=policy) if isinstance(policy, str) else policy
-    stage = Real(
+    harness = Real(
         some_nodes(nodes) if isinstance(nodes, int) else nodes,
         settings=PolicySettings(protected_seconds=protected),
         policies=[group],
         limits=limits,
         oracle=False,
     )
-    stage.put(*tasks)
-    stage.seconds = 10.0
-    stage.rest()
-    return stage
+    harness.put(*tasks)
+    harness.seconds = 10.0
+    harness.rest()
+    return harness
 
 
-def explained(stage: Stage, task_id: str, bounds: Bounds | None = None) -> Explanation:
-    index = copy_of(stage.index)
-    return explain(index, stage.tasks[task_id], stage.now, Copies(), bounds or Bounds(trials_max=0))
+def explained(harness: DomainHarness, task_id: str, bounds: Bounds | None = None) -> Explanation:
+    index = copy_of(harness.index)
+    return explain(
+        index, harness.tasks[task_id], harness.now, Copies(), bounds or Bounds(trials_max=0)
+    )
 
 
-def starts(stage: Stage, task_id: str) -> float | None:
-    found = explained(stage, task_id).reply.forecast
+def starts(harness: DomainHarness, task_id: str) -> float | None:
+    found = explained(harness, task_id).reply.forecast
     assert found is not None
     return None if found.starts_at is None else (found.starts_at - START).total_seconds()
 
@@ -142,61 +145,61 @@ def zoned(count: int) -> list[Node]:
 
 def test_a_gang_that_must_cross_zones_waits_for_the_one_that_crosses_now() -> None:
     """One gang may cross at a time: four nodes are free at 100, but ``crosses`` runs until 1000."""
-    stage = real(
+    harness = real(
         "backfill",
         runs("crosses", "a0", "b0", ends=1000),
         runs("short", "a1", "a2", ends=100),
         waits("wide", nodes=4, submitted=5),
         nodes=zoned(3),
     )
-    assert starts(stage, "wide") == 1000
-    assert stage.until_started("wide") == 1000
+    assert starts(harness, "wide") == 1000
+    assert harness.until_started("wide") == 1000
 
 
 def test_a_task_whose_plan_was_not_committed_starts_with_the_next_decision() -> None:
-    stage = real("fifo", nodes=1)
-    stage.put(waits("next"))
+    harness = real("fifo", nodes=1)
+    harness.put(waits("next"))
     # A round is settled, and its plan is lost before it is committed.
-    stage.index.settle(decide(Snapshot.view(stage.index), stage.now))
-    task = stage.tasks["next"]
-    reply = explain(stage.index, task, stage.now, Copies()).reply
+    harness.index.settle(decide(Snapshot.view(harness.index), harness.now))
+    task = harness.tasks["next"]
+    reply = explain(harness.index, task, harness.now, Copies()).reply
     assert reply.remedies == ("nothing: it starts with the next decision",)
     assert reply.forecast is not None
-    assert reply.forecast.starts_at == stage.now
+    assert reply.forecast.starts_at == harness.now
     assert reply.reason is not None
     assert reply.reason.code is ReasonCode.QUEUED
 
 
 def test_the_forecast_does_not_count_on_a_promise_that_a_raised_task_takes() -> None:
     """``low`` is promised the node when ``raised``, which waits behind it, becomes the first."""
-    stage = real(
+    harness = real(
         "fifo",
         runs("idle", "n0", ends=None, priority=Priority.IDLE),
         waits("low", priority=Priority.LOW, takes=50, submitted=1),
         waits("raised", priority=Priority.LOW, takes=500, submitted=2),
         nodes=1,
     )
-    assert stage.tasks["low"].promised
-    assert starts(stage, "low") == 70
-    stage.rank("raised", Priority.HIGH)
-    assert starts(stage, "low") == 570
-    assert starts(stage, "raised") == 70
-    assert stage.until_started("low") == 570
+    assert harness.tasks["low"].promised
+    assert starts(harness, "low") == 70
+    harness.rank("raised", Priority.HIGH)
+    assert starts(harness, "low") == 570
+    assert starts(harness, "raised") == 70
+    assert harness.until_started("low") == 570
 
 
 def test_the_reason_names_the_flood_guard() -> None:
     policy = GroupPolicy("default", timeshare=Timeshare(flood_guard=True, adapt_times=False))
     flood = [waits(f"f{n:03d}", takes=40_000, submitted=n / 100) for n in range(400)]
     holds = [runs(f"h{n}", f"n{n}", ends=30_000 + n) for n in range(3)]
-    stage = real(policy, *holds, *flood, waits("other", owner="bob", nodes=3), nodes=4)
+    harness = real(policy, *holds, *flood, waits("other", owner="bob", nodes=3), nodes=4)
     held_back = [
         task.id
-        for task in stage.tasks.values()
+        for task in harness.tasks.values()
         if task.reason.code is ReasonCode.WAITS_FOR_SHARE and not task.promised
     ]
     assert held_back
-    reply = explained(stage, held_back[0]).reply
-    assert reply.reason == stage.tasks[held_back[0]].reason
+    reply = explained(harness, held_back[0]).reply
+    assert reply.reason == harness.tasks[held_back[0]].reason
 
 
 def test_the_forecast_does_not_count_on_a_run_that_a_guarantee_will_cover() -> None:
@@ -204,15 +207,15 @@ def test_the_forecast_does_not_count_on_a_run_that_a_guarantee_will_cover() -> N
     takes its node when its protection is over."""
     red = VirtualCluster("red", 1.0, users=("red",))
     policy = GroupPolicy("default", policy="fifo", virtual_clusters=(red,), protected_seconds=300.0)
-    stage = real(
+    harness = real(
         policy,
         runs("first", "n0", ends=100, owner="red", priority=Priority.LOW, since=-90),
         runs("second", "n1", ends=2000, owner="red", priority=Priority.LOW, since=-80),
         waits("one", owner="bob", takes=5000, submitted=1),
         waits("two", owner="bob", takes=100, submitted=2),
     )
-    assert starts(stage, "two") == 2000
-    assert stage.until_started("two") == 2000
+    assert starts(harness, "two") == 2000
+    assert harness.until_started("two") == 2000
 
 
 # For whatever small world.
@@ -253,41 +256,41 @@ def worlds(draw: st.DrawFn) -> Real:
 
 @settings(max_examples=40, deadline=None)
 @given(worlds(), st.randoms(use_true_random=False))
-def test_if_nothing_new_comes_the_forecast_is_right(stage: Real, random: Any) -> None:
-    queued = [task.id for task in stage.tasks.values() if task.state is QUEUED]
+def test_if_nothing_new_comes_the_forecast_is_right(harness: Real, random: Any) -> None:
+    queued = [task.id for task in harness.tasks.values() if task.state is QUEUED]
     if not queued:
         return
     task_id = random.choice(queued)
-    said = starts(stage, task_id)
-    found = stage.until_started(task_id)
+    said = starts(harness, task_id)
+    found = harness.until_started(task_id)
     assert said == (found if found is None else pytest.approx(found))
 
 
 @settings(max_examples=25, deadline=None)
 @given(worlds(), st.randoms(use_true_random=False))
-def test_every_remedy_lets_the_task_start(stage: Real, random: Any) -> None:
-    queued = [task.id for task in stage.tasks.values() if task.state is QUEUED]
+def test_every_remedy_lets_the_task_start(harness: Real, random: Any) -> None:
+    queued = [task.id for task in harness.tasks.values() if task.state is QUEUED]
     if not queued:
         return
     task_id = random.choice(queued)
-    found = explained(stage, task_id, Bounds(trials_max=30, rounds_max=0))
+    found = explained(harness, task_id, Bounds(trials_max=30, rounds_max=0))
     for remedy in found.remedies:
-        twin = Real((), settings=stage.settings, oracle=False)
-        twin.index, twin.seconds = copy_of(stage.index), stage.seconds
+        twin = Real((), settings=harness.settings, oracle=False)
+        twin.index, twin.seconds = copy_of(harness.index), harness.seconds
         happens(twin, remedy.change)
         task = twin.tasks[task_id]
         assert task.holds or task.promised, remedy.text
 
 
-def happens(stage: Real, change: Change) -> None:
+def happens(harness: Real, change: Change) -> None:
     """Do what a remedy says to the scheduler's own rows."""
-    stage.put(*change.put)
+    harness.put(*change.put)
     for task_id in change.ends:
-        stage.exit(task_id, ExitKind.OK)
-    stage.index.apply(deleted=[(Task, (task_id,)) for task_id in change.gone])
-    stage.rest()
+        harness.exit(task_id, ExitKind.OK)
+    harness.index.apply(deleted=[(Task, (task_id,)) for task_id in change.gone])
+    harness.rest()
     if change.within_seconds is not None:
-        until = stage.seconds + change.within_seconds
-        while stage.due is not None and stage.due <= until:
-            stage.seconds = max(stage.seconds, stage.due)
-            stage.rest()
+        until = harness.seconds + change.within_seconds
+        while harness.due is not None and harness.due <= until:
+            harness.seconds = max(harness.seconds, harness.due)
+            harness.rest()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from libs.contracts.messages import Priority, Unit
 from services.scheduler.domain.limits.quota_usage import Need, QuotaUsage, auto_level
 from services.scheduler.domain.model.rows import Limit, Task
-from tests.builders import a_limit, a_task, running
+from tests.kit.builders import a_limit, a_task, running
 
 
 def a_quota_usage(*limits: Limit, held: list[Task] | None = None) -> QuotaUsage:

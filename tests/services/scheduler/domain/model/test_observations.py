@@ -22,11 +22,10 @@ from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.observations import ChangeOrDrop, Drop
 from services.scheduler.domain.model.rows import EarlyFacts, Task
 from services.scheduler.domain.model.values import reason
-from tests.builders import (
+from tests.kit.builders import (
     a_checkpoint,
     a_spec,
     a_task,
-    at,
     exited_event,
     preempting,
     running,
@@ -34,6 +33,7 @@ from tests.builders import (
     starting,
     submitted_event,
 )
+from tests.kit.clock import at
 
 ALL = tuple(range(8))
 ON = {"n0": ALL}

@@ -13,7 +13,7 @@ from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.placement.bitsets import gpus_of, mask_of
 from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of, slots_of
 from services.scheduler.domain.placement.node_index import usable_mask
-from tests.builders import a_node, a_spec, a_task, running, some_nodes
+from tests.kit.builders import a_node, a_spec, a_task, running, some_nodes
 
 
 def a_shape(nodes: int = 1, gpus: int | None = None, **more: object) -> Shape:

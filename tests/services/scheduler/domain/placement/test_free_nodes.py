@@ -18,7 +18,7 @@ from services.scheduler.domain.placement.node_index import (
     usable_mask,
     width,
 )
-from tests.builders import a_node
+from tests.kit.builders import a_node
 
 SETTINGS = PolicySettings(cpu_ranks_per_node=2)
 

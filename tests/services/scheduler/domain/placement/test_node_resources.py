@@ -15,8 +15,9 @@ from services.scheduler.domain.decide import decide
 from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.domain.model.rows import Node, Task
-from tests.builders import a_node, a_snapshot, a_spec, a_task, at, preempting, running
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, preempting, running
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 GB = 10**9
 
@@ -73,24 +74,24 @@ def test_a_gang_needs_the_memory_on_each_of_its_nodes() -> None:
 def test_a_victim_is_preempted_for_its_memory_and_the_gpu_beside_it_is_reserved() -> None:
     """A GPU is free, the memory is not: the place is promised, and begun on when both are."""
     nodes = [a_node("n0", gpus=2, memory_bytes=6 * GB)]
-    stage = Stage(nodes)
-    stage.submit(a_task("low", spec=a_spec(gpus=1, memory_bytes=4 * GB, priority=Priority.LOW)))
-    stage.rounds()
-    stage.start("low")
-    stage.seconds = 100.0
+    harness = DomainHarness(nodes)
+    harness.submit(a_task("low", spec=a_spec(gpus=1, memory_bytes=4 * GB, priority=Priority.LOW)))
+    harness.rounds()
+    harness.start("low")
+    harness.seconds = 100.0
     high = a_spec(gpus=1, memory_bytes=4 * GB, priority=Priority.HIGH)
-    stage.submit(a_task("high", spec=high))
-    stage.rounds()
-    assert stage.tasks["low"].state is TaskState.PREEMPTING
-    assert stage.tasks["high"].promised
+    harness.submit(a_task("high", spec=high))
+    harness.rounds()
+    assert harness.tasks["low"].state is TaskState.PREEMPTING
+    assert harness.tasks["high"].promised
     # What is left of the memory is not given away meanwhile, what nobody needs is.
-    stage.submit(a_task("third", spec=a_spec(gpus=1, memory_bytes=3 * GB)))
-    stage.rounds()
-    assert stage.tasks["third"].state is TaskState.QUEUED
-    stage.exit("low", ExitKind.PREEMPTED)
-    stage.rounds()
-    assert stage.tasks["high"].state is TaskState.STARTING
-    assert stage.tasks["third"].state is TaskState.QUEUED
+    harness.submit(a_task("third", spec=a_spec(gpus=1, memory_bytes=3 * GB)))
+    harness.rounds()
+    assert harness.tasks["third"].state is TaskState.QUEUED
+    harness.exit("low", ExitKind.PREEMPTED)
+    harness.rounds()
+    assert harness.tasks["high"].state is TaskState.STARTING
+    assert harness.tasks["third"].state is TaskState.QUEUED
 
 
 def test_only_the_run_whose_memory_is_needed_is_preempted() -> None:
@@ -108,18 +109,18 @@ def test_only_the_run_whose_memory_is_needed_is_preempted() -> None:
 
 def test_a_promise_is_taken_back_when_its_node_offers_less_memory() -> None:
     """Pods of others took it: the task waits for another node, and its GPUs are free again."""
-    stage = Stage([a_node("n0", gpus=1, memory_bytes=6 * GB)])
-    stage.submit(a_task("low", spec=a_spec(gpus=1, priority=Priority.LOW)))
-    stage.rounds()
-    stage.start("low")
-    stage.seconds = 100.0
-    stage.submit(a_task("high", spec=a_spec(gpus=1, memory_bytes=5 * GB, priority=Priority.HIGH)))
-    stage.rounds()
-    assert stage.tasks["high"].promised
-    stage.put(replace(stage.index.nodes["n0"], memory_bytes=4 * GB, version=2))
-    stage.rounds()
-    assert not stage.tasks["high"].promised
-    assert stage.tasks["high"].reason.code is ReasonCode.CLUSTER_TOO_SMALL_NOW
+    harness = DomainHarness([a_node("n0", gpus=1, memory_bytes=6 * GB)])
+    harness.submit(a_task("low", spec=a_spec(gpus=1, priority=Priority.LOW)))
+    harness.rounds()
+    harness.start("low")
+    harness.seconds = 100.0
+    harness.submit(a_task("high", spec=a_spec(gpus=1, memory_bytes=5 * GB, priority=Priority.HIGH)))
+    harness.rounds()
+    assert harness.tasks["high"].promised
+    harness.put(replace(harness.index.nodes["n0"], memory_bytes=4 * GB, version=2))
+    harness.rounds()
+    assert not harness.tasks["high"].promised
+    assert harness.tasks["high"].reason.code is ReasonCode.CLUSTER_TOO_SMALL_NOW
 
 
 def planted(state: TaskState | None) -> set[Fault]:

@@ -11,7 +11,7 @@ from services.scheduler.domain.model.rows import Node
 from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of
 from services.scheduler.domain.placement.topology import Topology, address, crosses_zone
-from tests.builders import a_node, a_spec
+from tests.kit.builders import a_node, a_spec
 
 ANYWHERE = Topology()
 ONE_ZONE = Topology(cross_zone_allowed=False)

@@ -16,8 +16,9 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.model.rows import Task
-from tests.builders import a_node, a_snapshot, a_spec, a_task, at, running
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, running
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 GPUS = 4
 
@@ -70,18 +71,18 @@ def test_the_place_of_a_run_that_moves_is_kept_from_others_in_the_round() -> Non
 
 
 def test_the_owner_of_a_guarantee_is_served_by_the_deadline_and_the_moved_run_goes_on() -> None:
-    stage = Stage([a_node(f"n{i}", gpus=2) for i in (0, 1)], policies=[two()])
-    stage.put(blue("b1", "n0", 0), blue("b2", "n1", 0))
-    stage.submit(RED)
-    stage.rounds()
-    (gone,) = [each for each in stage.tasks.values() if each.state is TaskState.PREEMPTING]
+    harness = DomainHarness([a_node(f"n{i}", gpus=2) for i in (0, 1)], policies=[two()])
+    harness.put(blue("b1", "n0", 0), blue("b2", "n1", 0))
+    harness.submit(RED)
+    harness.rounds()
+    (gone,) = [each for each in harness.tasks.values() if each.state is TaskState.PREEMPTING]
     assert gone.reason.code is ReasonCode.MOVED_FOR
-    stage.exit(gone.id, ExitKind.PREEMPTED)
-    stage.rounds()
-    assert stage.tasks["red"].state is TaskState.STARTING
-    assert stage.tasks[gone.id].state is TaskState.STARTING
-    stage.until(86_400.0)
-    assert stage.tasks[gone.id].attempt == 2
+    harness.exit(gone.id, ExitKind.PREEMPTED)
+    harness.rounds()
+    assert harness.tasks["red"].state is TaskState.STARTING
+    assert harness.tasks[gone.id].state is TaskState.STARTING
+    harness.until(86_400.0)
+    assert harness.tasks[gone.id].attempt == 2
 
 
 def test_borrowers_are_preempted_and_covered_runs_move_together() -> None:
@@ -192,36 +193,36 @@ def test_a_guaranteed_node_is_given_whenever_the_other_runs_fit_on_the_rest(
     assert possible == (served or kept)
 
 
-def four_on_three_nodes(first_level: Priority) -> Stage:
+def four_on_three_nodes(first_level: Priority) -> DomainHarness:
     """Four guarantees of three GPUs each on three nodes of four: the last finds no place, ever."""
     guarantees = tuple(VirtualCluster(name, 0.75, users=(name,)) for name in "abcd")
-    stage = Stage(
+    harness = DomainHarness(
         [a_node(f"n{place}", gpus=4) for place in range(3)],
         policies=[GroupPolicy("default", virtual_clusters=guarantees)],
     )
     for name in "abcd":
         level = first_level if name == "b" else Priority.NORMAL
-        stage.submit(
-            a_task(name, owner=name, team="", gpus=3, priority=level, submitted=stage.seconds)
+        harness.submit(
+            a_task(name, owner=name, team="", gpus=3, priority=level, submitted=harness.seconds)
         )
-        stage.rounds()
-        if stage.tasks[name].state is TaskState.STARTING:
-            stage.start(name)
-        stage.until(stage.seconds + 10.0)
-    return stage
+        harness.rounds()
+        if harness.tasks[name].state is TaskState.STARTING:
+            harness.start(name)
+        harness.until(harness.seconds + 10.0)
+    return harness
 
 
 def test_a_run_that_cannot_be_moved_is_preempted_at_once_if_its_level_is_lower() -> None:
-    stage = four_on_three_nodes(Priority.LOW)
-    assert stage.tasks["b"].state is TaskState.PREEMPTING
-    assert stage.tasks["b"].preempted_for == "d"
+    harness = four_on_three_nodes(Priority.LOW)
+    assert harness.tasks["b"].state is TaskState.PREEMPTING
+    assert harness.tasks["b"].preempted_for == "d"
 
 
 def test_a_run_that_cannot_be_moved_shares_time_slices_if_its_level_is_the_same() -> None:
-    stage = four_on_three_nodes(Priority.NORMAL)
-    assert stage.tasks["d"].state is TaskState.QUEUED
-    assert all(stage.tasks[name].state is TaskState.RUNNING for name in "abc")
-    stage.until(2 * 3600.0)
-    going = [task for task in stage.tasks.values() if task.state is TaskState.KILLING]
-    going += [task for task in stage.tasks.values() if task.state is TaskState.PREEMPTING]
+    harness = four_on_three_nodes(Priority.NORMAL)
+    assert harness.tasks["d"].state is TaskState.QUEUED
+    assert all(harness.tasks[name].state is TaskState.RUNNING for name in "abc")
+    harness.until(2 * 3600.0)
+    going = [task for task in harness.tasks.values() if task.state is TaskState.KILLING]
+    going += [task for task in harness.tasks.values() if task.state is TaskState.PREEMPTING]
     assert [task.preempted_for for task in going] == ["d"]

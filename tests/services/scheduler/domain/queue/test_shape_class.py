@@ -21,8 +21,8 @@ from services.scheduler.domain.queue.queues import (
     ShapeRow,
     Tree,
 )
-from tests.builders import a_node, a_spec, a_task
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_node, a_spec, a_task
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 PLAIN = Shape("default", 1, None, 0.0, 0)
 # Some cannot be told apart by thousandths of a CPU.
@@ -113,32 +113,32 @@ def play(tasks: list[Task], memory: list[int], policy: GroupPolicy, ends: list[i
         a_node(f"n{place}", gpus=4, cpus=4.0, memory_bytes=each)
         for place, each in enumerate(memory)
     ]
-    stage = Stage(nodes, policies=[policy], oracle=False)
+    harness = DomainHarness(nodes, policies=[policy], oracle=False)
     plans: list[str] = []
 
     def rounds() -> None:
         while True:
-            plan = stage.plan()
-            stage.index.settle(plan)
+            plan = harness.plan()
+            harness.index.settle(plan)
             plans.append(repr((plan.decisions, plan.ledgers, plan.due_at)))
             if not plan.decisions and not plan.ledgers:
                 return
-            stage.commit(plan)
-            for task in list(stage.tasks.values()):
+            harness.commit(plan)
+            for task in list(harness.tasks.values()):
                 if task.state is TaskState.STARTING:
-                    stage.start(task.id)
+                    harness.start(task.id)
                 elif task.state in (TaskState.PREEMPTING, TaskState.KILLING):
-                    stage.exit(task.id, ExitKind.PREEMPTED)
+                    harness.exit(task.id, ExitKind.PREEMPTED)
 
     for task in tasks:
-        stage.submit(task)
+        harness.submit(task)
         rounds()
     for end in ends:
         # At times long enough for a pass, in which tasks of one level take turns.
-        stage.seconds += 20.0 + 2_000.0 * (end % 3)
-        running = sorted(stage.index.held)
+        harness.seconds += 20.0 + 2_000.0 * (end % 3)
+        running = sorted(harness.index.held)
         if running:
-            stage.exit(running[end % len(running)], ExitKind.OK)
+            harness.exit(running[end % len(running)], ExitKind.OK)
         rounds()
     return plans
 

@@ -17,8 +17,8 @@ from services.scheduler.domain.model.decisions import Reorder
 from services.scheduler.domain.model.group_policy import Demotion, GroupPolicy
 from services.scheduler.domain.model.rows import Limit
 from services.scheduler.domain.model.values import reason
-from tests.builders import a_limit, a_node, a_task, some_nodes
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_limit, a_node, a_task, some_nodes
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 HIGH, ABOVE, NORMAL, BELOW, LOW, IDLE = (
     Priority.HIGH,
@@ -36,29 +36,31 @@ def one_node(priority: Priority, nodes: int = 1) -> Limit:
     return a_limit(nodes, priority=priority, unit=Unit.NODES)
 
 
-def a_stage(*limits: Limit, nodes: int = 4, demotions: tuple[Demotion, ...] = ()) -> Stage:
+def a_harness(
+    *limits: Limit, nodes: int = 4, demotions: tuple[Demotion, ...] = ()
+) -> DomainHarness:
     policy = GroupPolicy("default", policy="fifo", demotions=demotions)
-    return Stage(some_nodes(nodes), limits=limits, policies=[policy])
+    return DomainHarness(some_nodes(nodes), limits=limits, policies=[policy])
 
 
-def runs(stage: Stage, count: int, priority: Priority, *, name: str = "t") -> list[str]:
+def runs(harness: DomainHarness, count: int, priority: Priority, *, name: str = "t") -> list[str]:
     """So many tasks of one node, one after the other, all started."""
     names = [f"{name}{number}" for number in range(count)]
     for task_id in names:
-        stage.submit(a_task(task_id, priority=priority, submitted=stage.seconds))
-        stage.rounds()
-        stage.start(task_id)
-        stage.rounds()
+        harness.submit(a_task(task_id, priority=priority, submitted=harness.seconds))
+        harness.rounds()
+        harness.start(task_id)
+        harness.rounds()
     return names
 
 
-def raised(stage: Stage, task_id: str, priority: Priority) -> None:
-    stage.rank(task_id, priority)
-    stage.rounds()
+def raised(harness: DomainHarness, task_id: str, priority: Priority) -> None:
+    harness.rank(task_id, priority)
+    harness.rounds()
 
 
-def levels(stage: Stage, names: list[str]) -> list[Priority]:
-    return [stage.tasks[name].level for name in names]
+def levels(harness: DomainHarness, names: list[str]) -> list[Priority]:
+    return [harness.tasks[name].level for name in names]
 
 
 # Raises.
@@ -66,53 +68,53 @@ def levels(stage: Stage, names: list[str]) -> list[Priority]:
 
 def test_runs_that_are_raised_hold_no_more_than_the_quota_of_their_new_level() -> None:
     """Four tasks begin at LOW, where nothing is limited, and are raised to HIGH."""
-    stage = a_stage(one_node(HIGH))
-    names = runs(stage, 4, LOW)
+    harness = a_harness(one_node(HIGH))
+    names = runs(harness, 4, LOW)
     for name in names:
-        raised(stage, name, HIGH)
-    assert sorted(levels(stage, names)) == sorted([HIGH, LOW, LOW, LOW])
-    assert all(stage.tasks[name].priority is HIGH for name in names)
+        raised(harness, name, HIGH)
+    assert sorted(levels(harness, names)) == sorted([HIGH, LOW, LOW, LOW])
+    assert all(harness.tasks[name].priority is HIGH for name in names)
 
 
 def test_a_raise_that_a_quota_stops_takes_effect_when_the_quota_admits_it() -> None:
-    stage = a_stage(one_node(HIGH))
-    first, second, third = runs(stage, 3, LOW)
+    harness = a_harness(one_node(HIGH))
+    first, second, third = runs(harness, 3, LOW)
     for name in (first, second, third):
-        raised(stage, name, HIGH)
-    assert levels(stage, [first, second, third]) == [HIGH, LOW, LOW]
-    stage.exit(first, ExitKind.OK)
-    stage.rounds()
-    assert levels(stage, [second, third]) == [HIGH, LOW]
+        raised(harness, name, HIGH)
+    assert levels(harness, [first, second, third]) == [HIGH, LOW, LOW]
+    harness.exit(first, ExitKind.OK)
+    harness.rounds()
+    assert levels(harness, [second, third]) == [HIGH, LOW]
     # A limit that is lifted admits the rest.
-    stage.put(replace(one_node(HIGH, 9), version=2))
-    stage.rounds()
-    assert levels(stage, [second, third]) == [HIGH, HIGH]
+    harness.put(replace(one_node(HIGH, 9), version=2))
+    harness.rounds()
+    assert levels(harness, [second, third]) == [HIGH, HIGH]
 
 
 def test_a_raise_that_waits_is_kept_by_a_new_leader() -> None:
-    """It is found again in the rows; the stage compares every plan with that."""
-    stage = a_stage(one_node(HIGH))
-    first, second = runs(stage, 2, LOW)
-    raised(stage, first, HIGH)
-    raised(stage, second, HIGH)
-    raised(stage, first, NORMAL)
-    assert levels(stage, [first, second]) == [NORMAL, HIGH]
+    """It is found again in the rows; the harness compares every plan with that."""
+    harness = a_harness(one_node(HIGH))
+    first, second = runs(harness, 2, LOW)
+    raised(harness, first, HIGH)
+    raised(harness, second, HIGH)
+    raised(harness, first, NORMAL)
+    assert levels(harness, [first, second]) == [NORMAL, HIGH]
 
 
 def test_a_raise_waits_for_quota_that_runs_in_other_groups_hold() -> None:
-    stage = Stage(
+    harness = DomainHarness(
         [*some_nodes(1), *(replace(each, id=f"d{each.id}", group="dev") for each in some_nodes(1))],
         limits=[one_node(HIGH)],
     )
-    runs(stage, 1, HIGH)
-    stage.submit(replace(dev := a_task("dev", priority=LOW), spec=of_group(dev, "dev")))
-    stage.rounds()
-    stage.start("dev")
-    raised(stage, "dev", HIGH)
-    assert levels(stage, ["dev"]) == [LOW]
-    stage.exit("t0", ExitKind.OK)
-    stage.rounds()
-    assert levels(stage, ["dev"]) == [HIGH]
+    runs(harness, 1, HIGH)
+    harness.submit(replace(dev := a_task("dev", priority=LOW), spec=of_group(dev, "dev")))
+    harness.rounds()
+    harness.start("dev")
+    raised(harness, "dev", HIGH)
+    assert levels(harness, ["dev"]) == [LOW]
+    harness.exit("t0", ExitKind.OK)
+    harness.rounds()
+    assert levels(harness, ["dev"]) == [HIGH]
 
 
 def of_group(task: object, group: str) -> object:
@@ -121,59 +123,59 @@ def of_group(task: object, group: str) -> object:
 
 def test_a_quota_over_all_levels_does_not_stop_a_raise() -> None:
     """It counts the run already."""
-    stage = a_stage(a_limit(1, unit=Unit.NODES))
-    (name,) = runs(stage, 1, LOW)
-    raised(stage, name, HIGH)
-    assert levels(stage, [name]) == [HIGH]
+    harness = a_harness(a_limit(1, unit=Unit.NODES))
+    (name,) = runs(harness, 1, LOW)
+    raised(harness, name, HIGH)
+    assert levels(harness, [name]) == [HIGH]
 
 
 def test_a_raise_that_waits_neither_takes_nor_gives_up_nodes() -> None:
     """The run counts at its old level for everybody: a NORMAL task may take its nodes."""
-    stage = a_stage(one_node(HIGH), nodes=2)
-    first, second = runs(stage, 2, LOW)
-    raised(stage, first, HIGH)
-    raised(stage, second, HIGH)
-    stage.submit(a_task("bob", owner="bob", priority=NORMAL))
-    stage.rounds()
-    assert stage.tasks[second].state is TaskState.PREEMPTING
-    assert stage.tasks[first].state is TaskState.RUNNING
+    harness = a_harness(one_node(HIGH), nodes=2)
+    first, second = runs(harness, 2, LOW)
+    raised(harness, first, HIGH)
+    raised(harness, second, HIGH)
+    harness.submit(a_task("bob", owner="bob", priority=NORMAL))
+    harness.rounds()
+    assert harness.tasks[second].state is TaskState.PREEMPTING
+    assert harness.tasks[first].state is TaskState.RUNNING
 
 
 def test_a_run_that_is_raised_is_safe_from_tasks_below_its_new_level_at_once() -> None:
-    stage = a_stage(nodes=1)
-    (name,) = runs(stage, 1, LOW)
-    stage.rank(name, HIGH)
-    stage.submit(a_task("bob", owner="bob", priority=NORMAL))
-    stage.rounds()
-    assert stage.tasks[name].state is TaskState.RUNNING
+    harness = a_harness(nodes=1)
+    (name,) = runs(harness, 1, LOW)
+    harness.rank(name, HIGH)
+    harness.submit(a_task("bob", owner="bob", priority=NORMAL))
+    harness.rounds()
+    assert harness.tasks[name].state is TaskState.RUNNING
 
 
 def test_explain_says_that_a_raise_waits_for_quota() -> None:
-    stage = a_stage(one_node(HIGH))
-    first, second = runs(stage, 2, LOW)
-    raised(stage, first, HIGH)
-    raised(stage, second, HIGH)
-    said = " ".join(told(stage, second))
+    harness = a_harness(one_node(HIGH))
+    first, second = runs(harness, 2, LOW)
+    raised(harness, first, HIGH)
+    raised(harness, second, HIGH)
+    said = " ".join(told(harness, second))
     assert "counts at level low" in said
     assert "level high as soon as the quota there admits it" in said
     assert "1 of 1 nodes are held" in said
-    assert not told(stage, first)
+    assert not told(harness, first)
 
 
-def told(stage: Stage, task_id: str) -> tuple[str, ...]:
-    return of_row(stage.index, stage.tasks[task_id], stage.now).remedies
+def told(harness: DomainHarness, task_id: str) -> tuple[str, ...]:
+    return of_row(harness.index, harness.tasks[task_id], harness.now).remedies
 
 
 def test_the_check_refuses_a_level_that_passes_its_quota_or_the_priority() -> None:
-    stage = a_stage(one_node(HIGH))
-    first, second = runs(stage, 2, LOW)
-    raised(stage, first, HIGH)
-    snapshot = Snapshot.view(stage.index)
-    plan = decide(snapshot, stage.now)
+    harness = a_harness(one_node(HIGH))
+    first, second = runs(harness, 2, LOW)
+    raised(harness, first, HIGH)
+    snapshot = Snapshot.view(harness.index)
+    plan = decide(snapshot, harness.now)
 
     def faults(task_id: str, level: Priority) -> set[Fault]:
         why = reason(ReasonCode.LEVEL_CHANGED)
-        mark = Reorder(TaskId(task_id), why, stage.tasks[task_id].marks, level)
+        mark = Reorder(TaskId(task_id), why, harness.tasks[task_id].marks, level)
         return {each.fault for each in check(snapshot, replace(plan, decisions=(mark,)), deep=True)}
 
     # Only its owner raises a task.
@@ -187,199 +189,201 @@ def test_the_check_refuses_a_level_that_passes_its_quota_or_the_priority() -> No
 
 def test_runs_that_sink_hold_no_more_than_the_quota_of_the_lower_level() -> None:
     """Those that the quota of NORMAL does not admit sink to the next level that admits them."""
-    stage = a_stage(one_node(NORMAL), demotions=SINKS)
-    names = runs(stage, 3, ABOVE)
-    stage.until(100.0)
-    assert sorted(levels(stage, names)) == sorted([NORMAL, BELOW, BELOW])
+    harness = a_harness(one_node(NORMAL), demotions=SINKS)
+    names = runs(harness, 3, ABOVE)
+    harness.until(100.0)
+    assert sorted(levels(harness, names)) == sorted([NORMAL, BELOW, BELOW])
 
 
 def test_a_run_that_sank_further_comes_back_when_the_quota_admits_it() -> None:
-    stage = a_stage(one_node(NORMAL), demotions=SINKS)
-    first, second = runs(stage, 2, ABOVE)
-    stage.until(100.0)
-    assert levels(stage, [first, second]) == [NORMAL, BELOW]
-    stage.exit(first, ExitKind.OK)
-    stage.rounds()
-    assert levels(stage, [second]) == [NORMAL]
+    harness = a_harness(one_node(NORMAL), demotions=SINKS)
+    first, second = runs(harness, 2, ABOVE)
+    harness.until(100.0)
+    assert levels(harness, [first, second]) == [NORMAL, BELOW]
+    harness.exit(first, ExitKind.OK)
+    harness.rounds()
+    assert levels(harness, [second]) == [NORMAL]
 
 
 def test_a_run_for_which_no_lower_level_has_quota_stays() -> None:
-    stage = a_stage(*(one_node(each, 0) for each in (NORMAL, BELOW, LOW, IDLE)), demotions=SINKS)
-    names = runs(stage, 1, ABOVE)
-    stage.until(100.0)
-    assert levels(stage, names) == [ABOVE]
-    stage.put(replace(one_node(LOW), version=2))
-    stage.rounds()
-    assert levels(stage, names) == [LOW]
+    harness = a_harness(
+        *(one_node(each, 0) for each in (NORMAL, BELOW, LOW, IDLE)), demotions=SINKS
+    )
+    names = runs(harness, 1, ABOVE)
+    harness.until(100.0)
+    assert levels(harness, names) == [ABOVE]
+    harness.put(replace(one_node(LOW), version=2))
+    harness.rounds()
+    assert levels(harness, names) == [LOW]
 
 
 def test_a_run_that_its_owner_lowers_passes_no_quota_either() -> None:
-    stage = a_stage(one_node(LOW))
-    names = runs(stage, 2, HIGH)
+    harness = a_harness(one_node(LOW))
+    names = runs(harness, 2, HIGH)
     for name in names:
-        raised(stage, name, LOW)
-    assert levels(stage, names) == [LOW, IDLE]
+        raised(harness, name, LOW)
+    assert levels(harness, names) == [LOW, IDLE]
 
 
 def test_two_runs_exchange_their_levels() -> None:
     """What one gives back admits the other in the same round."""
-    stage = a_stage(one_node(HIGH), one_node(LOW))
-    (low,) = runs(stage, 1, LOW, name="low")
-    (high,) = runs(stage, 1, HIGH, name="high")
-    stage.rank(low, HIGH)
-    stage.rank(high, NORMAL)
-    stage.rounds()
-    assert levels(stage, [low, high]) == [HIGH, NORMAL]
+    harness = a_harness(one_node(HIGH), one_node(LOW))
+    (low,) = runs(harness, 1, LOW, name="low")
+    (high,) = runs(harness, 1, HIGH, name="high")
+    harness.rank(low, HIGH)
+    harness.rank(high, NORMAL)
+    harness.rounds()
+    assert levels(harness, [low, high]) == [HIGH, NORMAL]
 
 
 def test_a_run_at_auto_sinks_and_passes_no_quota() -> None:
-    stage = a_stage(
+    harness = a_harness(
         one_node(BELOW),
         demotions=(Demotion(NORMAL, BELOW, 60.0),),
     )
-    names = runs(stage, 2, Priority.AUTO)
-    assert levels(stage, names) == [NORMAL, NORMAL]
-    stage.until(100.0)
-    assert levels(stage, names) == [BELOW, LOW]
+    names = runs(harness, 2, Priority.AUTO)
+    assert levels(harness, names) == [NORMAL, NORMAL]
+    harness.until(100.0)
+    assert levels(harness, names) == [BELOW, LOW]
 
 
 # Promises.
 
 
-def promised(stage: Stage) -> None:
+def promised(harness: DomainHarness) -> None:
     """A LOW run makes room for `mine`, at NORMAL."""
-    runs(stage, 1, LOW, name="low")
-    stage.submit(a_task("mine", owner="ann", priority=NORMAL))
-    stage.rounds()
-    assert stage.tasks["mine"].promised
+    runs(harness, 1, LOW, name="low")
+    harness.submit(a_task("mine", owner="ann", priority=NORMAL))
+    harness.rounds()
+    assert harness.tasks["mine"].promised
 
 
 def test_a_task_that_is_lowered_gives_up_what_is_promised_to_it_to_those_before_it() -> None:
-    stage = a_stage(nodes=1)
-    promised(stage)
-    stage.submit(a_task("bob", owner="bob", priority=BELOW, submitted=1))
-    stage.rounds()
-    raised(stage, "mine", IDLE)
-    assert not stage.tasks["mine"].promised
-    stage.exit("low0", ExitKind.PREEMPTED)
-    stage.rounds()
-    assert stage.tasks["bob"].state is TaskState.STARTING
-    assert stage.tasks["bob"].level is BELOW
+    harness = a_harness(nodes=1)
+    promised(harness)
+    harness.submit(a_task("bob", owner="bob", priority=BELOW, submitted=1))
+    harness.rounds()
+    raised(harness, "mine", IDLE)
+    assert not harness.tasks["mine"].promised
+    harness.exit("low0", ExitKind.PREEMPTED)
+    harness.rounds()
+    assert harness.tasks["bob"].state is TaskState.STARTING
+    assert harness.tasks["bob"].level is BELOW
 
 
 def test_a_task_that_is_raised_begins_at_its_new_level() -> None:
-    stage = a_stage(nodes=1)
-    promised(stage)
-    raised(stage, "mine", HIGH)
+    harness = a_harness(nodes=1)
+    promised(harness)
+    raised(harness, "mine", HIGH)
     # Nodes that were asked for it are still coming to it.
-    assert stage.tasks["mine"].promised
-    stage.submit(a_task("bob", owner="bob", priority=ABOVE))
-    stage.rounds()
-    stage.exit("low0", ExitKind.PREEMPTED)
-    stage.rounds()
-    assert (stage.tasks["mine"].state, stage.tasks["mine"].level) == (TaskState.STARTING, HIGH)
+    assert harness.tasks["mine"].promised
+    harness.submit(a_task("bob", owner="bob", priority=ABOVE))
+    harness.rounds()
+    harness.exit("low0", ExitKind.PREEMPTED)
+    harness.rounds()
+    assert (harness.tasks["mine"].state, harness.tasks["mine"].level) == (TaskState.STARTING, HIGH)
 
 
 @pytest.mark.parametrize("first", ["raise", "promise"])
 def test_a_promise_is_made_within_the_quota_of_the_present_level(first: str) -> None:
-    stage = a_stage(one_node(HIGH), nodes=2)
-    runs(stage, 1, HIGH, name="high")
-    runs(stage, 1, LOW, name="low")
-    stage.submit(a_task("mine", priority=NORMAL))
+    harness = a_harness(one_node(HIGH), nodes=2)
+    runs(harness, 1, HIGH, name="high")
+    runs(harness, 1, LOW, name="low")
+    harness.submit(a_task("mine", priority=NORMAL))
     if first == "promise":
-        stage.rounds()
-        assert stage.tasks["mine"].promised
-    raised(stage, "mine", HIGH)
-    assert not stage.tasks["mine"].promised
-    assert stage.tasks["mine"].reason.code is ReasonCode.WAITS_FOR_QUOTA
+        harness.rounds()
+        assert harness.tasks["mine"].promised
+    raised(harness, "mine", HIGH)
+    assert not harness.tasks["mine"].promised
+    assert harness.tasks["mine"].reason.code is ReasonCode.WAITS_FOR_QUOTA
 
 
 def test_the_same_priority_again_keeps_a_promise() -> None:
-    stage = a_stage(nodes=1)
-    promised(stage)
-    kept = stage.tasks["mine"].promised
-    stage.rank("mine", NORMAL)
-    assert stage.tasks["mine"].promised is kept
+    harness = a_harness(nodes=1)
+    promised(harness)
+    kept = harness.tasks["mine"].promised
+    harness.rank("mine", NORMAL)
+    assert harness.tasks["mine"].promised is kept
 
 
 def test_a_promise_may_change_to_auto() -> None:
-    stage = a_stage(nodes=1)
-    promised(stage)
-    raised(stage, "mine", Priority.AUTO)
-    stage.exit("low0", ExitKind.PREEMPTED)
-    stage.rounds()
-    assert stage.tasks["mine"].level is NORMAL
+    harness = a_harness(nodes=1)
+    promised(harness)
+    raised(harness, "mine", Priority.AUTO)
+    harness.exit("low0", ExitKind.PREEMPTED)
+    harness.rounds()
+    assert harness.tasks["mine"].level is NORMAL
 
 
 def test_a_run_on_its_way_out_keeps_its_level() -> None:
-    stage = a_stage(one_node(HIGH), nodes=1)
-    (name,) = runs(stage, 1, LOW)
-    stage.want(name, Goal.PAUSE)
-    stage.rounds()
-    raised(stage, name, HIGH)
-    assert levels(stage, [name]) == [LOW]
+    harness = a_harness(one_node(HIGH), nodes=1)
+    (name,) = runs(harness, 1, LOW)
+    harness.want(name, Goal.PAUSE)
+    harness.rounds()
+    raised(harness, name, HIGH)
+    assert levels(harness, [name]) == [LOW]
 
 
 def test_a_run_that_is_preempted_does_not_change_its_level_in_the_same_round() -> None:
     """It would hold quota of the level above until it has gone, and limits would count it there,
     while what it is about to give back counts where it began."""
-    stage = a_stage(one_node(HIGH), nodes=2)
-    (name,) = runs(stage, 1, LOW)
-    stage.rank(name, HIGH)
-    stage.want(name, Goal.PAUSE)
-    stage.submit(a_task("next", priority=HIGH, submitted=stage.seconds))
-    stage.rounds()
-    assert stage.tasks[name].state is TaskState.PREEMPTING
-    assert levels(stage, [name]) == [LOW]
-    assert stage.tasks["next"].state is TaskState.STARTING
+    harness = a_harness(one_node(HIGH), nodes=2)
+    (name,) = runs(harness, 1, LOW)
+    harness.rank(name, HIGH)
+    harness.want(name, Goal.PAUSE)
+    harness.submit(a_task("next", priority=HIGH, submitted=harness.seconds))
+    harness.rounds()
+    assert harness.tasks[name].state is TaskState.PREEMPTING
+    assert levels(harness, [name]) == [LOW]
+    assert harness.tasks["next"].state is TaskState.STARTING
 
 
 # Whole nodes of several kinds.
 
 
-def mixed(*limits: Limit) -> Stage:
-    return Stage([a_node("big", gpus=8), a_node("small", gpus=4)], limits=limits)
+def mixed(*limits: Limit) -> DomainHarness:
+    return DomainHarness([a_node("big", gpus=8), a_node("small", gpus=4)], limits=limits)
 
 
-def placed(stage: Stage, task_id: str) -> list[str]:
-    return [each.node_id for each in stage.tasks[task_id].placements]
+def placed(harness: DomainHarness, task_id: str) -> list[str]:
+    return [each.node_id for each in harness.tasks[task_id].placements]
 
 
 def test_whole_nodes_of_a_smaller_kind_are_taken_where_the_quota_admits_only_them() -> None:
-    stage = mixed(a_limit(4))
-    stage.submit(a_task("first"))
-    stage.submit(a_task("second", submitted=1))
-    stage.rounds()
-    assert placed(stage, "first") == ["small"]
+    harness = mixed(a_limit(4))
+    harness.submit(a_task("first"))
+    harness.submit(a_task("second", submitted=1))
+    harness.rounds()
+    assert placed(harness, "first") == ["small"]
     # The quota is used up; the task waits for it, and is not rejected.
-    assert stage.tasks["second"].reason.code is ReasonCode.WAITS_FOR_QUOTA
-    stage.exit("first", ExitKind.OK)
-    stage.rounds()
-    assert placed(stage, "second") == ["small"]
+    assert harness.tasks["second"].reason.code is ReasonCode.WAITS_FOR_QUOTA
+    harness.exit("first", ExitKind.OK)
+    harness.rounds()
+    assert placed(harness, "second") == ["small"]
 
 
 def test_a_task_waits_for_smaller_nodes_that_others_hold() -> None:
-    stage = mixed(a_limit(4, user="ann"))
-    stage.submit(a_task("other", owner="bob", gpus=1))
-    stage.rounds()
-    assert placed(stage, "other") == ["small"]
-    stage.submit(a_task("mine"))
-    stage.rounds()
-    assert stage.tasks["mine"].reason.code is ReasonCode.WAITS_FOR_QUOTA
-    stage.exit("other", ExitKind.OK)
-    stage.rounds()
-    assert placed(stage, "mine") == ["small"]
+    harness = mixed(a_limit(4, user="ann"))
+    harness.submit(a_task("other", owner="bob", gpus=1))
+    harness.rounds()
+    assert placed(harness, "other") == ["small"]
+    harness.submit(a_task("mine"))
+    harness.rounds()
+    assert harness.tasks["mine"].reason.code is ReasonCode.WAITS_FOR_QUOTA
+    harness.exit("other", ExitKind.OK)
+    harness.rounds()
+    assert placed(harness, "mine") == ["small"]
 
 
 def test_a_quota_below_the_smallest_kind_rejects() -> None:
-    stage = mixed(a_limit(3))
-    stage.submit(a_task("never"))
-    stage.rounds()
-    assert "never" not in stage.tasks
+    harness = mixed(a_limit(3))
+    harness.submit(a_task("never"))
+    harness.rounds()
+    assert "never" not in harness.tasks
 
 
 def test_auto_takes_the_highest_level_that_admits_the_smaller_kind() -> None:
-    stage = mixed(a_limit(4))
-    stage.submit(a_task("mine", priority=Priority.AUTO))
-    stage.rounds()
-    assert (placed(stage, "mine"), stage.tasks["mine"].level) == (["small"], NORMAL)
+    harness = mixed(a_limit(4))
+    harness.submit(a_task("mine", priority=Priority.AUTO))
+    harness.rounds()
+    assert (placed(harness, "mine"), harness.tasks["mine"].level) == (["small"], NORMAL)

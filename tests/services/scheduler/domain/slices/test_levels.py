@@ -11,8 +11,8 @@ from libs.contracts.messages import Priority, Unit
 from services.scheduler.domain.limits.quota_usage import Need, QuotaUsage, auto_level
 from services.scheduler.domain.model.group_policy import Demotion, GroupPolicy
 from services.scheduler.domain.model.rows import Limit
-from tests.builders import a_limit, a_node, a_task
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_limit, a_node, a_task
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 EXTREME, HIGH, NORMAL, LOW = (
     Priority.EXTREME_HIGH,
@@ -61,7 +61,7 @@ def test_the_order_in_which_demotions_are_listed_does_not_matter(
     demotions: tuple[Demotion, ...],
 ) -> None:
     policy = GroupPolicy("default", demotions=demotions)
-    stage = Stage([a_node()], policies=[policy])
+    harness = DomainHarness([a_node()], policies=[policy])
     for seconds, level in (
         (0.0, HIGH),
         (59.0, HIGH),
@@ -70,14 +70,14 @@ def test_the_order_in_which_demotions_are_listed_does_not_matter(
         (3600.0, LOW),
     ):
         task = replace(a_task("t", priority=HIGH), run_seconds=seconds)
-        assert stage.index.pool("default").level(task) is level
+        assert harness.index.pool("default").level(task) is level
 
 
 @pytest.mark.parametrize("demotions", list(permutations(CHAIN)))
 def test_a_run_sinks_along_the_whole_chain(demotions: tuple[Demotion, ...]) -> None:
-    stage = Stage([a_node()], policies=[GroupPolicy("default", demotions=demotions)])
-    stage.submit(a_task("t", priority=HIGH))
-    stage.rounds()
-    stage.start("t")
-    stage.until(4000.0)
-    assert stage.tasks["t"].level is LOW
+    harness = DomainHarness([a_node()], policies=[GroupPolicy("default", demotions=demotions)])
+    harness.submit(a_task("t", priority=HIGH))
+    harness.rounds()
+    harness.start("t")
+    harness.until(4000.0)
+    assert harness.tasks["t"].level is LOW

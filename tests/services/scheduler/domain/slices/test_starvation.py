@@ -16,7 +16,8 @@ from services.scheduler.domain.model.group_policy import GroupPolicy, Timeshare,
 from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.queue.queues import NO_SCOPE, QueueName
 from services.scheduler.domain.queue.unserved import Unserved
-from tests.builders import a_limit, a_snapshot, a_task, at, running, some_nodes
+from tests.kit.builders import a_limit, a_snapshot, a_task, running, some_nodes
+from tests.kit.clock import at
 
 LONG = 3 * 86_400.0
 HOUR = 3600.0

@@ -31,8 +31,9 @@ from services.scheduler.domain.disciplines.timeshare.rule import (
 )
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.group_policy import Timeshare
-from tests.builders import a_task, at, some_nodes
-from tests.services.scheduler.domain.stage import Stage
+from tests.kit.builders import a_task, some_nodes
+from tests.kit.clock import at
+from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 RULE, NUMBERS = RuleSettings(), Timeshare()
 HOUR, DAY = 3600.0, 86_400.0
@@ -281,11 +282,11 @@ def test_with_the_last_task_what_was_owed_is_forgotten() -> None:
 
 def test_tags_survive_a_restart() -> None:
     """They travel with the marks of the users' tasks, so the rows alone give them back."""
-    stage = Stage([*some_nodes(2)])
+    harness = DomainHarness([*some_nodes(2)])
     for place, owner in enumerate(("ann", "ann", "bob", "ann")):
-        stage.submit(a_task(f"t{place}", owner=owner, submitted=0))
-        stage.rounds()
-    rows = stage.index
+        harness.submit(a_task(f"t{place}", owner=owner, submitted=0))
+        harness.rounds()
+    rows = harness.index
     before = rows.pools["default"]
     again = Snapshot.of(
         tasks=rows.tasks.values(), nodes=rows.nodes.values(), ledgers=rows.ledgers.values()
@@ -294,7 +295,7 @@ def test_tags_survive_a_restart() -> None:
     assert before.finishes["ann"] > before.finishes["bob"] > 0.0
     assert after.finishes == before.finishes
     newcomer = a_task("t9", owner="ann", submitted=0)
-    now, finish = at(stage.seconds), before.finishes["ann"]
+    now, finish = at(harness.seconds), before.finishes["ann"]
     marks = [TIMESHARE.waiting(pool, newcomer, now, finish) for pool in (before, after)]
     assert marks[0] == marks[1]
     assert marks[0].tag > 0.0

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 from libs.store import roles
 from services.allinone.embedded.credentials import SERVICES, ensure_credentials
 from services.allinone.embedded.postgres import Postgres, PostgresOptions
-from tests.harness.infra import (
+from tests.kit.infra import (
     POSTGRES_URL,
     Infra,
     external_url,

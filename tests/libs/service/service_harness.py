@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass
+from functools import partial
 
-from libs.bus.memory import MemoryBus
-from libs.bus.memory_broker import Faults, MemoryBroker
+from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.runner import Runner
 from libs.service.settings import BaseServiceSettings
-from libs.store.memory import MemoryStore
-from libs.store.memory_database import MemoryDatabase
 from libs.store.port import Tx
 from libs.store.tables import Tables, table
-from tests.harness.virtual_time import EPOCH, LoopClock
+from tests.kit import waiting
+from tests.kit.clock import START
+from tests.kit.memory import MemoryPlatform
+from tests.kit.virtual_time import LoopClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +30,21 @@ class Count:
 TABLES = Tables("quota", table(Count, "count", key="group"))
 
 
-@dataclass
-class World:
-    faults: Faults = field(default_factory=Faults)
-    seed: int = 1
-    broken: Callable[[m.RunStarted], Awaitable[None]] | None = None
-    commands_carried_out: int = 0
+class CountingService(MemoryPlatform):
+    """The service's processes, on virtual time."""
 
-    def __post_init__(self) -> None:
-        self.broker = MemoryBroker(Random(self.seed), self.faults)
-        self.database = MemoryDatabase()
+    def __init__(
+        self,
+        faults: Faults | None = None,
+        seed: int = 1,
+        broken: Callable[[m.RunStarted], Awaitable[None]] | None = None,
+    ) -> None:
+        super().__init__(LoopClock(), faults=faults, seed=seed)
+        self.broken = broken
+        self.commands_carried_out = 0
         self.settings = BaseServiceSettings(database_url="-", nats_url="-")
-        self.launcher = MemoryBus(self.broker, "launcher")
-        self.gateway = MemoryBus(self.broker, "gateway")
-        self._numbers = itertools.count(1)
-
-    def store(self) -> MemoryStore:
-        return MemoryStore(
-            self.database,
-            TABLES,
-            clock=LoopClock(),
-            source="quota",
-            new_id=lambda: f"e{next(self._numbers)}",
-        )
+        self.launcher = self.bus("launcher")
+        self.gateway = self.bus("gateway")
 
     def runner(
         self,
@@ -66,7 +56,7 @@ class World:
         """With ``checkpoints`` it also hears of those, as a second type of events."""
         handlers = {m.RunStarted: self.on_run_started}
         handlers |= {m.CheckpointSaved: self.on_checkpoint_saved} if checkpoints else {}
-        ports = Ports(self.store(), MemoryBus(self.broker, "quota", list(handlers)), LoopClock())
+        ports = Ports(self.store(TABLES), self.bus("quota", handlers), self.clock)
         service = Service(
             name="quota",
             ports=ports,
@@ -84,7 +74,7 @@ class World:
         tx.put(Count(event.task_id, row.seen + 1))
         tx.emit(
             m.UsageRecorded(
-                group=event.task_id, attempt=row.seen + 1, started_at=EPOCH, ended_at=EPOCH
+                group=event.task_id, attempt=row.seen + 1, started_at=START, ended_at=START
             )
         )
 
@@ -98,36 +88,31 @@ class World:
         tx.put(Count(command.quota.group, command.quota.limit))
         return m.SetQuotaReply(version=7)
 
-    async def say(self, *names: str, prefix: str = "s") -> None:
+    async def start_runs(self, *names: str, prefix: str = "s") -> None:
         await self.launcher.publish(
             [
                 Envelope(
                     id=f"{prefix}-{name}-{number}",
                     source="launcher",
-                    time=EPOCH,
-                    message=m.RunStarted(task_id=name, attempt=1, started_at=EPOCH),
+                    time=START,
+                    message=m.RunStarted(task_id=name, attempt=1, started_at=START),
                 )
                 for number, name in enumerate(names)
             ]
         )
 
-    async def say_saved(self, name: str) -> None:
-        checkpoint = m.Checkpoint(step=1, uri="file:///x", saved_at=EPOCH)
+    async def publish_saved(self, name: str) -> None:
+        checkpoint = m.Checkpoint(step=1, uri="file:///x", saved_at=START)
         message = m.CheckpointSaved(task_id=name, attempt=1, checkpoint=checkpoint)
-        await self.launcher.publish([Envelope(f"saved-{name}", "launcher", EPOCH, message)])
+        await self.launcher.publish([Envelope(f"saved-{name}", "launcher", START, message)])
 
     def counts(self) -> dict[str, int]:
         return {row.group: row.seen for row in self.database.rows(TABLES, Count).values()}
 
-    def said(self) -> list[m.UsageRecorded]:
-        return [
-            envelope.message
-            for envelope in self.broker.history
-            if isinstance(envelope.message, m.UsageRecorded)
-        ]
+    def usages(self) -> list[m.UsageRecorded]:
+        history = [envelope.message for envelope in self.broker.history]
+        return [each for each in history if isinstance(each, m.UsageRecorded)]
 
 
-async def until(holds: Callable[[], bool], seconds_max: float = 600.0) -> None:
-    async with asyncio.timeout(seconds_max):
-        while not holds():  # noqa: ASYNC110 - it looks at memory, on virtual time
-            await asyncio.sleep(0.05)
+# On virtual time.
+until = partial(waiting.until, seconds_max=600.0, pause=0.05)

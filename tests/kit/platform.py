@@ -56,7 +56,7 @@ async def until(
 
 
 @dataclass
-class Stage:
+class Platform:
     """The platform and a client of it."""
 
     folder: Path
@@ -111,7 +111,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def on_stage(nodes: int = 1, slots: int = 2) -> AsyncIterator[Stage]:
+async def running_platform(nodes: int = 1, slots: int = 2) -> AsyncIterator[Platform]:
     """A fresh platform; what the services said is printed if the test fails."""
     with scratch() as folder:
         said: list[str] = []
@@ -127,7 +127,7 @@ async def on_stage(nodes: int = 1, slots: int = 2) -> AsyncIterator[Stage]:
         try:
             async with running(dev), admin_client(dev.place, dev.url) as client:
                 try:
-                    yield Stage(folder, dev, client, said)
+                    yield Platform(folder, dev, client, said)
                 except BaseException:
                     with contextlib.suppress(httpx.HTTPError):
                         for task in await items(client, "/v1/tasks"):

@@ -12,7 +12,7 @@ from libs.bus.connection import Credentials as BusCredentials
 from libs.bus.topology import STORE_BYTES, Permissions
 from services.allinone.embedded.credentials import NATS_ADMIN, ensure_credentials
 from services.allinone.embedded.nats import Nats, NatsOptions, configuration
-from tests.harness.infra import (
+from tests.kit.infra import (
     NATS_URL,
     Infra,
     external_url,

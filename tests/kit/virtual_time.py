@@ -1,6 +1,6 @@
 """An event loop on which time passes only by waiting, and which does the same in every run.
 
-Unlike a loop for tests of real parts it never looks at sockets, so a step costs microseconds; and
+It never looks at sockets, so a step costs microseconds; and
 tasks are hashed by their number instead of their address, so that a set of them has one order.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Coroutine
+from datetime import datetime
 from typing import Any, TypeVar
 
-from tests.harness.virtual_time import START_SECONDS
+from tests.kit.clock import at
 
 T = TypeVar("T")
-
-
-# No moment of a right world takes a hundredth of these turns of the loop.
+START_SECONDS = 1000.0
+# No moment of a correct simulation takes a hundredth of these turns of the loop.
 TURNS_MAX = 50_000
 
 
@@ -70,14 +70,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def virtually(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main`` to its end on a fresh loop; end what it left behind."""
     loop = VirtualLoop()
-    # A crash leaves half-done work behind that nobody asks for any more.
-    loop.set_exception_handler(lambda _loop, _context: None)
     try:
         return loop.run_until_complete(main)
     finally:
         loop.run_until_complete(_end_all())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+class LoopClock:
+    """The running loop's time as a calendar, ``skew_seconds`` ahead of it (a jump of a clock)."""
+
+    def __init__(self) -> None:
+        self.skew_seconds = 0.0
+
+    def now(self) -> datetime:
+        """The current time in UTC."""
+        return at(asyncio.get_running_loop().time() + self.skew_seconds)
 
 
 async def _end_all() -> None:

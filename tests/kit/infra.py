@@ -48,7 +48,7 @@ def need_containers() -> None:
     from docker.errors import DockerException
 
     if "DOCKER_HOST" not in os.environ and shutil.which("podman") and not DOCKER_SOCKET.exists():
-        from tests.harness.engine import start_service
+        from tests.kit.container_engine import start_service
 
         start_service()
     try:

@@ -18,7 +18,8 @@ from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySett
 from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.model.values import OrderKey
 from services.scheduler.domain.placement.capacity import Capacity, placements_of
-from tests.builders import a_checkpoint, a_limit, a_node, a_snapshot, a_spec, a_task, at
+from tests.kit.builders import a_checkpoint, a_limit, a_node, a_snapshot, a_spec, a_task
+from tests.kit.clock import at
 
 T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[T]], T]

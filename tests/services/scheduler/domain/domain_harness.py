@@ -1,5 +1,5 @@
-"""A small world around the pure core, on a virtual clock: people, runs and nodes that do what a
-test says, rows that are committed, an index that follows them.
+"""The pure core on a virtual clock: people, runs and nodes do what a test says, decisions become
+rows, and an index follows them.
 
 After every round the plan is checked in depth and compared with what an index decides that is
 built anew from the bare rows: the slow, obviously right way.
@@ -34,37 +34,21 @@ from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Limit, Node, Task
 from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.queue.queues import Branch, Tree
-from tests.builders import (
-    START,
+from tests.kit.builders import (
     a_checkpoint,
-    at,
     exited_event,
     listened_event,
     started_event,
     submitted_event,
 )
+from tests.kit.clock import START, at
+from tests.services.scheduler.domain.explain.copies import copy_of
 
 # At one moment a small world comes to rest in a few rounds, or never.
 ROUNDS_MAX = 40
 # Deadlines that are met on the way when time passes; then the clock jumps.
 STOPS_MAX = 30
 ALMOST = 1e-6
-
-
-def rebuilt(index: Index) -> Index:
-    """The same rows in a new index, with what is not kept in rows copied over."""
-    fresh = Index(index.settings)
-    fresh.apply(put=[*index.policies.values(), *index.nodes.values(), *index.limits.values()])
-    fresh.apply(put=index.inventories.values())
-    fresh.refresh()
-    fresh.apply(put=[*index.ledgers.values(), *index.tasks.values()])
-    for group, pool in index.pools.items():
-        twin = fresh.pool(group)
-        # Learned from what is gone; and the pace of the passes.
-        twin.finishes = dict(pool.finishes)
-        twin.history = pool.history
-        twin.slice_round_at = pool.slice_round_at
-    return fresh
 
 
 def acts(decision: Decision) -> bool:
@@ -90,8 +74,8 @@ def difference(found: list[Decision], wanted: list[Decision]) -> str:
     return f"order: {[brief(each) for each in found]}, anew {[brief(each) for each in wanted]}"
 
 
-class Stage:
-    """One world."""
+class DomainHarness:
+    """One cluster and its tasks."""
 
     def __init__(
         self,
@@ -135,7 +119,7 @@ class Stage:
         return plan
 
     def _compare(self, plan: Plan) -> None:
-        fresh = rebuilt(self.index)
+        fresh = copy_of(self.index)
         expected = decide(Snapshot.view(fresh), self.now)
         found = [each for each in plan.decisions if acts(each)]
         wanted = [each for each in expected.decisions if acts(each)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from services.launcher.domain.worklist import Outcome, Worklist
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import RankOrder, RunOrder
 from services.launcher.settings import LauncherSettings
+from tests.kit.clock import START, at
 
 
 def a_machine(folder: Path, **changes: Any) -> Machine:
@@ -56,12 +57,7 @@ def a_machine(folder: Path, **changes: Any) -> Machine:
     return Machine(folder, **{**numbers, **changes})
 
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = b"k" * 32
-
-
-def at(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
 
 
 def run_id(task: str = "task", attempt: int = 1) -> RunId:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import (
@@ -33,13 +33,7 @@ from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, PoolLedger, Task
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def at(seconds: float) -> datetime:
-    """So many seconds after the beginning of all tests."""
-    return START + timedelta(seconds=seconds)
+from tests.kit.clock import START, at
 
 
 def a_spec(

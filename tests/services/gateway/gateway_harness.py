@@ -1,4 +1,4 @@
-"""A gateway on the memory adapters, between the real submit and quota; tests speak for the others.
+"""A gateway on the memory adapters, between the real submit and quota; tests play the others.
 
 Their events are published as the scheduler's and launcher's own; their commands are answered from
 what a test has put here.
@@ -7,61 +7,35 @@ what a test has put here.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 
-from libs.bus.memory import MemoryBus
-from libs.bus.memory_broker import MemoryBroker
 from libs.contracts import messages as m
 from libs.contracts.base import Message
-from libs.contracts.envelope import Envelope
 from libs.contracts.ids import RunId, TaskId
-from libs.contracts.registry import ROUTES
 from libs.contracts.run_token import make_run_token
-from libs.service.definition import Ports, Service
+from libs.service.definition import Service
 from libs.service.http import serve_http
 from libs.service.runner import Runner
-from libs.service.settings import BaseServiceSettings
-from libs.service.wiring import Wiring
 from libs.store.connections import Address
-from libs.store.memory import MemoryStore
-from libs.store.memory_database import MemoryDatabase
-from libs.store.sql import SqlStore
 from services.gateway.main import WIRING as GATEWAY
 from services.gateway.settings import GatewaySettings
 from services.quota.main import WIRING as QUOTA
 from services.submit.main import WIRING as SUBMIT
+from tests.kit.clock import FakeClock, at
+from tests.kit.memory import MemoryPlatform, running
+from tests.kit.waiting import until
 
-T0 = datetime(2026, 1, 1, tzinfo=UTC)
 ADMIN_TOKEN = "swt_the-first-administrators-token"
+NEW = {"command": ["python", "train.py"], "name": "first"}
 RUN_KEY = "0123456789abcdef0123456789abcdef"
-
-
-def at(seconds: float) -> datetime:
-    return T0 + timedelta(seconds=seconds)
-
-
-class Ticking:
-    """A clock that moves a millisecond each time it is read, and when told."""
-
-    def __init__(self) -> None:
-        self.moment = T0
-
-    def now(self) -> datetime:
-        self.moment += timedelta(milliseconds=1)
-        return self.moment
-
-    def advance(self, seconds: float) -> None:
-        self.moment += timedelta(seconds=seconds)
 
 
 @dataclass
@@ -194,53 +168,37 @@ class Others:
         return m.ReemitReply(events=0)
 
 
-@dataclass
-class World:
-    """One gateway, one submit, one quota, and a voice for everybody else."""
+class GatewayHarness(MemoryPlatform):
+    """One gateway, submit and quota; the test plays everybody else."""
 
-    folder: Path
-    options: dict[str, Any] = field(default_factory=dict)
-    others: Others = field(default_factory=Others)
-    # The gateway's database; None: in memory, as everybody else's.
-    address: Address | None = None
-
-    def __post_init__(self) -> None:
-        self.clock = Ticking()
-        self.broker = MemoryBroker(Random(1))
-        self.database = MemoryDatabase()
-        self._numbers = itertools.count(1)
-        self._voices: dict[str, MemoryBus] = {}
-        (self.folder / "admin-token").write_text(ADMIN_TOKEN + "\n")
-        (self.folder / "run-key").write_text(RUN_KEY)
+    def __init__(
+        self,
+        folder: Path,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        address: Address | None = None,
+    ) -> None:
+        """The gateway's database is at ``address``; in memory, like the others', without one."""
+        super().__init__(FakeClock(tick_seconds=0.001))
+        self.others = Others()
+        (folder / "admin-token").write_text(ADMIN_TOKEN + "\n")
+        (folder / "run-key").write_text(RUN_KEY)
         self.settings = GatewaySettings(
             database_url="-",
             nats_url="-",
-            admin_token_file=self.folder / "admin-token",
-            run_token_key_file=self.folder / "run-key",
-            **self.options,
+            admin_token_file=folder / "admin-token",
+            run_token_key_file=folder / "run-key",
+            **options,
         )
+        self._address = address
 
-    def service(self, wiring: Wiring, settings: BaseServiceSettings) -> Service:
-        parts: Any = {
-            "clock": self.clock,
-            "source": wiring.name,
-            "new_id": lambda: f"e{next(self._numbers)}",
-        }
-        store: Any
-        if self.address is not None and wiring is GATEWAY:
-            store = SqlStore(self.address, wiring.tables, **parts)
-        else:
-            store = MemoryStore(self.database, wiring.tables, **parts)
-        bus = MemoryBus(self.broker, wiring.name, tuple(wiring.consumes))
-        return wiring.build(settings, Ports(store=store, bus=bus, clock=self.clock))
-
-    def voice(self, service: str) -> MemoryBus:
-        if service not in self._voices:
-            self._voices[service] = MemoryBus(self.broker, service)
-        return self._voices[service]
+    def new_gateway(self) -> Service:
+        """A process of the gateway."""
+        store = self._address and self.sql_store(self._address, GATEWAY.tables)
+        return self.build(GATEWAY, self.settings, store=store)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[World]:
+    async def running(self) -> AsyncIterator[GatewayHarness]:
         """Everything up; the gateway leads and has projected what there was."""
         others = self.others
         serving: dict[str, Any] = {
@@ -258,25 +216,16 @@ class World:
             },
             "log_collector": {m.ListLogs: others.list_logs, m.ReadLog: others.read_log},
         }
-        self.gateway = self.service(GATEWAY, self.settings)
+        self.gateway = self.new_gateway()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.gateway.ports.store.close)
             for name, handlers in serving.items():
                 reemit = {m.Reemit: others.reemit} if name != "log_collector" else {}
                 table: Any = {**handlers, **reemit}
-                await stack.enter_async_context(self.voice(name).serve(table))
-            group = await stack.enter_async_context(asyncio.TaskGroup())
-            runners = [Runner(self.gateway, self.settings)]
-            for wiring in (SUBMIT, QUOTA):
-                settings = wiring.settings(database_url="-", nats_url="-")
-                runners.append(Runner(self.service(wiring, settings), settings))
-            tasks = [group.create_task(runner.run()) for runner in runners]
-            await until(lambda: all(runner.epoch for runner in runners))
-            try:
-                yield self
-            finally:
-                for task in tasks:
-                    task.cancel()
+                await stack.enter_async_context(self.connection(name).serve(table))
+            runners = [Runner(self.gateway, self.settings), *map(self.runner, (SUBMIT, QUOTA))]
+            await stack.enter_async_context(running(*runners))
+            yield self
 
     def client(self, token: str | None = ADMIN_TOKEN) -> httpx.AsyncClient:
         assert self.gateway.app is not None
@@ -297,19 +246,11 @@ class World:
             assert token.status_code == 201, token.text
         return token.json()["token"]
 
-    async def say(self, *messages: Message) -> None:
-        """Publish facts as their owners do."""
-        for message in messages:
-            owner = ROUTES[type(message)].owner
-            number = next(self._numbers)
-            envelope = Envelope(id=f"s{number}", source=owner, time=T0, message=message)
-            await self.voice(owner).publish([envelope])
-
-    async def heard(self, *messages: Message) -> None:
-        """Publish facts and wait until the gateway has projected them."""
+    async def project(self, *messages: Message) -> None:
+        """Publish events and wait until the gateway has projected them."""
         before = await self.position()
-        await self.say(*messages)
-        await until_async(lambda: self.reached(before + len(messages)))
+        await self.publish(*messages)
+        await until(lambda: self.reached(before + len(messages)))
 
     async def position(self) -> int:
         from services.gateway import store
@@ -325,7 +266,7 @@ class World:
         before = await self.position()
         made = await client.post("/v1/tasks", json={"command": ["python", "train.py"], **fields})
         assert made.status_code == 201, made.text
-        await until_async(lambda: self.reached(before + 1))
+        await until(lambda: self.reached(before + 1))
         return made.json()
 
 
@@ -407,26 +348,14 @@ def a_node(node_id: str, version: int = 1, **fields: Any) -> m.NodeChanged:
     )
 
 
-async def until(holds: Callable[[], bool], seconds_max: float = 5.0) -> None:
-    async with asyncio.timeout(seconds_max):
-        while not holds():  # noqa: ASYNC110 - it looks at memory
-            await asyncio.sleep(0.002)
-
-
-async def until_async(holds: Callable[[], Awaitable[bool]], seconds_max: float = 5.0) -> None:
-    async with asyncio.timeout(seconds_max):
-        while not await holds():  # noqa: ASYNC110 - it asks the world
-            await asyncio.sleep(0.002)
-
-
 @asynccontextmanager
-async def served(world: World) -> AsyncIterator[str]:
+async def served(harness: GatewayHarness) -> AsyncIterator[str]:
     """The same application under uvicorn, as in production; yields its URL."""
     ports: list[int] = []
     async with asyncio.TaskGroup() as group:
         task = group.create_task(
             serve_http(
-                world.gateway.app,
+                harness.gateway.app,
                 host="127.0.0.1",
                 port=0,
                 ready=lambda: (True, "ready"),

@@ -1,0 +1,242 @@
+"""Plans bent so that a planted defect shows, or so that its absence does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from libs.bus.memory_broker import Faults
+from libs.contracts.messages import (
+    PreemptMode,
+    Priority,
+)
+from libs.store.memory_database import Point
+from tests.sim.endings import NOTICED_SECONDS
+from tests.sim.plan import ENDLESS_STEPS, SILENT_SECONDS, Plan, Points, Strike
+
+
+def asking_for_amounts(plan: Plan) -> Plan:
+    """Worlds in which ranks ask for a good part of a node's CPUs and memory, but for few GPUs."""
+    rng = Random(f"amounts {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            gpus=rng.choice([0, 1]),
+            cpus=rng.choice([None, 2.0, 3.5, 6.0]),
+            memory_bytes=rng.choice([None, 20 << 30, 40 << 30, 60 << 30]),
+        )
+        for job in plan.jobs
+    )
+    return replace(plan, gpus=4, jobs=jobs)
+
+
+def hanging_programs(plan: Plan) -> Plan:
+    """Worlds in which every program hangs when it is asked to go, and schedulers die often."""
+    jobs = tuple(
+        replace(job, mode=PreemptMode.SDK, program=replace(job.program, way="hang", steps=40))
+        for job in plan.jobs
+    )
+    strikes = tuple(
+        Strike(at=5.0 * number, kind="crash", target="scheduler") for number in range(20)
+    )
+    return replace(plan, jobs=jobs, strikes=strikes)
+
+
+def calm_people(plan: Plan) -> Plan:
+    """Worlds in which nothing goes wrong, and everybody pauses: some programs never ask whether to
+    leave, the others take longer to save than a silent one gets."""
+    jobs = tuple(
+        replace(
+            job,
+            mode=PreemptMode.SDK,
+            ack_deadline_seconds=30.0,
+            max_run_seconds=None,
+            wishes=((10.0, "pause"), (60.0, "run")),
+            program=replace(
+                job.program,
+                steps=40,
+                step_seconds=1.0,
+                save_every=0,
+                save_seconds=3 * SILENT_SECONDS + NOTICED_SECONDS,
+                way=("never asks", "exit 75")[number % 2],
+                fails={},
+            ),
+        )
+        for number, job in enumerate(plan.jobs)
+    )
+    points = Points(dict.fromkeys(Point, 0.0), dict.fromkeys(Point, 0.0), 0.0, 0.0, 0.0)
+    return replace(
+        plan,
+        jobs=jobs,
+        orders=(),
+        faults=Faults(),
+        points=points,
+        runtime_failure=0.0,
+        refusal=0.0,
+        strikes=(),
+    )
+
+
+def repeated_facts(plan: Plan) -> Plan:
+    """Worlds in which the launcher often says again what it knows."""
+    strikes = tuple(
+        Strike(at=4.0 * number, kind="facts again", target="launcher") for number in range(25)
+    )
+    return replace(plan, strikes=tuple(sorted((*plan.strikes, *strikes), key=lambda s: s.at)))
+
+
+def failing_commits(plan: Plan) -> Plan:
+    """Worlds in which programs are endless, are stopped and hang when they are asked to go, so that
+    only a deadline ends them, and the scheduler's commits fail again and again; nothing else
+    strikes, so that nobody loads the rows for another reason."""
+    rng = Random(f"failing commits {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            ack_deadline_seconds=min(3.0, job.ack_deadline_seconds),
+            wishes=((rng.uniform(3.0, 15.0), "stop"),),
+            program=replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={}),
+        )
+        for job in hanging_programs(plan).jobs
+    )
+    strikes = tuple(
+        Strike(at=5.0 + 8.0 * number, kind="commits fail", target="scheduler", seconds=6.0)
+        for number in range(int(plan.fault_seconds / 8.0))
+    )
+    return replace(plan, jobs=jobs, strikes=strikes)
+
+
+def slow_databases(plan: Plan) -> Plan:
+    """Worlds in which databases are slow and people change their minds often: requests wait."""
+    rng = Random(f"slow databases {plan.seed}")
+    jobs = tuple(
+        replace(job, wishes=tuple((rng.uniform(0, 20), ("pause", "run")[n % 2]) for n in range(6)))
+        for job in plan.jobs
+    )
+    points = replace(plan.points, slow=0.4, slow_seconds_max=4.0)
+    return replace(plan, jobs=jobs, points=points)
+
+
+def crowded(plan: Plan) -> Plan:
+    """Worlds in which a few people ask for more than there is, and nobody limits anybody."""
+    rng = Random(f"crowded {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            at=rng.uniform(0, 20),
+            priority=Priority.NORMAL,
+            nodes=1,
+            gpus=None,
+            wishes=(),
+            max_run_seconds=None,
+            program=replace(job.program, steps=8, step_seconds=1.0, fails={}),
+        )
+        for job in plan.jobs
+    )
+    kept = {"crash", "leader deposed", "commits fail", "bus restarts"}
+    strikes = tuple(each for each in plan.strikes if each.kind in kept)
+    return replace(plan, nodes=1, jobs=jobs, orders=(), strikes=strikes)
+
+
+def a_row_that_cannot_be_loaded(plan: Plan) -> Plan:
+    """Worlds in which the first task runs for a while, to an end of its own, beside others."""
+    first, *others = plan.jobs
+    program = replace(first.program, steps=25, step_seconds=1.0, way="exit 75", fails={})
+    first = replace(
+        first, at=0.0, nodes=1, gpus=None, wishes=(), max_run_seconds=None, program=program
+    )
+    return replace(plan, jobs=(first, *others))
+
+
+def a_group_that_cannot_be_decided(plan: Plan) -> Plan:
+    """Worlds in which the last task only ends because somebody stops it, as it never starts."""
+    *others, last = plan.jobs
+    program = replace(last.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={})
+    last = replace(last, nodes=1, gpus=1, copies=1, wishes=(), program=program)
+    return replace(plan, jobs=(*others, last))
+
+
+def hasty_people(plan: Plan) -> Plan:
+    """Worlds in which every program is endless and soon stopped, and messages overtake each other:
+    the request to end a run may come before the run's assignment."""
+    rng = Random(f"hasty {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            mode=PreemptMode.KILL,
+            wishes=((rng.uniform(0, 6.0), "stop"),),
+            program=replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={}),
+        )
+        for job in plan.jobs
+    )
+    faults = replace(plan.faults, delay_delivery=0.3, delay_s_max=5.0)
+    kept = {"crash", "leader deposed", "partition", "facts again"}
+    strikes = tuple(each for each in plan.strikes if each.kind in kept)
+    return replace(plan, jobs=jobs, faults=faults, strikes=strikes)
+
+
+def short_memories(plan: Plan) -> Plan:
+    """Worlds in which the launcher forgets past runs soon, and deliveries come again later than
+    that. Nobody says old facts again under new ids: only their receiver's rows could know those.
+    """
+    launcher = {**plan.settings["launcher"], "past_keep_seconds": 2.0, "prune_tick_seconds": 1.0}
+    kept = {"crash", "crash all", "leader deposed", "node silent", "node off", "supervisor dies"}
+    return replace(
+        plan,
+        faults=replace(plan.faults, duplicate_delivery=0.3, delay_s_max=20.0),
+        settings={**plan.settings, "launcher": launcher},
+        strikes=tuple(each for each in plan.strikes if each.kind in kept),
+    )
+
+
+OUTBOX_KEPT_SECONDS = 4.0
+
+
+def long_outages(plan: Plan) -> Plan:
+    """Worlds in which the bus is out of reach for longer than the outbox keeps what was published.
+    The bus loses nothing, for what is kept so short could not be published again."""
+    short = {"outbox_keep_seconds": OUTBOX_KEPT_SECONDS, "outbox_period_seconds": 1.0}
+    outages = tuple(Strike(10.0 + 25.0 * n, "bus stops", seconds=12.0) for n in range(4))
+    return replace(
+        plan,
+        settings={name: {**own, **short} for name, own in plan.settings.items()},
+        strikes=tuple(
+            sorted(
+                (*outages, *(each for each in plan.strikes if each.kind == "crash")),
+                key=lambda each: each.at,
+            )
+        ),
+    )
+
+
+def one_dark_node(plan: Plan) -> Plan:
+    """Worlds in which each task could run on every node. No node is set apart for all of them, so
+    that each task has to learn by itself where it does not start."""
+    jobs = tuple(
+        replace(job, nodes=1, gpus=1, mode=PreemptMode.SDK, max_run_seconds=None)
+        for job in plan.jobs[:3]
+    )
+    settings = {name: dict(own) for name, own in plan.settings.items()}
+    settings["launcher"]["quarantine_after_starts"] = 1000
+    settings["scheduler"] |= {"start_deadline_seconds": 8.0, "start_attempts_max": 1000}
+    kept = {"crash", "bus restarts", "leader deposed"}
+    return replace(
+        plan,
+        nodes=max(2, plan.nodes),
+        jobs=jobs,
+        orders=(),
+        settings=settings,
+        strikes=tuple(each for each in plan.strikes if each.kind in kept),
+    )
+
+
+def silent_nodes(plan: Plan) -> Plan:
+    """Worlds in which nodes often fall silent with their processes alive, and runs are killed."""
+    jobs = tuple(replace(job, mode=PreemptMode.KILL) for job in plan.jobs)
+    strikes = tuple(
+        Strike(5.0 + 8.0 * n, "node silent", f"node-{n % plan.nodes}", 12.0) for n in range(14)
+    )
+    launcher = {**plan.settings["launcher"], "fence_seconds": 30.0}
+    return replace(
+        plan, jobs=jobs, strikes=strikes, settings={**plan.settings, "launcher": launcher}
+    )
