@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from libs.bus.commands import COMMANDS_MAX, COMMANDS_WAITING_MAX
+from libs.bus.command_replies import COMMANDS_MAX, COMMANDS_WAITING_MAX
 from libs.bus.port import (
     BusUnavailableError,
     InvalidCommandError,

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
-from libs.bus import commands
+from libs.bus import command_replies
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import (
     AckCheckpoint,

@@ -58,9 +58,7 @@ def test_a_link_to_nowhere_is_no_data_folder(tmp_path: Path, below: str) -> None
     assert failed.where == "--data"
 
 
-def test_a_missing_home_is_not_created(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_home_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "ann"))
     failed = refused(tmp_path / "ann" / "data")
     assert (failed.what, failed.where) == (

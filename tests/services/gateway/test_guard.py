@@ -54,7 +54,9 @@ async def test_the_body_of_an_unauthenticated_request_is_not_read(harness: Gatew
 
 
 @pytest.mark.parametrize("harness", [{"body_seconds_max": 0.2}], indirect=True)
-async def test_a_body_that_does_not_arrive_in_time_ends_the_request(harness: GatewayHarness) -> None:
+async def test_a_body_that_does_not_arrive_in_time_ends_the_request(
+    harness: GatewayHarness,
+) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.sleep(5)
@@ -338,7 +340,9 @@ async def test_the_queue_of_tokens_to_look_up_is_bounded(
 
 
 @pytest.mark.parametrize("harness", [{"refusals_seconds": 0.02}], indirect=True)
-async def test_an_error_of_the_audit_table_does_not_stop_the_gateway(harness: GatewayHarness) -> None:
+async def test_an_error_of_the_audit_table_does_not_stop_the_gateway(
+    harness: GatewayHarness,
+) -> None:
     """The refusals are entered later."""
     struck = 0
 

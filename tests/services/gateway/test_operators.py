@@ -17,7 +17,9 @@ from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, exited
 
 
-async def test_nodes_show_which_tasks_hold_their_gpus(harness: GatewayHarness, ann: httpx.AsyncClient) -> None:
+async def test_nodes_show_which_tasks_hold_their_gpus(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
     task = await harness.submitted(ann)
     await harness.project(
         a_node("n0", unusable_gpus=(3,)), a_node("n1", ready=False), assigned(task["id"])

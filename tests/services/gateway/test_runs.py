@@ -64,7 +64,9 @@ async def _delayed(client: httpx.AsyncClient, task: str) -> tuple[Any, Any]:
     return run["delayed"], explained["delayed"]
 
 
-async def test_the_poll_of_a_run_without_a_preemption_request_reports_none(harness: GatewayHarness) -> None:
+async def test_the_poll_of_a_run_without_a_preemption_request_reports_none(
+    harness: GatewayHarness,
+) -> None:
     async with harness.client(run_token("tt")) as run:
         early = (await run.get("/v1/run")).json()
         await harness.project(assigned("tt"))
@@ -114,7 +116,9 @@ async def test_the_first_poll_of_an_attempt_is_reported_once(
     assert await polled(2) == [(tid, 1), (tid, 2)]
 
 
-async def test_reports_and_checkpoints_alone_do_not_count_as_polling(harness: GatewayHarness) -> None:
+async def test_reports_and_checkpoints_alone_do_not_count_as_polling(
+    harness: GatewayHarness,
+) -> None:
     await harness.project(assigned("tt"))
     harness.others.live_attempts = {"tt": 1}
     async with harness.client(run_token("tt")) as run:
@@ -215,7 +219,9 @@ async def test_a_runs_token_ends_with_the_run(harness: GatewayHarness) -> None:
             assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
 
 
-async def test_a_preemption_of_another_attempt_does_not_release_the_long_poll(harness: GatewayHarness) -> None:
+async def test_a_preemption_of_another_attempt_does_not_release_the_long_poll(
+    harness: GatewayHarness,
+) -> None:
     await harness.project(preemption("tt", 1), assigned("tt", 2))
     async with harness.client(run_token("tt", 2)) as run:
         assert (await run.get("/v1/run")).json()["preempt"] is False

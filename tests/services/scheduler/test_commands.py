@@ -90,7 +90,9 @@ async def reemitted(scheduler: SchedulerHarness) -> list[object]:
     return said
 
 
-async def test_reemit_publishes_states_live_runs_and_requests_again(scheduler: SchedulerHarness) -> None:
+async def test_reemit_publishes_states_live_runs_and_requests_again(
+    scheduler: SchedulerHarness,
+) -> None:
     said = await reemitted(scheduler)
     assert [type(each) for each in said] == [
         TaskStateChanged,  # high, as its id comes first

@@ -82,7 +82,9 @@ async def test_an_explanation_does_not_block_the_leader(
     assert (await scheduler.explained("two")).queue_length == 3
 
 
-async def test_a_simulation_in_a_copy_changes_nothing_in_the_leader(scheduler: SchedulerHarness) -> None:
+async def test_a_simulation_in_a_copy_changes_nothing_in_the_leader(
+    scheduler: SchedulerHarness,
+) -> None:
     before = await scheduler.tasks()
     await scheduler.explained("one")
     await scheduler.settle()

@@ -84,7 +84,9 @@ async def test_preempt_save_exit_swap_and_resume() -> None:
     assert (resumed.task_id, resumed.attempt, resumed.resume_from) == ("low", 2, a_checkpoint(1))
 
 
-async def test_a_run_that_misses_its_deadline_is_killed_and_resumes_from_the_last_checkpoint() -> None:
+async def test_a_run_that_misses_its_deadline_is_killed_and_resumes_from_the_last_checkpoint() -> (
+    None
+):
     scheduler = await a_scheduler()
     await scheduler.handle(submitted_event(a_task("low", priority=Priority.LOW)))
     await scheduler.settle()

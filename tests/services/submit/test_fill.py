@@ -5,7 +5,6 @@ import pytest
 from libs.contracts.messages import PreemptionPolicy, PreemptMode, Priority, Role
 from services.submit.domain.facts import Defaults
 from services.submit.domain.fill import derived_name, fill_in
-from services.submit.domain.model import Defaults
 from tests.kit.specs import TASK_ID, asked
 
 

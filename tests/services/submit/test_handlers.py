@@ -210,7 +210,9 @@ async def test_live_names_of_an_owner_differ(service: ServiceHarness) -> None:
     assert (await service.ask(create("k2", name="mine"))).created
 
 
-async def test_the_database_refuses_a_second_task_with_the_same_name_or_key(service: ServiceHarness) -> None:
+async def test_the_database_refuses_a_second_task_with_the_same_name_or_key(
+    service: ServiceHarness,
+) -> None:
     """Whatever the handlers overlook, two tasks never share a live name or a key."""
     first = await created(service, name="mine")
     (row,) = await service.rows(TaskRow)
@@ -345,9 +347,7 @@ changes = st.lists(
 
 @given(changes, st.integers(0, 25))
 @settings(max_examples=40, deadline=None)
-async def test_shapes_always_count_the_nodes(
-    events: list[NodeChanged], listing_at: int
-) -> None:
+async def test_shapes_always_count_the_nodes(events: list[NodeChanged], listing_at: int) -> None:
     service = submit_service()
     for number, event in enumerate(events):
         if number == listing_at:
@@ -551,7 +551,9 @@ async def test_tasks_of_a_batch_beyond_the_owners_maximum_are_refused(
     assert await service.rows(OwnerRow) == []
 
 
-async def test_node_selectors_are_validated_against_the_known_labels(service: ServiceHarness) -> None:
+async def test_node_selectors_are_validated_against_the_known_labels(
+    service: ServiceHarness,
+) -> None:
     wanted = {"node_selector": {"disk": "nvme"}}
     await service.handle(listed("n0", "n1"), node("n0", labels={"disk": "hdd"}, schedulable=False))
     assert (await service.ask(create("k1", **wanted))).refusal is None

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from libs.pods.pod_policy import PolicyError
-from services.submit.domain.model import Rules
+from services.submit.domain.facts import Rules
 from services.submit.main import WIRING
 from services.submit.settings import SubmitSettings
 from services.submit.tables import TABLES
