@@ -293,7 +293,7 @@ class PendingRequests:
         """Fail the requests on a subject (in lower case) that the server denies."""
         for request in tuple(self._open.values()):
             if request.subject.lower() == subject and not request.reply.done():
-                problem = f"this service may not say {request.subject}"
+                problem = f"this service may not request {request.subject}"
                 request.reply.set_exception(BusDeniedError(problem))
 
 

@@ -213,7 +213,7 @@ class JetStreamConsumer:
             return
         code, description = self._end
         if code == DENIED:
-            raise BusDeniedError(f"this service may not say {self._next}")
+            raise BusDeniedError(f"this service may not request {self._next}")
         if code in (NO_RESPONDERS, CONFLICT):
             durable = f"durable {self._spec.durable} of stream {self._spec.stream}"
             raise BusUnavailableError(f"{durable}: {description}")

@@ -225,7 +225,7 @@ class JetStreamBus:
                 raise BusDeniedError(f"this service may not hear {subject}")
             yield
         except nats.errors.Error as error:
-            raise BusUnavailableError(f"{subject} cannot be heard now: {error}") from error
+            raise BusUnavailableError(f"{subject} cannot be followed now: {error}") from error
         finally:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 async with asyncio.timeout(self.config.close_timeout_s):

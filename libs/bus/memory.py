@@ -145,7 +145,7 @@ class MemoryBus:
         for envelope in envelopes:
             denied = any(matches(each, envelope.subject) for each in self.broker.denied)
             if denied or ROUTES[type(envelope.message)].owner != self.service:
-                raise BusDeniedError(f"this service may not say {envelope.subject}")
+                raise BusDeniedError(f"this service may not publish {envelope.subject}")
             size, limit = len(envelope.body()), self.broker.payload_bytes_max
             if size > limit:
                 problem = f"{size} bytes are over the bus's limit of {limit}"

@@ -33,7 +33,7 @@ def _to_base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-# Digits in a string are read as a number without being told.
+# Digits in a string are read as a number without a declaration.
 Int64 = Annotated[int, PlainSerializer(str, str, when_used="json")]
 Base64 = Annotated[
     bytes, BeforeValidator(_from_base64), PlainSerializer(_to_base64, str, when_used="json")

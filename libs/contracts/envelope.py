@@ -50,14 +50,14 @@ class UndecodableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """One message with who said it, when, and its id (the same at every redelivery)."""
+    """One message with its source, time and id (the same at every redelivery)."""
 
     id: str
     source: str
     time: datetime
     message: Message
     traceparent: str = ""
-    # The body and the subject, once somebody asked: they are stored and then published.
+    # The body and the subject, cached at the first use: they are stored and then published.
     _body: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     _subject: str = field(default="", init=False, repr=False, compare=False)
@@ -90,7 +90,7 @@ class Envelope:
 
     @staticmethod
     def decode(subject: str, headers: Mapping[str, str], body: bytes) -> Envelope:
-        """Read a delivery; UndecodableError says what is wrong with it.
+        """Read a delivery; UndecodableError describes what is wrong with it.
 
         Headers and body are whatever the publisher wrote. The server vouches only for the subject:
         it lets one service alone publish there. So the message must be the one that belongs on

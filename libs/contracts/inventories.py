@@ -9,7 +9,7 @@ from libs.contracts.messages import InventoryListed
 
 def is_old(event: InventoryListed, *, kept_version: int, kept_at: datetime) -> bool:
     """True if the list that is kept is as new as this one. Versions decide: the launcher's clock
-    may have been set back. A launcher from before there were versions says 0, and its clock has
+    may have been set back. A launcher from before there were versions sends 0, and its clock has
     to do."""
     if event.version:
         return kept_version >= event.version

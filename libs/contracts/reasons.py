@@ -1,7 +1,7 @@
-"""Reasons as sentences. A reason is data everywhere; it becomes words only here, at the edge.
+"""Reasons as sentences. A reason is data everywhere else; only this module makes a text of it.
 
 ``render`` is total: every code has a sentence for a reason with all its numbers and names, and a
-shorter one for a reason without them, so that an old record still says something true.
+shorter one for a reason without them, so that an old record still has a true sentence.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "its program never asked whether to leave, and is ended by force",
     ),
     ReasonCode.RUN_PREEMPTED: (
-        # Whether it saved, and where, is the event's to say: a signal is answered by an exit alone.
+        # The event says whether it saved, and where; in signal mode there is only an exit.
         lambda given: f"attempt {given.number('attempt')} left when it was asked to",
         "its run left when it was asked to",
     ),

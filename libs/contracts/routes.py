@@ -1,4 +1,5 @@
-"""Where a message goes and who may say it; the values are in ``registry.py``, generated."""
+"""A message's subject and the service that may publish it; the values are in ``registry.py``,
+generated."""
 
 from __future__ import annotations
 

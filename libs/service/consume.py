@@ -27,8 +27,6 @@ from libs.bus.port import REASON_CHARACTERS_MAX, BusError, Consumer, Delivery
 from libs.bus.topology import MAX_ACK_PENDING
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
-from libs.contracts.registry import ROUTES
-from libs.contracts.routes import Kind
 from libs.service import dead_letters, observability
 from libs.service.definition import Service
 from libs.service.loop import Backoff, Wake, pause
@@ -330,8 +328,3 @@ def _type_of(delivery: Delivery) -> str:
     if envelope is None:
         return delivery.raw.headers.get("ce-type", "")
     return type(envelope.message).__name__
-
-
-def consumed_types(service: Service) -> tuple[type, ...]:
-    """The event types a service's durable must deliver."""
-    return tuple(kind for kind in service.handlers if ROUTES[kind].kind is Kind.EVENT)

@@ -38,7 +38,6 @@ from services.gateway.rows import AuditRow, TaskRow, TeamRow, TokenRow, UserRow
 
 R = TypeVar("R")
 ADMIN = "admin"
-MEMBER = "member"
 FIRST_ADMIN = "admin"
 # Seconds between checks that the tokens of open streams are still valid.
 WATCH_SECONDS = 1.0

@@ -270,7 +270,7 @@ class Allocation:
         return max(least, nextafter(self.units_available(), inf))
 
     def blocked(self, entry: Entry) -> Outcome | None:
-        """What stops the task whatever others do; None: nothing does."""
+        """What stops the task regardless of others; None: nothing does."""
         found = blocked_by(self.round, self.pool, entry)
         if found is None and not self._second_walk:
             why = flood_reason(self.round, self.pool, entry)
@@ -590,7 +590,8 @@ class OwnerOrder:
 
     A task waits while an earlier one of its owner and level waits for nodes that it could use. Else
     the owner's later small tasks would fill every node that comes free, and because no task takes
-    nodes from its own owner's runs, a gang of the owner would wait for as long as they keep coming.
+    nodes from its own owner's runs, a gang of the owner would wait for as long as such tasks
+    arrive.
     Tasks of other users are not held back.
     """
 

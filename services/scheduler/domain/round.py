@@ -90,8 +90,8 @@ class Round:
         # Waiting tasks that got a place or a promise in this round, or were rejected.
         self.served: set[str] = set()
         self.order_keys: dict[str, OrderKey] = {}
-        # Runs that count at another level from this round on. Limits count that at once; whom they
-        # may be taken by changes with the commit.
+        # Runs that count at another level from this round on. Limits count that at once; which
+        # tasks may preempt them changes with the commit.
         self.levels: dict[str, Priority] = {}
         self.finishes: dict[tuple[str, str], float] = {}
         # Runs that were requested to leave in this round, by pool.

@@ -61,7 +61,7 @@ def slots_of(task: Task) -> tuple[Slot, ...]:
 
 
 class Capacity:
-    """What is free on the offered nodes, changed by ``take`` and ``give``.
+    """The free units of the offered nodes, changed by ``take`` and ``give``.
 
     ``levels`` names each group's topology: node labels from the largest domain to the smallest.
     Closed nodes are not offered, but may be later (``change``).
@@ -272,7 +272,7 @@ class Capacity:
     def eligible(self, shape: Shape) -> frozenset[str]:
         """What this shape competes for: the nodes that could hold one rank if they were empty.
 
-        CPU-only ranks and GPU ranks do not compete for a GPU node; the name tells them apart.
+        CPU-only ranks and GPU ranks do not compete for a GPU node; the name distinguishes them.
         """
         free_nodes = self.groups.get(shape.group)
         if free_nodes is None:

@@ -1,4 +1,5 @@
-"""What rarely changes about a group's nodes: order, sizes, filters, and which take new runs.
+"""The properties of a group's nodes that rarely change: order, sizes, filters, and which take new
+runs.
 
 The *position* of a node is its number in the order of the domains, then of the ids. Sets of
 positions are integers (``bitsets.py``). A capacity shares a node index with all its copies.
@@ -16,7 +17,7 @@ from services.scheduler.domain.placement.bitsets import bit_range, mask_of, posi
 from services.scheduler.domain.placement.node_resources import RemainingResource
 from services.scheduler.domain.placement.topology import address, domain_tree
 
-# So many answers about which nodes suit a shape are kept.
+# How many answers about which nodes suit a shape are cached.
 _ANSWERS_MAX = 4096
 
 

@@ -30,7 +30,7 @@ from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.round import Round
 
 ALMOST = 1e-6
-# Room inside one of the largest domains may cost so many times as much as room across them.
+# How many times as much victims inside one of the largest domains may cost as victims across them.
 INSIDE_COST_MAX = 2.0
 
 
@@ -178,7 +178,7 @@ def find_within_quota(
     code = ReasonCode.RECLAIMED_BY if entry.depth < UNCOVERED else ReasonCode.PREEMPTED_BY
     slots = trial.pick()
     preempt(round_, pool, trial.taken, entry, code)
-    # No guarantee of this group speaks for the task in another one.
+    # A guarantee of this group does not cover the task in another one.
     preempt(round_, pool, elsewhere, entry, ReasonCode.PREEMPTED_BY)
     return slots
 
@@ -246,8 +246,8 @@ def _counted(round_: Round, pool: Pool, run: Task) -> Mapping[_Quota, float]:
 def _own_lower(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
     """The lower runs and promises in a pool, of the task's own or another, of the task's owner.
 
-    Of its own pool, those that it may take. In another one it takes no nodes, so no guarantee there
-    is asked: which of an owner's tasks use the owner's quota, their levels say.
+    In its own pool, those that it may take. In another pool it takes no nodes, so guarantees there
+    do not count: among an owner's own tasks, levels decide which of them use the quota.
     """
     owner, own_pool = entry.task.owner, pool.group == entry.task.group
     own = [*pool.runs_of.get(owner, {}).values()]
@@ -263,7 +263,7 @@ def _own_lower(round_: Round, pool: Pool, entry: Entry) -> Iterator[Task]:
 
 
 def _outranks_own(round_: Round, pool: Pool, entry: Entry, task: Task) -> bool:
-    """What a guarantee covers is safe from a gang of its own owner that borrows."""
+    """True if the task may preempt its own owner's run: not if a guarantee covers only the run."""
     claim = pool.coverage.claim(entry.cluster, pool.size(entry.task), entry.weight)
     depth = round_.coverage(pool)[task.id]
     return outranks(entry, entry.cluster, claim, task, depth, pool.clusters.of(task))

@@ -9,7 +9,7 @@ from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, Depth
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS, Shape
 
-# More than any weight; and how many levels of virtual clusters are told apart.
+# More than any weight; and how many levels of virtual clusters are distinguished.
 COVERED = 1_000
 DEPTHS_MAX = 8
 

@@ -4,11 +4,11 @@ Equivalent tasks (same level, same shape, same limits) form a *queue*. The queue
 virtual cluster and shape form a *row*, sorted by their heads. If the head of a row finds no place,
 none behind it does, so a round evaluates heads, however long the queues are.
 
-Rows whose shapes differ only in CPUs and memory form a *shape class*. People ask for every byte of
-memory, so there may be as many shapes as tasks. A class keeps its shapes in a binary tree by the
-bits of what they ask for. Each *branch* knows the first task below it and the least that any shape
-below it asks for. If a task that asks for the least finds no place, no task of that branch does, so
-``walk.py`` visits the branches in which something may move.
+Rows whose shapes differ only in CPUs and memory form a *shape class*. Memory is requested by the
+byte, so there may be as many shapes as tasks. A class keeps its shapes in a binary tree by the bits
+of their requests. Each *branch* knows the first task below it and the smallest request of any shape
+below it. If a task with the smallest request finds no place, no task of that branch does, so
+``walk.py`` visits only branches in which something may move.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class ShapeClass:
 
 
 class Queue:
-    """Waiting tasks that only their keys tell apart; sorted."""
+    """Waiting tasks that differ only in their keys; sorted."""
 
     __slots__ = ("keys", "name", "row")
 

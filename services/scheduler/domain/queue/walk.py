@@ -294,7 +294,7 @@ class QueueWalk:
             if each.item is None:
                 self._add_group(evaluator, each.group, range(each.start, each.end))
             else:
-                # What it needs is compared when it is due.
+                # Its need is compared when it is due.
                 self._heap.append(each.item)
         heapq.heapify(self._heap)
         self._skipped.sort(key=_units_needed)

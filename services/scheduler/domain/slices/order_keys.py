@@ -1,4 +1,4 @@
-"""What time does to the order: order keys are computed, slices end, the load is sampled.
+"""Changes of the order by time: order keys are computed, slices end, the load is sampled.
 
 ``allocate.py`` calls this before it evaluates the waiting tasks.
 """
@@ -33,7 +33,7 @@ def set_waiting_key(round_: Round, pool: Pool, task: Task) -> None:
 
 
 def finish_of(round_: Round, pool: Pool, owner: str) -> float:
-    """What is kept of an owner, with what this round noted; 0 if nothing is."""
+    """The end of an owner's tags, with what this round noted; 0 if there is none."""
     found = round_.finishes.get((pool.group, owner))
     return pool.finishes.get(owner, 0.0) if found is None else found
 

@@ -66,7 +66,7 @@ class SliceRound:
     def _next_round_at(self) -> datetime | None:
         slice_round_at = self._pool.slice_round_at
         if slice_round_at is None or slice_round_at > self._round.now:
-            # The first one; or the clock was set back.
+            # The first slice round, or the clock was set back.
             return None
         return slice_round_at + timedelta(seconds=self._pool.policy.timeshare.pass_seconds)
 
@@ -110,7 +110,7 @@ class SliceRound:
         return self._take(entry, row, count)
 
     def _reach(self, entry: Entry, ratio: float) -> float:
-        """Runs with a larger key may be taken, if they are so many of the nodes it needs."""
+        """The key beyond which runs may be taken if they hold this part of the needed nodes."""
         discipline, round_ = self._pool.discipline, self._round
         lead = discipline.lead(round_.now)
         order_key = round_.order_key_of(entry.task)
@@ -220,7 +220,7 @@ def _open_runs(round_: Round, pool: Pool, weight: int) -> list[Key]:
     plain = not pool.held_until and not round_.moved and not round_.order_keys
     if plain and pool.protected_seconds <= 0 and not pool.discipline.by_user:
         return row
-    # Their place is the one they have but for what this round noted, and for owners.
+    # Their order is the stored one, except for keys noted in this round and owners' tags.
     tasks = round_.index.tasks
     same = pool.protected_seconds <= 0 and not pool.discipline.by_user
     noted = [task_id for task_id in round_.order_keys if task_id in tasks and tasks[task_id].holds]
