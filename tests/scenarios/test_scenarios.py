@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from services.scheduler.policies import validate
+from services.scheduler.policy_documents import validate
 
 from libs.contracts.messages import (
     CheckpointSaved,

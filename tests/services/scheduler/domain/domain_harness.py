@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from libs.contracts.messages import (
     CheckpointSaved,
@@ -38,12 +38,14 @@ from tests.kit.builders import (
     a_checkpoint,
     exited_event,
     listened_event,
+    some_nodes,
     started_event,
     submitted_event,
 )
 from tests.kit.clock import START, at
 from tests.services.scheduler.domain.explain.copies import copy_of
 
+H = TypeVar("H", bound="DomainHarness")
 # At one moment a small world comes to rest in a few rounds, or never.
 ROUNDS_MAX = 40
 # Deadlines that are met on the way when time passes; then the clock jumps.
@@ -235,6 +237,28 @@ class DomainHarness:
             task_id=task_id, priority=priority, revision=self._revision, changed_at=self.now
         )
         self.fact(observations.on_priority_changed(self.tasks[task_id], event, self.now))
+
+
+def at_ten_seconds(
+    kind: type[H],
+    policy: GroupPolicy | str,
+    *tasks: Task,
+    nodes: int | list[Node] = 2,
+    limits: tuple[Limit, ...] = (),
+    protected: float = 0.0,
+) -> H:
+    """One node group and these tasks; nothing is decided yet, and no plan compared."""
+    group = GroupPolicy("default", policy=policy) if isinstance(policy, str) else policy
+    harness = kind(
+        some_nodes(nodes) if isinstance(nodes, int) else nodes,
+        settings=PolicySettings(protected_seconds=protected),
+        policies=[group],
+        limits=limits,
+        oracle=False,
+    )
+    harness.put(*tasks)
+    harness.seconds = 10.0
+    return harness
 
 
 def facts_of(index: Index) -> dict[str, Any]:

@@ -22,16 +22,15 @@ from services.scheduler.domain.explain.group_simulation import Bounds
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.group_policy import (
     GroupPolicy,
-    PolicySettings,
     Rotation,
     Timeshare,
     VirtualCluster,
 )
-from services.scheduler.domain.model.rows import Limit, Node, Task
-from tests.kit.builders import a_limit, a_spec, a_task, running, some_nodes
+from services.scheduler.domain.model.rows import Task
+from tests.kit.builders import a_limit, a_spec, a_task, running
 from tests.kit.clock import START, at
 from tests.kit.strategies import NOW, snapshots
-from tests.services.scheduler.domain.domain_harness import DomainHarness
+from tests.services.scheduler.domain.domain_harness import DomainHarness, at_ten_seconds
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 
 ALL = tuple(range(8))
@@ -50,24 +49,9 @@ def waits(task_id: str, *, takes: float | None = None, **told: Any) -> Task:
     return replace(a_task(task_id, **told), expected_seconds=takes)
 
 
-def world(
-    policy: GroupPolicy | str,
-    *tasks: Task,
-    nodes: int | list[Node] = 2,
-    limits: tuple[Limit, ...] = (),
-    protected: float = 0.0,
-) -> DomainHarness:
-    """All of it, decided on at ten seconds."""
-    group = GroupPolicy("default", policy=policy) if isinstance(policy, str) else policy
-    harness = DomainHarness(
-        some_nodes(nodes) if isinstance(nodes, int) else nodes,
-        settings=PolicySettings(protected_seconds=protected),
-        policies=[group],
-        limits=limits,
-        oracle=False,
-    )
-    harness.put(*tasks)
-    harness.seconds = 10.0
+def decided(policy: GroupPolicy | str, *tasks: Task, **more: Any) -> DomainHarness:
+    """The tasks as they are after the decisions at ten seconds."""
+    harness = at_ten_seconds(DomainHarness, policy, *tasks, **more)
     harness.rounds()
     return harness
 
@@ -89,7 +73,7 @@ def seconds(found: Forecast) -> float:
 
 def test_first_come_first_served_by_hand() -> None:
     """Two nodes that are free at 400 and 1000 s; both for the gang, then one for who follows."""
-    harness = world(
+    harness = decided(
         "fifo",
         runs("a", "n0", ends=400),
         runs("b", "n1", ends=1000),
@@ -108,7 +92,7 @@ def test_first_come_first_served_by_hand() -> None:
 
 
 def test_backfill_lets_later_tasks_that_fit_pass() -> None:
-    harness = world(
+    harness = decided(
         "backfill",
         runs("a", "n0", ends=400),
         runs("b", "n1", ends=1000),
@@ -122,7 +106,7 @@ def test_backfill_lets_later_tasks_that_fit_pass() -> None:
 
 def test_easy_lets_tasks_pass_that_do_not_delay_the_first() -> None:
     """The gang is reserved at 1000; 550 seconds fit before it, 650 do not."""
-    harness = world(
+    harness = decided(
         "easy",
         runs("a", "n0", ends=400),
         runs("b", "n1", ends=1000),
@@ -142,7 +126,7 @@ def test_rotation_counts_what_owners_use_on_the_way() -> None:
         policy="rotation",
         rotation=Rotation(first_slice_seconds=3600, slice_seconds=3600, half_life_seconds=86_400),
     )
-    harness = world(policy, nodes=1)
+    harness = decided(policy, nodes=1)
     for number, owner in enumerate(["ann", "bob", "cat"]):
         harness.submit(a_task(f"{owner}1", owner=owner, submitted=number))
     harness.rounds()
@@ -156,7 +140,7 @@ def test_rotation_counts_what_owners_use_on_the_way() -> None:
 
 
 def test_there_is_no_forecast_if_run_times_are_unknown() -> None:
-    harness = world(
+    harness = decided(
         "fifo", runs("a", "n0", ends=None), runs("b", "n1", ends=50), waits("w", nodes=2)
     )
     found = forecast(harness, "w")
@@ -166,7 +150,7 @@ def test_there_is_no_forecast_if_run_times_are_unknown() -> None:
 
 def test_the_predictor_is_used_for_runs_without_a_limit() -> None:
     """After five ends of 600 s, a task of the same owner is taken to need about as long."""
-    harness = world("fifo", waits("w"), nodes=1)
+    harness = decided("fifo", waits("w"), nodes=1)
     harness.until(20)
     for number in range(6):
         name = f"done{number}"
@@ -199,12 +183,12 @@ def test_the_predictor_is_used_for_runs_without_a_limit() -> None:
 
 def test_a_limit_is_waited_for() -> None:
     held = runs("held", "n0", ends=300)
-    harness = world("fifo", held, waits("q"), limits=(a_limit(8, user="ann"),))
+    harness = decided("fifo", held, waits("q"), limits=(a_limit(8, user="ann"),))
     assert seconds(forecast(harness, "q")) == 300
 
 
 def test_there_is_no_forecast_if_a_limit_never_admits_the_task() -> None:
-    harness = world("fifo", waits("q", nodes=2), limits=(a_limit(8, user="ann"),))
+    harness = decided("fifo", waits("q", nodes=2), limits=(a_limit(8, user="ann"),))
     assert forecast(harness, "q").unknown == (
         "not even when everything that runs has ended: others before it or limits are in its way"
     )
@@ -212,31 +196,31 @@ def test_there_is_no_forecast_if_a_limit_never_admits_the_task() -> None:
 
 def test_protected_lower_runs_are_waited_for_and_get_their_time_to_save() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
-    harness = world("fifo", low, waits("hi"), nodes=1, protected=200)
+    harness = decided("fifo", low, waits("hi"), nodes=1, protected=200)
     assert seconds(forecast(harness, "hi")) == 200 + 60
 
 
 def test_promised_nodes_are_free_when_the_last_run_has_left() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-5000)
-    harness = world("fifo", low, waits("hi"), nodes=1)
+    harness = decided("fifo", low, waits("hi"), nodes=1)
     assert harness.tasks["hi"].promised
     assert seconds(forecast(harness, "hi")) == 10 + 60
 
 
 def test_a_retry_is_waited_for() -> None:
     task = replace(a_task("r", spec=a_spec(retries=2)), not_before_at=at(40), retries_used=1)
-    assert seconds(forecast(world("fifo", task), "r")) == 40
+    assert seconds(forecast(decided("fifo", task), "r")) == 40
 
 
 def test_there_is_no_forecast_if_no_known_nodes_fit() -> None:
-    harness = world("fifo", waits("big", nodes=3))
+    harness = decided("fifo", waits("big", nodes=3))
     assert forecast(harness, "big").unknown == "nobody knows when nodes come back or are added"
 
 
 def test_a_task_starts_when_a_time_slice_ends() -> None:
     """Alone since long, a run is set back at the end of its slice, and the other has its turn."""
     policy = GroupPolicy("default", timeshare=Timeshare(slice_seconds_min=600, adapt_times=False))
-    harness = world(policy, nodes=1)
+    harness = decided(policy, nodes=1)
     harness.submit(a_task("long"))
     harness.rounds()
     harness.start("long")
@@ -263,7 +247,7 @@ def test_a_slice_round_waits_until_the_budget_is_enough() -> None:
         running(a_task("old", mode=PreemptMode.KILL), {"n0": ALL}, since=-90_000),
         submitted_at=at(-90_000),
     )
-    harness = world(policy, old, nodes=1)
+    harness = decided(policy, old, nodes=1)
     ledger = replace(harness.index.ledgers["default"], tokens=40.0, tokens_at=at(10))
     harness.put(ledger)
     harness.put(a_task("new", submitted=10, owner="bob"))
@@ -284,7 +268,7 @@ def test_the_longest_unserved_is_granted_the_first_place() -> None:
     first = replace(
         running(a_task("first"), {"n0": ALL}, since=0), submitted_at=START - timedelta(days=30)
     )
-    harness = world(policy, first, old, nodes=1)
+    harness = decided(policy, first, old, nodes=1)
     found = forecast(harness, "old")
     assert seconds(found) == pytest.approx(9 + 5000 + 60, abs=1)
 
@@ -293,12 +277,12 @@ def test_a_guaranteed_run_of_a_lower_level_stays() -> None:
     clusters = (VirtualCluster("red", 1.0, users=("red",)),)
     policy = GroupPolicy("default", policy="fifo", virtual_clusters=clusters)
     covered = runs("covered", "n0", ends=700, owner="red", priority=Priority.LOW)
-    harness = world(policy, covered, waits("hi", owner="bob", priority=Priority.HIGH), nodes=1)
+    harness = decided(policy, covered, waits("hi", owner="bob", priority=Priority.HIGH), nodes=1)
     assert seconds(forecast(harness, "hi")) == 700
 
 
 def test_there_is_no_forecast_beyond_the_horizon() -> None:
-    harness = world("fifo", runs("a", "n0", ends=HORIZON_SECONDS * 2), waits("w"), nodes=1)
+    harness = decided("fifo", runs("a", "n0", ends=HORIZON_SECONDS * 2), waits("w"), nodes=1)
     assert forecast(harness, "w").unknown == "not within 30 days"
 
 
@@ -306,7 +290,7 @@ def crowd() -> DomainHarness:
     """Forty runs that end one after the other, and sixty tasks before the gang that asks."""
     held = [runs(f"r{n}", f"n{n}", ends=100 + n) for n in range(40)]
     ahead = [waits(f"a{n:03d}", takes=50.0, nodes=1 + n % 7, submitted=1 + n) for n in range(60)]
-    return world("backfill", *held, *ahead, waits("me", nodes=40, submitted=99), nodes=40)
+    return decided("backfill", *held, *ahead, waits("me", nodes=40, submitted=99), nodes=40)
 
 
 def test_the_work_for_one_query_is_bounded() -> None:
@@ -344,7 +328,7 @@ def test_the_task_starts_when_the_forecast_said(policy: str, sizes: list[tuple[i
         waits(f"t{number}", nodes=nodes, takes=10.0 * length, submitted=number)
         for number, (nodes, length) in enumerate(sizes)
     ]
-    harness = world(policy, *tasks, nodes=3)
+    harness = decided(policy, *tasks, nodes=3)
     queued = [each.id for each in tasks if harness.tasks[each.id].state is TaskState.QUEUED]
     found = {task_id: forecast(harness, task_id) for task_id in queued}
     said = {task_id: seconds(each) for task_id, each in found.items()}
@@ -378,7 +362,7 @@ def in_range(found: Forecast, began_at: datetime) -> bool:
 @given(st.integers(0, 60))
 def test_a_start_lies_in_the_range_however_long_the_victim_saves(save_seconds: int) -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-5000)
-    harness = world("fifo", low, waits("hi"), nodes=1)
+    harness = decided("fifo", low, waits("hi"), nodes=1)
     found = forecast(harness, "hi")
     assert (found.earliest_at, found.latest_at) == (at(10), at(70))
     harness.seconds += save_seconds
@@ -404,7 +388,7 @@ def test_explain_answers_at_any_time(snapshot: Snapshot) -> None:
 
 
 def test_a_query_changes_nothing() -> None:
-    harness = world(
+    harness = decided(
         "timeshare",
         runs("a", "n0", ends=400),
         runs("b", "n1", ends=1000),

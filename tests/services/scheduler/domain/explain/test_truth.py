@@ -17,15 +17,14 @@ from services.scheduler.domain.explain.remedies import Change
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.group_policy import (
     GroupPolicy,
-    PolicySettings,
     Timeshare,
     VirtualCluster,
 )
 from services.scheduler.domain.model.lifecycle import QUEUED, STARTING
-from services.scheduler.domain.model.rows import Limit, Node, Task
+from services.scheduler.domain.model.rows import Node, Task
 from tests.kit.builders import a_limit, a_node, a_task, running, some_nodes
 from tests.kit.clock import START
-from tests.services.scheduler.domain.domain_harness import DomainHarness
+from tests.services.scheduler.domain.domain_harness import DomainHarness, at_ten_seconds
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 
 ALL = tuple(range(8))
@@ -90,24 +89,9 @@ class Real(DomainHarness):
         return ExitKind.PREEMPTED if asked and task.ack_deadline_at <= self.now else ExitKind.OK  # type: ignore[operator]
 
 
-def real(
-    policy: GroupPolicy | str,
-    *tasks: Task,
-    nodes: int | list[Node] = 2,
-    limits: tuple[Limit, ...] = (),
-    protected: float = 0.0,
-) -> Real:
-    """A world that has come to rest at ten seconds."""
-    group = GroupPolicy("default", policy=policy) if isinstance(policy, str) else policy
-    harness = Real(
-        some_nodes(nodes) if isinstance(nodes, int) else nodes,
-        settings=PolicySettings(protected_seconds=protected),
-        policies=[group],
-        limits=limits,
-        oracle=False,
-    )
-    harness.put(*tasks)
-    harness.seconds = 10.0
+def real(policy: GroupPolicy | str, *tasks: Task, **more: Any) -> Real:
+    """The tasks as they are after the decisions at ten seconds."""
+    harness = at_ten_seconds(Real, policy, *tasks, **more)
     harness.rest()
     return harness
 
