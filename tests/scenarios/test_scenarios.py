@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import yaml
-from services.scheduler.policy_documents import validate
 
 from libs.contracts.messages import (
     CheckpointSaved,
@@ -52,6 +51,7 @@ from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Tas
 from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.placement.capacity import Slot, placements_of
 from services.scheduler.dry_run import diff
+from services.scheduler.policy_documents import validate
 from tests.kit.builders import (
     a_checkpoint,
     a_limit,
