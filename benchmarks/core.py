@@ -29,6 +29,7 @@ from libs.contracts.messages import (
     TaskSpec,
     TaskState,
 )
+from libs.contracts.task_states import TERMINAL
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.facts.index import Index
@@ -37,7 +38,6 @@ from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import state_changed, task_after
 from services.scheduler.domain.model.decisions import Assign, Kill, Plan, Preempt
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
-from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -17,6 +17,7 @@ from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.kinds import Kind, kinds
 from libs.contracts.shown import Read
+from libs.contracts.task_states import HOLDING_WORDS, LIVE_WORDS, TERMINAL_WORDS
 from services.submit.domain.facts import Limits, bound_setting
 
 HEADER = '"""{} GENERATED from proto/ by `make gen`."""\n\n'
@@ -232,7 +233,14 @@ def options() -> str:
             text += f", least={kind.shown.min:.0f}"
         lines.append(f"    TaskOption({text}),\n")
     priorities = tuple(reversed(words_of(m.Priority)))
-    return formatted("".join([*lines, ")\n", f"# Highest first.\nPRIORITIES = {priorities!r}\n"]))
+    states = (
+        "# The states of tasks that have not ended, and of those that have.\n"
+        f"LIVE = {LIVE_WORDS!r}\nENDED = {TERMINAL_WORDS!r}\n"
+        f"# Of those that hold nodes.\nHOLDING = {HOLDING_WORDS!r}\n"
+    )
+    return formatted(
+        "".join([*lines, ")\n", f"# Highest first.\nPRIORITIES = {priorities!r}\n", states])
+    )
 
 
 def option_read(kind: Kind) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import uvloop
 
+from libs.contracts.task_states import TERMINAL_WORDS
 from libs.contracts.wording import counted
 from libs.service import observability
 from libs.service.loop import pause
@@ -38,7 +39,6 @@ GANG_STEPS, GANG_STEP_SECONDS = 40, 0.05
 # The gang comes once training has really begun.
 STEPS_BEFORE_GANG = 120
 DEMO_SECONDS_MAX = 180.0
-ENDED = ("succeeded", "failed", "stopped", "rejected")
 # What the demo promises to show, in this order (type of event, name of task).
 PROMISE = (
     ("run.preemption_requested", "digits"),
@@ -217,14 +217,14 @@ async def _until_step(stage: Stage, task_id: str, step: int) -> None:
 
 async def _alive(stage: Stage, task_id: str) -> str:
     task = (await stage.client.get(f"/v1/tasks/{task_id}")).raise_for_status().json()
-    if task["state"] in ENDED and task["state"] != "succeeded":
+    if task["state"] in TERMINAL_WORDS and task["state"] != "succeeded":
         logs = await stage.client.get(f"/v1/tasks/{task_id}/logs", params={"rank": 0, "tail": 15})
         raise DemoError(f"{task['name']} {task['state']}: {task['reason']['text']}\n{logs.text}")
     return str(task["state"])
 
 
 async def _until_ended(stage: Stage, task_id: str) -> None:
-    while await _alive(stage, task_id) not in ENDED:
+    while await _alive(stage, task_id) not in TERMINAL_WORDS:
         await pause(0.05)
 
 

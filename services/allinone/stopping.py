@@ -16,13 +16,14 @@ from urllib.parse import quote
 
 import httpx
 
+from libs.contracts.task_states import HOLDING_WORDS
 from libs.contracts.wording import counted
 from libs.service.loop import pause
 from services.allinone.client import admin_client
 from services.allinone.embedded.credentials import write_private
 from services.allinone.place import Place
 
-LIVE = "starting,running,preempting,killing"
+HOLDING = ",".join(HOLDING_WORDS)
 LOOK_SECONDS = 0.1
 # On top of the longest deadline of what runs: ending, observing, recording.
 GRACE_SECONDS = 30.0

@@ -9,12 +9,13 @@ from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.ids import RETRY_OF, name_ending
 from libs.contracts.kinds import kinds
+from libs.contracts.task_states import LIVE_WORDS
 from services.gateway.auth import Identity
 from services.gateway.bodies import GoalBody, QuotaBody, TaskBody
 from services.gateway.body_types import Body
 from services.gateway.conversion import to_message
 from services.gateway.handlers import with_submission
-from services.gateway.json_values import GOALS, LIVE, PRIORITIES, UNITS
+from services.gateway.json_values import GOALS, PRIORITIES, UNITS
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow, TaskRow
 
@@ -119,7 +120,7 @@ def retry_task(task_id: str, row: TaskRow, team: str, key: str) -> m.CreateTask:
     labelled with the task before. A name that was made up is made up again; that of a live task
     stays, so that submit refuses a second one beside it."""
     assert row.spec is not None, "the caller has seen that its spec is known"
-    made_up = row.spec.name.endswith(name_ending(task_id)) and row.state not in LIVE
+    made_up = row.spec.name.endswith(name_ending(task_id)) and row.state not in LIVE_WORDS
     spec = row.spec.model_copy(
         update={
             "labels": {**row.spec.labels, RETRY_OF: task_id},

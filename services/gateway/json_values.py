@@ -15,11 +15,6 @@ STATES: Mapping[str, TaskState] = {state.name.lower(): state for state in TaskSt
 MODES: Mapping[str, PreemptMode] = {mode.name.lower(): mode for mode in PreemptMode}
 UNITS: Mapping[str, Unit] = {unit.name.lower(): unit for unit in Unit}
 
-ENDED = ("succeeded", "failed", "stopped", "rejected")
-# Tasks that hold nodes.
-HOLDING = ("starting", "running", "preempting", "killing")
-LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
-
 # The queue's order of levels, lowest first; the weights behind them are the scheduler's.
 _PRIORITIES_ASCENDING = (
     Priority.AUTO,

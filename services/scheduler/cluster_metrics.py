@@ -19,8 +19,8 @@ from prometheus_client.registry import Collector
 
 from libs.contracts.ids import TaskId
 from libs.contracts.messages import TaskState
+from libs.contracts.task_states import TERMINAL
 from services.scheduler.domain.facts.index import Index
-from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import Node, Task
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0

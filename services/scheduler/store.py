@@ -13,13 +13,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from libs.contracts.messages import Reason, TaskStateChanged
+from libs.contracts.task_states import TERMINAL
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.model.changes import Change, applied, state_changed
 from services.scheduler.domain.model.decisions import Decision, Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
-from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import (
     EarlyFacts,
     EndedTask,

@@ -6,10 +6,10 @@ not the last, a run that holds nothing or a waiting task that holds something.
 
 from __future__ import annotations
 
+from libs.contracts.task_states import HOLDING
 from libs.store.tables import Tables, index, rule, table, unique
 from services.scheduler.domain.model import rows
 from services.scheduler.domain.model.group_policy import GroupPolicy
-from services.scheduler.domain.model.lifecycle import HOLDING
 from services.scheduler.store import DecisionRow, PoolMemory, SlotRow
 
 _HOLDING_SQL = ", ".join(f"'{state.value}'" for state in sorted(HOLDING))

@@ -34,6 +34,7 @@ from libs.contracts.messages import (
     TaskStateChanged,
     TaskSubmitted,
 )
+from libs.contracts.task_states import TERMINAL
 from libs.contracts.wording import not_found
 from libs.pods.pod_policy import PodPolicy
 from libs.pods.request_validation import check_pod
@@ -41,7 +42,7 @@ from libs.pods.requester import Requester
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.submit import store
-from services.submit.domain.facts import TERMINAL_STATES, Rules, problem
+from services.submit.domain.facts import Rules, problem
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import check_quota
 from services.submit.domain.goals import Change, decide_goal, decide_priority
@@ -233,7 +234,7 @@ async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
     row = await tx.get(TaskRow, event.task_id)
     if row is None or row.ended or event.version <= row.state_version:
         return
-    ended = event.state in TERMINAL_STATES
+    ended = event.state in TERMINAL
     if ended:
         await store.count_live(tx, row.owner, -1)
     tx.put(

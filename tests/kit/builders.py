@@ -27,11 +27,11 @@ from libs.contracts.messages import (
     TaskSubmitted,
     Unit,
 )
+from libs.contracts.task_states import TERMINAL
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.changes import applied
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
-from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, PoolLedger, Task
 from tests.kit.clock import START, at
 

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 import httpx
 
+from libs.contracts.task_states import TERMINAL_WORDS
 from services.allinone.client import items
 from tools.kubernetes_demo.kube import Kube, Sighting
 
 T = TypeVar("T")
-ENDED = ("succeeded", "failed", "stopped", "rejected")
 WAIT_SECONDS_MAX = 300.0
 LOOK_SECONDS = 0.1
 _WEIGHTS = re.compile(r"weights sha256 ([0-9a-f]{64})")
@@ -104,7 +104,7 @@ class Stage:
     async def task(self, task_id: str) -> dict[str, Any]:
         """A task as the API shows it; DemoError if it has ended otherwise than well."""
         task = await self.request("GET", f"/v1/tasks/{task_id}")
-        if task["state"] in ENDED and task["state"] != "succeeded":
+        if task["state"] in TERMINAL_WORDS and task["state"] != "succeeded":
             query = {"rank": 0, "tail": 15}
             logs = await self.request("GET", f"/v1/tasks/{task_id}/logs", params=query)
             name = self.names.get(task_id, task_id)

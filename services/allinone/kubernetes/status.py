@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 from shiftwork.cli.failures import Failure
 
+from libs.contracts.task_states import LIVE_WORDS
 from services.allinone.client import client_of, items
 from services.allinone.kubernetes import reach, standing
 from services.allinone.kubernetes.helm import Helm
 from services.allinone.kubernetes.kubectl import Json, Kubectl, Target
-from services.allinone.stopping import LIVE
 
 LEADS = re.compile(r"^shiftwork_leads\{[^}]*\} 1(\.0)?$", re.MULTILINE)
 # Asked inside the pod, so that no network policy stands between.
@@ -106,7 +106,7 @@ def _asked(kubectl: Kubectl, it: reach.Installed) -> Json:
 async def _counted(url: str, token: str) -> Json:
     async with client_of(url, token) as client:
         nodes = await items(client, "/v1/nodes", limit=1000)
-        tasks = await items(client, "/v1/tasks", state=f"queued,paused,{LIVE}", limit=1000)
+        tasks = await items(client, "/v1/tasks", state=",".join(LIVE_WORDS), limit=1000)
     states: dict[str, int] = {}
     for task in tasks:
         states[task["state"]] = states.get(task["state"], 0) + 1

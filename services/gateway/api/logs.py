@@ -10,11 +10,11 @@ from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
+from libs.contracts.task_states import TERMINAL_WORDS
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api.deps import Caller, Context, Parts, answer, router_of, task_or_404
 from services.gateway.auth import Identity
-from services.gateway.json_values import ENDED
 from services.gateway.output_stream import OutputFilter, OutputFollower, read_range
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.sse import EventStream, Produce, Write, frame
@@ -129,7 +129,7 @@ def _stream(parts: Context, reader: Identity, wanted: OutputFilter) -> Response:
         """The ranks that ever ran, once the task has ended."""
         async with parts.store.transaction() as tx:
             row = await task_or_404(tx, wanted.task_id)
-            if row.state not in ENDED:
+            if row.state not in TERMINAL_WORDS:
                 return None
             runs = await rows_of.runs(tx, wanted.task_id, 0, RUNS_MAX)
         return {

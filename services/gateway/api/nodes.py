@@ -8,6 +8,7 @@ from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
+from libs.contracts.task_states import HOLDING_WORDS
 from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
@@ -23,7 +24,6 @@ from services.gateway.api.deps import (
 )
 from services.gateway.auth import Identity, require_admin
 from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
-from services.gateway.json_values import HOLDING
 from services.gateway.problems import absent, invalid
 from services.gateway.rows import NodeRow, TaskRow
 from services.gateway.store import Sort
@@ -68,7 +68,7 @@ async def occupancy(caller: Caller, parts: Parts) -> Response:
     that tasks say about themselves, so none of them can keep a drain from knowing it.
     """
     del caller
-    holding = Where("state", Op.IN, list(HOLDING))
+    holding = Where("state", Op.IN, list(HOLDING_WORDS))
     async with parts.store.transaction() as tx:
         nodes = await rows_of.nodes(tx)
         tasks = await tx.select(TaskRow, holding, limit=LIVE_RUNS_MAX)

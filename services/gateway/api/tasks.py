@@ -8,6 +8,7 @@ from fastapi import Header, Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
+from libs.contracts.task_states import LIVE_WORDS
 from libs.contracts.wording import meant
 from libs.store.port import Op, Where
 from services.gateway import store as rows_of
@@ -36,7 +37,7 @@ from services.gateway.command_client import (
     set_priority,
 )
 from services.gateway.explanations import NAMED_MAX, explanation, ids_in
-from services.gateway.json_values import LIVE, PRIORITIES, STATES
+from services.gateway.json_values import PRIORITIES, STATES
 from services.gateway.problems import CONFLICT, TOO_MANY, ProblemError, invalid
 from services.gateway.rows import RunRow, TaskRow, UserRow
 from services.gateway.store import Sort
@@ -120,7 +121,7 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
         owner = await tx.get(UserRow, row.owner)
     async with parts.changing(caller, "task.retry", task_id) as change:
         require_owner(caller, row, "submit it again")
-        if row.state in LIVE:
+        if row.state in LIVE_WORDS:
             message = f"the task is still {row.state}"
             fix = "wait for its end, or end it first with: PUT /v1/tasks/ID/goal"
             error = m.FieldError(field="task_id", value=task_id, message=message, fix=fix)
@@ -210,7 +211,7 @@ async def list_tasks(
     if state is not None:
         where.append(Where("state", Op.IN, _several("state", state, set(STATES))))
     elif not everything:
-        where.append(Where("state", Op.IN, list(LIVE)))
+        where.append(Where("state", Op.IN, list(LIVE_WORDS)))
     if priority is not None:
         where.append(Where("priority", Op.IN, _several("priority", priority, set(PRIORITIES))))
     for column, value in (("owner", owner), ("name", name), ("group", group)):

@@ -30,6 +30,7 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
 )
+from libs.contracts.task_states import TERMINAL
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.snapshot import Snapshot
@@ -37,7 +38,6 @@ from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import state_changed, task_after
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt, Reorder
 from services.scheduler.domain.model.group_policy import PolicySettings
-from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
 from services.scheduler.domain.virtual_clock import VirtualClock
 from services.scheduler.lab.errors import LabError

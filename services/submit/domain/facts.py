@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from libs.contracts.fields import SHOWN
-from libs.contracts.messages import FieldError, Quota, TaskState
+from libs.contracts.messages import FieldError, Quota
 from libs.contracts.shown import Shown
 
-TERMINAL_STATES = frozenset(
-    {TaskState.SUCCEEDED, TaskState.FAILED, TaskState.STOPPED, TaskState.REJECTED}
-)
 VALUE_SHOWN_MAX = 80
 
 

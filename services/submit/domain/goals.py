@@ -16,7 +16,8 @@ from libs.contracts.messages import (
     RefusalCode,
     TaskState,
 )
-from services.submit.domain.facts import TERMINAL_STATES, problem
+from libs.contracts.task_states import TERMINAL
+from services.submit.domain.facts import problem
 from services.submit.domain.validate import refusal
 
 
@@ -46,7 +47,7 @@ def decide_goal(
     if now and wanted is Goal.RUN:
         fault = problem("now", now, "goes with pause or stop", "leave it out to resume the task")
         return refusal(RefusalCode.INVALID, fault)
-    if state in TERMINAL_STATES:
+    if state in TERMINAL:
         return refusal(RefusalCode.CONFLICT, _ended("goal", short(wanted), state))
     same = wanted is current and (current_now or not now)
     return Change.NOTHING if same else Change.APPLY
@@ -58,7 +59,7 @@ def decide_priority(wanted: Priority, *, current: Priority, state: TaskState) ->
         levels = ", ".join(short(level) for level in Priority if level is not wanted)
         fault = problem("priority", short(wanted), "is not a priority", f"use one of: {levels}")
         return refusal(RefusalCode.INVALID, fault)
-    if state in TERMINAL_STATES:
+    if state in TERMINAL:
         return refusal(RefusalCode.CONFLICT, _ended("priority", short(wanted), state))
     return Change.NOTHING if wanted is current else Change.APPLY
 

@@ -39,7 +39,7 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
 )
-from services.scheduler.domain.model.lifecycle import TERMINAL
+from libs.contracts.task_states import TERMINAL
 from services.scheduler.domain.model.rows import Node
 from services.scheduler.loop import REFUSED
 from services.scheduler.store import SlotRow

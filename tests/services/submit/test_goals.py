@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from libs.contracts.messages import Goal, Priority, Refusal, RefusalCode, TaskState
-from services.submit.domain.facts import TERMINAL_STATES
+from libs.contracts.task_states import TERMINAL
 from services.submit.domain.goals import Change, decide_goal, decide_priority
 
 
@@ -17,7 +17,7 @@ def test_every_goal_in_every_state_has_an_answer(
     if wanted is Goal.UNSPECIFIED:
         assert isinstance(verdict, Refusal)
         assert verdict.code is RefusalCode.INVALID
-    elif state in TERMINAL_STATES:
+    elif state in TERMINAL:
         assert isinstance(verdict, Refusal)
         assert verdict.code is RefusalCode.CONFLICT
         assert "the task has " in verdict.detail
@@ -53,7 +53,7 @@ def test_the_goal_run_cannot_be_given_with_now() -> None:
 @pytest.mark.parametrize("wanted", Priority)
 def test_every_priority_in_every_state_has_an_answer(wanted: Priority, state: TaskState) -> None:
     verdict = decide_priority(wanted, current=Priority.NORMAL, state=state)
-    if wanted is Priority.UNSPECIFIED or state in TERMINAL_STATES:
+    if wanted is Priority.UNSPECIFIED or state in TERMINAL:
         assert isinstance(verdict, Refusal)
     else:
         assert verdict is (Change.NOTHING if wanted is Priority.NORMAL else Change.APPLY)

@@ -20,8 +20,8 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple
 from shiftwork.cli import environments, ids, listening, parse, render, timeline
 from shiftwork.cli.client import Api, Stopped, chunk_bytes, part
 from shiftwork.cli.failures import INTERRUPTED, UNREACHABLE, Failure
+from shiftwork.cli.task_options import ENDED
 
-ENDED = ("succeeded", "failed", "stopped", "rejected")
 AGAIN_SECONDS = 0.5
 POLL_SECONDS = 1.0
 LOST_SECONDS_MAX = 300.0

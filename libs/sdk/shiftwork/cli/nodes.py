@@ -9,6 +9,7 @@ import typer
 from shiftwork.cli import complete, follow, ids, parse, render, session, timeline
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import Failure, usage
+from shiftwork.cli.task_options import HOLDING
 
 
 def register(app: session.App) -> None:
@@ -37,7 +38,7 @@ def nodes() -> None:
         return
     holders: Dict[str, Any] = {}
     if any(node.get("tasks") for node in found["items"]):
-        holders = {task["id"]: task for task in api.items("/v1/tasks", HOLDING)["items"]}
+        holders = {task["id"]: task for task in api.items("/v1/tasks", IN_HOLDING_STATES)["items"]}
     render.table(
         (
             render.Column("NODE", least=12),
@@ -57,7 +58,7 @@ def nodes() -> None:
 
 
 # The tasks that hold nodes.
-HOLDING = {"state": "starting,running,preempting,killing"}
+IN_HOLDING_STATES = {"state": ",".join(HOLDING)}
 
 
 def _row(node: Dict[str, Any], holders: Dict[str, Any]) -> List[str]:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from shiftwork.cli import guide
 from shiftwork.cli.failures import usage
-from shiftwork.cli.task_options import PRIORITIES
+from shiftwork.cli.task_options import ENDED, LIVE, PRIORITIES
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
 _SIZE = re.compile(r"(\d{1,15})(?:([KMGT]i?)B?)?")
@@ -22,8 +22,6 @@ _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
-ENDED = ("succeeded", "failed", "stopped", "rejected")
 STATES = LIVE + ENDED
 
 

@@ -166,3 +166,8 @@ PRIORITIES = (
     "idle",
     "auto",
 )
+# The states of tasks that have not ended, and of those that have.
+LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
+ENDED = ("succeeded", "failed", "stopped", "rejected")
+# Of those that hold nodes.
+HOLDING = ("starting", "running", "preempting", "killing")

@@ -22,8 +22,8 @@ from shiftwork.cli import (
 )
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, naming, usage
+from shiftwork.cli.task_options import ENDED, LIVE
 
-ENDED, LIVE = parse.ENDED, parse.LIVE
 MATCHES_MAX = 100
 # Whole numbers beyond it are not exact.
 WHOLE_MAX = 1e15

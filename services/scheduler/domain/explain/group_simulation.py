@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from libs.contracts.messages import Checkpoint, ExitKind, Reason, RunExit
+from libs.contracts.task_states import TERMINAL
 from services.scheduler.domain.disciplines.timeshare.discipline import features_of
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
@@ -22,13 +23,7 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import state_changed, task_after
 from services.scheduler.domain.model.decisions import Decision, Kill, Plan, Preempt
-from services.scheduler.domain.model.lifecycle import (
-    KILLING,
-    PREEMPTING,
-    QUEUED,
-    STARTING,
-    TERMINAL,
-)
+from services.scheduler.domain.model.lifecycle import KILLING, PREEMPTING, QUEUED, STARTING
 from services.scheduler.domain.model.rows import EndedTask, Task
 from services.scheduler.domain.virtual_clock import VirtualClock
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from libs.contracts.ids import TaskId
+from libs.contracts.task_states import TERMINAL
 from services.scheduler.domain.disciplines.timeshare.history import History
 from services.scheduler.domain.facts.pool import Pool, waiting_since
 from services.scheduler.domain.facts.timers import Timer, TimerKind, Timers, timers_of
@@ -22,14 +23,7 @@ from services.scheduler.domain.facts.totals import Totals
 from services.scheduler.domain.limits.quota_usage import QuotaUsage, held_need, minus
 from services.scheduler.domain.model.decisions import Plan
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
-from services.scheduler.domain.model.lifecycle import (
-    GOALS,
-    LEAVING,
-    QUEUED,
-    RUNNING,
-    STARTING,
-    TERMINAL,
-)
+from services.scheduler.domain.model.lifecycle import GOALS, LEAVING, QUEUED, RUNNING, STARTING
 from services.scheduler.domain.model.rows import (
     EndedTask,
     Inventory,

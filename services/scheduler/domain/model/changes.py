@@ -21,6 +21,7 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
 )
+from libs.contracts.task_states import TERMINAL
 from services.scheduler.domain.model.decisions import (
     Assign,
     Decision,
@@ -31,7 +32,7 @@ from services.scheduler.domain.model.decisions import (
     Reject,
     Reorder,
 )
-from services.scheduler.domain.model.lifecycle import TERMINAL, TRANSITIONS, Trigger
+from services.scheduler.domain.model.lifecycle import TRANSITIONS, Trigger
 from services.scheduler.domain.model.rows import Task
 
 FIRST_ATTEMPT = 1

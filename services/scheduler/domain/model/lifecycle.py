@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from libs.contracts.messages import ExitKind, Goal, ReasonCode, TaskState
+from libs.contracts.task_states import HOLDING, TERMINAL
 
 
 class Trigger(Enum):
@@ -42,9 +43,6 @@ SUCCEEDED, FAILED = TaskState.SUCCEEDED, TaskState.FAILED
 STOPPED, REJECTED = TaskState.STOPPED, TaskState.REJECTED
 
 STATES: tuple[TaskState, ...] = tuple(s for s in TaskState if s is not TaskState.UNSPECIFIED)
-TERMINAL: frozenset[TaskState] = frozenset({SUCCEEDED, FAILED, STOPPED, REJECTED})
-# A run of the task may have processes: its GPUs are taken until its exit is observed.
-HOLDING: frozenset[TaskState] = frozenset({STARTING, RUNNING, PREEMPTING, KILLING})
 # The run was requested to leave: its GPUs come free, but are not free yet.
 LEAVING: frozenset[TaskState] = frozenset({PREEMPTING, KILLING})
 

@@ -25,8 +25,8 @@ from libs.contracts.messages import (
     TaskStateChanged,
     Unit,
 )
+from libs.contracts.task_states import HOLDING, TERMINAL
 from services.scheduler.domain.model.group_policy import PolicySettings
-from services.scheduler.domain.model.lifecycle import HOLDING, TERMINAL
 from services.scheduler.domain.model.values import NO_ORDER_KEY, OrderKey, Shape, reason, shape_of
 
 

@@ -21,6 +21,7 @@ from libs.contracts.messages import (
     PriorityChanged,
     TaskState,
 )
+from libs.contracts.task_states import TERMINAL
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.facts.index import Index
@@ -30,7 +31,6 @@ from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import Change, applied, state_changed
 from services.scheduler.domain.model.decisions import Decision, Hold, Plan, Reorder
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
-from services.scheduler.domain.model.lifecycle import TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Limit, Node, Task
 from services.scheduler.domain.model.values import Shape
 from services.scheduler.domain.queue.queues import Branch, Tree

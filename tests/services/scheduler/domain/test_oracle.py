@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
+from libs.contracts.task_states import HOLDING
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.limits.quota_usage import Account, QuotaUsage
@@ -25,7 +26,6 @@ from services.scheduler.domain.model.group_policy import (
     Timeshare,
     VirtualCluster,
 )
-from services.scheduler.domain.model.lifecycle import HOLDING
 from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
 from tests.kit.builders import a_limit, a_node, a_spec, a_task
 from tests.services.scheduler.domain.domain_harness import DomainHarness, facts_of

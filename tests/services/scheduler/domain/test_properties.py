@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import ReasonCode, TaskState
+from libs.contracts.task_states import HOLDING, TERMINAL
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines.interface import Filling
@@ -19,7 +20,7 @@ from services.scheduler.domain.facts.timers import protected_until
 from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, VirtualClusters
 from services.scheduler.domain.model.changes import applied
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
-from services.scheduler.domain.model.lifecycle import HOLDING, LEAVING, TERMINAL
+from services.scheduler.domain.model.lifecycle import LEAVING
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.placement.capacity import Slot, slots_of

@@ -5,12 +5,11 @@ from itertools import product
 import pytest
 
 from libs.contracts.messages import ExitKind, Goal, ReasonCode, TaskState
+from libs.contracts.task_states import HOLDING, TERMINAL
 from services.scheduler.domain.model.lifecycle import (
     GOALS,
-    HOLDING,
     IGNORED,
     STATES,
-    TERMINAL,
     TRANSITIONS,
     RunEnd,
     Trigger,
