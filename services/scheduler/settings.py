@@ -30,8 +30,6 @@ class SchedulerSettings(BaseServiceSettings):
     protected_seconds: float = Field(default=POLICY.protected_seconds, ge=0)
     retry_delay_seconds: float = Field(default=POLICY.retry_delay_seconds, ge=0)
     retry_delay_seconds_max: float = Field(default=POLICY.retry_delay_seconds_max, ge=0)
-    ack_deadline_seconds_default: float = Field(default=POLICY.ack_deadline_seconds_default, gt=0)
-    ack_deadline_seconds_max: float = Field(default=POLICY.ack_deadline_seconds_max, gt=0)
     # A task that is to stop gets no more than this to save.
     stop_ack_seconds_max: float = Field(default=POLICY.stop_ack_seconds_max, gt=0)
     # Nor does a run whose program never asked whether it should leave (mode sdk). If it asks within

@@ -10,13 +10,21 @@ import pytest
 from shiftwork.cli import dead_letters
 from shiftwork.live import Limits
 
+from libs.contracts.messages import TaskSpec
 from libs.service.stream_watch import WARN_SHARE
 from services.allinone.composition import WIRINGS
 from services.allinone.embedded import credentials
 from services.allinone.kubernetes import status
 from services.gateway.bodies import ServiceWord
 from services.gateway.settings import GatewaySettings
+from services.scheduler.domain.model.group_policy import PolicySettings
+from services.submit.domain.fill import fill_in
+from services.submit.domain.model import Defaults, Facts
+from services.submit.domain.model import Limits as SpecLimits
+from services.submit.domain.validate import validate
 from tests import test_layout
+from tests.builders import a_spec, a_task
+from tests.services.submit.specs import TASK_ID
 
 ROOT = Path(__file__).parents[2]
 NAMES = {wiring.name for wiring in WIRINGS}
@@ -63,3 +71,17 @@ def test_the_share_from_which_a_stream_is_filling_is_the_same_for_the_alert_and_
 def test_a_batch_of_metrics_has_no_more_names_than_the_gateway_takes() -> None:
     most = GatewaySettings.model_fields["metric_names_max"].default
     assert Limits().metrics_batch_names_max == most
+
+
+@pytest.mark.parametrize(("asked", "given"), [(7000.0, 7000.0), (0.0, 45.0)])
+def test_a_run_gets_the_whole_time_to_save_that_submit_accepted(asked: float, given: float) -> None:
+    defaults = Defaults(default_ack_deadline_seconds=45.0)
+    spec = fill_in(a_spec(ack_seconds=asked), task_id=TASK_ID, defaults=defaults)
+    limits = SpecLimits(ack_deadline_seconds_max=7200.0)
+    accepted = validate(spec, owner="ann", team="", facts=Facts(), limits=limits)
+    assert isinstance(accepted, TaskSpec), accepted
+    assert a_task(spec=accepted).ack_seconds(PolicySettings()) == given
+
+
+def test_a_row_without_a_time_to_save_gets_the_default_of_the_field() -> None:
+    assert a_task(spec=a_spec(ack_seconds=0.0)).ack_seconds(PolicySettings()) == 60.0

@@ -146,8 +146,6 @@ class PolicySettings:
     protected_seconds: float = 0.0
     retry_delay_seconds: float = 10.0
     retry_delay_seconds_max: float = 600.0
-    ack_deadline_seconds_default: float = 60.0
-    ack_deadline_seconds_max: float = 3600.0
     # A task that is to stop gets no more than this to save.
     stop_ack_seconds_max: float = 30.0
     # A run whose program never polled for requests gets no more than this.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
+from libs.contracts.fields import SHOWN
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import (
     Checkpoint,
@@ -28,6 +29,9 @@ from libs.contracts.messages import (
 from libs.contracts.task_states import HOLDING, TERMINAL
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.values import NO_ORDER_KEY, OrderKey, Shape, reason, shape_of
+
+# For rows of tasks without a time to save; submit fills the field in, and bounds it.
+ACK_SECONDS_UNKNOWN = float(SHOWN["PreemptionPolicy"]["ack_deadline_seconds"].initial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +144,8 @@ class Task:
         """How long its run may take to save and exit; a task that is to stop gets less."""
         if self.ends_now:
             return 0.0
-        wanted = self.spec.preemption.ack_deadline_seconds or settings.ack_deadline_seconds_default
-        allowed = min(wanted, settings.ack_deadline_seconds_max)
-        return min(allowed, settings.stop_ack_seconds_max) if self.goal is Goal.STOP else allowed
+        wanted = self.spec.preemption.ack_deadline_seconds or ACK_SECONDS_UNKNOWN
+        return min(wanted, settings.stop_ack_seconds_max) if self.goal is Goal.STOP else wanted
 
     def forced_at(self, silent_seconds: float) -> datetime | None:
         """When a run that was requested to leave is ended by force; None: it was not requested.
