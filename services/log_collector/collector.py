@@ -136,7 +136,7 @@ class Collector:
         except ArchiveError as error:
             self.log.warning("output cannot be kept now", problem=str(error))
             return self.bounds.retry_seconds
-        quiet = self.pace.linger
+        quiet = self.pace.linger_seconds
         if self.last_data_at is not None:
             quiet = (self.clock.now() - self.last_data_at).total_seconds()
         outputs = len(self.state.tails) + len(self.new_runs)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from pydantic import BaseModel, ConfigDict, Field
+
 NEWLINE = b"\n"
 RETURN = b"\r"
 UTF8_BYTES_MAX = 4
@@ -69,44 +71,57 @@ class IndexGrain:
     seconds_max: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The intervals of reading the sources, in seconds."""
+class Pace(BaseModel):
+    """The intervals of reading the sources."""
 
-    active: float
-    idle_min: float
-    idle_max: float
+    model_config = ConfigDict(frozen=True)
+
+    # The intervals of reading the sources, in seconds.
+    active_seconds: float = Field(default=0.05, gt=0, le=10)
+    idle_seconds_min: float = Field(default=0.1, gt=0, le=60)
+    idle_seconds_max: float = Field(default=1.0, gt=0, le=60)
     # A wait for each open output bounds an idle collector's cost.
-    idle_for_each: float
+    idle_seconds_for_each: float = Field(default=0.001, ge=0)
     # Outputs stay quick for so long after their last byte.
-    linger: float
+    linger_seconds: float = Field(default=2.0, ge=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The collector's limits, in bytes and seconds; see ``settings.py``."""
+class Bounds(BaseModel):
+    """The collector's limits."""
 
-    read_bytes_max: int
-    pass_bytes_max: int
-    output_bytes_max: int
-    record_seconds: float
-    record_bytes: int
-    unreadable_seconds_max: float
-    piece_bytes_max: int
-    live_bytes_max: int
-    retry_seconds: float
+    model_config = ConfigDict(frozen=True)
+
+    # How much is read in one pass: for one output, and in all.
+    read_bytes_max: int = Field(default=1_048_576, ge=4096)
+    pass_bytes_max: int = Field(default=16_777_216, ge=4096)
+    # The limit of one rank's kept output; its last line reports the limit.
+    output_bytes_max: int = Field(default=16 * 1024**3, ge=1024)
+    # What is kept is on disk and in the database after at most so long or so many bytes.
+    record_seconds: float = Field(default=5.0, gt=0, le=60)
+    record_bytes: int = Field(default=67_108_864, ge=4096)
+    # A rank that has ended and cannot be read is given up after so long.
+    unreadable_seconds_max: float = Field(default=300.0, ge=0)
+    # A disk that refuses is tried again after so long.
+    retry_seconds: float = Field(default=5.0, gt=0, le=300)
+
+    # Live readers: the size of one piece, and of the part of a burst that they get.
+    piece_bytes_max: int = Field(default=65_536, ge=1024, le=65_536)
+    live_bytes_max: int = Field(default=262_144, ge=1024)
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The limits of one answer to a reader; see ``settings.py``."""
+class Answers(BaseModel):
+    """The limits of one answer to a reader."""
 
-    reply_bytes_max: int
-    tail_lines_max: int
-    tail_bytes_max: int
-    list_outputs_max: int
-    list_runs_max: int
-    timestamps_max: int
+    model_config = ConfigDict(frozen=True)
+
+    # Answers: bytes of one (below the bus's payload limit), and what is searched for last lines.
+    reply_bytes_max: int = Field(default=524_288, ge=1024, le=524_288)
+    # Time stamps of one answer: it ends where the next one would begin.
+    reply_timestamps_max: int = Field(default=4096, ge=1, le=4096)
+    tail_lines_max: int = Field(default=100_000, ge=1)
+    tail_bytes_max: int = Field(default=16_777_216, ge=1024)
+    list_outputs_max: int = Field(default=4096, ge=1, le=4096)
+    list_runs_max: int = Field(default=1000, ge=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +373,8 @@ def next_scan_seconds(
         return None
     if more:
         return 0.0
-    if quiet_seconds < pace.linger:
-        return pace.active
-    return min(pace.idle_max, max(pace.idle_min, pace.idle_for_each * outputs))
+    if quiet_seconds < pace.linger_seconds:
+        return pace.active_seconds
+    return min(
+        pace.idle_seconds_max, max(pace.idle_seconds_min, pace.idle_seconds_for_each * outputs)
+    )

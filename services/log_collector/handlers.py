@@ -186,7 +186,7 @@ class Queries:
     async def _write_times(self, tx: Tx, kept: Output, start: int, end: int) -> WriteTimes:
         """When the bytes from ``start`` to ``end`` were written, and where an answer with these
         times has to end."""
-        key, count, most = kept.key, kept.timestamps, self.answers.timestamps_max
+        key, count, most = kept.key, kept.timestamps, self.answers.reply_timestamps_max
         before = await self.archive.partition(key, count, lambda each: each.offset <= start)
         # The one that covers the first byte, and one more than fits: there the answer ends.
         first = max(0, before - 1)

@@ -39,9 +39,9 @@ def build(
         clock=ports.clock,
         source=source,
         archive=archive,
-        bounds=settings.bounds(),
+        bounds=settings,
         grain=settings.grain(),
-        pace=settings.pace(),
+        pace=settings,
         state=state,
         record=record,
     )
@@ -50,7 +50,7 @@ def build(
         clock=ports.clock,
         archive=archive,
         source=source,
-        bounds=settings.bounds(),
+        bounds=settings,
         state=state,
         wake=record,
     )
@@ -62,7 +62,7 @@ def build(
         rows_max=settings.prune_rows_max,
         cutoff=PruneCutoff(SERVICE, RUNS, settings.prune_days_per_hour),
     )
-    queries = Queries(state=state, archive=archive, answers=settings.answers())
+    queries = Queries(state=state, archive=archive, answers=settings)
     return Service(
         name=SERVICE,
         ports=ports,
@@ -85,7 +85,7 @@ def source_of(settings: LogCollectorSettings) -> LogSource:
         # Here, not above: its client is large, and one machine alone does not need it.
         from services.log_collector.sources.kubernetes import KubernetesSource  # noqa: PLC0415
 
-        return KubernetesSource(settings.cluster())
+        return KubernetesSource(settings)
     assert settings.runs_dir is not None
     return FileSource(settings.runs_dir)
 

@@ -70,11 +70,11 @@ class KubernetesSource:
         except ClusterError as error:
             self._log.error("no cluster to collect from", problem=str(error))
             raise
-        seconds = self._options.timeout_seconds
+        seconds = self._options.agent_timeout_seconds
         api = KubeApi(transport, timeout_seconds=seconds)
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
         connector = aiohttp.TCPConnector(
-            limit=self._options.requests_max, keepalive_timeout=KEEP_ALIVE_SECONDS
+            limit=self._options.agent_requests_max, keepalive_timeout=KEEP_ALIVE_SECONDS
         )
         try:
             async with (
@@ -96,7 +96,7 @@ class KubernetesSource:
         while True:
             now = self._monotonic()
             due = refreshed_at + (
-                SEND_SECONDS if self._refresh_wanted else self._options.refresh_seconds
+                SEND_SECONDS if self._refresh_wanted else self._options.agent_refresh_seconds
             )
             if now >= due and now - self._last_read_at < IDLE_SECONDS:
                 self._refresh_wanted, refreshed_at = False, now
@@ -125,7 +125,7 @@ class KubernetesSource:
         for number, request in enumerate(requests):
             by_node.setdefault(request.address.node_id, []).append(number)
         share = min(bytes_max, max(SHARE_BYTES_MIN, bytes_max // max(1, len(by_node))))
-        pace = max(GAP_SECONDS_MIN, len(by_node) / self._options.requests_per_second)
+        pace = max(GAP_SECONDS_MIN, len(by_node) / self._options.agent_requests_per_second)
         reading: list[tuple[list[int], asyncio.Task[list[ReadResult | None]]]] = []
         answers: list[ReadResult | None] = [UNSURE] * len(requests)
         async with asyncio.TaskGroup() as group:

@@ -65,7 +65,7 @@ class Agents:
     problem: str = ""
 
     def __post_init__(self) -> None:
-        self._room = asyncio.Semaphore(self.options.requests_max)
+        self._room = asyncio.Semaphore(self.options.agent_requests_max)
         self._log = log(SERVICE)
 
     def node(self, node_id: str) -> Node:
@@ -180,6 +180,7 @@ class Agents:
             return result.status, await _all_of(result, answer_max)
 
     def _headers(self) -> Mapping[str, str]:
+        assert self.options.agent_token_file is not None
         token = self.options.agent_token_file.read_text().strip()
         return {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 

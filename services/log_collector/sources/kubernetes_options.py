@@ -1,9 +1,10 @@
-"""The options of the Kubernetes source. Made by ``settings.py``; needs no client."""
+"""The options of the Kubernetes source. Settings of the service; needs no client."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.log_collector.domain import OutputKey
 
@@ -11,24 +12,30 @@ from services.log_collector.domain import OutputKey
 CONTAINER = "main"
 
 
-@dataclass(frozen=True, slots=True)
-class KubernetesOptions:
-    """Where pods, their logs and the log agents are; see ``settings.py`` for each."""
+class KubernetesOptions(BaseModel):
+    """Where pods, their logs and the log agents are."""
 
-    kube_config: Path | None
-    namespace: str
-    agent_namespace: str
-    agent_label: str
-    agent_port: int
-    agent_token_file: Path
-    timeout_seconds: float
-    requests_max: int
-    requests_per_second: float
-    refresh_seconds: float
-    fallback_seconds: float
-    streams_max: int
-    stream_turn_seconds: float
-    stream_retry_seconds: float
+    model_config = ConfigDict(frozen=True)
+
+    # The cluster of the pods. Without a path: the cluster that this runs in, else KUBECONFIG.
+    kube_config: Path | None = None
+    kube_namespace: str = "shiftwork-tasks"
+    # Where the log agents of the nodes are, how they are found, and what is shown to them.
+    agent_namespace: str = "shiftwork"
+    agent_label: str = "app.kubernetes.io/component=log-agent"
+    agent_port: int = Field(default=8650, ge=1, le=65535)
+    agent_token_file: Path | None = None
+    agent_timeout_seconds: float = Field(default=5.0, gt=0, le=60)
+    # Parallel requests to nodes, and requests per second: more nodes mean fewer requests to each.
+    agent_requests_max: int = Field(default=32, ge=1, le=1024)
+    agent_requests_per_second: float = Field(default=400.0, gt=0)
+    agent_refresh_seconds: float = Field(default=10.0, gt=0, le=300)
+    # Without an answer for so long, a node's pods are read through the API server instead: so many
+    # streams at a time, each for at least so long.
+    fallback_seconds: float = Field(default=15.0, ge=0)
+    stream_count_max: int = Field(default=64, ge=1, le=1024)
+    stream_turn_seconds: float = Field(default=10.0, ge=0)
+    stream_retry_seconds: float = Field(default=2.0, gt=0)
 
 
 def pod_name(key: OutputKey) -> str:

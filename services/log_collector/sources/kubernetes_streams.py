@@ -95,7 +95,7 @@ class Streams:
     begins: dict[OutputKey, int] = field(default_factory=dict[OutputKey, int])
 
     def __post_init__(self) -> None:
-        self.room = asyncio.Semaphore(self.options.requests_max)
+        self.room = asyncio.Semaphore(self.options.agent_requests_max)
 
     def read(self, request: ReadRequest, bytes_max: int) -> ReadResult:
         """What has come of one output since the last time; opens its stream if it has none."""
@@ -130,7 +130,7 @@ class Streams:
         if now < self.retry_at.get(key, now):
             return ReadResult(unsure=True)
         self.retry_at.pop(key, None)
-        if len(self.open) >= self.options.streams_max and not self._make_room(now):
+        if len(self.open) >= self.options.stream_count_max and not self._make_room(now):
             return ReadResult(unsure=True)
         stream = self.open[key] = Stream(request.offset, now, last_at=now)
         stream.task = self.group.create_task(
@@ -172,7 +172,7 @@ class Streams:
         pod = pod_name(request.address.key)
         try:
             place = await self._locate(request) if request.offset else Place(0)
-            response = await self.api.log(self.options.namespace, pod, follow=True)
+            response = await self.api.log(self.options.kube_namespace, pod, follow=True)
             try:
                 stream.ahead = await _skip(response, place)
             except BaseException:
@@ -199,7 +199,7 @@ class Streams:
                 return result
             self.drop(key)
         try:
-            async with self.room, asyncio.timeout(self.options.timeout_seconds):
+            async with self.room, asyncio.timeout(self.options.agent_timeout_seconds):
                 return await self._fetch(request, bytes_max)
         except AbsentError:
             return ReadResult(absent=True)
@@ -211,7 +211,7 @@ class Streams:
     async def _fetch(self, request: ReadRequest, bytes_max: int) -> ReadResult:
         place = await self._locate(request) if request.offset else Place(0)
         pod = pod_name(request.address.key)
-        response = await self.api.log(self.options.namespace, pod, follow=False)
+        response = await self.api.log(self.options.kube_namespace, pod, follow=False)
         with contextlib.closing(response):
             data = await _skip(response, place)
             while len(data) < bytes_max and (more := await response.content.readany()):
@@ -227,7 +227,7 @@ class Streams:
         if at < len(before):
             before = before[len(before) - at :]
         finder = Finder(at, before)
-        response = await self.api.log(self.options.namespace, pod_name(key), follow=False)
+        response = await self.api.log(self.options.kube_namespace, pod_name(key), follow=False)
         with contextlib.closing(response):
             while data := await response.content.readany():
                 finder.feed(data)

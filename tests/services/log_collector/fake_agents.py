@@ -210,17 +210,17 @@ def cluster_of(folder: Path, port: int, **changes: Any) -> KubernetesOptions:
     token.write_text(TOKEN)
     fields: dict[str, Any] = {
         "kube_config": kubeconfig(folder, port),
-        "namespace": NAMESPACE,
+        "kube_namespace": NAMESPACE,
         "agent_namespace": AGENTS_NAMESPACE,
         "agent_label": "app.kubernetes.io/component=log-agent",
         "agent_port": 1,
         "agent_token_file": token,
-        "timeout_seconds": 3.0,
-        "requests_max": 8,
-        "requests_per_second": 1000.0,
-        "refresh_seconds": 0.2,
+        "agent_timeout_seconds": 3.0,
+        "agent_requests_max": 8,
+        "agent_requests_per_second": 1000.0,
+        "agent_refresh_seconds": 0.2,
         "fallback_seconds": 0.0,
-        "streams_max": 8,
+        "stream_count_max": 8,
         "stream_turn_seconds": 0.1,
         "stream_retry_seconds": 0.05,
     }

@@ -205,7 +205,7 @@ def test_a_clock_that_goes_back_begins_a_new_entry() -> None:
     assert index(first, 10, at(50), GRAIN) == Entry(10, at(50), at(50))
 
 
-PACE = Pace(active=0.05, idle_min=0.1, idle_max=1.0, idle_for_each=0.001, linger=2.0)
+PACE = Pace()
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ async def test_a_silent_node_does_not_delay_the_others(site: Site) -> None:
     site.api.agents["n0"] = silent
     container = site.node("n1").create("t1-1-1")
     await site.agent("n1")
-    source = await site.source(timeout_seconds=0.3, fallback_seconds=60.0)
+    source = await site.source(agent_timeout_seconds=0.3, fallback_seconds=60.0)
     reading = Reading(source, address(1, "n1"))
     slow = 0
     for number in range(40):
@@ -327,7 +327,7 @@ async def test_an_agent_with_other_offsets_is_not_trusted(
 
 async def test_the_number_of_streams_is_bounded_and_all_get_their_turn(site: Site) -> None:
     kubelet = site.node("n0")
-    source = await site.source(streams_max=2, stream_turn_seconds=0.02)
+    source = await site.source(stream_count_max=2, stream_turn_seconds=0.02)
     containers: list[Container] = []
     for rank in range(6):
         containers.append(kubelet.create(f"t1-1-{rank}"))

@@ -24,8 +24,8 @@ def test_pods_need_the_agents_token_and_no_folder() -> None:
     with pytest.raises(ValidationError, match="source kubernetes needs agent_token_file"):
         settings_with(source="kubernetes", runs_dir=None)
     made = settings_with(source="kubernetes", runs_dir=None, agent_token_file="/run/token")
-    cluster = made.cluster()
-    assert (cluster.namespace, cluster.agent_namespace) == ("shiftwork-tasks", "shiftwork")
+    cluster = made
+    assert (cluster.kube_namespace, cluster.agent_namespace) == ("shiftwork-tasks", "shiftwork")
     assert (cluster.agent_port, cluster.agent_token_file) == (8650, Path("/run/token"))
     assert cluster.agent_label == "app.kubernetes.io/component=log-agent"
 
