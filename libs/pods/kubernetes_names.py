@@ -8,12 +8,16 @@ from __future__ import annotations
 import hashlib
 import re
 
-from libs.contracts.ids import is_label_value
+from libs.contracts.ids import RunId, is_label_value
 
 DOMAIN = "shiftwork.dev"
 # The label by which the launcher finds its objects, and its value.
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "shiftwork"
+# Where tasks run unless the site says otherwise.
+TASKS_NAMESPACE = "shiftwork-tasks"
+# The ConfigMap there in which the launcher keeps its epoch.
+EPOCH_MAP = "shiftwork-launcher"
 # The task's own container, and the one that brings the SDK.
 MAIN = "main"
 SDK_CONTAINER = "shiftwork-sdk"
@@ -25,6 +29,16 @@ CONTEXT_FOLDER = "/etc/shiftwork"
 HOME_FOLDER = "/shiftwork/home"
 _INVALID_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]")
 _KEPT_MAX = 50
+
+
+def run_name(run_id: RunId) -> str:
+    """The name of a run's own objects."""
+    return f"{run_id.task_id}-{run_id.attempt}"
+
+
+def pod_name(run_id: RunId, rank: int) -> str:
+    """The name of a rank's pod, which is also its host name."""
+    return f"{run_name(run_id)}-{rank}"
 
 
 def is_platforms_key(key: str) -> bool:

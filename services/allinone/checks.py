@@ -23,13 +23,13 @@ import psutil
 from shiftwork.cli.failures import USAGE, Failure
 from shiftwork.cli.homes import ANOTHER_FOLDER, own_data
 
+from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.contracts.wording import counted
 from services.allinone.embedded import nats, postgres
 from services.allinone.embedded.accounts import Account, can_run, name_of, service_account
 from services.allinone.embedded.credentials import SERVICES
 from services.allinone.findings import Finding, finding_of
 from services.allinone.place import (
-    DEFAULT_PORT,
     Options,
     Place,
     listening,
@@ -274,7 +274,7 @@ def _refused(host: str, port: int, problem: OSError) -> Finding:
         return Finding("bad", f"port {port} is taken by {who}", fix, "--port")
     if problem.errno in (errno.EACCES, errno.EPERM):
         text = f"port {port} is only for root"
-        return Finding("bad", text, f"take a higher one: --port {DEFAULT_PORT}", "--port")
+        return Finding("bad", text, f"take a higher one: --port {GATEWAY_PORT}", "--port")
     text = f"{host}:{port} cannot be listened on: {problem.strerror}"
     return Finding("bad", text, "give another --host or --port", "--host")
 

@@ -21,9 +21,10 @@ from urllib.parse import urlsplit
 from shiftwork.cli import installed
 from shiftwork.cli.failures import Failure
 
+from libs.contracts.tcp_ports import GATEWAY_PORT
 from services.allinone.embedded.credentials import Credentials, private_folder, write_private
 
-DEFAULT_PORT, PORT_MAX = 8642, 65_535
+PORT_MAX = 65_535
 # The record in the lock file is always as long, so that it can be changed on a full disk, too.
 RECORD_BYTES, PROBLEM_CHARACTERS_MAX = 2048, 300
 TAKE_TRIES, TAKE_SECONDS = 10, 0.02
@@ -36,7 +37,7 @@ class Options:
     """What ``up`` was told; kept, so that the next ``up`` finds the same machine."""
 
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
+    port: int = GATEWAY_PORT
     # Virtual nodes and slots on each; None: this machine as one node with its GPUs.
     nodes: int | None = None
     slots: int | None = None

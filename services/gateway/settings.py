@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.service.settings import BaseServiceSettings
 
 
@@ -15,7 +16,7 @@ class GatewaySettings(BaseServiceSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", env_prefix="SHIFTWORK_GATEWAY_")
 
-    http_port: int | None = Field(default=8642, ge=0, le=65535)
+    http_port: int | None = Field(default=GATEWAY_PORT, ge=0, le=65535)
     # The first administrator's token, alone in a file; without it no one can log in.
     admin_token_file: Path | None = None
     # The key that run tokens are signed with; the launcher reads the same file.

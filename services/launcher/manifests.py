@@ -14,11 +14,20 @@ from typing import Any
 from libs.contracts.ids import RunId
 from libs.contracts.messages import PodRequest
 from libs.pods.field_errors import PodRefusedError
-from libs.pods.kubernetes_names import DOMAIN, MANAGED_BY, MANAGER, label_value
+from libs.pods.kubernetes_names import (
+    DOMAIN,
+    MANAGED_BY,
+    MANAGER,
+    TASKS_NAMESPACE,
+    label_value,
+    pod_name,
+    run_name,
+)
 from libs.pods.pod_policy import PodPolicy
 from libs.pods.pod_template import merged, read_template
 from libs.pods.request_validation import check_pod
 from libs.pods.requester import Requester
+from services.launcher.domain.master_ports import MASTER_PORTS
 from services.launcher.pod_spec import TOKEN, TOKEN_KEY, PodPlan, compact, pod_spec
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
@@ -33,9 +42,9 @@ SECRET_BYTES_MAX = 512 * 1024
 class PodSite:
     """Settings for pods beside the policy."""
 
-    namespace: str = "shiftwork-tasks"
-    master_port_first: int = 20_000
-    master_port_last: int = 27_999
+    namespace: str = TASKS_NAMESPACE
+    master_port_first: int = MASTER_PORTS.first
+    master_port_last: int = MASTER_PORTS.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +78,6 @@ class RunManifests:
             service=owned(self.service) if self.service else None,
             pods=tuple(owned(each) for each in self.pods),
         )
-
-
-def run_name(run_id: RunId) -> str:
-    """The name of a run's own objects."""
-    return f"{run_id.task_id}-{run_id.attempt}"
-
-
-def pod_name(run_id: RunId, rank: int) -> str:
-    """The name of a rank's pod, which is also its host name."""
-    return f"{run_name(run_id)}-{rank}"
 
 
 def run_labels(run_id: RunId) -> dict[str, str]:

@@ -10,8 +10,11 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.contracts.ids import LABEL_KEY_RULE, is_label_key
+from libs.contracts.tcp_ports import GATEWAY_PORT
+from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from libs.pods.pod_policy import PodPolicy, read_policy
 from libs.service.settings import BaseServiceSettings
+from services.launcher.domain.master_ports import MASTER_PORTS
 from services.launcher.nodes_file import check_labels, check_taints
 
 # A group, or a namespace.
@@ -37,7 +40,7 @@ class LauncherSettings(BaseServiceSettings):
     nodes_file: Path | None = None
 
     # Values in the tasks' environment. The gateway's URL as tasks reach it:
-    task_url: str = "http://127.0.0.1:8642"
+    task_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
     run_token_key_file: Path
     # Run by root, one of task_user, task_users and tasks_as_root must be set. A user's name: all
     # tasks run as that user.
@@ -51,11 +54,11 @@ class LauncherSettings(BaseServiceSettings):
     task_lang: str = "C.UTF-8"
     master_addr: str = "127.0.0.1"
     # Below the kernel's range of ephemeral ports.
-    master_port_first: int = Field(default=20_000, ge=1024, le=65_535)
-    master_port_last: int = Field(default=27_999, ge=1024, le=65_535)
+    master_port_first: int = Field(default=MASTER_PORTS.first, ge=1024, le=65_535)
+    master_port_last: int = Field(default=MASTER_PORTS.last, ge=1024, le=65_535)
 
     # Runtime kubernetes. The namespace of the tasks' pods:
-    kube_namespace: str = Field(default="shiftwork-tasks", pattern=NAME)
+    kube_namespace: str = Field(default=TASKS_NAMESPACE, pattern=NAME)
     # Empty: the cluster that the launcher runs in; else what KUBECONFIG names.
     kube_config: Path | None = None
     # Which nodes are ours, as `kubectl -l` takes it; empty: all but those of the control plane.

@@ -11,8 +11,9 @@ import pytest_asyncio
 
 from libs.kube.client import CallLimits, KubeClient
 from libs.kube.transport import Transport
+from libs.pods.kubernetes_names import EPOCH_MAP
 from services.launcher.runtimes.kubernetes.connect import connect_client
-from services.launcher.runtimes.kubernetes.epoch_fence import NAME, EpochFence
+from services.launcher.runtimes.kubernetes.epoch_fence import EpochFence
 from services.launcher.runtimes.port import RuntimeDeniedError
 from tests.kubernetes.cluster_harness import ClusterHarness, Crash, PlayedTransport
 from tools.cluster.control_plane import ControlPlane
@@ -39,7 +40,7 @@ class Leaders:
         return fence
 
     def epoch(self) -> str:
-        return self.cluster.api.get(self.cluster.path("configmaps", NAME))["data"]["epoch"]
+        return self.cluster.api.get(self.cluster.path("configmaps", EPOCH_MAP))["data"]["epoch"]
 
 
 @pytest_asyncio.fixture
@@ -93,6 +94,6 @@ async def test_a_hundred_orders_cost_a_few_reads(leaders: Leaders) -> None:
 async def test_the_object_deleted_by_hand_is_made_anew(leaders: Leaders) -> None:
     fence = leaders.leader(6)
     await fence.check()
-    leaders.cluster.api.delete(leaders.cluster.path("configmaps", NAME))
+    leaders.cluster.api.delete(leaders.cluster.path("configmaps", EPOCH_MAP))
     await fence.check()
     assert leaders.epoch() == "6"

@@ -11,12 +11,15 @@ from shiftwork.cli import dead_letters
 from shiftwork.live import Limits
 
 from libs.contracts.messages import TaskSpec
+from libs.contracts.tcp_ports import GATEWAY_PORT
+from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from libs.service.stream_watch import WARN_SHARE
 from services.allinone.composition import WIRINGS
 from services.allinone.embedded import credentials
 from services.allinone.kubernetes import status
 from services.gateway.bodies import ServiceWord
 from services.gateway.settings import GatewaySettings
+from services.log_collector.agent.protocol import PORT as AGENT_PORT
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.submit.domain.fill import fill_in
 from services.submit.domain.model import Defaults, Facts
@@ -85,3 +88,36 @@ def test_a_run_gets_the_whole_time_to_save_that_submit_accepted(asked: float, gi
 
 def test_a_row_without_a_time_to_save_gets_the_default_of_the_field() -> None:
     assert a_task(spec=a_spec(ack_seconds=0.0)).ack_seconds(PolicySettings()) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "value"),
+    [
+        ("libs/sdk/shiftwork/cli/contexts.py", r"http://127.0.0.1:(\d+)", GATEWAY_PORT),
+        ("deploy/k8s/charts/gateway/templates/gateway.yaml", r'"port" (\d+)', GATEWAY_PORT),
+        ("deploy/k8s/charts/common/templates/_defaults.tpl", r"gateway\.%s:(\d+)", GATEWAY_PORT),
+        ("deploy/k8s/charts/shiftwork/templates/tasks.yaml", r"port: (\d{4})", GATEWAY_PORT),
+        ("docker/compose.yaml", r"gateway:(\d+)", GATEWAY_PORT),
+        ("deploy/k8s/charts/log-collector/templates/agent.yaml", r"[pP]ort\"?:? (\d+)", AGENT_PORT),
+        (
+            "deploy/k8s/charts/log-collector/templates/log-collector.yaml",
+            r'"ports" \(list \(dict "port" (\d+)',
+            AGENT_PORT,
+        ),
+        (
+            "deploy/k8s/charts/common/templates/_defaults.tpl",
+            r"namespace: (shiftwork-\w+)",
+            TASKS_NAMESPACE,
+        ),
+        (
+            "deploy/k8s/charts/shiftwork/values.yaml",
+            r"namespace: (shiftwork-\w+)",
+            TASKS_NAMESPACE,
+        ),
+    ],
+)
+def test_files_that_read_no_python_have_its_ports_and_namespace(
+    path: str, pattern: str, value: object
+) -> None:
+    found = re.findall(pattern, (ROOT / path).read_text())
+    assert set(found) == {str(value)}

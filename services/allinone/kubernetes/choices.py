@@ -15,6 +15,8 @@ from typing import Annotated, Any
 import typer
 from shiftwork.cli.failures import usage
 
+from libs.pods.kubernetes_names import TASKS_NAMESPACE
+
 Path_ = tuple[str, ...]
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
 _WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
@@ -46,7 +48,7 @@ ENTRIES: tuple[Entry, ...] = (
         ["registry"],
         "Names of Secrets in the platform's namespace, if the registry wants a login.",
     ),
-    _entry("global/tasks/namespace", "shiftwork-tasks", "Where pods of tasks run."),
+    _entry("global/tasks/namespace", TASKS_NAMESPACE, "Where pods of tasks run."),
     _entry(
         "global/podPolicy/gpu_resource",
         "nvidia.com/gpu",

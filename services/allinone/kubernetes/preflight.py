@@ -16,6 +16,7 @@ from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure
 from shiftwork.cli.parse import fields, listed
 
 from libs.contracts.wording import counted
+from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from services.allinone.findings import Finding
 from services.allinone.kubernetes import programs, reach, rights, standing
 from services.allinone.kubernetes.choices import VOLUMES
@@ -35,7 +36,7 @@ class Wants:
     """What an installation will need of the cluster."""
 
     gpu_resource: str = GPUS
-    tasks_namespace: str = reach.TASKS
+    tasks_namespace: str = TASKS_NAMESPACE
     # Which class of volumes; empty: the default one. None: no volumes at all.
     storage_class: str | None = ""
 
@@ -61,7 +62,7 @@ def wants_of(documents: Sequence[Json]) -> Wants:
     ]
     return Wants(
         gpu_resource=said("global", "podPolicy", "gpu_resource") or GPUS,
-        tasks_namespace=said("global", "tasks", "namespace") or reach.TASKS,
+        tasks_namespace=said("global", "tasks", "namespace") or TASKS_NAMESPACE,
         # The one that must be looked up: the default class if any volume leaves it open.
         storage_class=min(classes, default=None),
     )

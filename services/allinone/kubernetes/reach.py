@@ -16,11 +16,10 @@ from shiftwork.cli import contexts, homes
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.parse import fields
 
+from libs.contracts.tcp_ports import GATEWAY_PORT
+from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from services.allinone.kubernetes.helm import Helm, prefix
 from services.allinone.kubernetes.kubectl import Json, Kubectl, Target
-
-PORT = 8642
-TASKS = "shiftwork-tasks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class Installed:
     @property
     def forward(self) -> str:
         """The command that makes it reachable from here."""
-        return f"kubectl port-forward -n {self.to.namespace} service/{self.gateway} {PORT}:{PORT}"
+        ports = f"{GATEWAY_PORT}:{GATEWAY_PORT}"
+        return f"kubectl port-forward -n {self.to.namespace} service/{self.gateway} {ports}"
 
     @property
     def context(self) -> str:
@@ -60,14 +60,14 @@ def installed(to: Target, helm: Helm) -> Installed:
         to=to,
         prefix=begins,
         keys_secret=fields(shared.get("secrets")).get("keys") or f"{begins}-keys",
-        tasks_namespace=fields(shared.get("tasks")).get("namespace") or TASKS,
+        tasks_namespace=fields(shared.get("tasks")).get("namespace") or TASKS_NAMESPACE,
         url=_public(values),
     )
 
 
 def removed(to: Target) -> Installed:
     """What is known of one that is not there (any more): the names that charts give by default."""
-    return Installed(to, to.release, f"{to.release}-keys", TASKS, "")
+    return Installed(to, to.release, f"{to.release}-keys", TASKS_NAMESPACE, "")
 
 
 def _public(values: Json) -> str:
@@ -95,7 +95,7 @@ def admin_token(kubectl: Kubectl, it: Installed) -> str:
 def front_door(kubectl: Kubectl, it: Installed) -> Generator[tuple[str, str]]:
     """URL and token of the API, through a tunnel, while the context is open."""
     token = admin_token(kubectl, it)
-    with kubectl.tunnel(it.gateway, PORT) as url:
+    with kubectl.tunnel(it.gateway, GATEWAY_PORT) as url:
         yield url, token
 
 
@@ -107,7 +107,7 @@ def keep_context(it: Installed, token: str) -> Path:
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
         stream.write(token + "\n")
     fresh.replace(file)
-    url = it.url or f"http://127.0.0.1:{PORT}"
+    url = it.url or f"http://127.0.0.1:{GATEWAY_PORT}"
     named = contexts.Named(url, str(file), remote=True)
     contexts.save(contexts.default_path(), lambda _: it.context, named)
     return file

@@ -14,7 +14,7 @@ import httpx
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.parse import fields
 
-from libs.pods.kubernetes_names import DOMAIN, MANAGED_BY, MANAGER
+from libs.pods.kubernetes_names import DOMAIN, EPOCH_MAP, MANAGED_BY, MANAGER
 from services.allinone.client import client_of
 from services.allinone.kubernetes import reach, standing
 from services.allinone.kubernetes.installing import DRAINED, remember_drained
@@ -23,9 +23,8 @@ from services.allinone.stopping import drain_nodes
 
 Tell = Callable[[str], None]
 
-# What the launcher labels everything of a run with, and where it keeps its epoch.
+# What the launcher labels everything of a run with.
 OF_RUNS = f"{MANAGED_BY}={MANAGER},{DOMAIN}/task"
-FENCE = "shiftwork-launcher"
 # Pods have a grace of their own, half a minute unless the policy says otherwise.
 LEAVE_SECONDS = 180
 
@@ -83,7 +82,7 @@ def sweep(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
     seconds = f"--timeout={LEAVE_SECONDS}s"
     kubectl.run("delete", "pods", *where, seconds, seconds_max=LEAVE_SECONDS + 30)
     kubectl.run("delete", "secrets,services", *where)
-    kubectl.run("delete", "configmap", FENCE, "-n", it.tasks_namespace, "--ignore-not-found")
+    kubectl.run("delete", "configmap", EPOCH_MAP, "-n", it.tasks_namespace, "--ignore-not-found")
 
 
 def kept(kubectl: Kubectl, it: reach.Installed) -> list[Kept]:

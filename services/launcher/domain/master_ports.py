@@ -25,3 +25,6 @@ class PortRange:
             if port not in taken:
                 return port
         return None
+
+
+MASTER_PORTS = PortRange(20_000, 27_999)

@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from libs.pods.kubernetes_names import MAIN, TASKS_NAMESPACE
+from services.log_collector.agent.protocol import PORT
 from services.log_collector.agent.spool import Limits
 
 
@@ -23,12 +25,12 @@ class AgentSettings(BaseSettings):
     pods_dir: Path = Path("/var/log/pods")
     spool_dir: Path = Path("/var/log/shiftwork")
     # Whose logs: pods of this namespace, and the container of each that is the task's.
-    namespace: str = Field(default="shiftwork-tasks", pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-    container: str = Field(default="main", pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    namespace: str = Field(default=TASKS_NAMESPACE, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    container: str = Field(default=MAIN, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 
     # Every address of the pod: log-collector comes from other nodes.
     host: str = "0.0.0.0"  # noqa: S104 - see above
-    port: int = Field(default=8650, ge=0, le=65535)
+    port: int = Field(default=PORT, ge=0, le=65535)
     # What log-collector shows as `Authorization: Bearer …`.
     token_file: Path
 

@@ -25,7 +25,7 @@ from libs.kube.client import (
     reason_and_message,
 )
 from libs.kube.transport import BROKEN, ConfigurationError, Transport, failed
-from services.log_collector.sources.kubernetes_options import CONTAINER
+from libs.pods.kubernetes_names import MAIN
 
 # What the kubelet answers, with status 200 and as if it were output, when there is no log file. The
 # whole answer has to match: a program may print the beginning of it.
@@ -107,7 +107,7 @@ class KubeApi:
             response = await self._client.open(
                 f"{namespaced(namespace, 'pods', pod)}/log",
                 read_seconds=None if follow else self._seconds,
-                container=CONTAINER,
+                container=MAIN,
                 follow=str(follow).lower(),
             )
             if response.status == HTTP_OK:

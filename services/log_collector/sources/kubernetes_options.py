@@ -6,10 +6,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from libs.contracts.ids import RunId, TaskId
+from libs.pods import kubernetes_names
+from libs.pods.kubernetes_names import TASKS_NAMESPACE
+from services.log_collector.agent.protocol import PORT
 from services.log_collector.domain import OutputKey
-
-# The container of a pod that runs the task.
-CONTAINER = "main"
 
 
 class KubernetesOptions(BaseModel):
@@ -19,11 +20,11 @@ class KubernetesOptions(BaseModel):
 
     # The cluster of the pods. Without a path: the cluster that this runs in, else KUBECONFIG.
     kube_config: Path | None = None
-    kube_namespace: str = "shiftwork-tasks"
+    kube_namespace: str = TASKS_NAMESPACE
     # Where the log agents of the nodes are, how they are found, and what is shown to them.
     agent_namespace: str = "shiftwork"
     agent_label: str = "app.kubernetes.io/component=log-agent"
-    agent_port: int = Field(default=8650, ge=1, le=65535)
+    agent_port: int = Field(default=PORT, ge=1, le=65535)
     agent_token_file: Path | None = None
     agent_timeout_seconds: float = Field(default=5.0, gt=0, le=60)
     # Parallel requests to nodes, and requests per second: more nodes mean fewer requests to each.
@@ -39,5 +40,5 @@ class KubernetesOptions(BaseModel):
 
 
 def pod_name(key: OutputKey) -> str:
-    """The pod of a rank: the launcher's naming."""
-    return f"{key.task_id}-{key.attempt}-{key.rank}"
+    """The pod of a rank."""
+    return kubernetes_names.pod_name(RunId(TaskId(key.task_id), key.attempt), key.rank)

@@ -22,6 +22,7 @@ from libs.contracts.messages import EnvSource, PodRequest, Role
 from libs.pods import template_fields
 from libs.pods.field_errors import PodRefusedError
 from libs.pods.formats import is_object_name
+from libs.pods.kubernetes_names import pod_name
 from libs.pods.pod_policy import PodPolicy
 from libs.pods.template_schema import (
     Forbidden,
@@ -39,7 +40,6 @@ from services.launcher.manifests import (
     RunManifests,
     build_manifests,
     master_port,
-    pod_name,
     run_name,
 )
 from services.launcher.pod_spec import literal

@@ -110,6 +110,9 @@ def _read(path: Path) -> dict[str, Any]:
     )
 
 
+EXAMPLE_URL = "http://127.0.0.1:8642"
+
+
 def _check(document: Any) -> None:  # noqa: ANN401 - whatever the file holds
     """Raises ValueError with the place and the expected value."""
     _expect(document, "the file", dict, {"current": "local", "contexts": {}})
@@ -117,7 +120,7 @@ def _check(document: Any) -> None:  # noqa: ANN401 - whatever the file holds
     _expect(document.get("current"), "current", str, "local")
     for name, fields in document["contexts"].items():
         place = f"contexts.{name}"
-        _expect(fields, place, dict, {"url": "http://127.0.0.1:8642"})
+        _expect(fields, place, dict, {"url": EXAMPLE_URL})
         if not fields.get("url"):
             raise ValueError(f"{place} has no url")
         for field, kind, example in _FIELDS:
@@ -126,7 +129,7 @@ def _check(document: Any) -> None:  # noqa: ANN401 - whatever the file holds
 
 # The type of each field of a context, and an example.
 _FIELDS: tuple[tuple[str, type, object], ...] = (
-    ("url", str, "http://127.0.0.1:8642"),
+    ("url", str, EXAMPLE_URL),
     ("token_file", str, "/home/ann/token"),
     ("remote", bool, True),
     ("data", str, "/var/lib/shiftwork"),

@@ -17,7 +17,7 @@ from libs.kube.client import (
     KubeClient,
     namespaced,
 )
-from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
+from libs.pods.kubernetes_names import EPOCH_MAP, MANAGED_BY, MANAGER
 from services.launcher.runtimes.port import (
     RuntimeDeniedError,
     RuntimeUnavailableError,
@@ -25,7 +25,6 @@ from services.launcher.runtimes.port import (
 )
 
 Json = dict[str, Any]
-NAME = "shiftwork-launcher"
 EPOCH = "epoch"
 TRIES_MAX = 10
 
@@ -76,10 +75,10 @@ class EpochFence:
                 if self._taken or await self._try_take():
                     self._taken = True
                     return
-        raise RuntimeUnavailableError(f"ConfigMap {NAME} keeps changing")
+        raise RuntimeUnavailableError(f"ConfigMap {EPOCH_MAP} keeps changing")
 
     async def _try_take(self) -> bool:
-        path = namespaced(self._namespace, "configmaps", NAME)
+        path = namespaced(self._namespace, "configmaps", EPOCH_MAP)
         try:
             found = await self._client.get(path)
         except ApiError as problem:
@@ -107,7 +106,7 @@ class EpochFence:
         thing: Json = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": NAME, "labels": {MANAGED_BY: MANAGER}},
+            "metadata": {"name": EPOCH_MAP, "labels": {MANAGED_BY: MANAGER}},
             "data": {EPOCH: str(self._epoch)},
         }
         try:
@@ -121,7 +120,7 @@ class EpochFence:
     async def _read(self) -> int:
         """The epoch in the object; 0 if there is none."""
         try:
-            found = await self._client.get(namespaced(self._namespace, "configmaps", NAME))
+            found = await self._client.get(namespaced(self._namespace, "configmaps", EPOCH_MAP))
         except ApiError as problem:
             if problem.status == NOT_FOUND:
                 return 0

@@ -18,7 +18,7 @@ from libs.contracts.ids import RunId
 from libs.kube.client import CallLimits, KubeClient
 from libs.kube.transport import Transport
 from libs.pods.field_errors import PodRefusedError
-from libs.pods.kubernetes_names import MAIN, MANAGED_BY, MANAGER
+from libs.pods.kubernetes_names import MAIN, MANAGED_BY, MANAGER, TASKS_NAMESPACE
 from libs.service import observability
 from libs.service.loop import pause
 from services.launcher.domain.model import Fault, Listing, RankState
@@ -57,7 +57,7 @@ SIGNAL_SECONDS = 10.0
 class KubePolicy:
     """The numbers and names of this runtime."""
 
-    namespace: str = "shiftwork-tasks"
+    namespace: str = TASKS_NAMESPACE
     # Which nodes are ours, as kubectl's -l takes it; empty: all but those of the control plane.
     node_selector: str = ""
     rules: NodeRules = field(default_factory=NodeRules)

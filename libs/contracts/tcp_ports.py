@@ -1,0 +1,3 @@
+"""TCP ports on which several programs agree."""
+
+GATEWAY_PORT = 8642
