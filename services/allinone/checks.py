@@ -34,6 +34,7 @@ from services.allinone.place import (
     Place,
     listening,
 )
+from services.allinone.setting_relations import broken_relations
 from services.allinone.task_user import check_service_user, check_task_user
 from services.launcher.gpus import find_gpus
 
@@ -377,6 +378,10 @@ def settings(place: Place, options: Options) -> Iterator[Finding]:
         shown = f"{name}={os.environ.get(name, '')!r}: {problem}"
         fix = f"correct or unset {name} (docs/generated/settings.md lists all)"
         yield Finding("bad" if stops else "warn", shown, fix, name, USAGE)
+    given = {name.upper(): value for name, value in os.environ.items()}
+    yield from broken_relations(
+        lambda service, name: given.get(f"SHIFTWORK_{service}_{name}".upper())
+    )
 
 
 def memory(place: Place, options: Options) -> Iterator[Finding]:

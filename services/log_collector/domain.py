@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 NEWLINE = b"\n"
 RETURN = b"\r"
@@ -74,8 +74,6 @@ class IndexGrain:
 class Pace(BaseModel):
     """The intervals of reading the sources."""
 
-    model_config = ConfigDict(frozen=True)
-
     # The intervals of reading the sources, in seconds.
     active_seconds: float = Field(default=0.05, gt=0, le=10)
     idle_seconds_min: float = Field(default=0.1, gt=0, le=60)
@@ -88,8 +86,6 @@ class Pace(BaseModel):
 
 class Bounds(BaseModel):
     """The collector's limits."""
-
-    model_config = ConfigDict(frozen=True)
 
     # How much is read in one pass: for one output, and in all.
     read_bytes_max: int = Field(default=1_048_576, ge=4096)
@@ -111,8 +107,6 @@ class Bounds(BaseModel):
 
 class Answers(BaseModel):
     """The limits of one answer to a reader."""
-
-    model_config = ConfigDict(frozen=True)
 
     # Answers: bytes of one (below the bus's payload limit), and what is searched for last lines.
     reply_bytes_max: int = Field(default=524_288, ge=1024, le=524_288)

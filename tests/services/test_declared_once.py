@@ -17,6 +17,7 @@ from libs.service.stream_watch import WARN_SHARE
 from services.allinone.composition import WIRINGS
 from services.allinone.embedded import credentials
 from services.allinone.kubernetes import status
+from services.allinone.setting_relations import RELATIONS, Relation, default
 from services.gateway.bodies import ServiceWord
 from services.gateway.settings import GatewaySettings
 from services.log_collector.agent.protocol import PORT as AGENT_PORT
@@ -121,3 +122,8 @@ def test_files_that_read_no_python_have_its_ports_and_namespace(
 ) -> None:
     found = re.findall(pattern, (ROOT / path).read_text())
     assert set(found) == {str(value)}
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_the_defaults_of_different_services_have_the_right_order(relation: Relation) -> None:
+    assert default(*relation.longer) > default(*relation.shorter)

@@ -22,6 +22,7 @@ from services.allinone.kubernetes import programs, reach, rights, standing
 from services.allinone.kubernetes.choices import VOLUMES
 from services.allinone.kubernetes.helm import BUSY, Helm
 from services.allinone.kubernetes.kubectl import Json, Kubectl, Target
+from services.allinone.setting_relations import broken_relations
 
 # As in the charts.
 VERSION_MIN = (1, 30)
@@ -39,6 +40,8 @@ class Wants:
     tasks_namespace: str = TASKS_NAMESPACE
     # Which class of volumes; empty: the default one. None: no volumes at all.
     storage_class: str | None = ""
+    # What is wrong with the values themselves.
+    problems: tuple[Finding, ...] = ()
 
 
 def wants_of(documents: Sequence[Json]) -> Wants:
@@ -65,6 +68,7 @@ def wants_of(documents: Sequence[Json]) -> Wants:
         tasks_namespace=said("global", "tasks", "namespace") or TASKS_NAMESPACE,
         # The one that must be looked up: the default class if any volume leaves it open.
         storage_class=min(classes, default=None),
+        problems=tuple(broken_relations(lambda service, name: said(service, "settings", name))),
     )
 
 
@@ -123,6 +127,7 @@ def exit_code(bad: Sequence[Finding]) -> int:
 
 
 def _checks(to: Target, wants: Wants) -> Iterator[Finding]:
+    yield from wants.problems
     yield from _programs()
     kubectl = Kubectl(to)
     yield from _kubeconfig(to)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from libs.contracts.ids import RunId, TaskId
 from libs.pods import kubernetes_names
@@ -15,8 +15,6 @@ from services.log_collector.domain import OutputKey
 
 class KubernetesOptions(BaseModel):
     """Where pods, their logs and the log agents are."""
-
-    model_config = ConfigDict(frozen=True)
 
     # The cluster of the pods. Without a path: the cluster that this runs in, else KUBECONFIG.
     kube_config: Path | None = None

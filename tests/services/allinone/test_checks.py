@@ -274,6 +274,21 @@ def test_settings_of_the_environment_without_effect_are_told(
     assert fixed.endswith("='9000': it has no effect here: `up` sets it, some by its options")
 
 
+def test_settings_of_two_services_that_contradict_are_refused_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path / "data")
+    monkeypatch.setenv("SHIFTWORK_SUBMIT_TASKS_KEEP_SECONDS", str(400 * 86_400))
+    (found,) = checks.settings(place, PLAIN)
+    assert found.level == "bad"
+    assert "scheduler's ended_keep_seconds (34560000) is not longer than submit's" in found.what
+    assert found.fix.startswith("set ended_keep_seconds of scheduler above 34560000, or ")
+    monkeypatch.setenv("SHIFTWORK_SCHEDULER_ENDED_KEEP_SECONDS", str(401 * 86_400))
+    assert not [*checks.settings(place, PLAIN)]
+    monkeypatch.setenv("SHIFTWORK_GATEWAY_COMMAND_TIMEOUT_SECONDS", "4")
+    assert [each.level for each in checks.settings(place, PLAIN)] == ["warn", "warn"]
+
+
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path / "live")

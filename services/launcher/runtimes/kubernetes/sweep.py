@@ -20,10 +20,9 @@ from libs.kube.client import (
     KubeClient,
     namespaced,
 )
-from libs.pods.kubernetes_names import MANAGED_BY, MANAGER
+from libs.pods.kubernetes_names import EPOCH_MAP, MANAGED_BY, MANAGER
 from libs.service.loop import pause
 from services.launcher.runtimes.kubernetes.connect import connect_client
-from services.launcher.runtimes.kubernetes.epoch_fence import NAME
 from services.launcher.runtimes.kubernetes.pods import TASK
 from services.launcher.runtimes.kubernetes.run_objects import run_all
 from services.launcher.runtimes.port import RuntimeUnavailableError
@@ -45,7 +44,7 @@ async def sweep(client: KubeClient, namespace: str, seconds_max: float) -> list[
     while left and loop.time() < ends_s:
         await pause(LOOK_SECONDS)
         left = await _names(client, namespace, "pods", f"{ours},{TASK}")
-    await _delete(client, namespace, "configmaps", NAME)
+    await _delete(client, namespace, "configmaps", EPOCH_MAP)
     return left
 
 

@@ -122,3 +122,12 @@ def test_values_tell_what_they_want_of_a_cluster(
     documents: list[dict[str, Any]], expected: Wants
 ) -> None:
     assert wants_of(documents) == expected
+
+
+def test_values_of_two_services_that_contradict_are_found() -> None:
+    kept = {"submit": {"settings": {"dead_letters_keep_seconds": 45 * 86_400}}}
+    (found,) = wants_of([kept]).problems
+    assert found.level == "bad"
+    assert "scheduler's early_keep_seconds" in found.what
+    enough = {"scheduler": {"settings": {"early_keep_seconds": 46 * 86_400}}}
+    assert wants_of([kept, enough]).problems == ()

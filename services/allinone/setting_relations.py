@@ -1,0 +1,76 @@
+"""Settings of one service that must be longer than those of another.
+
+A service sees its own settings only, so ``checks.py`` asks for one machine, and
+``kubernetes/preflight.py`` for the values of a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from services.allinone.findings import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """``longer`` must be more seconds than ``shorter``; each is a service and its setting."""
+
+    longer: tuple[str, str]
+    shorter: tuple[str, str]
+    why: str
+    # False: the platform works without it, but worse.
+    must_hold: bool = True
+
+
+ENDED_KEEP = ("scheduler", "ended_keep_seconds")
+EARLY_KEEP = ("scheduler", "early_keep_seconds")
+DRY_RUN = ("scheduler", "dry_run_seconds_max")
+EXPLAIN = ("scheduler", "explain_seconds_max")
+ANSWER = ("gateway", "command_timeout_seconds")
+_REPLAYED = "a submission that is replayed later would miss what came before it"
+_UNANSWERED = "the gateway would no longer wait for the answer"
+RELATIONS = (
+    Relation(
+        ENDED_KEEP,
+        ("submit", "tasks_keep_seconds"),
+        "an ended task that submit publishes again would run again",
+    ),
+    Relation(EARLY_KEEP, ("scheduler", "dead_letters_keep_seconds"), _REPLAYED),
+    Relation(EARLY_KEEP, ("submit", "dead_letters_keep_seconds"), _REPLAYED),
+    Relation(ANSWER, DRY_RUN, _UNANSWERED, must_hold=False),
+    Relation(ANSWER, EXPLAIN, _UNANSWERED, must_hold=False),
+)
+
+
+def default(service: str, name: str) -> float:
+    """What a setting is that nobody gives."""
+    from services.allinone.composition import WIRINGS  # noqa: PLC0415 - slow to import
+
+    (wiring,) = (each for each in WIRINGS if each.name == service)
+    return wiring.settings.model_fields[name].default
+
+
+def broken_relations(given: Callable[[str, str], Any]) -> Iterator[Finding]:
+    """The relations that do not hold. ``given`` returns a service's setting, None for its default.
+
+    A value that is no number is not compared: the service's own check reports it.
+    """
+    for relation in RELATIONS:
+        sides = (relation.longer, relation.shorter)
+        if all(given(*side) is None for side in sides):
+            continue
+        try:
+            longer, shorter = (float(given(*side) or default(*side)) for side in sides)
+        except (TypeError, ValueError):
+            continue
+        if longer <= shorter:
+            (one, high), (other, low) = sides
+            least, most = f"{shorter:.12g}", f"{longer:.12g}"
+            yield Finding(
+                "bad" if relation.must_hold else "warn",
+                f"{one}'s {high} ({most}) is not longer than {other}'s {low} ({least}):"
+                f" {relation.why}",
+                f"set {high} of {one} above {least}, or {low} of {other} below {most}",
+            )
