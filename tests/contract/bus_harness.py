@@ -109,14 +109,14 @@ class RealServer(BusServer):
     def __init__(self, folder: Path, infra: Infra) -> None:
         asks = [kind for kind, route in ROUTES.items() if route.reply is not None]
         users = {
-            service: permissions_of(service, hears=HEARS.get(service, ()))
+            service: permissions_of(service, consumes=HEARS.get(service, ()))
             for service in ("submit", "scheduler", "launcher", "quota", "log_collector")
         } | {
             "gateway": permissions_of(
                 "gateway",
-                hears=HEARS["gateway"],
-                asks=asks,
-                listens=[m.LogChunk],
+                consumes=HEARS["gateway"],
+                requests=asks,
+                follows=[m.LogChunk],
                 watches=True,
             )
         }
@@ -148,7 +148,7 @@ class RealServer(BusServer):
                 urls=(self.nats.url,),
                 service=service,
                 credentials=self.nats.user(service),
-                hears=HEARS.get(service, ()),
+                consumes=HEARS.get(service, ()),
                 reconnect_wait_s=0.05,
             )
         )

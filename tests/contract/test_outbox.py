@@ -22,7 +22,9 @@ from tests.libs.store.example import (
 # Inbox and outbox
 
 
-async def test_own_commits_are_outgoing_without_a_look(harness: StoreHarness, store: Store) -> None:
+async def test_own_commits_are_outgoing_without_a_query(
+    harness: StoreHarness, store: Store
+) -> None:
     async def emit(by: Store, *versions: int) -> None:
         async with by.transaction() as tx:
             for version in versions:
@@ -32,18 +34,18 @@ async def test_own_commits_are_outgoing_without_a_look(harness: StoreHarness, st
         return [envelope.message.version for _, envelope in rows]  # type: ignore[attr-defined]
 
     await emit(store, 1)
-    # The first time is a look, whatever was asked for: before it nothing is kept.
-    assert versions(await store.outgoing(10, look=False)) == [1]
+    # The first call queries whatever is requested: nothing is kept before it.
+    assert versions(await store.outgoing(10, query=False)) == [1]
     await emit(harness.store(), 2)
     await emit(store, 3, 4)
-    fresh = await store.outgoing(10, look=False)
+    fresh = await store.outgoing(10, query=False)
     assert versions(fresh) == [3, 4]
-    assert versions(await store.outgoing(1, look=False)) == [3]
+    assert versions(await store.outgoing(1, query=False)) == [3]
     seen = await store.outgoing(10)
     assert versions(seen) == [1, 2, 3, 4]
     assert seen[2:] == fresh
     await store.published([row_id for row_id, _ in seen])
-    assert await store.outgoing(10, look=False) == []
+    assert await store.outgoing(10, query=False) == []
     assert await store.outgoing(10) == []
 
 
@@ -76,19 +78,19 @@ async def test_the_outbox_keeps_order_and_envelopes(harness: StoreHarness, store
     assert [row_id for row_id, _ in await store.outgoing(2)] == row_ids[:2]
 
 
-@pytest.mark.parametrize("look", [True, False])
-async def test_a_page_of_the_outbox_is_bounded_by_bytes(store: Store, look: bool) -> None:
+@pytest.mark.parametrize("query", [True, False])
+async def test_a_page_of_the_outbox_is_bounded_by_bytes(store: Store, query: bool) -> None:
     """A page holds what reaches the bound, and one event at least, however large each is."""
     assert await store.outgoing(10) == []
     large = "x" * (BATCH_BYTES_MAX * 2 // 5)
     for version in range(5):
         async with store.transaction() as tx:
             tx.emit(an_event(large if version < 4 else "small", version))
-    found = await store.outgoing(10, look=look)
+    found = await store.outgoing(10, query=query)
     assert [each.message.version for _, each in found] == [0, 1, 2]  # type: ignore[attr-defined]
     assert is_full(found, 10)
     await store.published([row_id for row_id, _ in found])
-    rest = await store.outgoing(10, look=look)
+    rest = await store.outgoing(10, query=query)
     assert [each.message.version for _, each in rest] == [3, 4]  # type: ignore[attr-defined]
     assert not is_full(rest, 10)
 
@@ -105,8 +107,8 @@ async def test_refused_rows_of_the_outbox_wait_apart(harness: StoreHarness, stor
     # Refused once is refused, and what is published is not.
     await store.published(ids[:1])
     await store.refuse(ids[:2])
-    for look in (True, False):
-        assert await store.outgoing(10, look=look) == rows[3:]
+    for query in (True, False):
+        assert await store.outgoing(10, query=query) == rows[3:]
     assert await harness.store().outgoing(10) == rows[3:]
     assert await store.count_refused() == 2
     found = await store.refused(0, 10)

@@ -68,9 +68,9 @@ class MemoryPlatform:
         """The same on PostgreSQL."""
         return SqlStore(address, tables, **self._identity(tables))
 
-    def bus(self, service: str, hears: Collection[type[Message]] = ()) -> MemoryBus:
+    def bus(self, service: str, consumes: Collection[type[Message]] = ()) -> MemoryBus:
         """One process's connection to the bus."""
-        return MemoryBus(self.broker, service, tuple(hears))
+        return MemoryBus(self.broker, service, tuple(consumes))
 
     def build(
         self,
@@ -83,7 +83,7 @@ class MemoryPlatform:
         """A service as its ``main.py`` builds it, not running."""
         ports = Ports(
             store=store or self.store(wiring.tables),
-            bus=self.bus(wiring.name, wiring.hears),
+            bus=self.bus(wiring.name, wiring.consumes),
             clock=self.clock,
         )
         settings = settings or wiring.settings(database_url="-", nats_url="-")

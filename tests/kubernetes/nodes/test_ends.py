@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tools.kubernetes_demo.stage import ENDED, Stage
+from libs.contracts.task_states import TERMINAL_WORDS
+from tools.kubernetes_demo.stage import Stage
 
 pytestmark = pytest.mark.kubernetes
 
@@ -18,7 +19,7 @@ async def ended(stage: Stage, task_id: str) -> dict[str, Any]:
         found: dict[str, Any] = await stage.request("GET", f"/v1/tasks/{task_id}")
         return found
 
-    return await stage.wait(look, lambda task: task["state"] in ENDED, f"{task_id} ends")
+    return await stage.wait(look, lambda task: task["state"] in TERMINAL_WORDS, f"{task_id} ends")
 
 
 @pytest.mark.parametrize("code", [0, 3, 137])

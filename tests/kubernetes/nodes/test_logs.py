@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tools.kubernetes_demo.stage import ENDED, Stage
+from libs.contracts.task_states import TERMINAL_WORDS
+from tools.kubernetes_demo.stage import Stage
 
 pytestmark = pytest.mark.kubernetes
 AGENT = "app.kubernetes.io/component=log-agent"
@@ -32,7 +33,7 @@ def counted(lines: int) -> list[str]:
 
 
 async def until_ended(stage: Stage, task_id: str) -> dict[str, Any]:
-    return await stage.until(task_id, "ended", lambda task: task["state"] in ENDED)
+    return await stage.until(task_id, "ended", lambda task: task["state"] in TERMINAL_WORDS)
 
 
 async def kept(stage: Stage, task_id: str) -> list[str]:

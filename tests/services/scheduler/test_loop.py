@@ -116,7 +116,7 @@ async def test_nothing_is_decided_while_nothing_changes() -> None:
         return decide(snapshot, now)
 
     scheduler = await a_scheduler()
-    brain = Brain(scheduler.service.ports, scheduler.settings.policy(), policy_function=counted)
+    brain = Brain(scheduler.service.ports, scheduler.settings, policy_function=counted)
     await brain.lead(scheduler.epoch)
     await scheduler.handle(
         submitted_event(a_task(spec=a_spec(nodes=9))), submitted_event(a_task("b"))
@@ -150,9 +150,7 @@ async def test_a_bad_plan_is_refused_counted_and_kept_for_replay(
     scheduler = await a_scheduler()
     brain = Brain(
         scheduler.service.ports,
-        scheduler.settings.policy(),
-        dumps=tmp_path / "dumps",
-        dumps_max=1,
+        scheduler.settings.model_copy(update={"dumps": tmp_path / "dumps", "dumps_max": 1}),
         policy_function=careless,
     )
     await brain.lead(scheduler.epoch)
@@ -176,7 +174,7 @@ async def test_a_bad_plan_is_refused_counted_and_kept_for_replay(
 
 async def test_a_plan_is_made_again_if_the_tables_changed_meanwhile() -> None:
     scheduler = await a_scheduler()
-    brain = Brain(scheduler.service.ports, scheduler.settings.policy())
+    brain = Brain(scheduler.service.ports, scheduler.settings)
     await brain.lead(scheduler.epoch)
     await scheduler.handle(submitted_event(a_task()))
     snapshot = brain.snapshot()
@@ -303,7 +301,7 @@ def test_a_dump_reads_back_as_it_was_written() -> None:
         )
         await scheduler.settle()
         await scheduler.handle(started_event(await scheduler.task("t1")))
-        brain = Brain(scheduler.service.ports, scheduler.settings.policy())
+        brain = Brain(scheduler.service.ports, scheduler.settings)
         await brain.lead(scheduler.epoch)
         snapshot = brain.snapshot()
         return replay.dump(snapshot, at(5)), snapshot
