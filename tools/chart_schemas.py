@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from pydantic_settings import BaseSettings
 
+from libs.contracts.ids import NAME_FORM
 from libs.pods.pod_policy import PodPolicy
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import ProvisionSettings
@@ -43,7 +44,7 @@ PORTS: Schema = {
     "items": {"type": "integer", "minimum": 1, "maximum": 65_535},
 }
 PULL: Schema = {"enum": ["Always", "IfNotPresent", "Never"]}
-NAMESPACE: Schema = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
+NAMESPACE: Schema = {"type": "string", "pattern": f"^{NAME_FORM}$"}
 IMAGE: Schema = {
     "type": "object",
     "additionalProperties": False,

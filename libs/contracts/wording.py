@@ -12,8 +12,18 @@ from difflib import get_close_matches
 
 from libs.contracts.messages import FieldError, Refusal, RefusalCode
 
-# Names that are longer are no typing errors, and comparing takes time.
-COMPARED_CHARACTERS_MAX = 80
+# Of a value in an error. Names that are longer are no typing errors, and comparing takes time.
+VALUE_SHOWN_MAX = 80
+
+
+def cut(text: str, characters_max: int = VALUE_SHOWN_MAX) -> str:
+    """The text, with ``…`` for what is beyond its first characters."""
+    return text if len(text) <= characters_max else text[: characters_max - 1] + "…"
+
+
+def field_error(field: str, value: object, message: str, fix: str) -> FieldError:
+    """An error of one field. Long values are cut; callers give no secret as ``value``."""
+    return FieldError(field=field, value=cut(str(value)), message=message, fix=fix)
 
 
 def counted(number: float, noun: str) -> str:
@@ -34,7 +44,7 @@ def are(number: float) -> str:
 
 def meant(word: str, known: Iterable[str]) -> str:
     """``did you mean NAME?`` for the known name that is nearest; empty if none is near."""
-    if len(word) > COMPARED_CHARACTERS_MAX:
+    if len(word) > VALUE_SHOWN_MAX:
         return ""
     near = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else ""
@@ -42,7 +52,7 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 def no_such(field: str, kind: str, name: str, known: Iterable[str] = ()) -> FieldError:
     """The error of a name that no ``kind`` has: ``user``, ``team``, ``node`` and so on."""
-    name = name if len(name) <= COMPARED_CHARACTERS_MAX else name[:COMPARED_CHARACTERS_MAX] + "…"
+    name = cut(name)
     fix = f"{meant(name, known)} GET /v1/{kind}s lists them".strip()
     return FieldError(field=field, value=name, message=f'there is no {kind} "{name}"', fix=fix)
 

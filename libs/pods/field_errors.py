@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from libs.contracts import wording
 from libs.contracts.messages import FieldError
+from libs.contracts.wording import cut
 
-VALUE_SHOWN_MAX = 80
 FIELD_SHOWN_MAX = 300
 # Validation stops after this many errors: finding each costs time.
 FIELD_ERRORS_MAX = 50
@@ -19,9 +20,7 @@ FIELD_ERRORS_MAX = 50
 def field_error(field: str, value: object, message: str, fix: str) -> FieldError:
     """Build one error. Long values are cut. Callers must not pass a secret as ``value``."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    shown = text if len(text) <= VALUE_SHOWN_MAX else text[: VALUE_SHOWN_MAX - 1] + "…"
-    place = field if len(field) <= FIELD_SHOWN_MAX else field[: FIELD_SHOWN_MAX - 1] + "…"
-    return FieldError(field=place, value=shown, message=message, fix=fix)
+    return wording.field_error(cut(field, FIELD_SHOWN_MAX), text, message, fix)
 
 
 class PodRefusedError(Exception):

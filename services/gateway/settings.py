@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from libs.contracts.limits import CREATE_TASKS_MAX
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.service.settings import BaseServiceSettings
 
@@ -38,7 +39,7 @@ class GatewaySettings(BaseServiceSettings):
     body_seconds_max: float = Field(default=30.0, gt=0, le=600)
     batch_tasks_max: int = Field(default=1000, ge=1, le=10_000)
     # A batch goes to submit in pieces, so many at once, each below the bus's payload limit.
-    batch_piece_tasks: int = Field(default=250, ge=1, le=1000)
+    batch_piece_tasks: int = Field(default=250, ge=1, le=CREATE_TASKS_MAX)
     batch_piece_bytes: int = Field(default=262_144, ge=1024, le=400_000)
     batch_in_flight_max: int = Field(default=4, ge=1, le=1000)
     page_default: int = Field(default=100, ge=1, le=1000)

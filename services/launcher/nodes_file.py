@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from libs.contracts.ids import (
     LABEL_KEY_RULE,
     LABEL_VALUE_RULE,
+    NAME_RULE,
     is_label_key,
     is_label_value,
     is_name,
@@ -39,7 +40,7 @@ class NodeConfig(BaseModel):
     @classmethod
     def _group(cls, group: str | None) -> str | None:
         if group is not None and not is_name(group):
-            raise ValueError(f"{group!r} is no group; use 1 to 63 of a-z, 0-9 and -")
+            raise ValueError(f"{group!r} is no group; use {NAME_RULE}")
         return group
 
     @field_validator("labels")

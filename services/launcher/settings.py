@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.contracts.ids import LABEL_KEY_RULE, is_label_key
+from libs.contracts.ids import LABEL_KEY_RULE, NAME_FORM, is_label_key
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from libs.pods.pod_policy import PodPolicy, read_policy
@@ -18,7 +18,7 @@ from services.launcher.domain.master_ports import MASTER_PORTS
 from services.launcher.nodes_file import check_labels, check_taints
 
 # A group, or a namespace.
-NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+NAME = f"^{NAME_FORM}$"
 
 
 class LauncherSettings(BaseServiceSettings):

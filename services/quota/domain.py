@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from libs.contracts.ids import is_name
+from libs.contracts.ids import NAME_RULE, is_name
 from libs.contracts.messages import (
     FieldError,
     Placement,
@@ -21,9 +21,9 @@ from libs.contracts.messages import (
     Unit,
     UsageRecorded,
 )
+from libs.contracts.wording import field_error
 
 LIMIT_MAX = 1_000_000_000
-VALUE_SHOWN_MAX = 80
 EVERY_GROUP = "all"
 
 
@@ -97,21 +97,19 @@ def _errors(command: SetQuota) -> Iterator[FieldError]:
     for field in ("group", "user", "team"):
         value = getattr(quota, field)
         if value and not is_name(value):
-            fix = "use 1 to 63 of a-z, 0-9 and -, no - at the ends; leave it out for every one"
-            yield _error(field, value, f"is not a {field}'s name", fix)
+            fix = f"use {NAME_RULE}; leave it out for every one"
+            yield field_error(field, value, f"is not a {field}'s name", fix)
     if quota.priority is Priority.AUTO:
         fix = "choose a level, or leave it out for every level"
-        yield _error("priority", "auto", "tasks at auto are counted at the level they get", fix)
+        yield field_error(
+            "priority", "auto", "tasks at auto are counted at the level they get", fix
+        )
     if command.unlimited:
         return
     if quota.unit is Unit.UNSPECIFIED:
-        yield _error("unit", "", "is missing", "give a number of GPUs or of nodes, or unlimited")
+        yield field_error(
+            "unit", "", "is missing", "give a number of GPUs or of nodes, or unlimited"
+        )
     if not 0 <= quota.limit <= LIMIT_MAX:
         fix = "choose a number in that range; 0 means none at all"
-        yield _error("limit", quota.limit, f"is not between 0 and {LIMIT_MAX}", fix)
-
-
-def _error(field: str, value: object, message: str, fix: str) -> FieldError:
-    text = str(value)
-    shown = text if len(text) <= VALUE_SHOWN_MAX else text[: VALUE_SHOWN_MAX - 1] + "…"
-    return FieldError(field=field, value=shown, message=message, fix=fix)
+        yield field_error("limit", quota.limit, f"is not between 0 and {LIMIT_MAX}", fix)

@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from libs.contracts.ids import is_name
+from libs.contracts.ids import NAME_RULE, is_name
 from libs.contracts.messages import FieldError, Priority
-from libs.contracts.wording import meant
+from libs.contracts.wording import cut, meant
 
 PROBLEMS_MAX = 100
-VALUE_SHOWN_MAX = 80
 KNOWN_SHOWN_MAX = 24
 DAY = 86_400.0
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(s|m|h|d)?")
@@ -64,7 +63,7 @@ def shown(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
         return "a number beyond all bounds"
     text = str(value).encode("utf-8", "replace").decode()
-    return text if len(text) <= VALUE_SHOWN_MAX else text[: VALUE_SHOWN_MAX - 1] + "…"
+    return cut(text)
 
 
 def at(path: str, key: object) -> str:
@@ -261,7 +260,7 @@ def name(value: object, path: str, problems: Problems) -> str | None:
     """The name of a group, user, team or virtual cluster."""
     if isinstance(value, str) and is_name(value):
         return value
-    fix = "use 1 to 63 of a-z, 0-9 and -, no - at the ends"
+    fix = f"use {NAME_RULE}"
     unquoted = "; put it in quotes" if not isinstance(value, str) else ""
     problems.add(path, value, "is not a name", fix + unquoted)
     return None

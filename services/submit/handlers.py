@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from libs.contracts.base import Message
+from libs.contracts.limits import CREATE_TASKS_MAX
 from libs.contracts.messages import (
     CreateTask,
     CreateTaskReply,
@@ -35,14 +36,14 @@ from libs.contracts.messages import (
     TaskSubmitted,
 )
 from libs.contracts.task_states import TERMINAL
-from libs.contracts.wording import not_found
+from libs.contracts.wording import field_error, not_found
 from libs.pods.pod_policy import PodPolicy
 from libs.pods.request_validation import check_pod
 from libs.pods.requester import Requester
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.submit import store
-from services.submit.domain.facts import Rules, problem
+from services.submit.domain.facts import Rules
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import check_quota
 from services.submit.domain.goals import Change, decide_goal, decide_priority
@@ -65,7 +66,6 @@ class Commands:
     rules: Rules
     make_id: MakeId
     reemit_tasks_max: int
-    create_tasks_max: int
     # Of one owner.
     live_tasks_max: int
     pods: PodPolicy = field(default_factory=PodPolicy)
@@ -89,12 +89,10 @@ class Commands:
 
     async def create_tasks(self, tx: Tx, command: CreateTasks) -> CreateTasksReply:
         """The same for several, in their order, as if they came one after the other."""
-        if len(command.tasks) > self.create_tasks_max:
-            fault = problem(
-                "tasks",
-                len(command.tasks),
-                f"are more than {self.create_tasks_max}",
-                "send several commands",
+        count = len(command.tasks)
+        if count > CREATE_TASKS_MAX:
+            fault = field_error(
+                "tasks", count, f"are more than {CREATE_TASKS_MAX}", "send several commands"
             )
             return CreateTasksReply(refusal=refusal(RefusalCode.INVALID, fault))
         return CreateTasksReply(replies=tuple(await self._create(tx, command.tasks)))

@@ -23,7 +23,6 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
     commands = Commands(
         rules=settings,
         make_id=make_id or TimeSortedIds(secrets.randbits),
-        create_tasks_max=settings.create_tasks_max,
         live_tasks_max=settings.live_tasks_per_user_max,
         reemit_tasks_max=settings.reemit_tasks_max,
         pods=read_policy(policy_file) if policy_file else PodPolicy(),

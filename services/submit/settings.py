@@ -29,8 +29,6 @@ class SubmitSettings(Rules, BaseServiceSettings):
 
     # How many tasks of one user may wait, run or be paused.
     live_tasks_per_user_max: int = Field(default=5_000, ge=1)
-    # How many tasks one command may ask for.
-    create_tasks_max: int = Field(default=1000, ge=1, le=10_000)
     # How many tasks, newest first, a reemit says again.
     reemit_tasks_max: int = Field(default=20_000, ge=1)
 

@@ -14,8 +14,6 @@ from libs.contracts.fields import SHOWN
 from libs.contracts.messages import FieldError, Quota
 from libs.contracts.shown import Shown
 
-VALUE_SHOWN_MAX = 80
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -112,13 +110,6 @@ class Limits(BaseModel):
 
 class Rules(Defaults, Limits):
     """Defaults and limits together, as one argument."""
-
-
-def problem(field: str, value: object, message: str, fix: str) -> FieldError:
-    """A refusal of one field. Long values are cut; callers give no secret as ``value``."""
-    text = str(value)
-    shown = text if len(text) <= VALUE_SHOWN_MAX else text[: VALUE_SHOWN_MAX - 1] + "…"
-    return FieldError(field=field, value=shown, message=message, fix=fix)
 
 
 def sentence(errors: Sequence[FieldError]) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
 from libs.contracts.whole_nodes import Nodes, kinds_for
-from libs.contracts.wording import are, counted, meant
-from services.submit.domain.facts import Facts, Shape, problem
+from libs.contracts.wording import are, counted, field_error, meant
+from services.submit.domain.facts import Facts, Shape
 
 LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
 GIB = 1 << 30
@@ -26,7 +26,7 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
     group = [shape for shape in facts.shapes if shape.group == spec.group and shape.nodes > 0]
     if not group:
         known = sorted({shape.group for shape in facts.shapes if shape.nodes > 0})
-        yield problem(
+        yield field_error(
             "group",
             spec.group,
             "no node belongs to this group",
@@ -50,7 +50,7 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
         nodes = counted(usable, "node") + (" of one kind" if spec.gpus_per_node is None else "")
         if tainted:
             yield _intolerant(spec, tainted)
-        yield problem(
+        yield field_error(
             "nodes",
             spec.nodes,
             f"{_where(spec)} has {nodes} that one of its replicas fits on"
@@ -66,7 +66,7 @@ def _unmatched(spec: TaskSpec, facts: Facts, group: Sequence[Shape]) -> Iterator
         shown = ", ".join(facts.labels[:LABELS_SHOWN_MAX]) or "none"
         more = len(facts.labels) - LABELS_SHOWN_MAX
         and_more = f" and {more} more" if more > 0 else ""
-        yield problem(
+        yield field_error(
             "node_selector",
             wanted,
             f"no node of group {spec.group} has {wanted}",
@@ -75,7 +75,7 @@ def _unmatched(spec: TaskSpec, facts: Facts, group: Sequence[Shape]) -> Iterator
     elif not _suitable(spec, facts):
         taints = sorted({each for shape in facts.selected or group for each in shape.taints})
         there = f"taints there are: {', '.join(taints[:LABELS_SHOWN_MAX])}; {FOR_NODES_TO_COME}"
-        yield problem(
+        yield field_error(
             "tolerations",
             ", ".join(spec.tolerations),
             f"every node of {_where(spec)} has a taint that the task does not tolerate",
@@ -102,7 +102,7 @@ def _intolerant(spec: TaskSpec, tainted: Sequence[Shape]) -> FieldError:
     count = sum(shape.nodes for shape in tainted)
     shown = ", ".join(taints[:LABELS_SHOWN_MAX])
     fix = f"tolerate {shown} to use {'it' if count == 1 else 'them'}, too"
-    return problem(
+    return field_error(
         "tolerations",
         ", ".join(spec.tolerations),
         f"{counted(count, 'node')} of {_where(spec)} {are(count)} kept from the task by the taint"
@@ -126,7 +126,7 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
     if exceeded and all(exceeded):
         row, needed = next(found for found in exceeded if found)
         unit = "GPU" if row.unit is Unit.GPUS else "node"
-        yield problem(
+        yield field_error(
             "nodes" if row.unit is Unit.NODES or not spec.gpus_per_node else "gpus_per_node",
             spec.nodes if row.unit is Unit.NODES else needed,
             f"the task needs {counted(needed, unit)}, "
@@ -199,7 +199,7 @@ def _where(spec: TaskSpec) -> str:
 def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldError]:
     gpus = max(shape.gpus for shape in group)
     if (spec.gpus_per_node or 0) > gpus:
-        yield problem(
+        yield field_error(
             "gpus_per_node",
             spec.gpus_per_node,
             f"the largest node of {_where(spec)} has {gpus}",
@@ -208,7 +208,7 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
         )
     cpus = max(shape.cpus for shape in group)
     if _all_known(group, "cpus") and (spec.cpus or 0) > cpus:
-        yield problem(
+        yield field_error(
             "cpus",
             spec.cpus,
             f"the largest node of {_where(spec)} has {cpus:g}",
@@ -216,7 +216,7 @@ def _larger_than_any(spec: TaskSpec, group: Sequence[Shape]) -> Iterator[FieldEr
         )
     memory = max(shape.memory_bytes for shape in group)
     if _all_known(group, "memory_bytes") and (spec.memory_bytes or 0) > memory:
-        yield problem(
+        yield field_error(
             "memory_bytes",
             spec.memory_bytes,
             f"the largest node of {_where(spec)} has {memory} ({memory / GIB:.1f} GiB)",

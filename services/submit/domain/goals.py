@@ -17,7 +17,7 @@ from libs.contracts.messages import (
     TaskState,
 )
 from libs.contracts.task_states import TERMINAL
-from services.submit.domain.facts import problem
+from libs.contracts.wording import field_error
 from services.submit.domain.validate import refusal
 
 
@@ -42,10 +42,12 @@ def decide_goal(
     """Apply it, leave it (it is so already), or refuse it. ``now``: end a run without asking it to
     save. What was to be done at once is not asked for more gently any more."""
     if wanted is Goal.UNSPECIFIED:
-        fault = problem("goal", short(wanted), "is not a goal", "use run, pause or stop")
+        fault = field_error("goal", short(wanted), "is not a goal", "use run, pause or stop")
         return refusal(RefusalCode.INVALID, fault)
     if now and wanted is Goal.RUN:
-        fault = problem("now", now, "goes with pause or stop", "leave it out to resume the task")
+        fault = field_error(
+            "now", now, "goes with pause or stop", "leave it out to resume the task"
+        )
         return refusal(RefusalCode.INVALID, fault)
     if state in TERMINAL:
         return refusal(RefusalCode.CONFLICT, _ended("goal", short(wanted), state))
@@ -57,7 +59,7 @@ def decide_priority(wanted: Priority, *, current: Priority, state: TaskState) ->
     """Apply it, leave it (it is so already), or refuse it."""
     if wanted is Priority.UNSPECIFIED:
         levels = ", ".join(short(level) for level in Priority if level is not wanted)
-        fault = problem("priority", short(wanted), "is not a priority", f"use one of: {levels}")
+        fault = field_error("priority", short(wanted), "is not a priority", f"use one of: {levels}")
         return refusal(RefusalCode.INVALID, fault)
     if state in TERMINAL:
         return refusal(RefusalCode.CONFLICT, _ended("priority", short(wanted), state))
@@ -66,7 +68,7 @@ def decide_priority(wanted: Priority, *, current: Priority, state: TaskState) ->
 
 def _ended(field: str, value: str, state: TaskState) -> FieldError:
     fix = "run it again with: POST /v1/tasks/ID/retry"
-    return problem(field, value, f"the task has already {_END[state]}", fix)
+    return field_error(field, value, f"the task has already {_END[state]}", fix)
 
 
 _END = {

@@ -23,7 +23,8 @@ from libs.contracts.ids import (
 from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
 from libs.contracts.variables import is_reserved, is_variable
-from services.submit.domain.facts import Limits, bound_setting, problem
+from libs.contracts.wording import field_error
+from services.submit.domain.facts import Limits, bound_setting
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
@@ -50,19 +51,19 @@ def check_fields(spec: TaskSpec, limits: Limits) -> Errors:
 def check_person(field: str, value: str) -> Errors:
     """A user's or team's name."""
     if not is_name(value):
-        yield problem(field, value, "is not a name", f"use {NAME_RULE}")
+        yield field_error(field, value, "is not a name", f"use {NAME_RULE}")
 
 
 def _names(spec: TaskSpec, _limits: Limits) -> Errors:
     if not TASK_NAME.fullmatch(spec.name):
-        yield problem(
+        yield field_error(
             "name",
             spec.name,
             "is not a task name",
             "use 1 to 63 of letters, digits, '.', '_' and '-', beginning with a letter or digit",
         )
     if not is_name(spec.group):
-        yield problem(
+        yield field_error(
             "group",
             spec.group,
             "is not a group name",
@@ -72,7 +73,7 @@ def _names(spec: TaskSpec, _limits: Limits) -> Errors:
 
 def _roles(spec: TaskSpec, limits: Limits) -> Errors:
     if not 1 <= len(spec.roles) <= limits.roles_max:
-        yield problem(
+        yield field_error(
             "roles",
             len(spec.roles),
             f"a task has 1 to {limits.roles_max} roles",
@@ -86,15 +87,15 @@ def _roles(spec: TaskSpec, limits: Limits) -> Errors:
 
 def _role(at: str, role: Role, seen: set[str], limits: Limits) -> Errors:
     if not ROLE_NAME.fullmatch(role.name):
-        yield problem(
+        yield field_error(
             f"{at}.name", role.name, "is not a role name", "use 1 to 32 of a-z, 0-9 and -"
         )
     elif role.name in seen:
-        yield problem(
+        yield field_error(
             f"{at}.name", role.name, "is the name of two roles", "give each role a name of its own"
         )
     if not 1 <= role.replicas <= limits.nodes_max:
-        yield problem(
+        yield field_error(
             f"{at}.replicas",
             role.replicas,
             f"a role has 1 to {limits.nodes_max} replicas",
@@ -106,10 +107,10 @@ def _role(at: str, role: Role, seen: set[str], limits: Limits) -> Errors:
 
 def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
     if not command or not command[0]:
-        yield problem(at, "", "is empty", "give the program and its arguments")
+        yield field_error(at, "", "is empty", "give the program and its arguments")
         return
     if len(command) > limits.command_arguments_max:
-        yield problem(
+        yield field_error(
             at,
             f"{len(command)} arguments",
             f"has more than {limits.command_arguments_max} arguments",
@@ -117,7 +118,7 @@ def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
         )
     size = sum(len(word.encode()) for word in command)
     if size > limits.command_bytes_max:
-        yield problem(
+        yield field_error(
             at,
             f"{size} bytes",
             f"is longer than {limits.command_bytes_max} bytes",
@@ -125,7 +126,9 @@ def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
         )
     for index, word in enumerate(command):
         if "\0" in word:
-            yield problem(f"{at}[{index}]", "", "holds a NUL character", "remove the NUL character")
+            yield field_error(
+                f"{at}[{index}]", "", "holds a NUL character", "remove the NUL character"
+            )
 
 
 def _task_environment(spec: TaskSpec, limits: Limits) -> Errors:
@@ -134,7 +137,7 @@ def _task_environment(spec: TaskSpec, limits: Limits) -> Errors:
 
 def _environment(at: str, env: Mapping[str, str], limits: Limits) -> Errors:
     if len(env) > limits.env_entries_max:
-        yield problem(
+        yield field_error(
             at,
             f"{len(env)} variables",
             f"has more than {limits.env_entries_max} variables",
@@ -142,7 +145,7 @@ def _environment(at: str, env: Mapping[str, str], limits: Limits) -> Errors:
         )
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items())
     if size > limits.env_bytes_max:
-        yield problem(
+        yield field_error(
             at,
             f"{size} bytes",
             f"is larger than {limits.env_bytes_max} bytes",
@@ -154,21 +157,21 @@ def _environment(at: str, env: Mapping[str, str], limits: Limits) -> Errors:
 
 def _variable(at: str, name: str, value: str) -> Errors:
     if not is_variable(name):
-        yield problem(
+        yield field_error(
             at,
             name,
             "is not a variable's name",
             "use letters, digits and _, not beginning with a digit",
         )
     elif is_reserved(name):
-        yield problem(
+        yield field_error(
             f"{at}.{name}",
             "(not shown)",
             "is set by the platform",
             "remove it, or use another name",
         )
     if "\0" in value:
-        yield problem(
+        yield field_error(
             f"{at}.{name}", "(not shown)", "holds a NUL character", "remove the NUL character"
         )
 
@@ -177,7 +180,7 @@ def _labels(spec: TaskSpec, limits: Limits) -> Errors:
     # A task with as many labels as it may have can be submitted again.
     count = len(spec.labels.keys() - {RETRY_OF})
     if count > limits.labels_max:
-        yield problem(
+        yield field_error(
             "labels",
             f"{count} labels",
             f"a task has at most {limits.labels_max} labels",
@@ -186,7 +189,7 @@ def _labels(spec: TaskSpec, limits: Limits) -> Errors:
     for key, value in spec.labels.items():
         longest = max(len(key), len(value))
         if not key.strip() or longest > limits.label_characters_max or "\0" in key + value:
-            yield problem(
+            yield field_error(
                 "labels",
                 key,
                 "is not a label",
@@ -198,7 +201,7 @@ def _labels(spec: TaskSpec, limits: Limits) -> Errors:
 def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
     """Which nodes it may go to: the labels they must have, the taints it does not mind."""
     if len(spec.node_selector) > limits.selector_max:
-        yield problem(
+        yield field_error(
             "node_selector",
             f"{len(spec.node_selector)} labels",
             f"a task selects at most {limits.selector_max} labels",
@@ -206,12 +209,12 @@ def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
         )
     for key, value in spec.node_selector.items():
         if not is_label_key(key):
-            yield problem("node_selector", key, "is not a label's key", f"use {LABEL_KEY_RULE}")
+            yield field_error("node_selector", key, "is not a label's key", f"use {LABEL_KEY_RULE}")
         elif not is_label_value(value):
             fix = f"use {LABEL_VALUE_RULE}"
-            yield problem(f"node_selector.{key}", value, "is not a label's value", fix)
+            yield field_error(f"node_selector.{key}", value, "is not a label's value", fix)
     if len(spec.tolerations) > limits.tolerations_max:
-        yield problem(
+        yield field_error(
             "tolerations",
             f"{len(spec.tolerations)} taints",
             f"a task tolerates at most {limits.tolerations_max} taints",
@@ -220,14 +223,14 @@ def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
     for index, taint in enumerate(spec.tolerations):
         if not is_taint(taint):
             fix = f"write KEY or KEY=VALUE; a key is {LABEL_KEY_RULE}"
-            yield problem(f"tolerations[{index}]", taint, "is not a taint", fix)
+            yield field_error(f"tolerations[{index}]", taint, "is not a taint", fix)
 
 
 def _working_directory(spec: TaskSpec, _limits: Limits) -> Errors:
     path = spec.working_directory
     too_long = len(path) > PATH_CHARACTERS_MAX
     if path and (not path.startswith("/") or "\0" in path or too_long):
-        yield problem(
+        yield field_error(
             "working_directory",
             path,
             "is not an absolute path",
@@ -238,7 +241,7 @@ def _working_directory(spec: TaskSpec, _limits: Limits) -> Errors:
 def _sizes(spec: TaskSpec, _limits: Limits) -> Errors:
     total = sum(role.replicas for role in spec.roles)
     if spec.nodes != total:
-        yield problem(
+        yield field_error(
             "nodes",
             spec.nodes,
             f"is not the sum of the roles' replicas, {total}",
@@ -267,7 +270,7 @@ def _outside(message: Message, above: str, limits: Limits) -> Errors:
         unit = f" {field.shown.unit}" if field.shown.unit else ""
         lowest, highest = f"{low:.15g}{unit}", f"{high:.15g}{unit}"
         setting = bound_setting(name, "max" if value > high else "min")
-        yield problem(
+        yield field_error(
             above + name,
             value,
             f"is not more than {lowest} and at most {highest}"
@@ -282,14 +285,14 @@ def _outside(message: Message, above: str, limits: Limits) -> Errors:
 def _preemption(spec: TaskSpec, _limits: Limits) -> Errors:
     policy = spec.preemption
     if policy.mode is PreemptMode.SIGNAL and policy.signal not in SIGNALS:
-        yield problem(
+        yield field_error(
             "preemption.signal",
             policy.signal,
             "is not a signal that a program can answer",
             "use one of " + ", ".join(sorted(SIGNALS)),
         )
     if policy.mode is not PreemptMode.SIGNAL and policy.signal:
-        yield problem(
+        yield field_error(
             "preemption.signal",
             policy.signal,
             "is only used with the mode signal",
@@ -300,7 +303,7 @@ def _preemption(spec: TaskSpec, _limits: Limits) -> Errors:
 def _total(spec: TaskSpec, limits: Limits) -> Errors:
     size = len(spec.to_json())
     if size > limits.spec_bytes_max:
-        yield problem(
+        yield field_error(
             "spec",
             f"{size} bytes",
             f"is larger than {limits.spec_bytes_max} bytes",

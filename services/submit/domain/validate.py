@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from libs.contracts.messages import CreateTask, FieldError, Refusal, RefusalCode, TaskSpec
-from services.submit.domain.facts import Facts, Limits, problem, sentence
+from libs.contracts.wording import field_error
+from services.submit.domain.facts import Facts, Limits, sentence
 from services.submit.domain.fit import check_inventory, check_quota
 from services.submit.domain.spec_fields import SETTING, check_fields, check_person
 
@@ -46,7 +47,7 @@ def check_requester(command: CreateTask) -> Refusal | None:
     key = command.client_key
     if len(key) > CLIENT_KEY_LENGTH_MAX or not key.isprintable():
         errors.append(
-            problem(
+            field_error(
                 "client_key",
                 key,
                 "is not a key",
@@ -58,7 +59,7 @@ def check_requester(command: CreateTask) -> Refusal | None:
 
 def too_many_live(owner: str, most: int) -> Refusal:
     """The owner has as many tasks as one user may have."""
-    fault = problem(
+    fault = field_error(
         "owner",
         owner,
         f"has {most} tasks that have not ended, the most of one user",
@@ -77,7 +78,7 @@ def check_same(asked: TaskSpec, before: TaskSpec) -> Refusal | None:
     return refusal(
         RefusalCode.CONFLICT,
         *(
-            problem(
+            field_error(
                 name,
                 "(not shown)",
                 "differs from the task that was made with this client key",
@@ -98,4 +99,4 @@ def _clash(name: str, taken_by: str) -> list[FieldError]:
     if not taken_by:
         return []
     fix = f"end it first with PUT /v1/tasks/{taken_by}/goal, or choose another name"
-    return [problem("name", name, f"your task {taken_by} has this name and has not ended", fix)]
+    return [field_error("name", name, f"your task {taken_by} has this name and has not ended", fix)]

@@ -27,9 +27,7 @@ def submit_service(
     platform: MemoryPlatform | None = None, store: Store | None = None, **changes: Any
 ) -> ServiceHarness:
     """The service with ids from a seed; on a store in memory if none is given."""
-    settings = SubmitSettings(
-        database_url="-", nats_url="-", **{"create_tasks_max": 100, **changes}
-    )
+    settings = SubmitSettings(database_url="-", nats_url="-", **changes)
     make_id = TimeSortedIds(Random(7).getrandbits)
     platform = platform or MemoryPlatform()
     return ServiceHarness(platform, WIRING, settings, store=store, make_id=make_id)
