@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
@@ -13,8 +13,14 @@ from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
 from services.log_collector.sources.kubernetes_options import KubernetesOptions
 
 
-class LogCollectorSettings(KubernetesOptions, Bounds, Pace, Answers, BaseServiceSettings):
-    """Environment variables ``SHIFTWORK_LOG_COLLECTOR_…``; the parents say what they bound."""
+class Parts(KubernetesOptions, Bounds, Pace, Answers):
+    """The settings that the source, the collector and the answers to readers take."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class LogCollectorSettings(Parts, BaseServiceSettings):
+    """Environment variables ``SHIFTWORK_LOG_COLLECTOR_…``."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="ignore", env_prefix="SHIFTWORK_LOG_COLLECTOR_"

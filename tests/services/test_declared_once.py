@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from services.submit.domain.model import Defaults, Facts
-from services.submit.domain.model import Limits as SpecLimits
 from shiftwork.cli import dead_letters
 from shiftwork.live import Limits
-from tests.builders import a_spec, a_task
-from tests.services.submit.specs import TASK_ID
 
 from libs.contracts.messages import TaskSpec
 from libs.contracts.tcp_ports import GATEWAY_PORT
@@ -26,9 +22,13 @@ from services.gateway.bodies import ServiceWord
 from services.gateway.settings import GatewaySettings
 from services.log_collector.agent.protocol import PORT as AGENT_PORT
 from services.scheduler.domain.model.group_policy import PolicySettings
+from services.submit.domain.facts import Defaults, Facts
+from services.submit.domain.facts import Limits as SpecLimits
 from services.submit.domain.fill import fill_in
 from services.submit.domain.validate import validate
 from tests import test_layout
+from tests.kit.builders import a_spec, a_task
+from tests.kit.specs import TASK_ID
 
 ROOT = Path(__file__).parents[2]
 NAMES = {wiring.name for wiring in WIRINGS}
