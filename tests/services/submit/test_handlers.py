@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.ids import is_task_id
+from libs.contracts.limits import CREATE_TASKS_MAX
 from libs.contracts.messages import (
     CreateTask,
     CreateTaskReply,
@@ -181,7 +182,9 @@ async def test_reading_ahead_changes_no_answer(service: ServiceHarness) -> None:
 
 
 async def test_a_command_has_a_maximum_of_tasks(service: ServiceHarness) -> None:
-    reply = await service.ask(CreateTasks(tasks=tuple(create(f"k{n}") for n in range(101))))
+    reply = await service.ask(
+        CreateTasks(tasks=tuple(create(f"k{n}") for n in range(CREATE_TASKS_MAX + 1)))
+    )
     assert [error.field for error in reply.refusal.errors] == ["tasks"]
     assert await service.rows(TaskRow) == []
 
