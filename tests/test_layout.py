@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from libs.contracts.services import SERVICES
+
 ROOT = Path(__file__).resolve().parent.parent
-SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
 SKELETON = (
     "README.md",
     "__init__.py",

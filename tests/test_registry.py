@@ -11,10 +11,10 @@ import pytest
 from libs.contracts.base import Message
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
+from libs.contracts.services import SERVICES
 from libs.contracts.subjects import filter_of, types_of
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
 
 
 def hears(service: str) -> set[type[Message]]:

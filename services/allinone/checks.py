@@ -23,11 +23,11 @@ import psutil
 from shiftwork.cli.failures import USAGE, Failure
 from shiftwork.cli.homes import ANOTHER_FOLDER, own_data
 
+from libs.contracts.services import SERVICES
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.contracts.wording import counted
 from services.allinone.embedded import nats, postgres
 from services.allinone.embedded.accounts import Account, can_run, name_of, service_account
-from services.allinone.embedded.credentials import SERVICES
 from services.allinone.findings import Finding, finding_of
 from services.allinone.place import (
     Options,

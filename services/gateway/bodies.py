@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
 
 from libs.contracts.enum_words import GoalWord, PriorityWord, UnitWord
 from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
+from libs.contracts.services import ServiceWord
 from services.gateway.body_types import (
     ENTRIES_MAX,
     NAME,
@@ -146,9 +147,6 @@ class TokenBody(Body):
     user: Name
     name: Annotated[str, Field(max_length=100)] = ""
     expires_in_seconds: Annotated[float, Field(gt=0, le=3.2e9, allow_inf_nan=False)] | None = None
-
-
-ServiceWord = Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
 
 
 class LettersBody(Body):

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from shiftwork.cli import dead_letters
 from shiftwork.live import Limits
 
 from libs.contracts.messages import TaskSpec
+from libs.contracts.services import SERVICES
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from libs.service.stream_watch import WARN_SHARE
 from services.allinone.composition import WIRINGS
-from services.allinone.embedded import credentials
-from services.allinone.kubernetes import status
 from services.allinone.setting_relations import RELATIONS, Relation, default
-from services.gateway.bodies import ServiceWord
 from services.gateway.settings import GatewaySettings
 from services.log_collector.agent.protocol import PORT as AGENT_PORT
 from services.scheduler.domain.model.group_policy import PolicySettings
@@ -26,7 +23,6 @@ from services.submit.domain.facts import Defaults, Facts
 from services.submit.domain.facts import Limits as SpecLimits
 from services.submit.domain.fill import fill_in
 from services.submit.domain.validate import validate
-from tests import test_layout
 from tests.kit.builders import a_spec, a_task
 from tests.kit.specs import TASK_ID
 
@@ -35,15 +31,7 @@ NAMES = {wiring.name for wiring in WIRINGS}
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        get_args(ServiceWord),
-        dead_letters.SERVICES,
-        credentials.SERVICES,
-        [name.replace("-", "_") for name in status.SERVICES],
-        test_layout.SERVICES,
-    ],
-    ids=["API", "command line", "passwords", "status of pods", "layout"],
+    "names", [SERVICES, dead_letters.SERVICES], ids=["contracts", "command line"]
 )
 def test_every_list_of_services_names_all_of_them(names: tuple[str, ...]) -> None:
     assert sorted(names) == sorted(NAMES)
@@ -55,12 +43,15 @@ def test_every_list_of_services_names_all_of_them(names: tuple[str, ...]) -> Non
         ("docker/secrets.sh", r"services=\(([\w ]+)\)"),
         ("deploy/k8s/charts/nats/templates/_config.tpl", r"\[admin, ([\w, ]+)\]"),
         ("services/allinone/kubernetes/choices.py", r"a key for each service \(([\w, ]+)\)"),
+        ("deploy/k8s/package", r"for chart in common ([\w -]+) nats postgres shiftwork;"),
+        (".importlinter", r"type = independence\nmodules =\n((?:    services\.\w+\n)+)"),
     ],
 )
 def test_every_text_that_lists_the_services_names_all_of_them(path: str, pattern: str) -> None:
     found = re.search(pattern, (ROOT / path).read_text())
     assert found
-    assert sorted(re.findall(r"\w+", found[1])) == sorted(NAMES)
+    words = found[1].replace("services.", "").replace("-", "_")
+    assert sorted(re.findall(r"\w+", words)) == sorted(NAMES)
 
 
 def test_the_share_from_which_a_stream_is_filling_is_the_same_for_the_alert_and_operators() -> None:

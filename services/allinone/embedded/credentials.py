@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
+from libs.contracts.services import SERVICES
+
 POSTGRES_SUPERUSER = "postgres"
 NATS_ADMIN = "admin"
 

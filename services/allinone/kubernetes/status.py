@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 from shiftwork.cli.failures import Failure
 
+from libs.contracts.services import SERVICES
 from libs.contracts.task_states import LIVE_WORDS
 from services.allinone.client import client_of, items
 from services.allinone.kubernetes import reach, standing
@@ -28,7 +29,7 @@ ASK = (
     "p=next((v for k,v in os.environ.items() if k.endswith('_HTTP_PORT')),'8080');"
     "print(r.urlopen('http://127.0.0.1:'+p+'/metrics',timeout=5).read().decode())"
 )
-SERVICES = ("submit", "scheduler", "launcher", "log-collector", "quota", "gateway")
+DEPLOYMENTS = tuple(service.replace("_", "-") for service in SERVICES)
 _AT_ONCE = 6
 
 
@@ -78,7 +79,9 @@ def _service(part: standing.Part, leader: str | None) -> Json:
 
 def _leaders(kubectl: Kubectl, parts: Sequence[standing.Part]) -> dict[str, str]:
     """Workload -> the pod of it that leads; left out where nobody says so."""
-    asked = [(part.name, pod) for part in parts if part.component in SERVICES for pod in part.pods]
+    asked = [
+        (part.name, pod) for part in parts if part.component in DEPLOYMENTS for pod in part.pods
+    ]
     pods = [pod for _, pod in asked]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         leads = list(pool.map(partial(_leads, kubectl), pods))

@@ -18,9 +18,8 @@ from libs.bus.topology import (
 from libs.contracts import messages as m
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
+from libs.contracts.services import SERVICES
 from libs.contracts.subjects import filter_of, matches, types_of
-
-SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
 
 
 def example(pattern: str) -> str:

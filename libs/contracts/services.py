@@ -1,0 +1,8 @@
+"""The names of the services."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+ServiceWord = Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
+SERVICES: tuple[ServiceWord, ...] = get_args(ServiceWord)
