@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 
 from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
@@ -115,4 +114,6 @@ class CountingService(MemoryPlatform):
 
 
 # On virtual time.
-until = partial(waiting.until, seconds_max=600.0, pause=0.05)
+async def until(holds: Callable[[], object], seconds_max: float = 600.0) -> None:
+    """Wait, on virtual time, until it holds."""
+    await waiting.until(holds, seconds_max, pause=0.05)
