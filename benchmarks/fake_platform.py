@@ -21,10 +21,10 @@ from pathlib import Path
 from benchmarks.fake_service import GROUPS, PROFILE, groups_from, on_fake_nodes
 from benchmarks.sampler import sampling
 from libs.service.wiring import Wiring
-from services.allinone.keep import keep_here
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.machine import Machine
-from services.allinone.place import Options, Place
 from services.allinone.platform import Platform
+from services.allinone.platform_process import keep_here
 
 # A file for what the processes of services apart say.
 LOG = "SHIFTWORK_BENCHMARK_LOG"
@@ -97,14 +97,14 @@ def main() -> int:
     told = ",".join(asked.group)
     processes = [each.split("+") for each in asked.apart]
 
-    def make(place: Place, options: Options, pid: int) -> Platform:
-        made = Apart(place, options, pid, wirings=partial(wirings, groups_from(told)))
+    def make(data_folder: DataFolder, options: Options, pid: int) -> Platform:
+        made = Apart(data_folder, options, pid, wirings=partial(wirings, groups_from(told)))
         made.groups = told
         made.homes = {name: names for names in processes for name in names}
         return made
 
     options = Options(port=0, nodes=1, slots=0, tasks_as_root=True)
-    run = partial(keep_here, Place(asked.data), options, make=make)
+    run = partial(keep_here, DataFolder(asked.data), options, make=make)
     into = os.environ.get(PROFILE)
     with sampling(into and f"{into}.up"):
         return run()

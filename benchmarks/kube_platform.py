@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks.fake_platform import Apart
 from benchmarks.fake_service import PROFILE
 from benchmarks.sampler import sampling
-from services.allinone.keep import keep_here
-from services.allinone.place import Options, Place
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.platform import Platform
+from services.allinone.platform_process import keep_here
 
 
 def main() -> int:
@@ -31,13 +31,16 @@ def main() -> int:
     parser.add_argument("--apart", action="append", default=[], metavar="SERVICE")
     asked = parser.parse_args()
 
-    def make(place: Place, options: Options, pid: int) -> Platform:
-        made = Apart(place, options, pid)
+    def make(data_folder: DataFolder, options: Options, pid: int) -> Platform:
+        made = Apart(data_folder, options, pid)
         made.homes = {name: [name] for name in asked.apart}
         return made
 
-    place, options = Place(asked.data), Options(host=asked.host, port=0, tasks_as_root=True)
-    run = partial(keep_here, place, options, make=make)
+    data_folder, options = (
+        DataFolder(asked.data),
+        Options(host=asked.host, port=0, tasks_as_root=True),
+    )
+    run = partial(keep_here, data_folder, options, make=make)
     into = os.environ.get(PROFILE)
     with sampling(into and f"{into}.up"):
         return run()

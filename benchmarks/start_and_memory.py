@@ -73,7 +73,7 @@ EXTRAPOLATED_FROM = 50_000
 SETTLE_SECONDS = 5.0
 FIRST_TASK_SECONDS_MAX = 60.0
 PROJECTED_SECONDS_MAX = 300.0
-IMPORTS = "import uvloop, httpx, services.allinone.keep, services.allinone.composition"
+IMPORTS = "import uvloop, httpx, services.allinone.platform_process, services.allinone.composition"
 
 
 @dataclass(frozen=True)

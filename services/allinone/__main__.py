@@ -1,5 +1,5 @@
 """``python -m services.allinone DIR``: what ``shiftwork up --detach`` starts."""
 
-from services.allinone.keep import main
+from services.allinone.platform_process import main
 
 raise SystemExit(main())

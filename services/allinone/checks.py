@@ -26,19 +26,19 @@ from shiftwork.cli.homes import ANOTHER_FOLDER, own_data
 from libs.contracts.services import SERVICES
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.contracts.wording import counted
+from services.allinone.data_folder import (
+    DataFolder,
+    Options,
+    listening,
+)
 from services.allinone.embedded import nats, postgres
 from services.allinone.embedded.accounts import Account, can_run, name_of, service_account
 from services.allinone.findings import Finding, finding_of
-from services.allinone.place import (
-    Options,
-    Place,
-    listening,
-)
 from services.allinone.setting_relations import broken_relations
 from services.allinone.task_user import check_service_user, check_task_user
 from services.launcher.gpus import find_gpus
 
-Check = Callable[[Place, Options], Iterator[Finding]]
+Check = Callable[[DataFolder, Options], Iterator[Finding]]
 
 FREE_BYTES_MIN = 2 * 2**30
 # A new platform writes so much at once; NATS refuses to start with less than the other.
@@ -72,9 +72,9 @@ _FILE_SYSTEMS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def python(place: Place, options: Options) -> Iterator[Finding]:
+def python(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """The interpreter's version."""
-    del place, options
+    del data_folder, options
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < (3, 11):  # noqa: UP036 - somebody may run it with another interpreter
         yield Finding("bad", f"Python {version}", "use Python 3.11 or newer")
@@ -82,9 +82,9 @@ def python(place: Place, options: Options) -> Iterator[Finding]:
         yield Finding("ok", f"Python {version}")
 
 
-def programs(place: Place, options: Options) -> Iterator[Finding]:
+def programs(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """The servers' programs."""
-    del place, options
+    del data_folder, options
     for name, find in (("nats-server", nats.program), ("PostgreSQL", postgres.programs_folder)):
         try:
             yield Finding("ok", f"{name}: {find()}")
@@ -92,18 +92,18 @@ def programs(place: Place, options: Options) -> Iterator[Finding]:
             yield Finding("bad", f"{name}: {problem}", "make setup")
 
 
-def clock(place: Place, options: Options) -> Iterator[Finding]:
+def clock(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """Whether the clock was ever set."""
-    del place, options
+    del data_folder, options
     year = time.gmtime().tm_year
     if year < CLOCK_YEAR_MIN:
         yield Finding("bad", f"the clock says {year}", "set the clock (UTC), then start again")
 
 
-def folder(place: Place, options: Options) -> Iterator[Finding]:
+def folder(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """Whether the data folder can hold a platform."""
     del options
-    data = place.data
+    data = data_folder.data
     try:
         for finding in _folder(data):
             yield finding
@@ -216,7 +216,7 @@ def _file_system(path: Path) -> str:
     return next((mounts[each] for each in above if each in mounts), "")
 
 
-def nodes(place: Place, options: Options) -> Iterator[Finding]:
+def nodes(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """Whether the launcher accepts the nodes that the options declare."""
     from services.allinone.declared_nodes import (  # noqa: PLC0415 - slow to import
         check_nodes,
@@ -224,10 +224,10 @@ def nodes(place: Place, options: Options) -> Iterator[Finding]:
     )
 
     if declares_nodes(options):
-        yield from check_nodes(place, options)
+        yield from check_nodes(data_folder, options)
 
 
-def gpus(place: Place, options: Options) -> Iterator[Finding]:
+def gpus(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """What tasks will find here to compute on."""
     found = find_gpus()
     if found.gpus:
@@ -240,13 +240,13 @@ def gpus(place: Place, options: Options) -> Iterator[Finding]:
         size = f"{counted(nodes, 'virtual node')} x {counted(slots, 'slot')}"
         yield Finding("ok", f"no GPU ({found.problem}); {size}")
     else:
-        fix = f"or declare slots: {place.command('up')} --nodes N --slots G"
+        fix = f"or declare slots: {data_folder.command('up')} --nodes N --slots G"
         yield Finding("warn", f"no GPU ({found.problem}): this machine is one CPU-only node", fix)
 
 
-def address(place: Place, options: Options) -> Iterator[Finding]:
+def address(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """Whether the gateway can listen where it is to; a platform that runs does already."""
-    if place.is_kept():
+    if data_folder.is_kept():
         return
     host, port = options.host, options.port
     if not host.strip():
@@ -270,9 +270,9 @@ def _refused(host: str, port: int, problem: OSError) -> Finding:
         text = f"{host} is no address of this machine"
         return Finding("bad", text, f"give one of {_addresses()}", "--host")
     if problem.errno == errno.EADDRINUSE:
-        who, fix = _listener(port)
+        listener, fix = _listener(port)
         fix = f"{fix}, or take another port: --port N (0: any free one)"
-        return Finding("bad", f"port {port} is taken by {who}", fix, "--port")
+        return Finding("bad", f"port {port} is taken by {listener}", fix, "--port")
     if problem.errno in (errno.EACCES, errno.EPERM):
         text = f"port {port} is only for root"
         return Finding("bad", text, f"take a higher one: --port {GATEWAY_PORT}", "--port")
@@ -306,7 +306,7 @@ def _listener(port: int) -> tuple[str, str]:
         locks = (Path(each.path) for each in process.open_files())
         data = next((str(lock.parent) for lock in locks if lock.name == "up.lock"), "")
         if data:
-            end = Place(Path(data)).command("down")
+            end = DataFolder(Path(data)).command("down")
             return f"the platform of {data} (process {pid})", end
         command = " ".join(process.cmdline()) or process.name()
     except (StopIteration, psutil.Error, OSError):
@@ -315,14 +315,14 @@ def _listener(port: int) -> tuple[str, str]:
     return f"process {pid} ({cut})", "end that program"
 
 
-def users(place: Place, options: Options) -> Iterator[Finding]:
+def users(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """As whom servers and tasks run."""
     try:
-        check_service_user(place, options)
+        check_service_user(data_folder, options)
         if os.geteuid() == 0:
-            account = service_account(place.data / "postgres" / "data", options.service_user)
+            account = service_account(data_folder.data / "postgres" / "data", options.service_user)
             yield Finding("ok", f"PostgreSQL and NATS run as {account.name if account else 'root'}")
-        check_task_user(place, options)
+        check_task_user(data_folder, options)
     except Failure as problem:
         yield finding_of(problem)
         return
@@ -331,16 +331,18 @@ def users(place: Place, options: Options) -> Iterator[Finding]:
         yield Finding("ok", f"tasks run as {own}, and share the trust of whoever runs `up`")
         return
     if options.tasks_as_root:
-        fix = f"give them users of their own: {place.command('up')} --task-users FIRST-LAST"
+        fix = f"give them users of their own: {data_folder.command('up')} --task-users FIRST-LAST"
         yield Finding("warn", "tasks run as root: whoever may submit has its rights", fix)
         return
-    told = f"as {options.task_user}" if options.task_user else "each owner's as a user of their own"
-    yield Finding("ok", f"tasks run {told}")
+    run_as = (
+        f"as {options.task_user}" if options.task_user else "each owner's as a user of their own"
+    )
+    yield Finding("ok", f"tasks run {run_as}")
 
 
-def interpreter(place: Place, options: Options) -> Iterator[Finding]:
+def interpreter(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """Whether tasks of other users can run this Python, which is the ``python`` of their PATH."""
-    del place
+    del data_folder
     first = (options.task_users or "").partition("-")[0]
     if os.geteuid() != 0 or not (first.isdecimal() or options.task_user):
         return
@@ -368,13 +370,13 @@ def _name_of(uid: int) -> str:
     return f"user {name}" if name.isdecimal() else name
 
 
-def settings(place: Place, options: Options) -> Iterator[Finding]:
+def settings(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """Whether the services can be given what the environment says."""
     if not any(name.upper().startswith(SETTINGS) for name in os.environ):
         return
     from services.allinone.composition import doubtful_settings  # noqa: PLC0415 - slow to import
 
-    for name, problem, stops in doubtful_settings(place, options):
+    for name, problem, stops in doubtful_settings(data_folder, options):
         shown = f"{name}={os.environ.get(name, '')!r}: {problem}"
         fix = f"correct or unset {name} (docs/generated/settings.md lists all)"
         yield Finding("bad" if stops else "warn", shown, fix, name, USAGE)
@@ -384,10 +386,10 @@ def settings(place: Place, options: Options) -> Iterator[Finding]:
     )
 
 
-def memory(place: Place, options: Options) -> Iterator[Finding]:
+def memory(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """Whether there is memory for the servers and services."""
     del options
-    if place.is_kept():
+    if data_folder.is_kept():
         return
     free = min(psutil.virtual_memory().available, _group_left("memory"))
     if free < FREE_MEMORY_MIN:
@@ -395,10 +397,10 @@ def memory(place: Place, options: Options) -> Iterator[Finding]:
         yield Finding("warn", text, "end other programs, or raise this container's limit")
 
 
-def processes(place: Place, options: Options) -> Iterator[Finding]:
+def processes(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """Whether processes and threads may still be started."""
     del options
-    if place.is_kept():
+    if data_folder.is_kept():
         return
     free = _group_left("pids")
     if free < FREE_PROCESSES_MIN:
@@ -472,40 +474,40 @@ BEFORE_START: tuple[Check, ...] = (
 )
 
 
-def check_start(place: Place, options: Options, warn: Callable[[str], None]) -> None:
+def check_start(data_folder: DataFolder, options: Options, warn: Callable[[str], None]) -> None:
     """Failure, with the fix, for the first thing that must be mended before a start; what is
     doubtful goes to ``warn``. Nothing is written."""
     for check in BEFORE_START:
-        for finding in check(place, options):
+        for finding in check(data_folder, options):
             if finding.level == "bad":
                 raise finding.failure()
             if finding.level == "warn":
                 warn(f"{finding.what} (fix: {finding.fix})" if finding.fix else finding.what)
 
 
-def check_same(place: Place, typed: Mapping[str, Any]) -> None:
+def check_same(data_folder: DataFolder, typed: Mapping[str, Any]) -> None:
     """Failure if options that were typed differ from those with which the folder's platform runs.
 
     ``typed`` has the fields of ``Options`` that were given.
     """
-    live, keeper = place.options(), place.keeper()
+    live, holder = data_folder.options(), data_folder.holder()
     if live is None:
         return
     for field in fields(Options):
         if field.name not in typed:
             continue
         wanted, present = typed[field.name], getattr(live, field.name)
-        if field.name == "port" and keeper is not None:
-            present = urlsplit(keeper.url).port
+        if field.name == "port" and holder is not None:
+            present = urlsplit(holder.url).port
             # 0 is any port.
             wanted = wanted or present
         if wanted != present:
             name = flag(field.name)
             raise Failure(
-                f"the platform of {place.data} runs {_spelled(name, present)}, not"
+                f"the platform of {data_folder.data} runs {_spelled(name, present)}, not"
                 f" {_spelled(name, wanted)}",
                 where=name,
-                fix=f"`{place.command('down')}` first (running tasks save, and the next"
+                fix=f"`{data_folder.command('down')}` first (running tasks save, and the next"
                 f" `up` resumes them), or leave {name} out",
             )
 

@@ -17,14 +17,14 @@ from shiftwork.cli.contexts import Named
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.homes import default_data
 
-from services.allinone.place import CONTEXT, Place
+from services.allinone.data_folder import CONTEXT, DataFolder
 
 
 @dataclass(frozen=True)
 class Chosen:
     """One platform. ``place`` is None if it is not one of this machine's data folders."""
 
-    place: Place | None
+    data_folder: DataFolder | None
     because: str
     url: str = ""
     context: str = ""
@@ -32,7 +32,7 @@ class Chosen:
     @property
     def described(self) -> str:
         """For people: which one it is, and what says so."""
-        which = f"data folder {self.place.data}" if self.place else self.url
+        which = f"data folder {self.data_folder.data}" if self.data_folder else self.url
         name = f"context {self.context}, " if self.context else ""
         return f"{name}{which} ({self.because})"
 
@@ -40,7 +40,7 @@ class Chosen:
 def chosen(data: Path | None) -> Chosen:
     """The platform that is meant. Failure if the contexts cannot be read, or do not have it."""
     if data is not None:
-        return Chosen(Place(data), "--data")
+        return Chosen(DataFolder(data), "--data")
     now = session.current()
     try:
         choice = contexts.choose(url=now.url, context=now.context, environ=os.environ)
@@ -48,10 +48,10 @@ def chosen(data: Path | None) -> Chosen:
         problem.fix += "; --data DIR names a platform of this machine"
         raise
     if choice is None:
-        return Chosen(Place(default_data()), "the default data folder")
+        return Chosen(DataFolder(default_data()), "the default data folder")
     folder = _folder_of(choice.named) if choice.named else None
-    place = Place(folder) if folder else None
-    return Chosen(place, choice.because, choice.url, choice.name)
+    data_folder = DataFolder(folder) if folder else None
+    return Chosen(data_folder, choice.because, choice.url, choice.name)
 
 
 def _folder_of(named: Named) -> Path | None:
@@ -68,7 +68,7 @@ def running() -> dict[str, Path]:
     """The contexts of this machine's platforms that run now, with their data folders."""
     _, known = contexts.load(contexts.default_path())
     folders = {name: _folder_of(named) for name, named in known.items()}
-    return {name: data for name, data in folders.items() if data and Place(data).is_kept()}
+    return {name: data for name, data in folders.items() if data and DataFolder(data).is_kept()}
 
 
 def name_for(known: Mapping[str, Named], data: Path) -> str:
@@ -84,13 +84,15 @@ def name_for(known: Mapping[str, Named], data: Path) -> str:
     return next(name for name in names if name not in known)
 
 
-def make_current(place: Place, url: str) -> str:
+def make_current(data_folder: DataFolder, url: str) -> str:
     """Write the platform's context and make it the current one. Why not, for people, if it cannot
     be written: that ends no platform."""
-    token_file = str(place.credentials.admin_token_file)
+    token_file = str(data_folder.credentials.admin_token_file)
     try:
-        named = Named(url, token_file, data=str(place.data))
-        contexts.save(contexts.default_path(), lambda known: name_for(known, place.data), named)
+        named = Named(url, token_file, data=str(data_folder.data))
+        contexts.save(
+            contexts.default_path(), lambda known: name_for(known, data_folder.data), named
+        )
     except Failure as problem:
         why = f"{problem.what} ({problem.where})"
     except OSError as problem:
@@ -101,18 +103,22 @@ def make_current(place: Place, url: str) -> str:
 
 
 def announce(
-    place: Place, url: str, pid: int, say: Callable[[str], None], warn: Callable[[str], None]
+    data_folder: DataFolder,
+    url: str,
+    pid: int,
+    show: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> None:
     """Say where a platform that is ready answers, and make it the current context: that may have
     been another's meanwhile."""
-    problem = make_current(place, url)
-    token_file = str(place.credentials.admin_token_file)
+    problem = make_current(data_folder, url)
+    token_file = str(data_folder.credentials.admin_token_file)
     if render.wants_json():
         render.document(
-            {"url": url, "pid": pid, "data": str(place.data), "admin_token_file": token_file}
+            {"url": url, "pid": pid, "data": str(data_folder.data), "admin_token_file": token_file}
         )
     else:
-        say(f"Shiftwork is ready at {url}")
-        say(f"Administrator's token: {token_file}")
+        show(f"Shiftwork is ready at {url}")
+        show(f"Administrator's token: {token_file}")
     if problem:
         warn(problem)

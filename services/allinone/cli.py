@@ -23,11 +23,11 @@ from shiftwork.cli import render, session
 from shiftwork.cli.failures import USAGE, Failure
 from shiftwork.cli.homes import default_data
 
-from services.allinone.place import (
+from services.allinone.data_folder import (
     PORT_MAX,
-    Keeper,
+    DataFolder,
+    Holder,
     Options,
-    Place,
     with_task_user,
 )
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DETACH_SECONDS_MAX = 120.0
 DOWN_SECONDS_MAX = 4 * 3600.0
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 # Of a log's end: so much is read, so much is shown, and these values of a line.
 LOG_TAIL_BYTES, LOG_TAIL_LINES = 4096, 8
 LOG_SHOWN = ("part", "problem", "where", "fix")
@@ -95,12 +95,12 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
 ) -> None:
     """Run the whole platform on this machine until Ctrl-C (or --detach and `down`).
 
-    What was said the last time is remembered. Everything is checked before anything starts. On a
+    The options of the last start are remembered. Everything is checked before anything starts. On a
     folder that is kept already, wait until everything is up and return; other options than it runs
     with are refused.
     """
-    place = Place(data or default_data())
-    told = {
+    data_folder = DataFolder(data or default_data())
+    given = {
         "port": port,
         "host": host,
         "nodes": nodes,
@@ -111,59 +111,59 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
         "tasks_as_root": tasks_as_root or None,
         "service_user": service_user,
     }
-    typed: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
-    if place.is_kept():
-        _join(place, typed)
+    typed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if data_folder.is_kept():
+        _join(data_folder, typed)
         return
     from services.allinone.checks import check_start  # noqa: PLC0415 - imports services
 
     users = {"task_user", "task_users", "tasks_as_root"}
     changed = {name: value for name, value in typed.items() if name not in users}
     try:
-        kept = place.options() or Options()
+        kept = data_folder.options() or Options()
     except Failure:
         # Whose the folder is, or what it is, says more.
-        check_start(place, Options(port=0, tasks_as_root=True), lambda _: None)
+        check_start(data_folder, Options(port=0, tasks_as_root=True), lambda _: None)
         raise
     options = with_task_user(replace(kept, **changed), task_user, task_users, tasks_as_root)
     if detach:
-        check_start(place, options, render.warning)
-        _report(place, _detached(place, options))
+        check_start(data_folder, options, render.warning)
+        _report(data_folder, _detached(data_folder, options))
         return
-    from services.allinone.keep import keep_here, show_step  # noqa: PLC0415 - imports the platform
+    from services.allinone.platform_process import keep_here, show_step  # noqa: PLC0415 - imports the platform
 
-    place.on_step = show_step
+    data_folder.on_step = show_step
     try:
-        ended = keep_here(place, options, verbose=session.current().verbose)
+        ended = keep_here(data_folder, options, verbose=session.current().verbose)
     except Failure:
-        if not place.is_kept():
+        if not data_folder.is_kept():
             raise
         # Another `up` took the folder a moment earlier.
-        _join(place, typed)
+        _join(data_folder, typed)
     else:
         raise typer.Exit(ended)
 
 
-def _join(place: Place, typed: Mapping[str, Any]) -> None:
+def _join(data_folder: DataFolder, typed: Mapping[str, Any]) -> None:
     """Wait for a platform that somebody keeps already, if it is the one that is wanted."""
     from services.allinone.checks import check_same  # noqa: PLC0415 - imports services
 
-    check_same(place, typed)
-    _report(place, _wait_ready(place, None))
+    check_same(data_folder, typed)
+    _report(data_folder, _wait_ready(data_folder, None))
 
 
-def _detached(place: Place, options: Options) -> Keeper:
+def _detached(data_folder: DataFolder, options: Options) -> Holder:
     from services.allinone.embedded.credentials import private_folder  # noqa: PLC0415 - small
 
-    private_folder(place.data)
-    with place.log.open("ab") as log:
+    private_folder(data_folder.data)
+    with data_folder.log.open("ab") as log:
         begin = log.tell()
         process = subprocess.Popen(  # noqa: S603 - this very program
             [
                 sys.executable,
                 "-m",
                 "services.allinone",
-                str(place.data),
+                str(data_folder.data),
                 json.dumps(asdict(options)),
             ],
             stdin=subprocess.DEVNULL,
@@ -173,7 +173,7 @@ def _detached(place: Place, options: Options) -> Keeper:
             cwd="/",
         )
     try:
-        return _wait_ready(place, process, begin)
+        return _wait_ready(data_folder, process, begin)
     except KeyboardInterrupt:
         # Before it listens to signals it has started nothing.
         process.terminate()
@@ -183,81 +183,83 @@ def _detached(place: Place, options: Options) -> Keeper:
 
 
 def _wait_ready(
-    place: Place, process: subprocess.Popen[bytes] | None, log_begin: int = 0
-) -> Keeper:
+    data_folder: DataFolder, process: subprocess.Popen[bytes] | None, log_begin: int = 0
+) -> Holder:
     """Until the keeper of the folder says that it serves and its probe agrees. ``process``: our
     own, whose log begins at ``log_begin``; None: somebody else's."""
-    from services.allinone.keep import show_step  # noqa: PLC0415 - imports the platform
+    from services.allinone.platform_process import show_step  # noqa: PLC0415 - imports the platform
 
     ends_at = time.monotonic() + DETACH_SECONDS_MAX
     shown = ""
     while time.monotonic() < ends_at:
-        keeper = place.keeper()
-        if keeper is not None and keeper.ready and _serves(keeper):
-            return keeper
-        if (step := place.step()) not in ("", shown):
+        holder = data_folder.holder()
+        if holder is not None and holder.ready and _serves(holder):
+            return holder
+        if (step := data_folder.step()) not in ("", shown):
             show_step(step)
             shown = step
-        if process is not None and process.poll() is not None and not place.is_kept():
-            raise _ended(place, process.returncode, log_begin)
-        if process is None and not place.is_kept():
-            fix = f"run `{place.command('up')}` again"
+        if process is not None and process.poll() is not None and not data_folder.is_kept():
+            raise _ended(data_folder, process.returncode, log_begin)
+        if process is None and not data_folder.is_kept():
+            fix = f"run `{data_folder.command('up')}` again"
             raise Failure("the platform ended meanwhile", fix=fix)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
+    doctor, down = data_folder.command("doctor"), data_folder.command("down")
     raise Failure(
         f"not ready after {DETACH_SECONDS_MAX:g} s; it goes on starting",
-        where=str(place.log),
-        fix=f"`{place.command('doctor')}` says what it waits for; `{place.command('down')}` ends"
-        " it",
+        where=str(data_folder.log),
+        fix=f"`{doctor}` says what it waits for; `{down}` ends it",
     )
 
 
-def _ended(place: Place, status: int, log_begin: int) -> Failure:
+def _ended(data_folder: DataFolder, status: int, log_begin: int) -> Failure:
     """How the process that was to run the platform ended, with the last lines that it wrote."""
     if status == 0:
         text = "the platform was ended before it was ready"
-        return Failure(text, where=str(place.data), fix=f"run `{place.command('up')}` again")
+        return Failure(
+            text, where=str(data_folder.data), fix=f"run `{data_folder.command('up')}` again"
+        )
     how = f"ended with status {status}" if status >= 0 else f"was ended by signal {-status}"
-    with place.log.open("rb") as log:
-        log.seek(max(log_begin, place.log.stat().st_size - LOG_TAIL_BYTES))
+    with data_folder.log.open("rb") as log:
+        log.seek(max(log_begin, data_folder.log.stat().st_size - LOG_TAIL_BYTES))
         lines = log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-    told = [_readable(line) for line in lines] or ["(none)"]
+    given = [_readable(line) for line in lines] or ["(none)"]
     return Failure(
-        "\n".join([f"the platform {how}; its last lines:", *told]),
-        where=str(place.log),
-        fix=f"read the rest of that log, or run `{place.command('up')}` in the foreground",
+        "\n".join([f"the platform {how}; its last lines:", *given]),
+        where=str(data_folder.log),
+        fix=f"read the rest of that log, or run `{data_folder.command('up')}` in the foreground",
     )
 
 
 def _readable(line: str) -> str:
-    """A line of the log for people: what happened, and the values that say why."""
+    """A line of the log for people: what happened, and the values that explain it."""
     try:
         found: Any = json.loads(line)
-        said = [
+        parts = [
             found.pop("event"),
             *(f"{name}: {found[name]}" for name in LOG_SHOWN if found.get(name)),
         ]
-        said += [f"{each['exc_type']}: {each['exc_value']}" for each in found.get("exception", ())]
+        parts += [f"{each['exc_type']}: {each['exc_value']}" for each in found.get("exception", ())]
     except (ValueError, LookupError, TypeError, AttributeError):
         return line
-    return "; ".join(map(str, said))
+    return "; ".join(map(str, parts))
 
 
-def _serves(keeper: Keeper) -> bool:
+def _serves(holder: Holder) -> bool:
     from urllib.error import URLError  # noqa: PLC0415 - only while waiting
     from urllib.request import urlopen  # noqa: PLC0415 - only while waiting
 
     try:
-        with urlopen(f"{keeper.url}/readyz", timeout=5) as answer:  # noqa: S310 - our own http URL
+        with urlopen(f"{holder.url}/readyz", timeout=5) as answer:  # noqa: S310 - our own http URL
             return answer.status == 200  # noqa: PLR2004 - OK
     except (URLError, OSError):
         return False
 
 
-def _report(place: Place, keeper: Keeper) -> None:
+def _report(data_folder: DataFolder, holder: Holder) -> None:
     from services.allinone.chosen import announce  # noqa: PLC0415 - small
 
-    announce(place, keeper.url, keeper.pid, render.line, render.warning)
+    announce(data_folder, holder.url, holder.pid, render.line, render.warning)
 
 
 def down(
@@ -273,19 +275,19 @@ def down(
     from services.allinone.chosen import chosen  # noqa: PLC0415 - small
 
     it = chosen(data)
-    place = it.place
-    if place is None:
+    data_folder = it.data_folder
+    if data_folder is None:
         raise Failure(
             f"{it.described} is not a platform that `up` started on this machine",
             where=it.because,
             fix="name the one to end: --data DIR or --context NAME (`shiftwork context ls`)",
         )
-    if not place.is_kept():
-        if not place.left_over():
-            _nothing_runs(place)
+    if not data_folder.is_kept():
+        if not data_folder.left_over():
+            _nothing_runs(data_folder)
             return
-        _take_over(place)
-    _end(place, now)
+        _take_over(data_folder)
+    _end(data_folder, now)
     if it.context:
         from services.allinone.chosen import running  # noqa: PLC0415 - small
 
@@ -294,43 +296,43 @@ def down(
             render.note(f"{folder} runs: shiftwork context use {shlex.quote(name)}")
 
 
-def _take_over(place: Place) -> None:
+def _take_over(data_folder: DataFolder) -> None:
     """Start again what was killed: only a platform can let running tasks save, and end its servers
     and nodes in their order."""
     from services.allinone.checks import check_start  # noqa: PLC0415 - imports services
 
     render.note("the platform was killed, and what it ran still does: taking it over to end it")
-    options = place.options() or Options()
+    options = data_folder.options() or Options()
     try:
-        check_start(place, options, lambda _: None)
+        check_start(data_folder, options, lambda _: None)
     except Failure as problem:
         if problem.where == "--port":
             # `down` has no such option.
-            again = f"`{place.command('up')} --port N`, then `{place.command('down')}`"
+            again = f"`{data_folder.command('up')} --port N`, then `{data_folder.command('down')}`"
             problem.fix = f"end that program and try again, or {again}"
         raise
-    _detached(place, options)
+    _detached(data_folder, options)
 
 
-def _end(place: Place, now: bool) -> None:
+def _end(data_folder: DataFolder, now: bool) -> None:
     ends_at = time.monotonic() + DOWN_SECONDS_MAX
-    pid, keeper = _pid_to_end(place, now), place.keeper()
+    pid, holder = _pid_to_end(data_folder, now), data_folder.holder()
     if pid is not None:
-        answers = f" ({keeper.url})" if keeper else ""
-        render.note(f"stopping the platform of {place.data}{answers}")
+        answers = f" ({holder.url})" if holder else ""
+        render.note(f"stopping the platform of {data_folder.data}{answers}")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
-    while place.is_kept():
+    while data_folder.is_kept():
         if time.monotonic() > ends_at:
-            fix = f"`{place.command('down')} --now`"
-            raise Failure("it does not end", where=str(place.log), fix=fix)
-        time.sleep(LOOK_SECONDS)
+            fix = f"`{data_folder.command('down')} --now`"
+            raise Failure("it does not end", where=str(data_folder.log), fix=fix)
+        time.sleep(POLL_SECONDS)
     while pid and _runs(pid) and time.monotonic() < ends_at:
         # The folder is free; the process itself is gone in a moment, too.
-        time.sleep(LOOK_SECONDS / 10)
+        time.sleep(POLL_SECONDS / 10)
     render.note("stopped")
     if session.current().json:
-        render.document(_outcome(place, keeper, stopped=pid is not None))
+        render.document(_outcome(data_folder, holder, stopped=pid is not None))
 
 
 def _runs(pid: int) -> bool:
@@ -343,45 +345,45 @@ def _runs(pid: int) -> bool:
     return text.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def _pid_to_end(place: Place, now: bool) -> int | None:
+def _pid_to_end(data_folder: DataFolder, now: bool) -> int | None:
     """Who is to be signalled; None if it ended by itself. One that begins will soon be able to let
     tasks save that ran before."""
     ends_at = time.monotonic() + DETACH_SECONDS_MAX
     waited = False
-    while place.is_kept():
-        keeper, pid = place.keeper(), place.listens()
-        if keeper is not None and keeper.ready:
-            return keeper.pid
+    while data_folder.is_kept():
+        holder, pid = data_folder.holder(), data_folder.listens()
+        if holder is not None and holder.ready:
+            return holder.pid
         if pid is not None and (now or time.monotonic() > ends_at):
             return pid
         if time.monotonic() > ends_at:
             raise Failure(
                 "it has been starting for long, and does not listen yet",
-                where=str(place.log),
+                where=str(data_folder.log),
                 fix="read the end of that log, and try again",
             )
         if not waited:
             render.note("it is still starting (--now: do not wait for that)")
             waited = True
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return None
 
 
-def _outcome(place: Place, keeper: Keeper | None, *, stopped: bool) -> dict[str, Any]:
-    url = None if keeper is None else keeper.url
-    return {"data": str(place.data), "url": url, "stopped": stopped}
+def _outcome(data_folder: DataFolder, holder: Holder | None, *, stopped: bool) -> dict[str, Any]:
+    url = None if holder is None else holder.url
+    return {"data": str(data_folder.data), "url": url, "stopped": stopped}
 
 
-def _nothing_runs(place: Place) -> None:
+def _nothing_runs(data_folder: DataFolder) -> None:
     from services.allinone.checks import owner_problem  # noqa: PLC0415 - imports services
     from services.allinone.chosen import running  # noqa: PLC0415 - small
 
-    problem = owner_problem(place.data)
+    problem = owner_problem(data_folder.data)
     if problem is not None and problem.level == "bad":
         raise problem.failure()
-    render.note(f"nothing runs on {place.data} (another folder: --data DIR)")
+    render.note(f"nothing runs on {data_folder.data} (another folder: --data DIR)")
     if session.current().json:
-        render.document(_outcome(place, None, stopped=False))
+        render.document(_outcome(data_folder, None, stopped=False))
     with contextlib.suppress(Failure):
         for name, folder in running().items():
             render.note(f"{folder} runs: shiftwork down --context {shlex.quote(name)}")
@@ -439,10 +441,14 @@ def _examined(data: Path | None) -> list[Finding]:
     except Failure as problem:
         if problem.code == USAGE:
             raise
-        place = Place(default_data())
-        return [finding_of(problem), Finding("note", f"instead: {place.data}"), *examine(place)]
+        data_folder = DataFolder(default_data())
+        return [
+            finding_of(problem),
+            Finding("note", f"instead: {data_folder.data}"),
+            *examine(data_folder),
+        ]
     first = Finding("ok", f"platform: {it.described}")
-    if it.place is not None:
-        return [first, *examine(it.place)]
+    if it.data_folder is not None:
+        return [first, *examine(it.data_folder)]
     own = "this machine's own platform: shiftwork doctor --data DIR; a cluster: --kubernetes"
     return [first, *examine_remote(it.url), Finding("note", own)]

@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 
-from services.allinone.place import Place
+from services.allinone.data_folder import DataFolder
 
 TIMEOUT_SECONDS = 15.0
 
 
-def admin_client(place: Place, url: str) -> httpx.AsyncClient:
+def admin_client(data_folder: DataFolder, url: str) -> httpx.AsyncClient:
     """An HTTP client with the administrator's token."""
-    return client_of(url, place.credentials.admin_token_file.read_text().strip())
+    return client_of(url, data_folder.credentials.admin_token_file.read_text().strip())
 
 
 def client_of(url: str, token: str) -> httpx.AsyncClient:

@@ -1,4 +1,4 @@
-"""All services of the platform, and what each is told on one machine. The composition root.
+"""All services of the platform, and their settings on one machine. The composition root.
 
 ``up`` builds the settings as values; ``dev`` gives the same values as environment variables.
 """
@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from libs.service.run import setting_problems
 from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.embedded.accounts import name_of
 from services.allinone.machine import Machine, launcher_values
-from services.allinone.place import Options, Place
 from services.gateway.main import WIRING as GATEWAY
 from services.launcher.main import WIRING as LAUNCHER
 from services.log_collector.main import WIRING as LOG_COLLECTOR
@@ -30,7 +30,7 @@ WIRINGS: tuple[Wiring, ...] = (SUBMIT, SCHEDULER, LAUNCHER, LOG_COLLECTOR, QUOTA
 
 def values_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
     """A service's settings by field name, as text."""
-    credentials = machine.place.credentials
+    credentials = machine.data_folder.credentials
     common = {
         "database_url": machine.database_urls[wiring.name],
         "database_password_file": str(credentials.postgres_password_file(wiring.name)),
@@ -43,11 +43,11 @@ def values_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
 
 
 def _scheduler(machine: Machine) -> dict[str, str]:
-    return {"dumps": str(machine.place.dumps)}
+    return {"dumps": str(machine.data_folder.dumps)}
 
 
 def _log_collector(machine: Machine) -> dict[str, str]:
-    return {"runs_dir": str(machine.place.runs), "logs_dir": str(machine.place.logs)}
+    return {"runs_dir": str(machine.data_folder.runs), "logs_dir": str(machine.data_folder.logs)}
 
 
 def _gateway(machine: Machine) -> dict[str, str]:
@@ -55,13 +55,13 @@ def _gateway(machine: Machine) -> dict[str, str]:
     return {
         "http_host": options.host,
         "http_port": str(options.port),
-        "admin_token_file": str(machine.place.credentials.admin_token_file),
-        "run_token_key_file": str(machine.place.credentials.run_key_file),
+        "admin_token_file": str(machine.data_folder.credentials.admin_token_file),
+        "run_token_key_file": str(machine.data_folder.credentials.run_key_file),
         "tasks_run_as": options.task_user or options.task_users or name_of(os.geteuid()),
     }
 
 
-# What a service is told beyond its connections.
+# The settings of a service besides its connections.
 _OWN: dict[str, Callable[[Machine], dict[str, str]]] = {
     "scheduler": _scheduler,
     "launcher": launcher_values,
@@ -81,11 +81,11 @@ def environment_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
     return {prefix + name.upper(): value for name, value in values_of(wiring, machine).items()}
 
 
-def doubtful_settings(place: Place, options: Options) -> Iterator[tuple[str, str, bool]]:
+def doubtful_settings(data_folder: DataFolder, options: Options) -> Iterator[tuple[str, str, bool]]:
     """What the environment says of the services that cannot be, or has no effect: the variable, the
     problem, and whether a service could not start with it. Nothing needs to run."""
     machine = Machine(
-        place=place,
+        data_folder=data_folder,
         options=options,
         nats_url="nats://127.0.0.1",
         database_urls={wiring.name: "postgresql://" for wiring in WIRINGS},

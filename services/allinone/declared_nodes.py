@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 from shiftwork.cli.failures import USAGE
 
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.findings import Finding
 from services.allinone.machine import Machine, launcher_values
-from services.allinone.place import Options, Place
 from services.launcher.local_nodes import plan_nodes
 from services.launcher.settings import LauncherSettings
 
@@ -29,9 +29,9 @@ def declares_nodes(options: Options) -> bool:
     return bool(declared) or FILE_VARIABLE in os.environ
 
 
-def check_nodes(place: Place, options: Options) -> Iterator[Finding]:
+def check_nodes(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     """What the launcher would refuse; nothing if it accepts the nodes."""
-    machine = Machine(place, options, nats_url="", database_urls={}, url="http://127.0.0.1")
+    machine = Machine(data_folder, options, nats_url="", database_urls={}, url="http://127.0.0.1")
     connections = {"database_url": "postgresql://", "nats_url": "nats://127.0.0.1"}
     try:
         settings = LauncherSettings.model_validate(connections | launcher_values(machine))

@@ -28,7 +28,7 @@ from libs.contracts.wording import counted
 from libs.service import observability
 from libs.service.loop import pause
 from services.allinone.client import admin_client, items
-from services.allinone.place import Options, Place
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.platform import Platform
 from services.launcher.gpus import find_gpus
 from services.launcher.runtimes.supervisor_shutdown import end_supervisors
@@ -54,7 +54,7 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True)
-class Stage:
+class Demo:
     """Where the demo plays."""
 
     client: httpx.AsyncClient
@@ -72,20 +72,20 @@ def say(text: str = "") -> None:
 async def main() -> int:
     """Play the demo; 0 if everything was as promised."""
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-demo-"))
-    place = Place(folder / "platform")
+    data_folder = DataFolder(folder / "platform")
     # Virtual nodes where there is no GPU; otherwise this machine as it is.
     virtual = not find_gpus().gpus
     options = Options(port=0, nodes=2, slots=2) if virtual else Options(port=0)
     # The only tasks are the demo's own, and they are gone with it.
     options = replace(options, tasks_as_root=True)
     try:
-        place.take()
-        with place.log.open("a", encoding="utf-8") as log:
+        data_folder.take()
+        with data_folder.log.open("a", encoding="utf-8") as log:
             observability.set_up_logs("json", "info", log)
-            return await _on_platform(folder, Platform(place, options, os.getpid()))
+            return await _on_platform(folder, Platform(data_folder, options, os.getpid()))
     finally:
-        await asyncio.to_thread(end_supervisors, place.machine)
-        place.release()
+        await asyncio.to_thread(end_supervisors, data_folder.machine)
+        data_folder.release()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -103,17 +103,17 @@ async def _on_platform(folder: Path, platform: Platform) -> int:
         if running.done():
             running.result()
         say(f"Ready after {time.monotonic() - began:.1f} s at {platform.url}")
-        async with admin_client(platform.place, platform.url) as client:
+        async with admin_client(platform.data_folder, platform.url) as client:
             nodes = await _nodes(client)
-            stage = Stage(client, folder, len(nodes), time.monotonic())
+            demo = Demo(client, folder, len(nodes), time.monotonic())
             async with asyncio.timeout(DEMO_SECONDS_MAX):
-                await play(stage)
+                await play(demo)
     except asyncio.CancelledError:
         say("interrupted; ending everything")
         return 130
     except (DemoError, httpx.HTTPError, TimeoutError) as problem:
         say(f"The demo failed: {problem or type(problem).__name__}")
-        say("".join(platform.place.log.read_text().splitlines(keepends=True)[-20:]))
+        say("".join(platform.data_folder.log.read_text().splitlines(keepends=True)[-20:]))
         return 1
     finally:
         running.cancel()
@@ -130,28 +130,28 @@ async def _nodes(client: httpx.AsyncClient) -> list[Any]:
     return nodes
 
 
-async def play(stage: Stage) -> None:
+async def play(demo: Demo) -> None:
     """The story, from the first submission to the comparison."""
     say()
-    alone = asyncio.ensure_future(_train_alone(stage.folder / "alone"))
+    alone = asyncio.ensure_future(_train_alone(demo.folder / "alone"))
     try:
-        digits = await _submit(stage, "digits", "low", 1, _digits(stage.folder / "shared"))
+        digits = await _submit(demo, "digits", "low", 1, _digits(demo.folder / "shared"))
         say("Submitted digits (low priority): a network on real handwritten digits, 500 steps")
-        seen = asyncio.ensure_future(_timeline(stage, digits))
+        seen = asyncio.ensure_future(_timeline(demo, digits))
         try:
-            await _until_step(stage, digits, STEPS_BEFORE_GANG)
-            gang = await _submit(stage, "gang", "high", stage.nodes, _gang(stage.folder / "gang"))
-            say(f"Submitted gang (high priority): needs all {stage.nodes} nodes, now")
+            await _until_step(demo, digits, STEPS_BEFORE_GANG)
+            gang = await _submit(demo, "gang", "high", demo.nodes, _gang(demo.folder / "gang"))
+            say(f"Submitted gang (high priority): needs all {demo.nodes} nodes, now")
             say()
-            await _until_ended(stage, gang)
-            await _until_ended(stage, digits)
+            await _until_ended(demo, gang)
+            await _until_ended(demo, digits)
             facts = await seen
         finally:
             seen.cancel()
         expected = await alone
     finally:
         alone.cancel()
-    _judge(stage, facts, expected)
+    _judge(demo, facts, expected)
 
 
 def _digits(out: Path) -> list[str]:
@@ -192,52 +192,52 @@ def _digest(out: Path) -> str:
     return str(json.loads((out / "final.json").read_text())["sha256"])
 
 
-async def _submit(stage: Stage, name: str, priority: str, nodes: int, command: list[str]) -> str:
+async def _submit(demo: Demo, name: str, priority: str, nodes: int, command: list[str]) -> str:
     body = {
         "name": name,
         "priority": priority,
         "nodes": nodes,
         "command": command,
-        "working_directory": str(stage.folder),
+        "working_directory": str(demo.folder),
     }
-    answer = await stage.client.post("/v1/tasks", json=body, headers={"idempotency-key": name})
+    answer = await demo.client.post("/v1/tasks", json=body, headers={"idempotency-key": name})
     if answer.is_error:
         raise DemoError(f"{name} was refused: {answer.text}")
     return str(answer.json()["id"])
 
 
-async def _until_step(stage: Stage, task_id: str, step: int) -> None:
+async def _until_step(demo: Demo, task_id: str, step: int) -> None:
     while True:
-        latest = await items(stage.client, f"/v1/tasks/{task_id}/metrics")
+        latest = await items(demo.client, f"/v1/tasks/{task_id}/metrics")
         if any(point["latest"].get("step", 0) >= step for point in latest):
             return
-        await _alive(stage, task_id)
+        await _alive(demo, task_id)
         await pause(0.05)
 
 
-async def _alive(stage: Stage, task_id: str) -> str:
-    task = (await stage.client.get(f"/v1/tasks/{task_id}")).raise_for_status().json()
+async def _alive(demo: Demo, task_id: str) -> str:
+    task = (await demo.client.get(f"/v1/tasks/{task_id}")).raise_for_status().json()
     if task["state"] in TERMINAL_WORDS and task["state"] != "succeeded":
-        logs = await stage.client.get(f"/v1/tasks/{task_id}/logs", params={"rank": 0, "tail": 15})
+        logs = await demo.client.get(f"/v1/tasks/{task_id}/logs", params={"rank": 0, "tail": 15})
         raise DemoError(f"{task['name']} {task['state']}: {task['reason']['text']}\n{logs.text}")
     return str(task["state"])
 
 
-async def _until_ended(stage: Stage, task_id: str) -> None:
-    while await _alive(stage, task_id) not in TERMINAL_WORDS:
+async def _until_ended(demo: Demo, task_id: str) -> None:
+    while await _alive(demo, task_id) not in TERMINAL_WORDS:
         await pause(0.05)
 
 
-async def _timeline(stage: Stage, digits: str) -> list[tuple[str, str]]:
+async def _timeline(demo: Demo, digits: str) -> list[tuple[str, str]]:
     """Tell the story as it happens, until ``digits`` has ended; the facts in their order."""
     facts: list[tuple[str, str]] = []
-    async for event in _events(stage.client):
+    async for event in _events(demo.client):
         fact, data = event["type"], event["data"]
         name = "digits" if data.get("task_id") == digits else "gang"
         told = _TOLD.get(fact)
         if told is not None and "task_id" in data:
             facts.append((fact, name))
-            say(f"  {time.monotonic() - stage.began:7.3f} s  {name:7} {told(data)}")
+            say(f"  {time.monotonic() - demo.began:7.3f} s  {name:7} {told(data)}")
         if fact == "task.state_changed" and name == "digits" and data.get("finished_at"):
             return facts
     return facts
@@ -279,13 +279,13 @@ async def _events(client: httpx.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def _judge(stage: Stage, facts: list[tuple[str, str]], expected: str) -> None:
+def _judge(demo: Demo, facts: list[tuple[str, str]], expected: str) -> None:
     """Compare with what was promised; DemoError says what is different."""
     told = iter(facts)
     missing = [promise for promise in PROMISE if promise not in told]
     if missing:
         raise DemoError(f"not seen in this order: {missing[0]}")
-    got = _digest(stage.folder / "shared")
+    got = _digest(demo.folder / "shared")
     say()
     say(f"weights after preemption and resume  sha256 {got}")
     say(f"weights of an uninterrupted run      sha256 {expected}")

@@ -15,7 +15,7 @@ from shiftwork.cli.failures import INTERRUPTED, Failure
 from shiftwork.cli.homes import default_data
 
 from services.allinone.cli import Port, TasksAsRoot, TaskUser, TaskUsers
-from services.allinone.place import Options, Place, with_task_user
+from services.allinone.data_folder import DataFolder, Options, with_task_user
 
 VIRTUAL_NODES, SLOTS_PER_NODE = 2, 2
 
@@ -32,11 +32,11 @@ def main(  # noqa: PLR0917 - a command: every parameter is an option by name
     """Every service as a process of its own, on embedded NATS and PostgreSQL, until Ctrl-C."""
     try:
         from services.allinone.dev import Dev  # noqa: PLC0415 - slow to import
-        from services.allinone.keep import keep_here  # noqa: PLC0415 - as above
+        from services.allinone.platform_process import keep_here  # noqa: PLC0415 - as above
         from services.launcher.gpus import find_gpus  # noqa: PLC0415 - as above
 
-        place = Place(data or default_data().with_name("shiftwork-dev"))
-        known = place.options() or Options()
+        data_folder = DataFolder(data or default_data().with_name("shiftwork-dev"))
+        known = data_folder.options() or Options()
         if nodes is None and slots is None and known.nodes is None and not find_gpus().gpus:
             nodes, slots = VIRTUAL_NODES, SLOTS_PER_NODE
         options = replace(
@@ -46,7 +46,7 @@ def main(  # noqa: PLR0917 - a command: every parameter is an option by name
             slots=known.slots if slots is None else slots,
         )
         options = with_task_user(options, task_user, task_users, tasks_as_root)
-        code = keep_here(place, options, verbose=True, form="console", make=Dev)
+        code = keep_here(data_folder, options, verbose=True, form="console", make=Dev)
     except Failure as failure:
         render.failure(failure)
         code = failure.code

@@ -18,20 +18,20 @@ from shiftwork.cli.failures import USAGE, Failure
 
 from libs.contracts.wording import counted
 from services.allinone import checks
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.findings import Finding, finding_of
-from services.allinone.place import Options, Place
 from services.launcher.runtimes.node import cgroups
 
 PROBE_SECONDS = 5
 LETTERS_MAX = 200
 
 
-def examine(place: Place) -> list[Finding]:
+def examine(data_folder: DataFolder) -> list[Finding]:
     """Every finding, in the order of the checks. Never raises for what it is there to find."""
     findings: list[Finding] = []
-    # Of a platform that we may not look into nothing more is known, not even whether it runs.
-    for check in CHECKS if _is_ours(place) else (before_start, _limits):
-        findings += _guarded(check, place)
+    # Of a platform whose folder may not be read nothing more is known, not even whether it runs.
+    for check in CHECKS if _is_ours(data_folder) else (before_start, _limits):
+        findings += _guarded(check, data_folder)
     return findings
 
 
@@ -45,31 +45,31 @@ def _guarded(check: Callable[..., Iterable[Finding]], *given: object) -> Iterato
 
 def examine_remote(url: str) -> list[Finding]:
     """A platform that is not one of this machine's: whether it answers."""
-    return [_answers(url, "ask who runs it")]
+    return [_answers(url, "ask its operator")]
 
 
-def before_start(place: Place) -> Iterator[Finding]:
+def before_start(data_folder: DataFolder) -> Iterator[Finding]:
     """What ``up`` checks before it starts, with the options that it has kept."""
     try:
-        kept = place.options()
+        kept = data_folder.options()
     except Failure as problem:
         kept = None
-        if _is_ours(place):
+        if _is_ours(data_folder):
             yield finding_of(problem)
     for check in checks.BEFORE_START:
-        for finding in _guarded(check, place, kept or Options()):
-            # Before the first `up` nothing is chosen yet: it is only to be told then.
+        for finding in _guarded(check, data_folder, kept or Options()):
+            # Before the first `up` nothing is chosen yet: the choice is only needed then.
             unsaid = kept is None and finding.code == USAGE
             yield replace(finding, level="warn") if unsaid else finding
 
 
-def _is_ours(place: Place) -> bool:
-    problem = checks.owner_problem(place.data)
+def _is_ours(data_folder: DataFolder) -> bool:
+    problem = checks.owner_problem(data_folder.data)
     return problem is None or problem.level != "bad"
 
 
-def _limits(place: Place) -> Iterator[Finding]:
-    del place
+def _limits(data_folder: DataFolder) -> Iterator[Finding]:
+    del data_folder
     groups = cgroups.find(f"shiftwork-doctor-{os.getpid()}", probe=True)
     try:
         if not groups.warnings:
@@ -84,48 +84,50 @@ def _limits(place: Place) -> Iterator[Finding]:
         groups.close()
 
 
-def _journals(place: Place) -> Iterator[Finding]:
-    for file in sorted(place.runs.glob("*/journal.damaged")):
+def _journals(data_folder: DataFolder) -> Iterator[Finding]:
+    for file in sorted(data_folder.runs.glob("*/journal.damaged")):
         text = f"a fault of the disk damaged the journal of node {file.parent.name}"
         yield Finding("warn", text, f"check the disk; the damaged lines are in {file}")
 
 
-def _running(place: Place) -> Iterator[Finding]:
-    keeper = place.keeper()
-    if keeper is None:
-        ended = place.ended()
-        if place.is_kept():
+def _running(data_folder: DataFolder) -> Iterator[Finding]:
+    holder = data_folder.holder()
+    if holder is None:
+        ended = data_folder.ended()
+        if data_folder.is_kept():
             yield Finding("warn", "starting, or ending")
         elif ended is None:
-            yield Finding("ok", f"not running: {place.command('up')}")
+            yield Finding("ok", f"not running: {data_folder.command('up')}")
         elif ended.problem:
-            fix = f"see {place.log}; {place.command('up')}"
+            fix = f"see {data_folder.log}; {data_folder.command('up')}"
             yield Finding("bad", f"crashed: {ended.problem}", fix)
         else:
             text = f"not running: process {ended.pid} was killed, or the machine went down"
-            fix = f"{place.command('up')}: what runs goes on, the rest is resumed"
+            fix = f"{data_folder.command('up')}: what runs goes on, the rest is resumed"
             yield Finding("bad", text, fix)
         return
-    yield _answers(keeper.url, f"see {place.log}")
+    yield _answers(holder.url, f"see {data_folder.log}")
 
 
 def _answers(url: str, fix: str) -> Finding:
     try:
         with urlopen(f"{url}/readyz", timeout=PROBE_SECONDS) as answer:  # noqa: S310 - an http URL that was given
-            said = answer.read().decode().strip()
+            text_of_answer = answer.read().decode().strip()
     except (URLError, OSError, ValueError) as problem:
-        said = getattr(problem, "read", lambda: b"")().decode(errors="replace").strip()
-        return Finding("bad", f"{url}: {said or problem}", fix)
-    doubtful = "ready, but" in said
-    return Finding("warn" if doubtful else "ok", f"running at {url}: {said}", fix * doubtful)
+        text_of_answer = getattr(problem, "read", lambda: b"")().decode(errors="replace").strip()
+        return Finding("bad", f"{url}: {text_of_answer or problem}", fix)
+    doubtful = "ready, but" in text_of_answer
+    return Finding(
+        "warn" if doubtful else "ok", f"running at {url}: {text_of_answer}", fix * doubtful
+    )
 
 
-def _letters(place: Place) -> Iterator[Finding]:
+def _letters(data_folder: DataFolder) -> Iterator[Finding]:
     """Events that the services have set apart, and that wait for somebody."""
-    keeper = place.keeper()
-    if keeper is None or not keeper.ready:
+    holder = data_folder.holder()
+    if holder is None or not holder.ready:
         return
-    api = Api(keeper.url, place.credentials.admin_token_file.read_text().strip())
+    api = Api(holder.url, data_folder.credentials.admin_token_file.read_text().strip())
     found = [
         letter
         for service in SERVICES
@@ -139,19 +141,19 @@ def _letters(place: Place) -> Iterator[Finding]:
         yield Finding("warn", text, "shiftwork dead-letters ls, then replay or discard them")
 
 
-def _parts(place: Place) -> Iterator[Finding]:
-    if not place.is_kept() or not place.status.exists():
+def _parts(data_folder: DataFolder) -> Iterator[Finding]:
+    if not data_folder.is_kept() or not data_folder.status.exists():
         return
-    for name, part in json.loads(place.status.read_text()).items():
+    for name, part in json.loads(data_folder.status.read_text()).items():
         restarts = f", {counted(part['restarts'], 'restart')}" if part["restarts"] else ""
         text = f"{name}: {part['state']} since {part['since']}{restarts}"
         if part["state"] == "up" and not part["problem"]:
             yield Finding("warn" if part["restarts"] else "ok", text)
         else:
-            yield Finding("bad", f"{text}: {part['problem']}", f"see {place.log}")
+            yield Finding("bad", f"{text}: {part['problem']}", f"see {data_folder.log}")
 
 
-CHECKS: tuple[Callable[[Place], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[DataFolder], Iterator[Finding]], ...] = (
     before_start,
     _limits,
     _journals,

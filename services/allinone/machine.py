@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.allinone.place import Options, Place
+from services.allinone.data_folder import DataFolder, Options
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Where everything is, once the servers run."""
 
-    place: Place
+    data_folder: DataFolder
     options: Options
     nats_url: str
     # Role -> URL of the database.
@@ -25,9 +25,9 @@ def launcher_values(machine: Machine) -> dict[str, str]:
     """The launcher's settings beyond its connections, by field name, as text."""
     options = machine.options
     own = {
-        "data_folder": str(machine.place.machine),
+        "data_folder": str(machine.data_folder.machine),
         "task_url": machine.url,
-        "run_token_key_file": str(machine.place.credentials.run_key_file),
+        "run_token_key_file": str(machine.data_folder.credentials.run_key_file),
     }
     if options.nodes is not None or options.slots is not None:
         own["virtual_nodes"] = str(options.nodes or 1)

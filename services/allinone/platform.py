@@ -1,6 +1,6 @@
 """The whole platform in one process: servers as children, every service in one TaskGroup.
 
-Called by ``up`` and by the demo. A service that dies is built anew with growing pauses while the
+Called by ``up`` and by the demo. A service that dies is started again with growing pauses while the
 others go on; a stop first asks running tasks to save (``stopping.py``).
 """
 
@@ -15,20 +15,20 @@ from libs.service.http import Receive, Scope, Send, serve_http
 from libs.service.loop import pause
 from libs.service.runner import Runner
 from libs.service.wiring import Wiring, connect
+from services.allinone.data_folder import DataFolder, Holder, Options, url_at
 from services.allinone.embedded.credentials import ensure_credentials
-from services.allinone.keeper import Board, keep_running
 from services.allinone.machine import Machine
-from services.allinone.place import Keeper, Options, Place, url_at
 from services.allinone.servers import Servers
+from services.allinone.supervision import PartStatuses, supervise
 
-READY_LOOK_SECONDS = 0.005
+READY_POLL_SECONDS = 0.005
 
 
 @dataclass
 class Platform:
     """One machine's platform. ``run`` until cancelled; ``ready`` is set once it serves."""
 
-    place: Place
+    data_folder: DataFolder
     options: Options
     pid: int
     # False only for throw-away data: no write is forced to the disk.
@@ -47,15 +47,15 @@ class Platform:
 
         The folder must be taken (``Place.take``); ends servers and services when cancelled.
         """
-        ensure_credentials(self.place.data)
-        servers = Servers(self.place, self.options, durable=self.durable)
+        ensure_credentials(self.data_folder.data)
+        servers = Servers(self.data_folder, self.options, durable=self.durable)
         try:
             await self._start(servers)
         finally:
             await servers.stop()
 
     async def _start(self, servers: Servers) -> None:
-        self.place.tell_step("PostgreSQL and NATS")
+        self.data_folder.report_step("PostgreSQL and NATS")
         starting = asyncio.create_task(servers.start_postgres())
         try:
             # Importing the services takes as long as starting PostgreSQL: side by side.
@@ -66,15 +66,15 @@ class Platform:
             await asyncio.gather(starting, return_exceptions=True)
             raise
         await starting
-        self.place.tell_step("the database's schemas")
+        self.data_folder.report_step("the database's schemas")
         await servers.migrate()
         await servers.outlive_epochs()
         async with asyncio.TaskGroup() as group:
-            board = Board(self.place.status)
-            group.create_task(servers.keep(board), name="servers")
+            statuses = PartStatuses(self.data_folder.status)
+            group.create_task(servers.keep(statuses), name="servers")
             gateway = next(each for each in wirings if each.name == "gateway")
             machine = Machine(
-                place=self.place,
+                data_folder=self.data_folder,
                 options=self.options,
                 nats_url=servers.nats.url,
                 database_urls=servers.database_urls(),
@@ -85,12 +85,12 @@ class Platform:
             await self._bound.wait()
             machine = replace(machine, url=self.url)
             names = ", ".join(wiring.name for wiring in wirings)
-            self.place.tell(Keeper(self.pid, self.url, step=f"services and nodes: {names}"))
+            self.data_folder.report(Holder(self.pid, self.url, step=f"services and nodes: {names}"))
             for wiring in wirings:
                 run = partial(self._run_service, wiring, machine)
-                group.create_task(keep_running(wiring.name, run, board), name=wiring.name)
+                group.create_task(supervise(wiring.name, run, statuses), name=wiring.name)
             await self._wait_until_ready(len(wirings))
-            self.place.tell(Keeper(self.pid, self.url, ready=True))
+            self.data_folder.report(Holder(self.pid, self.url, ready=True))
             self.ready.set()
 
     async def _wait_until_ready(self, services: int) -> None:
@@ -98,7 +98,7 @@ class Platform:
         while len(self._runners) < services or not all(
             runner.epoch is not None and runner.ready[0] for runner in self._runners.values()
         ):
-            await pause(READY_LOOK_SECONDS)
+            await pause(READY_POLL_SECONDS)
 
     async def _serve(self, gateway: Wiring, machine: Machine) -> None:
         """The gateway's HTTP, owned here, so that a port stays bound while a service restarts."""
@@ -115,13 +115,13 @@ class Platform:
 
         def bound(port: int) -> None:
             self.url = url_at(self.options.host, port)
-            self.place.tell(Keeper(self.pid, self.url))
+            self.data_folder.report(Holder(self.pid, self.url))
             self._bound.set()
 
         await serve_http(
             app,
             host=self.options.host,
-            port=self.place.port_for(self.options),
+            port=self.data_folder.port_for(self.options),
             ready=self._readiness,
             on_bound=bound,
             limits=settings.http_limits(),

@@ -40,11 +40,11 @@ from services.allinone import nats_config
 from services.allinone.embedded.credentials import NATS_ADMIN
 
 T = TypeVar("T")
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
 PREFIX = "SHIFTWORK_PROVISION_"
-# Between two looks at a server that does not answer: doubling.
+# Between two tries of a server that does not answer: doubling.
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.2, 5.0
 CONNECT_SECONDS_MAX = 10.0
 _KEPT = Limits()
@@ -66,7 +66,7 @@ def _odd(replicas: int) -> int:
 
 
 class ProvisionSettings(BaseSettings):
-    """What the provisioner is told."""
+    """The settings of the provisioner."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
@@ -107,11 +107,11 @@ class NotInTimeError(Exception):
 
 
 @dataclass
-class Patience:
-    """Bounded waiting for servers that are still starting, said once per reason."""
+class StartDeadline:
+    """Bounded waiting for servers that are still starting; each reason is reported once."""
 
     seconds_max: float
-    tell: Tell
+    report: Report
 
     def __post_init__(self) -> None:
         self._ends_at = monotonic() + self.seconds_max
@@ -123,7 +123,7 @@ class Patience:
 
     async def until(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
         """What ``work`` gives once the server is there; NotInTimeError if that takes too long."""
-        seconds, said = FIRST_PAUSE_SECONDS, ""
+        seconds, reported = FIRST_PAUSE_SECONDS, ""
         while True:
             try:
                 return await work()
@@ -131,9 +131,9 @@ class Patience:
                 text = f"{what}: {problem}"
             if self.left_seconds == 0:
                 raise NotInTimeError(text)
-            if text != said:
-                self.tell(f"waiting for {text}")
-                said = text
+            if text != reported:
+                self.report(f"waiting for {text}")
+                reported = text
             await pause(min(seconds, self.left_seconds))
             seconds = min(MOST_PAUSE_SECONDS, seconds * 2)
 
@@ -153,20 +153,20 @@ def url_of(admin_url: str, role: str, database: str) -> str:
     )
 
 
-async def provision(settings: ProvisionSettings, wirings: Sequence[Wiring], tell: Tell) -> None:
+async def provision(settings: ProvisionSettings, wirings: Sequence[Wiring], report: Report) -> None:
     """Make both servers ready. RefusedError or NotInTimeError; what was done until then stays."""
-    patience = Patience(settings.wait_seconds, tell)
+    deadline = StartDeadline(settings.wait_seconds, report)
     where = urlsplit(settings.database_url).netloc.rpartition("@")[2] or "its socket"
-    await patience.until(
-        f"PostgreSQL at {where}", lambda: _database(settings, wirings, patience, tell)
+    await deadline.until(
+        f"PostgreSQL at {where}", lambda: _database(settings, wirings, deadline, report)
     )
-    await patience.until(
-        f"NATS at {settings.nats_url}", lambda: _streams(settings, wirings, patience, tell)
+    await deadline.until(
+        f"NATS at {settings.nats_url}", lambda: _streams(settings, wirings, deadline, report)
     )
 
 
 async def _database(
-    settings: ProvisionSettings, wirings: Sequence[Wiring], patience: Patience, tell: Tell
+    settings: ProvisionSettings, wirings: Sequence[Wiring], deadline: StartDeadline, report: Report
 ) -> None:
     names = [wiring.name for wiring in wirings]
     passwords = {name: secret(settings.database_passwords / name) for name in names}
@@ -179,16 +179,16 @@ async def _database(
         else (url_of(settings.database_url, first, settings.database), passwords[first])
     )
     try:
-        async with roles.alone(url, password, patience.turn):
+        async with roles.alone(url, password, deadline.turn):
             if settings.roles:
                 with roles.translated_errors():
                     changes = await roles.prepare_server(
                         url, password, database=settings.database, passwords=passwords
                     )
                 for name, change in changes.items():
-                    tell(f"role {name}: {change}")
+                    report(f"role {name}: {change}")
             for wiring in wirings:
-                await _migrate(settings, wiring, passwords[wiring.name], tell)
+                await _migrate(settings, wiring, passwords[wiring.name], report)
     except roles.AccessDeniedError as problem:
         raise RefusedError(_denied(settings, str(problem).splitlines()[0])) from problem
 
@@ -206,8 +206,10 @@ def _denied(settings: ProvisionSettings, problem: str) -> str:
     )
 
 
-async def _migrate(settings: ProvisionSettings, wiring: Wiring, password: str, tell: Tell) -> None:
-    """One service's schema, as its own role; one by one, because Alembic's state is global."""
+async def _migrate(
+    settings: ProvisionSettings, wiring: Wiring, password: str, report: Report
+) -> None:
+    """One service's schema, as its own role; one at a time, because Alembic's state is global."""
     url = url_of(settings.database_url, wiring.name, settings.database)
     await roles.enter(url, password)
     address = Address(url=url, password=password)
@@ -215,14 +217,14 @@ async def _migrate(settings: ProvisionSettings, wiring: Wiring, password: str, t
     await upgrade(address, wiring.tables, wiring.migrations)
     after = max(newest(wiring.migrations), before)
     changed = f"{before or 'empty'} -> {after}" if after != before else f"{after}, unchanged"
-    tell(f"schema {wiring.tables.schema}: {changed}")
+    report(f"schema {wiring.tables.schema}: {changed}")
 
 
 async def _streams(
-    settings: ProvisionSettings, wirings: Sequence[Wiring], patience: Patience, tell: Tell
+    settings: ProvisionSettings, wirings: Sequence[Wiring], deadline: StartDeadline, report: Report
 ) -> None:
     urls = settings.nats_url.split(",")
-    timeout = min(CONNECT_SECONDS_MAX, max(1.0, patience.left_seconds))
+    timeout = min(CONNECT_SECONDS_MAX, max(1.0, deadline.left_seconds))
     admin = Credentials(settings.nats_user, secret(settings.nats_password_file))
     try:
         done = await bus.provision(
@@ -240,7 +242,7 @@ async def _streams(
             "number of its servers."
         ) from problem
     for text in done or ["streams and durables: unchanged"]:
-        tell(text)
+        report(text)
     if settings.nats_passwords is None:
         return
     for wiring in wirings:
@@ -258,7 +260,7 @@ async def _streams(
                 f"${nats_config.variable(wiring.name)} and {file} must be the same; restart the "
                 "server after a change."
             ) from problem
-    tell("every service's user enters NATS")
+    report("every service's user enters NATS")
 
 
 def _limits(settings: ProvisionSettings) -> Limits:

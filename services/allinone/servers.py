@@ -15,26 +15,26 @@ from libs.service.wiring import Wiring, topology
 from libs.store.connections import Address
 from libs.store.leader import raise_epoch
 from libs.store.migrate import upgrade
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.embedded.credentials import NATS_ADMIN, Credentials
 from services.allinone.embedded.nats import Nats, NatsOptions
 from services.allinone.embedded.postgres import Postgres, PostgresOptions
-from services.allinone.keeper import Board, keep_server
-from services.allinone.place import Options, Place
+from services.allinone.supervision import PartStatuses, supervise_server
 from services.launcher.runtimes.node.journal import commanding_epoch
 
 
 class Servers:
     """NATS and PostgreSQL of one data folder."""
 
-    def __init__(self, place: Place, options: Options, *, durable: bool = True) -> None:
-        credentials: Credentials = place.credentials
+    def __init__(self, data_folder: DataFolder, options: Options, *, durable: bool = True) -> None:
+        credentials: Credentials = data_folder.credentials
         self._credentials = credentials
         self.postgres = Postgres(
-            place.data,
+            data_folder.data,
             credentials,
             PostgresOptions(service_user=options.service_user, durable=durable),
         )
-        self._place = place
+        self._data_folder = data_folder
         self._service_user = options.service_user
         self._nats: Nats | None = None
         self._wirings: Sequence[Wiring] = ()
@@ -55,7 +55,7 @@ class Servers:
         self._wirings = wirings
         users = {wiring.name: wiring.permissions for wiring in wirings}
         self._nats = Nats(
-            self._place.data,
+            self._data_folder.data,
             self._credentials,
             users,
             NatsOptions(service_user=self._service_user),
@@ -74,7 +74,7 @@ class Servers:
         It is, unless PostgreSQL was restored from a backup, and then every node would refuse the
         launcher. Nobody else commands these nodes: the folder is ours (``Place.take``).
         """
-        journals = sorted(self._place.runs.glob("*/journal"))
+        journals = sorted(self._data_folder.runs.glob("*/journal"))
         past = max([commanding_epoch(str(journal)) for journal in journals], default=0)
         launcher = next((each for each in self._wirings if each.name == "launcher"), None)
         if launcher is not None and past:
@@ -90,12 +90,12 @@ class Servers:
         """Each service's URL of the database."""
         return {wiring.name: self.postgres.url(wiring.name) for wiring in self._wirings}
 
-    async def keep(self, board: Board) -> None:
+    async def keep(self, statuses: PartStatuses) -> None:
         """Restart what dies or hangs, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(keep_server(self.postgres, board))
+            group.create_task(supervise_server(self.postgres, statuses))
             # A NATS that lost its data has no streams either.
-            group.create_task(keep_server(self.nats, board, repaired=self._provision))
+            group.create_task(supervise_server(self.nats, statuses, repaired=self._provision))
 
     async def stop(self) -> None:
         """End both, NATS first; what is stored is complete on the disk."""

@@ -23,10 +23,10 @@ import httpx
 
 from libs.service.loop import pause
 from services.allinone.composition import WIRINGS, environment_of
-from services.allinone.keeper import Board, keep_running
 from services.allinone.machine import Machine
+from services.allinone.supervision import PartStatuses, supervise
 
-READY_LOOK_SECONDS = 0.05
+READY_POLL_SECONDS = 0.05
 END_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
 # What a service process takes over of ours; the rest is its settings.
@@ -35,7 +35,7 @@ _CODE = Path(__file__).resolve().parents[2]
 _LIBC = ctypes.CDLL(None)
 
 # Called with a service's name and one line of what it said.
-Tell = Callable[[str, str], None]
+Report = Callable[[str, str], None]
 
 
 class ServiceEndedError(Exception):
@@ -59,8 +59,8 @@ class ServiceProcesses:
     """The processes of all services. ``keep`` runs them until cancelled."""
 
     machine: Machine
-    board: Board
-    tell: Tell
+    statuses: PartStatuses
+    report: Report
     # More settings, as environment variables.
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -95,7 +95,7 @@ class ServiceProcesses:
         instance = Instance(name if index == 0 else f"{name}-{index}", port, environment)
         self._instances[name, index] = instance
         run = partial(self._run, name, instance)
-        self._group.create_task(keep_running(instance.name, run, self.board), name=instance.name)
+        self._group.create_task(supervise(instance.name, run, self.statuses), name=instance.name)
         return index
 
     def instances(self) -> Iterable[tuple[str, int]]:
@@ -132,7 +132,7 @@ class ServiceProcesses:
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             for instance in tuple(self._instances.values()):
                 while not await _is_ready(client, instance.port):
-                    await pause(READY_LOOK_SECONDS)
+                    await pause(READY_POLL_SECONDS)
 
     async def _run(self, name: str, instance: Instance) -> None:
         """Start a process and pass on what it says, until it ends."""
@@ -159,9 +159,9 @@ class ServiceProcesses:
         while data := await process.stdout.read(1 << 16):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                self.tell(name, line.decode(errors="replace"))
+                self.report(name, line.decode(errors="replace"))
         if rest:
-            self.tell(name, rest.decode(errors="replace"))
+            self.report(name, rest.decode(errors="replace"))
 
     async def _end(self) -> None:
         """SIGTERM to all, and SIGKILL to who does not end."""

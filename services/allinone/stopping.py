@@ -20,55 +20,57 @@ from libs.contracts.task_states import HOLDING_WORDS
 from libs.contracts.wording import counted
 from libs.service.loop import pause
 from services.allinone.client import admin_client
+from services.allinone.data_folder import DataFolder
 from services.allinone.embedded.credentials import write_private
-from services.allinone.place import Place
 
 HOLDING = ",".join(HOLDING_WORDS)
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 # On top of the longest deadline of what runs: ending, observing, recording.
 GRACE_SECONDS = 30.0
 DEADLINE_SECONDS = 60.0
 # How long what fails is tried again, and how soon.
-PATIENCE_SECONDS = 30.0
+RETRY_SECONDS = 30.0
 AGAIN_SECONDS = 0.5
 T = TypeVar("T")
 
 
-async def drain(place: Place, url: str, tell: Callable[[str], None]) -> None:
+async def drain(data_folder: DataFolder, url: str, report: Callable[[str], None]) -> None:
     """Ask everything that runs to save and leave; returns when nothing runs.
 
     httpx.HTTPError if the platform does not answer, TimeoutError if tasks do not leave in time.
     """
-    async with admin_client(place, url) as client:
+    async with admin_client(data_folder, url) as client:
         await drain_nodes(
-            client, lambda nodes: write_private(place.drained, json.dumps(nodes) + "\n"), tell
+            client,
+            lambda nodes: write_private(data_folder.drained, json.dumps(nodes) + "\n"),
+            report,
         )
 
 
 async def drain_nodes(
     client: httpx.AsyncClient,
     remember: Callable[[Sequence[str]], None],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """The same through any client; ``remember`` keeps the nodes that the stop closes.
 
     It asks for nothing that tasks say about themselves, goes on when one node cannot be closed,
     and tries again what fails, because giving up means that running tasks lose their work.
     """
-    seen = await _insist(lambda: _occupancy(client), PATIENCE_SECONDS)
+    seen = await _insist(lambda: _occupancy(client), RETRY_SECONDS)
     running = seen["tasks"]
     if not running:
         return
     nodes = [node["id"] for node in seen["nodes"] if node["schedulable"]]
     remember(nodes)
-    tell(f"asking {counted(len(running), 'running task')} to save and leave")
+    report(f"asking {counted(len(running), 'running task')} to save and leave")
     for node in nodes:
         try:
-            await _insist(partial(_close, client, node), PATIENCE_SECONDS)
+            await _insist(partial(_close, client, node), RETRY_SECONDS)
         except httpx.HTTPError as problem:
-            tell(f"node {node} cannot be drained, the others are: {problem}")
+            report(f"node {node} cannot be drained, the others are: {problem}")
     asked = [task["ack_deadline_seconds"] or DEADLINE_SECONDS for task in running]
-    await _until_empty(client, max(asked) + GRACE_SECONDS, tell)
+    await _until_empty(client, max(asked) + GRACE_SECONDS, report)
 
 
 async def _occupancy(client: httpx.AsyncClient) -> dict[str, Any]:
@@ -98,12 +100,12 @@ async def _insist(ask: Callable[[], Awaitable[T]], seconds_max: float) -> T:
 
 
 async def _until_empty(
-    client: httpx.AsyncClient, seconds_max: float, tell: Callable[[str], None]
+    client: httpx.AsyncClient, seconds_max: float, report: Callable[[str], None]
 ) -> None:
     until, left = monotonic() + seconds_max, -1
     while True:
-        patience = max(PATIENCE_SECONDS, until - monotonic())
-        running = (await _insist(lambda: _occupancy(client), patience))["tasks"]
+        retry_deadline = max(RETRY_SECONDS, until - monotonic())
+        running = (await _insist(lambda: _occupancy(client), retry_deadline))["tasks"]
         if not running:
             return
         names = ", ".join(task["id"] for task in running[:5])
@@ -111,29 +113,29 @@ async def _until_empty(
             raise TimeoutError(f"still running after {seconds_max:g} s: {names}")
         if len(running) != left:
             left = len(running)
-            tell(f"waiting for {left}: {names}")
-        await pause(LOOK_SECONDS)
+            report(f"waiting for {left}: {names}")
+        await pause(POLL_SECONDS)
 
 
-async def reopen(place: Place, url: str, warn: Callable[[str], None]) -> None:
+async def reopen(data_folder: DataFolder, url: str, warn: Callable[[str], None]) -> None:
     """Open the nodes that the last stop drained. A list that is not understood stays as it is."""
     try:
-        nodes = _drained(place)
+        nodes = _drained(data_folder)
     except FileNotFoundError:
         return
     except (ValueError, TypeError, RecursionError) as problem:
         warn(
-            f"{place.drained} is not understood ({problem}): nodes that the last stop drained stay"
-            " closed (fix: `shiftwork node uncordon NODE` for each, then remove the file)"
+            f"{data_folder.drained} is not understood ({problem}): nodes that the last stop drained"
+            " stay closed (fix: `shiftwork node uncordon NODE` for each, then remove the file)"
         )
         return
-    async with admin_client(place, url) as client:
+    async with admin_client(data_folder, url) as client:
         await open_nodes(client, nodes)
-    place.drained.unlink()
+    data_folder.drained.unlink()
 
 
-def _drained(place: Place) -> Sequence[str]:
-    found: Any = json.loads(place.drained.read_text())
+def _drained(data_folder: DataFolder) -> Sequence[str]:
+    found: Any = json.loads(data_folder.drained.read_text())
     if not isinstance(found, list):
         raise TypeError(f"it is no list, but {found!r:.40}")
     return [str(node) for node in cast("list[Any]", found)]

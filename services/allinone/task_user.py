@@ -11,8 +11,8 @@ import shlex
 
 from shiftwork.cli.failures import USAGE, Failure
 
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.embedded.accounts import service_account
-from services.allinone.place import Options, Place
 from services.launcher.task_users import EXAMPLE, Choice, task_users
 
 CHOICES = (
@@ -38,7 +38,7 @@ def _no_service_user(problem: str) -> Failure:
     return Failure(what, where="--service-user", fix=fix, code=USAGE)
 
 
-def check_service_user(place: Place, options: Options) -> None:
+def check_service_user(data_folder: DataFolder, options: Options) -> None:
     """Raises Failure, with the fix, if the servers cannot run as chosen: a choice that has no
     effect would pass for one that has."""
     wanted = options.service_user
@@ -48,7 +48,7 @@ def check_service_user(place: Place, options: Options) -> None:
         text = "only root can run PostgreSQL and NATS as another user"
         raise Failure(text, where="--service-user", fix="leave --service-user out", code=USAGE)
     for server, folder in SERVERS:
-        data = place.data / folder
+        data = data_folder.data / folder
         try:
             account = service_account(data, wanted)
         except LookupError as problem:
@@ -62,20 +62,20 @@ def check_service_user(place: Place, options: Options) -> None:
             )
 
 
-def check_task_user(place: Place, options: Options) -> None:
+def check_task_user(data_folder: DataFolder, options: Options) -> None:
     """Raises Failure, with the fix, if tasks may not run as chosen."""
     choice = Choice(options.task_user or "", options.task_users or "", options.tasks_as_root)
     if os.geteuid() == 0 and choice == Choice():
         raise Failure("run by root, `up` must be told as whom tasks run", fix=CHOICES, code=USAGE)
     try:
-        found = task_users(choice, place.machine)
+        found = task_users(choice, data_folder.machine)
     except ValueError as problem:
         what, _, fix = _as_typed(str(problem)).partition("; ")
         where = "--task-users" if choice.users else "--task-user"
         raise Failure(what, where=where, fix=fix, code=USAGE) from problem
     for server, data in SERVERS:
         try:
-            account = service_account(place.data / data, options.service_user)
+            account = service_account(data_folder.data / data, options.service_user)
         except LookupError as problem:
             raise _no_service_user(str(problem)) from problem
         if found is not None and account is not None and account.uid in found.uids:

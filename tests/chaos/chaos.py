@@ -22,9 +22,9 @@ import httpx
 from libs.bus.connection import Credentials as BusCredentials
 from libs.service import observability
 from services.allinone.client import admin_client, items
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.dev import Dev
 from services.allinone.embedded.credentials import NATS_ADMIN
-from services.allinone.place import Options, Place
 from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 from tests.chaos import judges
 from tests.chaos.faults import DISK, PARTS, Faults, schedule
@@ -71,7 +71,7 @@ class Report:
 @contextlib.asynccontextmanager
 async def running(dev: Dev) -> AsyncIterator[None]:
     """The platform runs inside the context; it has ended behind it, its supervisors too."""
-    dev.place.take()
+    dev.data_folder.take()
     task = asyncio.ensure_future(dev.run())
     try:
         ready = asyncio.ensure_future(dev.ready.wait())
@@ -79,7 +79,7 @@ async def running(dev: Dev) -> AsyncIterator[None]:
         ready.cancel()
         if task.done():
             task.result()
-        password = dev.place.credentials.nats_password(NATS_ADMIN)
+        password = dev.data_folder.credentials.nats_password(NATS_ADMIN)
         await judges.keep_history(dev.servers.nats.url, BusCredentials(NATS_ADMIN, password))
         yield
         if task.done():
@@ -87,8 +87,8 @@ async def running(dev: Dev) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(end_supervisors, dev.place.machine)
-        dev.place.release()
+        await asyncio.to_thread(end_supervisors, dev.data_folder.machine)
+        dev.data_folder.release()
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ class Chaos:
         self.log = (folder / "services.log").open("a", encoding="utf-8", buffering=1)
         options = Options(port=0, nodes=plan.nodes, slots=plan.slots, tasks_as_root=True)
         self.dev = Dev(
-            Place(folder / "platform"),
+            DataFolder(folder / "platform"),
             options,
             os.getpid(),
             tell=lambda name, line: void(self.log.write(f"{name} | {line}\n")),
@@ -135,7 +135,7 @@ class Chaos:
                 self.dev.processes.add("scheduler")
                 await self.dev.processes.until_ready()
             self.tell(f"ready at {self.dev.url}, folder {self.folder}")
-            async with admin_client(self.dev.place, self.dev.url) as client:
+            async with admin_client(self.dev.data_folder, self.dev.url) as client:
                 workload = Workload(self.plan.seed, client, self.folder)
                 people = People(self.plan.seed, client, workload, self.tell)
                 await self._storm(client, workload, people)
@@ -212,7 +212,7 @@ class Chaos:
         return True
 
     async def _judge(self, client: httpx.AsyncClient, workload: Workload, people: People) -> None:
-        secrets = self.dev.place.credentials
+        secrets = self.dev.data_folder.credentials
         admin = BusCredentials(NATS_ADMIN, secrets.nats_password(NATS_ADMIN))
         url = self.dev.servers.nats.url
         lived = judges.lives(workload.records)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.allinone.place import Place
+from services.allinone.data_folder import DataFolder
 from tests.integration.test_up import Home
 from tests.kit.platform import scratch
 from tests.kit.small_disk import SmallDisk, needs_small_disk, small_disk
@@ -81,7 +81,7 @@ def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(
     home: HomeOnSmallDisk,
 ) -> None:
     home.up()
-    keeper = Place(home.data).keeper()
+    keeper = DataFolder(home.data).keeper()
     assert keeper is not None
     go, written, leave = (home.folder / name for name in ("go", "written", "leave"))
     task = home.sh(SCRIPT.format(go=go, written=written, leave=leave))
@@ -97,12 +97,12 @@ def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(
     assert Path(f"/proc/{keeper.pid}").exists()
     # A full disk does not hold up what a task does; only what it prints is missing.
     assert written.exists()
-    assert Place(home.data).is_kept()
+    assert DataFolder(home.data).is_kept()
 
     home.disk.empty()
     leave.touch()
     until(home, 90.0, "ls")
-    assert Place(home.data).keeper() == keeper
+    assert DataFolder(home.data).keeper() == keeper
     home.until(task, "succeeded", 60.0)
     lines = until(home, 60.0, "logs", task).splitlines()
     assert (lines[0], lines[-1]) == ("ready", "end")

@@ -18,9 +18,9 @@ import httpx
 
 from libs.bus.connection import Credentials as BusCredentials
 from services.allinone.client import admin_client, items
+from services.allinone.data_folder import DataFolder, Options
 from services.allinone.dev import Dev
 from services.allinone.embedded.credentials import NATS_ADMIN
-from services.allinone.place import Options, Place
 from tests.chaos import judges
 from tests.chaos.chaos import SETTINGS, running
 
@@ -70,7 +70,9 @@ class Platform:
 
     @property
     def admin(self) -> BusCredentials:
-        return BusCredentials(NATS_ADMIN, self.dev.place.credentials.nats_password(NATS_ADMIN))
+        return BusCredentials(
+            NATS_ADMIN, self.dev.data_folder.credentials.nats_password(NATS_ADMIN)
+        )
 
     async def submit(self, name: str, *arguments: str, **fields: Any) -> str:
         """A task of the chaos tests, submitted as a careful client does."""
@@ -116,7 +118,7 @@ async def running_platform(nodes: int = 1, slots: int = 2) -> AsyncIterator[Plat
     with scratch() as folder:
         said: list[str] = []
         dev = Dev(
-            Place(folder / "platform"),
+            DataFolder(folder / "platform"),
             Options(port=0, nodes=nodes, slots=slots, tasks_as_root=True),
             os.getpid(),
             tell=lambda name, line: said.append(f"{name} | {line}"),
@@ -125,7 +127,7 @@ async def running_platform(nodes: int = 1, slots: int = 2) -> AsyncIterator[Plat
             settings=SETTINGS,
         )
         try:
-            async with running(dev), admin_client(dev.place, dev.url) as client:
+            async with running(dev), admin_client(dev.data_folder, dev.url) as client:
                 try:
                     yield Platform(folder, dev, client, said)
                 except BaseException:

@@ -115,13 +115,13 @@ ENTRIES: tuple[Entry, ...] = (
 VOLUMES = (("nats", "persistence"), ("postgres", "persistence"), ("log-collector", "archive"))
 HEAD = """\
 # Values for the charts of Shiftwork: `shiftwork k8s up -f FILE`. What is commented out is an
-# example, not the default; everything that can be said stands in the chart's own values.yaml.
+# example, not the default; the chart's own values.yaml has every setting.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the options of ``values``, ``dryrun`` and ``up`` say; empty means not said.
+    """What the options of ``values``, ``dryrun`` and ``up`` set; an empty one is not set.
 
     Each field is an option of these commands, by ``options.taking``.
     """
@@ -168,20 +168,20 @@ class Choices:
         """The values that they mean, by path. Failure (usage) for what cannot be."""
         found: dict[Path_, Any] = {}
 
-        def say(path: str, value: Any) -> None:  # noqa: ANN401 - any value
+        def put(path: str, value: Any) -> None:  # noqa: ANN401 - any value
             if value not in ("", (), 0, False):
                 found[tuple(path.split("/"))] = value
 
-        say("global/image/registry", self.registry.rstrip("/"))
-        say("global/image/tag", self.tag)
-        say("global/image/pullSecrets", list(self.pull_secret or ()) or "")
-        say("global/tasks/namespace", self.tasks_namespace)
-        say("global/podPolicy/gpu_resource", _resource(self.gpu_resource))
-        say("launcher/settings/kube_node_selector", self.node_selector)
-        say("global/monitoring/enabled", self.monitoring)
-        say("nats/replicas", self.nats_replicas)
-        say("gateway/ingress/enabled", bool(self.ingress))
-        say("gateway/ingress/host", self.ingress)
+        put("global/image/registry", self.registry.rstrip("/"))
+        put("global/image/tag", self.tag)
+        put("global/image/pullSecrets", list(self.pull_secret or ()) or "")
+        put("global/tasks/namespace", self.tasks_namespace)
+        put("global/podPolicy/gpu_resource", _resource(self.gpu_resource))
+        put("launcher/settings/kube_node_selector", self.node_selector)
+        put("global/monitoring/enabled", self.monitoring)
+        put("nats/replicas", self.nats_replicas)
+        put("gateway/ingress/enabled", bool(self.ingress))
+        put("gateway/ingress/host", self.ingress)
         found |= self._servers()
         for chart, section in VOLUMES:
             used = (chart, "enabled") not in found
@@ -287,9 +287,9 @@ def _lines(entries: Sequence[Entry], values: Mapping[Path_, Any], depth: int) ->
             lines = [f"{name}:", *(f"  {line}" for line in _lines(below, values, depth + 1))]
         else:
             (entry,) = below
-            told = entry.comment.splitlines() if entry.comment else []
+            comment_lines = entry.comment.splitlines() if entry.comment else []
             shown = values.get(entry.path, entry.example)
-            lines = [*(f"# {line}" for line in told), f"{name}: {_yaml(shown)}"]
+            lines = [*(f"# {line}" for line in comment_lines), f"{name}: {_yaml(shown)}"]
         yield from lines if chosen else (_comment(line) for line in lines)
 
 

@@ -54,7 +54,7 @@ def _as_values(wanted: Wanted, choices: Choices) -> Generator[Values]:
         own = Path(folder) / "options.yaml"
         own.write_text(commented(choices.values()))
         files = wanted.files or []
-        # Without files it adds to what a release was told before; files are the whole of it.
+        # Without files it adds to the values of the release; files are the whole of it.
         yield Values((*files, own), tuple(wanted.sets or ()), added=not files)
 
 
@@ -96,12 +96,12 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     ),
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return when all is made.")] = False,
     no_preflight: Annotated[
-        bool, typer.Option("--no-preflight", help="Do not look at the cluster first.")
+        bool, typer.Option("--no-preflight", help="Do not check the cluster first.")
     ] = False,
 ) -> None:
     """Install the platform, or change it, and wait until it serves.
 
-    On a release that is there, options add to what it was told before; files (-f) replace it.
+    On a release that is there, options add to its values; files (-f) replace them.
     """
     from services.allinone.kubernetes import charts, installing, reach  # noqa: PLC0415 - the top
     from services.allinone.kubernetes.helm import Helm  # noqa: PLC0415
@@ -156,10 +156,10 @@ def _wants(target: Target, wanted: Wanted, choices: Choices) -> Wants:
     """What an installation with these values will need; files are read for it, too."""
     import yaml  # noqa: PLC0415 - see the top
 
-    from services.allinone.kubernetes.preflight import told_before, wants_of  # noqa: PLC0415
+    from services.allinone.kubernetes.preflight import reported_before, wants_of  # noqa: PLC0415
 
     files = wanted.files or []
-    documents: list[dict[str, Any]] = [] if files else told_before(target)
+    documents: list[dict[str, Any]] = [] if files else reported_before(target)
     for file in files:
         try:
             documents.append(parse.fields(yaml.safe_load(file.read_text())))
@@ -209,8 +209,8 @@ def _show(found: dict[str, Any]) -> None:
         f"nodes: {nodes['ready']} of {nodes['seen']} ready, {nodes['schedulable']} schedulable; "
         f"GPUs: {nodes['free_gpus']} of {nodes['gpus']} free"
     )
-    told = ", ".join(f"{count} {state}" for state, count in sorted(tasks.items()))
-    render.line(f"tasks: {told or 'none live'}")
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(tasks.items()))
+    render.line(f"tasks: {counts or 'none live'}")
 
 
 @taking(target=Target)

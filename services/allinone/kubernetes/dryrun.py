@@ -99,11 +99,11 @@ def _live(kubectl: Kubectl, objects: Sequence[Json]) -> dict[Key, Json]:
     """What is there of these objects."""
     if not objects:
         return {}
-    said = kubectl.run(
+    output = kubectl.run(
         *("get", "-f", "-", "--ignore-not-found", "-o", "json"),
         stdin=as_list(objects),
     )
-    return {_key(it, kubectl.to.namespace): it for it in documents(said)}
+    return {_key(it, kubectl.to.namespace): it for it in documents(output)}
 
 
 def _applied(kubectl: Kubectl, objects: Sequence[Json]) -> tuple[dict[Key, Json], dict[Key, str]]:
@@ -127,12 +127,12 @@ def _applied(kubectl: Kubectl, objects: Sequence[Json]) -> tuple[dict[Key, Json]
 def _apply(kubectl: Kubectl, objects: Sequence[Json]) -> dict[Key, Json]:
     if not objects:
         return {}
-    said = kubectl.run(
+    output = kubectl.run(
         *("apply", "-f", "-", "--server-side", "--dry-run=server", "--force-conflicts"),
         *(f"--field-manager={_MANAGER}", "-o", "json"),
         stdin=as_list(objects),
     )
-    return {_key(it, kubectl.to.namespace): it for it in documents(said)}
+    return {_key(it, kubectl.to.namespace): it for it in documents(output)}
 
 
 def _change(key: Key, live: Json | None, applied: Json | None, refused: str) -> Change:

@@ -22,11 +22,11 @@ BUSY = ("pending-install", "pending-upgrade", "pending-rollback", "uninstalling"
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What an installation is told: files, later ones before earlier ones, then single values."""
+    """The values of an installation: files, later ones before earlier ones, then single values."""
 
     files: tuple[Path, ...] = ()
     sets: tuple[str, ...] = ()
-    # On top of what the release was told before, instead of in its place.
+    # Added to the values that the release has, instead of replacing them.
     added: bool = False
 
     def arguments(self) -> list[str]:
@@ -71,8 +71,8 @@ class Helm:
 
     def rendered(self, chart: Path, values: Values) -> Json:
         """What ``upgrade`` would make, as the cluster's own ``lookup`` sees it; nothing is made."""
-        said = self.run(*self._upgrade(chart, values), "--dry-run=server", "--output", "json")
-        return json.loads(said)
+        output = self.run(*self._upgrade(chart, values), "--dry-run=server", "--output", "json")
+        return json.loads(output)
 
     def upgrade(self, chart: Path, values: Values) -> None:
         """Install, or change to this."""
@@ -101,15 +101,15 @@ def prefix(to: Target, values: Json) -> str:
     return str(fields(values.get("global")).get("name") or to.release)
 
 
-def _failure(said: str, where: str, to: Target) -> Failure:
-    if "another operation" in said and "in progress" in said:
+def _failure(output: str, where: str, to: Target) -> Failure:
+    if "another operation" in output and "in progress" in output:
         return Failure(
             "an earlier helm call of this release did not end",
             where=where,
             fix=f"wait for it, or take it back: helm rollback {to.release} -n {to.namespace} "
             "(if nothing was ever installed: `shiftwork k8s down --now`)",
         )
-    if "kubeVersion" in said:
-        return Failure(said.strip(), where=where, fix="upgrade the cluster")
+    if "kubeVersion" in output:
+        return Failure(output.strip(), where=where, fix="upgrade the cluster")
     fix = "correct the values (`shiftwork k8s values` shows the common ones)"
-    return failure(said, where, fix if "values" in said or "execution error" in said else "")
+    return failure(output, where, fix if "values" in output or "execution error" in output else "")

@@ -16,21 +16,21 @@ from shiftwork.cli.failures import UNREACHABLE, Failure
 
 from libs.contracts.wording import counted
 from services.allinone.client import client_of
-from services.allinone.kubernetes import reach, standing
+from services.allinone.kubernetes import reach, workload_status
 from services.allinone.kubernetes.kubectl import Kubectl
 from services.allinone.stopping import open_nodes
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
-LOOK_SECONDS = 1.0
-# What a container said last is shown when it keeps ending, or is not ready for so long.
+POLL_SECONDS = 1.0
+# The last output of a container is shown when it keeps ending, or is not ready for so long.
 SILENT_SECONDS = 30.0
 LINES = 5
 # The nodes that `down` closed, in a ConfigMap that no release owns.
 DRAINED = "drained-by-down"
 
 
-def wait(kubectl: Kubectl, tell: Tell, show: Tell, seconds_max: float) -> None:
+def wait(kubectl: Kubectl, report: Report, show: Report, seconds_max: float) -> None:
     """Until every part is ready. Failure if one never will be, or time is over.
 
     ``tell`` gets a line whenever something about a part changes, ``show`` where it all stands.
@@ -38,16 +38,16 @@ def wait(kubectl: Kubectl, tell: Tell, show: Tell, seconds_max: float) -> None:
     began, said = monotonic(), dict[str, str]()
     shown: set[tuple[str, int]] = set()
     while True:
-        found = _look(kubectl, tell, patient=monotonic() - began <= seconds_max)
+        found = _look(kubectl, report, patient=monotonic() - began <= seconds_max)
         waiting = [part for part in found if not part.is_ready]
         show(_summary(found, waiting))
         for part in found:
             if said.get(part.name) != part.line:
                 said[part.name] = part.line
-                tell(part.line)
+                report(part.line)
         late = monotonic() - began > SILENT_SECONDS
         for part in waiting:
-            _last_words(kubectl, part, tell, shown, late=late)
+            _last_words(kubectl, part, report, shown, late=late)
         failed = next((part for part in waiting if part.failed), None)
         if failed is not None:
             raise Failure(
@@ -63,21 +63,21 @@ def wait(kubectl: Kubectl, tell: Tell, show: Tell, seconds_max: float) -> None:
                 where=kubectl.to.where,
                 fix="it goes on by itself: `shiftwork k8s status`; to wait longer: --timeout 30m",
             )
-        sleep(LOOK_SECONDS)
+        sleep(POLL_SECONDS)
 
 
-def _look(kubectl: Kubectl, tell: Tell, *, patient: bool) -> Sequence[standing.Part]:
+def _look(kubectl: Kubectl, report: Report, *, patient: bool) -> Sequence[workload_status.Part]:
     """Every part; none while the API server is away and there is time."""
     try:
-        return standing.parts(kubectl.items(standing.KINDS))
+        return workload_status.parts(kubectl.items(workload_status.KINDS))
     except Failure as problem:
         if problem.code != UNREACHABLE or not patient:
             raise
-        tell(problem.what)
+        report(problem.what)
         return ()
 
 
-def _summary(found: Sequence[standing.Part], waiting: Sequence[standing.Part]) -> str:
+def _summary(found: Sequence[workload_status.Part], waiting: Sequence[workload_status.Part]) -> str:
     ready = len(found) - len(waiting)
     names = ", ".join(part.line for part in waiting[:3])
     return f"{ready} of {len(found)} parts are ready" + (f"; {names}" if names else "")
@@ -85,8 +85,8 @@ def _summary(found: Sequence[standing.Part], waiting: Sequence[standing.Part]) -
 
 def _last_words(
     kubectl: Kubectl,
-    part: standing.Part,
-    tell: Tell,
+    part: workload_status.Part,
+    report: Report,
     shown: set[tuple[str, int]],
     *,
     late: bool,
@@ -99,10 +99,12 @@ def _last_words(
             continue
         shown.add(key)
         for line in last_lines(kubectl, pod):
-            tell(f"  {pod.name}: {line}")
+            report(f"  {pod.name}: {line}")
 
 
-def last_lines(kubectl: Kubectl, pod: standing.Troubled, lines: int = LINES) -> list[str]:
+def last_lines(
+    kubectl: Kubectl, pod: workload_status.UnhealthyPod, lines: int = LINES
+) -> list[str]:
     """The end of a container's output: of the one that ended, else of the one that runs."""
     base = ("logs", pod.name, "-n", kubectl.to.namespace, "-c", pod.container, f"--tail={lines}")
     for more in (("--previous",), ()) if pod.restarts else ((),):
@@ -126,14 +128,14 @@ def remember_drained(kubectl: Kubectl, it: reach.Installed, nodes: Sequence[str]
     kubectl.run("apply", "-f", "-", stdin=json.dumps(it_is))
 
 
-def reopen(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
+def reopen(kubectl: Kubectl, it: reach.Installed, report: Report) -> None:
     """Open the nodes that the last stop drained."""
     name = f"{it.prefix}-{DRAINED}"
     kept = kubectl.maybe("configmap", name, "-n", kubectl.to.namespace)
     if kept is None:
         return
     nodes: list[str] = json.loads(kept["data"]["nodes"])
-    tell(f"opening {counted(len(nodes), 'node')} that `down` had closed")
+    report(f"opening {counted(len(nodes), 'node')} that `down` had closed")
     with reach.front_door(kubectl, it) as (url, token):
         try:
             asyncio.run(_open(url, token, nodes))

@@ -81,22 +81,22 @@ MEANINGS: tuple[Meaning, ...] = (
 )
 
 
-def failure(said: str, where: str, fix: str = "") -> Failure:
-    """What a program said on its standard error, as a Failure."""
-    lines = [line for line in said.splitlines() if line.strip()]
+def failure(output: str, where: str, fix: str = "") -> Failure:
+    """The standard error of a program, as a Failure."""
+    lines = [line for line in output.splitlines() if line.strip()]
     # Warnings and the client's own log come before what matters.
-    told = [
+    relevant = [
         line
         for line in lines
         if not re.match(r"([EWI]\d{4} |warning|level=(INFO|WARN))", line, re.IGNORECASE)
     ]
-    text = "\n".join(told or lines).strip().removeprefix("Error: ").removeprefix("error: ")
+    text = "\n".join(relevant or lines).strip().removeprefix("Error: ").removeprefix("error: ")
     for known in MEANINGS:
-        if known.words.search(said):
-            detail = (told or lines)[-1]
+        if known.words.search(output):
+            detail = (relevant or lines)[-1]
             what = f"{known.what} ({detail.strip()})" if known.what else text
             return Failure(what, where=where, fix=known.fix, code=known.code)
-    return Failure(text or "it failed and said nothing", where=where, fix=fix)
+    return Failure(text or "it failed without a message", where=where, fix=fix)
 
 
 def call(
@@ -139,8 +139,8 @@ class Kubectl:
 
     def maybe(self, *arguments: str) -> Json | None:
         """One object; None if it is not there."""
-        said = self.run("get", *arguments, "--ignore-not-found", "-o", "json")
-        return json.loads(said) if said.strip() else None
+        output = self.run("get", *arguments, "--ignore-not-found", "-o", "json")
+        return json.loads(output) if output.strip() else None
 
     def items(self, kinds: str, *arguments: str) -> list[Json]:
         """Objects of some kinds (separated by commas), in the target's namespace or ``-A``."""
@@ -189,10 +189,10 @@ class Kubectl:
         return [self.program, *self.options()]
 
 
-def documents(said: str) -> list[Json]:
+def documents(output: str) -> list[Json]:
     """Objects as kubectl prints several: one after the other, or as a list."""
     found: list[Json] = []
-    decoder, rest = json.JSONDecoder(), said.lstrip()
+    decoder, rest = json.JSONDecoder(), output.lstrip()
     while rest:
         one, end = decoder.raw_decode(rest)
         found += one["items"] if one["kind"].endswith("List") else [one]

@@ -1,4 +1,4 @@
-"""The options that several ``k8s`` commands share, each told once.
+"""The options that several ``k8s`` commands share, each declared once.
 
 A command names what it takes (a ``Target``, ``Choices``, …) and gets the finished value; ``taking``
 puts the fields of these classes into its signature, where the command line reads them as options.
@@ -32,12 +32,12 @@ def taking(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
         every = [each for parameters in taken.values() for each in parameters.values()] + own
 
         @functools.wraps(command)
-        def call(**told: Any) -> None:  # noqa: ANN401 - any option
+        def call(**given: Any) -> None:  # noqa: ANN401 - any option
             made = {
-                name: makers[name](**{key: told[key] for key in parameters})
+                name: makers[name](**{key: given[key] for key in parameters})
                 for name, parameters in taken.items()
             }
-            command(**made, **{each.name: told[each.name] for each in own})
+            command(**made, **{each.name: given[each.name] for each in own})
 
         as_keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in every]
         call.__signature__ = inspect.Signature(as_keywords)  # pyright: ignore[reportAttributeAccessIssue] - what inspect looks for
@@ -70,7 +70,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an installation is told beside its choices, and where the charts are."""
+    """Values of an installation beside its choices, and where the charts are."""
 
     charts: Annotated[
         Path | None, typer.Option(help="Folder of the charts, or shiftwork-VERSION.tgz.")

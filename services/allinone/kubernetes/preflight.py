@@ -18,7 +18,7 @@ from shiftwork.cli.parse import fields, listed
 from libs.contracts.wording import counted
 from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from services.allinone.findings import Finding
-from services.allinone.kubernetes import programs, reach, rights, standing
+from services.allinone.kubernetes import programs, reach, rights, workload_status
 from services.allinone.kubernetes.choices import VOLUMES
 from services.allinone.kubernetes.helm import BUSY, Helm
 from services.allinone.kubernetes.kubectl import Json, Kubectl, Target
@@ -26,7 +26,7 @@ from services.allinone.setting_relations import broken_relations
 
 # As in the charts.
 VERSION_MIN = (1, 30)
-# As the meanings of kubectl's errors say it.
+# As kubectl's errors are worded.
 SILENT = "does not answer"
 GPUS = "nvidia.com/gpu"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -50,25 +50,25 @@ def wants_of(documents: Sequence[Json]) -> Wants:
     for each in documents:
         found = _merged(found, each)
 
-    def said(*path: str) -> Any:  # noqa: ANN401 - any value
+    def value_at(*path: str) -> Any:  # noqa: ANN401 - any value
         at = found
         for name in path[:-1]:
             at = fields(at.get(name))
         return at.get(path[-1])
 
     classes = [
-        said(chart, section, "storageClass") or ""
+        value_at(chart, section, "storageClass") or ""
         for chart, section in VOLUMES
-        if said(chart, "enabled") is not False
-        and said(chart, section, "enabled") is not False
-        and not said(chart, section, "existingClaim")
+        if value_at(chart, "enabled") is not False
+        and value_at(chart, section, "enabled") is not False
+        and not value_at(chart, section, "existingClaim")
     ]
     return Wants(
-        gpu_resource=said("global", "podPolicy", "gpu_resource") or GPUS,
-        tasks_namespace=said("global", "tasks", "namespace") or TASKS_NAMESPACE,
+        gpu_resource=value_at("global", "podPolicy", "gpu_resource") or GPUS,
+        tasks_namespace=value_at("global", "tasks", "namespace") or TASKS_NAMESPACE,
         # The one that must be looked up: the default class if any volume leaves it open.
         storage_class=min(classes, default=None),
-        problems=tuple(broken_relations(lambda service, name: said(service, "settings", name))),
+        problems=tuple(broken_relations(lambda service, name: value_at(service, "settings", name))),
     )
 
 
@@ -99,19 +99,19 @@ def _until_failure(checks: Iterator[Finding]) -> tuple[list[Finding], bool]:
     return findings, True
 
 
-def told_before(to: Target) -> list[Json]:
+def reported_before(to: Target) -> list[Json]:
     """The values of the release that is there; none if there is none, or it cannot be asked."""
     try:
         helm = Helm(to)
         return [helm.values()] if helm.release() else []
     except Failure:
-        # The checks will say it better.
+        # The checks explain it better.
         return []
 
 
 def doctor(to: Target, gpu_resource: str = "", storage_class: str = "") -> list[Finding]:
     """The same as the release has it that is there, or as the charts; and how that one fares."""
-    found = wants_of(told_before(to))
+    found = wants_of(reported_before(to))
     if gpu_resource:
         found = replace(found, gpu_resource=gpu_resource)
     if storage_class:
@@ -160,10 +160,10 @@ def _kubeconfig(to: Target) -> Iterator[Finding]:
 
 
 def _server(kubectl: Kubectl) -> Iterator[Finding]:
-    # Asks for something that wants a login: the version is told to anybody.
+    # Asks for something that wants a login: anybody may read the version.
     kubectl.run("auth", "can-i", "get", "namespaces", codes=(0, 1))
-    said: Json = json.loads(kubectl.run("version", "-o", "json"))
-    told = fields(said.get("serverVersion"))
+    value_at: Json = json.loads(kubectl.run("version", "-o", "json"))
+    told = fields(value_at.get("serverVersion"))
     text = str(told.get("gitVersion", ""))
     found = re.match(r"v?(\d+)\.(\d+)", text)
     version = tuple(int(part) for part in found.groups()) if found else ()
@@ -266,7 +266,7 @@ def _installed(to: Target) -> Iterator[Finding]:
     if helm.release() is None:
         return
     yield from rights.launchers(kubectl, reach.installed(to, helm))
-    for part in standing.parts(kubectl.items(standing.KINDS)):
+    for part in workload_status.parts(kubectl.items(workload_status.KINDS)):
         if part.is_ready:
             yield Finding("ok", part.line)
         else:

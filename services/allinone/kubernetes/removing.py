@@ -1,4 +1,4 @@
-"""Around the removal of a release: running tasks save first, and what stays is told or deleted.
+"""Around the removal of a release: running tasks save first; what stays is reported or deleted.
 
 Called by ``shiftwork k8s down``. Data outlives a removal unless ``--purge`` asks otherwise:
 volumes, the Secrets that the data knows, the namespace of tasks.
@@ -16,12 +16,12 @@ from shiftwork.cli.parse import fields
 
 from libs.pods.kubernetes_names import DOMAIN, EPOCH_MAP, MANAGED_BY, MANAGER
 from services.allinone.client import client_of
-from services.allinone.kubernetes import reach, standing
+from services.allinone.kubernetes import reach, workload_status
 from services.allinone.kubernetes.installing import DRAINED, remember_drained
 from services.allinone.kubernetes.kubectl import Json, Kubectl
 from services.allinone.stopping import drain_nodes
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 # What the launcher labels everything of a run with.
 OF_RUNS = f"{MANAGED_BY}={MANAGER},{DOMAIN}/task"
@@ -47,11 +47,11 @@ class Kept:
         return f"{self.kind} {self.name}" + (f" in {self.namespace}" if self.namespace else "")
 
 
-def save_first(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
+def save_first(kubectl: Kubectl, it: reach.Installed, report: Report) -> None:
     """Ask everything that runs to save and leave. Failure if that cannot be."""
     try:
         with reach.front_door(kubectl, it) as (url, token):
-            asyncio.run(_drain(kubectl, it, url, token, tell))
+            asyncio.run(_drain(kubectl, it, url, token, report))
     except (httpx.HTTPError, TimeoutError) as problem:
         raise Failure(
             f"not every task could save: {problem or type(problem).__name__}",
@@ -68,14 +68,16 @@ def save_first(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
         ) from problem
 
 
-async def _drain(kubectl: Kubectl, it: reach.Installed, url: str, token: str, tell: Tell) -> None:
+async def _drain(
+    kubectl: Kubectl, it: reach.Installed, url: str, token: str, report: Report
+) -> None:
     async with client_of(url, token) as client:
-        await drain_nodes(client, lambda nodes: remember_drained(kubectl, it, nodes), tell)
+        await drain_nodes(client, lambda nodes: remember_drained(kubectl, it, nodes), report)
 
 
-def sweep(kubectl: Kubectl, it: reach.Installed, tell: Tell) -> None:
-    """Clear away the pods of tasks and what belongs to them; no launcher makes them anew."""
-    tell(f"clearing namespace {it.tasks_namespace}")
+def sweep(kubectl: Kubectl, it: reach.Installed, report: Report) -> None:
+    """Clear away the pods of tasks and what belongs to them; no launcher creates them again."""
+    report(f"clearing namespace {it.tasks_namespace}")
     where = ("-n", it.tasks_namespace, "-l", OF_RUNS, "--ignore-not-found")
     # A run's own object first, so that nothing of it is taken for something that lives.
     kubectl.run("delete", "configmaps", *where, "--wait=false")
@@ -92,7 +94,7 @@ def kept(kubectl: Kubectl, it: reach.Installed) -> list[Kept]:
         for one in kubectl.items("persistentvolumeclaims,secrets,configmaps")
         if _is_ours(one, it)
     ]
-    spaces = kubectl.get("namespaces", "-l", standing.SELECTOR)["items"]
+    spaces = kubectl.get("namespaces", "-l", workload_status.SELECTOR)["items"]
     found += [Kept("Namespace", one["metadata"]["name"], "") for one in spaces if _is_ours(one, it)]
     return found
 
@@ -100,7 +102,7 @@ def kept(kubectl: Kubectl, it: reach.Installed) -> list[Kept]:
 def _is_ours(one: Json, it: reach.Installed) -> bool:
     name = str(one["metadata"]["name"])
     labels = fields(one["metadata"].get("labels"))
-    key, _, value = standing.SELECTOR.partition("=")
+    key, _, value = workload_status.SELECTOR.partition("=")
     # Claims are made by their StatefulSet, with the labels that it selects by.
     labelled = labels.get(key) == value or one["kind"] == "PersistentVolumeClaim"
     own = labelled and labels.get("app.kubernetes.io/instance") == it.prefix
@@ -109,10 +111,10 @@ def _is_ours(one: Json, it: reach.Installed) -> bool:
     return (own and by in (None, it.to.namespace)) or name == f"{it.prefix}-{DRAINED}"
 
 
-def purge(kubectl: Kubectl, found: list[Kept], tell: Tell) -> None:
+def purge(kubectl: Kubectl, found: list[Kept], report: Report) -> None:
     """Delete what was kept, for good."""
     for one in found:
-        tell(f"deleting {one.line}")
+        report(f"deleting {one.line}")
         where = ("-n", one.namespace) if one.namespace else ()
         kubectl.run(
             *("delete", one.kind, one.name, "--ignore-not-found", "--timeout=120s", *where),

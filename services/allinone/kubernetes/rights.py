@@ -58,24 +58,24 @@ NAMESPACES = Right("", "namespaces", "cluster", ("create",))
 def operators(kubectl: Kubectl, tasks: str, *, has_namespace: bool) -> Iterator[Finding]:
     """Whoever asks: everything in one call."""
     spaces = {"platform": kubectl.to.namespace, "tasks": tasks, "cluster": ""}
-    asked = [
+    wanted = [
         Asked(right.group, right.resource, verb, spaces[right.where])
         for right in (*RIGHTS, *(() if has_namespace else (NAMESPACES,)))
         for verb in right.verbs
     ]
-    lacking = _lacking(kubectl, asked, "SelfSubjectAccessReview", {})
+    lacking = _lacking(kubectl, wanted, "SelfSubjectAccessReview", {})
     for what, verbs in lacking.items():
         fix = "ask the cluster's administrator, or use another kubeconfig"
         yield Finding("bad", f"you may not {', '.join(verbs)} {what}", fix)
     if not lacking:
-        yield Finding("ok", f"you have the {len(asked)} rights that an installation needs")
+        yield Finding("ok", f"you have the {len(wanted)} rights that an installation needs")
 
 
 def launchers(kubectl: Kubectl, it: Installed) -> Iterator[Finding]:
     """The account of the launcher, as the chart gives it its rights."""
     from services.launcher.runtimes.kubernetes.cluster_check import RIGHTS as LAUNCHERS  # noqa: PLC0415 - imports the service
 
-    asked = [
+    wanted = [
         Asked("", right.resource, verb, it.tasks_namespace if right.within else "")
         for right in LAUNCHERS
         for verb in right.verbs
@@ -83,7 +83,7 @@ def launchers(kubectl: Kubectl, it: Installed) -> Iterator[Finding]:
     user = f"system:serviceaccount:{it.to.namespace}:{it.prefix}-launcher"
     groups = ["system:serviceaccounts", "system:authenticated"]
     try:
-        lacking = _lacking(kubectl, asked, "SubjectAccessReview", {"user": user, "groups": groups})
+        lacking = _lacking(kubectl, wanted, "SubjectAccessReview", {"user": user, "groups": groups})
     except Failure as problem:
         yield Finding("warn", f"what the launcher may do cannot be asked: {problem.what}")
         return
@@ -91,7 +91,7 @@ def launchers(kubectl: Kubectl, it: Installed) -> Iterator[Finding]:
         fix = "`shiftwork k8s up` gives it its rights again"
         yield Finding("bad", f"the launcher may not {', '.join(verbs)} {what}", fix)
     if not lacking:
-        yield Finding("ok", f"the launcher has the {len(asked)} rights that it needs")
+        yield Finding("ok", f"the launcher has the {len(wanted)} rights that it needs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Asked:
 
 
 def _lacking(
-    kubectl: Kubectl, asked: Sequence[Asked], kind: str, who: Mapping[str, Any]
+    kubectl: Kubectl, wanted: Sequence[Asked], kind: str, subject: Mapping[str, Any]
 ) -> dict[str, list[str]]:
     """What is refused, with its verbs."""
     answers = kubectl.create(
@@ -127,14 +127,14 @@ def _lacking(
             {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": kind,
-                "spec": {**who, "resourceAttributes": each.attributes()},
+                "spec": {**subject, "resourceAttributes": each.attributes()},
             }
-            for each in asked
+            for each in wanted
         ]
     )
     refused: Iterable[Asked] = (
         each
-        for each, answer in zip(asked, answers, strict=True)
+        for each, answer in zip(wanted, answers, strict=True)
         if not answer["status"].get("allowed")
     )
     found: dict[str, list[str]] = {}

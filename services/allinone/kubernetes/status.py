@@ -18,7 +18,7 @@ from shiftwork.cli.failures import Failure
 from libs.contracts.services import SERVICES
 from libs.contracts.task_states import LIVE_WORDS
 from services.allinone.client import client_of, items
-from services.allinone.kubernetes import reach, standing
+from services.allinone.kubernetes import reach, workload_status
 from services.allinone.kubernetes.helm import Helm
 from services.allinone.kubernetes.kubectl import Json, Kubectl, Target
 
@@ -43,11 +43,11 @@ def document(to: Target) -> Json:
             where=to.where,
             fix="`shiftwork k8s up`, or name another: --namespace N --release R",
         )
-    found = standing.parts(kubectl.items(standing.KINDS))
+    found = workload_status.parts(kubectl.items(workload_status.KINDS))
     parts = [part for part in found if part.kind != "Job" or not part.is_ready]
     leaders = _leaders(kubectl, parts)
     it = reach.installed(to, helm)
-    told = _asked(kubectl, it)
+    from_api = _asked(kubectl, it)
     return {
         "release": {
             "name": to.release,
@@ -58,11 +58,11 @@ def document(to: Target) -> Json:
         },
         "ready": all(part.is_ready for part in parts) and release["info"]["status"] == "deployed",
         "services": [_service(part, leaders.get(part.name)) for part in parts],
-        **told,
+        **from_api,
     }
 
 
-def _service(part: standing.Part, leader: str | None) -> Json:
+def _service(part: workload_status.Part, leader: str | None) -> Json:
     return {
         "name": part.component,
         "kind": part.kind,
@@ -77,23 +77,23 @@ def _service(part: standing.Part, leader: str | None) -> Json:
     }
 
 
-def _leaders(kubectl: Kubectl, parts: Sequence[standing.Part]) -> dict[str, str]:
+def _leaders(kubectl: Kubectl, parts: Sequence[workload_status.Part]) -> dict[str, str]:
     """Workload -> the pod of it that leads; left out where nobody says so."""
-    asked = [
+    candidates = [
         (part.name, pod) for part in parts if part.component in DEPLOYMENTS for pod in part.pods
     ]
-    pods = [pod for _, pod in asked]
+    pods = [pod for _, pod in candidates]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         leads = list(pool.map(partial(_leads, kubectl), pods))
-    return {name: pod for (name, pod), yes in zip(asked, leads, strict=True) if yes}
+    return {name: pod for (name, pod), yes in zip(candidates, leads, strict=True) if yes}
 
 
 def _leads(kubectl: Kubectl, pod: str) -> bool:
     try:
-        said = kubectl.run("exec", pod, "-n", kubectl.to.namespace, "--", "python", "-c", ASK)
+        output = kubectl.run("exec", pod, "-n", kubectl.to.namespace, "--", "python", "-c", ASK)
     except Failure:
         return False
-    return LEADS.search(said) is not None
+    return LEADS.search(output) is not None
 
 
 def _asked(kubectl: Kubectl, it: reach.Installed) -> Json:

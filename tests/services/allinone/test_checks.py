@@ -20,7 +20,7 @@ from shiftwork.cli.contexts import Named
 from shiftwork.cli.failures import Failure
 
 from services.allinone import checks, chosen, doctor
-from services.allinone.place import Keeper, Options, Place
+from services.allinone.data_folder import DataFolder, Holder, Options
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
 PLAIN = Options(port=0, tasks_as_root=True)
@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(data: Path, options: Options = PLAIN) -> Failure:
     before = os.path.lexists(data) if len(data.name) <= 255 else False
     with pytest.raises(Failure) as failed:
-        checks.check_start(Place(data), options, lambda _: None)
+        checks.check_start(DataFolder(data), options, lambda _: None)
     assert before or len(data.name) > 255 or not os.path.lexists(data)
     assert failed.value.fix
     return failed.value
@@ -66,10 +66,10 @@ def test_a_missing_home_is_not_created(tmp_path: Path, monkeypatch: pytest.Monke
         "HOME",
     )
     # Named by itself, a folder is created with those above it.
-    checks.check_start(Place(tmp_path / "new" / "data"), PLAIN, lambda _: None)
+    checks.check_start(DataFolder(tmp_path / "new" / "data"), PLAIN, lambda _: None)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none" / "share"))
     assert refused(tmp_path / "none" / "share" / "shiftwork").where == "XDG_DATA_HOME"
-    told = chosen.make_current(Place(tmp_path / "data"), "http://127.0.0.1:1")
+    told = chosen.make_current(DataFolder(tmp_path / "data"), "http://127.0.0.1:1")
     assert told.startswith(f"no context: the home folder {tmp_path}/ann does not exist (HOME)")
     assert not (tmp_path / "ann").exists()
 
@@ -91,19 +91,21 @@ def test_a_folder_of_something_else_is_refused_and_one_of_ours_is_not(tmp_path: 
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     (data / "lost+found").mkdir()
-    checks.check_start(Place(data), PLAIN, lambda _: None)
+    checks.check_start(DataFolder(data), PLAIN, lambda _: None)
     (data / "thesis.tex").touch()
     failed = refused(data)
     assert failed.what == f"the data folder {data} holds something else (thesis.tex)"
     (data / "admin-token").touch()
-    checks.check_start(Place(data), PLAIN, lambda _: None)
+    checks.check_start(DataFolder(data), PLAIN, lambda _: None)
 
 
 @needs_root
 def test_root_is_told_that_a_folder_is_another_users(tmp_path: Path) -> None:
     os.chown(tmp_path, 12_345, 12_345)
     told: list[str] = []
-    checks.check_start(Place(tmp_path), Options(port=0, task_users="390000-390009"), told.append)
+    checks.check_start(
+        DataFolder(tmp_path), Options(port=0, task_users="390000-390009"), told.append
+    )
     assert any("belongs to user 12345" in each for each in told)
 
 
@@ -111,7 +113,9 @@ def test_an_ordinary_user_is_refused_a_folder_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
-    (finding,) = [each for each in checks.folder(Place(tmp_path), PLAIN) if each.level == "bad"]
+    (finding,) = [
+        each for each in checks.folder(DataFolder(tmp_path), PLAIN) if each.level == "bad"
+    ]
     assert "not to you" in finding.what
 
 
@@ -123,7 +127,9 @@ def test_a_full_disk_and_a_read_only_one_are_named(tmp_path: Path) -> None:
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("this container may not mount")
     try:
-        levels = {each.level: each.what for each in checks.folder(Place(small / "data"), PLAIN)}
+        levels = {
+            each.level: each.what for each in checks.folder(DataFolder(small / "data"), PLAIN)
+        }
         assert "is in memory" in levels["warn"]
         assert levels["bad"].endswith("is full: 8 MiB free, at least 256 MiB are needed")
         subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
@@ -142,7 +148,7 @@ def test_a_taken_port_is_named_with_who_has_it(tmp_path: Path) -> None:
 
 
 def test_a_port_of_another_platform_is_told_with_how_to_end_it(tmp_path: Path) -> None:
-    other = Place(tmp_path / "the other")
+    other = DataFolder(tmp_path / "the other")
     other.take()
     try:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -188,17 +194,17 @@ def test_of_a_platform_of_another_user_nothing_is_claimed(
     home: Path, public: Path, request: pytest.FixtureRequest, closed_above: bool
 ) -> None:
     data = (home if closed_above else public) / "data"
-    place = Place(data)
-    place.take()
-    place.keep_options(PLAIN)
-    place.runs.mkdir(parents=True)
+    data_folder = DataFolder(data)
+    data_folder.take()
+    data_folder.keep_options(PLAIN)
+    data_folder.runs.mkdir(parents=True)
     home.chmod(0o700)
     request.getfixturevalue("somebody")
-    assert not place.left_over()
+    assert not data_folder.left_over()
     problem = checks.owner_problem(data)
     assert problem is not None
     assert problem.level == "bad"
-    findings = doctor.examine(place)
+    findings = doctor.examine(data_folder)
     assert not [each for each in findings if each.what.startswith("not running")]
     (bad,) = [each for each in findings if each.level == "bad" and str(data) in each.what]
     assert bad.where == "--data"
@@ -226,7 +232,7 @@ def test_errors_name_the_flags_as_they_are_typed(tmp_path: Path) -> None:
 
 def refused_usage(data: Path, options: Options) -> Failure:
     with pytest.raises(Failure) as failed:
-        checks.check_start(Place(data), options, lambda _: None)
+        checks.check_start(DataFolder(data), options, lambda _: None)
     assert failed.value.code == 2
     return failed.value
 
@@ -239,7 +245,7 @@ def test_up_warns_of_an_interpreter_that_tasks_cannot_run(
     closed.mkdir(mode=0o700)
     (closed / "python").symlink_to(sys.executable)
     monkeypatch.setattr(sys, "executable", str(closed / "python"))
-    (found,) = checks.interpreter(Place(tmp_path), Options(task_users="390000-390009"))
+    (found,) = checks.interpreter(DataFolder(tmp_path), Options(task_users="390000-390009"))
     assert found.level == "warn"
     assert found.what.startswith(f"tasks cannot run {closed}/python")
     assert "rm -r .venv && make setup PYTHON=" in found.fix
@@ -256,7 +262,7 @@ def test_settings_of_the_environment_that_cannot_be_are_refused(
     assert failed.what.startswith(f"{name}='one minute': Input should be a valid number")
     assert failed.where == name
     monkeypatch.setenv(name, "60")
-    checks.check_start(Place(tmp_path / "data"), PLAIN, lambda _: None)
+    checks.check_start(DataFolder(tmp_path / "data"), PLAIN, lambda _: None)
 
 
 def test_settings_of_the_environment_without_effect_are_told(
@@ -265,7 +271,7 @@ def test_settings_of_the_environment_without_effect_are_told(
     monkeypatch.setenv("SHIFTWORK_SCHEDULER_PROTECED_SECONDS", "60")
     monkeypatch.setenv("SHIFTWORK_GATEWAY_HTTP_PORT", "9000")
     monkeypatch.setenv("SHIFTWORK_GATEWAY_HTTP_HEAD_SECONDS", "20")
-    told = {each.where: each.what for each in checks.settings(Place(tmp_path / "data"), PLAIN)}
+    told = {each.where: each.what for each in checks.settings(DataFolder(tmp_path / "data"), PLAIN)}
     assert told.keys() == {"SHIFTWORK_SCHEDULER_PROTECED_SECONDS", "SHIFTWORK_GATEWAY_HTTP_PORT"}
     assert told["SHIFTWORK_SCHEDULER_PROTECED_SECONDS"].endswith(
         "='60': there is no such setting; did you mean SHIFTWORK_SCHEDULER_PROTECTED_SECONDS?"
@@ -277,26 +283,26 @@ def test_settings_of_the_environment_without_effect_are_told(
 def test_settings_of_two_services_that_contradict_are_refused_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(tmp_path / "data")
+    data_folder = DataFolder(tmp_path / "data")
     monkeypatch.setenv("SHIFTWORK_SUBMIT_TASKS_KEEP_SECONDS", str(400 * 86_400))
-    (found,) = checks.settings(place, PLAIN)
+    (found,) = checks.settings(data_folder, PLAIN)
     assert found.level == "bad"
     assert "scheduler's ended_keep_seconds (34560000) is not longer than submit's" in found.what
     assert found.fix.startswith("set ended_keep_seconds of scheduler above 34560000, or ")
     monkeypatch.setenv("SHIFTWORK_SCHEDULER_ENDED_KEEP_SECONDS", str(401 * 86_400))
-    assert not [*checks.settings(place, PLAIN)]
+    assert not [*checks.settings(data_folder, PLAIN)]
     monkeypatch.setenv("SHIFTWORK_GATEWAY_COMMAND_TIMEOUT_SECONDS", "4")
-    assert [each.level for each in checks.settings(place, PLAIN)] == ["warn", "warn"]
+    assert [each.level for each in checks.settings(data_folder, PLAIN)] == ["warn", "warn"]
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path / "live")
-    place.take()
-    place.keep_options(Options(port=0, nodes=2, slots=2, tasks_as_root=True))
-    place.tell(Keeper(os.getpid(), "http://127.0.0.1:8777", ready=True))
-    yield place
-    place.release()
+def live(tmp_path: Path) -> Iterator[DataFolder]:
+    data_folder = DataFolder(tmp_path / "live")
+    data_folder.take()
+    data_folder.keep_options(Options(port=0, nodes=2, slots=2, tasks_as_root=True))
+    data_folder.report(Holder(os.getpid(), "http://127.0.0.1:8777", ready=True))
+    yield data_folder
+    data_folder.release()
 
 
 @pytest.mark.parametrize(
@@ -304,7 +310,7 @@ def live(tmp_path: Path) -> Iterator[Place]:
     [{}, {"nodes": 2}, {"port": 8777}, {"port": 0}, {"nodes": 2, "tasks_as_root": True}],
 )
 def test_the_options_of_the_live_platform_may_be_said_again(
-    live: Place, typed: Mapping[str, Any]
+    live: DataFolder, typed: Mapping[str, Any]
 ) -> None:
     checks.check_same(live, typed)
 
@@ -318,7 +324,7 @@ def test_the_options_of_the_live_platform_may_be_said_again(
     ],
 )
 def test_options_that_differ_from_the_live_platform_are_refused(
-    live: Place, typed: Mapping[str, Any], what: str
+    live: DataFolder, typed: Mapping[str, Any], what: str
 ) -> None:
     with pytest.raises(Failure, match=what) as failed:
         checks.check_same(live, typed)
@@ -335,40 +341,40 @@ def test_options_that_differ_from_the_live_platform_are_refused(
 def test_options_that_were_broken_by_hand_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "options.json").write_text(text)
     with pytest.raises(Failure) as failed:
-        Place(tmp_path).options()
+        DataFolder(tmp_path).options()
     assert failed.value.where == str(tmp_path / "options.json")
-    assert any(each.level == "bad" for each in doctor.before_start(Place(tmp_path)))
+    assert any(each.level == "bad" for each in doctor.before_start(DataFolder(tmp_path)))
 
 
 def test_a_step_of_a_start_is_seen_by_others_until_it_ends(tmp_path: Path) -> None:
-    place, seen = Place(tmp_path / "data"), list[str]()
-    place.on_step = seen.append
-    place.take()
-    place.tell_step("PostgreSQL and NATS")
-    assert Place(place.data).step() == "PostgreSQL and NATS"
-    assert Place(place.data).keeper() is None
-    place.tell(Keeper(os.getpid(), "http://127.0.0.1:1", step="services"))
-    keeper = Place(place.data).keeper()
-    assert keeper == Keeper(os.getpid(), "http://127.0.0.1:1", step="services")
-    place.release()
-    assert Place(place.data).step() == ""
+    data_folder, seen = DataFolder(tmp_path / "data"), list[str]()
+    data_folder.on_step = seen.append
+    data_folder.take()
+    data_folder.report_step("PostgreSQL and NATS")
+    assert DataFolder(data_folder.data).step() == "PostgreSQL and NATS"
+    assert DataFolder(data_folder.data).holder() is None
+    data_folder.report(Holder(os.getpid(), "http://127.0.0.1:1", step="services"))
+    holder = DataFolder(data_folder.data).holder()
+    assert holder == Holder(os.getpid(), "http://127.0.0.1:1", step="services")
+    data_folder.release()
+    assert DataFolder(data_folder.data).step() == ""
     assert seen == ["PostgreSQL and NATS", "services"]
 
 
 def test_a_home_and_a_folder_that_is_left_again_are_read_as_a_shell_does(home: Path) -> None:
-    assert Place(Path("~/x/../y")).data == home / "y"
+    assert DataFolder(Path("~/x/../y")).data == home / "y"
 
 
 # Which platform is meant
 
 
-def make(data: Path, url: str) -> Place:
-    place = Place(data)
-    place.take()
-    place.release()
-    (place.data / "admin-token").write_text("t")
-    assert chosen.make_current(place, url) == ""
-    return place
+def make(data: Path, url: str) -> DataFolder:
+    data_folder = DataFolder(data)
+    data_folder.take()
+    data_folder.release()
+    (data_folder.data / "admin-token").write_text("t")
+    assert chosen.make_current(data_folder, url) == ""
+    return data_folder
 
 
 def test_each_platform_of_a_machine_has_a_context_and_the_last_one_is_current(home: Path) -> None:
@@ -379,10 +385,10 @@ def test_each_platform_of_a_machine_has_a_context_and_the_last_one_is_current(ho
         {"local": str(one.data), "my-two": str(two.data)},
     )
     found = chosen.chosen(None)
-    assert (found.place and found.place.data, found.context) == (two.data, "my-two")
+    assert (found.data_folder and found.data_folder.data, found.context) == (two.data, "my-two")
     contexts.use(contexts.default_path(), "local")
     found = chosen.chosen(None)
-    assert found.place is not None
+    assert found.data_folder is not None
     assert found.described == f"context local, data folder {one.data} (the current context)"
     # The same folder again: the context that it has.
     make(two.data, "http://127.0.0.1:3")
@@ -425,11 +431,11 @@ def test_without_contexts_the_default_folder_is_meant_and_a_server_elsewhere_is_
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = chosen.chosen(None)
-    assert found.place is not None
+    assert found.data_folder is not None
     assert found.because == "the default data folder"
     monkeypatch.setenv("SHIFTWORK_URL", "http://gpu-server:8642")
     found = chosen.chosen(None)
-    assert (found.place, found.because) == (None, "SHIFTWORK_URL")
+    assert (found.data_folder, found.because) == (None, "SHIFTWORK_URL")
     assert chosen.chosen(home / "data").because == "--data"
 
 
@@ -438,18 +444,18 @@ def test_an_older_context_is_known_by_its_token(home: Path) -> None:
     token = str(one.credentials.admin_token_file)
     contexts.save(contexts.default_path(), lambda _: "local", Named("http://127.0.0.1:1", token))
     found = chosen.chosen(None)
-    assert found.place is not None
-    assert found.place.data == one.data
+    assert found.data_folder is not None
+    assert found.data_folder.data == one.data
 
 
 def test_contexts_that_cannot_be_written_end_no_platform(home: Path) -> None:
-    place = Place(home / "one")
+    data_folder = DataFolder(home / "one")
     (home / ".config").write_text("a file")
-    assert chosen.make_current(place, "http://127.0.0.1:1").startswith("no context: ")
+    assert chosen.make_current(data_folder, "http://127.0.0.1:1").startswith("no context: ")
     (home / ".config").unlink()
     contexts.default_path().parent.mkdir(parents=True)
     contexts.default_path().write_text("{")
-    told = chosen.make_current(place, "http://127.0.0.1:1")
+    told = chosen.make_current(data_folder, "http://127.0.0.1:1")
     assert "not understood: it is not JSON" in told
     assert "--url http://127.0.0.1:1" in told
     # What somebody wrote by hand is left as it is.
@@ -505,8 +511,8 @@ def test_fixes_name_the_data_folder_unless_it_is_the_default_one(
 ) -> None:
     monkeypatch.setattr(homes, "default_data", lambda: home / "usual")
     for data, named in ((home / "usual", ""), (home / "my data", f" --data '{home}/my data'")):
-        place = Place(data)
-        place.take()
-        place.release("out of memory")
-        (found,) = [each for each in doctor.examine(place) if each.what.startswith("crashed")]
-        assert found.fix == f"see {place.log}; shiftwork up{named}"
+        data_folder = DataFolder(data)
+        data_folder.take()
+        data_folder.release("out of memory")
+        (found,) = [each for each in doctor.examine(data_folder) if each.what.startswith("crashed")]
+        assert found.fix == f"see {data_folder.log}; shiftwork up{named}"

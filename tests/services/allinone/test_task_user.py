@@ -11,8 +11,8 @@ from shiftwork.cli.failures import Failure
 
 from services.allinone import doctor, keep
 from services.allinone.checks import check_start
+from services.allinone.data_folder import DataFolder, Options, with_task_user
 from services.allinone.embedded.accounts import service_account
-from services.allinone.place import Options, Place, with_task_user
 from services.allinone.task_user import check_service_user, check_task_user
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses the user of tasks")
@@ -20,36 +20,36 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses the
 
 @needs_root
 def test_root_must_choose_before_anything_is_written(tmp_path: Path) -> None:
-    place = Place(tmp_path / "data")
+    data_folder = DataFolder(tmp_path / "data")
     with pytest.raises(Failure) as refused:
-        keep.keep_here(place, Options())
+        keep.keep_here(data_folder, Options())
     assert refused.value.what == "run by root, `up` must be told as whom tasks run"
     for option in ("--task-users 300000-309999", "--task-user NAME", "--tasks-as-root"):
         assert option in refused.value.fix
-    assert not place.data.exists()
+    assert not data_folder.data.exists()
 
 
 @needs_root
 @pytest.mark.parametrize("folder", ["postgres/data", "nats"])
 def test_the_user_of_a_server_is_refused(tmp_path: Path, folder: str) -> None:
-    place = Place(tmp_path / "data")
+    data_folder = DataFolder(tmp_path / "data")
     # On a new folder: the one that the servers will get.
-    account = service_account(place.data / "postgres" / "data", None)
+    account = service_account(data_folder.data / "postgres" / "data", None)
     assert account is not None
     with pytest.raises(Failure, match=f"runs as {account.name}, so tasks of that user could reach"):
-        check_task_user(place, Options(task_user=account.name))
+        check_task_user(data_folder, Options(task_user=account.name))
     with pytest.raises(Failure, match="PostgreSQL runs as nobody"):
-        check_task_user(place, Options(task_user="nobody", service_user="nobody"))
+        check_task_user(data_folder, Options(task_user="nobody", service_user="nobody"))
     # Data that exists stays with its owner, whatever its name.
     games = pwd.getpwnam("games")
-    check_task_user(place, Options(task_user="games"))
-    (place.data / folder).mkdir(parents=True)
-    os.chown(place.data / folder, games.pw_uid, games.pw_gid)
+    check_task_user(data_folder, Options(task_user="games"))
+    (data_folder.data / folder).mkdir(parents=True)
+    os.chown(data_folder.data / folder, games.pw_uid, games.pw_gid)
     with pytest.raises(Failure, match="runs as games"):
-        check_task_user(place, Options(task_user="games"))
-    os.chown(place.data / folder, 390_005, 390_005)
+        check_task_user(data_folder, Options(task_user="games"))
+    os.chown(data_folder.data / folder, 390_005, 390_005)
     with pytest.raises(Failure, match="runs as 390005"):
-        check_task_user(place, Options(task_users="390000-390009"))
+        check_task_user(data_folder, Options(task_users="390000-390009"))
 
 
 @needs_root
@@ -58,14 +58,16 @@ def test_the_user_of_a_server_is_refused(tmp_path: Path, folder: str) -> None:
 def test_a_service_user_that_is_none_is_refused_also_on_an_old_folder(
     tmp_path: Path, name: str, exists: bool
 ) -> None:
-    place = Place(tmp_path / "data")
+    data_folder = DataFolder(tmp_path / "data")
     if exists:
-        (place.data / "postgres" / "data").mkdir(parents=True)
-        os.chown(place.data / "postgres" / "data", 1, 1)
-        place.keep_options(Options(port=0))
+        (data_folder.data / "postgres" / "data").mkdir(parents=True)
+        os.chown(data_folder.data / "postgres" / "data", 1, 1)
+        data_folder.keep_options(Options(port=0))
     problem = "is root, as whom PostgreSQL does not run" if name == "root" else "does not exist"
     with pytest.raises(Failure, match=f"{name} {problem}") as refused:
-        check_start(place, Options(port=0, tasks_as_root=True, service_user=name), lambda _: None)
+        check_start(
+            data_folder, Options(port=0, tasks_as_root=True, service_user=name), lambda _: None
+        )
     assert (refused.value.where, refused.value.code) == ("--service-user", 2)
     assert "name a user of this machine" in refused.value.fix
 
@@ -75,15 +77,15 @@ def test_a_service_user_that_is_none_is_refused_also_on_an_old_folder(
 def test_a_service_user_that_would_have_no_effect_is_refused(
     tmp_path: Path, folder: str, server: str
 ) -> None:
-    place = Place(tmp_path / "data")
+    data_folder = DataFolder(tmp_path / "data")
     games = pwd.getpwnam("games")
-    (place.data / folder).mkdir(parents=True)
-    os.chown(place.data / folder, games.pw_uid, games.pw_gid)
-    check_service_user(place, Options(service_user="games"))
+    (data_folder.data / folder).mkdir(parents=True)
+    os.chown(data_folder.data / folder, games.pw_uid, games.pw_gid)
+    check_service_user(data_folder, Options(service_user="games"))
     with pytest.raises(Failure, match=f"{server} runs as games, to whom its data") as refused:
-        check_service_user(place, Options(service_user="nobody"))
+        check_service_user(data_folder, Options(service_user="nobody"))
     assert "--service-user games" in refused.value.fix
-    assert f"chown -R nobody: {place.data / folder}" in refused.value.fix
+    assert f"chown -R nobody: {data_folder.data / folder}" in refused.value.fix
 
 
 def test_an_ordinary_user_can_choose_no_service_user(
@@ -91,28 +93,28 @@ def test_an_ordinary_user_can_choose_no_service_user(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     with pytest.raises(Failure, match="only root can run PostgreSQL") as refused:
-        check_service_user(Place(tmp_path), Options(service_user="nobody"))
+        check_service_user(DataFolder(tmp_path), Options(service_user="nobody"))
     assert refused.value.fix == "leave --service-user out"
 
 
 @needs_root
 def test_what_is_safe_or_said_is_accepted(tmp_path: Path) -> None:
-    place = Place(tmp_path / "data")
+    data_folder = DataFolder(tmp_path / "data")
     for options in (
         Options(task_users="390000-390009"),
         Options(task_user="games"),
         Options(tasks_as_root=True),
     ):
-        check_task_user(place, options)
+        check_task_user(data_folder, options)
 
 
 def test_an_ordinary_user_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    place = Place(tmp_path / "data")
-    check_task_user(place, Options())
-    check_task_user(place, Options(tasks_as_root=True))
+    data_folder = DataFolder(tmp_path / "data")
+    check_task_user(data_folder, Options())
+    check_task_user(data_folder, Options(tasks_as_root=True))
     with pytest.raises(Failure, match="only root can run tasks as other users"):
-        check_task_user(place, Options(task_user="nobody"))
+        check_task_user(data_folder, Options(task_user="nobody"))
 
 
 def test_a_new_choice_replaces_the_former_one() -> None:
@@ -127,16 +129,16 @@ def test_a_new_choice_replaces_the_former_one() -> None:
 @needs_root
 def test_doctor_says_as_whom_tasks_run(tmp_path: Path) -> None:
     def found(options: Options) -> list[tuple[str, str]]:
-        place.keep_options(options)
+        data_folder.keep_options(options)
         return [(finding.level, finding.what) for finding in users()][1:2]
 
     def users() -> list[doctor.Finding]:
         """What ``doctor`` lists of the shared check."""
-        return [each for each in doctor.before_start(place) if " run" in each.what]
+        return [each for each in doctor.before_start(data_folder) if " run" in each.what]
 
-    place = Place(tmp_path / "data")
+    data_folder = DataFolder(tmp_path / "data")
     assert [each.level for each in users()] == ["ok", "warn"]
-    place.data.mkdir()
+    data_folder.data.mkdir()
     assert found(Options()) == [("bad", "run by root, `up` must be told as whom tasks run")]
     assert found(Options(tasks_as_root=True))[0][0] == "warn"
     assert found(Options(task_user="games")) == [("ok", "tasks run as games")]

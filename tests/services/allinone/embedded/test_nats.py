@@ -25,7 +25,7 @@ from services.allinone.embedded import wire
 from services.allinone.embedded.credentials import ensure_credentials, private_folder
 from services.allinone.embedded.nats import Nats, NatsOptions, configuration, program
 from services.allinone.embedded.processes import ServerError
-from services.allinone.keeper import Board, Policy, State, keep_server
+from services.allinone.supervision import PartStatuses, Policy, State, supervise_server
 from tests.kit.freezing import freeze
 from tests.kit.nats_server import NatsServer, StartNats
 
@@ -115,22 +115,25 @@ async def test_more_silent_connections_than_the_server_takes_are_no_reason_to_re
     await server.stop()
     secrets, most = ensure_credentials(server.data), 16
     password = secrets.nats_password("admin")
-    small, board = Nats(server.data, secrets, {}, NatsOptions(connections_max=most)), Board()
+    small, statuses = (
+        Nats(server.data, secrets, {}, NatsOptions(connections_max=most)),
+        PartStatuses(),
+    )
     await small.start()
     assert small.child is not None
     pid, port = small.child.pid, int(small.url.rpartition(":")[2])
     client = await connect(server, "admin")
     flood = Flood(port, 5 * most)
     hasty = Policy(check_seconds=0.02, first_pause_seconds=0.05, silent_checks_max=2)
-    keeping = asyncio.ensure_future(keep_server(small, board, policy=hasty))
+    keeping = asyncio.ensure_future(supervise_server(small, statuses, policy=hasty))
     try:
         async with asyncio.timeout(10):
             while not await answers_or_unknown(port, password):  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.02)
         await asyncio.sleep(1)
         assert "maximum connections" in await answers_or_unknown(port, password)
-        assert (board.records["nats"].state, board.records["nats"].restarts) == (State.UP, 0)
-        assert board.records["nats"].problem == ""
+        assert (statuses.records["nats"].state, statuses.records["nats"].restarts) == (State.UP, 0)
+        assert statuses.records["nats"].problem == ""
         assert small.child.pid == pid
         # Who is connected stays so, and is served.
         await client.flush(2)
@@ -139,7 +142,7 @@ async def test_more_silent_connections_than_the_server_takes_are_no_reason_to_re
         with pytest.raises(wire.CannotCheckError, match="maximum connections"):
             await small.healthy()
         await asyncio.sleep(0.5)
-        assert board.records["nats"].restarts == 0
+        assert statuses.records["nats"].restarts == 0
     finally:
         await flood.end()
         keeping.cancel()

@@ -20,8 +20,9 @@ from nats.aio.client import Client
 from services.allinone.embedded.credentials import NATS_ADMIN, ensure_credentials
 from services.allinone.embedded.nats import Nats, NatsOptions
 from services.allinone.embedded.wire import RestartWouldNotHelpError
-from services.allinone.keeper import Board, Policy, State, keep_server
+from services.allinone.supervision import PartStatuses, Policy, State, supervise_server
 from tests.kit.small_disk import SmallDisk, needs_small_disk, small_disk
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.server, needs_small_disk]
 
@@ -79,10 +80,14 @@ async def publish_until_refused(client: Client) -> int:
     return count
 
 
-async def restarted(board: Board, client: Client) -> None:
+async def restarted(statuses: PartStatuses, client: Client) -> None:
     async with asyncio.timeout(20):
-        while board.records["nats"].restarts == 0 or board.records["nats"].state is not State.UP:  # noqa: ASYNC110 - has no event
-            await asyncio.sleep(0.02)
+        await until(
+            lambda: (
+                statuses.records["nats"].restarts and statuses.records["nats"].state is State.UP
+            ),
+            20,
+        )
         while not client.is_connected:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.02)
 
@@ -90,7 +95,7 @@ async def restarted(board: Board, client: Client) -> None:
 async def test_a_refusing_stream_heals_by_a_restart_when_there_is_room(
     disk: SmallDisk, server: Nats
 ) -> None:
-    board = Board()
+    statuses = PartStatuses()
     async with connected(disk, server) as client:
         await client.jetstream().add_stream(name="S", subjects=["s.>"])
         stored = await publish(client)
@@ -100,18 +105,18 @@ async def test_a_refusing_stream_heals_by_a_restart_when_there_is_room(
         stored += await publish_until_refused(client)
         with pytest.raises(RestartWouldNotHelpError, match="no space left"):
             await server.healthy()
-        keeping = asyncio.ensure_future(keep_server(server, board, policy=HASTY))
+        keeping = asyncio.ensure_future(supervise_server(server, statuses, policy=HASTY))
         try:
             await asyncio.sleep(10 * HASTY.check_seconds)
             # Commands still pass through the server, so it stays.
-            assert board.records["nats"].restarts == 0
-            assert "no space left" in board.records["nats"].problem
+            assert statuses.records["nats"].restarts == 0
+            assert "no space left" in statuses.records["nats"].problem
 
             disk.empty()
-            await restarted(board, client)
+            await restarted(statuses, client)
             # What was acknowledged is there, and the next message follows it.
             assert await publish(client, 5.0) == stored + 1
-            assert board.records["nats"].restarts == 1
+            assert statuses.records["nats"].restarts == 1
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
@@ -120,7 +125,7 @@ async def test_a_refusing_stream_heals_by_a_restart_when_there_is_room(
 async def test_a_server_that_ended_on_a_full_disk_starts_when_there_is_room(
     disk: SmallDisk, server: Nats
 ) -> None:
-    board = Board()
+    statuses = PartStatuses()
     async with connected(disk, server) as client:
         await client.jetstream().add_stream(name="S", subjects=["s.>"])
         stored = await publish(client)
@@ -128,11 +133,11 @@ async def test_a_server_that_ended_on_a_full_disk_starts_when_there_is_room(
         stored += await publish_until_refused(client)
         assert server.child is not None
         server.child.kill_now()
-        keeping = asyncio.ensure_future(keep_server(server, board, policy=HASTY))
+        keeping = asyncio.ensure_future(supervise_server(server, statuses, policy=HASTY))
         try:
             await asyncio.sleep(1.0)
             disk.empty()
-            await restarted(board, client)
+            await restarted(statuses, client)
             assert await publish(client, 5.0) == stored + 1
         finally:
             keeping.cancel()

@@ -366,16 +366,16 @@ async def test_root_makes_a_cluster_with_programs_that_only_root_can_reach(tmp_p
     assert (home / "sw" / "postgres" / "data" / "PG_VERSION").read_text() == "18\n"
 
 
-def copy_of_wheel(place: Path) -> Path:
+def copy_of_wheel(data_folder: Path) -> Path:
     """PostgreSQL's programs below a folder, with their libraries where they look for them."""
     programs = programs_folder()
     package = programs.parent
-    (place / package.name).mkdir()
-    copy_of_pristine(programs, place / package.name / programs.name)
+    (data_folder / package.name).mkdir()
+    copy_of_pristine(programs, data_folder / package.name / programs.name)
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.is_dir():
-        copy_of_pristine(libraries, place / libraries.name)
-    return place / package.name / programs.name
+        copy_of_pristine(libraries, data_folder / libraries.name)
+    return data_folder / package.name / programs.name
 
 
 @needs_root

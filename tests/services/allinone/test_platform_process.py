@@ -17,8 +17,8 @@ import pytest
 import typer
 from shiftwork.cli.failures import Failure
 
-from services.allinone import cli, dev_command, keep, stopping
-from services.allinone.place import Options, Place
+from services.allinone import cli, dev_command, platform_process, stopping
+from services.allinone.data_folder import DataFolder, Options
 
 Start = Callable[..., subprocess.Popen[str]]
 # A platform of two tasks: one that must be cancelled as often as it says, and one that is ready or
@@ -27,8 +27,8 @@ KEPT = """
 import asyncio, os, signal, sys
 from contextlib import suppress
 from pathlib import Path
-from services.allinone import keep
-from services.allinone.place import Options, Place
+from services.allinone import platform_process
+from services.allinone.data_folder import DataFolder, Options
 
 folder, ready, swallows, voice = sys.argv[1:]
 
@@ -50,12 +50,13 @@ class Fake:
                 await asyncio.Event().wait()
         await asyncio.Event().wait()
 
-keep.STOP_AGAIN_SECONDS = 0.2
-keep.end_supervisors = lambda folder: folder.with_name("nodes-ended").touch()
-place = Place(Path(folder))
+platform_process.STOP_AGAIN_SECONDS = 0.2
+platform_process.end_supervisors = lambda folder: folder.with_name("nodes-ended").touch()
+data_folder = DataFolder(Path(folder))
 options = Options(port=0, tasks_as_root=True)
 log = voice == "LOG"
-sys.exit(keep.keep_here(place, options, verbose=log, make=Fake, voice=getattr(keep, voice)))
+said = getattr(platform_process, voice)
+sys.exit(platform_process.keep_here(data_folder, options, verbose=log, make=Fake, voice=said))
 """
 
 
@@ -107,7 +108,7 @@ def test_a_start_that_is_ended_leaves_nothing_and_was_not_a_crash(
     process = start()
     ended, err = end(process, number)
     assert (ended, "stopped before it was ready" in err) == (code, True)
-    assert Place(tmp_path / "data").ended() is None
+    assert DataFolder(tmp_path / "data").ended() is None
 
 
 @pytest.mark.parametrize(
@@ -122,11 +123,11 @@ def test_tasks_that_ran_before_a_start_are_not_ended_while_they_cannot_save(
     (tmp_path / "data" / "up.log").touch()
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert Place(tmp_path / "data").left_over()
+        assert DataFolder(tmp_path / "data").left_over()
         _, err = end(start(ready=ready), number)
     assert (tmp_path / "data" / "nodes-ended").exists() == ends
     assert ("tasks that ran before go on" in err) != ends
-    assert not Place(tmp_path / "data").left_over()
+    assert not DataFolder(tmp_path / "data").left_over()
 
 
 def test_a_start_that_is_interrupted_before_it_listens_to_signals_was_not_a_crash(
@@ -135,11 +136,11 @@ def test_a_start_that_is_interrupted_before_it_listens_to_signals_was_not_a_cras
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keep, "_keep", interrupted)
-    place = Place(tmp_path / "data")
+    monkeypatch.setattr(platform_process, "_keep", interrupted)
+    data_folder = DataFolder(tmp_path / "data")
     with pytest.raises(KeyboardInterrupt):
-        keep.keep_here(place, Options(port=0, tasks_as_root=True))
-    assert place.ended() is None
+        platform_process.keep_here(data_folder, Options(port=0, tasks_as_root=True))
+    assert data_folder.ended() is None
 
 
 def test_who_ignores_the_end_of_the_terminal_goes_on(start: Start) -> None:
@@ -181,11 +182,11 @@ def test_a_process_in_the_background_that_cannot_start_says_so_in_json(tmp_path:
 async def test_a_broken_list_of_drained_nodes_ends_no_platform_and_stays(
     tmp_path: Path, text: str
 ) -> None:
-    place, told = Place(tmp_path), list[str]()
-    place.drained.write_text(text)
-    await stopping.reopen(place, "http://127.0.0.1:1", told.append)
+    data_folder, told = DataFolder(tmp_path), list[str]()
+    data_folder.drained.write_text(text)
+    await stopping.reopen(data_folder, "http://127.0.0.1:1", told.append)
     assert "shiftwork node uncordon NODE" in told[0]
-    assert place.drained.read_text() == text
+    assert data_folder.drained.read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -220,19 +221,21 @@ def test_a_start_in_the_background_that_was_ended_is_no_crash(
     tmp_path: Path, status: int, what: str
 ) -> None:
     (tmp_path / "up.log").write_text("stopped before it was ready\n")
-    assert cli._ended(Place(tmp_path), status, 0).what.startswith(what)
+    assert cli._ended(DataFolder(tmp_path), status, 0).what.startswith(what)
 
 
 def test_a_killed_platform_whose_port_is_taken_is_ended_with_options_that_are_there(
     tmp_path: Path,
 ) -> None:
-    place = Place(tmp_path / "data")
-    place.take()
-    place.release()
+    data_folder = DataFolder(tmp_path / "data")
+    data_folder.take()
+    data_folder.release()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        place.keep_options(Options(port=taken.getsockname()[1], tasks_as_root=os.geteuid() == 0))
+        data_folder.keep_options(
+            Options(port=taken.getsockname()[1], tasks_as_root=os.geteuid() == 0)
+        )
         with pytest.raises(Failure, match="is taken by") as failed:
-            cli._take_over(place)
+            cli._take_over(data_folder)
     data = f"--data {tmp_path}/data"
     assert failed.value.fix == (
         "end that program and try again, or"
@@ -245,7 +248,7 @@ def test_a_start_that_takes_too_long_is_left_with_how_to_end_it(
 ) -> None:
     monkeypatch.setattr(cli, "DETACH_SECONDS_MAX", 0.0)
     with pytest.raises(Failure, match="not ready after 0 s") as failed:
-        cli._wait_ready(Place(tmp_path / "data"), None)
+        cli._wait_ready(DataFolder(tmp_path / "data"), None)
     data = f"--data {tmp_path}/data"
     assert failed.value.fix.startswith(f"`shiftwork doctor {data}` says what it waits for")
     assert f"`shiftwork down {data}`" in failed.value.fix

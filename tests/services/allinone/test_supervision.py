@@ -16,24 +16,24 @@ from hypothesis import strategies as st
 from services.allinone.embedded.credentials import ensure_credentials
 from services.allinone.embedded.nats import Nats
 from services.allinone.embedded.wire import CannotCheckError, nats_answers, postgres_answers
-from services.allinone.keeper import (
-    Board,
+from services.allinone.supervision import (
+    Observation,
+    PartStatuses,
     Policy,
     Record,
-    Sight,
     State,
-    judge,
-    keep_running,
-    keep_server,
+    decide,
     pause_seconds,
     starting,
+    supervise,
+    supervise_server,
 )
 
 POLICY = Policy()
-WELL = Sight(alive=True)
-SILENT = Sight(alive=True, problem="no answer")
-DEAD = Sight(alive=False, problem="was ended by signal SIGKILL")
-UNKNOWN = Sight(alive=True, problem="no descriptors left", wait=True)
+WELL = Observation(alive=True)
+SILENT = Observation(alive=True, problem="no answer")
+DEAD = Observation(alive=False, problem="was ended by signal SIGKILL")
+UNKNOWN = Observation(alive=True, problem="no descriptors left", wait=True)
 
 
 def test_pauses_double_from_the_first_to_the_most() -> None:
@@ -43,28 +43,28 @@ def test_pauses_double_from_the_first_to_the_most() -> None:
 
 
 def test_a_healthy_part_is_up_since_it_was_first_seen_so() -> None:
-    record = judge(POLICY, starting(Record("p"), 0), WELL, 1)
+    record = decide(POLICY, starting(Record("p"), 0), WELL, 1)
     assert (record.state, record.since) == (State.UP, 1)
-    assert judge(POLICY, record, WELL, 5).since == 1
+    assert decide(POLICY, record, WELL, 5).since == 1
 
 
 def test_silence_is_borne_for_so_many_looks_in_a_row() -> None:
-    record = judge(POLICY, Record("p"), WELL, 0)
+    record = decide(POLICY, Record("p"), WELL, 0)
     states = []
     for now in range(1, POLICY.silent_checks_max + 1):
-        record = judge(POLICY, record, SILENT, now)
+        record = decide(POLICY, record, SILENT, now)
         states.append(record.state)
     assert states == [State.SILENT] * (POLICY.silent_checks_max - 1) + [State.DOWN]
     assert record.problem == "no answer"
 
 
 def test_what_cannot_be_checked_for_want_of_our_own_resources_is_left_alone() -> None:
-    record = judge(POLICY, Record("p"), WELL, 0)
+    record = decide(POLICY, Record("p"), WELL, 0)
     for now in range(1, 100):
-        record = judge(POLICY, record, UNKNOWN, now)
+        record = decide(POLICY, record, UNKNOWN, now)
     assert (record.state, record.silent_checks, record.restarts) == (State.UP, 0, 0)
     assert record.problem == "no descriptors left"
-    dead = judge(POLICY, record, replace(UNKNOWN, alive=False), 100)
+    dead = decide(POLICY, record, replace(UNKNOWN, alive=False), 100)
     assert dead.state is State.DOWN
 
 
@@ -92,18 +92,18 @@ async def test_a_process_without_descriptors_does_not_take_its_servers_for_dead(
 
 
 def test_one_answer_makes_silence_forgotten() -> None:
-    record = judge(POLICY, Record("p"), SILENT, 1)
-    record = judge(POLICY, record, WELL, 2)
+    record = decide(POLICY, Record("p"), SILENT, 1)
+    record = decide(POLICY, record, WELL, 2)
     assert (record.state, record.silent_checks, record.problem) == (State.UP, 0, "")
 
 
 def test_the_dead_are_started_at_once_if_they_were_well_for_long() -> None:
-    record = replace(judge(POLICY, Record("p"), WELL, 0), deaths=7)
-    soon = judge(POLICY, record, DEAD, 59)
+    record = replace(decide(POLICY, Record("p"), WELL, 0), deaths=7)
+    soon = decide(POLICY, record, DEAD, 59)
     assert soon.start_at == 59 + pause_seconds(POLICY, 8)
-    late = judge(POLICY, record, DEAD, 60)
+    late = decide(POLICY, record, DEAD, 60)
     assert late.start_at == pytest.approx(60.2)
-    seen_well = judge(POLICY, record, WELL, 60)
+    seen_well = decide(POLICY, record, WELL, 60)
     assert seen_well.deaths == 0
 
 
@@ -111,8 +111,8 @@ def test_a_part_that_flaps_waits_longer_each_time() -> None:
     """It starts well each time and dies a second later: being up for a moment forgives nothing."""
     record, now, waits = Record("p"), 0.0, []
     for _ in range(6):
-        record = judge(POLICY, record, WELL, now)
-        record = judge(POLICY, record, DEAD, now + 1)
+        record = decide(POLICY, record, WELL, now)
+        record = decide(POLICY, record, DEAD, now + 1)
         waits.append(record.start_at - now - 1)
         now = record.start_at
         record = starting(record, now)
@@ -124,11 +124,13 @@ looks = st.lists(st.tuples(st.sampled_from([WELL, SILENT, DEAD]), st.floats(0.1,
 
 
 @given(looks)
-def test_whatever_is_seen_the_next_start_is_within_bounds(seen: list[tuple[Sight, float]]) -> None:
+def test_whatever_is_seen_the_next_start_is_within_bounds(
+    seen: list[tuple[Observation, float]],
+) -> None:
     record, now = starting(Record("p"), 0.0), 0.0
     for sight, after in seen:
         now += after
-        record = judge(POLICY, record, sight, now)
+        record = decide(POLICY, record, sight, now)
         assert (record.state is State.UP) == (sight is WELL)
         assert (record.problem == "") == (sight is WELL)
         if sight is DEAD:
@@ -195,20 +197,24 @@ class Scripted:
         self.alive = False
 
 
-async def keep(part: Scripted, board: Board | None = None, **options: object) -> Board:
-    board = board or Board()
+async def keep(
+    part: Scripted, statuses: PartStatuses | None = None, **options: object
+) -> PartStatuses:
+    statuses = statuses or PartStatuses()
     with pytest.raises(Done):
-        await keep_server(part, board, now=lambda: part.time.now, wait=part.time.wait, **options)
-    return board
+        await supervise_server(
+            part, statuses, now=lambda: part.time.now, wait=part.time.wait, **options
+        )
+    return statuses
 
 
 async def test_a_server_that_does_not_start_is_tried_with_growing_pauses() -> None:
     part = Scripted(Time(ends_at=20), fails=3)
-    board = await keep(part)
+    statuses = await keep(part)
     starts = [at for at, what in part.did if what == "start"]
     assert starts == pytest.approx([0.2, 0.6, 1.4, 3.0])
-    assert board.records["scripted"].state is State.UP
-    assert board.records["scripted"].restarts == 4
+    assert statuses.records["scripted"].state is State.UP
+    assert statuses.records["scripted"].restarts == 4
 
 
 async def test_a_server_that_dies_is_stopped_started_and_repaired() -> None:
@@ -258,67 +264,67 @@ async def test_a_service_that_dies_runs_anew_and_the_board_says_why() -> None:
             return
         raise ValueError("a bug")
 
-    board = Board()
+    statuses = PartStatuses()
     with pytest.raises(Done):
-        await keep_running("quota", run, board, now=lambda: time.now, wait=time.wait)
+        await supervise("quota", run, statuses, now=lambda: time.now, wait=time.wait)
     assert time.waits == pytest.approx([0.2, 0.4, 0.8, 1.6])
     assert lives == [4]
-    assert board.as_json()["quota"]["problem"] == "ValueError: a bug"
+    assert statuses.as_json()["quota"]["problem"] == "ValueError: a bug"
 
 
 async def test_cancelling_ends_the_service_and_is_not_a_death() -> None:
-    board, began = Board(), asyncio.Event()
+    statuses, began = PartStatuses(), asyncio.Event()
 
     async def run() -> None:
         began.set()
         await asyncio.Event().wait()
 
-    task = asyncio.ensure_future(keep_running("quota", run, board))
+    task = asyncio.ensure_future(supervise("quota", run, statuses))
     await began.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert board.records["quota"].state is State.UP
+    assert statuses.records["quota"].state is State.UP
 
 
 async def test_the_board_is_written_when_something_changes(tmp_path: Path) -> None:
-    board = Board(tmp_path / "parts.json")
-    record = judge(POLICY, Record("postgresql"), WELL, 0)
-    board.tell(record)
-    written = json.loads(board.file.read_text())
+    statuses = PartStatuses(tmp_path / "parts.json")
+    record = decide(POLICY, Record("postgresql"), WELL, 0)
+    statuses.report(record)
+    written = json.loads(statuses.file.read_text())
     assert written["postgresql"]["state"] == "up"
-    assert stat.S_IMODE(board.file.stat().st_mode) == 0o600
-    inode = board.file.stat().st_ino
-    board.tell(judge(POLICY, record, WELL, 1))
-    assert board.file.stat().st_ino == inode
-    board.tell(judge(POLICY, record, DEAD, 2))
-    written = json.loads(board.file.read_text())
+    assert stat.S_IMODE(statuses.file.stat().st_mode) == 0o600
+    inode = statuses.file.stat().st_ino
+    statuses.report(decide(POLICY, record, WELL, 1))
+    assert statuses.file.stat().st_ino == inode
+    statuses.report(decide(POLICY, record, DEAD, 2))
+    written = json.loads(statuses.file.read_text())
     assert written["postgresql"]["state"] == "down"
     assert "SIGKILL" in written["postgresql"]["problem"]
 
 
 async def test_a_board_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    board = Board(tmp_path / "missing" / "parts.json")
-    board.tell(judge(POLICY, Record("p"), WELL, 0))
-    assert board.records["p"].state is State.UP
+    statuses = PartStatuses(tmp_path / "missing" / "parts.json")
+    statuses.report(decide(POLICY, Record("p"), WELL, 0))
+    assert statuses.records["p"].state is State.UP
 
 
-def back(board: Board) -> bool:
-    record = board.records.get("nats")
+def back(statuses: PartStatuses) -> bool:
+    record = statuses.records.get("nats")
     return record is not None and record.restarts == 1 and record.state is State.UP
 
 
 @pytest.mark.server
 async def test_a_real_server_is_back_after_kill_9(tmp_path: Path) -> None:
-    server, board = Nats(tmp_path, ensure_credentials(tmp_path), {}), Board()
+    server, statuses = Nats(tmp_path, ensure_credentials(tmp_path), {}), PartStatuses()
     await server.start()
     quick = replace(POLICY, check_seconds=0.02, first_pause_seconds=0.02)
-    keeping = asyncio.ensure_future(keep_server(server, board, policy=quick))
+    keeping = asyncio.ensure_future(supervise_server(server, statuses, policy=quick))
     try:
         first = server.child
         first.kill_now()
         async with asyncio.timeout(10):
-            while not back(board):  # noqa: ASYNC110 - looks at another task's work
+            while not back(statuses):  # noqa: ASYNC110 - looks at another task's work
                 await asyncio.sleep(0.01)
         assert await server.healthy() == ""
         assert server.child.pid != first.pid

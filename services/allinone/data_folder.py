@@ -1,7 +1,7 @@
-"""One data folder: where everything of one platform lies, who keeps it now, and its options.
+"""One data folder: the files of one platform, the process that holds it now, and its options.
 
-Used by every command of the all-in-one. A keeper (``up``, ``dev``, the demo) holds a lock on the
-folder while it lives; its record says where it answers.
+Used by every command of the all-in-one. The holder (``up``, ``dev``, the demo) has a lock on the
+folder while it lives; its record has the URL.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTEXT = "local"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What ``up`` was told; kept, so that the next ``up`` finds the same machine."""
+    """The options of ``up``; stored, so that the next ``up`` finds the same machine."""
 
     host: str = "127.0.0.1"
     port: int = GATEWAY_PORT
@@ -92,8 +92,8 @@ def listening(host: str, port: int) -> Generator[socket.socket]:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
-    """Who keeps a data folder now, as written in its lock file."""
+class Holder:
+    """The process that holds a data folder now, as written in its lock file."""
 
     pid: int
     url: str
@@ -104,22 +104,22 @@ class Keeper:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the folder's last keeper ended without being asked to. ``problem`` is empty if it could
-    not say: it was killed, or the machine went down."""
+    """How the folder's last holder ended without being asked to. ``problem`` is empty if it could
+    not write one: it was killed, or the machine went down."""
 
     pid: int
     problem: str
 
 
-class KeptByAnotherError(Exception):
-    """Another process keeps this folder."""
+class FolderInUseError(Exception):
+    """Another process holds this folder."""
 
-    def __init__(self, keeper: Keeper | None) -> None:
-        super().__init__("another process keeps this data folder")
-        self.keeper = keeper
+    def __init__(self, holder: Holder | None) -> None:
+        super().__init__("another process holds this data folder")
+        self.holder = holder
 
 
-class Place:
+class DataFolder:
     """The paths of one data folder."""
 
     def __init__(self, data: Path) -> None:
@@ -128,7 +128,7 @@ class Place:
         # Called with each step of a start, for the person at the terminal.
         self.on_step: Callable[[str], None] | None = None
         self._lock: int | None = None
-        # What the keeper before us wrote last: nothing, unless it was killed.
+        # What the holder before this one wrote last: nothing, unless it was killed.
         self._former: Mapping[str, Any] = {}
 
     def command(self, name: str) -> str:
@@ -162,7 +162,7 @@ class Place:
 
     @property
     def log(self) -> Path:
-        """What the services say."""
+        """The log of the services."""
         return self.data / "up.log"
 
     @property
@@ -176,7 +176,7 @@ class Place:
         return self.data / "drained.json"
 
     def options(self) -> Options | None:
-        """What the last ``up`` was told; None on a new folder. Failure if it cannot be read."""
+        """The options of the last ``up``; None on a new folder. Failure if it cannot be read."""
         file = self.data / "options.json"
         try:
             return options_of(json.loads(file.read_text()))
@@ -212,10 +212,10 @@ class Place:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                # Whoever only looks holds it for a moment.
+                # A process that only reads holds it for a moment.
                 if not left:
                     os.close(descriptor)
-                    raise KeptByAnotherError(self.keeper()) from None
+                    raise FolderInUseError(self.holder()) from None
                 time.sleep(TAKE_SECONDS)
         self._lock = descriptor
         self._former = _document(descriptor)
@@ -233,12 +233,12 @@ class Place:
         except OSError:
             return 0
 
-    def tell(self, keeper: Keeper) -> None:
-        """Write down who keeps the folder and where it answers."""
-        self._record(asdict(keeper))
-        self._step(keeper.step)
+    def report(self, holder: Holder) -> None:
+        """Write the record of the holder: its process and its URL."""
+        self._record(asdict(holder))
+        self._step(holder.step)
 
-    def tell_step(self, step: str) -> None:
+    def report_step(self, step: str) -> None:
         """Write down what is started now; it does not answer yet."""
         self._record({"pid": os.getpid(), "step": step})
         self._step(step)
@@ -252,7 +252,7 @@ class Place:
         return str(self._kept_record().get("step", ""))
 
     def release(self, problem: str = "") -> None:
-        """Stop being the keeper. ``problem``: nobody asked for it, and why it ends all the same."""
+        """Give the folder up. ``problem``: why it ends although nobody asked for it."""
         if self._lock is None:
             return
         if problem:
@@ -263,7 +263,7 @@ class Place:
         self._lock = None
 
     def ended(self) -> Ended | None:
-        """How the last keeper ended; None if somebody keeps the folder, or it was asked to end."""
+        """How the last holder ended; None if a process holds the folder, or it was asked to end."""
         if self.is_kept():
             return None
         try:
@@ -279,10 +279,10 @@ class Place:
         with contextlib.suppress(OSError):
             os.pwrite(self._lock, text.ljust(RECORD_BYTES), 0)
 
-    def keeper(self) -> Keeper | None:
-        """Who keeps the folder now; None if nobody does, or if it has not said so yet."""
+    def holder(self) -> Holder | None:
+        """The holder of the folder; None without one, or before it has written its record."""
         record = self._kept_record()
-        return Keeper(**record) if "url" in record else None
+        return Holder(**record) if "url" in record else None
 
     def listens(self) -> int | None:
         """The process that keeps the folder, once it listens to signals; None before that, and if
@@ -308,7 +308,7 @@ class Place:
         return _is_held(self.data / "up.lock")
 
     def _kept_record(self) -> dict[str, Any]:
-        """What the keeper of the folder has written; nothing if nobody keeps it."""
+        """The record of the folder's holder; nothing without a holder."""
         with self._locked() as lock:
             return _document(lock) if lock is not None else {}
 

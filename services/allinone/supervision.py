@@ -1,8 +1,8 @@
-"""Keeps the parts of one machine running: servers that die or hang, services that end.
+"""Restarts the parts of one machine: servers that die or hang, services that end.
 
 Called by ``up`` with its embedded servers and its services. What to do is a pure function of what
-was seen (``judge``); this file's two loops only look, wait and call. How every part fares is told
-to a ``Board``, which ``doctor`` reads from its file while ``up`` goes on.
+was observed (``decide``); the two loops of this module only check, wait and call. The state of
+every part goes to ``PartStatuses``, whose file ``doctor`` reads while ``up`` goes on.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from services.allinone.embedded.credentials import write_private
 from services.allinone.embedded.wire import RestartWouldNotHelpError
 
 _PROBLEM_CHARACTERS_MAX = 500
-_log = observability.log("keeper")
+_log = observability.log("supervision")
 
 
 class State(Enum):
-    """How a part fares."""
+    """The state of a part."""
 
     STARTING = "starting"
     UP = "up"
@@ -38,7 +38,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How patient the keeper is. All in seconds but the count of checks."""
+    """Pauses and limits of the supervision."""
 
     first_pause_seconds: float = 0.2
     most_pause_seconds: float = 30.0
@@ -50,8 +50,8 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What one look at a part showed. ``problem`` is empty if all is well."""
+class Observation:
+    """The result of one check of a part. ``problem`` is empty if all is well."""
 
     alive: bool
     problem: str = ""
@@ -76,12 +76,12 @@ class Record:
     problem: str = ""
 
 
-def judge(policy: Policy, record: Record, seen: Sight, now: float) -> Record:
+def decide(policy: Policy, record: Record, observation: Observation, now: float) -> Record:
     """What is to be held of a part after a look at it. Pure.
 
     It is to be ended (if it lives) and started at ``start_at`` when the state is DOWN.
     """
-    if seen.alive and not seen.problem:
+    if observation.alive and not observation.problem:
         up_since = record.since if record.state is State.UP else now
         recovered = now - up_since >= policy.recovered_seconds
         return replace(
@@ -92,11 +92,11 @@ def judge(policy: Policy, record: Record, seen: Sight, now: float) -> Record:
             silent_checks=0,
             problem="",
         )
-    if seen.alive and seen.wait:
-        return replace(record, problem=seen.problem[:_PROBLEM_CHARACTERS_MAX])
-    problem = seen.problem[:_PROBLEM_CHARACTERS_MAX] or "it ended"
+    if observation.alive and observation.wait:
+        return replace(record, problem=observation.problem[:_PROBLEM_CHARACTERS_MAX])
+    problem = observation.problem[:_PROBLEM_CHARACTERS_MAX] or "it ended"
     silent = record.silent_checks + 1
-    if seen.alive and silent < policy.silent_checks_max:
+    if observation.alive and silent < policy.silent_checks_max:
         since = record.since if record.state is State.SILENT else now
         return replace(
             record, state=State.SILENT, since=since, silent_checks=silent, problem=problem
@@ -129,7 +129,7 @@ def starting(record: Record, now: float) -> Record:
 
 
 @dataclass
-class Board:
+class PartStatuses:
     """How all parts fare, in memory and, for other processes, in a private file."""
 
     file: Path | None = None
@@ -137,7 +137,7 @@ class Board:
     records: dict[str, Record] = field(default_factory=dict[str, Record])
     _changed_at: dict[str, str] = field(default_factory=dict[str, str])
 
-    def tell(self, record: Record) -> None:
+    def report(self, record: Record) -> None:
         """Take note; a change of state is logged and written down."""
         before = self.records.get(record.name)
         self.records[record.name] = record
@@ -169,8 +169,8 @@ class Board:
             key: asdict(record)[key] for key in ("restarts", "problem") if asdict(record)[key]
         }
         bad = record.state in (State.SILENT, State.DOWN) or record.problem
-        tell = _log.warning if bad else _log.info
-        tell(f"{record.state.value}", part=record.name, **values)
+        report = _log.warning if bad else _log.info
+        report(f"{record.state.value}", part=record.name, **values)
 
 
 def _shown(record: Record) -> tuple[State, int, bool]:
@@ -206,9 +206,9 @@ class Part(Protocol):
         ...
 
 
-async def keep_server(
+async def supervise_server(
     part: Part,
-    board: Board,
+    statuses: PartStatuses,
     *,
     policy: Policy | None = None,
     repaired: Callable[[], Awaitable[None]] | None = None,
@@ -222,34 +222,34 @@ async def keep_server(
     """
     policy = policy or Policy()
     record = starting(Record(part.name), now())
-    board.tell(record)
+    statuses.report(record)
     while True:
-        seen = await _look(part)
-        record = judge(policy, record, seen, now())
-        board.tell(record)
+        observation = await _look(part)
+        record = decide(policy, record, observation, now())
+        statuses.report(record)
         while record.state is State.DOWN:
             await wait(max(0.0, record.start_at - now()))
             record = starting(record, now())
-            board.tell(record)
-            problem = await _start_anew(part, repaired)
+            statuses.report(record)
+            problem = await _restart(part, repaired)
             if problem:
-                record = judge(policy, record, Sight(alive=False, problem=problem), now())
-                board.tell(record)
-        if record.state is not State.STARTING or seen.wait:
+                record = decide(policy, record, Observation(alive=False, problem=problem), now())
+                statuses.report(record)
+        if record.state is not State.STARTING or observation.wait:
             await wait(policy.check_seconds)
 
 
-async def _look(part: Part) -> Sight:
+async def _look(part: Part) -> Observation:
     try:
         problem = await part.healthy()
     except RestartWouldNotHelpError as error:
-        return Sight(alive=part.alive, problem=str(error), wait=True)
+        return Observation(alive=part.alive, problem=str(error), wait=True)
     except Exception as error:  # noqa: BLE001 - a check that fails is an unhealthy part
         problem = f"{type(error).__name__}: {error}"
-    return Sight(alive=part.alive, problem=problem)
+    return Observation(alive=part.alive, problem=problem)
 
 
-async def _start_anew(part: Part, repaired: Callable[[], Awaitable[None]] | None) -> str:
+async def _restart(part: Part, repaired: Callable[[], Awaitable[None]] | None) -> str:
     try:
         await part.stop()
         await part.start()
@@ -260,10 +260,10 @@ async def _start_anew(part: Part, repaired: Callable[[], Awaitable[None]] | None
     return ""
 
 
-async def keep_running(
+async def supervise(
     name: str,
     run: Callable[[], Awaitable[None]],
-    board: Board,
+    statuses: PartStatuses,
     *,
     policy: Policy | None = None,
     now: Callable[[], float] = monotonic,
@@ -274,15 +274,15 @@ async def keep_running(
     record = Record(name)
     while True:
         record = starting(record, now())
-        board.tell(record)
-        record = judge(policy, record, Sight(alive=True), now())
-        board.tell(record)
+        statuses.report(record)
+        record = decide(policy, record, Observation(alive=True), now())
+        statuses.report(record)
         try:
             await run()
             problem = "it ended without being asked to"
         except Exception as error:  # noqa: BLE001 - the others go on, and it comes back
             problem = f"{type(error).__name__}: {error}"
             _log.exception("service died", part=name)
-        record = judge(policy, record, Sight(alive=False, problem=problem), now())
-        board.tell(record)
+        record = decide(policy, record, Observation(alive=False, problem=problem), now())
+        statuses.report(record)
         await wait(max(0.0, record.start_at - now()))

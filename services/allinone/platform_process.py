@@ -1,4 +1,4 @@
-"""Keep one platform running in this process: signals, messages for people, an orderly end.
+"""Run one platform in this process: signals, messages for people, an orderly end.
 
 ``shiftwork up`` calls it in the foreground, ``python -m services.allinone DIR`` in the background,
 ``dev`` with a platform whose services are processes.
@@ -29,8 +29,8 @@ from libs.service.connections import raise_descriptor_limit
 from libs.service.run import collect_rarely
 from services.allinone.checks import check_start
 from services.allinone.chosen import announce
+from services.allinone.data_folder import DataFolder, FolderInUseError, Options, options_of
 from services.allinone.embedded.processes import ServerError
-from services.allinone.place import KeptByAnotherError, Options, Place, options_of
 from services.allinone.platform import Platform
 from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 
@@ -39,7 +39,7 @@ LOG_BYTES_MAX = 32 << 20
 
 
 class Kept(Protocol):
-    """A platform that can be kept: ``ready`` is set once it serves at ``url``."""
+    """A platform that can be run: ``ready`` is set once it serves at ``url``."""
 
     ready: asyncio.Event
     url: str
@@ -97,52 +97,52 @@ def show_step(step: str) -> None:
 
 
 def keep_here(
-    place: Place,
+    data_folder: DataFolder,
     options: Options,
     *,
     verbose: bool = False,
     form: Literal["json", "console"] = "json",
     bytes_max: int = 0,
-    make: Callable[[Place, Options, int], Kept] = Platform,
+    make: Callable[[DataFolder, Options, int], Kept] = Platform,
     voice: Voice = PERSON,
 ) -> int:
-    """Run until told to end; the exit status. ``make(place, options, pid)`` builds the platform.
+    """Run until asked to end; the exit status. ``make(place, options, pid)`` builds the platform.
 
     ``verbose``: the log goes to standard error, which is a file of at most ``bytes_max`` (0: not
     ours to cut), instead of to the folder's.
     """
-    check_start(place, options, voice.warn)
+    check_start(data_folder, options, voice.warn)
     try:
-        place.take()
-    except KeptByAnotherError as error:
+        data_folder.take()
+    except FolderInUseError as error:
         raise Failure(
-            "another process keeps this data folder",
-            where=str(place.data),
-            fix=f"it is process {error.keeper.pid}" if error.keeper else "try again",
+            "another process holds this data folder",
+            where=str(data_folder.data),
+            fix=f"it is process {error.holder.pid}" if error.holder else "try again",
         ) from error
     problem = ""
     try:
-        place.keep_options(options)
+        data_folder.keep_options(options)
         if options.task_user is not None or options.task_users is not None:
-            place.let_tasks_pass()
-        with place.log.open("a", encoding="utf-8") as log:
+            data_folder.let_tasks_pass()
+        with data_folder.log.open("a", encoding="utf-8") as log:
             raise_descriptor_limit()
             if verbose:
                 observability.set_up_logs(form, "info", sys.stderr, bytes_max=bytes_max)
             else:
                 observability.set_up_logs(form, "info", log, bytes_max=LOG_BYTES_MAX)
-            return uvloop.run(_keep(place, make(place, options, os.getpid()), voice))
+            return uvloop.run(_keep(data_folder, make(data_folder, options, os.getpid()), voice))
     except KeyboardInterrupt:
         # Before the loop listened to signals.
         raise
     except (ServerError, OSError) as error:
-        problem, fix = str(error), f"run `{place.command('doctor')}`"
-        raise Failure(problem, where=str(place.data), fix=fix) from error
+        problem, fix = str(error), f"run `{data_folder.command('doctor')}`"
+        raise Failure(problem, where=str(data_folder.data), fix=fix) from error
     except BaseException as error:
         problem = "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in _leaves(error))
         raise
     finally:
-        place.release(problem)
+        data_folder.release(problem)
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
@@ -152,7 +152,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-async def _keep(place: Place, platform: Kept, voice: Voice) -> int:
+async def _keep(data_folder: DataFolder, platform: Kept, voice: Voice) -> int:
     asked, now, ctrl_c = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def interrupted() -> None:
@@ -173,39 +173,39 @@ async def _keep(place: Place, platform: Kept, voice: Voice) -> int:
     gc.disable()
     running = asyncio.ensure_future(platform.run())
     # Tasks that ran before go on until a platform is there that can let them save.
-    survivors = place.nodes_live()
+    survivors = data_folder.nodes_live()
     ended, code = False, 0
     try:
         await _first(running, platform.ready, asked)
         collect_rarely()
         if platform.ready.is_set():
-            announce(place, platform.url, os.getpid(), voice.say, voice.warn)
-            if place.drained.exists():
+            announce(data_folder, platform.url, os.getpid(), voice.say, voice.warn)
+            if data_folder.drained.exists():
                 from services.allinone.stopping import reopen  # noqa: PLC0415 - slow to import
 
-                await reopen(place, platform.url, voice.warn)
+                await reopen(data_folder, platform.url, voice.warn)
             await _first(running, asked)
             if not running.done():
-                await _leave(place, platform, now, voice.note)
+                await _leave(data_folder, platform, now, voice.note)
         else:
             voice.note("stopped before it was ready")
             code = INTERRUPTED if ctrl_c.is_set() else 0
         ended = platform.ready.is_set() or now.is_set() or not survivors
         if not ended:
-            again = f"the next `{place.command('up')}` takes them over"
+            again = f"the next `{data_folder.command('up')}` takes them over"
             voice.note(f"tasks that ran before go on; {again}")
     finally:
         await _end(running)
         # A platform that could not start, or crashed, ends no task: the next one takes them over.
         if ended:
-            await asyncio.to_thread(end_supervisors, place.machine)
+            await asyncio.to_thread(end_supervisors, data_folder.machine)
     return code
 
 
 async def _leave(
-    place: Place, platform: Kept, now: asyncio.Event, note: Callable[[str], None]
+    data_folder: DataFolder, platform: Kept, now: asyncio.Event, note: Callable[[str], None]
 ) -> None:
-    """Let running tasks save, unless told not to wait."""
+    """Let running tasks save, unless ``now`` is set."""
     if now.is_set():
         return
     import httpx  # noqa: PLC0415 - slow to import, and only a stop needs it
@@ -213,7 +213,7 @@ async def _leave(
     from services.allinone.stopping import drain  # noqa: PLC0415
 
     note("stopping (Ctrl-C again: do not wait for running tasks)")
-    saving = asyncio.ensure_future(drain(place, platform.url, note))
+    saving = asyncio.ensure_future(drain(data_folder, platform.url, note))
     hurried = asyncio.ensure_future(now.wait())
     await asyncio.wait((saving, hurried), return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
@@ -256,10 +256,10 @@ def main() -> int:
     observability.set_up_logs("json", "info", sys.stderr)
     observability.log_stray_errors()
     try:
-        place = Place(Path(sys.argv[1]))
+        data_folder = DataFolder(Path(sys.argv[1]))
         given = sys.argv[2:]
-        options = options_of(json.loads(given[0])) if given else place.options() or Options()
-        return keep_here(place, options, verbose=True, bytes_max=LOG_BYTES_MAX, voice=LOG)
+        options = options_of(json.loads(given[0])) if given else data_folder.options() or Options()
+        return keep_here(data_folder, options, verbose=True, bytes_max=LOG_BYTES_MAX, voice=LOG)
     except Failure as failure:
         _log.error(failure.what, where=failure.where, fix=failure.fix)
         return failure.code

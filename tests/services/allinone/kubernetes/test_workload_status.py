@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.allinone.kubernetes.standing import Part, parts
+from services.allinone.kubernetes.workload_status import Part, parts
 
 OURS = {"app.kubernetes.io/part-of": "shiftwork"}
 LABELS = {**OURS, "app.kubernetes.io/component": "launcher", "app": "launcher"}

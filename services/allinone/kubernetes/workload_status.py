@@ -21,7 +21,7 @@ _TEXT_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Troubled:
+class UnhealthyPod:
     """One pod that is not as it should be."""
 
     name: str
@@ -44,7 +44,7 @@ class Part:
     pods: tuple[str, ...] = ()
     # What the workload itself cannot do, and what its pods lack.
     problem: str = ""
-    troubled: tuple[Troubled, ...] = ()
+    troubled: tuple[UnhealthyPod, ...] = ()
     # It will never be ready by itself.
     failed: bool = False
 
@@ -102,8 +102,8 @@ _WAYS = {"Deployment": _deployment, "StatefulSet": _deployment, "DaemonSet": _da
 
 def _seen(it: Json) -> bool:
     """The cluster's controllers know the newest form of it."""
-    seen = fields(it.get("status")).get("observedGeneration", 0)
-    return bool(seen >= it["metadata"].get("generation", 1))
+    observed = fields(it.get("status")).get("observedGeneration", 0)
+    return bool(observed >= it["metadata"].get("generation", 1))
 
 
 def _workload(
@@ -119,7 +119,7 @@ def _workload(
         wanted=wanted,
         restarts=sum(_restarts(pod) for pod in own),
         pods=tuple(pod["metadata"]["name"] for pod in own),
-        problem=_cannot_make(it) or ("" if own or ready >= wanted else _said(it, events)),
+        problem=_cannot_make(it) or ("" if own or ready >= wanted else _reason_text(it, events)),
         troubled=troubled,
     )
 
@@ -147,20 +147,20 @@ def _job(it: Json, pods: Sequence[Json]) -> Part:
 
 def _own(labels: Json, pods: Sequence[Json]) -> Iterator[Json]:
     for pod in pods:
-        told = fields(pod["metadata"].get("labels"))
-        if labels and all(told.get(key) == value for key, value in labels.items()):
+        suffix = fields(pod["metadata"].get("labels"))
+        if labels and all(suffix.get(key) == value for key, value in labels.items()):
             yield pod
 
 
-def _troubled(pods: Sequence[Json], events: Sequence[Json]) -> Iterator[Troubled]:
+def _troubled(pods: Sequence[Json], events: Sequence[Json]) -> Iterator[UnhealthyPod]:
     """Those that keep a workload from being ready, the ones that cannot mend themselves first."""
-    found: list[tuple[int, Troubled]] = []
+    found: list[tuple[int, UnhealthyPod]] = []
     for pod in pods:
         if "deletionTimestamp" in pod["metadata"] or _is_ready(pod):
             continue
         weight, why, container = _why(pod, events)
         name = pod["metadata"]["name"]
-        found.append((weight, Troubled(name, why[:_TEXT_MAX], container, _restarts(pod))))
+        found.append((weight, UnhealthyPod(name, why[:_TEXT_MAX], container, _restarts(pod))))
     yield from (each for _, each in sorted(found, key=lambda pair: pair[0]))
 
 
@@ -186,11 +186,11 @@ def _why(pod: Json, events: Sequence[Json]) -> tuple[int, str, str]:
     for condition in listed(status.get("conditions")):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return 1, f"has no node: {condition.get('message', '')}", ""
-    said = _said(pod, events)
-    if not said and status.get("reason"):
-        said = f"{status['reason']}: {status.get('message', '')}"
-    if said:
-        return 1, said, ""
+    reason_text = _reason_text(pod, events)
+    if not reason_text and status.get("reason"):
+        reason_text = f"{status['reason']}: {status.get('message', '')}"
+    if reason_text:
+        return 1, reason_text, ""
     return 3, "is being created" if pod["spec"].get("nodeName") else "waits for a node", ""
 
 
@@ -214,8 +214,8 @@ def _container_why(one: Json) -> tuple[int, str, str] | None:
 
 def _ending(ended: Json) -> str:
     reason = ended.get("reason", "")
-    told = f" ({reason})" if reason not in ("", "Error", "Completed") else ""
-    return f"ended with code {ended['exitCode']}{told}"
+    suffix = f" ({reason})" if reason not in ("", "Error", "Completed") else ""
+    return f"ended with code {ended['exitCode']}{suffix}"
 
 
 def _times(count: int) -> str:
@@ -248,7 +248,7 @@ def _cannot_make(it: Json) -> str:
     return ""
 
 
-def _said(it: Json, events: Sequence[Json]) -> str:
+def _reason_text(it: Json, events: Sequence[Json]) -> str:
     """The newest warning about an object."""
     key = (it["kind"], it["metadata"]["name"])
     about = [
