@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from shiftwork.cli.failures import Failure
 
-from services.allinone import doctor, keep
+from services.allinone import doctor, platform_process
 from services.allinone.checks import check_start
 from services.allinone.data_folder import DataFolder, Options, with_task_user
 from services.allinone.embedded.accounts import service_account
@@ -22,7 +22,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses the
 def test_root_must_choose_before_anything_is_written(tmp_path: Path) -> None:
     data_folder = DataFolder(tmp_path / "data")
     with pytest.raises(Failure) as refused:
-        keep.keep_here(data_folder, Options())
+        platform_process.keep_here(data_folder, Options())
     assert refused.value.what == "run by root, `up` must be told as whom tasks run"
     for option in ("--task-users 300000-309999", "--task-user NAME", "--tasks-as-root"):
         assert option in refused.value.fix
