@@ -123,7 +123,7 @@ class Chaos:
             DataFolder(folder / "platform"),
             options,
             os.getpid(),
-            tell=lambda name, line: void(self.log.write(f"{name} | {line}\n")),
+            report=lambda name, line: void(self.log.write(f"{name} | {line}\n")),
             settings=SETTINGS,
         )
 

@@ -122,7 +122,7 @@ class Faults:
             server = self.dev.servers.nats if part == "nats" else self.dev.servers.postgres
             return server.child.pid if server.child is not None and server.alive else 0
         if part == "supervisor":
-            locks = sorted((self.dev.place.machine / "nodes").glob("*/lock"))
+            locks = sorted((self.dev.data_folder.machine / "nodes").glob("*/lock"))
             holder = proc.by_signature(locks[index % len(locks)].read_text()) if locks else None
             return holder.pid if holder is not None else 0
         if part == "task":

@@ -81,8 +81,8 @@ def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(
     home: HomeOnSmallDisk,
 ) -> None:
     home.up()
-    keeper = DataFolder(home.data).keeper()
-    assert keeper is not None
+    holder = DataFolder(home.data).holder()
+    assert holder is not None
     go, written, leave = (home.folder / name for name in ("go", "written", "leave"))
     task = home.sh(SCRIPT.format(go=go, written=written, leave=leave))
     home.until(task, "running")
@@ -94,7 +94,7 @@ def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(
         # Something to do, to say and to store, all of which fails.
         home.run("submit", "--name", "more", "--", "true", check=False)
         time.sleep(0.3)
-    assert Path(f"/proc/{keeper.pid}").exists()
+    assert Path(f"/proc/{holder.pid}").exists()
     # A full disk does not hold up what a task does; only what it prints is missing.
     assert written.exists()
     assert DataFolder(home.data).is_kept()
@@ -102,7 +102,7 @@ def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(
     home.disk.empty()
     leave.touch()
     until(home, 90.0, "ls")
-    assert DataFolder(home.data).keeper() == keeper
+    assert DataFolder(home.data).holder() == holder
     home.until(task, "succeeded", 60.0)
     lines = until(home, 60.0, "logs", task).splitlines()
     assert (lines[0], lines[-1]) == ("ready", "end")

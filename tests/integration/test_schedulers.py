@@ -37,7 +37,7 @@ def store_of(platform: Platform) -> SqlStore:
     """What a scheduler has, in the test's hands."""
     address = Address(
         url=platform.dev.servers.postgres.url("scheduler"),
-        password=platform.dev.place.credentials.postgres_password("scheduler"),
+        password=platform.dev.data_folder.credentials.postgres_password("scheduler"),
     )
     return SqlStore(address, TABLES, clock=SystemClock(), source="scheduler", new_id=lambda: "x")
 

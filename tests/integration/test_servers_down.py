@@ -63,7 +63,7 @@ async def test_the_last_seconds_of_nats_are_lost() -> None:
             "early", "--steps", "200", "--save-every", "10", priority="low"
         )
         await platform.until_state(early, "running")
-        store = platform.dev.servers.nats.child and platform.dev.place.data / "nats" / "store"
+        store = platform.dev.servers.nats.child and platform.dev.data_folder.data / "nats" / "store"
         assert store
         shutil.copytree(store, platform.folder / "snapshot")
 

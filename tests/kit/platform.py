@@ -121,7 +121,7 @@ async def running_platform(nodes: int = 1, slots: int = 2) -> AsyncIterator[Plat
             DataFolder(folder / "platform"),
             Options(port=0, nodes=nodes, slots=slots, tasks_as_root=True),
             os.getpid(),
-            tell=lambda name, line: said.append(f"{name} | {line}"),
+            report=lambda name, line: said.append(f"{name} | {line}"),
             # With a server that is not, a kill -9 forgets what was committed a moment ago.
             durable=True,
             settings=SETTINGS,
