@@ -41,7 +41,7 @@ from benchmarks.report import Benchmark, Goal, Report, spread
 BENCHMARK = Benchmark(
     name="preempt_to_newcomer",
     alias="p5",
-    question="How soon does a newcomer run that preempts others?",
+    question="How soon does a task that preempts others run?",
     method=(
         "A gang of high priority takes a full cluster: four Python programs with the SDK, whose"
         " checkpoints cost nothing, then 64 shells that leave at a signal, and four victims that"

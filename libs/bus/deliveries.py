@@ -106,7 +106,7 @@ class JetStreamDelivery:
         """See ``port.Delivery``."""
         raw, sequence = self.raw, self._message.metadata.sequence.stream
         headers = {**raw.headers, "shiftwork-reason": reason[:REASON_CHARACTERS_MAX]}
-        # Dying between the copy and the settling copies again, under the same id.
+        # After a crash before the TERM the copy is stored again; this id makes it a duplicate.
         headers["Nats-Msg-Id"] = f"{self._bus.service}.{sequence}"
         subject = dead_letter_subject(self._bus.service, raw.subject)
         await self._bus.store([(subject, raw.body, headers)])
@@ -140,7 +140,7 @@ class JetStreamConsumer:
         self._ends_at = 0.0
         # How the server ended the last pull: a status and its description.
         self._end: tuple[str, str] | None = None
-        # The server description that nothing is there, and nothing came since but through a pull.
+        # True if the last pull ended because the server had no more messages for this durable.
         self._drained = False
         self._changed = asyncio.Event()
 
@@ -151,7 +151,7 @@ class JetStreamConsumer:
         await self._have_inbox()
         until = asyncio.get_running_loop().time() + wait_s
         if not (self._arrived or self._left or self._drained):
-            # What is there; only if that is nothing, a pull is left open for what will come.
+            # Fetch stored messages first. Only if there are none, leave a pull open for new ones.
             await self._pull_messages({"no_wait": True}, messages_max, 0.0)
             while self._left:
                 await self._wait_for_messages(self._ends_at)
@@ -163,7 +163,7 @@ class JetStreamConsumer:
         arrived = [self._arrived.popleft() for _ in range(count)]
         passed = [each.reply for each in arrived if not self._is_handled(each)]
         if passed:
-            # Lost on the way, it comes again and is passed over again.
+            # If this ack is lost, the server redelivers the message and it is skipped again.
             await send_all(self._client, passed, ACK)
         return [JetStreamDelivery(self._bus, each) for each in arrived if self._is_handled(each)]
 
@@ -181,7 +181,7 @@ class JetStreamConsumer:
             await former.unsubscribe()
 
     def _is_handled(self, message: Msg) -> bool:
-        """False for what a durable is given only because it has no filters."""
+        """False for an event type that arrives only because the durable has no filters."""
         return self._handled.fullmatch(message.subject) is not None
 
     async def _pull_messages(

@@ -285,7 +285,7 @@ class MemoryBus:
         self.broker.changed()
 
     async def travel(self) -> None:
-        """One way to or from the broker; BusUnavailableError if it gets nowhere."""
+        """Simulate one network hop. Raises ``BusUnavailableError`` if the broker is unreachable."""
         self.check_open()
         await self.broker.travel(self.service)
 

@@ -149,7 +149,7 @@ class InterleavedStore(MemoryStore):
 
     HIDDEN_SHARE, HIDDEN_SECONDS = 0.1, 0.4
 
-    async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:  # noqa: ARG002 - every time
+    async def outgoing(self, limit: int, *, query: bool = True) -> list[tuple[int, Envelope]]:  # noqa: ARG002 - every time
         found = await super().outgoing(limit * 2)
         now, seen = asyncio.get_running_loop().time(), self._seen_at()
         shown: list[tuple[int, Envelope]] = []
@@ -168,7 +168,7 @@ class InterleavedStore(MemoryStore):
 class CursorStore(InterleavedStore):
     """The outbox is read from a moving position instead of by what is not published."""
 
-    async def outgoing(self, limit: int, *, look: bool = True) -> list[tuple[int, Envelope]]:  # noqa: ARG002 - every time
+    async def outgoing(self, limit: int, *, query: bool = True) -> list[tuple[int, Envelope]]:  # noqa: ARG002 - every time
         cursor = self._schema.__dict__.get("cursor", 0)
         return [row for row in await super().outgoing(limit) if row[0] > cursor]
 

@@ -75,7 +75,7 @@ class KubeApi:
     """One connection to the API server."""
 
     def __init__(self, transport: Transport, *, timeout_seconds: float) -> None:
-        # What fails is asked again at the next refresh.
+        # A failed call is not retried here; the next refresh repeats it.
         limits = CallLimits(seconds=timeout_seconds, tries_max=1)
         self._client = KubeClient(transport, limits, unavailable=ClusterError)
         self._seconds = timeout_seconds

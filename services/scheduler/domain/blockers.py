@@ -38,7 +38,7 @@ def is_blocked(round_: Round, pool: Pool, entry: Entry) -> bool:
 
 
 def blocked_by(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
-    """What stops the task whatever others do, with the reason noted; None: nothing."""
+    """Record why the task cannot start whatever others do; None if nothing blocks it."""
     task, shape, totals = entry.task, entry.shape, round_.totals
     if retry_later(task, round_.now):
         round_.explain(task, _retry_reason(task), accepted=task.accepted)
@@ -53,7 +53,7 @@ def blocked_by(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
 
 
 def _limit_of(round_: Round, pool: Pool, entry: Entry) -> Excess | VirtualCluster | None:
-    """The quota or the virtual cluster's maximum that the task would pass."""
+    """The quota or the virtual cluster's maximum that the task would exceed."""
     need = round_.totals.need(entry.shape)
     excess = round_.quota_usage.excess(entry.task, entry.level, need)
     if excess is not None or not entry.cluster:
@@ -81,7 +81,7 @@ def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
 
 
 def _waits_for(round_: Round, task: Task, why: Reason, *, never: bool) -> None:
-    """It waits for a limit; one that it never fits refuses a task that never was accepted."""
+    """Explain the wait for a limit, or reject a new task that can never fit the limit."""
     if never and not task.accepted and task.state is QUEUED:
         names = {"whose": _subject(why)}
         numbers = why.numbers
@@ -103,7 +103,7 @@ def _subject(why: Reason) -> str:
 
 
 def _too_big(round_: Round, entry: Entry) -> None:
-    """No known nodes could hold it: rejected if that is certain and always was so."""
+    """The task fits no known nodes: reject it if it was never accepted and the list is complete."""
     task, shape = entry.task, entry.shape
     if task.accepted:
         round_.explain(task, round_.waits(ReasonCode.CLUSTER_TOO_SMALL_NOW, shape))
@@ -122,7 +122,7 @@ def _too_big(round_: Round, entry: Entry) -> None:
 
 
 def _retry_reason(task: Task) -> Reason:
-    assert task.not_before_at is not None, "only a task that is to wait is asked"
+    assert task.not_before_at is not None, "only called for a task that waits for its retry"
     if task.reason.code is ReasonCode.EVENT_TOO_LARGE:
         # It stays true until it is tried again.
         return task.reason
@@ -162,9 +162,9 @@ class _Flood(NamedTuple):
 
 
 def flood_reason(round_: Round, pool: Pool, entry: Entry) -> Reason | None:
-    """Why the task yields; None: its owner causes no flood, or holds less than its part."""
+    """Why the flood guard holds the task back; None if its owner is within the share."""
     flood = _flood(round_, pool, entry.task.owner)
-    if flood is None or not flood.held or not _passes(flood, pool, entry):
+    if flood is None or not flood.held or not _exceeds_share(flood, pool, entry):
         # One task of each owner may always run.
         return None
     hours = round(flood.backlog_seconds / 3600.0)
@@ -180,10 +180,10 @@ def flood_blocks_slice(round_: Round, pool: Pool, entry: Entry) -> bool:
     if round_.order_key_of(entry.task).granted:
         return False
     flood = _flood(round_, pool, entry.task.owner)
-    return flood is not None and _passes(flood, pool, entry)
+    return flood is not None and _exceeds_share(flood, pool, entry)
 
 
-def _passes(flood: _Flood, pool: Pool, entry: Entry) -> bool:
+def _exceeds_share(flood: _Flood, pool: Pool, entry: Entry) -> bool:
     return flood.held + pool.size(entry.task) > flood.most
 
 

@@ -69,8 +69,8 @@ def register(app: session.App) -> None:
 
 
 def each(tasks: Sequence[str], act: Callable[[Api, str], Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Do the same to several tasks. One that fails is reported, and the others go on; the command
-    then ends with exit code 1. What comes of them is shown as JSON where that is wanted."""
+    """Call ``act`` for each task. A task that fails is reported and the rest continue; the command
+    then ends with exit code 1. With ``--json`` the results are printed."""
     now = session.current()
     api = now.api()
     done: List[Dict[str, Any]] = []
@@ -95,7 +95,7 @@ def find(api: Api, text: str) -> Dict[str, Any]:
     """The task that a TASK argument means.
 
     An id; else a name: the live one (ours, if several people have one), else the newest; else the
-    only id that begins so, or that ends so (six characters at least, as tables show them).
+    only id with this prefix or suffix (at least six characters, as tables show them).
     """
     try:
         return api.get("/v1/tasks/" + part(text))
@@ -158,11 +158,11 @@ def ls(
         "",
         "--sort",
         metavar="FIELD",
-        help=", ".join(SORTED_BY) + "; with - in front falling. The newest first.",
+        help=", ".join(SORTED_BY) + "; prefix with - for descending. Default: newest first.",
     ),
     limit: int = typer.Option(100, "--limit", min=1, max=LISTED_MAX),
     history: bool = typer.Option(
-        False, "--history", help="All that ended, as JSON, with the time they ran: for simulate."
+        False, "--history", help="Print ended tasks and their run times as JSON, for simulate."
     ),
     since: str = typer.Option("", "--since", help="With --history: submitted since, e.g. 7d."),
 ) -> None:
@@ -202,7 +202,7 @@ def _order(text: str) -> str:
     falling, word = ("-", text[1:]) if text.startswith("-") else ("", text)
     if not word or word.lower() in ORDERS:
         return falling + ORDERS.get(word.lower(), "")
-    fix = f"choose of {', '.join(SORTED_BY)}; with - in front falling"
+    fix = f"choose one of {', '.join(SORTED_BY)}; prefix with - for descending"
     meant = guide.meant(word.lower(), ORDERS)
     raise usage(
         f"--sort {text}: tasks are not sorted by this", where="--sort", fix=f"{meant} {fix}".strip()
@@ -286,7 +286,7 @@ def _figures(values: Dict[str, Any]) -> str:
 
 
 def _figure(value: object) -> str:
-    """Whole numbers as they are, others in four digits; what is no number is a text already."""
+    """Format whole numbers in full and other floats with four digits; keep texts as they are."""
     if isinstance(value, float) and not (value.is_integer() and abs(value) < WHOLE_MAX):
         return f"{value:.4g}"
     return str(int(value)) if isinstance(value, (int, float)) else str(value)
@@ -420,7 +420,7 @@ def _exit(ended: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
 
 
 def _earlier(fact: Dict[str, Any], task: Dict[str, Any]) -> str:
-    """``, attempt 1``, where a fact is of an attempt before the present one."""
+    """Return ``, attempt 1`` if the fact belongs to an earlier attempt, else an empty text."""
     attempt = fact.get("attempt", task["attempt"])
     return f", attempt {attempt}" if attempt < task["attempt"] else ""
 
@@ -444,7 +444,7 @@ def explain(
         False, "--history", help="With every decision about it, the oldest first."
     ),
 ) -> None:
-    """Say why a task waits, what would let it start, and when that is; or why it must go."""
+    """Explain why a task waits, what would let it start and when, or why it is preempted."""
     now = session.current()
     api = now.api()
     found = find(api, task)
@@ -470,7 +470,7 @@ def wait(
     state: str = typer.Option(
         "",
         "--for",
-        help="A state to wait for; left out: the end.",
+        help="The state to wait for. Default: the task's end.",
         autocompletion=complete.states,
     ),
     timeout: str = typer.Option("", "--timeout", help="Give up after so long (exit code 1)."),
@@ -515,7 +515,7 @@ def _waited(
 
 
 def pause(tasks: List[str] = _LIVE, at_once: bool = _NOW) -> None:
-    """Have tasks save a checkpoint and rest, until they are resumed."""
+    """Pause tasks: they save a checkpoint and stop until they are resumed."""
     _goals(tasks, "pause", now=at_once)
 
 
@@ -577,13 +577,15 @@ def _goals(tasks: Sequence[str], goal: str, *, now: bool = False) -> None:
         found = find(api, task)
         reply = api.put(f"/v1/tasks/{part(found['id'])}/goal", body)
         changed = reply["revision"] != found["revision"]
-        render.note(f"{found['name']} ({found['id']}) is {_standing(goal, found, changed=changed)}")
+        render.note(
+            f"{found['name']} ({found['id']}) is {_goal_message(goal, found, changed=changed)}"
+        )
         return {"id": found["id"], **reply}
 
     each(tasks, act)
 
 
-def _standing(goal: str, found: Dict[str, Any], *, changed: bool) -> str:
+def _goal_message(goal: str, found: Dict[str, Any], *, changed: bool) -> str:
     """The message after a goal was set, or was set already."""
     reached, on_its_way = {
         "run": ("", "resumed"),

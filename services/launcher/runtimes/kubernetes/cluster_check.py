@@ -22,7 +22,7 @@ from services.launcher.settings import LauncherSettings
 
 Json = dict[str, Any]
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-NODES_ASKED_MAX = 5000
+NODES_CHECKED_MAX = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ RIGHTS: tuple[Right, ...] = (
     # Never read; they go with the run object that owns them.
     Right("secrets", ("create",), needed_for="the tokens of runs"),
     Right("services", ("create",), needed_for="the names of ranks"),
-    Right("events", ("list",), needed_for="saying why a pod is not made yet"),
+    Right("events", ("list",), needed_for="reporting why a pod is not created yet"),
     Right("pods/exec", ("get", "create"), needed_for="preemption by signal"),
     Right("nodes", ("list", "watch"), within=False, needed_for="the inventory"),
     Right("pods", ("list", "watch"), within=False, needed_for="what others use of nodes"),
@@ -61,7 +61,7 @@ RIGHTS: tuple[Right, ...] = (
 
 
 async def check(settings: LauncherSettings, client: KubeClient) -> list[Finding]:
-    """Every finding, in the order of the checks; what cannot be asked ends the list."""
+    """Run the checks in order. A call that fails becomes the last finding."""
     findings: list[Finding] = []
     try:
         async for finding in _checks(settings, client):
@@ -69,7 +69,7 @@ async def check(settings: LauncherSettings, client: KubeClient) -> list[Finding]
     except RuntimeUnavailableError as problem:
         findings.append(Finding("bad", str(problem), _fix_of(str(problem), settings)))
     except ApiError as problem:
-        findings.append(Finding("bad", f"the cluster refuses us: {problem}", "ask its operators"))
+        findings.append(Finding("bad", f"the API call failed: {problem}", "ask the operators"))
     return findings
 
 
@@ -102,7 +102,7 @@ async def _namespace(client: KubeClient, namespace: str) -> Finding:
         if problem.status == NOT_FOUND:
             return Finding("bad", f"there is no namespace {namespace}", fix)
         if problem.status == FORBIDDEN:
-            return Finding("warn", f"whether there is a namespace {namespace} may not be asked")
+            return Finding("warn", f"the launcher may not get namespace {namespace}")
         raise
     if found.get("status", {}).get("phase") == "Terminating":
         return Finding("bad", f"namespace {namespace} is being deleted", "wait, then create it")
@@ -146,7 +146,7 @@ async def _nodes(settings: LauncherSettings, client: KubeClient) -> AsyncIterato
         count += len(items)
         found = list(_offered(items, settings.pod_policy().gpu_resource))
         gpus, offering = gpus + sum(found), offering + len(found)
-        if count >= NODES_ASKED_MAX:
+        if count >= NODES_CHECKED_MAX:
             break
     resource = settings.pod_policy().gpu_resource
     if not count:

@@ -11,7 +11,7 @@ from libs.kube.transport import Transport
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 # Beside the calls there are four watches, and commands in containers.
-MORE_CONNECTIONS = 16
+EXTRA_CONNECTIONS = 16
 
 CALLS = Counter(
     "shiftwork_launcher_kube_calls_total", "Calls to the API server", ["verb", "answer"]
@@ -23,7 +23,7 @@ def connect_client(
 ) -> KubeClient:
     """A client of the cluster in the kubeconfig, else of the cluster that this process runs in."""
     return KubeClient(
-        transport or Transport(kubeconfig, limits.parallel_max + MORE_CONNECTIONS),
+        transport or Transport(kubeconfig, limits.parallel_max + EXTRA_CONNECTIONS),
         limits,
         unavailable=RuntimeUnavailableError,
         count=lambda verb, answer: CALLS.labels(verb, answer).inc(),
