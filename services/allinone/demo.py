@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from libs.service import observability
 from libs.service.loop import pause
 from services.allinone.client import admin_client, items
 from services.allinone.data_folder import DataFolder, Options
+from services.allinone.event_sentences import sentence
 from services.allinone.platform import Platform
 from services.launcher.gpus import find_gpus
 from services.launcher.runtimes.supervisor_shutdown import end_supervisors
@@ -234,40 +235,13 @@ async def _timeline(demo: Demo, digits: str) -> list[tuple[str, str]]:
     async for event in _events(demo.client):
         fact, data = event["type"], event["data"]
         name = "digits" if data.get("task_id") == digits else "gang"
-        told = _TOLD.get(fact)
-        if told is not None and "task_id" in data:
+        text = sentence(fact, data)
+        if text is not None and "task_id" in data:
             facts.append((fact, name))
-            say(f"  {time.monotonic() - demo.began:7.3f} s  {name:7} {told(data)}")
+            say(f"  {time.monotonic() - demo.began:7.3f} s  {name:7} {text}")
         if fact == "task.state_changed" and name == "digits" and data.get("finished_at"):
             return facts
     return facts
-
-
-def _where(data: dict[str, Any]) -> str:
-    return ", ".join(placement["node_id"] for placement in data["placements"])
-
-
-def _exit(data: dict[str, Any]) -> str:
-    kind = data["exit"]["kind"].removeprefix("EXIT_KIND_").lower()
-    return f"processes gone, exit observed: {kind}"
-
-
-def _resumed(data: dict[str, Any]) -> str:
-    checkpoint: Any = data.get("resume_from")
-    step = checkpoint["step"] if checkpoint else 0
-    return f"resumed on {_where(data)} as attempt {data['attempt']} from step {step}"
-
-
-# Type of event -> what is told of it.
-_TOLD: dict[str, Callable[[dict[str, Any]], str]] = {
-    "task.submitted": lambda _: "submitted",
-    "run.assigned": lambda data: f"assigned to {_where(data)}",
-    "run.started": lambda data: f"running on {_where(data)}",
-    "run.preemption_requested": lambda _: "asked to save and hand its nodes over",
-    "run.checkpoint_saved": lambda data: f"checkpoint saved at step {data['checkpoint']['step']}",
-    "run.exited": _exit,
-    "run.resumed": _resumed,
-}
 
 
 async def _events(client: httpx.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
@@ -281,8 +255,8 @@ async def _events(client: httpx.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
 
 def _judge(demo: Demo, facts: list[tuple[str, str]], expected: str) -> None:
     """Compare with what was promised; DemoError says what is different."""
-    told = iter(facts)
-    missing = [promise for promise in PROMISE if promise not in told]
+    in_order = iter(facts)
+    missing = [promise for promise in PROMISE if promise not in in_order]
     if missing:
         raise DemoError(f"not seen in this order: {missing[0]}")
     got = _digest(demo.folder / "shared")

@@ -20,6 +20,7 @@ import httpx
 
 from libs.contracts.task_states import TERMINAL_WORDS
 from services.allinone.client import items
+from services.allinone.event_sentences import sentence
 from tools.kubernetes_demo.kube import Kube, Sighting
 
 T = TypeVar("T")
@@ -259,9 +260,8 @@ class Stage:
             self._tell(entry)
 
     def _tell(self, entry: Entry) -> None:
-        told = _of_pod if entry.fact.startswith("pod.") else _TOLD.get(entry.fact)
-        if told is not None:
-            text = told({**entry.data, "fact": entry.fact})
+        text = _of_pod(entry) if entry.fact.startswith("pod.") else sentence(entry.fact, entry.data)
+        if text is not None:
             say(f"  {entry.at - self.began:7.2f} s  {self.names[entry.task_id]:9} {text}")
 
 
@@ -275,33 +275,5 @@ def _fact_of(pod: Sighting) -> str:
     return "pod.running" if pod.phase == "Running" else "pod.pending"
 
 
-def _of_pod(data: dict[str, Any]) -> str:
-    return f"{data['fact'].replace('.', ' ')}: {data['pod']} on {data['node']}"
-
-
-def _where(data: dict[str, Any]) -> str:
-    return ", ".join(placement["node_id"] for placement in data["placements"])
-
-
-def _exit(data: dict[str, Any]) -> str:
-    kind = data["exit"]["kind"].removeprefix("EXIT_KIND_").lower()
-    return f"exit observed: {kind} ({data['exit']['detail']})"
-
-
-def _resumed(data: dict[str, Any]) -> str:
-    checkpoint: Any = data.get("resume_from")
-    step = checkpoint["step"] if checkpoint else 0
-    return f"resumed on {_where(data)} as attempt {data['attempt']} from step {step}"
-
-
-# Type of event -> what is told of it.
-_TOLD: dict[str, Callable[[dict[str, Any]], str]] = {
-    "task.submitted": lambda _: "submitted",
-    "run.assigned": lambda data: f"assigned to {_where(data)}",
-    "run.started": lambda data: f"running on {_where(data)}",
-    "run.delayed": lambda data: f"waits: {data['detail']}",
-    "run.preemption_requested": lambda _: "asked to save and hand its nodes over",
-    "run.checkpoint_saved": lambda data: f"checkpoint saved at step {data['checkpoint']['step']}",
-    "run.exited": _exit,
-    "run.resumed": _resumed,
-}
+def _of_pod(entry: Entry) -> str:
+    return f"{entry.fact.replace('.', ' ')}: {entry.data['pod']} on {entry.data['node']}"
