@@ -268,7 +268,7 @@ ONE_HEARS = """
             os.kill(os.getpid(), signal.SIGTERM)
         if guard.should_leave(step):
             shiftwork.torch.acknowledge(step, "file:///c")
-            print(f"rank {rank} leaves at {step}", flush=True)
+            print(f"rank {{rank}} leaves at {{step}}", flush=True)
             shiftwork.torch.exit_preempted()
 """
 
