@@ -119,7 +119,7 @@ class KubeClient:
         ask = {**query, "limit": str(self.limits.page_objects)}
         while True:
             page = await self.call("GET", path, query=ask)
-            meta: Json = page.get("metadata", {})
+            meta: Json = page.get("metadata") or {}
             yield page.get("items") or [], meta.get("resourceVersion", "")
             if not meta.get("continue"):
                 return
@@ -209,7 +209,7 @@ class KubeClient:
             else:
                 self._count(method.lower(), str(answer.status))
                 if answer.status < 300:  # noqa: PLR2004 - HTTP's success
-                    return self._decoded(answer.body)
+                    return self._decoded(method, answer.body)
                 if answer.status == UNAUTHORIZED and not renewed:
                     await self.transport.renew()
                     renewed = True
@@ -225,9 +225,9 @@ class KubeClient:
             wait = min(self.limits.pause_most_seconds, wait * 2)
         raise self._unavailable(UNAUTHORIZED, {}, b"")
 
-    def _decoded(self, body: bytes) -> Json:
+    def _decoded(self, method: str, body: bytes) -> Json:
         try:
-            found: Any = orjson.loads(body or b"{}")
+            found: Any = orjson.loads(body if body or method == "GET" else b"{}")
         except orjson.JSONDecodeError as problem:
             raise self._error(f"the answer is no JSON: {problem}") from problem
         return found
@@ -250,7 +250,8 @@ def reason_and_message(body: bytes) -> tuple[str, str]:
         found: Any = orjson.loads(body)
         reason, message = found.get("reason") or "", found.get("message") or ""
     except (orjson.JSONDecodeError, AttributeError):
-        reason, message = "", body.decode(errors="replace")
+        reason, message = "", ""
+    message = message or body.decode(errors="replace")
     return str(reason), str(message)[:MESSAGE_CHARACTERS_MAX]
 
 

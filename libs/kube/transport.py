@@ -11,10 +11,11 @@ import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlencode
+from weakref import WeakSet
 
 import aiohttp
 import yaml
@@ -47,6 +48,25 @@ class Answer:
     body: bytes
 
 
+@dataclass(slots=True)
+class _Session:
+    """Connections with the credentials of one moment."""
+
+    rest: RESTClientObject
+    # Answers that callers read.
+    streams: WeakSet[aiohttp.ClientResponse] = field(
+        default_factory=WeakSet[aiohttp.ClientResponse]
+    )
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        return self.rest.pool_manager
+
+    @property
+    def is_read(self) -> bool:
+        return any(not response.closed for response in self.streams)
+
+
 class Transport:
     """Requests to one API server, with the configured credentials.
 
@@ -58,11 +78,12 @@ class Transport:
         self._kubeconfig = kubeconfig
         self._connections_max = connections_max
         self._configuration: Configuration | None = None
-        self._rest: RESTClientObject | None = None
+        self._session: _Session | None = None
         self._opening = asyncio.Lock()
         self._closed = False
-        # The session before the last renewal, whose calls may still end.
-        self._before: RESTClientObject | None = None
+        # The sessions before renewals: the last one, whose calls may still end, and those whose
+        # answers are still read.
+        self._retired: list[_Session] = []
         self._renewed_s = -math.inf
 
     async def send(
@@ -79,7 +100,9 @@ class Transport:
         session, arguments = await self._request(path, query, headers)
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         try:
-            async with session.request(method, **arguments, data=body, timeout=timeout) as response:
+            async with session.http.request(
+                method, **arguments, data=body, timeout=timeout
+            ) as response:
                 return Answer(response.status, response.headers, await response.read())
         except BROKEN as problem:
             raise failed(problem) from problem
@@ -94,9 +117,11 @@ class Transport:
         session, arguments = await self._request(path, query, {})
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=read_seconds)
         try:
-            return await session.get(**arguments, timeout=timeout)
+            response = await session.http.get(**arguments, timeout=timeout)
         except BROKEN as problem:
             raise failed(problem) from problem
+        session.streams.add(response)
+        return response
 
     @asynccontextmanager
     async def socket(
@@ -111,7 +136,7 @@ class Transport:
                 asyncio.timeout(seconds),
                 cast(
                     "AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]",
-                    session.ws_connect(url, **arguments, protocols=(protocol,)),
+                    session.http.ws_connect(url, **arguments, protocols=(protocol,)),
                 ) as opened,
             ):
                 yield _messages(opened)
@@ -127,40 +152,54 @@ class Transport:
         now_s = asyncio.get_running_loop().time()
         async with self._opening:
             if now_s - self._renewed_s >= RENEW_SECONDS_MIN:
-                before, self._before, self._rest = self._before, self._rest, None
                 self._renewed_s = now_s
-                if before is not None:
-                    await before.close()
+                # Closing a session would leave who reads an answer of it waiting for ever.
+                unused = [each for each in self._retired if not each.is_read]
+                self._retired = [each for each in self._retired if each.is_read]
+                if self._session is not None:
+                    self._retired.append(self._session)
+                    self._session = None
+                for each in unused:
+                    await each.rest.close()
 
     async def close(self) -> None:
         """Hang up."""
         async with self._opening:
             self._closed = True
-            held, self._rest, self._before = (self._rest, self._before), None, None
-            for rest in held:
-                if rest is not None:
-                    await rest.close()
+            held, self._retired = self._retired, []
+            if self._session is not None:
+                held.append(self._session)
+                self._session = None
+            for each in held:
+                await each.rest.close()
 
     async def connect(self) -> str:
         """Read the credentials now instead of at the first call. Returns the server's URL."""
         configuration, _ = await self._connected()
         return configuration.host or ""
 
-    async def _connected(self) -> tuple[Configuration, RESTClientObject]:
+    async def _connected(self) -> tuple[Configuration, _Session]:
         async with self._opening:
             if self._closed:
                 raise ConnectionFailedError("we have hung up")
-            if self._configuration is None or self._rest is None:
+            if self._configuration is None or self._session is None:
                 self._configuration = await _configured(self._kubeconfig)
-                self._rest = RESTClientObject(self._configuration, maxsize=self._connections_max)
-            return self._configuration, self._rest
+                self._session = _Session(
+                    RESTClientObject(self._configuration, maxsize=self._connections_max)
+                )
+            return self._configuration, self._session
 
     async def _request(
         self, path: str, query: Query, headers: Mapping[str, str]
-    ) -> tuple[aiohttp.ClientSession, dict[str, Any]]:
+    ) -> tuple[_Session, dict[str, Any]]:
         """The session, and the arguments of each of its requests."""
-        configuration, rest = await self._connected()
-        token = await configuration.get_api_key_with_prefix("BearerToken")
+        configuration, session = await self._connected()
+        rest = session.rest
+        try:
+            token = await configuration.get_api_key_with_prefix("BearerToken")
+        except (config.ConfigException, OSError) as problem:
+            # A pod's token is a file that is read again before it expires.
+            raise ConfigurationError(f"the token cannot be read: {problem}") from problem
         who = {"Authorization": token} if token else {}
         arguments: dict[str, Any] = {
             "url": f"{configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""),
@@ -172,7 +211,7 @@ class Transport:
             arguments["proxy"] = rest.proxy
         if rest.server_hostname:
             arguments["server_hostname"] = rest.server_hostname
-        return rest.pool_manager, arguments
+        return session, arguments
 
 
 async def _messages(opened: aiohttp.ClientWebSocketResponse) -> AsyncIterator[bytes]:
@@ -187,18 +226,30 @@ def failed(problem: BaseException) -> ConnectionFailedError:
     return ConnectionFailedError(f"the API server does not answer ({reason[:200]})")
 
 
+def _loaded_in_cluster(configuration: Configuration) -> bool:
+    """Load the pod's own account. False if it has none and KUBECONFIG names another."""
+    try:
+        config.load_incluster_config(client_configuration=configuration)
+    except config.ConfigException:
+        if "KUBECONFIG" not in os.environ:  # noqa: TID251 - kubectl's own variable
+            raise
+        return False
+    return True
+
+
 async def _configured(kubeconfig: Path | None) -> Configuration:
     """Load the given file, else the pod's own account, else KUBECONFIG as kubectl does."""
     configuration = Configuration()
     inside = "KUBERNETES_SERVICE_HOST" in os.environ  # noqa: TID251 - Kubernetes' own sign
     try:
-        if kubeconfig is None and inside:
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            await config.load_kube_config(
-                config_file=str(kubeconfig) if kubeconfig else None,
-                client_configuration=configuration,
-            )
+        if kubeconfig is None and inside and _loaded_in_cluster(configuration):
+            return configuration
+        # The package reads KUBECONFIG when it is imported.
+        own = os.environ.get("KUBECONFIG")  # noqa: TID251 - kubectl's own variable
+        await config.load_kube_config(
+            config_file=str(kubeconfig) if kubeconfig else own,
+            client_configuration=configuration,
+        )
     except (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError) as problem:
         where = f"kubeconfig {kubeconfig}" if kubeconfig else "the kubeconfig"
         raise ConfigurationError(f"{where} cannot be used: {problem}") from problem

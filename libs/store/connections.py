@@ -37,6 +37,10 @@ class Connection(Protocol):
         """Run a prepared statement; its first row's first value."""
         ...
 
+    async def reload_schema_state(self) -> None:
+        """Forget prepared statements: their results may have other types now."""
+        ...
+
     async def close(self) -> None:
         """Say good-bye."""
         ...

@@ -104,6 +104,8 @@ class _SqlSession:
         # Cursors have names of their own, because a statement that is prepared is prepared for one.
         cursor = quoted(shape.table)
         text, _ = statements.select(shape, Query())
+        # FETCH is prepared under the same text for every form of the table: forget the former.
+        await self._connection.reload_schema_state()
         await self._run(self._connection.execute(f"DECLARE {cursor} NO SCROLL CURSOR FOR {text}"))
         while rows := await self._rows(shape, (f"FETCH {rows_max:d} FROM {cursor}", [])):
             yield rows

@@ -204,7 +204,7 @@ class DataFolder:
     # The lock
 
     def take(self) -> None:
-        """Become this folder's keeper; KeptByAnotherError if there is one."""
+        """Become this folder's holder; FolderInUseError if there is another."""
         private_folder(self.data)
         descriptor = os.open(self.data / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         for left in reversed(range(TAKE_TRIES)):
@@ -222,7 +222,7 @@ class DataFolder:
         self._record({"pid": os.getpid()})
 
     def port_for(self, options: Options) -> int:
-        """Where to answer, of options that leave it open: as the keeper before us if that was
+        """Where to answer, of options that leave it open: as the holder before this one if that was
         killed, because its tasks still ask there; else 0, for any free port."""
         former = urlsplit(str(self._former.get("url", ""))).port or 0
         if options.port or not former:
@@ -248,7 +248,7 @@ class DataFolder:
             self.on_step(step)
 
     def step(self) -> str:
-        """What the keeper of the folder starts now; empty if it says nothing."""
+        """What the holder of the folder starts now; empty if it has written nothing."""
         return str(self._kept_record().get("step", ""))
 
     def release(self, problem: str = "") -> None:
@@ -285,13 +285,13 @@ class DataFolder:
         return Holder(**record) if "url" in record else None
 
     def listens(self) -> int | None:
-        """The process that keeps the folder, once it listens to signals; None before that, and if
+        """The process that holds the folder, once it listens to signals; None before that, and if
         there is none."""
         record = self._kept_record()
         return record.get("pid") if "step" in record or "url" in record else None
 
     def left_over(self) -> bool:
-        """True if servers or nodes of a keeper that was killed still run."""
+        """True if servers or nodes of a holder that was killed still run."""
         servers = (self.data / "postgres" / "lock", self.data / "nats" / "lock")
         return self.nodes_live() or any(map(_is_held, servers))
 

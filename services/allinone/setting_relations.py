@@ -15,7 +15,7 @@ from services.allinone.findings import Finding
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """``longer`` must be more seconds than ``shorter``; each is a service and its setting."""
+    """``longer`` must not be fewer seconds than ``shorter``; each is a service and its setting."""
 
     longer: tuple[str, str]
     shorter: tuple[str, str]
@@ -37,8 +37,8 @@ RELATIONS = (
         ("submit", "tasks_keep_seconds"),
         "an ended task that submit publishes again would run again",
     ),
-    Relation(EARLY_KEEP, ("scheduler", "dead_letters_keep_seconds"), _REPLAYED),
-    Relation(EARLY_KEEP, ("submit", "dead_letters_keep_seconds"), _REPLAYED),
+    Relation(EARLY_KEEP, ("scheduler", "dead_letters_keep_seconds"), _REPLAYED, must_hold=False),
+    Relation(EARLY_KEEP, ("submit", "dead_letters_keep_seconds"), _REPLAYED, must_hold=False),
     Relation(ANSWER, DRY_RUN, _UNANSWERED, must_hold=False),
     Relation(ANSWER, EXPLAIN, _UNANSWERED, must_hold=False),
 )
@@ -65,12 +65,12 @@ def broken_relations(given: Callable[[str, str], Any]) -> Iterator[Finding]:
             longer, shorter = (float(given(*side) or default(*side)) for side in sides)
         except (TypeError, ValueError):
             continue
-        if longer <= shorter:
+        if longer < shorter:
             (one, high), (other, low) = sides
             least, most = f"{shorter:.12g}", f"{longer:.12g}"
             yield Finding(
                 "bad" if relation.must_hold else "warn",
-                f"{one}'s {high} ({most}) is not longer than {other}'s {low} ({least}):"
+                f"{one}'s {high} ({most}) is shorter than {other}'s {low} ({least}):"
                 f" {relation.why}",
-                f"set {high} of {one} above {least}, or {low} of {other} below {most}",
+                f"set {high} of {one} to {least} or more, or {low} of {other} to {most} or less",
             )

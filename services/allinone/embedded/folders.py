@@ -93,12 +93,12 @@ class TemporaryFolder:
         return is_plain_folder and status.st_uid == os.geteuid()
 
     def _make(self) -> Path:
-        for data_folder in dict.fromkeys((Path(tempfile.gettempdir()), *_SHARED_PLACES)):
-            if not os.access(data_folder, os.W_OK) or (
-                self._account and not can_enter(self._account, data_folder)
+        for folder in dict.fromkeys((Path(tempfile.gettempdir()), *_SHARED_PLACES)):
+            if not os.access(folder, os.W_OK) or (
+                self._account and not can_enter(self._account, folder)
             ):
                 continue
-            made = Path(tempfile.mkdtemp(prefix="shiftwork-", dir=data_folder))
+            made = Path(tempfile.mkdtemp(prefix="shiftwork-", dir=folder))
             if socket_fits(made / "socket"):
                 made.chmod(self._mode())
                 return made
@@ -124,15 +124,15 @@ def reachable_programs(
     # relative path: the copy has the same shape.
     package = programs.parent
     libraries = package.with_name(f"{package.name}.libs")
-    data_folder = temporary.path() / "programs"
-    copy = data_folder / package.name / programs.name
+    folder = temporary.path() / "programs"
+    copy = folder / package.name / programs.name
     if not can_run(account, [copy / probe, "--version"]):
-        shutil.rmtree(data_folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         # ``include`` is for compilers; nothing here needs it.
         shutil.copytree(programs, copy, symlinks=True, ignore=shutil.ignore_patterns("include"))
         if libraries.is_dir():
-            shutil.copytree(libraries, data_folder / libraries.name, symlinks=True)
-        for path in (data_folder, *data_folder.rglob("*")):
+            shutil.copytree(libraries, folder / libraries.name, symlinks=True)
+        for path in (folder, *folder.rglob("*")):
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
     if not can_run(account, [copy / probe, "--version"]):

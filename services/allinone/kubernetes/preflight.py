@@ -162,9 +162,8 @@ def _kubeconfig(to: Target) -> Iterator[Finding]:
 def _server(kubectl: Kubectl) -> Iterator[Finding]:
     # Asks for something that wants a login: anybody may read the version.
     kubectl.run("auth", "can-i", "get", "namespaces", codes=(0, 1))
-    value_at: Json = json.loads(kubectl.run("version", "-o", "json"))
-    told = fields(value_at.get("serverVersion"))
-    text = str(told.get("gitVersion", ""))
+    versions: Json = json.loads(kubectl.run("version", "-o", "json"))
+    text = str(fields(versions.get("serverVersion")).get("gitVersion", ""))
     found = re.match(r"v?(\d+)\.(\d+)", text)
     version = tuple(int(part) for part in found.groups()) if found else ()
     wanted = ".".join(map(str, VERSION_MIN))

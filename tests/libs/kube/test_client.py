@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from kubernetes_asyncio.client.configuration import Configuration
 
 from libs.kube.client import (
     ApiError,
@@ -265,3 +266,73 @@ async def test_a_watch_that_is_refused(server: Server, client: KubeClient) -> No
         "Bearer one",
         "Bearer two",
     ]
+
+
+async def test_an_answer_is_read_on_while_credentials_are_renewed(
+    server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libs.kube.transport.RENEW_SECONDS_MIN", 0.0)
+    pieces: asyncio.Queue[bytes] = asyncio.Queue()
+    pieces.put_nowait(b"begin")
+
+    async def body() -> AsyncIterator[bytes]:
+        while piece := await pieces.get():
+            yield piece
+
+    server.answers = [lambda _: web.Response(body=body()), fine()]
+    response = await client.open(PODS, read_seconds=5.0)
+    assert await response.content.readany() == b"begin"
+    for number in range(3):
+        await client.transport.renew()
+        await client.get(PODS)
+        pieces.put_nowait(b"%d" % number)
+        assert await response.content.readany() == b"%d" % number
+    pieces.put_nowait(b"")
+    assert await response.content.read() == b""
+    for _ in range(2):
+        await client.transport.renew()
+        await client.get(PODS)
+    assert len(client.transport._retired) == 1, "sessions that nobody reads are closed"
+
+
+async def test_a_token_that_cannot_be_read_is_a_temporary_problem(
+    client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*_: object) -> str:
+        raise FileNotFoundError("the token's file")
+
+    monkeypatch.setattr(Configuration, "get_api_key_with_prefix", gone)
+    with pytest.raises(UnavailableError, match="the token cannot be read: the token's file"):
+        await client.get(PODS)
+    with pytest.raises(UnavailableError, match="the token cannot be read"):
+        await client.open(PODS, read_seconds=1.0)
+
+
+async def test_an_empty_answer_is_no_empty_list(server: Server, client: KubeClient) -> None:
+    server.answers = [lambda _: web.Response()]
+    with pytest.raises(UnavailableError, match="is no JSON"):
+        await client.get(PODS)
+    server.answers = [fine(metadata=None, items=None)]
+    assert [page async for page in client.pages(PODS)] == [([], "")]
+
+
+async def test_a_refusal_without_a_message_shows_its_body(
+    server: Server, client: KubeClient
+) -> None:
+    server.answers = [lambda _: web.json_response({"error": "no quota left"}, status=403)]
+    with pytest.raises(ApiError, match="no quota left"):
+        await client.get(PODS)
+
+
+async def test_a_pod_without_an_account_of_its_own_uses_kubeconfig(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.delenv("KUBERNETES_SERVICE_PORT", raising=False)
+    made = Transport(None, 1)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with pytest.raises(ConfigurationError):
+        await made.connect()
+    monkeypatch.setenv("KUBECONFIG", str(server.folder / "kubeconfig"))
+    assert await made.connect() == server.url
+    await made.close()

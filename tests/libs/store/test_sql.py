@@ -446,3 +446,18 @@ _ROWS_READ = (
     "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_all_tables"
     " WHERE schemaname = 'thing' AND relname = 'inbox'"
 )
+
+
+async def test_a_table_is_loaded_after_a_column_has_got_another_type(
+    store: SqlStore, role: Role
+) -> None:
+    """FETCH has the same text for every form of the table; the driver keeps it prepared."""
+    await store.lead()
+    async with store.transaction() as tx:
+        tx.put(a_job())
+    await store.make_resident(Job)
+    connection = await connect(Address(role.url, role.password))
+    await connection.execute("ALTER TABLE thing.job ALTER COLUMN share TYPE real")
+    await connection.close()
+    await store.make_resident(Job)
+    assert list(store.resident(Job)) == [a_job().job_id]
