@@ -2,6 +2,8 @@
 
 Called by ``shiftwork k8s up``. A release that was taken down with its nodes drained has them opened
 again.
+
+Helm's ``--wait`` is not used: it is silent until it gives up, and names no pod.
 """
 
 from __future__ import annotations
