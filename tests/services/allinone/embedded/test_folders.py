@@ -29,28 +29,28 @@ def test_the_limit_of_a_sockets_path() -> None:
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     # Short, because a socket's path is: pytest's own folders may be too deep already.
     with tempfile.TemporaryDirectory(prefix="t") as folder:
         monkeypatch.setattr("tempfile.tempdir", folder)
         yield Path(folder)
 
 
-def test_the_temporary_folder_is_recorded_and_found_again(tmp_path: Path, folder: Path) -> None:
+def test_the_temporary_folder_is_recorded_and_found_again(tmp_path: Path, temporary: Path) -> None:
     first = TemporaryFolder(tmp_path / "record", None).path()
-    assert first.parent == folder
+    assert first.parent == temporary
     assert stat.S_IMODE(first.stat().st_mode) == 0o700
     assert TemporaryFolder(tmp_path / "record", None).path() == first
     first.rmdir()
     again = TemporaryFolder(tmp_path / "record", None)
     assert again.path() == first
     again.remove()
-    assert list(folder.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["link", "open to others", "file"])
 def test_a_recorded_folder_that_is_not_as_we_made_it_is_not_used(
-    tmp_path: Path, folder: Path, kind: str
+    tmp_path: Path, temporary: Path, kind: str
 ) -> None:
     folder = TemporaryFolder(tmp_path / "record", None)
     first = folder.path()
@@ -64,17 +64,17 @@ def test_a_recorded_folder_that_is_not_as_we_made_it_is_not_used(
         first.chmod(0o777)
     second = folder.path()
     assert second != first
-    assert second.parent == folder
+    assert second.parent == temporary
 
 
 @needs_root
 def test_a_place_that_the_other_user_cannot_enter_is_not_taken(
-    tmp_path: Path, folder: Path
+    tmp_path: Path, temporary: Path
 ) -> None:
-    folder.chmod(0o700)
+    temporary.chmod(0o700)
     made = TemporaryFolder(tmp_path / "record", NOBODY)
     try:
-        assert not made.path().is_relative_to(folder)
+        assert not made.path().is_relative_to(temporary)
         assert can_enter(NOBODY, made.path())
         assert stat.S_IMODE(made.path().stat().st_mode) == 0o711
     finally:

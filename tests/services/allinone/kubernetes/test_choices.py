@@ -125,9 +125,13 @@ def test_values_tell_what_they_want_of_a_cluster(
 
 
 def test_values_of_two_services_that_contradict_are_found() -> None:
-    kept = {"submit": {"settings": {"dead_letters_keep_seconds": 45 * 86_400}}}
+    kept = {"submit": {"settings": {"tasks_keep_seconds": 401 * 86_400}}}
     (found,) = wants_of([kept]).problems
     assert found.level == "bad"
-    assert "scheduler's early_keep_seconds" in found.what
-    enough = {"scheduler": {"settings": {"early_keep_seconds": 46 * 86_400}}}
+    assert "scheduler's ended_keep_seconds" in found.what
+    enough = {"scheduler": {"settings": {"ended_keep_seconds": 401 * 86_400}}}
     assert wants_of([kept, enough]).problems == ()
+    kept = {"submit": {"settings": {"dead_letters_keep_seconds": 46 * 86_400}}}
+    (found,) = wants_of([kept]).problems
+    assert found.level == "warn"
+    assert "scheduler's early_keep_seconds" in found.what
