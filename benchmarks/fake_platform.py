@@ -94,12 +94,12 @@ def main() -> int:
     parser.add_argument("--group", action="append", required=True, metavar="NAME=NODES")
     parser.add_argument("--apart", action="append", default=[], metavar="SERVICE+SERVICE")
     asked = parser.parse_args()
-    told = ",".join(asked.group)
+    group_texts = ",".join(asked.group)
     processes = [each.split("+") for each in asked.apart]
 
     def make(data_folder: DataFolder, options: Options, pid: int) -> Platform:
-        made = Apart(data_folder, options, pid, wirings=partial(wirings, groups_from(told)))
-        made.groups = told
+        made = Apart(data_folder, options, pid, wirings=partial(wirings, groups_from(group_texts)))
+        made.groups = group_texts
         made.homes = {name: names for names in processes for name in names}
         return made
 

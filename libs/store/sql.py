@@ -313,8 +313,8 @@ class SqlStore(Store):
             )
 
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
-        """Without a wait for the disk: a mark that a crash takes back is an event said twice,
-        which the bus and the inboxes notice."""
+        """Without a wait for the disk: if a crash loses the mark, the event is published again, and
+        the bus and the inboxes detect the duplicate."""
         async with self._pool.use() as connection:
             await connection.fetch(
                 "WITH at_ease AS MATERIALIZED"  # noqa: S608 - our names

@@ -124,8 +124,8 @@ class Birth:
 
 @dataclass(slots=True)
 class Known:
-    """What a process knows: who hears of unreadable rows, and as leader whole tables and the newest
-    rows of others."""
+    """What a process keeps in memory: the callback for unreadable rows, and as leader whole tables
+    and the newest rows of others."""
 
     report: Callable[[UnreadableRow], None] = lambda _row: None
     recent: Recent = field(default_factory=lambda: Recent(()))

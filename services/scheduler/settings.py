@@ -69,7 +69,7 @@ class SchedulerSettings(BaseServiceSettings):
     # A task whose assignment is larger than an event may be is tried again after so long.
     too_large_retry_seconds: float = Field(default=600.0, gt=0)
     decisions_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)
-    # The last words of ended tasks. Longer than submit keeps the tasks: what submit says again of
+    # The last states of ended tasks. Longer than submit keeps the tasks: what submit says again of
     # a task that is forgotten here would begin anew.
     ended_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
     # Facts that came before their tasks. Longer than a submission that was set apart can be

@@ -24,7 +24,7 @@ class SubmitSettings(Rules, BaseServiceSettings):
     pod_policy_file: Path | None = None
 
     # So long after its end a task is forgotten, and its client key may make another one. The
-    # scheduler keeps the last words of ended tasks longer.
+    # scheduler keeps the last states of ended tasks longer.
     tasks_keep_seconds: float = Field(default=365 * 86_400.0, gt=0)
 
     # How many tasks of one user may wait, run or be paused.

@@ -156,7 +156,7 @@ def _new_folder(folder: Path, step: int) -> Path:
 
 
 def _any_process() -> Callable[[bool], bool]:
-    """Returns whether any process said yes. Each call returns the result of the call before, so
+    """Returns whether any process voted yes. Each call returns the result of the call before, so
     that no process waits."""
     if jax.process_count() == 1:
         return bool
