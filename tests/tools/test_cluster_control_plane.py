@@ -196,15 +196,10 @@ def test_watches_that_expired_are_told_so(control_plane_start: StartControlPlane
     spaces = "/api/v1/namespaces"
     known = plane.api.get(spaces)["metadata"]["resourceVersion"]
 
-    def watched() -> object:
-        query = {"watch": "1", "timeoutSeconds": "1", "resourceVersion": known}
-        return plane.api.get(spaces, **query)
-
-    assert not watched()
+    assert plane.api.watched(spaces, seconds=1, resourceVersion=known) == []
     plane.expire()
-    answer = watched()
-    assert isinstance(answer, dict)
-    assert (answer["type"], answer["object"]["code"]) == ("ERROR", 410)
+    (event,) = plane.api.watched(spaces, seconds=1, resourceVersion=known)
+    assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
 
 
 def test_who_wrote_what_is_written_down(space: Space, control_plane: ControlPlane) -> None:

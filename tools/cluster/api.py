@@ -78,9 +78,22 @@ class Api:
         query: Mapping[str, str] | None = None,
     ) -> Any:  # noqa: ANN401 - JSON
         """One request; the decoded answer. Raises ``ApiError``."""
+        call = self._client.call(method, path, query=query, body=body, content_type=content_type)
+        return self._answered(call)
+
+    def watched(self, path: str, *, seconds: int, **query: str) -> list[dict[str, Any]]:
+        """The events of one watch, which the API server ends after ``seconds``."""
+        query |= {"watch": "1", "timeoutSeconds": str(seconds)}
+
+        async def events() -> list[dict[str, Any]]:
+            async with self._client.watch(path, REQUEST_SECONDS, **query) as stream:
+                return [event async for event in stream]
+
+        return self._answered(events())
+
+    def _answered(self, call: Coroutine[Any, Any, T]) -> T:
         from libs.kube import client  # noqa: PLC0415 - as above
 
-        call = self._client.call(method, path, query=query, body=body, content_type=content_type)
         try:
             return self._wait(call)
         except client.ApiError as problem:
