@@ -15,6 +15,32 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         "command": Shown(about="The program and its arguments.", long=True, required=True),
         "env": Shown(about="Environment variables, over the task's.", secret=True),
         "image": Shown(about="Container image; left out: the task's."),
+        "gpus": Shown(
+            about="GPUs of each replica; left out: the task's gpus_per_node; 0: CPU only.",
+            min=0.0,
+            max=1024.0,
+        ),
+        "cpus": Shown(
+            about="Limit of each replica; left out: the task's.",
+            min=0.0,
+            max=65536.0,
+            above=True,
+            unit="cores",
+        ),
+        "memory_bytes": Shown(
+            about="Limit of each replica; left out: the task's.",
+            min=0.0,
+            max=1125899906842624.0,
+            above=True,
+            unit="bytes",
+        ),
+        "spread": Shown(
+            about="Whether each replica has a node that it shares with no other of its role; left out: only if the role has no size of its own."
+        ),
+        "auxiliary": Shown(
+            about="Whether it rides along: it has no GPU and counts as no node, such as a launcher."
+        ),
+        "working_directory": Shown(about="Where its program starts; left out: the task's."),
     },
     "EnvSource": {
         "name": Shown(about="Of the variable.", required=True),

@@ -215,13 +215,19 @@ class Reason(Message):
 
 
 class Role(Message):
-    """Role is one kind of replica in a gang; each replica runs on a node of its own."""
+    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
 
     name: str = ""
     replicas: int = 0
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = pydantic.Field(default_factory=dict)
     image: str = ""
+    gpus: int | None = None
+    cpus: float | None = None
+    memory_bytes: Int64 | None = None
+    spread: bool | None = None
+    auxiliary: bool = False
+    working_directory: str = ""
 
 
 class EnvSource(Message):

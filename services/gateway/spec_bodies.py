@@ -23,7 +23,7 @@ from services.gateway.body_types import (
 
 
 class RoleBody(Body):
-    """Role is one kind of replica in a gang; each replica runs on a node of its own."""
+    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
 
     name: Text = Field(default="", description="Unique in the task.")
     replicas: Count = Field(
@@ -35,6 +35,29 @@ class RoleBody(Body):
         default_factory=dict, description="Environment variables, over the task's."
     )
     image: Text = Field(default="", description="Container image; left out: the task's.")
+    gpus: Count | None = Field(
+        default=None,
+        description="GPUs of each replica; left out: the task's gpus_per_node; 0: CPU only. At most 1024.",
+    )
+    cpus: Amount | None = Field(
+        default=None,
+        description="Limit of each replica; left out: the task's. At most 65536 cores.",
+    )
+    memory_bytes: Big | None = Field(
+        default=None,
+        description="Limit of each replica; left out: the task's. At most 1125899906842624 bytes.",
+    )
+    spread: Flag | None = Field(
+        default=None,
+        description="Whether each replica has a node that it shares with no other of its role; left out: only if the role has no size of its own.",
+    )
+    auxiliary: Flag = Field(
+        default=False,
+        description="Whether it rides along: it has no GPU and counts as no node, such as a launcher.",
+    )
+    working_directory: Text = Field(
+        default="", description="Where its program starts; left out: the task's."
+    )
 
 
 class RetryBody(Body):

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from libs.contracts.messages import Reason, TaskStateChanged
+from libs.contracts.rank_sizes import sizes_of
 from libs.contracts.task_states import TERMINAL
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Store, Tx, Where
@@ -128,8 +129,10 @@ async def ended(tx: Tx, task_id: str) -> EndedTask | None:
 
 def _slots(task: Task) -> Iterator[SlotRow]:
     assert task.live_attempt is not None, "only a live run owns slots"
+    sizes = sizes_of(task.spec)
     for placement in task.placements:
-        gpus = placement.gpus or (() if task.spec.gpus_per_node == 0 else (WHOLE_NODE,))
+        cpu_only = sizes[placement.role].gpus == 0
+        gpus = placement.gpus or (() if cpu_only else (WHOLE_NODE,))
         for gpu in gpus:
             yield SlotRow(task.id, task.live_attempt, placement.node_id, gpu)
 

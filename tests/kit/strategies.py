@@ -17,7 +17,8 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
 from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.model.values import OrderKey
-from services.scheduler.domain.placement.capacity import Capacity, placements_of
+from services.scheduler.domain.placement.capacity import Capacity
+from services.scheduler.domain.placement.slots import placements_of
 from tests.kit.builders import a_checkpoint, a_limit, a_node, a_snapshot, a_spec, a_task
 from tests.kit.clock import at
 
@@ -134,7 +135,7 @@ def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], room: Capacit
     slots = room.pick(task.shape)
     if slots is None:
         return task
-    room.take(slots, task.shape.resources)
+    room.take(slots)
     state = draw(st.sampled_from(HELD))
     started = state in (TaskState.RUNNING, TaskState.PREEMPTING)
     since = draw(st.sampled_from([0.0, 400.0, NOW_SECONDS - 1]))
@@ -164,7 +165,7 @@ def _promised(task: Task, snapshot_nodes: dict[str, Node], room: Capacity) -> Ta
     slots = room.pick(task.shape)
     if slots is None or task.state is not TaskState.QUEUED or task.goal is not Goal.RUN:
         return task
-    room.take(slots, task.shape.resources)
+    room.take(slots)
     level = Priority.NORMAL if task.priority is Priority.AUTO else task.priority
     placements = placements_of(slots, task.spec, snapshot_nodes)
     return replace(task, promised=placements, level=level, accepted=True, not_before_at=None)

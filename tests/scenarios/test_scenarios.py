@@ -49,7 +49,7 @@ from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySett
 from services.scheduler.domain.model.lifecycle import LEAVING, TERMINAL
 from services.scheduler.domain.model.rows import EndedTask, Inventory, Node, Task
 from services.scheduler.domain.model.values import reason
-from services.scheduler.domain.placement.capacity import Slot, placements_of
+from services.scheduler.domain.placement.slots import Slot, placements_of
 from services.scheduler.dry_run import diff
 from services.scheduler.policy_documents import validate
 from tests.kit.builders import (

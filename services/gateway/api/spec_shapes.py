@@ -12,12 +12,18 @@ class _RoleSecrets(TypedDict, total=False):
 
 
 class Role(_RoleSecrets):
-    """Role is one kind of replica in a gang; each replica runs on a node of its own."""
+    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
 
     name: str
     replicas: int
     command: list[str]
     image: str
+    gpus: int | None
+    cpus: float | None
+    memory_bytes: int | None
+    spread: bool | None
+    auxiliary: bool
+    working_directory: str
 
 
 class Retry(TypedDict):

@@ -34,7 +34,8 @@ from services.scheduler.domain.model.values import (
     Shape,
     reason,
 )
-from services.scheduler.domain.placement.capacity import Allowed, Slot, placements_of
+from services.scheduler.domain.placement.capacity import Allowed
+from services.scheduler.domain.placement.slots import Slot, nodes_of, placements_of
 from services.scheduler.domain.preemption import defragment, victims
 from services.scheduler.domain.queue.entry import Entry, rank_of
 from services.scheduler.domain.queue.walk import Outcome, QueueWalk
@@ -305,7 +306,7 @@ class Allocation:
 
         Tasks that lost a promise are evaluated again.
         """
-        if not later and self.round.may_begin(self.pool, made, entry.shape.resources):
+        if not later and self.round.may_begin(self.pool, made):
             # No run has to leave: the nodes were only promised to others.
             self.assign(entry, made)
         else:
@@ -370,7 +371,7 @@ class Allocation:
         No run leaves for it, and nothing is promised to it.
         """
         round_, pool, shape = self.round, self.pool, entry.shape
-        if shape.gpus is not None or len(kinds := round_.totals.kinds(shape)) == 1:
+        if shape.parts or shape.gpus is not None or len(kinds := round_.totals.kinds(shape)) == 1:
             return None
         stopped = (
             self._second_walk
@@ -452,11 +453,12 @@ class Allocation:
         """Start an attempt on these slots."""
         round_, pool, task = self.round, self.pool, entry.task
         if not counted:
-            round_.take(slots, entry.shape.resources)
+            round_.take(slots)
         start_deadline_at = round_.after(round_.settings.start_deadline_seconds)
         if round_.crosses(pool, slots):
             round_.crossing(pool).begin(promised=counted)
-        names = {"node_ids": ", ".join(slot.node_id for slot in slots[:3]), "group": task.group}
+        nodes = nodes_of(slots)
+        names = {"node_ids": ", ".join(nodes[:3]), "group": task.group}
         decision = Assign(
             task_id=task.id,
             attempt=task.attempt + 1,
@@ -464,7 +466,7 @@ class Allocation:
             placements=placements_of(slots, task.spec, round_.index.nodes),
             start_deadline_at=start_deadline_at,
             resume_from=task.checkpoint,
-            reason=reason(ReasonCode.PLACED, names=names, nodes=len(slots), gpus=entry.shape.gpus),
+            reason=reason(ReasonCode.PLACED, names=names, nodes=len(nodes), gpus=entry.shape.gpus),
             order_key=order_keys.starting_key(round_, pool, task),
         )
         round_.wake_at(start_deadline_at)
@@ -473,7 +475,7 @@ class Allocation:
     def promise(self, entry: Entry, slots: tuple[Slot, ...]) -> None:
         """Reserve these slots for the task until all of them are observed free."""
         round_, pool, task = self.round, self.pool, entry.task
-        round_.keep(slots, entry.shape.resources)
+        round_.keep(slots)
         if round_.crosses(pool, slots):
             round_.crossing(pool).promise()
         round_.charge(task, entry.level, round_.totals.need(entry.shape), pool.size(task))
@@ -574,10 +576,10 @@ class Promises:
         round_, task = self._round, entry.task
         if task.id in round_.withdrawn or not self._is_ripe(task):
             return None
-        slots, resources = round_.index.slots(task), task.shape.resources
+        slots = round_.index.slots(task)
         self._begun.update(slot.node_id for slot in slots if not slot.mask)
-        if resources != NO_RESOURCES:
-            for node_id, _ in slots:
+        for node_id, _, resources in slots:
+            if resources is not NO_RESOURCES:
                 before = self._given.get(node_id, NO_RESOURCES)
                 self._given[node_id] = NodeResources(
                     before.cpus + resources.cpus, before.memory_bytes + resources.memory_bytes

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.model.rows import Task
-from services.scheduler.domain.model.values import NO_RESOURCES, NodeResources, Shape
-from services.scheduler.domain.placement.capacity import Capacity, Slot, slots_of
+from services.scheduler.domain.model.values import NodeResources, Shape
+from services.scheduler.domain.placement.capacity import Capacity
+from services.scheduler.domain.placement.slots import Slot, slots_of
 from services.scheduler.domain.placement.topology import Topology
 from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.round import Round
@@ -27,7 +28,6 @@ class End(NamedTuple):
     at: datetime
     task_id: str
     slots: Sequence[Slot]
-    resources: NodeResources = NO_RESOURCES
 
 
 def expected_end(pool: Pool, task: Task, now: datetime) -> datetime | None:
@@ -60,7 +60,7 @@ class Reservation:
         """A place for a later task that does not delay the reservation, or None."""
         if self.starts_at is not None and ends_at is not None and ends_at <= self.starts_at:
             return free.pick(shape, topology=topology)
-        now, over, resources = free.free, self.over.free, shape.resources
+        now, over, resources = free.free, self.over.free, all_of_its_resources(shape)
         slots = free.pick(
             shape,
             lambda node_id: (
@@ -70,8 +70,19 @@ class Reservation:
             topology=topology,
         )
         if slots is not None:
-            self.over.take(slots, resources)
+            self.over.take(slots)
         return slots
+
+
+def all_of_its_resources(shape: Shape) -> NodeResources:
+    """The most that a gang takes of one node besides GPUs."""
+    if not shape.parts:
+        return shape.resources
+    ranks = [(each.nodes, each.resources) for each in shape.each]
+    return NodeResources(
+        sum(count * each.cpus for count, each in ranks),
+        sum(count * each.memory_bytes for count, each in ranks),
+    )
 
 
 def reserve(round_: Round, pool: Pool, entry: Entry) -> Reservation:
@@ -80,7 +91,7 @@ def reserve(round_: Round, pool: Pool, entry: Entry) -> Reservation:
     runs += pool.leaving.values()
     runs += round_.started.get(pool.group, ())
     ends = [
-        End(at, run.id, slots_of(run), run.shape.resources)
+        End(at, run.id, slots_of(run))
         for run in runs
         if (at := expected_end(pool, run, round_.now)) is not None
     ]
@@ -94,11 +105,11 @@ def reserve_among(
     trial = free.copy()
     ordered = sorted(ends)
     for place, end in enumerate(ordered):
-        trial.give(end.slots, end.resources)
+        trial.give(end.slots)
         following = ordered[place + 1].at if place + 1 < len(ordered) else None
         # All ends at one time count together.
         if following != end.at and trial.fits(shape):
-            trial.take(_least_free_now(free.free, shape, trial), shape.resources)
+            trial.take(_least_free_now(free.free, shape, trial))
             return Reservation(end.at, trial, wanted)
     return Reservation(None, free.copy(), frozenset())
 
@@ -109,6 +120,8 @@ def _least_free_now(free: Mapping[str, int], shape: Shape, trial: Capacity) -> t
     def busy(node_id: str) -> bool:
         return not free[node_id]
 
+    if shape.parts:
+        return trial.pick(shape, busy) or trial.pick(shape) or ()
     low, high = 0, shape.nodes
     while low < high:
         middle = (low + high + 1) // 2

@@ -27,15 +27,14 @@ from services.scheduler.domain.model.decisions import (
 from services.scheduler.domain.model.lifecycle import LEAVING
 from services.scheduler.domain.model.rows import PoolLedger, Task
 from services.scheduler.domain.model.values import (
-    NO_RESOURCES,
     WEIGHTS,
-    NodeResources,
     OrderKey,
     Shape,
     reason,
     same_reason,
 )
-from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of
+from services.scheduler.domain.placement.capacity import Capacity
+from services.scheduler.domain.placement.slots import Slot, placements_of
 from services.scheduler.domain.placement.topology import Topology, crosses_zone
 
 ANYWHERE = Topology()
@@ -166,9 +165,9 @@ class Round:
         count = self.crossing(pool).now if crossing is None else crossing
         return Topology(cross_zone_allowed=count < pool.policy.cross_zone_gangs_max)
 
-    def may_begin(self, pool: Pool, slots: tuple[Slot, ...], resources: NodeResources) -> bool:
+    def may_begin(self, pool: Pool, slots: tuple[Slot, ...]) -> bool:
         """True if a gang may begin in a place now: all of it is free, and it may cross domains."""
-        if not all(self.free.covers(slot, resources) for slot in slots):
+        if not self.free.covers(slots):
             return False
         most = pool.policy.cross_zone_gangs_max
         return not self.crosses(pool, slots) or self.crossing(pool).now < most
@@ -181,7 +180,7 @@ class Round:
             crossing.soon -= 1
         self.withdrawn.add(task.id)
         self.displaced.setdefault(task.group, []).append(task)
-        self.free.give_resources(self.index.slots(task), task.shape.resources)
+        self.free.give_resources(self.index.slots(task))
         for slot in self.index.slots(task):
             if slot.mask:
                 held = 0
@@ -190,7 +189,7 @@ class Round:
                 if slot.mask & ~held:
                     self.free.give((Slot(slot.node_id, slot.mask & ~held),))
             else:
-                self.free.give((slot,))
+                self.free.give((Slot(slot.node_id, 0),))
         self._available_soon.pop(task.group, None)
         self.charge(
             task, task.level, minus(held_need(task)), -self.index.pools[task.group].size(task)
@@ -285,13 +284,7 @@ class Round:
         begun = replace(task, placements=decision.placements, promised=())
         self.started.setdefault(task.group, []).append(begun)
         if not counted:
-            self._count(task, decision.level, len(decision.placements), size, decision)
-
-    def _count(
-        self, task: Task, level: Priority, nodes: int, size: float, decision: Assign
-    ) -> None:
-        gpus = sum(len(placement.gpus) for placement in decision.placements)
-        self.charge(task, level, Need(gpus, nodes), size)
+            self.charge(task, decision.level, held_need(begun), size)
 
     def charge(self, task: Task, level: Priority, need: Need, size: float) -> None:
         """Count what a task gets or is promised."""
@@ -316,17 +309,17 @@ class Round:
             found = self._promised_units[pool.group, weight] = sum(map(pool.size, lower))
         return found
 
-    def take(self, slots: tuple[Slot, ...], resources: NodeResources) -> None:
+    def take(self, slots: tuple[Slot, ...]) -> None:
         """Take free slots for a run that begins."""
-        self.free.take(slots, resources)
+        self.free.take(slots)
         for capacity in self._available_soon.values():
-            capacity.take(slots, resources)
+            capacity.take(slots)
 
-    def keep(self, slots: tuple[Slot, ...], resources: NodeResources) -> None:
+    def keep(self, slots: tuple[Slot, ...]) -> None:
         """Promise slots, free or being released, to a task that waits for the rest of them."""
         for capacity in self._available_soon.values():
-            capacity.take(slots, resources)
-        self.free.take_resources(slots, resources)
+            capacity.take(slots)
+        self.free.take_resources(slots)
         for slot in slots:
             if slot.mask:
                 self.promised_bits[slot.node_id] = (
@@ -337,17 +330,16 @@ class Round:
                     self.free.take((Slot(slot.node_id, free),))
             else:
                 # Places for CPU-only ranks are counted: one that is still held counts twice.
-                self.free.take((slot,))
+                self.free.take((Slot(slot.node_id, 0),))
 
     def _free(self, capacity: Capacity, task: Task) -> None:
         """Give what a run that is leaving will release and what is not promised."""
         # What others are promised of CPUs and memory was taken already.
-        if (resources := self.index.resources(task)) is not NO_RESOURCES:
-            capacity.give_resources(self.index.slots(task), resources)
+        capacity.give_resources(self.index.slots(task))
         capacity.give(self._freed(task))
 
     def _freed(self, task: Task) -> Iterator[Slot]:
-        """What a run will release and what is not promised."""
+        """The units that a run will release and that are not promised."""
         keepers = self.index.keepers
         for slot in self.index.slots(task):
             if slot.mask:
@@ -356,9 +348,9 @@ class Round:
                 for owner, mask in there.items() if there else ():
                     kept |= 0 if owner in self.withdrawn else mask
                 if slot.mask & ~kept:
-                    yield Slot(slot.node_id, slot.mask & ~kept) if slot.mask & kept else slot
+                    yield Slot(slot.node_id, slot.mask & ~kept)
             else:
-                yield slot
+                yield Slot(slot.node_id, 0)
 
     def available_soon(self, pool: Pool) -> Capacity:
         """What is free or being released, and not promised; the caller must not change it."""
@@ -370,8 +362,7 @@ class Round:
             leaving = (*pool.leaving.values(), *self.releasing.get(pool.group, ()))
             found.give([slot for task in leaving for slot in self._freed(task)])
             for task in leaving:
-                if (resources := self.index.resources(task)) is not NO_RESOURCES:
-                    found.give_resources(self.index.slots(task), resources)
+                found.give_resources(self.index.slots(task))
         return found
 
     def waits(self, code: ReasonCode, shape: Shape) -> Reason:

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import product
 
 from libs.contracts.messages import Placement, Priority, Unit
+from libs.contracts.rank_sizes import sizes_of
 from services.scheduler.domain.check.violations import Fault, Violation
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
@@ -33,37 +34,43 @@ class _Owners:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._gpus: dict[tuple[str, int], str] = {}
+        self._gpus: dict[tuple[str, int], tuple[str, int]] = {}
         self._whole: dict[str, str] = {}
         self._cpu_ranks: Counter[str] = Counter()
 
     def enter(self, task: Task, placement: Placement) -> list[Violation]:
         """Count one rank; a unit that already has an owner is a violation."""
-        node_id = placement.node_id
+        node_id, rank = placement.node_id, (task.id, placement.rank)
         clashes = [
-            f"{node_id} GPU {gpu} is {self._gpus[node_id, gpu]}'s"
+            f"{node_id} GPU {gpu} is {self._gpus[node_id, gpu][0]}'s"
             for gpu in placement.gpus
-            if self._gpus.setdefault((node_id, gpu), task.id) != task.id
+            if self._gpus.setdefault((node_id, gpu), rank) != rank
         ]
-        if task.spec.gpus_per_node == 0:
+        cpu_only = _is_cpu_only(task, placement)
+        if cpu_only:
             self._cpu_ranks[node_id] += 1
         elif not placement.gpus and self._whole.setdefault(node_id, task.id) != task.id:
             clashes.append(f"{node_id} is {self._whole[node_id]}'s")
-        clashes += self._cpu_clashes(task, node_id)
+        clashes += self._cpu_clashes(node_id, cpu_only=cpu_only)
         return [Violation(Fault.NOT_FREE, task.id, clash) for clash in clashes]
 
-    def _cpu_clashes(self, task: Task, node_id: str) -> Iterator[str]:
+    def _cpu_clashes(self, node_id: str, *, cpu_only: bool) -> Iterator[str]:
         node = self._snapshot.nodes.get(node_id)
         if node is None:
             return
         places = self._snapshot.settings.cpu_ranks_per_node
         if node.cpus > 0:
             places = max(1, int(node.cpus))
-        if task.spec.gpus_per_node == 0 and self._cpu_ranks[node_id] > places:
+        if cpu_only and self._cpu_ranks[node_id] > places:
             yield f"{node_id} has {places} CPU places"
         # A node that was rebuilt with GPUs has room for CPU-only ranks beside whatever runs there.
         if not node.gpus and node_id in self._whole and self._cpu_ranks[node_id]:
             yield f"{node_id} is given whole and shared"
+
+
+def _is_cpu_only(task: Task, placement: Placement) -> bool:
+    size = sizes_of(task.spec).get(placement.role)
+    return (task.spec.gpus_per_node if size is None else size.gpus) == 0
 
 
 def taken_twice(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
@@ -330,11 +337,13 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
         mine, left = added[limit.key], leaving.get(limit.key, [])
         for subject in sorted({_subject(limit, task) for task, _, _ in mine}):
             own = [each for each in mine if _subject(limit, each[0]) == subject]
-            more = sum(_amount(limit, placements) for _, _, placements in own)
+            more = sum(_amount(limit, task, placements) for task, _, placements in own)
             if not more:
                 continue
             held = _held(snapshot, limit, own[0][0], deep=deep)
-            held -= sum(_amount(limit, r.placements) for r in left if _subject(limit, r) == subject)
+            held -= sum(
+                _amount(limit, r, r.placements) for r in left if _subject(limit, r) == subject
+            )
             if held + more > limit.limit:
                 detail = f"{held + more} of {limit.limit} for {limit.key} {subject}".rstrip()
                 # A limit may span groups: each group that gives some of it is in violation.
@@ -382,20 +391,21 @@ def _held(snapshot: Snapshot, limit: Limit, task: Task, *, deep: bool) -> int:
     subject = _subject(limit, task)
     if not deep:
         promised = sum(
-            _amount(limit, each.promised)
+            _amount(limit, each, each.promised)
             for pool in snapshot.pools.values()
             for each in pool.promised.values()
             if _applies(limit, each, each.level) and _subject(limit, each) == subject
         )
         return snapshot.index.quota_usage.held(limit, task) - promised
     return sum(
-        _amount(limit, each.placements)
+        _amount(limit, each, each.placements)
         for each in snapshot.tasks.values()
         if each.holds and _applies(limit, each, each.level) and _subject(limit, each) == subject
     )
 
 
-def _amount(limit: Limit, placements: tuple[Placement, ...]) -> int:
+def _amount(limit: Limit, task: Task, placements: tuple[Placement, ...]) -> int:
     if limit.unit is Unit.NODES:
-        return len(placements)
+        sizes = sizes_of(task.spec)
+        return sum(each.role not in sizes or not sizes[each.role].auxiliary for each in placements)
     return sum(len(placement.gpus) for placement in placements)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from libs.contracts.messages import Placement
+from libs.contracts.rank_sizes import sizes_of
 from services.scheduler.domain.check.violations import Fault, Violation
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
@@ -29,8 +31,8 @@ def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     wanted = {
         node_id
         for given in (starts, promises)
-        for node_id, tasks in given.items()
-        if any(task.spec.cpus or task.spec.memory_bytes for task in tasks)
+        for node_id, ranks in given.items()
+        if any(rank.cpus or rank.memory_bytes for rank in ranks)
     }
     if not wanted:
         return
@@ -42,26 +44,57 @@ def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
         # A promise that the plan changes, or keeps by a start, does not count as it was.
         others = [task for task in kept if task.id not in decided]
         staying = [task for task in held if task.state not in LEAVING and task.id not in released]
-        begun, promised_tasks = starts[node_id], promises[node_id]
-        yield from _beyond(node, begun, held)
-        yield from _beyond(node, [*begun, *promised_tasks], [*staying, *others])
+        begun, promised_ranks = starts[node_id], promises[node_id]
+        holding = _ranks_on(node_id, ((task, task.placements) for task in held))
+        staying_ranks = _ranks_on(node_id, ((task, task.placements) for task in staying))
+        staying_ranks += _ranks_on(node_id, ((task, task.promised) for task in others))
+        yield from _beyond(node, begun, holding)
+        yield from _beyond(node, [*begun, *promised_ranks], staying_ranks)
 
 
 def _requested(snapshot: Snapshot, plan: Plan) -> bool:
     """True if a task of the plan requests CPUs or memory; most plans have none."""
     for decision in plan.decisions:
         task = snapshot.tasks.get(decision.task_id)
-        if task is not None and (task.spec.cpus or task.spec.memory_bytes):
+        if task is not None and (task.shape.cpus or task.shape.memory_bytes):
             return True
     return False
 
 
+class _Rank(NamedTuple):
+    """What one rank requests."""
+
+    task_id: str
+    # Thousandths.
+    cpus: int
+    memory_bytes: int
+
+
+def _ranks(task: Task, placements: Iterable[Placement]) -> Iterator[tuple[str, _Rank]]:
+    """Each rank with its node."""
+    sizes = sizes_of(task.spec)
+    for placement in placements:
+        size = sizes.get(placement.role)
+        if size is not None:
+            cpus = max(1, round(size.cpus * 1000)) if size.cpus else 0
+            yield placement.node_id, _Rank(task.id, cpus, size.memory_bytes)
+
+
+def _ranks_on(node_id: str, runs: Iterable[tuple[Task, tuple[Placement, ...]]]) -> list[_Rank]:
+    return [
+        rank
+        for task, placements in runs
+        for there, rank in _ranks(task, (each for each in placements if each.node_id == node_id))
+        if there == node_id
+    ]
+
+
 def _given(
     snapshot: Snapshot, plan: Plan
-) -> tuple[dict[str, list[Task]], dict[str, list[Task]], set[str]]:
+) -> tuple[dict[str, list[_Rank]], dict[str, list[_Rank]], set[str]]:
     """By node: what begins there, what is promised a part of it; and all tasks that are meant."""
-    starts: dict[str, list[Task]] = defaultdict(list)
-    promises: dict[str, list[Task]] = defaultdict(list)
+    starts: dict[str, list[_Rank]] = defaultdict(list)
+    promises: dict[str, list[_Rank]] = defaultdict(list)
     decided: set[str] = set()
     for decision in plan.decisions:
         task = snapshot.tasks.get(decision.task_id)
@@ -77,8 +110,8 @@ def _given(
             placements = decision.moves_to or None
         if placements is not None:
             decided.add(task.id)
-            for node_id in _nodes_of(placements):
-                given[node_id].append(task)
+            for node_id, rank in _ranks(task, placements):
+                given[node_id].append(rank)
     return starts, promises, decided
 
 
@@ -111,22 +144,22 @@ def _by_node(
     return found
 
 
-def _beyond(node: Node, given: list[Task], others: list[Task]) -> Iterator[Violation]:
+def _beyond(node: Node, given: list[_Rank], others: list[_Rank]) -> Iterator[Violation]:
     """The violations of one node: more is requested than it has, by a task that is given
     something."""
-    for name, total, amount_of in (
+    for name, total, amounts in (
         ("CPUs in thousandths", round(node.cpus * 1000), _thousandths),
         ("bytes of memory", node.memory_bytes, _memory),
     ):
-        mine, others_amount = sum(map(amount_of, given)), sum(map(amount_of, others))
+        mine, others_amount = sum(map(amounts, given)), sum(map(amounts, others))
         if total > 0 and mine and mine + others_amount > total:
             detail = f"{mine + others_amount} of {total} {name} on {node.id}"
-            yield Violation(Fault.TOO_FULL, given[-1].id, detail)
+            yield Violation(Fault.TOO_FULL, given[-1].task_id, detail)
 
 
-def _thousandths(task: Task) -> int:
-    return max(1, round(task.spec.cpus * 1000)) if task.spec.cpus else 0
+def _thousandths(rank: _Rank) -> int:
+    return rank.cpus
 
 
-def _memory(task: Task) -> int:
-    return task.spec.memory_bytes or 0
+def _memory(rank: _Rank) -> int:
+    return rank.memory_bytes

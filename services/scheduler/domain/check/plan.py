@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Goal, Placement, PreemptMode, Priority, ReasonCode
+from libs.contracts.rank_sizes import sizes_differ, sizes_of
 from services.scheduler.domain.check.conservation import (
     clusters_broken,
     limits_broken,
@@ -153,18 +154,32 @@ def _gang(snapshot: Snapshot, task: Task, placements: tuple[Placement, ...]) -> 
     ranks = [(each.role, each.role_index) for each in placements]
     if ranks != wanted or [each.rank for each in placements] != list(range(len(wanted))):
         yield Violation(Fault.GANG, task.id, f"{len(ranks)} ranks for {len(wanted)}")
-    if len({each.node_id for each in placements}) != len(placements):
-        yield Violation(Fault.GANG, task.id, "two ranks on one node")
+        return
+    sizes = sizes_of(task.spec)
+    # What only one rank of the gang may have: a GPU; a node, for all of its ranks or for a role.
+    own: list[tuple[str, str, int]] = []
+    for each in placements:
+        own += [(each.node_id, "", gpu) for gpu in each.gpus]
+        if not sizes_differ(task.spec):
+            own.append((each.node_id, "", -1))
+        elif sizes[each.role].spread or sizes[each.role].gpus is None:
+            own.append((each.node_id, each.role, -1))
+    for (node_id, role, gpu), count in Counter(own).items():
+        if count > 1:
+            what = f"{role} on {node_id}" if gpu < 0 else f"GPU {gpu} of {node_id}"
+            yield Violation(Fault.GANG, task.id, f"{count} ranks have {what}")
     for placement in placements:
-        yield from _on_node(snapshot, task, placement)
+        yield from _on_node(snapshot, task, placement, sizes[placement.role].gpus)
 
 
-def _on_node(snapshot: Snapshot, task: Task, placement: Placement) -> Iterator[Violation]:
+def _on_node(
+    snapshot: Snapshot, task: Task, placement: Placement, wanted: int | None
+) -> Iterator[Violation]:
     node = snapshot.nodes.get(placement.node_id)
     if node is None or not node.offered or node.group != task.group:
         yield Violation(Fault.NODE, task.id, placement.node_id)
         return
-    wanted = node.gpus if task.spec.gpus_per_node is None else task.spec.gpus_per_node
+    wanted = node.gpus if wanted is None else wanted
     gpus = set(placement.gpus)
     if len(placement.gpus) != wanted or len(gpus) != wanted:
         yield Violation(Fault.GANG, task.id, f"{len(gpus)} GPUs on {node.id} for {wanted}")

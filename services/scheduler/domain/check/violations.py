@@ -19,7 +19,7 @@ class Fault(Enum):
     TOO_EARLY = "a start before the retry time"
     WRONG_CHECKPOINT = "the run would not start from the last saved checkpoint"
     DEADLINE = "a deadline that is not in the future"
-    GANG = "the placements are not exactly the ranks of the gang, each on a node of its own"
+    GANG = "the placements are not exactly the ranks of the gang, each with what is its own"
     NODE = "a node that is unknown, not ready, cordoned or of another group"
     GPU = "a GPU that the node does not have or that must not be used"
     NOT_SUITING = "a node without a label that is selected, or with a taint that is not tolerated"

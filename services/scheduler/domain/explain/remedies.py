@@ -32,7 +32,7 @@ from services.scheduler.domain.model.decisions import Kill, Preempt
 from services.scheduler.domain.model.lifecycle import PREEMPTING
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
 from services.scheduler.domain.model.values import LEVELS, WEIGHTS
-from services.scheduler.domain.placement.capacity import slots_of
+from services.scheduler.domain.placement.slots import slots_of
 from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.round import Round
 from services.scheduler.domain.slices.budgets import account_now, slice_budget
@@ -253,7 +253,7 @@ class Remedies:
         owners = sorted(
             {
                 owner
-                for node_id, mask in slots_of(self._task)
+                for node_id, mask, _ in slots_of(self._task)
                 for owner, bits in holders.get(node_id, {}).items()
                 if bits & (mask or bits)
             }

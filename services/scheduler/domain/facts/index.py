@@ -34,14 +34,15 @@ from services.scheduler.domain.model.rows import (
     Task,
 )
 from services.scheduler.domain.model.values import NO_RESOURCES, NodeResources
-from services.scheduler.domain.placement.capacity import Capacity, Slot, slots_of
+from services.scheduler.domain.placement.capacity import Capacity
 from services.scheduler.domain.placement.node_index import (
-    could_hold_rank,
+    admits,
     cpu_ranks_max,
     memory_of,
     millicpus_of,
     usable_mask,
 )
+from services.scheduler.domain.placement.slots import Share, Slot, share_of, shares_of, slots_of
 from services.scheduler.domain.placement.topology import crosses_zone
 
 # From this many tasks in one batch on, they are sorted first, which is faster.
@@ -77,8 +78,8 @@ class Index:
         # Nodes that take no new runs because a run on them is not among the tasks here.
         self.withheld: AbstractSet[str] = frozenset()
         self._slots: dict[str, tuple[Slot, ...]] = {}
-        # CPUs and memory that each rank of those tasks requests, if any.
-        self._each: dict[str, NodeResources] = {}
+        # Those of them whose ranks differ or share nodes.
+        self._sharing: set[str] = set()
         self._crossing: dict[str, set[str]] = {}
         self._nodes_stale = False
         self._changed_limits: set[LimitKey] = set()
@@ -171,9 +172,9 @@ class Index:
         return known
 
     def _take_all(self, node_id: str, masks: Mapping[str, int]) -> None:
-        """Take the bits of a node that tasks hold or are promised; all of them were free."""
-        for task_id, mask in masks.items():
-            self.capacity.take((Slot(node_id, mask),), self._each.get(task_id, NO_RESOURCES))
+        """Take what tasks hold or are promised of a node; all of it was free."""
+        for task_id in masks:
+            self.capacity.take(self._slots_on(node_id, task_id))
 
     def _widen(self) -> None:
         for pool in self.pools.values():
@@ -305,24 +306,28 @@ class Index:
         found = self._slots.get(task.id)
         return slots_of(task) if found is None else found
 
-    def resources(self, task: Task) -> NodeResources:
-        """The CPUs and memory that each rank of a run or a promise takes of its node."""
-        return self._each.get(task.id, NO_RESOURCES)
+    def _slots_on(self, node_id: str, task_id: str) -> tuple[Slot, ...]:
+        """What a task has, or is promised, of one node."""
+        if task_id in self._sharing:
+            return tuple(slot for slot in self._slots[task_id] if slot.node_id == node_id)
+        owners = self.holders.get(node_id, {})
+        mask = owners[task_id] if task_id in owners else self.keepers[node_id][task_id]
+        # All ranks of the gang take the same.
+        return (Slot(node_id, mask, self._slots[task_id][0].resources),)
 
     def _give(self, task: Task) -> None:
         """The task has (or is promised) its slots."""
         owners = self.holders if task.placements else self.keepers
         slots = self._slots[task.id] = slots_of(task)
-        resources = task.shape.resources
-        if resources != NO_RESOURCES:
-            self._each[task.id] = resources
-        for node_id, mask in slots:
+        if task.shape.parts:
+            self._sharing.add(task.id)
+        for node_id, mask, _ in slots:
             there = owners.get(node_id)
             if there is None:
                 owners[node_id] = {task.id: mask}
             else:
-                there[task.id] = mask
-        self._sync(slots, resources, contention_key=False, taken=True)
+                there[task.id] = there.get(task.id, 0) | mask
+        self._sync(slots, shared=False, taken=True)
         self.quota_usage.charge(task, task.level, held_need(task))
         if task.group in self.totals.zoned and len(slots) > 1:
             self._note_crossing(task)
@@ -342,38 +347,36 @@ class Index:
         owners, others = self.holders, self.keepers
         if not task.placements:
             owners, others = others, owners
-        slots, resources = self._slots.pop(task.id), self._each.pop(task.id, NO_RESOURCES)
-        contention_key = False
-        for node_id, _ in slots:
-            there = owners[node_id]
-            del there[task.id]
-            if not there:
-                del owners[node_id]
-            contention_key = contention_key or node_id in others or bool(there)
-        self._sync(slots, resources, contention_key=contention_key, taken=False)
+        slots, shared = self._slots.pop(task.id), False
+        self._sharing.discard(task.id)
+        for slot in slots:
+            node_id = slot.node_id
+            there = owners.get(node_id)
+            if there is not None:
+                there.pop(task.id, None)
+                if not there:
+                    del owners[node_id]
+            shared = shared or node_id in others or bool(there)
+        self._sync(slots, shared=shared, taken=False)
         self.quota_usage.charge(task, task.level, minus(held_need(task)))
 
-    def _sync(
-        self,
-        slots: tuple[Slot, ...],
-        resources: NodeResources,
-        *,
-        contention_key: bool,
-        taken: bool,
-    ) -> None:
-        """Set the free bits of nodes to those that no task holds or is promised."""
+    def _sync(self, slots: tuple[Slot, ...], *, shared: bool, taken: bool) -> None:
+        """Set the free bits of nodes to those that no task holds or is promised.
+
+        ``shared``: other tasks hold, or are promised, something of the same nodes.
+        """
         if self._nodes_stale:
             return
         if taken:
             # Bits that are taken already stay taken; CPU-only ranks are counted individually.
-            self.capacity.take(slots, resources)
-        elif not contention_key:
-            self.capacity.give(slots, resources)
+            self.capacity.take(slots)
+        elif not shared:
+            self.capacity.give(slots)
         else:
-            self.capacity.give_resources(slots, resources)
+            self.capacity.give_resources(slots)
             self.capacity.give(
                 Slot(node_id, mask & ~self.taken(node_id)) if mask else Slot(node_id, 0)
-                for node_id, mask in slots
+                for node_id, mask, _ in slots
                 if not mask or mask & ~self.taken(node_id)
             )
 
@@ -394,30 +397,31 @@ class Index:
         ``begun`` and ``given``: CPU-only ranks, and CPUs and memory, by node, of what was promised
         to others and begins in this round.
         """
-        resources = task.shape.resources
-        for node_id, mask in self.slots(task):
+        for share in shares_of(self.slots(task)):
+            node_id, mask = share.node_id, share.mask
             node = self.capacity.nodes.get(node_id)
             if node is None:
                 return False
-            held = self.holders.get(node_id, {})
-            if mask and any(mask & other for other in held.values()):
+            held = self.share(node_id, self.holders.get(node_id, ()))
+            if mask & held.mask:
                 return False
-            if not mask or not node.gpus:
-                ranks = sum(not other for other in held.values()) + begun.get(node_id, 0)
-                if ranks >= (1 if mask else cpu_ranks_max(node, self.settings)):
+            if share.cpu_ranks or not node.gpus:
+                ranks = held.cpu_ranks + begun.get(node_id, 0) + share.cpu_ranks
+                if ranks > (0 if mask and not node.gpus else cpu_ranks_max(node, self.settings)):
                     return False
-                if not node.gpus and any(held.values()):
+                if not node.gpus and held.mask:
                     return False
-            if resources != NO_RESOURCES and exceeds(
-                node, resources, [self.requested(held), given.get(node_id, NO_RESOURCES)]
+            if share.resources is not NO_RESOURCES and exceeds(
+                node, share.resources, [held.resources, given.get(node_id, NO_RESOURCES)]
             ):
                 return False
         return True
 
-    def requested(self, task_ids: Iterable[str]) -> NodeResources:
-        """The CPUs and memory that one rank of each of these tasks requests, in total."""
-        found = [resources for task_id in task_ids if (resources := self._each.get(task_id))]
-        return NodeResources(sum(e.cpus for e in found), sum(e.memory_bytes for e in found))
+    def share(self, node_id: str, task_ids: Iterable[str]) -> Share:
+        """What these tasks hold, or are promised, of a node together."""
+        return share_of(
+            node_id, (slot for each in task_ids for slot in self._slots_on(node_id, each))
+        )
 
     def broken(self, task: Task, released: Container[str] = ()) -> bool:
         """True if a promise can no longer be kept: the task could not be placed on its promised
@@ -426,25 +430,36 @@ class Index:
         ``released``: tasks whose promises were taken back in this round.
         """
         nodes, shape = self.capacity.nodes, task.shape
-        for node_id, mask in self.slots(task):
+        for share in shares_of(self.slots(task)):
+            node_id, resources = share.node_id, share.resources
             node = nodes.get(node_id)
             if (
                 node is None
                 or node.group != task.group
-                or mask & ~usable_mask(node)
-                or not could_hold_rank(node, shape)
+                or share.mask & ~usable_mask(node)
+                or not admits(node, shape)
+                or exceeds(node, resources, ())
             ):
                 return True
-            if shape.resources != NO_RESOURCES:
+            if resources is not NO_RESOURCES:
                 # A node that offers less than it did breaks what it cannot hold any more.
                 held, kept = self.holders.get(node_id, {}), self.keepers.get(node_id, {})
                 stay = [other for other in held if self.tasks[other].state not in LEAVING]
                 others = [each for each in kept if each != task.id and each not in released]
-                if exceeds(node, shape.resources, [self.requested(stay), self.requested(others)]):
+                beside = [self.share(node_id, each).resources for each in (stay, others)]
+                if exceeds(node, resources, beside):
                     return True
         # A whole node is all of it, also after it was rebuilt.
-        whole = shape.gpus is None
-        return whole and any(len(p.gpus) != nodes[p.node_id].gpus for p in task.promised)
+        whole = {
+            role.name
+            for role, size in zip(task.spec.roles, shape.each, strict=False)
+            if size.gpus is None
+        }
+        return any(
+            len(rank.gpus) != nodes[rank.node_id].gpus
+            for rank in task.promised
+            if rank.role in whole or (not shape.parts and shape.gpus is None)
+        )
 
     # Nodes and limits change rarely: what depends on them follows before the next round.
 
@@ -460,8 +475,8 @@ class Index:
         self.totals = Totals(self.nodes.values(), self.settings, levels)
         self.capacity = self.totals.offered.copy()
         self._nodes_stale = False
-        for task_id, slots in self._slots.items():
-            self.capacity.take(slots, self._each.get(task_id, NO_RESOURCES))
+        for slots in self._slots.values():
+            self.capacity.take(slots)
         self._crossing.clear()
         for task in self.tasks.values() if self.totals.zoned else ():
             if task.group in self.totals.zoned and len(task.placements or task.promised) > 1:

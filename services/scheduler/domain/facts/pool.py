@@ -30,6 +30,8 @@ from services.scheduler.domain.queue.unserved import Unserved
 
 def units_of(shape: Shape, width: int) -> float:
     """The node equivalents of a gang, on nodes with ``width`` GPUs (1: nodes without)."""
+    if shape.parts:
+        return sum(units_of(each, width) for each in shape.each)
     if shape.gpus is None:
         return float(shape.nodes)
     return shape.nodes * max(shape.gpus, SLIVER) / max(1, width)
@@ -197,6 +199,8 @@ class Pool:
 
     def least_units(self, shape: Shape) -> float:
         """The least that a gang must find: whole nodes may be small, CPU ranks are only counted."""
+        if shape.parts:
+            return sum(map(self.least_units, shape.each))
         if shape.gpus is None:
             return shape.nodes * self.least_node_share
         return units_of(shape, self.width) if shape.gpus else 0.0

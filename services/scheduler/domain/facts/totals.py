@@ -31,8 +31,8 @@ ELIGIBLE_KEPT_MAX = 64
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-# What a rank takes of GPUs, and the set of nodes that suit it; None: all.
-_ShapeKind: TypeAlias = tuple[int | None, int | None]
+# What a rank takes of GPUs, and the set of nodes that suit it (None: all); or these for each part.
+_ShapeKind: TypeAlias = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,9 @@ class Totals:
         """What the gang takes of a limit; whole nodes count as the largest kind that it fits."""
         answers = self._answers[shape.group].needs
         found = answers.get(shape)
+        if found is None and shape.parts:
+            gpus = sum(self.need(each).gpus for each in shape.each)
+            found = _keep(answers, shape, Need(gpus, shape.counted))
         if found is None:
             gpus = shape.gpus
             if gpus is None:
@@ -216,6 +219,8 @@ class Totals:
 
     def least_need(self, shape: Shape) -> Need:
         """What the gang takes of a limit at least: whole nodes of the smallest kind."""
+        if shape.parts:
+            return Need(sum(self.least_need(each).gpus for each in shape.each), shape.counted)
         if shape.gpus is None and (kinds := self.kinds(shape)):
             return Need(kinds[0] * shape.nodes, shape.nodes)
         return self.need(shape)
@@ -226,6 +231,8 @@ class Totals:
 
     def _kind(self, shape: Shape) -> _ShapeKind:
         """Shapes of one kind compete for the same nodes, however many they want."""
+        if shape.parts:
+            return tuple(map(self._kind, shape.each))
         return shape.gpus, self.offered.suitable(shape._replace(nodes=1))
 
     def _eligible(self, shape: Shape, kind: _ShapeKind) -> frozenset[str]:
@@ -256,6 +263,9 @@ class _Between:
         self._memory = sorted((memory_of(old) or 0, memory_of(new) or 0))
 
     def __contains__(self, shape: Shape) -> bool:
+        if shape.parts:
+            # Ranks that share a node add up.
+            return bool(shape.cpus or shape.memory_bytes)
         (less, more), (smaller, larger) = self._cpus, self._memory
         if shape.cpus and less < shape.resources.cpus <= more:
             return True

@@ -41,7 +41,8 @@ class Excess(NamedTuple):
 def held_need(task: Task) -> Need:
     """What a task's live run holds, or what is promised to it."""
     placements = task.placements or task.promised
-    return Need(sum(len(placement.gpus) for placement in placements), len(placements))
+    nodes = len(placements) and task.shape.counted
+    return Need(sum(len(placement.gpus) for placement in placements), nodes)
 
 
 def minus(need: Need) -> Need:

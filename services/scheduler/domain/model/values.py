@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from libs.contracts.messages import Priority, Reason, ReasonCode, TaskSpec
+from libs.contracts.rank_sizes import has_own_size, size_of, sizes_differ
 
 WEIGHTS: Mapping[Priority, int] = MappingProxyType(
     {
@@ -44,7 +45,7 @@ REASONS_KEPT_MAX = 65_536
 
 
 class NodeResources(NamedTuple):
-    """What each rank of a gang takes of its node besides GPUs."""
+    """What a rank takes of its node besides GPUs."""
 
     # Thousandths of a CPU.
     cpus: int = 0
@@ -55,11 +56,16 @@ NO_RESOURCES = NodeResources()
 
 
 class Shape(NamedTuple):
-    """What a task needs of the cluster; tasks of one shape are interchangeable for placement."""
+    """What a task needs of the cluster; tasks of one shape are interchangeable for placement.
+
+    Most gangs consist of ranks of one size with a node each. The others have ``parts``, and their
+    own amounts are the largest of those.
+    """
 
     group: str
+    # The number of ranks.
     nodes: int
-    # GPUs on each node; None = whole nodes, 0 = CPU only.
+    # GPUs of each rank; None = whole nodes, 0 = CPU only.
     gpus: int | None
     cpus: float
     memory_bytes: int
@@ -68,6 +74,18 @@ class Shape(NamedTuple):
     tolerations: tuple[str, ...] = ()
     # Nodes on which starts of this task failed. It takes them only if the others cannot hold it.
     avoids: tuple[str, ...] = ()
+    # The roles of a gang whose ranks differ or share nodes, in their order.
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def each(self) -> tuple[Shape, ...]:
+        """The same for ranks of one size: a shape for each size."""
+        return tuple(part.shape for part in self.parts) if self.parts else (self,)
+
+    @property
+    def counted(self) -> int:
+        """How many nodes it counts as in a limit: auxiliary ranks count as none."""
+        return sum(part.shape.nodes for part in self.parts if not part.auxiliary) or self.nodes
 
     @property
     def resources(self) -> NodeResources:
@@ -75,6 +93,17 @@ class Shape(NamedTuple):
         if not self.cpus and not self.memory_bytes:
             return NO_RESOURCES
         return NodeResources(millicpus(self.cpus), self.memory_bytes)
+
+
+class Part(NamedTuple):
+    """The ranks of one role in a gang whose ranks differ or share nodes."""
+
+    # So many ranks of this size, without parts of its own.
+    shape: Shape
+    # No two of them lie on one node.
+    spread: bool
+    # They are placed after all others.
+    auxiliary: bool
 
 
 def millicpus(cpus: float) -> int:
@@ -89,15 +118,38 @@ def _shape(*fields: Any) -> Shape:  # noqa: ANN401 - those of Shape
 
 def shape_of(spec: TaskSpec, avoids: tuple[str, ...] = ()) -> Shape:
     """The shape of a task with this specification."""
-    return _shape(
-        spec.group,
-        spec.nodes,
-        spec.gpus_per_node,
-        spec.cpus or 0.0,
-        spec.memory_bytes or 0,
+    nodes = (
         tuple(sorted(spec.node_selector.items())) if spec.node_selector else (),
         tuple(sorted(set(spec.tolerations))) if spec.tolerations else (),
         avoids,
+    )
+    group, gpus, cpus, memory = spec.group, spec.gpus_per_node, spec.cpus, spec.memory_bytes
+    if any(map(has_own_size, spec.roles)):
+        sizes = [size_of(spec, role) for role in spec.roles]
+        if sizes_differ(spec):
+            parts = tuple(
+                Part(
+                    _shape(group, role.replicas, size.gpus, size.cpus, size.memory_bytes, *nodes),
+                    size.spread,
+                    size.auxiliary,
+                )
+                for role, size in zip(spec.roles, sizes, strict=True)
+            )
+            return _of_parts(parts)
+        gpus, cpus, memory = sizes[0].gpus, sizes[0].cpus, sizes[0].memory_bytes
+    return _shape(group, spec.nodes, gpus, cpus or 0.0, memory or 0, *nodes)
+
+
+@lru_cache(maxsize=SHAPES_KEPT_MAX)
+def _of_parts(parts: tuple[Part, ...]) -> Shape:
+    shapes = [part.shape for part in parts]
+    whole = any(shape.gpus is None for shape in shapes)
+    return shapes[0]._replace(
+        nodes=sum(shape.nodes for shape in shapes),
+        gpus=None if whole else max(shape.gpus or 0 for shape in shapes),
+        cpus=max(shape.cpus for shape in shapes),
+        memory_bytes=max(shape.memory_bytes for shape in shapes),
+        parts=parts,
     )
 
 

@@ -13,15 +13,13 @@ and ``decide`` works on copies. The cost of a pick follows the gang, not the clu
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from libs.contracts.messages import Placement, TaskSpec
 from services.scheduler.domain.model.group_policy import PolicySettings
-from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.rows import Node
 from services.scheduler.domain.model.values import NO_RESOURCES, NodeResources, Shape
 from services.scheduler.domain.placement.bitsets import (
-    gpus_of,
+    bit_range,
     lowest_bits,
     lowest_members,
     mask_of,
@@ -33,31 +31,20 @@ from services.scheduler.domain.placement.node_index import (
     NodeIndex,
     width,
 )
-from services.scheduler.domain.placement.topology import DOMAIN_LABELS, Area, Topology, areas
+from services.scheduler.domain.placement.packing import pack
+from services.scheduler.domain.placement.slots import Share, Slot, shares_of
+from services.scheduler.domain.placement.topology import (
+    DOMAIN_LABELS,
+    Area,
+    Topology,
+    areas,
+    smallest_first,
+)
 
 Allowed: TypeAlias = Callable[[str], bool]
 
 # Group and position.
 _Location: TypeAlias = tuple[str, int]
-
-
-class Slot(NamedTuple):
-    """What one rank takes of one node: a mask of GPUs, or (mask 0) room for a CPU-only rank."""
-
-    node_id: str
-    mask: int
-
-
-def slots_of(task: Task) -> tuple[Slot, ...]:
-    """What a task's live run takes, or what is reserved for it while it waits.
-
-    A whole node without GPUs shows no GPU but takes its unit.
-    """
-    cpu_only = task.spec.gpus_per_node == 0
-    return tuple(
-        Slot(placement.node_id, 0 if cpu_only else mask_of(placement.gpus) or 1)
-        for placement in task.placements or task.promised
-    )
 
 
 class Capacity:
@@ -140,73 +127,69 @@ class Capacity:
         """The free units of each node, as a mask; a view."""
         return _Free(self.locations, self.groups)
 
-    def take(self, slots: Iterable[Slot], resources: NodeResources = NO_RESOURCES) -> None:
-        """Takes slots, and ``resources`` for each rank on its node.
+    def take(self, slots: Iterable[Slot]) -> None:
+        """Takes slots.
 
         What is not offered or not free is passed over; CPU and memory may become negative.
         """
-        if resources is not NO_RESOURCES:
-            slots = tuple(slots)
-            self.take_resources(slots, resources)
         self._move(slots, give=False)
 
-    def give(self, slots: Iterable[Slot], resources: NodeResources = NO_RESOURCES) -> None:
+    def give(self, slots: Iterable[Slot]) -> None:
         """Gives back what ``take`` took; what is not offered or not usable stays so."""
-        if resources is not NO_RESOURCES:
-            slots = tuple(slots)
-            self.give_resources(slots, resources)
         self._move(slots, give=True)
 
-    def take_resources(self, slots: Iterable[Slot], resources: NodeResources) -> None:
-        """Takes CPU and memory alone; the slots are on different nodes."""
-        self._move_resources(slots, resources, -1)
+    def take_resources(self, slots: Iterable[Slot]) -> None:
+        """Takes the slots' CPU and memory alone."""
+        self._move(slots, give=False, units=False)
 
-    def give_resources(self, slots: Iterable[Slot], resources: NodeResources) -> None:
-        """Gives CPU and memory alone back; the slots are on different nodes."""
-        self._move_resources(slots, resources, 1)
+    def give_resources(self, slots: Iterable[Slot]) -> None:
+        """Gives the slots' CPU and memory alone back."""
+        self._move(slots, give=True, units=False)
 
-    def _move_resources(self, slots: Iterable[Slot], resources: NodeResources, times: int) -> None:
-        if resources == NO_RESOURCES:
-            return
-        locations, there = self.locations, dict[str, list[int]]()
-        for node_id, _ in slots:
-            location = locations.get(node_id)
-            if location is not None:
-                there.setdefault(location[0], []).append(location[1])
-        for group, own in there.items():
-            self._owned(group).add_resources(own, resources, times)
-
-    def _move(self, slots: Iterable[Slot], *, give: bool) -> None:
+    def _move(self, slots: Iterable[Slot], *, give: bool, units: bool = True) -> None:
         locations, masks = self.locations, dict[str, list[tuple[int, int]]]()
-        for node_id, mask in slots:
+        amounts: dict[tuple[str, NodeResources], list[int]] = {}
+        for node_id, mask, resources in slots:
             location = locations.get(node_id)
             if location is None:
                 continue
+            group, position = location
+            if resources is not NO_RESOURCES:
+                amounts.setdefault((group, resources), []).append(position)
+            if not units:
+                continue
             if mask:
-                masks.setdefault(location[0], []).append((location[1], mask))
+                masks.setdefault(group, []).append((position, mask))
             else:
-                self._owned(location[0]).add_ranks(location[1], -1 if give else 1)
-        for group, units in masks.items():
-            self._owned(group).move(units, give=give)
+                self._owned(group).add_ranks(position, -1 if give else 1)
+        for (group, resources), positions_ in amounts.items():
+            self._owned(group).add_resources(positions_, resources, 1 if give else -1)
+        for group, own in masks.items():
+            self._owned(group).move(own, give=give)
 
     def offers(self, node_id: str, resources: NodeResources) -> bool:
         """True if so much CPU and memory is left on a node."""
         location = self.locations.get(node_id)
         return location is not None and self.groups[location[0]].offers(location[1], resources)
 
-    def covers(self, slot: Slot, resources: NodeResources = NO_RESOURCES) -> bool:
-        """True if this slot is free now, and its node has the resources left."""
-        location = self.locations.get(slot.node_id)
+    def covers(self, slots: Iterable[Slot]) -> bool:
+        """True if all of these slots are free now, and their nodes have the resources left."""
+        return all(self._covers(share) for share in shares_of(slots))
+
+    def _covers(self, share: Share) -> bool:
+        location = self.locations.get(share.node_id)
         if location is None:
             return False
         free_nodes, position = self.groups[location[0]], location[1]
-        if not free_nodes.offers(position, resources):
+        if not free_nodes.offers(position, share.resources):
             return False
-        if not slot.mask:
-            return free_nodes.accepts_cpu_rank(position)
+        if share.cpu_ranks > free_nodes.cpu_places(position):
+            return False
+        if not share.mask:
+            return True
         # A whole node without GPUs is shared by no CPU-only rank.
         whole = free_nodes.index.nodes[position].gpus > 0 or free_nodes.has_no_cpu_rank(position)
-        return whole and free_nodes.free(position) & slot.mask == slot.mask
+        return whole and free_nodes.free(position) & share.mask == share.mask
 
     def units(self, group: str) -> float:
         """Node equivalents of a group that may be used: a node counts by its usable GPUs."""
@@ -233,6 +216,8 @@ class Capacity:
         free_nodes = self.groups.get(shape.group)
         if free_nodes is None or not free_nodes.may_fit(shape):
             return None
+        if shape.parts:
+            return _packed(free_nodes, shape, allowed, topology)
         suitable = free_nodes.suitable(shape)
         for way in free_nodes.ways(shape):
             sets = way if suitable is None else [each & suitable for each in way]
@@ -240,7 +225,10 @@ class Capacity:
                 sets = [_narrowed(free_nodes, each, allowed) for each in sets]
             found = _found(free_nodes, sets, shape, topology)
             if found is not None:
-                return tuple(_slot(free_nodes, position, shape) for position in sorted(found))
+                resources = shape.resources
+                return tuple(
+                    _slot(free_nodes, position, shape, resources) for position in sorted(found)
+                )
         return None
 
     def fits(self, shape: Shape, *, topology: Topology | None = None) -> bool:
@@ -248,7 +236,7 @@ class Capacity:
         free_nodes = self.groups.get(shape.group)
         if free_nodes is None or not free_nodes.may_fit(shape):
             return False
-        if topology is not None and not topology.cross_zone_allowed:
+        if shape.parts or (topology is not None and not topology.cross_zone_allowed):
             return self.pick(shape, topology=topology) is not None
         suitable = free_nodes.suitable(shape)
         if suitable is None and shape.gpus:
@@ -267,7 +255,15 @@ class Capacity:
     def suitable(self, shape: Shape) -> int | None:
         """The nodes whose labels, taints and amounts allow a rank; None: all."""
         free_nodes = self.groups.get(shape.group)
-        return None if free_nodes is None else free_nodes.index.suitable(shape)
+        if free_nodes is None:
+            return None
+        found = 0
+        for each in shape.each:
+            suitable = free_nodes.index.suitable(each)
+            if suitable is None:
+                return None
+            found |= suitable
+        return found
 
     def eligible(self, shape: Shape) -> frozenset[str]:
         """What this shape competes for: the nodes that could hold one rank if they were empty.
@@ -277,6 +273,8 @@ class Capacity:
         free_nodes = self.groups.get(shape.group)
         if free_nodes is None:
             return frozenset()
+        if shape.parts:
+            return frozenset[str]().union(*map(self.eligible, shape.each))
         index = free_nodes.index
         suitable = index.suitable(shape)
         found: set[str] = set()
@@ -349,37 +347,40 @@ def _taken(sets: Iterable[int], wanted: int) -> list[int] | None:
     return None
 
 
-def _slot(free_nodes: FreeNodes, position: int, shape: Shape) -> Slot:
+def _slot(free_nodes: FreeNodes, position: int, shape: Shape, resources: NodeResources) -> Slot:
     if shape.gpus == 0:
-        return Slot(free_nodes.index.ids[position], 0)
+        return Slot(free_nodes.index.ids[position], 0, resources)
     free = free_nodes.free(position)
     return Slot(
         free_nodes.index.ids[position],
         free if shape.gpus is None else lowest_bits(free, shape.gpus),
+        resources,
     )
+
+
+def _packed(
+    free_nodes: FreeNodes, shape: Shape, allowed: Allowed | None, topology: Topology | None
+) -> tuple[Slot, ...] | None:
+    """Slots for a gang whose ranks differ or share nodes, in the smallest domain that holds it."""
+    index = free_nodes.index
+    within = index.open
+    if allowed is not None:
+        within = _narrowed(free_nodes, within, allowed)
+    ranges = [(0, len(index.nodes))]
+    if topology is not None and index.domains is not None:
+        ranges = smallest_first(index.domains, cross_zone_allowed=topology.cross_zone_allowed)
+    for start, end in ranges:
+        spots = pack(free_nodes, shape, within & bit_range(start, end))
+        if spots is not None:
+            sizes = [each.resources for each in shape.each]
+            return tuple(
+                Slot(index.ids[position], mask, resources)
+                for own, resources in zip(spots, sizes, strict=True)
+                for position, mask in own
+            )
+    return None
 
 
 def contention_key(node_id: str, gpus: int, shape: Shape) -> str:
     """What ranks that compete for a node of so many GPUs have in common."""
     return f"{node_id}/cpu" if gpus and shape.gpus == 0 else node_id
-
-
-PLACEMENTS_KEPT_MAX = 131_072
-
-
-@lru_cache(maxsize=PLACEMENTS_KEPT_MAX)
-def _placement(rank: int, role: str, index: int, node_id: str, mask: int) -> Placement:
-    """Equal placements are one object: the same ranks come to the same nodes again and again."""
-    return Placement(rank=rank, role=role, role_index=index, node_id=node_id, gpus=gpus_of(mask))
-
-
-def placements_of(
-    slots: tuple[Slot, ...], spec: TaskSpec, nodes: Mapping[str, Node]
-) -> tuple[Placement, ...]:
-    """Assigns the slots to the ranks, in the order of the roles and of their replicas."""
-    replicas = [(role.name, index) for role in spec.roles for index in range(role.replicas)]
-    assert len(replicas) == len(slots), "submit makes nodes the sum of the replicas"
-    return tuple(
-        _placement(rank, role, index, node_id, mask if nodes[node_id].gpus else 0)
-        for rank, ((role, index), (node_id, mask)) in enumerate(zip(replicas, slots, strict=True))
-    )

@@ -8,6 +8,7 @@ small chunks that are replaced and never changed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -173,12 +174,19 @@ class FreeNodes:
             counts[after] += count
 
     def add_resources(self, there: list[int], resources: NodeResources, times: int) -> None:
-        """Gives back (1) or takes (-1) what each rank of a gang takes of its node."""
+        """Gives back (1) or takes (-1) what ranks take; a position stands once for each rank."""
         self._copy_shared_resources()
-        if self.cpus is not None and resources.cpus:
-            self.cpus.add(there, times * resources.cpus)
-        if self.memory is not None and resources.memory_bytes:
-            self.memory.add(there, times * resources.memory_bytes)
+        if len(set(there)) == len(there):
+            by_count = {1: there}
+        else:
+            by_count = dict[int, list[int]]()
+            for position, count in Counter(there).items():
+                by_count.setdefault(count, []).append(position)
+        for count, own in by_count.items():
+            if self.cpus is not None and resources.cpus:
+                self.cpus.add(own, times * count * resources.cpus)
+            if self.memory is not None and resources.memory_bytes:
+                self.memory.add(own, times * count * resources.memory_bytes)
 
     def offers(self, position: int, resources: NodeResources) -> bool:
         """True if so much CPU and memory is left on a node."""
@@ -230,23 +238,42 @@ class FreeNodes:
         """True if no CPU-only rank lies on this node."""
         return bool(self.by_cpu_ranks.get(0, 0) >> position & 1)
 
-    def accepts_cpu_rank(self, position: int) -> bool:
-        """True if one more CPU-only rank may lie on this node."""
-        return bool(self._cpu_positions() >> position & 1)
+    def cpu_places(self, position: int) -> int:
+        """How many more CPU-only ranks may lie on this node."""
+        if not self.cpu_positions() >> position & 1:
+            return 0
+        there = self.ranks[position >> _BITS][position & _LOW]
+        return self.index.cpu_ranks_max[position] - there
 
-    def _cpu_positions(self) -> int:
+    def cpu_positions(self) -> int:
         """The nodes that accept one more CPU-only rank."""
         taken = self.sets[0][0] if 0 in self.sets else 0
         return self.index.open & ~(self.cpu_full | taken)
 
     def may_fit(self, shape: Shape) -> bool:
         """False if too few nodes have so many free GPUs; nothing else is compared."""
+        if shape.parts:
+            return self._may_hold_parts(shape)
         if shape.gpus is None:
             return any(self.counts[size][-1] >= shape.nodes for size in self.index.whole_sizes)
         if shape.gpus == 0:
             return self.index.open.bit_count() >= shape.nodes
         found = sum(sum(counts[shape.gpus :]) for size, counts in self.counts.items() if size)
         return found >= shape.nodes
+
+    def _may_hold_parts(self, shape: Shape) -> bool:
+        """False if fewer GPUs are free than all ranks need."""
+        smallest = min((size for size in self.index.whole_sizes), default=0)
+        needed = sum(
+            each.nodes * (smallest if each.gpus is None else each.gpus) for each in shape.each
+        )
+        free = sum(
+            count * number
+            for size, counts in self.counts.items()
+            if size
+            for count, number in enumerate(counts)
+        )
+        return needed <= free
 
     def ways(self, shape: Shape) -> Iterator[list[int]]:
         """Ways to place a gang, best first: each is the sets from which nodes are taken, in order.
@@ -272,7 +299,7 @@ class FreeNodes:
 
     def _for_cpus(self) -> Iterator[int]:
         """Nodes without GPUs first, the fullest of them; then GPU nodes, the emptiest."""
-        positions = self._cpu_positions()
+        positions = self.cpu_positions()
         plain = self.index.by_size.get(0, 0)
         for ranks in sorted(self.by_cpu_ranks, reverse=True):
             yield self.by_cpu_ranks[ranks] & positions & plain

@@ -87,6 +87,23 @@ def _domain(addresses: Sequence[tuple[str, ...]], start: int, end: int, depth: i
     return Domain(start, end, depth, tuple(parts))
 
 
+def smallest_first(root: Domain, *, cross_zone_allowed: bool) -> list[tuple[int, int]]:
+    """The ranges of all domains, the smallest domains first, in the order of their positions.
+
+    Without ``cross_zone_allowed`` those that hold several of the largest domains are left out.
+    """
+    found: list[Domain] = []
+    layer: list[Domain] = [root]
+    while layer:
+        found += layer
+        layer = [part for domain in layer for part in domain.parts]
+    return [
+        (domain.start, domain.end)
+        for domain in sorted(found, key=lambda each: (-each.depth, each.start))
+        if domain.depth > 0 or cross_zone_allowed or not domain.parts
+    ]
+
+
 def areas(root: Domain, free: int, wanted: int, *, cross_zone_allowed: bool) -> list[Area] | None:
     """From where to take ``wanted`` of the ``free`` positions; None if there is no such place.
 

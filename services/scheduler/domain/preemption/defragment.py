@@ -18,8 +18,9 @@ from services.scheduler.domain.limits.virtual_clusters import UNCOVERED
 from services.scheduler.domain.model.lifecycle import LEAVING
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import reason
-from services.scheduler.domain.placement.capacity import Allowed, Slot, placements_of
+from services.scheduler.domain.placement.capacity import Allowed
 from services.scheduler.domain.placement.node_index import usable_mask
+from services.scheduler.domain.placement.slots import Slot, placements_of
 from services.scheduler.domain.preemption import victims
 from services.scheduler.domain.preemption.release import request_release
 from services.scheduler.domain.preemption.victims import Trial
@@ -76,8 +77,12 @@ def _nodes(round_: Round, pool: Pool, entry: Entry, borrowed: Trial) -> Iterator
         for task in runs:
             mask |= round_.index.holders[node_id][task.id]
         usable = usable_mask(node)
-        whole = shape.gpus is None and mask & usable == usable
-        if whole or (shape.gpus is not None and (mask & usable).bit_count() >= shape.gpus):
+        if any(
+            mask & usable == usable
+            if each.gpus is None
+            else (mask & usable).bit_count() >= each.gpus
+            for each in shape.each
+        ):
             cost = sum(victims.preemption_cost(pool, task, round_.seconds) for task in runs)
             found.append((cost, node_id))
     for _, node_id in sorted(found):
@@ -112,7 +117,7 @@ def _new_places(trial: Trial, borrowed: Trial) -> dict[str, tuple[Slot, ...]] | 
     if slots is None:
         return None
     left = trial.capacity.copy()
-    left.take(slots, trial.entry.shape.resources)
+    left.take(slots)
     # None of them crosses the largest domains in its new place.
     inside = trial.round.topology(pool, pool.policy.cross_zone_gangs_max)
     moving = [task for task in trial.taken if task.id not in borrowed.given]
@@ -121,7 +126,7 @@ def _new_places(trial: Trial, borrowed: Trial) -> dict[str, tuple[Slot, ...]] | 
         new_place = left.pick(task.shape, topology=inside)
         if new_place is None:
             return None
-        left.take(new_place, task.shape.resources)
+        left.take(new_place)
         new_places[task.id] = new_place
     return new_places
 
@@ -140,6 +145,6 @@ def _send(
         why = reason(ReasonCode.MOVED_FOR, names=names, cost_node_seconds=cost)
         there = placements_of(new_place, task.spec, round_.index.nodes)
         request_release(round_, task, why, beneficiary=entry.id, moves_to=there)
-    for task_id, new_place in new_places.items():
-        round_.keep(new_place, round_.index.tasks[task_id].shape.resources)
+    for new_place in new_places.values():
+        round_.keep(new_place)
     return slots

@@ -23,7 +23,8 @@ from services.scheduler.domain.limits.quota_usage import Account
 from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, Depth
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS, Shape, reason
-from services.scheduler.domain.placement.capacity import Allowed, Capacity, Slot
+from services.scheduler.domain.placement.capacity import Allowed, Capacity
+from services.scheduler.domain.placement.slots import Slot
 from services.scheduler.domain.placement.topology import address
 from services.scheduler.domain.preemption.release import request_release
 from services.scheduler.domain.queue.entry import Entry
@@ -72,14 +73,14 @@ class Trial:
     def give(self, task: Task) -> None:
         """Count what a run holds, or a task is promised, as free."""
         index = self.round.index
-        self.capacity.give(index.slots(task), index.resources(task))
+        self.capacity.give(index.slots(task))
         self._crossing -= task.id in self._across
         self.given[task.id] = task
 
     def take_back(self, task: Task) -> None:
         """Count it as held again."""
         index = self.round.index
-        self.capacity.take(index.slots(task), index.resources(task))
+        self.capacity.take(index.slots(task))
         self._crossing += task.id in self._across
         del self.given[task.id]
 

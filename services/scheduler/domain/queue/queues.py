@@ -44,9 +44,9 @@ def class_of(shape: Shape) -> Shape:
     """The shape without amounts, which names its class.
 
     A shape that avoids nodes is a class of its own: which of them it can do without depends on the
-    amounts, so one that asks for less may find fewer nodes.
+    amounts, so one that asks for less may find fewer nodes. So is one of several sizes.
     """
-    if shape.avoids or not (shape.cpus or shape.memory_bytes):
+    if shape.avoids or shape.parts or not (shape.cpus or shape.memory_bytes):
         return shape
     return shape._replace(cpus=0.0, memory_bytes=0)
 

@@ -21,7 +21,7 @@ from services.scheduler.domain.disciplines.timeshare.rule import spent
 from services.scheduler.domain.facts.pool import Pool, saved_until
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import Key
-from services.scheduler.domain.placement.capacity import Slot
+from services.scheduler.domain.placement.slots import Slot
 from services.scheduler.domain.preemption import victims
 from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.round import Round

@@ -23,7 +23,7 @@ from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, 
 from services.scheduler.domain.model.lifecycle import LEAVING
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS
-from services.scheduler.domain.placement.capacity import Slot, slots_of
+from services.scheduler.domain.placement.slots import Slot, slots_of
 from tests.kit.builders import a_snapshot, played
 from tests.kit.strategies import NOW, snapshots
 from tests.services.scheduler.domain.domain_harness import facts_of
@@ -258,7 +258,7 @@ def reclaimable(pool: Pool, snapshot: Snapshot, depth: int) -> list[Slot]:
     kept: defaultdict[str, int] = defaultdict(int)
     for task in runs:
         if task.promised:
-            for node_id, mask in slots_of(task):
+            for node_id, mask, _ in slots_of(task):
                 kept[node_id] |= mask
     found: list[Slot] = []
     for task in runs:
@@ -267,7 +267,7 @@ def reclaimable(pool: Pool, snapshot: Snapshot, depth: int) -> list[Slot]:
             depths[task.id] > depth and (until is None or until <= NOW)
         )
         if task.holds and goes:
-            found += [Slot(node_id, mask & ~kept[node_id]) for node_id, mask in slots_of(task)]
+            found += [Slot(node_id, mask & ~kept[node_id]) for node_id, mask, _ in slots_of(task)]
     return [slot for slot in found if slot.mask]
 
 

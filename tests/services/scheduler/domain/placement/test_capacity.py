@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from libs.contracts.messages import Role
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Node
-from services.scheduler.domain.model.values import Shape
+from services.scheduler.domain.model.values import NodeResources, Shape
 from services.scheduler.domain.placement.bitsets import gpus_of, mask_of
-from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of, slots_of
+from services.scheduler.domain.placement.capacity import Capacity
 from services.scheduler.domain.placement.node_index import usable_mask
+from services.scheduler.domain.placement.slots import Slot, placements_of, slots_of
 from tests.kit.builders import a_node, a_spec, a_task, running, some_nodes
 
 
@@ -82,8 +83,10 @@ def test_groups_and_limits_of_nodes_are_filters() -> None:
         a_node("a", group="dev"), a_node("b", cpus=4, memory_bytes=10), a_node("c", cpus=16)
     )
     assert capacity.pick(a_shape(group="dev")) == (Slot("a", 255),)
-    assert capacity.pick(a_shape(cpus=8.0)) == (Slot("c", 255),)
-    assert capacity.pick(a_shape(memory_bytes=11)) == (Slot("c", 255),)
+    assert capacity.pick(a_shape(cpus=8.0)) == (Slot("c", 255, NodeResources(cpus=8000)),)
+    assert capacity.pick(a_shape(memory_bytes=11)) == (
+        Slot("c", 255, NodeResources(memory_bytes=11)),
+    )
     assert capacity.pick(a_shape(group="nowhere")) is None
 
 

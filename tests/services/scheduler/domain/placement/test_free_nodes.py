@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Node
 from services.scheduler.domain.model.values import NodeResources, Shape
-from services.scheduler.domain.placement.capacity import Capacity, Slot
+from services.scheduler.domain.placement.capacity import Capacity
 from services.scheduler.domain.placement.node_index import (
     could_hold_rank,
     cpu_ranks_max,
     usable_mask,
     width,
 )
+from services.scheduler.domain.placement.slots import Slot
 from tests.kit.builders import a_node
 
 SETTINGS = PolicySettings(cpu_ranks_per_node=2)
@@ -119,6 +120,8 @@ shapes = st.builds(
     memory_bytes=st.sampled_from([0, 0, 3, 20]),
     selector=st.sampled_from([(), (), (("disk", "a"),), (("disk", "a"), ("zone", "b"))]),
     tolerations=st.sampled_from([(), ("odd",), ("odd", "team"), ("odd", "team=vision")]),
+    avoids=st.just(()),
+    parts=st.just(()),
 )
 
 # Pick and take; give back what was taken; copy; each on one of the capacities there are.
@@ -145,7 +148,8 @@ def picked(fast: Capacity, slow: Slow, shape: Shape) -> tuple[Slot, ...]:
     for slot in slots:
         node = slow.nodes[slot.node_id]
         assert slow.suits(node, shape, node.gpus)
-        assert fast.covers(slot, shape.resources)
+        assert fast.covers([slot])
+        assert slot.resources == shape.resources
         assert slot.mask & ~slow.free[slot.node_id] == 0
         wanted = width(node) if shape.gpus is None else shape.gpus
         assert slot.mask.bit_count() == wanted
@@ -157,21 +161,21 @@ def picked(fast: Capacity, slow: Slow, shape: Shape) -> tuple[Slot, ...]:
 def test_placement_is_what_brute_force_finds(
     nodes: list[Node], todo: list[tuple[str, int, Shape]]
 ) -> None:
-    pairs = [(Capacity(nodes, SETTINGS), Slow.of(nodes), list[tuple[Slot, NodeResources]]())]
+    pairs = [(Capacity(nodes, SETTINGS), Slow.of(nodes), list[Slot]())]
     for step, number, shape in todo:
         fast, slow, taken = pairs[number % len(pairs)]
         if step == "copy":
             pairs.append((fast.copy(), slow.copy(), list(taken)))
         elif step == "pick":
             slots = picked(fast, slow, shape)
-            fast.take(slots, shape.resources)
-            taken += [(slot, shape.resources) for slot in slots]
+            fast.take(slots)
+            taken += slots
             for slot in slots:
                 slow.move(slot, 1, shape.resources)
         elif taken:
-            slot, each = taken.pop(number % len(taken))
-            fast.give([slot], each)
-            slow.move(slot, -1, each)
+            slot = taken.pop(number % len(taken))
+            fast.give([slot])
+            slow.move(slot, -1, slot.resources)
         for fast, slow, _ in pairs:
             same(fast, slow, shape)
 

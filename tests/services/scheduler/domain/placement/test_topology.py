@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Node
 from services.scheduler.domain.model.values import Shape
-from services.scheduler.domain.placement.capacity import Capacity, Slot, placements_of
+from services.scheduler.domain.placement.capacity import Capacity
+from services.scheduler.domain.placement.slots import Slot, placements_of
 from services.scheduler.domain.placement.topology import Topology, address, crosses_zone
 from tests.kit.builders import a_node, a_spec
 
