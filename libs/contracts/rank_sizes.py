@@ -6,9 +6,14 @@ before it starts one, so that all of them mean the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from libs.contracts.messages import Role, TaskSpec
+
+# Fields of a task that have another name in a role.
+ROLE_FIELDS: Mapping[str, str] = MappingProxyType({"gpus_per_node": "gpus"})
 
 
 class RankSize(NamedTuple):
@@ -57,6 +62,23 @@ def size_of(spec: TaskSpec, role: Role) -> RankSize:
 def sizes_of(spec: TaskSpec) -> dict[str, RankSize]:
     """The size of each rank, by the name of its role."""
     return {role.name: size_of(spec, role) for role in spec.roles}
+
+
+def role_specs(spec: TaskSpec) -> tuple[TaskSpec, ...]:
+    """For each role the specification of a task that consists of it alone, a node for each rank."""
+    found: list[TaskSpec] = []
+    for role in spec.roles:
+        size = size_of(spec, role)
+        sizes = {
+            "gpus_per_node": size.gpus,
+            "cpus": size.cpus or None,
+            "memory_bytes": size.memory_bytes or None,
+        }
+        alone = {"gpus": None, "cpus": None, "memory_bytes": None}
+        alone |= {"spread": None, "auxiliary": False}
+        roles = (role.model_copy(update=alone),)
+        found.append(spec.model_copy(update={**sizes, "nodes": role.replicas, "roles": roles}))
+    return tuple(found)
 
 
 def sizes_differ(spec: TaskSpec) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from libs.contracts.messages import EnvSource, FieldError, PodRequest, TaskSpec
+from libs.contracts.rank_sizes import sizes_of
 from libs.pods import field_validators as v
 from libs.pods.field_errors import FIELD_ERRORS_MAX, field_error
 from libs.pods.pod_policy import PodPolicy
@@ -81,10 +82,12 @@ def _images(request: _Request) -> FieldErrors:
 def _resources(request: _Request) -> FieldErrors:
     for name, text in request.pod.resources.items():
         yield from v.resource(f"pod.resources.{name}", (name, text), request.view)
-    spec = request.spec
-    sized = spec.cpus is not None or spec.memory_bytes is not None
     only = request.view.policy.cpu_only
-    sized |= spec.gpus_per_node == 0 and (only.cpus is not None or only.memory_bytes is not None)
+    given = only.cpus is not None or only.memory_bytes is not None
+    sized = all(
+        size.cpus or size.memory_bytes or (size.gpus == 0 and given)
+        for size in sizes_of(request.spec).values()
+    )
     huge = next((name for name in request.pod.resources if name.startswith("hugepages-")), None)
     if huge is not None and not sized:
         fix = "say how many cpus or how much memory the task needs, too"
@@ -93,7 +96,8 @@ def _resources(request: _Request) -> FieldErrors:
 
 def _shm(request: _Request) -> FieldErrors:
     size, most = request.pod.shm_bytes, request.view.policy.shm_bytes_max
-    memory = request.spec.memory_bytes
+    sizes = [size.memory_bytes for size in sizes_of(request.spec).values() if size.memory_bytes]
+    memory = min(sizes, default=None)
     field = "pod.shm_bytes"
     if size is None:
         return

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from libs.contracts.messages import Priority, TaskSpec
+from libs.contracts.rank_sizes import sizes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Requester:
     @staticmethod
     def of(spec: TaskSpec, owner: str, team: str) -> Requester:
         """Build it from a complete specification."""
+        sizes = [size for size in sizes_of(spec).values() if not size.auxiliary]
+        gpus = [size.gpus for size in sizes if size.gpus is not None]
         has_priority = spec.priority is not Priority.UNSPECIFIED
         return Requester(
             owner=owner,
@@ -36,8 +39,8 @@ class Requester:
             name=spec.name,
             labels=spec.labels,
             priority=spec.priority.removeprefix("PRIORITY_").lower() if has_priority else "",
-            nodes=spec.nodes,
-            gpus_per_node=spec.gpus_per_node,
+            nodes=sum(role.replicas for role in spec.roles if not role.auxiliary),
+            gpus_per_node=min(gpus, default=None),
         )
 
     def filled(self, template: str) -> str | None:

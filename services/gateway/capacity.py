@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from libs.contracts.messages import TaskSpec
+from libs.contracts.rank_sizes import sizes_differ
 from libs.service.clock import Clock
 from libs.store.port import Op, Store, Where
 from services.gateway.rows import NodeRow, RunRow, TaskRow
@@ -54,8 +55,11 @@ class Summary:
 
     def free_nodes(self, spec: TaskSpec) -> int | None:
         """Of how many nodes of its group as much as the task asks of each is free; whole nodes of
-        the kind of which there are most. CPUs and memory that others hold are not counted."""
-        if self.nodes is None:
+        the kind of which there are most. CPUs and memory that others hold are not counted.
+
+        None for ranks of different sizes, too: they may share nodes.
+        """
+        if self.nodes is None or sizes_differ(spec):
             return None
         kinds: Counter[int] = Counter()
         tolerated = set(spec.tolerations)

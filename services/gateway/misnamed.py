@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from libs.contracts.base import Message
 from libs.contracts.kinds import kinds
 from libs.contracts.messages import TaskSpec
+from libs.contracts.rank_sizes import ROLE_FIELDS
 from libs.contracts.shown import Read
 from libs.contracts.wording import meant
 from services.gateway.spec_bodies import RoleBody, TaskSpecBody
@@ -75,6 +76,7 @@ def advice(part: type[BaseModel] | None, name: str, value: object) -> str:
     path = known.get(name, "")
     if issubclass(part, RoleBody):
         path = path or (name if name in TaskSpecBody.model_fields else "")
+        path = ROLE_FIELDS.get(path, path)
         if path and path not in fields:
             return f"did you mean {path}? It is a field of the whole task: write it beside roles."
     elif name in WITHOUT_FIELD:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.contracts.messages import EnvSource, PodRequest, Role, TaskSpec
+from libs.contracts.rank_sizes import sizes_of
 from libs.pods.kubernetes_names import CONTEXT_FOLDER, HOME_FOLDER, MAIN, SDK_CONTAINER, SDK_FOLDER
 from libs.pods.pod_policy import Identity, PodPolicy
 from libs.pods.requester import Requester
@@ -158,7 +159,8 @@ def _resources(plan: PodPlan, rank: RankOrder) -> Json:
     """Requests equal limits: a rank gets exactly what was planned."""
     wanted: dict[str, str] = dict(plan.request.resources)
     cpus, memory = rank.cpus, rank.memory_bytes
-    if plan.spec.gpus_per_node == 0:
+    size = sizes_of(plan.spec).get(rank.role)
+    if (plan.spec.gpus_per_node if size is None else size.gpus) == 0:
         cpus = cpus if cpus is not None else plan.policy.cpu_only.cpus
         memory = memory if memory is not None else plan.policy.cpu_only.memory_bytes
     if cpus is not None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from libs.contracts.messages import Checkpoint, Placement, Role
+from libs.contracts.rank_sizes import size_of
 from libs.contracts.run_token import make_run_token
 from services.launcher.domain.model import Run
 from services.launcher.runtimes.port import RankOrder, RunOrder
@@ -50,14 +51,15 @@ def build_order(run: Run, master_port: int, site: Site) -> RunOrder:
                 argv=role.command,
                 env={**defaults, **run.spec.env, **role.env, **shared, **_rank_variables(place)},
                 gpus=place.gpus,
-                cwd=run.spec.working_directory,
+                cwd=role.working_directory or run.spec.working_directory,
                 context=json.dumps(_context(run, place, site, token)),
-                cpus=run.spec.cpus,
-                memory_bytes=run.spec.memory_bytes,
+                cpus=size.cpus or None,
+                memory_bytes=size.memory_bytes or None,
                 role=place.role,
             )
             for place in run.placements
             for role in (roles.get(place.role) or Role(),)
+            for size in (size_of(run.spec, role),)
         ),
         owner=run.owner,
         team=run.team,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
+from libs.contracts.messages import Goal, PreemptMode, Priority, Role, TaskState, Unit
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings, VirtualCluster
@@ -41,6 +41,26 @@ LABELS = [(), (), (), (("gpu", "a100"),)]
 ZONES = [(), (("zone", "east"),), (("zone", "west"),)]
 TAINTS = [(), (), (), ("old",)]
 HELD = [TaskState.STARTING, TaskState.RUNNING, TaskState.PREEMPTING, TaskState.KILLING]
+
+
+def _roles(*roles: dict[str, object]) -> tuple[Role, ...]:
+    return tuple(
+        Role.model_validate({"name": f"r{index}", "command": ["train"], **role})
+        for index, role in enumerate(roles)
+    )
+
+
+# Gangs whose ranks differ or share nodes.
+MIXED_GANGS = (
+    _roles({"replicas": 4, "gpus": 1}),
+    _roles({"replicas": 3, "gpus": 2, "memory_bytes": 3}),
+    _roles({"replicas": 1, "auxiliary": True}, {"replicas": 2, "gpus": 2}),
+    _roles({"replicas": 1, "gpus": 0, "cpus": 1.0}, {"replicas": 1}),
+    _roles({"replicas": 3, "gpus": 0, "cpus": 0.4}, {"replicas": 2, "gpus": 1, "spread": True}),
+    _roles({"replicas": 1, "gpus": 1}, {"replicas": 1, "gpus": 4}, {"replicas": 1, "gpus": 0}),
+)
+# Most gangs have ranks of one size.
+GANGS = [None] * 2 * len(MIXED_GANGS) + [*MIXED_GANGS]
 
 
 @st.composite
@@ -78,6 +98,7 @@ def queued_tasks(draw: Draw, task_id: str) -> Task:
     """A task that waits, wants something, or is paused."""
     spec = a_spec(
         nodes=draw(st.integers(1, 3)),
+        roles=draw(st.sampled_from(GANGS)),
         gpus=draw(st.sampled_from([None, None, 0, 1, 2, 4])),
         group=draw(st.sampled_from(GROUPS)),
         priority=draw(st.sampled_from(PRIORITIES)),

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from libs.contracts import messages as m
 from libs.contracts.ids import RunId
+from libs.contracts.rank_sizes import sizes_of
 from libs.store.port import ConflictError, Op, Tx, Where
 from services.gateway import reports, views
 from services.gateway import store as rows_of
@@ -211,7 +212,8 @@ async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None
         # Its events are on their way: nothing is known that could say which ranks there are.
         detail = f"attempt {run.attempt} of {run.task_id} is not known here yet; try again"
         raise ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"})
-    ranks = task.spec.nodes * max(processes_max, task.spec.gpus_per_node or 0)
+    gpus_max = max((size.gpus or 0 for size in sizes_of(task.spec).values()), default=0)
+    ranks = task.spec.nodes * max(processes_max, gpus_max)
     if rank >= ranks:
         raise invalid("rank", rank, f"is no rank of {run.task_id}", f"give 0 to {ranks - 1}")
 

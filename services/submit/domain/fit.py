@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
+from libs.contracts.rank_sizes import ROLE_FIELDS, RankSize, role_specs, size_of, sizes_differ
 from libs.contracts.whole_nodes import Nodes, kinds_for
 from libs.contracts.wording import are, counted, field_error, meant
 from services.submit.domain.facts import Facts, Shape
@@ -16,6 +17,7 @@ from services.submit.domain.facts import Facts, Shape
 LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
 GIB = 1 << 30
 LABELS_SHOWN_MAX = 12
+UNBOUNDED = 1 << 30
 FOR_NODES_TO_COME = "with wait_for_nodes it waits for nodes that are to come"
 
 
@@ -40,12 +42,17 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
         return
     unmatched = list(_unmatched(spec, facts, group))
     yield from unmatched
-    tainted = [] if unmatched else _tainted(spec, facts)
+    if unmatched:
+        return
     suitable = _suitable(spec, facts)
-    too_large = [] if unmatched else list(_larger_than_any(spec, suitable))
+    if sizes_differ(spec):
+        yield from _roles_that_fit_nowhere(spec, group, suitable)
+        return
+    tainted = _tainted(spec, facts)
+    too_large = list(_larger_than_any(spec, suitable))
     yield from too_large
     usable = _usable_count(spec, group, suitable)
-    if not (unmatched or too_large) and spec.nodes > usable:
+    if not too_large and spec.nodes > usable:
         # All nodes of a gang of whole nodes have one number of GPUs.
         nodes = counted(usable, "node") + (" of one kind" if spec.gpus_per_node is None else "")
         if tainted:
@@ -57,6 +64,45 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
             + (" and whose taints it tolerates" if tainted else ""),
             f"ask for at most {usable}, or use another group; {FOR_NODES_TO_COME}",
         )
+
+
+def _roles_that_fit_nowhere(
+    spec: TaskSpec, group: Sequence[Shape], suitable: Sequence[Shape]
+) -> Iterator[FieldError]:
+    """Yield the roles of which no node holds a replica, or all nodes together too few.
+
+    Each role is compared with the empty nodes by itself. The scheduler tries all of them together.
+    """
+    for index, (role, own) in enumerate(zip(spec.roles, role_specs(spec), strict=True)):
+        at = f"roles[{index}]"
+        too_large = [
+            error.model_copy(update={"field": f"{at}.{ROLE_FIELDS.get(error.field, error.field)}"})
+            for error in _larger_than_any(own, suitable)
+        ]
+        yield from too_large
+        usable = _usable_count(own, group, suitable)
+        size = size_of(spec, role)
+        if size.gpus is not None and not size.spread:
+            usable = sum(shape.nodes * _ranks_on(shape, size) for shape in suitable)
+        if not too_large and role.replicas > usable:
+            yield field_error(
+                f"{at}.replicas",
+                role.replicas,
+                f"the nodes of {_where(spec)} hold {counted(usable, 'replica')} of this size",
+                f"ask for at most {usable}, for less in each, or use another group; "
+                f"{FOR_NODES_TO_COME}",
+            )
+
+
+def _ranks_on(shape: Shape, size: RankSize) -> int:
+    """Return how many ranks of a size an empty node holds; what it does not report limits none."""
+    # Places for CPU-only ranks are bounded by the scheduler's settings.
+    limits = [shape.gpus // size.gpus if size.gpus else UNBOUNDED]
+    if shape.cpus and size.cpus:
+        limits.append(int(shape.cpus / size.cpus))
+    if shape.memory_bytes and size.memory_bytes:
+        limits.append(shape.memory_bytes // size.memory_bytes)
+    return min(limits)
 
 
 def _unmatched(spec: TaskSpec, facts: Facts, group: Sequence[Shape]) -> Iterator[FieldError]:
@@ -141,6 +187,12 @@ def demand(spec: TaskSpec, unit: Unit, facts: Facts) -> int:
 
     Whole nodes count with the smallest kind of which there are enough, as in the scheduler.
     """
+    if sizes_differ(spec):
+        return sum(
+            demand(own, unit, facts)
+            for role, own in zip(spec.roles, role_specs(spec), strict=True)
+            if not (unit is Unit.NODES and role.auxiliary)
+        )
     if unit is Unit.NODES:
         return spec.nodes
     if spec.gpus_per_node is not None:

@@ -101,6 +101,14 @@ def _role(at: str, role: Role, seen: set[str], limits: Limits) -> Errors:
             f"a role has 1 to {limits.nodes_max} replicas",
             "change the number of replicas",
         )
+    if role.auxiliary and role.gpus:
+        yield field_error(
+            f"{at}.gpus",
+            role.gpus,
+            "an auxiliary role has no GPUs: it rides along with the others",
+            "leave gpus out, or auxiliary",
+        )
+    yield from _directory(f"{at}.working_directory", role.working_directory)
     yield from _command(f"{at}.command", role.command, limits)
     yield from _environment(f"{at}.env", role.env, limits)
 
@@ -227,11 +235,14 @@ def _nodes_wanted(spec: TaskSpec, limits: Limits) -> Errors:
 
 
 def _working_directory(spec: TaskSpec, _limits: Limits) -> Errors:
-    path = spec.working_directory
+    yield from _directory("working_directory", spec.working_directory)
+
+
+def _directory(at: str, path: str) -> Errors:
     too_long = len(path) > PATH_CHARACTERS_MAX
     if path and (not path.startswith("/") or "\0" in path or too_long):
         yield field_error(
-            "working_directory",
+            at,
             path,
             "is not an absolute path",
             f"give a path that begins with / and has at most {PATH_CHARACTERS_MAX} characters",

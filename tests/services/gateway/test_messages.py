@@ -158,13 +158,19 @@ async def test_an_unknown_field_gets_a_suggestion(
 
 
 async def test_a_field_of_the_task_in_a_role_is_reported_as_such(ann: httpx.AsyncClient) -> None:
-    role = {"command": ["true"], "gpus": 1, "priority": "low"}
+    role = {"command": ["true"], "partition": "dev", "priority": "low"}
     refused = await ann.post("/v1/tasks", json={"roles": [role]})
     fixes = {each["field"]: each["fix"] for each in refused.json()["errors"]}
-    assert fixes["roles[0].gpus"].startswith(
-        "did you mean gpus_per_node? It is a field of the whole task: write it beside roles."
+    assert fixes["roles[0].partition"].startswith(
+        "did you mean group? It is a field of the whole task: write it beside roles."
     )
     assert "write it beside roles" in fixes["roles[0].priority"]
+    refused = await ann.post("/v1/tasks", json={"roles": [{"command": ["x"], "gpus_per_node": 2}]})
+    (error,) = refused.json()["errors"]
+    assert (error["field"], error["fix"]) == (
+        "roles[0].gpus_per_node",
+        "did you mean gpus? Write gpus: 2.",
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "command": ["python", "train.py"],
         "image": "",
         "env": {},
+        "gpus": None,
+        "cpus": None,
+        "memory_bytes": None,
+        "spread": None,
+        "auxiliary": False,
+        "working_directory": "",
     }
     assert task["preemption"] == {
         "mode": "signal",

@@ -4,7 +4,7 @@ decides what one built anew from the bare rows decides, and both keep the same.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
+from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, Role, TaskState, Unit
 from libs.contracts.task_states import HOLDING
 from services.scheduler.domain.disciplines import DISCIPLINES
 from services.scheduler.domain.facts.pool import Pool
@@ -28,6 +28,7 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
 from tests.kit.builders import a_limit, a_node, a_spec, a_task
+from tests.kit.strategies import GANGS
 from tests.services.scheduler.domain.domain_harness import DomainHarness, facts_of
 from tests.services.scheduler.domain.explain.copies import copy_of
 
@@ -152,6 +153,7 @@ class Histories(RuleBasedStateMachine):
         group=st.sampled_from(["default"] * 5 + ["dev"]),
         memory=st.sampled_from([None, None, 4, 6]),
         cpus=st.sampled_from([None, None, 0.7]),
+        roles=st.sampled_from(GANGS),
     )
     def submit(  # noqa: PLR0917 - the rule draws each by name
         self,
@@ -165,8 +167,10 @@ class Histories(RuleBasedStateMachine):
         group: str,
         memory: int | None = None,
         cpus: float | None = None,
+        roles: tuple[Role, ...] | None = None,
     ) -> None:
         spec = a_spec(
+            roles=roles,
             memory_bytes=memory,
             cpus=cpus,
             nodes=nodes,
@@ -355,13 +359,12 @@ class Histories(RuleBasedStateMachine):
     def no_gpu_has_two_owners(self) -> None:
         if not hasattr(self, "harness"):
             return
-        owners: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        owners: Counter[tuple[str, int]] = Counter()
         for task in self.harness.tasks.values():
             assert bool(task.placements) == (task.state in HOLDING)
             for placement in task.placements:
-                for gpu in placement.gpus:
-                    owners[placement.node_id, gpu].add(task.id)
-        assert all(len(tasks) == 1 for tasks in owners.values())
+                owners.update((placement.node_id, gpu) for gpu in placement.gpus)
+        assert all(count == 1 for count in owners.values())
 
     @invariant()
     def no_quota_is_passed(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 from hypothesis import HealthCheck, assume, given, settings
@@ -78,17 +78,23 @@ def test_check_finds_nothing_wrong(snapshot: Snapshot) -> None:
 @given(snapshots())
 def test_no_gpu_has_two_owners_and_gangs_are_whole(snapshot: Snapshot) -> None:
     after = played(snapshot, decide(snapshot, NOW))
-    owners: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    owners: Counter[tuple[str, int]] = Counter()
     for task in after.tasks.values():
         if task.holds:
             assert len(task.placements) == task.spec.nodes
-            assert len({placement.node_id for placement in task.placements}) == task.spec.nodes
+            if not task.shape.parts:
+                assert len({placement.node_id for placement in task.placements}) == task.spec.nodes
+            names = [role.name for role in task.spec.roles]
+            sizes = dict(zip(names, task.shape.each, strict=False))
             for placement in task.placements:
-                for gpu in placement.gpus:
-                    owners[placement.node_id, gpu].add(task.id)
+                owners.update((placement.node_id, gpu) for gpu in placement.gpus)
+                wanted = sizes[placement.role].gpus if task.shape.parts else task.shape.gpus
+                if wanted is None:
+                    wanted = after.nodes[placement.node_id].gpus
+                assert len(placement.gpus) == wanted
         else:
             assert not task.placements
-    assert all(len(tasks) == 1 for tasks in owners.values())
+    assert all(count == 1 for count in owners.values())
 
 
 @EXAMPLES

@@ -143,10 +143,10 @@ def exists(free: dict[str, int], ranks: list[tuple[int, int, bool]], chosen: lis
     if not ranks:
         return True
     (role, gpus, spread), *rest = ranks
-    for node_id in free:
+    for node_id, left in list(free.items()):
         if spread and (role, node_id) in chosen_of(chosen):
             continue
-        if free[node_id] >= gpus:
+        if left >= gpus:
             free[node_id] -= gpus
             chosen.append(f"{role}@{node_id}")
             if exists(free, rest, chosen):
