@@ -87,7 +87,12 @@ class Values:
         return f"; it goes on from step {self.number('step')}" if "step" in self.numbers else ""
 
     def size(self) -> str:
-        """A gang: ``2 nodes with 4 GPUs each``, ``1 whole node``, ``3 nodes``."""
+        """A gang: ``2 nodes with 4 GPUs each``, ``1 whole node``, ``5 replicas (7 GPUs)``."""
+        if "replicas" in self.numbers:
+            whole = self.numbers.get("whole_nodes")
+            parts = [counted(whole, "whole node")] if whole else []
+            parts += [self.count("gpus", "GPU")] if self.numbers.get("gpus") or not whole else []
+            return f"{self.count('replicas', 'replica')} ({', '.join(parts)})"
         nodes = self.numbers["nodes"]
         if "gpus" not in self.numbers:
             return counted(nodes, "whole node")

@@ -70,7 +70,8 @@ def group_token(quota: Quota) -> str:
 
 def held(placements: Sequence[Placement]) -> tuple[int, int]:
     """GPUs and nodes of a placed gang."""
-    return sum(len(placement.gpus) for placement in placements), len(placements)
+    nodes = {placement.node_id for placement in placements}
+    return sum(len(placement.gpus) for placement in placements), len(nodes)
 
 
 def usage(use: Use, holder: Holder) -> UsageRecorded:

@@ -457,8 +457,7 @@ class Allocation:
         start_deadline_at = round_.after(round_.settings.start_deadline_seconds)
         if round_.crosses(pool, slots):
             round_.crossing(pool).begin(promised=counted)
-        nodes = nodes_of(slots)
-        names = {"node_ids": ", ".join(nodes[:3]), "group": task.group}
+        names = {"node_ids": ", ".join(nodes_of(slots)[:3]), "group": task.group}
         decision = Assign(
             task_id=task.id,
             attempt=task.attempt + 1,
@@ -466,7 +465,7 @@ class Allocation:
             placements=placements_of(slots, task.spec, round_.index.nodes),
             start_deadline_at=start_deadline_at,
             resume_from=task.checkpoint,
-            reason=reason(ReasonCode.PLACED, names=names, nodes=len(nodes), gpus=entry.shape.gpus),
+            reason=reason(ReasonCode.PLACED, names=names, **entry.shape.numbers),
             order_key=order_keys.starting_key(round_, pool, task),
         )
         round_.wake_at(start_deadline_at)

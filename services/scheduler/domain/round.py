@@ -372,7 +372,7 @@ class Round:
             names = {"group": shape.group}
             if code in TOO_SMALL:
                 names |= self.totals.narrowed_by(shape, now=code is TOO_SMALL_NOW)
-            found = reason(code, names=names, nodes=shape.nodes, gpus=shape.gpus)
+            found = reason(code, names=names, **shape.numbers)
             self._waits[code, shape] = found
         return found
 

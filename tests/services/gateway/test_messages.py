@@ -167,10 +167,8 @@ async def test_a_field_of_the_task_in_a_role_is_reported_as_such(ann: httpx.Asyn
     assert "write it beside roles" in fixes["roles[0].priority"]
     refused = await ann.post("/v1/tasks", json={"roles": [{"command": ["x"], "gpus_per_node": 2}]})
     (error,) = refused.json()["errors"]
-    assert (error["field"], error["fix"]) == (
-        "roles[0].gpus_per_node",
-        "did you mean gpus? Write gpus: 2.",
-    )
+    assert error["field"] == "roles[0].gpus_per_node"
+    assert error["fix"].startswith("did you mean gpus? Write gpus: 2.")
 
 
 @pytest.mark.parametrize(

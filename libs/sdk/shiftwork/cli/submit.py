@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 import typer
 
-from shiftwork.cli import environments, follow, here, input_files, parse, render, session
+from shiftwork.cli import environments, follow, here, input_files, parse, render, session, sizes
 from shiftwork.cli.failures import Failure, naming, usage
 from shiftwork.cli.task_fields import set_field, with_task_options
 from shiftwork.cli.task_options import TASK_OPTIONS
@@ -160,7 +160,6 @@ def _show_dry_run(reply: Dict[str, Any]) -> None:
         fits = f"{min(free, nodes)} of {nodes} nodes are free for it now"
     if ahead:
         fits += f"; {ahead} of its group wait at its level or above"
-    gpus = task["gpus_per_node"]
     preemption = task["preemption"]
     command = "; ".join(" ".join(role["command"]) for role in task["roles"])
     render.facts(
@@ -169,7 +168,7 @@ def _show_dry_run(reply: Dict[str, Any]) -> None:
             ("owner", task["owner"]),
             ("priority", task["priority"]),
             ("group", task["group"]),
-            ("size", _size(nodes, gpus)),
+            ("size", sizes.long(task)),
             ("labels", render.labels(task["labels"])),
             ("on nodes with", render.labels(task["node_selector"])),
             ("command", command),
@@ -193,12 +192,6 @@ def _span(seconds: Optional[float]) -> str:
         return ""
     unit, size = next((each for each in _UNITS if seconds % each[1] == 0), ("s", 1))
     return f"{seconds / size:.15g}{unit}"
-
-
-def _size(nodes: int, gpus: Optional[int]) -> str:
-    if gpus is None:
-        return render.counted(nodes, "whole node")
-    return f"{nodes} x {render.counted(gpus, 'GPU')}"
 
 
 def _overridden(body: Dict[str, Any], given: Mapping[str, Any], source: str) -> Dict[str, Any]:

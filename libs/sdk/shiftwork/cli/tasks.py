@@ -19,6 +19,7 @@ from shiftwork.cli import (
     parse,
     render,
     session,
+    sizes,
 )
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, naming, usage
@@ -253,7 +254,7 @@ def _row(task: Dict[str, Any], short: str, names: ids.Names) -> List["str | rend
         task["owner"],
         task["state"],
         task["priority"],
-        size(task),
+        sizes.short(task),
         progress(task),
         render.when(task.get("submitted_at")),
         render.Cell(names.put_into(reason), reason) if render.is_narrow() else reason,
@@ -292,12 +293,6 @@ def _figure(value: object) -> str:
     return str(int(value)) if isinstance(value, (int, float)) else str(value)
 
 
-def size(task: Dict[str, Any]) -> str:
-    """``2x8``: nodes and GPUs on each; ``2`` for whole nodes, ``2x0`` for CPU only."""
-    gpus = task.get("gpus_per_node")
-    return str(task["nodes"]) if gpus is None else f"{task['nodes']}x{gpus}"
-
-
 def show(tasks: List[str] = _TASKS) -> None:
     """Show tasks and their runs."""
     shown: List[str] = []
@@ -332,7 +327,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("goal", found["goal"]),
             ("priority", found["priority"]),
             ("group", found["group"]),
-            ("size", size(found)),
+            ("size", sizes.short(found)),
             ("labels", render.labels(parse.fields(found.get("labels")))),
             ("on nodes with", render.labels(parse.fields(found.get("node_selector")))),
             ("tolerates", " ".join(parse.listed(found.get("tolerations")))),

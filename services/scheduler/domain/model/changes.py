@@ -150,7 +150,7 @@ def state_changed(task: Task, previous: TaskState, now: datetime) -> TaskStateCh
         team=task.team,
         group=task.group,
         held_gpus=task.held_gpus,
-        held_nodes=len(task.placements),
+        held_nodes=len({each.node_id for each in task.placements}),
         priority=task.priority,
         attempts_without_progress=task.attempts_without_progress,
     )

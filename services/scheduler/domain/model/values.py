@@ -88,6 +88,17 @@ class Shape(NamedTuple):
         return sum(part.shape.nodes for part in self.parts if not part.auxiliary) or self.nodes
 
     @property
+    def numbers(self) -> dict[str, float | None]:
+        """Its size in numbers, as reasons name it."""
+        if not self.parts:
+            return {"nodes": self.nodes, "gpus": self.gpus}
+        return {
+            "replicas": self.nodes,
+            "whole_nodes": sum(each.nodes for each in self.each if each.gpus is None) or None,
+            "gpus": sum(each.nodes * (each.gpus or 0) for each in self.each),
+        }
+
+    @property
     def resources(self) -> NodeResources:
         """What each rank takes of its node besides GPUs."""
         if not self.cpus and not self.memory_bytes:
