@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return _only(arguments.seed, verbose=arguments.verbose)
     first = secrets.randbelow(SEEDS) if arguments.first is None else arguments.first
     seeds = range(first, first + arguments.simulations)
-    print(f"{len(seeds)} simulations, seeds {seeds[0]} to {seeds[-1]}", flush=True)
+    print(f"{len(seeds)} simulations, seeds {first} to {first + len(seeds) - 1}", flush=True)
     tally = run(seeds, seconds_max=arguments.seconds, progress=_progress)
     print(f"\r{tally}")
     if tally.failed is not None:
