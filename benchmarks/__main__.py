@@ -51,7 +51,7 @@ def options_of(asked: Benchmark) -> list[str]:
 def outcome(
     asked: Benchmark, options: Sequence[str], seconds: float | None = None
 ) -> dict[str, Any]:
-    """Run it; what its last line says."""
+    """Run it; returns the JSON of its last line."""
     # Its own guard ends what it started when this process is interrupted or waits too long.
     process = subprocess.Popen(command(asked, options), stdout=subprocess.PIPE, text=True)
     try:

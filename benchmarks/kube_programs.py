@@ -34,7 +34,7 @@ class Programs:
     url: str
     pods: PodWatch
     tasks: Collection[str]
-    # Who asks now what is wanted of it.
+    # The attempts whose program polls the gateway.
     listening: set[Attempt] = field(default_factory=set)
 
     @asynccontextmanager
@@ -51,7 +51,7 @@ class Programs:
         playing: set[Attempt] = set()
         async with asyncio.TaskGroup() as group:
             while True:
-                # Looked at after this: what changes meanwhile is not missed.
+                # Cleared before the scan, so that no change during it is missed.
                 self.pods.changed.clear()
                 for life in list(self.pods.lives.values()):
                     task, attempt = life.gang
@@ -63,7 +63,7 @@ class Programs:
                 await self.pods.changed.wait()
 
     async def all_listen(self, *, seconds: float) -> None:
-        """Wait until each task has a program that asks what is wanted of it."""
+        """Wait until each task has a program that polls the gateway."""
         ends_at = now_s() + seconds
         while len(self.listening) < len(self.tasks):
             if now_s() > ends_at:

@@ -53,7 +53,7 @@ class Found:
 
 
 @dataclass
-class Preempting:
+class Preemptions:
     """One platform, and the pods of its cluster. Each pod asks for ``gpus``, all of a node."""
 
     http: Http
@@ -147,7 +147,7 @@ class Preempting:
         return found
 
     async def _preempted(self, task: str) -> dict[str, Any]:
-        """The task's last run that was asked to go, once its end is told."""
+        """The task's last run that was asked to leave, once its end is published."""
         ends_at = now_s() + WAIT_SECONDS
         while now_s() < ends_at:
             runs = [run for run in await self.http.runs(task) if run["preemption"]]

@@ -88,8 +88,8 @@ def test_the_last_line_of_a_benchmark_is_one_json_object(
 ) -> None:
     asked = catalog.benchmark("start_and_memory")
     goals = (
-        Goal(figure="restart_s", says="restart", at_most=1.2),
-        Goal(figure="rate", says="rate", at_least=5.0),
+        Goal(figure="restart_s", label="restart", at_most=1.2),
+        Goal(figure="rate", label="rate", at_least=5.0),
     )
     report = Report(dataclasses.replace(asked, goals=goals), "a run", goals)
     report.measured |= {"restart_s": 2.0, "rate": 9}
