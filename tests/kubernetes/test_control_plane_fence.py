@@ -22,7 +22,7 @@ pytestmark = pytest.mark.kubernetes
 
 
 class Leaders:
-    """Several processes, each with its own idea of who leads."""
+    """Several processes, each with its own belief about which of them leads."""
 
     def __init__(self, cluster: ClusterHarness) -> None:
         self.cluster = cluster

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.server, pytest.mark.slow]
 @pytest.mark.timeout(3_000)
 async def test_many_nodes_and_pods_come_and_go_with_bounded_memory() -> None:
     found = await measure(NODES, PODS, GANG, CHURN)
-    print(f"\n{found}")  # the statement itself, for whoever runs this with -s
+    print(f"\n{found}")  # the statement itself, for runs with -s
     assert found.pods == PODS
     assert found.partial_gangs == 0
     allowed_mib = MEMORY_MIB_BASE + PODS * KIB_PER_POD / 1024

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.kubernetes import NodesCluster
 from tools.kubernetes_demo.platform import Platform
 
-pytestmark = pytest.name.kubernetes
+pytestmark = pytest.mark.kubernetes
 # Saves all the time, and stays when ``Superseded`` reports that another attempt has taken its
 # place. It notes that in a file, for the output of an attempt after its end is not collected.
 STUBBORN = """
@@ -47,7 +47,7 @@ async def test_a_silent_program_is_ended_at_its_deadline_and_runs_again(platform
     assert "run.checkpoint_saved" not in facts
 
 
-async def test_a_program_that_knows_signals_only(platform: Platform) -> None:
+async def test_a_program_that_handles_signals_only(platform: Platform) -> None:
     script = "trap 'echo signalled; exit 75' USR1; echo up; while :; do sleep 0.1; done"
     victim = await platform.submit(
         "signalled",
