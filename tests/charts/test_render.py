@@ -77,7 +77,7 @@ def test_everything_has_its_labels_and_its_place(objects: list[Json]) -> None:
 
 
 def test_every_pod_is_held_to_the_least(objects: list[Json]) -> None:
-    """Beside the API server's own judgement (test_server.py), which knows no read-only roots."""
+    """The API server's own validation (test_server.py) does not check read-only roots."""
     for whose, spec in pod_specs(objects):
         if "log-agent" not in whose:
             assert spec["securityContext"]["runAsNonRoot"] is True, whose
@@ -205,7 +205,7 @@ def _load(
 def test_every_variable_is_a_setting_and_every_needed_setting_is_given(
     objects: list[Json], wiring: Any, tmp_path: Path
 ) -> None:
-    """The service's own class reads what the chart says, policy files included."""
+    """The service's own class reads the chart's settings, policy files included."""
     prefix = str(wiring.settings.model_config["env_prefix"])
     name = wiring.name.replace("_", "-")
     deployment = next(
@@ -321,15 +321,15 @@ def test_servers_of_ones_own_take_the_place_of_the_bundled_ones(
     for name in SERVICES:
         deployment = named(objects, "Deployment", f"shiftwork-{name}")
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
-        said = variables(container)
+        environment = variables(container)
         role = name.replace("-", "_")
         prefix = f"SHIFTWORK_{role.upper()}_"
-        assert said[prefix + "DATABASE_URL"] == (
+        assert environment[prefix + "DATABASE_URL"] == (
             f"postgresql://{role}@db.example.org:6432/training"
             "?sslmode=verify-full&sslrootcert=/etc/shiftwork/database-ca/ca.crt"
         )
-        assert said[prefix + "NATS_URL"] == EXTERNAL["global"]["nats"]["url"]
-        assert said[prefix + "NATS_CA_FILE"] == "/etc/shiftwork/nats-ca/ca.crt"
+        assert environment[prefix + "NATS_URL"] == EXTERNAL["global"]["nats"]["url"]
+        assert environment[prefix + "NATS_CA_FILE"] == "/etc/shiftwork/nats-ca/ca.crt"
         policy = named(objects, "NetworkPolicy", f"shiftwork-{name}")["spec"]
         anywhere = {
             p["port"] for rule in policy["egress"] if "to" not in rule for p in rule["ports"]
@@ -367,7 +367,7 @@ def test_tasks_reach_the_gateway_and_one_another_and_nothing_else(
 def test_dns_is_reached_where_the_cluster_has_it(rendered: dict[str, list[Json]]) -> None:
     rules = [
         policy["spec"]["egress"][0]
-        for policy in of_kind(rendered["everything-said"], "NetworkPolicy")
+        for policy in of_kind(rendered["every-setting"], "NetworkPolicy")
         if policy["spec"].get("egress")
     ]
     for rule in rules:

@@ -1,4 +1,4 @@
-"""What may be said to the charts: strict, described, and the same everywhere."""
+"""The schemas of the charts' values are strict, described, and the same everywhere."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"global": {"podPolicy": {"shm_bytes": "2Gi"}}}, "shm_bytes"),
     ({"scheduler": {"settings": {"tick_second": 1}}}, "tick_second"),
     ({"scheduler": {"settings": {"tick_seconds": 0}}}, "tick_seconds"),
-    # What the chart says itself must not be said again: passwords above all.
+    # A value must not repeat what the chart sets itself: passwords above all.
     ({"scheduler": {"settings": {"database_url": "postgresql://a:b@c/d"}}}, "database_url"),
     ({"nats": {"replicas": 2}}, "/replicas"),
     ({"nats": {"persistence": {"size": "20 GB"}}}, "/persistence/size"),

@@ -1,4 +1,4 @@
-"""What every bus promises, on the memory adapter and on a real NATS server alike."""
+"""What every bus promises, on the memory adapter and on a real NATS server."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ async def test_dead_letters_keep_the_message_and_the_reason_and_never_come_again
 
 
 @pytest.mark.parametrize(
-    ("headers", "body", "says"),
+    ("headers", "body", "problem"),
     [
         ({}, b"{}", "ce-type"),
         ({**goal(1).headers(), "ce-type": "shiftwork.task.v9.Unheard"}, b"{}", "Unheard"),
@@ -244,28 +244,28 @@ async def test_dead_letters_keep_the_message_and_the_reason_and_never_come_again
         (goal(1).headers(), b'{"task_id": "t"}', "changed_at"),
     ],
 )
-async def test_what_cannot_be_decoded_says_why_and_can_be_set_apart(
-    server: BusServer, headers: dict[str, str], body: bytes, says: str
+async def test_an_undecodable_message_has_its_problem_and_can_be_dead_lettered(
+    server: BusServer, headers: dict[str, str], body: bytes, problem: str
 ) -> None:
     scheduler = await server.bus("scheduler")
-    await server.say(goal(1).subject, headers, body)
+    await server.send_raw(goal(1).subject, headers, body)
     (bad,) = await scheduler.consumer().fetch(10, WAIT_S)
     assert bad.envelope is None
-    assert says in bad.problem
+    assert problem in bad.problem
     await bad.dead_letter(bad.problem)
     ((_, reason, kept),) = await server.dead_letters()
-    assert says in reason
+    assert problem in reason
     assert kept == body
 
 
 async def test_a_message_on_the_subject_of_another_service_is_not_read(server: BusServer) -> None:
-    """What headers and body say is the publisher's claim; the server checks the subject alone."""
+    """Headers and body are the publisher's claim; the server checks only the subject."""
     gateway = await server.bus("gateway")
     usage = m.UsageRecorded(group="g", task_id="t", started_at=NOW, ended_at=NOW)
     state, assigned = "evt.task.t.state_changed", "evt.run.t.assigned"
-    await server.say(state, goal(1).headers(), goal(1).body())
+    await server.send_raw(state, goal(1).headers(), goal(1).body())
     honest = Envelope(id="u", source="quota", time=NOW, message=usage)
-    await server.say(assigned, honest.headers(), honest.body())
+    await server.send_raw(assigned, honest.headers(), honest.body())
     found = await fetch_all(gateway.consumer(), 2)
     assert [each.envelope for each in found] == [None, None]
     assert "belongs on" in found[0].problem
@@ -274,7 +274,9 @@ async def test_a_message_on_the_subject_of_another_service_is_not_read(server: B
 
 async def test_a_message_of_a_service_that_does_not_own_it_is_not_read(server: BusServer) -> None:
     scheduler = await server.bus("scheduler")
-    await server.say(goal(1).subject, goal(1).headers() | {"ce-source": "quota"}, goal(1).body())
+    await server.send_raw(
+        goal(1).subject, goal(1).headers() | {"ce-source": "quota"}, goal(1).body()
+    )
     (bad,) = await scheduler.consumer().fetch(10, WAIT_S)
     assert bad.envelope is None
     assert "is published by submit, not by 'quota'" in bad.problem
@@ -335,7 +337,7 @@ async def test_only_what_somebody_still_has_to_receive_takes_room(server: BusSer
     await consume(scheduler)
     await consume(quota)
     assert (await gateway.backlog()).messages == 10
-    # The gateway is given everything and passes over these.
+    # The gateway receives everything and skips these.
     await gateway.consumer().fetch(100, 1.0)
     async with asyncio.timeout(10):
         while (await gateway.backlog()).messages:  # noqa: ASYNC110 - a server has no event for it

@@ -1,4 +1,4 @@
-"""What every bus promises of commands and their replies, in memory and on NATS alike."""
+"""What every bus promises of commands and their replies, in memory and on NATS."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_a_refusal_says_whether_trying_again_helps(
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "says"),
+    ("kind", "body", "problem"),
     [
         ("shiftwork.command.v1.SetGoal", b"no json", "does not fit"),
         ("shiftwork.command.v1.SetGoal", b'{"goal": "GOAL_DANCE"}', "does not fit"),
@@ -107,8 +107,8 @@ async def test_a_refusal_says_whether_trying_again_helps(
         (None, b"{}", "ce-type"),
     ],
 )
-async def test_a_command_that_cannot_be_read_is_refused_never_met_with_silence(
-    server: BusServer, kind: str | None, body: bytes, says: str
+async def test_a_command_that_cannot_be_read_gets_a_refusal_as_its_reply(
+    server: BusServer, kind: str | None, body: bytes, problem: str
 ) -> None:
     submit = await server.bus("submit")
     async with submit.serve({m.SetGoal: carry_out}):
@@ -119,7 +119,7 @@ async def test_a_command_that_cannot_be_read_is_refused_never_met_with_silence(
     refusal = m.SetGoalReply.model_validate_json(answer).refusal
     assert refusal
     assert refusal.code is m.RefusalCode.INVALID
-    assert says in refusal.detail
+    assert problem in refusal.detail
     if b"DANCE" in body:
         assert [(each.field, each.value) for each in refusal.errors] == [("goal", "GOAL_DANCE")]
 

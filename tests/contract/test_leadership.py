@@ -101,8 +101,8 @@ async def test_waiting_for_the_leadership_can_be_cancelled(harness: StoreHarness
 async def test_what_became_of_a_commit_that_was_cancelled_midway_is_found_out(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
-    """Somebody who waits for it goes away, and the leader leads on: a command whose bus connection
-    was lost. Memory must not go on without a row that is there."""
+    """A waiter is cancelled and the leader goes on, as for a command whose bus connection was
+    lost. The leader's memory must not lack a row that was committed."""
     store, seen = harness.store(), list[Delta]()
     epoch = (await store.lead()).epoch
     await store.make_resident(Job)

@@ -1,4 +1,4 @@
-"""What every store promises, held against memory and PostgreSQL alike."""
+"""What every store promises, tested with memory and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ async def test_every_kind_of_value_comes_back_equal(store: Store) -> None:
 
 
 async def test_a_time_of_another_zone_is_the_same_moment(store: Store) -> None:
-    moment = datetime(2026, 1, 1, 5, tzinfo=timezone(timedelta(hours=3)))
-    await put(store, a_job(created_at=moment))
+    created_at = datetime(2026, 1, 1, 5, tzinfo=timezone(timedelta(hours=3)))
+    await put(store, a_job(created_at=created_at))
     async with store.transaction() as tx:
         found = await tx.get(Job, "j1")
     assert found is not None
@@ -316,7 +316,7 @@ async def test_a_row_that_cannot_be_decoded_is_not_taken_for_one_that_is_not_the
         assert await tx.get(Job, "j9") is None
         with pytest.raises(UnreadableRowError):
             await tx.get(Job, "j1")
-        # Written anew it is whole again, and it can be deleted.
+        # Once it is written again it is whole, and it can be deleted.
         tx.put(a_job("j1", client_key="1"))
         assert await tx.get(Job, "j1") == a_job("j1", client_key="1")
     await harness.break_row(Job, "spec", "j2")

@@ -58,8 +58,8 @@ def test_down_lets_tasks_save_and_up_resumes_them(own: Shiftwork) -> None:
     assert all(node["schedulable"] and not node["draining"] for node in nodes)
     assert f"from step {resumed['checkpoint']['step']}" in own.good("events", task).out
     assert json.loads(contexts.read_text())["current"] == "local"
-    said = [json.loads(line)["event"] for line in (own.data / "up.log").read_text().splitlines()]
-    assert {before.out.splitlines()[0], "asking 1 running task to save and leave"} <= set(said)
+    events = [json.loads(line)["event"] for line in (own.data / "up.log").read_text().splitlines()]
+    assert {before.out.splitlines()[0], "asking 1 running task to save and leave"} <= set(events)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as another user")
@@ -100,9 +100,9 @@ def test_each_owner_is_a_user_of_their_own_also_after_a_restart(own: Shiftwork) 
     token = own.good("token", "create", "--user", "ann", "--name", "t").out.strip()
     file = own.home / "task.json"
 
-    def play(script: str, *who: str) -> list[str]:
+    def play(script: str, *options: str) -> list[str]:
         file.write_text(json.dumps({"command": ["sh", "-c", script], "working_directory": ""}))
-        task = own.good(*who, "submit", "--file", str(file)).out.strip()
+        task = own.good(*options, "submit", "--file", str(file)).out.strip()
         own.wait(task, "succeeded,failed")
         # Through the log-collector, which reads what other users' tasks printed.
         return own.good("logs", task).out.split()
