@@ -51,10 +51,10 @@ def imports_of(path: Path) -> set[str]:
 
 
 def callers_named(path: Path) -> list[str]:
-    """The files that a module's docstring says it is called by."""
+    """The callers that a module's docstring names."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    said = re.findall(r"[Cc]alled (?:only )?by (.*?)(?:\.(?:\s|$)|;|$)", text, re.DOTALL)
-    return re.findall(r"``([\w/]+\.py)``", " ".join(said))
+    callers = re.findall(r"[Cc]alled (?:only )?by (.*?)(?:\.(?:\s|$)|;|$)", text, re.DOTALL)
+    return re.findall(r"``([\w/]+\.py)``", " ".join(callers))
 
 
 def test_who_a_module_says_it_is_called_by_imports_it() -> None:

@@ -107,7 +107,7 @@ def test_postgres_that_was_cut_short_makes_its_cluster_anew(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ((), "the first start needs a password: set POSTGRES_PASSWORD_FILE or POSTGRES_PASSWORD"),
         (
@@ -125,11 +125,11 @@ def test_postgres_that_was_cut_short_makes_its_cluster_anew(
     ],
 )
 def test_postgres_says_what_is_missing(
-    containers: Containers, image: Callable[[str], str], options: tuple[str, ...], told: str
+    containers: Containers, image: Callable[[str], str], options: tuple[str, ...], message: str
 ) -> None:
     done = containers.run(*CONFINED, *options, image("postgres"))
     assert done.returncode == 1
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_postgres_image_runs_its_other_programs(

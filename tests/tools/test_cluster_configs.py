@@ -1,4 +1,4 @@
-"""What the programs of a cluster are told. They are asked themselves where they are there."""
+"""The configuration of a cluster's programs. The programs validate it where they are installed."""
 
 from __future__ import annotations
 

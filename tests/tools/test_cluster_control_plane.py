@@ -1,4 +1,4 @@
-"""The control plane keeps what tests rely on: rights, quotas, scheduling, and coming back."""
+"""The control plane does what tests rely on: rights, quotas, scheduling, and restarts."""
 
 from __future__ import annotations
 

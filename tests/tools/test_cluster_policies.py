@@ -1,4 +1,4 @@
-"""NetworkPolicies as rules of a node: what the definition says, case by case."""
+"""NetworkPolicies as rules of a node: the cases of the API's definition."""
 
 from __future__ import annotations
 

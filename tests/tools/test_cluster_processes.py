@@ -1,4 +1,4 @@
-"""Programs are found again by who did not start them, and nobody else's is ever ended."""
+"""Another process finds the programs again, and programs of others are never ended."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_started_twice_it_runs_once(tmp_path: Path) -> None:
 
 def test_a_program_that_ends_is_not_running_and_starts_again(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
-    processes.start("one", ["/bin/sh", "-c", "echo said; sleep 0.3; exit 3"])
+    processes.start("one", ["/bin/sh", "-c", "echo printed; sleep 0.3; exit 3"])
     until = time.monotonic() + 5
     while processes.is_running("one"):
         assert time.monotonic() < until
-    assert processes.tail("one") == "said\n"
+    assert processes.tail("one") == "printed\n"
     processes.start("one", [SLEEP, "60"])
     assert processes.is_running("one")
     processes.stop("one")
@@ -80,7 +80,7 @@ def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:
     processes.start("deaf", ["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"])
     while "up" not in processes.tail("deaf"):
         time.sleep(0.02)
-    processes.stop("deaf", patience_seconds=0.2)
+    processes.stop("deaf", grace_seconds=0.2)
     assert not processes.is_running("deaf")
 
 

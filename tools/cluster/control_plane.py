@@ -147,7 +147,7 @@ class ControlPlane:
         An API server that is asked to stop waits for its watchers to leave; after two seconds
         (at once with ``kill``) it is killed, as a rolling update would after its grace.
         """
-        self.processes.stop(name, kill=kill, patience_seconds=RESTART_SECONDS)
+        self.processes.stop(name, kill=kill, grace_seconds=RESTART_SECONDS)
         self.start_program(name)
 
     @contextmanager

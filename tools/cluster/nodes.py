@@ -115,7 +115,7 @@ class Node:
 
     def stop_program(self, name: str, *, kill: bool = False) -> None:
         """Stop one of the node's programs; what it started (containers) goes on."""
-        self.processes.stop(self.named(name), patience_seconds=STOP_SECONDS, kill=kill)
+        self.processes.stop(self.named(name), grace_seconds=STOP_SECONDS, kill=kill)
 
     def is_running(self, name: str) -> bool:
         """Whether one of the node's programs runs."""

@@ -166,15 +166,15 @@ class Processes:
             os.close(descriptor)
         return True
 
-    def stop(self, name: str, *, patience_seconds: float = 10, kill: bool = False) -> None:
-        """SIGTERM, then SIGKILL after ``patience_seconds`` (``kill``: SIGKILL at once).
+    def stop(self, name: str, *, grace_seconds: float = 10, kill: bool = False) -> None:
+        """SIGTERM, then SIGKILL after ``grace_seconds`` (``kill``: SIGKILL at once).
 
         Raises:
             ProcessError: It still runs after SIGKILL.
         """
         steps = [(signal.SIGKILL, 10.0)]
         if not kill:
-            steps.insert(0, (signal.SIGTERM, patience_seconds))
+            steps.insert(0, (signal.SIGTERM, grace_seconds))
         for number, seconds in steps:
             if not self.signal(name, number) or self._ends_within(name, seconds):
                 (self._run / f"{name}.json").unlink(missing_ok=True)
