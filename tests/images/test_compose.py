@@ -59,7 +59,7 @@ def test_every_service_is_there_and_nothing_else(document: dict[str, Any]) -> No
 
 
 @BY_SERVICE
-def test_a_service_gets_only_variables_of_its_settings(document: dict[str, Any], name: str) -> None:
+def test_a_service_gets_valid_settings(document: dict[str, Any], name: str) -> None:
     wiring, service = SERVICES[name], document["services"][name]
     prefix = str(wiring.settings.model_config.get("env_prefix"))
     environment = {key: str(value) for key, value in service["environment"].items()}
@@ -96,7 +96,7 @@ def test_a_service_finds_its_own_secrets_and_nobody_elses(
     assert name == "gateway" or "admin-token" not in given
 
 
-def test_the_provisioner_gets_only_variables_of_its_settings(
+def test_the_provisioner_gets_valid_settings_and_files(
     document: dict[str, Any], secrets: Path
 ) -> None:
     service = document["services"]["provision"]

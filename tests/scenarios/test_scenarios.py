@@ -448,8 +448,8 @@ class ScenarioPlayer:
         for outlook in changes.outlooks:
             now, then = outlook.now, outlook.then
             self.write(
-                f"  {outlook.group}: starts {now.starts} -> {then.starts}, promised {now.promised} ->"
-                f" {then.promised}, preempted {now.preemptions} -> {then.preemptions}, at risk"
+                f"  {outlook.group}: starts {now.starts} -> {then.starts}, promised {now.promised}"
+                f" -> {then.promised}, preempted {now.preemptions} -> {then.preemptions}, at risk"
                 f" {now.gpu_seconds_at_risk:g} -> {then.gpu_seconds_at_risk:g} GPU-seconds"
             )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.cluster.policies import Pod, World, matches, pods_of, ruleset
+from tools.cluster.policies import Pod, PolicyInputs, matches, pods_of, ruleset
 
 NAMESPACES = {"shop": {"team": "a"}, "bank": {"team": "b"}, "yard": {}}
 WEB = Pod("shop", {"app": "web"}, "10.0.1.1", "n1", {("http", "TCP"): 8080})
@@ -22,7 +22,7 @@ def policy(select: dict[str, Any], namespace: str = "shop", **spec: Any) -> dict
 
 def chain(name: str, *policies: dict[str, Any], node: str = "n1") -> list[str] | None:
     """The rules of one chain; None: nothing is isolated there."""
-    text = ruleset(World(policies, NAMESPACES, PODS), node)
+    text = ruleset(PolicyInputs(policies, NAMESPACES, PODS), node)
     _, found, rest = text.partition(f"chain {name} {{\n")
     return (
         [line.strip() for line in rest.partition("}\n  ")[0].splitlines()][:-1] if found else None
@@ -42,7 +42,7 @@ IN_WEB = {"matchLabels": {"app": "web"}}
 
 
 def test_without_policies_everything_passes() -> None:
-    text = ruleset(World([], NAMESPACES, PODS), "n1")
+    text = ruleset(PolicyInputs([], NAMESPACES, PODS), "n1")
     assert "drop" not in text
     assert "policy accept" in text
 

@@ -61,7 +61,7 @@ def test_remarks_skip_write_and_run() -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["<!-- first-hour: skip -->", "~~~sh", "x", "~~~"], "p.md:1: say what or why"),
+        (["<!-- first-hour: skip -->", "~~~sh", "x", "~~~"], "p.md:1: give a file or a reason"),
         (["<!-- first-hour: leap far -->"], "p.md:1: 'leap' is none of"),
         (["<!-- first-hour: skip no block -->"], "stands before no block"),
         (["<!-- first-hour: skip x -->", "~~~text", "~~~"], "p.md:2: a text block is never run"),

@@ -21,7 +21,7 @@ READY_SECONDS = 5.0
 
 
 class KubeconfigError(RuntimeError):
-    """This kubeconfig cannot be used; the text says why."""
+    """This kubeconfig cannot be used; the message has the reason."""
 
 
 class ApiError(RuntimeError):
@@ -136,7 +136,7 @@ class Api:
         return self.request("PATCH", path, body, content_type=APPLY, query=query)
 
     def ready(self) -> bool:
-        """Whether the API server says that it is ready."""
+        """Whether the API server reports that it is ready."""
         from libs.kube.transport import ConnectionFailedError  # noqa: PLC0415 - as above
 
         asked = self._transport.send(

@@ -168,7 +168,7 @@ class ControlPlane:
     def expire(self) -> None:
         """Restart the API server so that nobody's watch can go on: all that they know is too old.
 
-        Whoever watches from a resource version of before is told 410, and has to list again.
+        A watch from an earlier resource version gets 410, and its client has to list again.
         """
         self.processes.stop(API_SERVER, kill=True)
         # A change that no client can have seen: without one, a client that saw the last change
@@ -210,7 +210,7 @@ class ControlPlane:
             name: Of the account, its roles and their bindings.
             rules: RBAC rules in the namespace.
             cluster_rules: RBAC rules for the whole cluster.
-            seconds: How long the token is good (600 at least, the API server says).
+            seconds: How long the token is valid (the API server's minimum is 600).
         """
         token = rights.grant(
             self.api, namespace, name, rules, cluster_rules=cluster_rules, seconds=seconds

@@ -46,7 +46,7 @@ class Node:
         return self.named(INIT)
 
     def named(self, program_name: str) -> str:
-        """The name of a process: the node's programs are told apart by it."""
+        """The name of a process; it distinguishes the programs of the node."""
         return f"{self.plan.name}-{program_name}"
 
     def wanted(self) -> list[str]:
@@ -86,7 +86,7 @@ class Node:
         return [find("nsenter") or "nsenter", "--target", str(self.init_pid), *SPACES, "--"]
 
     def run(self, *command: str | Path, check: bool = True) -> str:
-        """Run a command inside the node; what it said."""
+        """Run a command inside the node; returns its output."""
         return run(*self._enter(), *command, check=check)
 
     def ctr(self, *arguments: str | Path) -> str:
