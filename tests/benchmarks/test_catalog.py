@@ -59,7 +59,7 @@ def test_no_record_lies_beside_the_catalog() -> None:
     assert {path.stem for path in catalog.RESULTS.glob("*.json")} <= set(catalog.NAMES)
 
 
-def test_the_page_judges_a_record_by_the_goals_of_now(
+def test_the_page_compares_a_record_with_the_current_goals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog, "RESULTS", tmp_path)

@@ -92,7 +92,7 @@ def test_every_pod_is_held_to_the_least(objects: list[Json]) -> None:
         assert "memory" in each["resources"]["limits"], whose
 
 
-def test_only_who_needs_the_cluster_has_a_token_for_it(objects: list[Json]) -> None:
+def test_only_services_that_need_the_api_server_have_a_token_for_it(objects: list[Json]) -> None:
     with_token = {
         spec["containers"][0]["name"]
         for _, spec in pod_specs(objects)
@@ -254,7 +254,7 @@ def _place_files(objects: list[Json], deployment: Json, root: Path) -> None:
                 (folder / name).write_text(text)
 
 
-def test_the_log_agents_are_told_what_the_collector_asks_for(helm: Helm, tmp_path: Path) -> None:
+def test_the_log_agents_match_the_settings_of_the_collector(helm: Helm, tmp_path: Path) -> None:
     objects = helm.template(
         UMBRELLA, {"log-collector": {"agent": {"settings": {"poll_seconds": 1}}}}
     )
@@ -279,7 +279,7 @@ def test_the_log_agents_are_told_what_the_collector_asks_for(helm: Helm, tmp_pat
     assert settings.spool_dir.is_relative_to(logs["mountPath"])
 
 
-def test_the_provisioner_is_told_what_it_needs(objects: list[Json], tmp_path: Path) -> None:
+def test_the_provisioner_gets_its_settings(objects: list[Json], tmp_path: Path) -> None:
     (job,) = (
         each
         for each in of_kind(objects, "Job")

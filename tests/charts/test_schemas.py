@@ -45,7 +45,7 @@ def test_unknown_keys_are_refused_everywhere(chart: str) -> None:
 
 
 @pytest.mark.parametrize("chart", ALL)
-def test_the_schema_takes_what_the_chart_says_by_itself(helm: Helm, chart: str) -> None:
+def test_the_schema_accepts_the_defaults_of_the_chart(helm: Helm, chart: str) -> None:
     assert helm.template(chart, {})
 
 

@@ -82,7 +82,7 @@ async def test_what_fails_inside_is_refused_and_the_next_is_served(server: BusSe
         (ValueError("a defect"), m.RefusalCode.FAILED),
     ],
 )
-async def test_a_refusal_says_whether_trying_again_helps(
+async def test_a_refusal_states_whether_trying_again_helps(
     server: BusServer, problem: Exception, code: m.RefusalCode
 ) -> None:
     submit, gateway = await server.bus("submit"), await server.bus("gateway")

@@ -384,7 +384,7 @@ async def test_an_old_leader_is_refused(backend: Backend, runtime: Runtime) -> N
     await successor.close()
 
 
-async def test_a_silent_node_tells_nothing_until_it_is_fenced(
+async def test_a_silent_node_reports_no_ranks_until_it_is_fenced(
     backend: Backend, runtime: Runtime
 ) -> None:
     await runtime.launch(backend.endless())

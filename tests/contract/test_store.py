@@ -55,7 +55,7 @@ async def test_every_kind_of_value_comes_back_equal(store: Store) -> None:
     assert found.created_at.utcoffset() == timedelta(0)
 
 
-async def test_a_time_of_another_zone_is_the_same_moment(store: Store) -> None:
+async def test_a_time_of_another_zone_is_stored_in_utc(store: Store) -> None:
     created_at = datetime(2026, 1, 1, 5, tzinfo=timezone(timedelta(hours=3)))
     await put(store, a_job(created_at=created_at))
     async with store.transaction() as tx:
@@ -225,7 +225,7 @@ async def test_a_unique_constraint_refuses_and_nothing_is_stored(store: Store) -
     await put(store, a_job("j2"), a_job("j3"), a_job("j1", client_key="k", share=3.0))
 
 
-async def test_a_partial_unique_index_looks_at_its_rows_only(store: Store) -> None:
+async def test_a_partial_unique_index_covers_its_rows_only(store: Store) -> None:
     await put(store, a_job("j1", rank=7), a_job("j2", rank=7, ended=True))
     with pytest.raises(ConflictError, match="job_one_live_per_rank"):
         await put(store, a_job("j3", rank=7))

@@ -127,7 +127,7 @@ def test_each_line_has_its_time(shiftwork: Shiftwork, tmp_path: Path) -> None:
     ("options", "value"),
     [((), "1"), (("--env", "PYTHONUNBUFFERED="), ""), (("--env", "PYTHONUNBUFFERED=0"), "0")],
 )
-def test_python_is_unbuffered_unless_the_task_says_otherwise(
+def test_python_is_unbuffered_unless_the_task_sets_it(
     shiftwork: Shiftwork, options: tuple[str, ...], value: str
 ) -> None:
     show = 'echo "($PYTHONUNBUFFERED)"'

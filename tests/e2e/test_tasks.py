@@ -217,7 +217,9 @@ def test_a_task_from_a_file(shiftwork: Shiftwork) -> None:
     assert (refused.code, "node" in refused.err) == (1, True)
 
 
-def test_a_program_that_never_asks_is_not_waited_for(shiftwork: Shiftwork) -> None:
+def test_there_is_no_wait_for_a_program_that_never_calls_should_preempt(
+    shiftwork: Shiftwork,
+) -> None:
     """It would have ten minutes; nothing is saved, and the events say so."""
     options = ("--gpus-per-node", "1", "--ack-deadline", "10m")
     task = shiftwork.submit("--name", "deaf", *options, "--", "sleep", "600")

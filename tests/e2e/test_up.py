@@ -83,7 +83,7 @@ def test_tasks_of_another_user_reach_their_own_folder_and_no_secret(own: Shiftwo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses the user of tasks")
-def test_root_is_asked_as_whom_tasks_run_and_nothing_is_started(own: Shiftwork) -> None:
+def test_root_must_choose_the_user_of_tasks_before_anything_is_started(own: Shiftwork) -> None:
     for more in ((), ("--detach",)):
         done = own("up", "--data", str(own.data), *more)
         assert done.code == 2

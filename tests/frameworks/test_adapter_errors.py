@@ -243,7 +243,7 @@ except shiftwork.Superseded:
 """
 
 
-def test_every_jax_process_hears_that_the_attempt_is_superseded(tmp_path: Path) -> None:
+def test_every_jax_process_learns_that_the_attempt_is_superseded(tmp_path: Path) -> None:
     script = tmp_path / "save.py"
     script.write_text(SUPERSEDED)
     refused: tuple[int, dict[str, Any]] = (409, {"type": "urn:shiftwork:problem:superseded"})

@@ -69,7 +69,7 @@ def test_ddp_keeps_its_order_of_additions_with_find_unused_parameters(tmp_path: 
         dist.init_process_group("gloo")
         rank = dist.get_rank()
 
-        def end_alike(**switches):
+        def end_the_same(**switches):
             torch.manual_seed(0)
             net = nn.Sequential(
                 nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.LayerNorm(512),
@@ -93,9 +93,9 @@ def test_ddp_keeps_its_order_of_additions_with_find_unused_parameters(tmp_path: 
             train(DistributedDataParallel(net, **switches), range(4, 8))
             return all(torch.equal(whole[name], value) for name, value in net.state_dict().items())
 
-        print("without", end_alike())
-        assert end_alike(find_unused_parameters=True)
-        assert end_alike(find_unused_parameters=True, gradient_as_bucket_view=True)
+        print("without", end_the_same())
+        assert end_the_same(find_unused_parameters=True)
+        assert end_the_same(find_unused_parameters=True, gradient_as_bucket_view=True)
         """,
     )
     run_alone(tmp_path, *torchrun(4, script))
@@ -275,7 +275,7 @@ ONE_HEARS = """
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_all_ranks_leave_at_one_step_when_one_of_them_hears(
+def test_all_ranks_leave_at_the_same_step_when_one_is_asked_to_leave(
     gang: Gang, tmp_path: Path, rank: int
 ) -> None:
     code, out = gang.run(*torchrun(4, program(tmp_path, ONE_HEARS.format(rank=rank))))
@@ -548,7 +548,7 @@ def test_all_of_a_checkpoint_is_synced_before_it_is_acknowledged(tmp_path: Path)
     )
 
 
-def test_a_process_group_that_is_made_again_hears_nothing_of_the_one_before(
+def test_a_new_process_group_receives_no_answers_of_the_one_before(
     frameworks_python: Path, tmp_path: Path
 ) -> None:
     """Both have the launcher's store. PyTorch's own keys in it are left out: gloo may connect to

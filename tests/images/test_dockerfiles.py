@@ -61,7 +61,7 @@ def test_a_number_without_rights_runs_it(image: Image) -> None:
 
 
 @BY_IMAGE
-def test_labels_say_what_it_is(image: Image) -> None:
+def test_labels_describe_the_image(image: Image) -> None:
     text = image.dockerfile.read_text()
     assert [each for each in LABELS if f"org.opencontainers.image.{each}=" not in text] == []
     assert f'org.opencontainers.image.title="shiftwork/{image.name}"' in text

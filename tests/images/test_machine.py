@@ -58,7 +58,7 @@ def test_a_machine_without_debian_names_no_mirror(tmp_path: Path) -> None:
     assert machine.mirrors(tmp_path) == []
 
 
-def test_pip_is_told_of_the_network_and_of_nothing_else(
+def test_pip_gets_the_network_settings_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (

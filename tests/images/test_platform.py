@@ -79,7 +79,7 @@ def test_it_is_ours_compiled_and_cannot_be_written(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_without_settings_says_which(
+def test_a_service_without_settings_names_them(
     containers: Containers, image: Callable[[str], str], service: str
 ) -> None:
     done = containers.run(*CONFINED, image("platform"), f"services.{service}")
@@ -89,7 +89,7 @@ def test_a_service_without_settings_says_which(
     assert "Traceback" not in done.stderr
 
 
-def test_services_without_servers_say_so_and_end(
+def test_services_without_servers_report_it_and_end(
     containers: Containers, image: Callable[[str], str], tmp_path: Path
 ) -> None:
     key = tmp_path / "key"

@@ -85,7 +85,7 @@ def test_postgres_makes_its_cluster_once_from_a_password_file(
     assert sql(containers, server, "SELECT sum(x) FROM kept", ask, database="shift-work") == "15"
 
 
-def test_postgres_that_was_cut_short_makes_its_cluster_anew(
+def test_postgres_that_was_interrupted_creates_its_cluster_again(
     containers: Containers, image: Callable[[str], str]
 ) -> None:
     """A start that died half way leaves nothing that a later start takes for a cluster."""
@@ -124,7 +124,7 @@ def test_postgres_that_was_cut_short_makes_its_cluster_anew(
         ),
     ],
 )
-def test_postgres_says_what_is_missing(
+def test_postgres_reports_what_is_missing(
     containers: Containers, image: Callable[[str], str], options: tuple[str, ...], message: str
 ) -> None:
     done = containers.run(*CONFINED, *options, image("postgres"))

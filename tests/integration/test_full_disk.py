@@ -77,7 +77,7 @@ def until(home: HomeOnSmallDisk, seconds_max: float, *words: str) -> str:
     return done.stdout
 
 
-def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(
+def test_a_full_disk_ends_nothing_and_everything_heals_once_there_is_space(
     home: HomeOnSmallDisk,
 ) -> None:
     home.up()

@@ -91,7 +91,7 @@ async def test_a_hundred_orders_cost_a_few_reads(leaders: Leaders) -> None:
     assert len(leaders.calls[0].calls) == before + 1
 
 
-async def test_the_object_deleted_by_hand_is_made_anew(leaders: Leaders) -> None:
+async def test_the_object_deleted_by_hand_is_created_again(leaders: Leaders) -> None:
     fence = leaders.leader(6)
     await fence.check()
     leaders.cluster.api.delete(leaders.cluster.path("configmaps", EPOCH_MAP))

@@ -193,7 +193,7 @@ async def test_lists_come_in_pages_and_watches_have_a_life(cluster: ClusterHarne
         await reflector._client.close()
 
 
-async def test_a_version_that_is_forgotten_is_listed_anew(cluster: ClusterHarness) -> None:
+async def test_a_version_that_is_forgotten_is_listed_again(cluster: ClusterHarness) -> None:
     """As after a long break of the connection, with the history compacted: 410, and a full list."""
     sink = Seen()
     reflector = a_reflector(cluster, sink)

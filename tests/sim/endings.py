@@ -63,7 +63,7 @@ def _queues(sim: Simulation) -> Iterator[str]:
         left = len(durable.pending) + len(durable.echoes)
         left += len(sim.broker._stream) - durable.position
         if left:
-            yield f"{name} has {left} events to hear"
+            yield f"{name} has {left} events to receive"
     for name in sorted(sim.database._schemas):
         left = len(sim.database.schema(name).unpublished)
         if left:

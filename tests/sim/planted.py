@@ -582,7 +582,7 @@ def last_arrival_wins() -> contextlib.AbstractContextManager[None]:
     return replaced((scheduler_handlers, "HANDLERS", table))
 
 
-def inventories_by_moment() -> contextlib.AbstractContextManager[None]:
+def inventories_by_time() -> contextlib.AbstractContextManager[None]:
     """Of two lists of nodes the one with the later time wins, instead of the higher version."""
 
     def is_old(event: InventoryListed, *, kept_version: int, kept_at: datetime) -> bool:

@@ -143,7 +143,7 @@ DEFECTS = {
         bend=bends.calm_people,
     ),
     "times follow the clock": Planted(planted.times_follow_the_clock, "output_has_its_times", 25),
-    "inventories by moment": Planted(planted.inventories_by_moment, "nodes_and_limits_agree", 16),
+    "inventories by time": Planted(planted.inventories_by_time, "nodes_and_limits_agree", 16),
 }
 BENDS = (
     bends.asking_for_amounts,

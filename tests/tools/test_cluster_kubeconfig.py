@@ -128,7 +128,7 @@ def test_an_exec_plugin_as_clouds_have_it(tmp_path: Path, url: str, keys: Path) 
     }
 
 
-def test_whom_nobody_vouches_for_is_not_asked(tmp_path: Path, url: str) -> None:
+def test_an_untrusted_server_gets_no_requests(tmp_path: Path, url: str) -> None:
     with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
         ask(kubeconfig(tmp_path, url, {}, {"token": "abc"}))
     path = kubeconfig(tmp_path, url, {"insecure-skip-tls-verify": True}, {"token": "abc"})

@@ -16,13 +16,13 @@ from tools.cluster.nodes import remove_folder
 from tools.cluster.prerequisites import CannotRunError
 
 
-def test_who_is_not_root_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_error_has_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CannotRunError, match=r"(?s)need root.*KUBECONFIG"):
         prerequisites.check(Layout())
 
 
-def test_missing_tools_are_told_by_their_packages(
+def test_missing_tools_are_reported_with_their_packages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(prerequisites, "find", lambda tool: None if tool == "runc" else "/x")

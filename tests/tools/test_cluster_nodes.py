@@ -130,7 +130,7 @@ def test_ranks_reach_one_another_by_name_and_by_service(probes: Probes) -> None:
         assert probes.ask(client, "lookup", "kubernetes.default") == "10.96.0.1"
 
 
-def test_names_of_the_world_are_unknown_at_once(probes: Probes) -> None:
+def test_names_outside_the_cluster_are_unknown_at_once(probes: Probes) -> None:
     probes.start(pod("lonely", probes.nodes[0], "serve", "8000"))
     probes.until("lonely", "Running")
     began = time.monotonic()

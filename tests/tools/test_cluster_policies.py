@@ -55,7 +55,7 @@ def test_a_policy_without_rules_isolates_what_it_selects_and_nothing_else() -> N
     assert chain("ingress_10_0_2_1", one, node="n2") is not None
 
 
-def test_answers_pass_before_anything_is_judged() -> None:
+def test_answers_pass_before_any_policy_applies() -> None:
     forward = chain("forward", policy({}))
     assert forward is not None
     assert forward[1] == "ct state established,related accept"
@@ -124,7 +124,7 @@ def test_answers_pass_before_anything_is_judged() -> None:
         ),
     ],
 )
-def test_who_may_come_in(rule: dict[str, Any], lines: list[str]) -> None:
+def test_ingress_rules(rule: dict[str, Any], lines: list[str]) -> None:
     assert of_web(policy(IN_WEB, ingress=[rule])) == lines
 
 
@@ -171,7 +171,7 @@ def test_where_a_pod_may_go(rule: dict[str, Any], lines: list[str]) -> None:
         ({"policyTypes": ["Ingress"], "egress": [{}]}, {"ingress"}),
     ],
 )
-def test_directions_that_are_not_said(spec: dict[str, Any], kinds: set[str]) -> None:
+def test_directions_that_a_policy_does_not_name(spec: dict[str, Any], kinds: set[str]) -> None:
     one = policy(IN_WEB, **spec)
     found = {kind for kind in ("ingress", "egress") if chain(f"{kind}_10_0_1_1", one) is not None}
     assert found == kinds

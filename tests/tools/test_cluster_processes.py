@@ -75,7 +75,7 @@ def test_a_program_that_ends_is_not_running_and_starts_again(tmp_path: Path) -> 
     processes.stop("one")
 
 
-def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:
+def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     processes.start("deaf", ["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"])
     while "up" not in processes.tail("deaf"):
@@ -98,6 +98,6 @@ def test_of_a_wrapper_the_child_is_meant(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_what_cannot_start_says_so(tmp_path: Path) -> None:
+def test_a_program_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="/no/such/program does not start"):
         Processes(tmp_path).start("none", ["/no/such/program"])
