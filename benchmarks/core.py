@@ -130,7 +130,7 @@ class SimulatedCluster:
         return found
 
     def task(self, nodes: int | None = None, priority: Priority | None = None) -> Task:
-        """The next gang of somebody."""
+        """The next gang, of a random user."""
         user = self.random.randrange(USERS)
         if nodes is None:
             nodes = self.random.choices(SIZES, SIZE_WEIGHTS)[0]

@@ -90,7 +90,7 @@ def _gpus(node: dict[str, Any]) -> int:
 
 
 def _with_token(kubeconfig: Path, token: str) -> dict[str, Any]:
-    """The same cluster, as somebody else."""
+    """The same cluster with another account."""
     import yaml  # noqa: PLC0415 - here alone
 
     config: dict[str, Any] = yaml.safe_load(kubeconfig.read_text())

@@ -76,7 +76,7 @@ def test_everything_has_its_labels_and_its_place(objects: list[Json]) -> None:
     assert spaces <= {NAMESPACE, TASKS, "training", None}
 
 
-def test_every_pod_is_held_to_the_least(objects: list[Json]) -> None:
+def test_every_pod_has_the_least_privileges(objects: list[Json]) -> None:
     """The API server's own validation (test_server.py) does not check read-only roots."""
     for whose, spec in pod_specs(objects):
         if "log-agent" not in whose:
@@ -378,7 +378,7 @@ def test_dns_is_reached_where_the_cluster_has_it(rendered: dict[str, list[Json]]
 
 
 def test_network_policies_name_pods_that_exist(objects: list[Json]) -> None:
-    """A selector with a slip lets nobody in, silently."""
+    """A selector with a mistake silently blocks all traffic."""
     pods = [
         each["spec"]["template"]["metadata"]["labels"]
         for each in of_kind(objects, "Deployment", "StatefulSet", "DaemonSet", "Job")

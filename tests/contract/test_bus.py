@@ -214,7 +214,7 @@ def replaced_env(role: m.Role, env: dict[str, str]) -> m.Role:
     return role.model_copy(update={"env": env})
 
 
-async def test_publishing_nothing_is_nothing(server: BusServer) -> None:
+async def test_publishing_an_empty_batch_does_nothing(server: BusServer) -> None:
     await (await server.bus("submit")).publish([])
 
 

@@ -34,7 +34,7 @@ async def test_a_command_is_answered_or_refused(server: BusServer) -> None:
     assert refused.refusal.code is m.RefusalCode.NOT_FOUND
 
 
-async def test_nobody_there_is_known_at_once(server: BusServer) -> None:
+async def test_a_command_without_a_server_fails_at_once(server: BusServer) -> None:
     submit, gateway = await server.bus("submit"), await server.bus("gateway")
     async with submit.serve({m.SetGoal: carry_out}):
         pass
@@ -56,7 +56,9 @@ async def test_no_answer_in_time_is_unavailable(server: BusServer) -> None:
             await gateway.request(m.SetGoal(task_id="t"), timeout_s=0.2)
 
 
-async def test_what_fails_inside_is_refused_and_the_next_is_served(server: BusServer) -> None:
+async def test_a_handler_that_raises_is_a_refusal_and_the_next_command_is_served(
+    server: BusServer,
+) -> None:
     submit, gateway = await server.bus("submit"), await server.bus("gateway")
 
     async def breaks(command: Message) -> Message:

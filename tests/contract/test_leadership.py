@@ -66,7 +66,7 @@ async def test_a_version_is_spent_only_by_a_commit_that_wrote(store: Store) -> N
         assert tx.version == 1
 
 
-async def test_an_epoch_that_never_was_is_refused(store: Store) -> None:
+async def test_an_unknown_epoch_is_refused(store: Store) -> None:
     with pytest.raises(NotLeaderError):
         async with store.transaction(epoch=1):
             raise AssertionError
@@ -98,7 +98,7 @@ async def test_waiting_for_the_leadership_can_be_cancelled(harness: StoreHarness
 
 
 @pytest.mark.parametrize("lands", [True, False])
-async def test_what_became_of_a_commit_that_was_cancelled_midway_is_found_out(
+async def test_the_outcome_of_a_commit_that_was_cancelled_midway_is_determined(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
     """A waiter is cancelled and the leader goes on, as for a command whose bus connection was

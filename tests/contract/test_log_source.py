@@ -228,7 +228,7 @@ class Reader:
             self.data += result.data
 
 
-async def test_what_is_written_is_read_as_it_comes(backend: Backend) -> None:
+async def test_output_is_read_as_it_is_written(backend: Backend) -> None:
     reader = Reader(backend)
     await reader.query()
     assert reader.data == b""
@@ -242,7 +242,7 @@ async def test_what_is_written_is_read_as_it_comes(backend: Backend) -> None:
     assert reader.data == b"one\ntwo\nthree\nno end"
 
 
-async def test_times_are_of_bytes_that_are_given(backend: Backend) -> None:
+async def test_time_stamps_refer_to_returned_bytes(backend: Backend) -> None:
     """Where a source knows when its bytes were written, in their order; whatever was asked for."""
     for number in range(20):
         backend.write(0, b"line %d\n" % number)
@@ -261,12 +261,12 @@ async def test_times_are_of_bytes_that_are_given(backend: Backend) -> None:
         assert bool(offsets) == knows
 
 
-async def test_what_never_was_is_absent_for_certain(backend: Backend) -> None:
+async def test_an_output_that_never_existed_is_reported_as_absent(backend: Backend) -> None:
     result = await until_sure(backend.source, ReadRequest(address(), 0, 10, sure=True))
     assert result == [ReadResult(absent=True)]
 
 
-async def test_an_output_without_a_byte_is_there(backend: Backend) -> None:
+async def test_an_empty_output_exists(backend: Backend) -> None:
     backend.begin(0)
     backend.end(0)
     assert await Reader(backend).to_the_end() == ReadResult()
@@ -289,7 +289,7 @@ async def test_any_byte_can_be_asked_for_again(backend: Backend) -> None:
     ]
 
 
-async def test_what_could_not_be_kept_is_given_again(backend: Backend) -> None:
+async def test_bytes_that_were_not_stored_are_returned_again(backend: Backend) -> None:
     """The collector's disk was full: it reads again from the same offset."""
     reader = Reader(backend)
     backend.write(0, b"first\n")
@@ -303,7 +303,7 @@ async def test_what_could_not_be_kept_is_given_again(backend: Backend) -> None:
     assert reader.data == b"first\nsecond\nthird\n"
 
 
-async def test_a_pass_stops_at_its_bytes(backend: Backend) -> None:
+async def test_a_read_stops_at_its_limit_of_bytes(backend: Backend) -> None:
     for rank in range(0, 6, 2):
         backend.write(rank, b"123456789\n")
         backend.end(rank)
@@ -356,7 +356,7 @@ async def test_every_byte_comes_through(backend: Backend, number: int) -> None:
     assert reader.data == AWKWARD[number] + b"|" + AWKWARD[number]
 
 
-async def test_a_restart_in_between_loses_and_doubles_nothing(backend: Backend) -> None:
+async def test_a_restart_neither_loses_nor_repeats_bytes(backend: Backend) -> None:
     reader, written = Reader(backend), b""
     for turn in range(4):
         data = b"".join(b"%d.%d\n" % (turn, number) for number in range(300))
@@ -371,7 +371,7 @@ async def test_a_restart_in_between_loses_and_doubles_nothing(backend: Backend) 
     assert reader.data == written
 
 
-async def test_what_is_kept_may_go_and_the_rest_stays(backend: Backend) -> None:
+async def test_stored_output_may_be_deleted_and_the_rest_stays(backend: Backend) -> None:
     reader = Reader(backend)
     backend.write(0, b"old\n")
     await reader.until(4)

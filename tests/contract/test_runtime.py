@@ -312,7 +312,7 @@ async def test_end_kills(backend: Backend, runtime: Runtime) -> None:
     assert all(backend.was_killed(rank_of(listing, rank)) for rank in (0, 1))
 
 
-async def test_what_was_ended_never_begins(backend: Backend, runtime: Runtime) -> None:
+async def test_a_run_that_was_ended_never_begins(backend: Backend, runtime: Runtime) -> None:
     await runtime.end(RUN, BOTH, grace_seconds=5)
     with pytest.raises(RuntimeDeniedError):
         await runtime.launch(backend.endless())
@@ -324,7 +324,7 @@ async def test_what_was_ended_never_begins(backend: Backend, runtime: Runtime) -
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_forgetting_is_for_what_is_over(
+async def test_only_ended_runs_can_be_forgotten(
     backend: Backend, runtime: Runtime, keep: bool
 ) -> None:
     await runtime.launch(backend.endless())
@@ -337,7 +337,7 @@ async def test_forgetting_is_for_what_is_over(
     assert (await runtime.list()).runs == {}
 
 
-async def test_runs_are_apart(backend: Backend, runtime: Runtime) -> None:
+async def test_runs_do_not_affect_each_other(backend: Backend, runtime: Runtime) -> None:
     other = run_id("other")
     await runtime.launch(backend.endless())
     await runtime.launch(backend.endless(other))

@@ -253,7 +253,7 @@ async def test_a_conflict_that_the_body_swallows_still_fails(store: Store) -> No
     assert await all_of(store, Slot) == []
 
 
-async def test_what_was_loaded_is_got_without_asking_and_under_the_own_writes(
+async def test_loaded_rows_are_read_from_memory_below_own_writes(
     store: Store,
 ) -> None:
     async with store.transaction() as tx:

@@ -56,7 +56,7 @@ def test_names_of_nobody_are_refused_unless_forced(shiftwork: Shiftwork) -> None
     shiftwork.good("policy", "unset", "lab")
 
 
-def test_what_is_refused_speaks_of_what_was_typed(shiftwork: Shiftwork) -> None:
+def test_an_error_names_the_argument_that_was_typed(shiftwork: Shiftwork) -> None:
     done = shiftwork.submit("--name", "over", "--", "true")
     assert shiftwork("wait", done).code == 0
     assert shiftwork("stop", "over").err == (

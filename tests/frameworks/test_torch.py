@@ -398,7 +398,7 @@ def test_checkpoints_are_pruned_but_for_the_last_and_never_overwritten(tmp_path:
     )
 
 
-def test_what_is_no_step_or_no_name_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_invalid_steps_and_names_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     run(
         tmp_path,
         """

@@ -96,7 +96,7 @@ class Project:
         self.running[service] = self.containers.start(*options, image, *command)
 
     def wait_healthy(self, service: str, seconds_max: float = 90.0) -> None:
-        """By the file's own health check, which nobody runs where systemd is not."""
+        """Run the file's own health check; without systemd no program runs it."""
         check, until = self.document["services"][service]["healthcheck"]["test"], time.monotonic()
         assert check[0] == "CMD"
         until += seconds_max

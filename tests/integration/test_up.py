@@ -206,7 +206,7 @@ def test_ctrl_c_in_a_start_in_the_background_ends_it(home: Home) -> None:
 
 
 @pytest.mark.parametrize("user", [None, "nobody"], ids=["as-ourselves", "as-an-ordinary-user"])
-def test_the_way_through_works_in_a_home_that_is_closed_to_others(user: str | None) -> None:
+def test_up_works_in_a_home_that_is_closed_to_others(user: str | None) -> None:
     if user is not None:
         if os.geteuid() != 0 or shutil.which("setpriv") is None:
             pytest.skip("only root can become an ordinary user, with setpriv")

@@ -53,7 +53,7 @@ async def leaders(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[
     await cluster.close()
 
 
-async def test_the_highest_epoch_stands(leaders: Leaders) -> None:
+async def test_the_highest_epoch_wins(leaders: Leaders) -> None:
     old, new = leaders.leader(3), leaders.leader(4)
     await old.check()
     assert leaders.epoch() == "3"

@@ -149,7 +149,7 @@ def a_row_that_cannot_be_loaded(plan: Plan) -> Plan:
 
 
 def a_group_that_cannot_be_decided(plan: Plan) -> Plan:
-    """Plans in which the last task only ends because somebody stops it, as it never starts."""
+    """Plans in which the last task never starts, so that it ends only when it is stopped."""
     *others, last = plan.jobs
     program = replace(last.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={})
     last = replace(last, nodes=1, gpus=1, copies=1, wishes=(), program=program)

@@ -458,7 +458,7 @@ def deadlines_in_memory() -> contextlib.AbstractContextManager[None]:
 
 
 def unfenced_epochs() -> contextlib.AbstractContextManager[None]:
-    """A transaction of a leader is let in, whoever leads now."""
+    """A transaction of a leader is accepted even if another process leads now."""
     return replaced((MemoryStore, "_fence", lambda _self, _epoch: None))
 
 

@@ -160,7 +160,7 @@ class Simulation:
         self.cluster.join(_node(self.plan, node_id))
 
     async def ask(self, command: Message, timeout_s: float) -> Message:
-        """Ask as the gateway does for somebody; BusUnavailableError if no answer came back."""
+        """Send a command as the gateway does. Raises ``BusUnavailableError`` without a reply."""
         alive = [process for process in self.of("gateway") if process.alive]
         if not alive:
             raise BusUnavailableError("no gateway")

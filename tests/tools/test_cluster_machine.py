@@ -87,7 +87,7 @@ def test_a_folder_with_a_mount_in_it_is_not_removed(tmp_path: Path) -> None:
         remove_folder(Path("/dev"))
 
 
-def test_what_cannot_be_had_is_skipped_unless_it_is_required(
+def test_missing_prerequisites_skip_tests_unless_they_are_required(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(REQUIRED, raising=False)

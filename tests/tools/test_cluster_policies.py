@@ -155,7 +155,7 @@ def test_policies_add_up() -> None:
         ),
     ],
 )
-def test_where_a_pod_may_go(rule: dict[str, Any], lines: list[str]) -> None:
+def test_egress_rules(rule: dict[str, Any], lines: list[str]) -> None:
     one = policy({"matchLabels": {"app": "store"}}, policyTypes=["Egress"], egress=[rule])
     assert chain("egress_10_0_1_2", one) == [*lines, "drop"]
     assert chain("ingress_10_0_1_2", one) is None
@@ -196,7 +196,7 @@ def test_expressions(operator: str, values: list[str] | None, selected: set[str]
     assert found == selected
 
 
-def test_pods_without_an_address_of_their_own_are_nobodys_peers() -> None:
+def test_pods_without_an_address_of_their_own_are_no_peers() -> None:
     def pod(name: str, **of: Any) -> dict[str, Any]:
         status = {"podIP": "10.0.0.1", "phase": of.pop("phase", "Running")}
         ports = [{"name": "http", "containerPort": 80}, {"containerPort": 81}]

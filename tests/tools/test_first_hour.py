@@ -129,7 +129,7 @@ def test_a_command_that_does_not_end_is_given_up(terminal: Terminal) -> None:
     assert (raised.value.status, raised.value.printed) == (None, "began\n")
 
 
-def test_what_is_typed_otherwise_is_in_one_table() -> None:
+def test_all_substitutions_are_in_one_table() -> None:
     assert typed("make test    # the whole suite\necho x # y\n") == "make help\necho x # y\n"
     assert '--data "$HOME/data"' in typed("shiftwork up    # or: --nodes 2\n")
     assert typed("shiftwork upload\n") == "shiftwork upload\n"

@@ -166,7 +166,7 @@ class ControlPlane:
         return newest
 
     def expire(self) -> None:
-        """Restart the API server so that nobody's watch can go on: all that they know is too old.
+        """Restart the API server so that no watch can go on: all known versions are too old.
 
         A watch from an earlier resource version gets 410, and its client has to list again.
         """
@@ -185,7 +185,7 @@ class ControlPlane:
         return self.kubeconfig_of_token(self._tokens[user])
 
     def kubeconfig_of_token(self, token: str, namespace: str = "default") -> str:
-        """The kubeconfig of whoever holds this token."""
+        """A kubeconfig with this token."""
         return access.kubeconfig(
             url=self.url, authority=self.authority, token=token, namespace=namespace
         )
@@ -290,7 +290,7 @@ def _ensure_ports(path: Path, api_server: int) -> dict[str, int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on now."""
+    """Free ports on loopback."""
     sockets = [socket.create_server((LOCAL, 0)) for _ in range(count)]
     try:
         return [one.getsockname()[1] for one in sockets]
@@ -300,7 +300,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether nobody listens on this port of an address of ours, and we may."""
+    """Whether this port is free on all our addresses, and we may bind it."""
     for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
         with socket.socket(socket.AF_INET, kind) as probe:
             try:

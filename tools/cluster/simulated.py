@@ -64,7 +64,7 @@ def ready_nodes(api: Api) -> set[str]:
 
 
 def silence(api: Api, name: str, *, noticed: bool = True) -> None:
-    """The node's machine is cut off: nobody renews its lease or moves its pods any more.
+    """Cut the node's machine off: its lease is not renewed, and its pods do not change any more.
 
     Args:
         api: The administrator's client.

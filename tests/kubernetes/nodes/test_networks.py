@@ -154,8 +154,10 @@ async def test_tasks_reach_the_gateway_alone(platform: Platform, places: dict[st
 
 
 @pytest.mark.usefixtures("bystanders")
-async def test_others_reach_what_is_theirs(platform: Platform, places: dict[str, str]) -> None:
-    """The gateway is everybody's, metrics are Prometheus', the servers the platform's own."""
+async def test_other_pods_reach_only_what_the_policies_allow(
+    platform: Platform, places: dict[str, str]
+) -> None:
+    """All pods reach the gateway, Prometheus the metrics, only the platform its servers."""
     reached = {
         "bystanders": ("gateway", "api"),
         "monitoring": ("gateway", "api", "scheduler", "log-agent"),
