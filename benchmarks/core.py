@@ -271,7 +271,7 @@ def filled(nodes: int, queued: int, seed: int = 1) -> SimulatedCluster:
 
 @contextmanager
 def quiet_memory() -> Generator[None]:
-    """What is built stays: the collector does not go through it again, as after a start."""
+    """Freeze what was built, so that the garbage collector does not scan it, as after a start."""
     gc.collect()
     gc.freeze()
     try:

@@ -59,7 +59,7 @@ SIZES = (Size("tiny", 50, 200), Size("small", 1_500, 10_000), Size("large", 10_0
 
 
 def burst(size: Size) -> tuple[SimulatedCluster, float]:
-    """Everybody submits at once; decisions per second of CPU."""
+    """All users submit at once; decisions per second of CPU."""
     cluster = filled(size.nodes, 0)
     clock, before = Clock(), cluster.count.decisions
     with quiet_memory():
@@ -75,7 +75,7 @@ def burst(size: Size) -> tuple[SimulatedCluster, float]:
 
 
 def turnover(cluster: SimulatedCluster, seconds: float) -> float:
-    """Runs end, gangs come, those that wait start; decisions per second of CPU."""
+    """Runs end, gangs are submitted, waiting gangs start; decisions per second of CPU."""
     clock, before = Clock(), cluster.count.decisions
     with quiet_memory():
         while clock.seconds < seconds:
@@ -91,7 +91,7 @@ def turnover(cluster: SimulatedCluster, seconds: float) -> float:
 
 
 def submits(cluster: SimulatedCluster, count: int) -> list[float]:
-    """One gang at a time comes; CPU seconds until the plan about it is carried out."""
+    """Gangs are submitted one at a time; CPU seconds until the plan for each is committed."""
     found: list[float] = []
     with quiet_memory():
         for _ in range(count):

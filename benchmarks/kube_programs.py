@@ -88,7 +88,7 @@ class Programs:
             http.close()
 
     async def _asked_to_go(self, http: Http, run: Attempt) -> bool:
-        """Ask until it is to go; False: it is over already."""
+        """Poll until the run is asked to leave; False if it has ended already."""
         seen = 0
         try:
             while True:

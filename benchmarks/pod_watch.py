@@ -121,7 +121,7 @@ class PodWatch:
                         self.following.result()
                     self.changed.clear()
                     await self.changed.wait()
-                    # Looking at all pods costs: at most so often.
+                    # A scan of all pods is expensive: at most so often.
                     await asyncio.sleep(0.005)
         except TimeoutError:
             raise BenchmarkError(

@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Found:
-    """Seconds, by what they are between."""
+    """Seconds between the steps of a preemption."""
 
     running: list[float] = field(default_factory=list)
     requested_acked: list[float] = field(default_factory=list)
@@ -34,12 +34,12 @@ class Found:
     preemptions: int = 0
 
     def add(self, other: Found) -> None:
-        """Another round's."""
+        """Add the figures of another round."""
         for name, values in vars(other).items():
             setattr(self, name, getattr(self, name) + values)
 
     def figures(self, prefix: str) -> dict[str, Number]:
-        """For the report."""
+        """The figures for the report."""
         return {
             **spread(self.running, f"{prefix}running"),
             **spread(self.requested_acked, f"{prefix}requested_to_acked"),

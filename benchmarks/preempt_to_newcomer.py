@@ -71,7 +71,7 @@ VICTIM = Path(__file__).with_name("victim.py")
 
 @dataclass
 class Found:
-    """Seconds, by what they are between."""
+    """Seconds between the steps of a preemption."""
 
     running: list[float] = field(default_factory=list)
     requested_acked: list[float] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Newcomer:
         self.submitted = 0.0
 
     async def submit(self, http: Http) -> None:
-        """Ask for everything, now."""
+        """Submit the gang now."""
         script = (
             f'date +%s.%N >"{self.prefix}.$RANK"; sleep {HOLD_SECONDS};'
             f' date +%s.%N >"{self.prefix}-end.$RANK"'
@@ -143,7 +143,7 @@ class Newcomer:
         return (max(began), max(ended)) if began and ended else None
 
     async def over(self) -> tuple[float, float]:
-        """Wait for both."""
+        """Wait until the last rank has ended."""
         await until(lambda: self.times() is not None, f"{self.name} runs and ends")
         found = self.times()
         assert found is not None, "just seen"

@@ -22,7 +22,7 @@ from services.scheduler.domain.model.rows import Limit, Node, PoolLedger, Task
 OTHER_GROUP = "other"
 CLUSTERS = 12
 
-# Plays the event once more.
+# A function that plays the event; it may be called again.
 Event = Callable[[], None]
 
 

@@ -101,7 +101,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What became of a workload, in seconds since 1970."""
+    """The times of a workload, in seconds since 1970."""
 
     state: str
     submitted: float

@@ -96,7 +96,7 @@ class Side:
                 self.partly.append(ran[-1] - ran[0])
 
     def spend(self, before: dict[str, float], after: dict[str, float], size: int) -> None:
-        """Take down the processor time of a burst of so many pods, if none took less."""
+        """Record the processor time of a burst of so many pods, if none took less."""
         used = {name: s * 1000 / size for name, s in parts(before, after).items()}
         if not self.cpu_ms or sum(used.values()) < sum(self.cpu_ms.values()):
             self.cpu_ms = used
@@ -156,7 +156,7 @@ async def submit(http: Http, sizes: Iterable[int]) -> dict[str, int]:
             "nodes": size,
             "gpus_per_node": 1,
             "command": list(COMMAND),
-            # Nobody is there to save anything: a stop is one at once.
+            # No program saves anything, so a stop takes effect at once.
             "preemption": {"mode": "kill"},
         }
         for size in sizes
@@ -323,7 +323,7 @@ async def main() -> None:
 
 def fill(report: Report, our: Side, bare: Side) -> None:
     """The figures of both sides."""
-    # A gang starts no quicker than the cluster starts pods that wait for nobody.
+    # A gang starts no quicker than the cluster starts pods without a gang.
     slowest_ms = 1000 * max(PARTLY_SECONDS_MAX, 2 * max(bare.partly))
     report.goals = tuple(
         replace(goal, at_most=slowest_ms) if goal is PARTLY else goal for goal in report.goals

@@ -62,7 +62,7 @@ class Api:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._wait(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -159,7 +159,7 @@ class Api:
 def wait_until(
     true: Callable[[], Any], what: str, *, seconds: float = 60, every: float = 0.2
 ) -> Any:  # noqa: ANN401 - whatever the condition gives
-    """Ask until it is true; what it gave.
+    """Poll until the result is true; returns it.
 
     Raises:
         TimeoutError: It was not, within ``seconds``.

@@ -311,7 +311,7 @@ def is_free(address: str, port: int) -> bool:
 
 
 def _answers(url: str) -> bool:
-    # Asked is a process of our own on loopback, with a certificate that it made for itself.
+    # The server is a process of our own on loopback with a self-signed certificate.
     context = ssl._create_unverified_context() if url.startswith("https") else None  # noqa: S323, SLF001
     try:
         with urlopen(url, timeout=5, context=context) as answer:  # noqa: S310 - loopback
