@@ -1,8 +1,8 @@
 """The programs that simulated pods do not run: a small client plays their part of a preemption.
 
 For each pod of a victim that runs it takes the run's token where the pod would find it (its
-Secret), asks the gateway what the platform wants, as the SDK does, and acknowledges a checkpoint as
-soon as it is asked to go. Its state is one number, so that what is lost can be counted.
+Secret), polls the gateway as the SDK does, and acknowledges a checkpoint as soon as it is asked to
+leave. Its state is one number, so that lost steps can be counted.
 """
 
 from __future__ import annotations

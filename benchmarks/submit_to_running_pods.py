@@ -210,10 +210,10 @@ async def our_gangs(http: Http, pods: PodWatch, side: Side, writes: Writes, coun
 
 
 async def our_burst(
-    stage: tuple[Kube, Platform, Http], pods: PodWatch, side: Side, count: int
+    connected: tuple[Kube, Platform, Http], pods: PodWatch, side: Side, count: int
 ) -> dict[str, int]:
     """The burst, as fast as it goes; its tasks."""
-    kube, up, http = stage
+    kube, up, http = connected
     before, writes = kube.cpu_seconds() | up.cpu_seconds(), kube.writes()
     began = now_s()
     tasks = await submit(http, [BURST_GANG] * (count // BURST_GANG))

@@ -266,7 +266,7 @@ class Chaos:
             await asyncio.sleep(0.5)
 
     async def _output(self, client: httpx.AsyncClient, life: invariants.Life) -> bytes:
-        """A rank's whole kept output, once the platform says it is complete."""
+        """A rank's whole kept output, once the platform reports that it is complete."""
         span = life.span
         path = f"/v1/tasks/{span.task_id}/logs"
         ends_at = time.monotonic() + SETTLE_SECONDS_MAX

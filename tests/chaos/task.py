@@ -1,7 +1,7 @@
 """A task of the chaos tests: counts steps, saves, leaves when asked, and writes down what is true.
 
 Every line of its record is one ``write`` to a file opened with O_APPEND, so a SIGKILL cuts no line
-in two. The record says when the process certainly lived (each line has the machine's monotonic
+in two. The record shows when the process certainly lived (each line has the machine's monotonic
 clock), from which step it resumed, which checkpoints the platform acknowledged, and how many lines
 of output it wrote.
 """

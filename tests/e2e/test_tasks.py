@@ -220,7 +220,7 @@ def test_a_task_from_a_file(shiftwork: Shiftwork) -> None:
 def test_there_is_no_wait_for_a_program_that_never_calls_should_preempt(
     shiftwork: Shiftwork,
 ) -> None:
-    """It would have ten minutes; nothing is saved, and the events say so."""
+    """It would have ten minutes; nothing is saved, and the events report that."""
     options = ("--gpus-per-node", "1", "--ack-deadline", "10m")
     task = shiftwork.submit("--name", "deaf", *options, "--", "sleep", "600")
     shiftwork.wait(task, "running")

@@ -1,7 +1,7 @@
 """Many nodes and pods at once, through the real launcher as a process of its own on a real control
 plane: everything comes to run and goes again, and the launcher's memory and work stay bounded.
 
-SHIFTWORK_LARGE_NODES and SHIFTWORK_LARGE_PODS say how many; the full case is 1,000 and 10,000.
+SHIFTWORK_LARGE_NODES and SHIFTWORK_LARGE_PODS set the sizes; the full case is 1,000 and 10,000.
 
 The launcher's memory, as stated: MEMORY_MIB_BASE for itself and KIB_PER_POD for each pod, which is
 one record of the pod, its part of the run's row and of the last look. A full list comes page by

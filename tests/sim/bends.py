@@ -58,7 +58,7 @@ def calm_people(plan: Plan) -> Plan:
                 step_seconds=1.0,
                 save_every=0,
                 save_seconds=3 * SILENT_SECONDS + NOTICED_SECONDS,
-                way=("never asks", "exit 75")[number % 2],
+                way=("never polls", "exit 75")[number % 2],
                 fails={},
             ),
         )

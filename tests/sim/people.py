@@ -68,7 +68,7 @@ def spec_of(job: Job) -> TaskSpec:
 
 
 class People:
-    """Everybody who uses the platform in one simulation."""
+    """The users of the platform in one simulation."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim

@@ -149,6 +149,7 @@ class Plan:
 
 def draw(seed: int) -> Plan:
     """The simulation of a seed."""
+    # The text is part of the seed: another one would give each seed another history.
     rng = Random(f"world {seed}")
     nodes, gpus = rng.randint(1, 4), rng.choice([1, 2, 2, 4])
     fault_seconds = rng.uniform(30, 120)
@@ -214,7 +215,7 @@ def _silent(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     """Some programs never call ``should_preempt``."""
     rng = Random(f"silent {seed}")
     return tuple(
-        replace(job, program=replace(job.program, way="never asks")) if rng.random() < 0.2 else job
+        replace(job, program=replace(job.program, way="never polls")) if rng.random() < 0.2 else job
         for job in jobs
     )
 

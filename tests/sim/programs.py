@@ -45,7 +45,7 @@ WAYS = {
     "no ack": "leaves with the reserved code and saves nothing",
     "stay": "saves, then goes on",
     "ignore": "goes on",
-    "never asks": "never calls should_preempt",
+    "never polls": "never calls should_preempt",
     "hang": "does nothing any more, and never leaves",
 }
 ASK_SECONDS = 2.0
@@ -174,7 +174,7 @@ class _Play:
     async def _hand_over(self) -> bool:
         """True if the program has left, or can do no more."""
         way = self.program.way
-        if self.answered or not await self._asked() or way in {"ignore", "never asks"}:
+        if self.answered or not await self._asked() or way in {"ignore", "never polls"}:
             return False
         self.answered = True
         if way == "hang":
@@ -194,7 +194,7 @@ class _Play:
     async def _asked(self) -> bool:
         if self.job.mode is PreemptMode.SIGNAL:
             return any(rank.signals for rank in self.run_.ranks.values())
-        if self.program.way == "never asks":
+        if self.program.way == "never polls":
             return False
         await self.sim.poll(self.run_.run_id)
         return self.sim.should_preempt(self.task_id, self.attempt)
