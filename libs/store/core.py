@@ -333,7 +333,7 @@ class Store(ABC):
     def _update_memory(self, committed: Committed, row_ids: Sequence[int]) -> None:
         """Apply a committed transaction to the rows and events that the store keeps in memory."""
         if committed.version:
-            self._memory.recent.record(committed.writes)
+            self._memory.recent.land(committed.writes)
         for shape, rows in committed.writes.items():
             table = self._memory.residents.get(shape)
             if table is None:

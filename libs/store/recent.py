@@ -24,7 +24,7 @@ class Recent:
         """Return the cached rows of a table; an empty mapping for a table without a cache."""
         return self._rows.get(shape, {})
 
-    def record(self, writes: Mapping[Shape, Mapping[Key, Row | None]]) -> None:
+    def land(self, writes: Mapping[Shape, Mapping[Key, Row | None]]) -> None:
         """Add the writes of a committed transaction, and drop the oldest rows."""
         for shape, rows in writes.items():
             kept = self._rows.get(shape)

@@ -130,7 +130,7 @@ class Shape:
         return tuple(plain(part) for part in self.key_parts(self.key_of(row)))
 
     def key_from(self, parts: tuple[object, ...]) -> Key:
-        """Return the key for ``get(kind, *parts)``. Raises TypeError for a wrong number of parts."""
+        """Return the key for ``get(kind, *parts)``. TypeError if a part is missing."""
         if len(parts) != len(self.key):
             raise TypeError(f"{self.kind.__name__} has the key {self.key}, not {parts!r}")
         return parts[0] if len(parts) == 1 else parts

@@ -256,8 +256,9 @@ class Tx:
             bad = [row for row in rows if type(row) is UnreadableRow]
             if not bad:
                 return rows
-            enough = limit is None or len(rows) - len(bad) >= limit
-            if enough or requested is None or len(rows) < requested:
+            if limit is None or requested is None or len(rows) < requested:
+                break
+            if len(rows) - len(bad) >= limit:
                 break
             if len(bad) > UNREADABLE_MAX:
                 raise UnreadableRowError(bad[0])
