@@ -129,7 +129,7 @@ class MemoryBroker:
         self.payload_bytes_max = PAYLOAD_BYTES_MAX
         # Filters of subjects on which publishing is denied, as with permissions of another version.
         self.denied: tuple[str, ...] = ()
-        # What ``backlog`` says; it refuses nothing.
+        # The limit that ``backlog`` reports; the broker does not enforce it.
         self.stream_bytes_max = STORE_BYTES
         self.history: list[Envelope] = []
         self.dead_letters: list[DeadLetter] = []
@@ -173,7 +173,7 @@ class MemoryBroker:
         self.changed()
 
     def restart(self, forget_s: float = 0.0) -> None:
-        """Kill it and start it in the same moment; everything under way fails."""
+        """Kill the broker and start it again at once; all operations under way fail."""
         self.stop()
         self.start(forget_s)
 
@@ -294,7 +294,7 @@ class MemoryBroker:
             raise BusUnavailableError("the connection to the bus server was lost")
 
     def _arrives(self, durable: Durable, pending: Pending, now: float) -> bool:
-        """Does a message that is handed over now get there? Says when it comes next."""
+        """Decide whether a message sent now arrives, and schedule its next delivery."""
         faults, later = self.faults, self.random.uniform
         if pending.echo:
             durable.echoes.remove(pending)

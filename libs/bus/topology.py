@@ -37,7 +37,7 @@ STORE_BYTES = 16 * 1024 * MIB
 STORE_SHARE = 0.9
 
 
-# How many messages a durable hands out that are not settled; behind them nothing new comes.
+# How many unacknowledged messages a durable may have; it delivers no new ones above that.
 MAX_ACK_PENDING = 2_000
 
 

@@ -1,7 +1,7 @@
 """On which kinds of nodes a gang of whole nodes may lie.
 
-Submit asks this before it accepts a task, and the scheduler before it counts a quota, so that both
-give the same answer.
+Submit calls this before it accepts a task, and the scheduler before it counts a quota, so both give
+the same answer.
 """
 
 from __future__ import annotations

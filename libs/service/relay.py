@@ -1,8 +1,8 @@
 """Publishes the rows of the outbox in order and marks them as sent. One relay per service.
 
 A crash between publishing and marking publishes again: the bus remembers the id for a while, the
-receivers' inboxes for longer. The relay finds rows by the missing mark, never by a moving position,
-because a slower transaction may commit a lower id later.
+receivers' inboxes for longer. The relay finds rows that are not marked as sent, and never uses a
+moving position, because a slower transaction may commit a lower id later.
 
 An event that the bus refuses does not hold up the others: its row is marked as refused, stays in
 the outbox and is tried again individually until the bus accepts it. One that is too large for the
@@ -132,7 +132,7 @@ class Relay:
         return sent + await self._try_refused()
 
     async def _published(self, row_ids: Sequence[int]) -> None:
-        # Before the marks: those that a crash or a lost answer hides belong to this period as well.
+        # Set before the rows are marked: marked rows belong to this period even without an answer.
         self.published = True
         await self.service.ports.store.published(row_ids)
         observability.PUBLISHED.labels(self.service.name).inc(len(row_ids))

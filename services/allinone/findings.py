@@ -1,5 +1,5 @@
-"""What ``doctor`` says of one thing, and ``up`` before it starts: right, doubtful or wrong, and the
-fix."""
+"""One result of the checks of ``doctor``, and of ``up`` before it starts: right, doubtful or wrong,
+with the fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shiftwork.cli.failures import REFUSED, Failure
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. ``note``: worth knowing, and nobody has to do anything."""
+    """The result of one check. ``note``: worth knowing, but nothing has to be done."""
 
     level: Literal["ok", "note", "warn", "bad"]
     what: str

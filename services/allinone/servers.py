@@ -1,7 +1,7 @@
 """The embedded servers of one data folder, brought up together and kept up.
 
 PostgreSQL and NATS start side by side; the schemas and streams are made or brought up to date
-before any service starts. A server that dies or hangs is started again (``keeper.py``).
+before any service starts. ``supervision.py`` starts a server again when it dies or hangs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Servers:
         return self._nats
 
     async def start_postgres(self) -> None:
-        """Start it and make roles and schemas; ServerError says why not."""
+        """Start PostgreSQL and make roles and schemas. Raises ServerError with the reason."""
         await self.postgres.start()
         await self.postgres.prepare()
 
@@ -64,7 +64,7 @@ class Servers:
         await self._provision()
 
     async def migrate(self) -> None:
-        """Bring every schema up to date; one by one, because Alembic's state is global."""
+        """Migrate every schema, one at a time, because Alembic's state is global."""
         for wiring in self._wirings:
             await upgrade(self._address(wiring), wiring.tables, wiring.migrations)
 

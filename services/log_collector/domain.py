@@ -242,7 +242,7 @@ def newest(offset: int, data: bytes, bytes_max: int) -> tuple[int, bytes]:
     return offset + skipped, data[skipped:]
 
 
-# No moment: the bytes before the first time stamp of a piece.
+# The time of the bytes before the first time stamp of a piece, which is unknown.
 NEVER = datetime.min.replace(tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -253,7 +253,7 @@ TIMESTAMP_BYTES = _TIMESTAMP.size
 
 
 def moment_of(micros: int) -> datetime:
-    """So many microseconds after 1970; what no moment can be is the nearest one that can."""
+    """The time so many microseconds after 1970, limited to the range of ``datetime``."""
     return EPOCH + min(max(micros, 0), _MICROS_MAX) * _MICROSECOND
 
 
@@ -279,7 +279,7 @@ def stamped(
     """The time stamps of ``size`` new bytes that are kept from ``offset`` on.
 
     ``found`` are those that the source gave, by offsets in the new bytes; without one the bytes
-    have the moment of reading, ``now``. No time is later than that. None is before ``last``, the
+    have the time of reading, ``now``. No time is later than that. None is before ``last``, the
     output's last time: a clock that was set back repeats it until it has caught up.
     """
     at = last

@@ -87,7 +87,7 @@ def test_root_must_choose_the_user_of_tasks_before_anything_is_started(own: Shif
     for more in ((), ("--detach",)):
         done = own("up", "--data", str(own.data), *more)
         assert done.code == 2
-        assert "must be told as whom tasks run" in done.err
+        assert "needs to know which user tasks run as" in done.err
         assert "--task-users 300000-309999" in done.err
     assert not own.data.exists()
 
@@ -111,7 +111,7 @@ def test_each_owner_is_a_user_of_their_own_also_after_a_restart(own: Shiftwork) 
     closed.mkdir(mode=0o700)
     line = ("--workdir", str(closed), "--", "/bin/true")
     refused = own("submit", *line)
-    assert (refused.code, "(390000-390009) here, to whom" in refused.err) == (1, True), refused
+    assert (refused.code, "(390000-390009) here, without access" in refused.err) == (1, True), refused
     assert own("submit", "--force", "-f", *line).code == 126
 
     first, folder = play("id -u; pwd; echo saved > checkpoint")

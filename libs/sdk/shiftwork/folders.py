@@ -163,6 +163,6 @@ class _Name:
 
 
 def _size(path: Path) -> int:
-    """Of the file as it is now: on a network's file system opening it asks the server."""
+    """Return the current size: opening a file on a network file system queries the server."""
     with path.open("rb") as stream:
         return os.fstat(stream.fileno()).st_size

@@ -85,7 +85,7 @@ def programs_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """As whom, with which programs and with which socket the server is started."""
+    """The account, the programs and the socket with which the server is started."""
 
     account: Account | None
     programs: Path
@@ -115,7 +115,7 @@ class Postgres:
 
     @property
     def log(self) -> Path:
-        """What the server says."""
+        """The server's log file."""
         return self._home / "postgres.log"
 
     @property
@@ -238,7 +238,7 @@ class Postgres:
         sync_folder(self._home)
 
     def _configure(self, plan: _Plan) -> None:
-        """Write the whole configuration anew: it always is this version's."""
+        """Write the whole configuration again, so that it is always this version's."""
         lines = [f"{name} = {value}\n" for name, value in configuration(self._options).items()]
         write_private(self._cluster / "postgresql.conf", "".join(lines), owner=plan.owner)
         write_private(self._cluster / "pg_hba.conf", _HBA, owner=plan.owner)

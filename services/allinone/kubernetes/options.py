@@ -49,7 +49,7 @@ def taking(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which cluster, as whom, and where in it."""
+    """The cluster, the user, and the namespace."""
 
     kubeconfig: Annotated[
         str,

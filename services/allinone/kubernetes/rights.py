@@ -56,7 +56,7 @@ NAMESPACES = Right("", "namespaces", "cluster", ("create",))
 
 
 def operators(kubectl: Kubectl, tasks: str, *, has_namespace: bool) -> Iterator[Finding]:
-    """Whoever asks: everything in one call."""
+    """The rights of the user that runs the command, checked in one call."""
     spaces = {"platform": kubectl.to.namespace, "tasks": tasks, "cluster": ""}
     wanted = [
         Asked(right.group, right.resource, verb, spaces[right.where])

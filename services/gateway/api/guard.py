@@ -1,7 +1,7 @@
 """In front of every route (ASGI): strict targets, authentication, bounded bodies, counts.
 
-Whoever asks is known before one byte of a body is read. What the guard found out travels in the
-request's scope to ``deps.person`` and ``deps.run_id``.
+The guard authenticates the caller before it reads a byte of the body. It stores the result in the
+request's scope for ``deps.person`` and ``deps.run_id``.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _put(path: Path, at: int, data: bytes) -> None:
         number = os.open(path, _WRITE, FILE_MODE)
     try:
         if problem := spare_problem(number):
-            # It stays with its source, and is written when there is room again.
+            # The output stays with its source, and is written when there is space again.
             raise OSError(errno.ENOSPC, problem)
         left = memoryview(data)
         while left:

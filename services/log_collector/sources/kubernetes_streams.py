@@ -95,7 +95,7 @@ class Streams:
     begins: dict[OutputKey, int] = field(default_factory=dict[OutputKey, int])
 
     def __post_init__(self) -> None:
-        self.room = asyncio.Semaphore(self.options.agent_requests_max)
+        self.requests = asyncio.Semaphore(self.options.agent_requests_max)
 
     def read(self, request: ReadRequest, bytes_max: int) -> ReadResult:
         """What has come of one output since the last time; opens its stream if it has none."""
@@ -182,7 +182,7 @@ class Streams:
         except AbsentError:
             stream.absent = True
         except MovedError:
-            stream.ended = True  # it was rotated this very moment: locate it again
+            stream.ended = True  # it was just rotated: locate it again
         except (ClusterError, *BROKEN) as error:
             stream.problem = str(error) or type(error).__name__
 
@@ -199,7 +199,7 @@ class Streams:
                 return result
             self.drop(key)
         try:
-            async with self.room, asyncio.timeout(self.options.agent_timeout_seconds):
+            async with self.requests, asyncio.timeout(self.options.agent_timeout_seconds):
                 return await self._fetch(request, bytes_max)
         except AbsentError:
             return ReadResult(absent=True)

@@ -127,7 +127,7 @@ def _draft(
 
 
 def _arrivals(source: random.Random, jobs: int, span_s: float, daily: float) -> list[float]:
-    """Moments of a Poisson process over a span, the first at 0, thinned by the time of day."""
+    """Times of a Poisson process over a span, the first at 0, thinned by the time of day."""
     rate = jobs / max(span_s, 1.0)
     peak = rate * (1.0 + daily)
     found: list[float] = []

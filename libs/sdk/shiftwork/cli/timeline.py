@@ -15,8 +15,8 @@ Naming = Callable[[str], str]
 def sentence(kind: str, data: Data, naming: Naming | None = None) -> str:
     """What happened, in a few words; the type itself if it is not known here.
 
-    ``naming`` puts names of tasks into texts that the platform wrote. What programs wrote, such as
-    the path of a checkpoint, never passes it.
+    ``naming`` puts names of tasks into texts that the platform wrote. It is never applied to texts
+    of programs, such as the path of a checkpoint.
     """
     form = SENTENCES.get(kind)
     if form is None:

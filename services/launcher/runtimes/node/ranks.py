@@ -54,7 +54,7 @@ def rank_of_context(rest: str) -> tuple[str, int] | None:
 
 
 class RefusedError(Exception):
-    """The order cannot be carried out; the text says why."""
+    """The order cannot be carried out; the text has the reason."""
 
 
 class EndedError(RefusedError):

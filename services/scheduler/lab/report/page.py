@@ -32,7 +32,7 @@ _DEFINITIONS = (
         "nodes occupied, and with work that was kept, between the first and the last submission",
     ),
     ("lost work", "restart cost and work done again, of all running"),
-    ("Gini of users", "of the users' mean slowdowns: 0 if all are served alike"),
+    ("Gini of users", "of the users' mean slowdowns: 0 if all are served equally"),
 )
 VCS_SHOWN_MAX = 40
 NOTES_SHOWN_MAX = 60
