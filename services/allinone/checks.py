@@ -142,7 +142,7 @@ def _folder(data: Path) -> Iterator[Finding]:
         text = f"the data folder {data} holds something else ({names})"
         yield Finding("bad", text, "name a new or empty folder: --data DIR", "--data")
         return
-    yield _room(
+    yield _disk_space(
         data, shutil.disk_usage(existing).free, NEW_BYTES_MIN if not held else OLD_BYTES_MIN
     )
     if data.exists() and data.stat().st_mode & 0o066:
@@ -195,7 +195,7 @@ def owner_problem(data: Path) -> Finding | None:
     return Finding("bad", text, ANOTHER_FOLDER, "--data")
 
 
-def _room(data: Path, free: int, least: int) -> Finding:
+def _disk_space(data: Path, free: int, least: int) -> Finding:
     text = f"data folder {data}: {_size(free)} free"
     if free < least:
         text = f"the disk of {data} is full: {_size(free)} free, at least {_size(least)} are needed"

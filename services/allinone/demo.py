@@ -152,7 +152,7 @@ async def play(demo: Demo) -> None:
         expected = await alone
     finally:
         alone.cancel()
-    _judge(demo, facts, expected)
+    _compare(demo, facts, expected)
 
 
 def _digits(out: Path) -> list[str]:
@@ -253,7 +253,7 @@ async def _events(client: httpx.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def _judge(demo: Demo, facts: list[tuple[str, str]], expected: str) -> None:
+def _compare(demo: Demo, facts: list[tuple[str, str]], expected: str) -> None:
     """Compare the facts with what was promised. Raises DemoError with the difference."""
     in_order = iter(facts)
     missing = [promise for promise in PROMISE if promise not in in_order]

@@ -224,7 +224,7 @@ async def supervise_server(
     record = starting(Record(part.name), now())
     statuses.report(record)
     while True:
-        observation = await _look(part)
+        observation = await _observe(part)
         record = decide(policy, record, observation, now())
         statuses.report(record)
         while record.state is State.DOWN:
@@ -239,7 +239,7 @@ async def supervise_server(
             await wait(policy.check_seconds)
 
 
-async def _look(part: Part) -> Observation:
+async def _observe(part: Part) -> Observation:
     try:
         problem = await part.healthy()
     except RestartWouldNotHelpError as error:

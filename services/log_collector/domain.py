@@ -252,7 +252,7 @@ _TIMESTAMP = struct.Struct("<qq")
 TIMESTAMP_BYTES = _TIMESTAMP.size
 
 
-def moment_of(micros: int) -> datetime:
+def datetime_of(micros: int) -> datetime:
     """The time so many microseconds after 1970, limited to the range of ``datetime``."""
     return EPOCH + min(max(micros, 0), _MICROS_MAX) * _MICROSECOND
 
@@ -268,7 +268,7 @@ def unpacked(data: bytes) -> list[Timestamp]:
     """The time stamps in these bytes; half a one at the end is left out."""
     whole = len(data) - len(data) % TIMESTAMP_BYTES
     return [
-        Timestamp(offset, moment_of(micros))
+        Timestamp(offset, datetime_of(micros))
         for offset, micros in _TIMESTAMP.iter_unpack(data[:whole])
     ]
 

@@ -49,7 +49,7 @@ def wait(kubectl: Kubectl, report: Report, show: Report, seconds_max: float) -> 
                 report(part.line)
         late = monotonic() - began > SILENT_SECONDS
         for part in waiting:
-            _last_words(kubectl, part, report, shown, late=late)
+            _report_output(kubectl, part, report, shown, late=late)
         failed = next((part for part in waiting if part.failed), None)
         if failed is not None:
             raise Failure(
@@ -85,7 +85,7 @@ def _summary(found: Sequence[workload_status.Part], waiting: Sequence[workload_s
     return f"{ready} of {len(found)} parts are ready" + (f"; {names}" if names else "")
 
 
-def _last_words(
+def _report_output(
     kubectl: Kubectl,
     part: workload_status.Part,
     report: Report,

@@ -178,7 +178,7 @@ def _namespace(to: Target, found: Json | None) -> Iterator[Finding]:
     if found is None:
         yield Finding("ok", f"namespace {to.namespace} is not there yet: `shiftwork k8s up`")
     elif found["status"].get("phase") == "Terminating":
-        fix = "wait until it is gone, or look what keeps it: kubectl describe namespace"
+        fix = "wait until it is gone, or find what keeps it: kubectl describe namespace"
         yield Finding("bad", f"namespace {to.namespace} is being deleted", fix)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from libs.contracts.ids import RunId, TaskId
-from services.log_collector.domain import Address, Timestamp, moment_of
+from services.log_collector.domain import Address, Timestamp, datetime_of
 from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 
 
@@ -92,7 +92,7 @@ def _read_in(folder: int, name: str, offset: int, bytes_max: int) -> ReadResult:
             return ReadResult(problem="it is not a plain file of its own")
         data = os.pread(number, bytes_max, offset)
         # The time of the last write; these bytes were written then or before.
-        written_at = moment_of(os.fstat(number).st_mtime_ns // 1000)
+        written_at = datetime_of(os.fstat(number).st_mtime_ns // 1000)
         return ReadResult(data, timestamps=(Timestamp(0, written_at),))
     finally:
         os.close(number)

@@ -17,7 +17,7 @@ import aiohttp
 from libs.service.loop import Wake
 from libs.service.observability import log
 from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
-from services.log_collector.domain import OutputKey, Timestamp, moment_of
+from services.log_collector.domain import OutputKey, Timestamp, datetime_of
 from services.log_collector.sources.kubernetes_agents import AgentError, Agents, Node
 from services.log_collector.sources.kubernetes_api import ClusterError, KubeApi, connect
 from services.log_collector.sources.kubernetes_options import KubernetesOptions, pod_name
@@ -196,7 +196,7 @@ class KubernetesSource:
                 problem=answer.problem,
             )
             return UNSURE
-        stamps = tuple(Timestamp(offset, moment_of(micros)) for offset, micros in answer.stamps)
+        stamps = tuple(Timestamp(offset, datetime_of(micros)) for offset, micros in answer.stamps)
         return ReadResult(
             answer.data, answer.absent, answer.unsure, answer.problem, timestamps=stamps
         )

@@ -130,7 +130,7 @@ class Streams:
         if now < self.retry_at.get(key, now):
             return ReadResult(unsure=True)
         self.retry_at.pop(key, None)
-        if len(self.open) >= self.options.stream_count_max and not self._make_room(now):
+        if len(self.open) >= self.options.stream_count_max and not self._drop_quietest(now):
             return ReadResult(unsure=True)
         stream = self.open[key] = Stream(request.offset, now, last_at=now)
         stream.task = self.group.create_task(
@@ -138,8 +138,8 @@ class Streams:
         )
         return ReadResult(unsure=True)
 
-    def _make_room(self, now: float) -> bool:
-        """Close the stream that has been quiet the longest, if its turn is over."""
+    def _drop_quietest(self, now: float) -> bool:
+        """Close the stream that has been quiet the longest, if its minimum time is over."""
         over = [
             (stream.last_at, key)
             for key, stream in self.open.items()

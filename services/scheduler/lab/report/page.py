@@ -369,4 +369,4 @@ def _notes(workload: Workload) -> str:
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     description = f"<h2>About the trace</h2><ul>{listed}</ul>" if notes else ""
     texts = "".join(f"<dt>{text}</dt><dd>{what}</dd>" for text, what in _DEFINITIONS)
-    return f"{description}<h2>What the words mean</h2><dl>{texts}</dl>"
+    return f"{description}<h2>What the terms mean</h2><dl>{texts}</dl>"
