@@ -104,7 +104,7 @@ class Durable:
         return sorted(found, key=lambda each: each.message.number)
 
     def next_due_at(self) -> float | None:
-        """When something becomes due by the mere passing of time."""
+        """The time at which the next timer is due."""
         return min((each.due_at for each in (*self.pending.values(), *self.echoes)), default=None)
 
 
@@ -200,7 +200,7 @@ class MemoryBroker:
         self._check(service, start)
 
     async def wait(self, service: str, until: float) -> None:
-        """Until something changes or the time comes; BusUnavailableError if the server goes."""
+        """Wait for a change or until the time. Raises BusUnavailableError if the server stops."""
         start, event = self.starts, asyncio.Event()
         self._waiting[event] = None
         try:

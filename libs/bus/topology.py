@@ -284,7 +284,7 @@ def served_by(service: str) -> tuple[type[Message], ...]:
 
 
 def served_subject(kind: type[Message], service: str) -> str:
-    """Where ``service`` answers this command (the service is the only field in such a subject)."""
+    """The subject on which ``service`` answers this command; the service is its only field."""
     return filter_of(kind).replace("*", service)
 
 

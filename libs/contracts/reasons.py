@@ -81,7 +81,7 @@ class Values:
         return f"; stopping it and starting it again loses about {lost} of one node's time"
 
     def goes_on(self) -> str:
-        """From where the next attempt goes on, in a clause of its own; nothing where unknown."""
+        """A clause with the checkpoint that the next attempt continues from; empty if unknown."""
         if "from_beginning" in self.numbers:
             return "; it starts from the beginning (no checkpoint)"
         return f"; it goes on from step {self.number('step')}" if "step" in self.numbers else ""

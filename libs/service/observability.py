@@ -124,7 +124,7 @@ class LossyStream(io.TextIOBase):
         """Each write is complete."""
 
     def isatty(self) -> bool:
-        """As the stream itself."""
+        """Return the stream's own value."""
         return self._stream.isatty()
 
     def _put(self, text: str) -> None:

@@ -184,7 +184,7 @@ def _by_state(state: str, text: str) -> Exception:
 
 
 class Pool:
-    """At most ``connections_max`` connections, opened when needed and kept."""
+    """A pool of at most ``connections_max`` connections, opened when needed and kept."""
 
     def __init__(self, address: Address) -> None:
         self._address = address

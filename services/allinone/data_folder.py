@@ -137,7 +137,7 @@ class DataFolder:
 
     @property
     def credentials(self) -> Credentials:
-        """Where the secrets are."""
+        """The folder of the secrets."""
         return Credentials(self.data)
 
     @property
@@ -147,7 +147,7 @@ class DataFolder:
 
     @property
     def runs(self) -> Path:
-        """Where the nodes' supervisors put the ranks' output."""
+        """The folder in which the nodes' supervisors write the ranks' output."""
         return self.machine / "nodes"
 
     @property

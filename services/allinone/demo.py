@@ -56,7 +56,7 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class Demo:
-    """Where the demo plays."""
+    """The client, folder, number of nodes and start time of the demo."""
 
     client: httpx.AsyncClient
     folder: Path

@@ -21,15 +21,15 @@ class Finding:
     code: int = REFUSED
 
     def lines(self) -> list[str]:
-        """For people: what was found and, below it, the fix."""
+        """The finding as text for people, with the fix below it."""
         return [f"{self.level:4}  {self.what}", *([f"      fix: {self.fix}"] if self.fix else [])]
 
     def document(self) -> dict[str, str]:
-        """For scripts."""
+        """The finding as an object for scripts."""
         return {"level": self.level, "what": self.what, "fix": self.fix}
 
     def failure(self) -> Failure:
-        """As the reason for which ``up`` does not start."""
+        """The finding as the failure with which ``up`` does not start."""
         return Failure(self.what, where=self.where, fix=self.fix, code=self.code)
 
 

@@ -103,7 +103,7 @@ class ServiceProcesses:
         return tuple(self._instances)
 
     def port(self, name: str, index: int = 0) -> int:
-        """Where a process serves HTTP, over all its restarts."""
+        """The address at which a process serves HTTP, the same over all its restarts."""
         return self._instances[name, index].port
 
     def starts(self, name: str, index: int = 0) -> int:

@@ -183,7 +183,7 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name of the part, for people."""
         ...
 
     @property

@@ -249,7 +249,7 @@ class Piece:
 
 
 def _place(tail: Tail) -> dict[str, object]:
-    """Whose output follows, and where in it."""
+    """The rank and the offset of the output that follows."""
     return {
         "attempt": tail.attempt,
         "rank": tail.rank,

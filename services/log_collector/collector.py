@@ -389,7 +389,7 @@ class Collector:
 
 
 def _places(row: RunRow) -> dict[OutputKey, Placement]:
-    """Where each rank of a run runs."""
+    """The address of each rank of a run."""
     return {OutputKey(row.task_id, row.attempt, place.rank): place for place in row.placements}
 
 

@@ -35,7 +35,7 @@ class OutputKey:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rank runs, which is where its output comes from."""
+    """The address of a rank, from which its output comes."""
 
     key: OutputKey
     node_id: str
@@ -198,7 +198,7 @@ def is_text(data: bytes) -> bool:
 
 
 def _last_state(line: bytes) -> bytes:
-    """From the last carriage return that something follows; the line itself if there is none."""
+    """The text from the last carriage return that is not at the end; else the whole line."""
     return line[max(0, line.rfind(RETURN, 0, len(line.rstrip(RETURN)))) :]
 
 
@@ -350,7 +350,7 @@ def start_of_range(offset: int, size: int) -> int:
 
 
 def start_of_last_lines(data: bytes, lines: int) -> int | None:
-    """Where in ``data`` its last so many lines begin; None if it holds fewer lines than that."""
+    """The offset in ``data`` of its last so many lines; None if it has fewer lines."""
     at = len(data) - 1 if data.endswith(NEWLINE) else len(data)
     for _ in range(lines):
         at = data.rfind(NEWLINE, 0, at)
@@ -362,7 +362,7 @@ def start_of_last_lines(data: bytes, lines: int) -> int | None:
 def next_scan_seconds(
     pace: Pace, *, outputs: int, more: bool, quiet_seconds: float
 ) -> float | None:
-    """In how many seconds to read again; None if there is nothing to read."""
+    """The number of seconds until the next read; None if there is nothing to read."""
     if not outputs:
         return None
     if more:

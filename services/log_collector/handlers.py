@@ -205,7 +205,7 @@ class Queries:
         return WriteTimes(inside[:most], end, approximate=approximate and bool(inside))
 
     async def _last_lines(self, key: OutputKey, size: int, lines: int) -> int:
-        """Where the last so many lines begin, looking back at most so far."""
+        """The offset of the last so many lines, searched at most so far back."""
         wanted = min(lines, self.answers.tail_lines_max)
         lowest = max(0, size - self.answers.tail_bytes_max)
         end, block = b"", LAST_LINES_BLOCK

@@ -59,7 +59,7 @@ class Tail:
 
     @property
     def key(self) -> OutputKey:
-        """Whose output it is."""
+        """The rank that the output belongs to."""
         return self.address.key
 
     @property

@@ -111,7 +111,7 @@ async def collected_since(tx: Tx, since: datetime, limit: int) -> Sequence[RunRo
 
 
 async def oldest_exit(tx: Tx) -> datetime | None:
-    """When the collected run ended that ended first of all."""
+    """The end of the collected run that ended first."""
     return await oldest_of(tx, RunRow, "exited_at", Where("collected", Op.EQ, value=True))
 
 

@@ -310,7 +310,7 @@ class Brain:
         return self._until_due(now)
 
     def _until_due(self, now: datetime) -> float:
-        """Until the next deadline, but never longer than a tick: a wake-up may get lost."""
+        """The seconds until the next deadline, at most a tick, because a wake-up may get lost."""
         if self._due_at is None:
             return self._settings.tick_seconds
         return min(self._settings.tick_seconds, max(0.0, (self._due_at - now).total_seconds()))

@@ -113,7 +113,7 @@ class Apart:
 
     @property
     def warning(self) -> str:
-        """For ``/readyz`` and ``shiftwork doctor``; empty if nothing is set apart."""
+        """The text for ``/readyz`` and ``shiftwork doctor``; empty if nothing is set apart."""
         if not self.rows:
             return ""
         names = sorted(each.name for each in self.rows.values())

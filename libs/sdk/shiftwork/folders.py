@@ -27,7 +27,7 @@ _NAME = re.compile(r"(.+)-attempt-(\d+)-step-(\d+)(?:-(\d+))?")
 
 
 def path_of(folder: Path, step: int, again: int) -> Path:
-    """Where this attempt saves a step: for the first time (``again`` is 1) or repeatedly."""
+    """The folder in which this attempt saves a step; ``again`` is 1 for the first time."""
     task = training.task() or OFF_PLATFORM
     name = f"{task}-attempt-{training.attempt():04d}-step-{step:012d}"
     return folder / (name if again == 1 else f"{name}-{again}")

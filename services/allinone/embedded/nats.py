@@ -118,7 +118,7 @@ class Nats:
 
     @property
     def url(self) -> str:
-        """Where clients find it, the same after every restart; known once ``start`` was called."""
+        """The URL for clients, the same after every restart; known once ``start`` was called."""
         assert self._port, "start() first"
         return f"nats://{_HOST}:{self._port}"
 

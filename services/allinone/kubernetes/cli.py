@@ -47,7 +47,7 @@ def values(choices: Choices) -> None:
 
 @contextlib.contextmanager
 def _as_values(wanted: Wanted, choices: Choices) -> Generator[Values]:
-    """As helm takes it: options go before files, single values before options."""
+    """Combine values in helm's order: options override files, single values override options."""
     from services.allinone.kubernetes.helm import Values  # noqa: PLC0415 - see the top
 
     with tempfile.TemporaryDirectory(prefix="shiftwork-values-") as folder:

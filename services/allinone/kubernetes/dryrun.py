@@ -39,7 +39,7 @@ class Change:
     detail: str = ""
 
     def document(self) -> dict[str, str]:
-        """For scripts."""
+        """The result as an object for scripts."""
         return {
             "change": self.kind,
             "kind": self.object,

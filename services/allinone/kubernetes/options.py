@@ -63,7 +63,7 @@ class Target:
 
     @property
     def where(self) -> str:
-        """For people."""
+        """The target as text for people."""
         named = [f"context {self.context}"] if self.context else []
         return ", ".join([*named, f"namespace {self.namespace}"])
 

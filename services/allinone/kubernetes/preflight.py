@@ -73,7 +73,7 @@ def wants_of(documents: Sequence[Json]) -> Wants:
 
 
 def _merged(one: Json, other: Json) -> Json:
-    """As helm merges values."""
+    """Merge values as helm does."""
     found = dict(one)
     for key, value in other.items():
         under = fields(one.get(key))

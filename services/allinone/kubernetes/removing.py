@@ -1,4 +1,4 @@
-"""Around the removal of a release: running tasks save first; what stays is reported or deleted.
+"""Removes a release: lets running tasks save first, and reports or deletes what stays.
 
 Called by ``shiftwork k8s down``. Without ``--purge``, these outlive a removal: volumes, the Secrets
 that belong to the data, the namespace of tasks.
@@ -38,12 +38,12 @@ class Kept:
     namespace: str
 
     def document(self) -> dict[str, str]:
-        """For scripts."""
+        """The result as an object for scripts."""
         return asdict(self)
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The result as text for people."""
         return f"{self.kind} {self.name}" + (f" in {self.namespace}" if self.namespace else "")
 
 

@@ -55,7 +55,7 @@ class Part:
 
     @property
     def line(self) -> str:
-        """For people: how many are ready, and what is wrong with the first that is not."""
+        """A line for people: the number of ready pods, and the problem of the first other one."""
         why = self.problem or next((f"{each.name} {each.why}" for each in self.troubled), "")
         return f"{self.component} {self.ready}/{self.wanted}" + (f": {why}" if why else "")
 

@@ -1,4 +1,4 @@
-"""In front of every route (ASGI): strict targets, authentication, bounded bodies, counts.
+"""Guards every route (ASGI): strict targets, authentication, bounded bodies, counts.
 
 The guard authenticates the caller before it reads a byte of the body. It stores the result in the
 request's scope for ``deps.person`` and ``deps.run_id``.

@@ -135,7 +135,7 @@ class Supervisor:
             _thread.start_new_thread(_clear_away, given)
 
     def _wake(self) -> None:
-        """In another thread: ``run`` has something to do."""
+        """Wake ``run``; called from another thread."""
         with suppress(BlockingIOError):
             # A full pipe wakes it as well.
             os.write(self.wake_writer, b"!")
@@ -386,7 +386,7 @@ def _remove(folder: str) -> None:
 
 
 def _newest(folder: str) -> float:
-    """When anything in a folder, itself included, was last written."""
+    """The time of the last write in a folder, including the folder itself."""
     times = [os.lstat(folder).st_mtime]
     for where, folders, files in os.walk(folder):
         times += [os.lstat(f"{where}/{name}").st_mtime for name in (*folders, *files)]

@@ -41,11 +41,11 @@ class FileArchive:
         self._entered: set[OutputKey] = set()
 
     def path(self, key: OutputKey) -> Path:
-        """Where an output lies."""
+        """The path of an output."""
         return self._logs_dir / key.task_id / str(key.attempt) / f"{key.rank}.log"
 
     def times_path(self, key: OutputKey) -> Path:
-        """Where its time stamps lie."""
+        """The path of its time stamps."""
         return self.path(key).with_suffix(".times")
 
     async def write(self, writes: Sequence[Write]) -> None:

@@ -18,7 +18,7 @@ from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 
 
 def output_path(runs_dir: Path, address: Address) -> Path:
-    """Where the supervisor of a node puts a rank's output: its layout, in this one place."""
+    """The path at which a node's supervisor writes a rank's output."""
     run_id = RunId(TaskId(address.key.task_id), address.key.attempt)
     return runs_dir / address.node_id / "runs" / str(run_id) / str(address.key.rank) / "output.log"
 

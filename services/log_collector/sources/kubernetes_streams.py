@@ -36,7 +36,7 @@ class MovedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a log file the output goes on, and what is put before it."""
+    """The position in a log file at which the output continues, and the text put before it."""
 
     at: int
     before: bytes = b""
@@ -262,7 +262,7 @@ class Finder:
         self._end = window[-(len(self._before) - 1) :] if len(self._before) > 1 else b""
 
     def place(self) -> Place:
-        """Where it is, after everything has passed."""
+        """The position after everything was read."""
         if self._exact or (not self._before and self._passed >= self._offset):
             return Place(self._offset, self._before)
         if self._last is not None:

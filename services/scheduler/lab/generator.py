@@ -61,7 +61,7 @@ def parse_name(name: str) -> tuple[int, int | None] | None:
 
 
 def generate(cluster: Cluster, jobs: int, seed: int, shape: Shape = SHAPE) -> Workload:
-    """That many jobs for the cluster's first group."""
+    """Generate this number of jobs for the cluster's first group."""
     if not cluster.groups or not cluster.groups[0].nodes:
         raise LabError("the cluster has no nodes", where="TRACE", fix="--nodes N")
     group = cluster.groups[0]

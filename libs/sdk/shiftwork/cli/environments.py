@@ -128,7 +128,7 @@ def pip_install(python: str, what: str) -> str:
 
 
 def sdk(extras: str = "") -> str:
-    """Where this SDK was installed from, as pip takes it: a folder, a wheel or the name."""
+    """The source of this SDK as an argument of pip: a folder, a wheel or the name."""
     try:
         context: Any = json.loads(
             metadata.distribution("shiftwork").read_text("direct_url.json") or "{}"

@@ -150,7 +150,7 @@ def _whose(holder: Document, tasks: Document) -> str:
 
 
 def _until(holder: Document) -> str:
-    """Until when it holds what it has."""
+    """The time until which a run holds its nodes."""
     ends = render.ago(holder.get("ends_at"))
     slice_ends = render.ago(holder.get("slice_ends_at"))
     if holder.get("leaving"):

@@ -67,7 +67,7 @@ ANOTHER_FOLDER = "name another folder: --data DIR"
 
 
 def own_data() -> Base:
-    """Where the user's data lies."""
+    """The folder of the user's data."""
     return base("XDG_DATA_HOME", ".local/share", ANOTHER_FOLDER)
 
 

@@ -212,7 +212,7 @@ def _show_merged(kept: Kept, logs: List[Dict[str, Any]], shown: Shown) -> None:
 
 
 class _Begin(NamedTuple):
-    """Where followed output begins: at an attempt, and behind so many bytes of its ranks."""
+    """The start of followed output: an attempt, and the number of bytes to skip for its ranks."""
 
     attempt: int
     sizes: Dict[Tuple[int, int], int]

@@ -64,7 +64,7 @@ def _checkpoint(data: Data) -> str:
 
 
 def _preemption_requested(data: Data) -> str:
-    """Until when it has to leave: earlier for a program that does not poll."""
+    """A sentence with the deadline by which a run has to leave: earlier for a program that does not poll."""
     silent = render.clock(data.get("silent_deadline_at"))
     if silent:
         return (

@@ -290,7 +290,7 @@ class Runs:
         return True
 
     def _since(self, observed: ObservedRank, known: Pod | None) -> ObservedRank:
-        """With the time from which the rank has had its fault."""
+        """Add the time since which the rank has its fault."""
         if observed.state is not RankState.PENDING:
             return observed
         before = known.observed if known is not None else None

@@ -38,7 +38,7 @@ def _ignore(_: Exception | None) -> None:
 
 
 def context_path(runs_folder: str, run: str, rank: int) -> str:
-    """Where the context file of a rank is. The folder is the rank's, and ours to write."""
+    """The path of a rank's context file. The rank's folder is writable for the supervisor."""
     return f"{runs_folder}/{run}/{rank}/context.json"
 
 
@@ -96,7 +96,7 @@ class Rank:
 
     @property
     def folder(self) -> str:
-        """Where its files are."""
+        """The folder of its files."""
         return os.path.dirname(self.context)  # noqa: PTH120 - small imports
 
     @property
