@@ -47,13 +47,13 @@ class Relay:
     service: Service
     settings: BaseServiceSettings
     waiting: bool = False
-    # Nothing is dropped before the bus server was asked whether it still has it.
+    # True once the bus server is known to be the same; before that, no event is dropped.
     met: bool = False
-    # There may be more to publish than the last page.
+    # True if there may be more to publish than the last page.
     more: bool = False
-    # Something was published in the outbox's current period.
+    # True if an event was published in the outbox's current period.
     published: bool = False
-    # When the database was last asked what is unpublished, in the event loop's seconds.
+    # The time of the last query for unpublished events, in the event loop's seconds.
     queried_at: float | None = None
     # How many events are refused, and the last error of the bus.
     refused: int = 0

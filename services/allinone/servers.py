@@ -71,8 +71,9 @@ class Servers:
     async def outlive_epochs(self) -> None:
         """Make the launcher's next epoch greater than those that this folder's nodes obey.
 
-        It is, unless PostgreSQL was restored from a backup, and then every node would refuse the
-        launcher. Nobody else commands these nodes: the folder is ours (``Place.take``).
+        It is greater unless PostgreSQL was restored from a backup, and then every node would refuse
+        the launcher. No other launcher commands these nodes, because this process holds the folder
+        (``DataFolder.take``).
         """
         journals = sorted(self._data_folder.runs.glob("*/journal"))
         past = max([commanding_epoch(str(journal)) for journal in journals], default=0)

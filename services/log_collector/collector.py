@@ -1,13 +1,12 @@
 """Copies ranks' output from the source to the archive exactly once, and publishes it to live
 readers.
 
-``loop.py`` calls ``step`` again and again on the leader. What is copied counts only when the
-recorder has synced it *and* its size is in the database. After a crash the copy goes on from that
-size: bytes written beyond it are dropped and read again from the source, so none is lost and none
-is doubled.
+``loop.py`` calls ``step`` again and again on the leader. Copied bytes count only when the recorder
+has synced them *and* the database has their size. After a crash the copy continues from that size:
+bytes written beyond it are dropped and read again from the source, so none is lost or doubled.
 
-Of a line that is being rewritten (a progress bar) only the last state is kept, once the line ends.
-Until then live readers get its state, and now and then a state is kept for later readers. Skipped
+The collector keeps only the last state of a line that is being rewritten (a progress bar), once the
+line ends. Until then live readers get its state, and some states are kept for later ones. Skipped
 bytes are counted: an offset in the source is the kept size plus these.
 
 Every read adds time stamps to its bytes: those of the source, or the time of reading.

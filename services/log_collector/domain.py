@@ -307,8 +307,8 @@ def covering(timestamps: Sequence[Timestamp], start: int, end: int) -> list[Time
 def credible(
     found: Sequence[Timestamp], offset: int, size: int, last: datetime | None, now: datetime
 ) -> list[Timestamp]:
-    """Of the time stamps that a crash left for the bytes from ``offset`` to ``size``, those before
-    the first that cannot be right. None, if the first is not that of the first byte."""
+    """Keep the plausible time stamps that a crash left for the bytes from ``offset`` to ``size``:
+    those before the first that cannot be right. Keep none if the first is not of the first byte."""
     good: list[Timestamp] = []
     for each in found:
         begins = each.offset > good[-1].offset if good else each.offset == offset

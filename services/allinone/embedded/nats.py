@@ -1,7 +1,7 @@
 """An embedded NATS server with JetStream on disk: configured, started, watched and ended.
 
-Called by ``shiftwork up`` and by the test fixtures. Nobody is let in without a password, not even
-on this machine; each service's user has the permissions that its messages' declarations give it.
+Called by ``shiftwork up`` and by the test fixtures. Every client needs a password, also on this
+machine; each service's user has the permissions that its messages' declarations give it.
 """
 
 from __future__ import annotations

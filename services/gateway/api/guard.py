@@ -107,8 +107,8 @@ class Guard:
 
 
 async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> object:
-    """The identity or run behind a token. Of an address that showed too many wrong ones, or none,
-    a further one is 429. A right token is never refused for that.
+    """The identity or run behind a token. After too many wrong or missing tokens, a further request
+    of that address with such a token is 429. A right token is never refused for that.
     """
     address = address_of(scope)
     try:

@@ -64,7 +64,7 @@ def _checkpoint(data: Data) -> str:
 
 
 def _preemption_requested(data: Data) -> str:
-    """A sentence with the deadline by which a run has to leave: earlier for a program that does not poll."""
+    """A sentence with the deadline of a run; a program that does not poll has an earlier one."""
     silent = render.clock(data.get("silent_deadline_at"))
     if silent:
         return (
