@@ -1,4 +1,13 @@
-"""What must hold for every plan, whatever the policy becomes."""
+"""Properties of single plans: decisions compared with the bare rows of one random snapshot.
+
+A snapshot may be any consistent moment, also one that no short history reaches: promises, runs on
+their way out, order keys of another discipline, retries that wait. The properties hold for every
+discipline and whatever the policy becomes.
+
+Only this suite finds a rule that is wrong in the same way in the incremental and the rebuilt index:
+a task that waits beside free nodes, a guarantee that is not met, a plan that depends on the order of
+the rows. Histories are ``test_index_machine.py``'s.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import ReasonCode, TaskState
-from libs.contracts.task_states import HOLDING, TERMINAL
+from libs.contracts.task_states import HOLDING
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines.interface import Filling
@@ -18,33 +27,17 @@ from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.facts.timers import protected_until
 from services.scheduler.domain.limits.virtual_clusters import UNCOVERED, VirtualClusters
-from services.scheduler.domain.model.changes import applied
-from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Plan, Preempt
+from services.scheduler.domain.model.decisions import Assign, Hold, Kill, Preempt
 from services.scheduler.domain.model.lifecycle import LEAVING
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.placement.capacity import Slot, slots_of
 from tests.kit.builders import a_snapshot, played
 from tests.kit.strategies import NOW, snapshots
-from tests.services.scheduler.domain.domain_harness import facts_of
+from tests.services.scheduler.domain.domain_harness import committed, facts_of
 from tests.services.scheduler.domain.explain.copies import copy_of
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def committed(snapshot: Snapshot, plan: Plan) -> Snapshot:
-    """The same index after the plan was committed, as the leader goes on with it."""
-    index, rows = snapshot.index, dict[str, Task]()
-    for decision in plan.decisions:
-        task = rows.get(decision.task_id) or index.tasks[decision.task_id]
-        rows[task.id] = applied(task, decision, plan.decided_at).task
-    index.settle(plan)
-    ended = [task_id for task_id, task in rows.items() if task.state in TERMINAL]
-    index.apply(
-        put=[*plan.ledgers, *(task for task in rows.values() if task.id not in ended)],
-        deleted=[(Task, (task_id,)) for task_id in ended],
-    )
-    return Snapshot.view(index, snapshot.version)
 
 
 def shuffled(snapshot: Snapshot, order: list[int]) -> Snapshot:
@@ -204,6 +197,20 @@ def test_the_first_task_in_the_queue_starts_if_it_fits_the_free_nodes(snapshot: 
                 )
             ]
             assert {ReasonCode.WAITS_FOR_CAPACITY, ReasonCode.WAITS_BEHIND_OTHERS} & set(ahead)
+
+
+@EXAMPLES
+@given(snapshots(healthy=True))
+def test_no_task_waits_for_capacity_that_is_free(snapshot: Snapshot) -> None:
+    """A larger task that finds no place does not keep one that fits from starting."""
+    after = committed(snapshot, decide(snapshot, NOW))
+    for pool in after.pools.values():
+        if pool.discipline.filling is not Filling.GREEDY or pool.group in after.index.totals.zoned:
+            continue
+        for task in after.tasks.values():
+            waits = task.group == pool.group and task.state is TaskState.QUEUED
+            if waits and task.reason.code is ReasonCode.WAITS_FOR_CAPACITY and not task.promised:
+                assert after.capacity.pick(task.shape) is None, task.id
 
 
 @EXAMPLES

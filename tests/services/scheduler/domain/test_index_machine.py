@@ -1,5 +1,15 @@
-"""A random history, whatever the discipline: the index that follows the rows change by change
-decides what one built anew from the bare rows decides, and both keep the same.
+"""A rule machine over the pure core: the incremental index compared with a rebuilt one.
+
+A history of submissions, starts, ends, and changes of goals, levels, limits, policies and nodes,
+under every discipline. After each rule the index that followed the changes holds the same values as
+an index rebuilt from the rows, and every plan equals the plan of the rebuilt index. Limits and the
+maxima of virtual clusters hold over the whole history. ``test_recorded.py`` replays histories of
+this machine.
+
+Only this suite finds a wrong incremental update: of quota usage, of what a node has left, of
+queues, timers and coverage. Events always arrive in order here, and nothing is stored:
+``test_event_delivery_machine.py`` covers that. ``test_plan_properties.py`` covers plans for moments
+that no short history reaches.
 """
 
 from __future__ import annotations
@@ -28,18 +38,11 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
 from tests.kit.builders import a_limit, a_node, a_spec, a_task
+from tests.kit.strategies import GANG, LIMIT, OWNER, PRIORITIES, TEAM
 from tests.services.scheduler.domain.domain_harness import DomainHarness, facts_of
 from tests.services.scheduler.domain.explain.copies import copy_of
 
 TASKS_MAX = 14
-LEVELS = [
-    Priority.HIGH,
-    Priority.ABOVE_NORMAL,
-    Priority.NORMAL,
-    Priority.NORMAL,
-    Priority.LOW,
-    Priority.AUTO,
-]
 DEMOTIONS = (Demotion(Priority.ABOVE_NORMAL, Priority.NORMAL, 600.0),)
 CLUSTERS = (
     VirtualCluster("lab", 2.0, teams=("vision", "speech")),
@@ -142,16 +145,15 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.count < TASKS_MAX)
     @rule(
-        nodes=st.sampled_from([1, 1, 1, 2, 3]),
-        gpus=st.sampled_from([None, None, 0, 1, 2, 4]),
-        priority=st.sampled_from(LEVELS),
-        owner=st.sampled_from(["ann", "bob", "cat"]),
-        team=st.sampled_from(["vision", "speech", "text"]),
+        **GANG,
+        owner=OWNER,
+        team=TEAM,
         limit=st.sampled_from([None, None, 700.0]),
         kill=st.booleans(),
         group=st.sampled_from(["default"] * 5 + ["dev"]),
         memory=st.sampled_from([None, None, 4, 6]),
         cpus=st.sampled_from([None, None, 0.7]),
+        tolerates=st.booleans(),
     )
     def submit(  # noqa: PLR0917 - the rule draws each by name
         self,
@@ -165,6 +167,7 @@ class Histories(RuleBasedStateMachine):
         group: str,
         memory: int | None = None,
         cpus: float | None = None,
+        tolerates: bool = False,
     ) -> None:
         spec = a_spec(
             memory_bytes=memory,
@@ -176,7 +179,7 @@ class Histories(RuleBasedStateMachine):
             max_run_seconds=limit,
             mode=PreemptMode.KILL if kill else PreemptMode.SDK,
             group=group,
-        )
+        ).model_copy(update={"tolerations": ("old",) if tolerates else ()})
         task = a_task(
             f"t{self.count:02}", spec=spec, owner=owner, team=team, submitted=self.harness.seconds
         )
@@ -189,13 +192,13 @@ class Histories(RuleBasedStateMachine):
         self.harness.want(one(sorted(self.harness.tasks), pick), goal)
 
     @precondition(lambda self: self.harness.tasks)
-    @rule(pick=PICK, priority=st.sampled_from(LEVELS))
+    @rule(pick=PICK, priority=st.sampled_from(PRIORITIES))
     def change_priority(self, pick: int, priority: Priority) -> None:
         self.harness.rank(one(sorted(self.harness.tasks), pick), priority)
 
     @precondition(lambda self: self.harness.tasks)
     @rule(
-        owner=st.sampled_from(["ann", "bob", "cat"]),
+        owner=OWNER,
         priority=st.sampled_from([Priority.HIGH, Priority.NORMAL]),
     )
     def change_all_priorities(self, owner: str, priority: Priority) -> None:
@@ -204,17 +207,7 @@ class Histories(RuleBasedStateMachine):
             if task.owner == owner:
                 self.harness.rank(task.id, priority)
 
-    @rule(
-        limit=st.integers(0, 12),
-        user=st.sampled_from(["", "ann"]),
-        team=st.sampled_from(["", "", "vision"]),
-        priority=st.sampled_from(
-            [Priority.UNSPECIFIED, Priority.NORMAL, Priority.BELOW_NORMAL, Priority.HIGH]
-        ),
-        unit=st.sampled_from([Unit.GPUS, Unit.NODES]),
-        removed=st.booleans(),
-        group=st.sampled_from(["", "", "default"]),
-    )
+    @rule(**LIMIT, removed=st.booleans())
     def change_limit(  # noqa: PLR0917 - the rule draws each by name
         self,
         limit: int,
@@ -235,6 +228,14 @@ class Histories(RuleBasedStateMachine):
             group=group,
         )
         self.harness.put(row)
+
+    @precondition(lambda self: self.harness.index.limits)
+    @rule(pick=PICK, removed=st.booleans())
+    def remove_limit(self, pick: int, removed: bool) -> None:
+        """Remove a limit that exists, or put a removed one back into force."""
+        limits = self.harness.index.limits
+        key = sorted(limits)[pick % len(limits)]
+        self.harness.put(replace(limits[key], removed=removed))
 
     @rule(
         name=st.sampled_from(sorted(DISCIPLINES)),
@@ -301,6 +302,8 @@ class Histories(RuleBasedStateMachine):
                 "group",
                 "rebuilt",
                 "removed",
+                "tainted",
+                "zone",
             ]
         ),
     )
@@ -315,6 +318,8 @@ class Histories(RuleBasedStateMachine):
             "group": replace(node, group="default" if node.group == "dev" else "dev"),
             "rebuilt": replace(node, gpus=4 if node.gpus == 2 else 2, unusable_gpus=()),
             "removed": replace(node, removed=not node.removed),
+            "tainted": replace(node, taints=() if node.taints else ("old",)),
+            "zone": replace(node, labels=() if node.labels else (("zone", "east"),)),
             # Others than the platform's tasks use more of it, or less.
             "memory": replace(node, memory_bytes=20 if node.memory_bytes < 20 else 5),
             "cpus": replace(node, cpus=0.5 if node.cpus > 1.0 else 3.0),
@@ -414,7 +419,7 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=25,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
