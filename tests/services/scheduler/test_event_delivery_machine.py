@@ -79,6 +79,8 @@ class Model:
     live: dict[str, Run] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+    # The newest checkpoint of each task in the events that were delivered.
+    reported: dict[str, Checkpoint] = field(default_factory=dict)
     states: dict[str, TaskState] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
 
@@ -210,11 +212,12 @@ class Machine(RuleBasedStateMachine):
             self._end(task_id, then)
 
     @precondition(lambda self: self.model.live)
-    @rule(data=st.data(), kind=st.sampled_from(ENDS))
-    def end(self, data: st.DataObject, kind: ExitKind) -> None:
-        self._end(self._pick(data)[0], kind)
+    @rule(data=st.data(), kind=st.sampled_from(ENDS), bare=st.booleans())
+    def end(self, data: st.DataObject, kind: ExitKind, bare: bool) -> None:
+        self._end(self._pick(data)[0], kind, bare=bare)
 
-    def _end(self, task_id: str, kind: ExitKind) -> None:
+    def _end(self, task_id: str, kind: ExitKind, *, bare: bool = False) -> None:
+        """``bare``: the exit names no checkpoint; only the run's own events do."""
         run = self.model.live.pop(task_id)
         ranks = tuple(RankExit(rank=each.rank, code=0) for each in run.asked.placements)
         self.wire.append(
@@ -224,7 +227,7 @@ class Machine(RuleBasedStateMachine):
                 exit=RunExit(
                     attempt=run.asked.attempt, kind=kind, ranks=ranks, exited_at=at(self.seconds)
                 ),
-                checkpoint=self.model.checkpoints.get(task_id),
+                checkpoint=None if bare else self.model.checkpoints.get(task_id),
                 placements=run.asked.placements,
             )
         )
@@ -246,6 +249,11 @@ class Machine(RuleBasedStateMachine):
 
     def _deliver(self, events: list[Message]) -> None:
         self.history += events
+        for event in events:
+            if isinstance(event, CheckpointSaved | RunExited) and event.checkpoint is not None:
+                newest = self.model.reported.get(event.task_id)
+                if newest is None or newest.no < event.checkpoint.no:
+                    self.model.reported[event.task_id] = event.checkpoint
         self.do(self.scheduler.handle(*events))
 
     @precondition(lambda self: self.wire)
@@ -302,7 +310,7 @@ class Machine(RuleBasedStateMachine):
             assert message.attempt == last + 1
             assert isinstance(message, RunAssigned) == (message.attempt == 1)
             assert message.task_id not in model.live, "a second live run"
-            assert message.resume_from == model.checkpoints.get(message.task_id), "lost work"
+            assert message.resume_from == model.reported.get(message.task_id), "lost work"
             model.attempts[message.task_id] = message.attempt
             model.live[message.task_id] = Run(message)
         elif isinstance(message, PreemptionRequested | KillRequested):

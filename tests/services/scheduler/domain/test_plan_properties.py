@@ -5,8 +5,8 @@ their way out, order keys of another discipline, retries that wait. The properti
 discipline and whatever the policy becomes.
 
 Only this suite finds a rule that is wrong in the same way in the incremental and the rebuilt index:
-a task that waits beside free nodes, a guarantee that is not met, a plan that depends on the order of
-the rows. Histories are ``test_index_machine.py``'s.
+a task that waits beside free nodes, a guarantee that is not met, a plan that depends on the order
+of the rows. Histories are ``test_index_machine.py``'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from libs.contracts.messages import ReasonCode, TaskState
+from libs.contracts.ids import TaskId
+from libs.contracts.messages import Goal, ReasonCode, TaskState
 from libs.contracts.task_states import HOLDING
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
@@ -32,12 +33,41 @@ from services.scheduler.domain.model.lifecycle import LEAVING
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.placement.capacity import Slot, slots_of
-from tests.kit.builders import a_snapshot, played
+from tests.kit.builders import a_snapshot, a_spec, played
 from tests.kit.strategies import NOW, snapshots
 from tests.services.scheduler.domain.domain_harness import committed, facts_of
 from tests.services.scheduler.domain.explain.copies import copy_of
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def with_twins(snapshot: Snapshot) -> Snapshot:
+    """The same moment with more tasks for each that waits. All want one GPU; all but the last also
+    want most of a node's memory."""
+    twins = [
+        replace(
+            task,
+            id=TaskId(f"{task.id}{name}"),
+            spec=a_spec(
+                gpus=1, memory_bytes=memory, group=task.group, priority=task.priority, retries=1
+            ),
+            goal=Goal.RUN,
+            not_before_at=None,
+            promised=(),
+        )
+        for task in snapshot.tasks.values()
+        if task.state is TaskState.QUEUED
+        for name, memory in (("heavya", 8), ("heavyb", 8), ("heavyc", 8), ("light", None))
+    ]
+    return a_snapshot(
+        [*snapshot.tasks.values(), *twins],
+        list(snapshot.nodes.values()),
+        limits=list(snapshot.limits.values()),
+        policies=list(snapshot.index.policies.values()),
+        listed=snapshot.inventory_listed,
+        settings=snapshot.settings,
+        version=snapshot.version,
+    )
 
 
 def shuffled(snapshot: Snapshot, order: list[int]) -> Snapshot:
@@ -203,7 +233,8 @@ def test_the_first_task_in_the_queue_starts_if_it_fits_the_free_nodes(snapshot: 
 @given(snapshots(healthy=True))
 def test_no_task_waits_for_capacity_that_is_free(snapshot: Snapshot) -> None:
     """A larger task that finds no place does not keep one that fits from starting."""
-    after = committed(snapshot, decide(snapshot, NOW))
+    crowded = with_twins(snapshot)
+    after = committed(crowded, decide(crowded, NOW))
     for pool in after.pools.values():
         if pool.discipline.filling is not Filling.GREEDY or pool.group in after.index.totals.zoned:
             continue
