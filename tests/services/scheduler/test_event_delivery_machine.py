@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -287,6 +288,19 @@ class Machine(RuleBasedStateMachine):
         for task_id, run in sorted(self.model.live.items()):
             self._start(task_id, run)
 
+    @precondition(lambda self: any(run.told_to_go for run in self.model.live.values()))
+    @rule()
+    def all_that_are_requested_leave(self) -> None:
+        self._leave()
+        self.wire, batch = [], self.wire
+        self._deliver(batch)
+        self._round()
+
+    def _leave(self) -> None:
+        for task_id, run in sorted(self.model.live.items()):
+            if run.told_to_go:
+                self._end(task_id, ExitKind.KILLED if run.killed else ExitKind.PREEMPTED)
+
     @rule(seconds=st.sampled_from([0.0, 1.0, 20.0, 61.0, 301.0]))
     def tick(self, seconds: float) -> None:
         self.seconds += seconds
@@ -373,10 +387,9 @@ class Machine(RuleBasedStateMachine):
             # Everything once more, the newest first: old news changes nothing.
             self.do(self.scheduler.handle(*self.history[::-1]))
         self.tick(10.0)
+        self._leave()
         for task_id, run in sorted(self.model.live.items()):
-            if run.told_to_go:
-                self._end(task_id, ExitKind.KILLED if run.killed else ExitKind.PREEMPTED)
-            elif not run.started:
+            if not run.started:
                 self._start(task_id, run)
             elif number % 3 == 0:
                 self._end(task_id, ExitKind.OK)
@@ -388,9 +401,10 @@ class Machine(RuleBasedStateMachine):
             return await tx.select(SlotRow)
 
 
-TestMachine = Machine.TestCase
+# Seconds on a free core; minutes on a machine that is busy.
+TestMachine = pytest.mark.timeout(300)(Machine.TestCase)
 TestMachine.settings = settings(
-    max_examples=60,
+    max_examples=120,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -19,13 +19,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, TaskState, Unit
 from libs.contracts.task_states import HOLDING
 from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.limits.quota_usage import Account, QuotaUsage
 from services.scheduler.domain.limits.virtual_clusters import ALMOST, VirtualClusters
 from services.scheduler.domain.model.group_policy import (
@@ -38,7 +41,7 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
 from tests.kit.builders import a_limit, a_node, a_spec, a_task
-from tests.kit.strategies import GANG, LIMIT, OWNER, PRIORITIES, TEAM
+from tests.kit.strategies import GANG, LIMIT, OWNER, PRIORITIES, TEAM, snapshots
 from tests.services.scheduler.domain.domain_harness import DomainHarness, facts_of
 from tests.services.scheduler.domain.explain.copies import copy_of
 
@@ -417,10 +420,34 @@ class Histories(RuleBasedStateMachine):
                 assert book.tokens <= 4 * max(5.0, pool.units) * numbers.restart_seconds + 1e-6
 
 
-TestHistories = Histories.TestCase
+# Seconds on a free core; minutes on a machine that is busy.
+TestHistories = pytest.mark.timeout(300)(Histories.TestCase)
 TestHistories.settings = settings(
     max_examples=100,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(snapshots(), min_size=2, max_size=3))
+def test_the_index_follows_a_jump_to_another_snapshot(moments: list[Snapshot]) -> None:
+    """Also changes that no history has: all rows at once, from one random moment to another."""
+    index = Index(moments[0].settings)
+    for moment in moments:
+        gone = set(index.tasks) - set(moment.tasks)
+        index.apply(deleted=[(Task, (task_id,)) for task_id in sorted(gone)])
+        away = [node for node in index.nodes.values() if node.id not in moment.nodes]
+        index.apply(put=[replace(node, removed=True) for node in away])
+        index.apply(put=[*moment.nodes.values(), *moment.index.policies.values()])
+        index.refresh()
+        # What is said of a node that is gone already changes nothing.
+        gone_for_good = [node for node in index.nodes.values() if node.removed]
+        index.apply(put=[replace(node, draining=not node.draining) for node in gone_for_good])
+        index.refresh()
+        index.apply(put=[*moment.tasks.values(), *moment.limits.values()])
+        index.refresh()
+        found, expected = facts_of(index), facts_of(copy_of(index))
+        for name, value in expected.items():
+            assert found[name] == value, name

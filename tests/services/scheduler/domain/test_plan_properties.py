@@ -23,7 +23,6 @@ from libs.contracts.task_states import HOLDING
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.disciplines.interface import Filling
-from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.facts.timers import protected_until
@@ -35,8 +34,7 @@ from services.scheduler.domain.model.values import WEIGHTS
 from services.scheduler.domain.placement.capacity import Slot, slots_of
 from tests.kit.builders import a_snapshot, a_spec, played
 from tests.kit.strategies import NOW, snapshots
-from tests.services.scheduler.domain.domain_harness import committed, facts_of
-from tests.services.scheduler.domain.explain.copies import copy_of
+from tests.services.scheduler.domain.domain_harness import committed
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -242,29 +240,6 @@ def test_no_task_waits_for_capacity_that_is_free(snapshot: Snapshot) -> None:
             waits = task.group == pool.group and task.state is TaskState.QUEUED
             if waits and task.reason.code is ReasonCode.WAITS_FOR_CAPACITY and not task.promised:
                 assert after.capacity.pick(task.shape) is None, task.id
-
-
-@EXAMPLES
-@given(st.lists(snapshots(), min_size=2, max_size=3))
-def test_the_incremental_index_equals_the_rebuilt_one(moments: list[Snapshot]) -> None:
-    """Jump from one moment to the next by deltas; the oracle starts from the bare rows."""
-    index = Index(moments[0].settings)
-    for moment in moments:
-        gone = set(index.tasks) - set(moment.tasks)
-        index.apply(deleted=[(Task, (task_id,)) for task_id in sorted(gone)])
-        away = [node for node in index.nodes.values() if node.id not in moment.nodes]
-        index.apply(put=[replace(node, removed=True) for node in away])
-        index.apply(put=[*moment.nodes.values(), *moment.index.policies.values()])
-        index.refresh()
-        # What is said of a node that is gone already changes nothing.
-        gone_for_good = [node for node in index.nodes.values() if node.removed]
-        index.apply(put=[replace(node, draining=not node.draining) for node in gone_for_good])
-        index.refresh()
-        index.apply(put=[*moment.tasks.values(), *moment.limits.values()])
-        index.refresh()
-        found, expected = facts_of(index), facts_of(copy_of(index))
-        for name, value in expected.items():
-            assert found[name] == value, name
 
 
 def uncovered(pool: Pool, snapshot: Snapshot, task: Task) -> bool:
