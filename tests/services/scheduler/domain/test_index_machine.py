@@ -6,8 +6,8 @@ an index rebuilt from the rows, and every plan equals the plan of the rebuilt in
 maxima of virtual clusters hold over the whole history. ``test_recorded.py`` replays histories of
 this machine.
 
-Only this suite finds a wrong incremental update: of quota usage, of what a node has left, of
-queues, timers and coverage. Events always arrive in order here, and nothing is stored:
+Only this suite finds a wrong incremental update of quota usage or of what a node has left.
+Events always arrive in order here, and nothing is stored:
 ``test_event_delivery_machine.py`` covers that. ``test_plan_properties.py`` covers plans for moments
 that no short history reaches.
 """

@@ -4,9 +4,8 @@ A snapshot may be any consistent moment, also one that no short history reaches:
 their way out, order keys of another discipline, retries that wait. The properties hold for every
 discipline and whatever the policy becomes.
 
-Only this suite finds a rule that is wrong in the same way in the incremental and the rebuilt index:
-a task that waits beside free nodes, a guarantee that is not met, a plan that depends on the order
-of the rows. Histories are ``test_index_machine.py``'s.
+Only this suite finds a rule that is wrong in the same way in the incremental and the rebuilt index,
+such as a task that waits beside free nodes. Histories are ``test_index_machine.py``'s.
 """
 
 from __future__ import annotations
