@@ -169,8 +169,8 @@ scenarios: $(STAMP) ## Scheduling scenarios against their committed timelines
 	@$(BIN)/python -m pytest tests/scenarios
 
 .PHONY: sim
-sim: $(STAMP) ## Whole-platform simulation with faults: N=1000 worlds, or one SEED=n
-	@$(BIN)/python -m tests.sim --worlds $(N) $(if $(SEED),--seed $(SEED))
+sim: $(STAMP) ## Whole-platform simulation with faults: N=1000 runs of it, or one SEED=n
+	@$(BIN)/python -m tests.sim --simulations $(N) $(if $(SEED),--seed $(SEED))
 
 .PHONY: chaos
 chaos: $(STAMP) ## Kill and freeze every part while people change their minds: SECONDS=120, SEED=n

@@ -51,7 +51,7 @@ def options_of(asked: Benchmark) -> list[str]:
 def outcome(
     asked: Benchmark, options: Sequence[str], seconds: float | None = None
 ) -> dict[str, Any]:
-    """Run it; what its last line says."""
+    """Run it; returns the JSON of its last line."""
     # Its own guard ends what it started when this process is interrupted or waits too long.
     process = subprocess.Popen(command(asked, options), stdout=subprocess.PIPE, text=True)
     try:
@@ -71,7 +71,7 @@ def outcome(
 
 
 def smoke(*, cluster: bool) -> list[str]:
-    """Every benchmark for seconds; what failed."""
+    """Run every benchmark for seconds; returns what failed."""
     wanted = [asked for asked in catalog.every() if asked.cluster is cluster]
     # They mostly wait for the servers that they start, so two at a time are quicker.
     with ThreadPoolExecutor(SMOKE_AT_ONCE) as pool:
@@ -90,7 +90,7 @@ def _smoked(asked: Benchmark) -> str:
 
 
 def record(words: Sequence[str]) -> list[str]:
-    """Measure these (none: all) in full and keep the results; what failed."""
+    """Measure these (none: all) in full and keep the results; returns what failed."""
     failed: list[str] = []
     for asked in [catalog.named(word) for word in words] or catalog.every():
         commit = _commit()
@@ -107,7 +107,7 @@ def record(words: Sequence[str]) -> list[str]:
 
 
 def _commit() -> str:
-    """The commit that is measured; with a mark if the tree differs from it."""
+    """The commit that is measured; with a suffix if the tree differs from it."""
     text = subprocess.run(
         ["git", "describe", "--always", "--exclude=*", "--dirty=+changes"],
         cwd=ROOT,
@@ -119,7 +119,7 @@ def _commit() -> str:
 
 
 def every_one() -> list[str]:
-    """All benchmarks in full, one after the other; what failed."""
+    """Run all benchmarks in full, one after the other; returns what failed."""
     failed: list[str] = []
     for asked in catalog.every():
         try:
@@ -130,7 +130,7 @@ def every_one() -> list[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Carry a command line out; the exit status."""
+    """Carry out a command line; returns the exit status."""
     match list(words):
         case ["smoke"]:
             failed = smoke(cluster=False)

@@ -4,7 +4,7 @@ else. A process of its own, as the launcher is; driven by ``Bare`` over its stan
     python -m benchmarks.bare_pods KUBECONFIG NAMESPACE
 
 It has the launcher's rights, and is kubernetes_asyncio with 32 requests in flight, without the
-models of the answers: nobody who only creates pods needs them, and they would cost more than the
+models of the answers: a client that only creates pods needs none, and they would cost more than the
 requests.
 """
 
@@ -125,7 +125,7 @@ class Bare:
         self._process.wait(10)
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Its processor time, by the name under which it is told."""
+        """Its processor time, by the name under which it is reported."""
         return {"client": cpu_seconds_of(self._process.pid)}
 
     async def do(self, verb: str, pods: Sequence[dict[str, Any]]) -> float:
@@ -149,9 +149,9 @@ class Bare:
 async def _all(api: client.CoreV1Api, namespace: str, verb: str, pods: list[Any]) -> None:
     left = iter(pods)
 
-    async def one_by_one() -> None:
+    async def worker() -> None:
         for pod in left:
-            # Without the models, the answer is the client's own, whatever its signature says.
+            # Without the models, the method returns the client's raw response.
             answer: Any
             if verb == "create":
                 answer = await api.create_namespaced_pod(namespace, pod, _preload_content=False)
@@ -162,7 +162,7 @@ async def _all(api: client.CoreV1Api, namespace: str, verb: str, pods: list[Any]
 
     async with asyncio.TaskGroup() as group:
         for _ in range(IN_FLIGHT):
-            group.create_task(one_by_one())
+            group.create_task(worker())
 
 
 async def _serve(kubeconfig: Path, namespace: str) -> None:

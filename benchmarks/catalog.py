@@ -30,7 +30,7 @@ class UnknownBenchmarkError(Exception):
 
 
 def benchmark(name: str) -> Benchmark:
-    """What the module of this name asks."""
+    """The declaration in the module of this name."""
     found: Benchmark = importlib.import_module(f"benchmarks.{name}").BENCHMARK
     assert found.name == name, "a benchmark has its module's name"
     return found

@@ -94,7 +94,7 @@ class Chain:
             await self.commit()
         return await self.spawn(number, ranks) - began
 
-    async def handover(self, number: int, ranks: int) -> float:
+    async def preemption(self, number: int, ranks: int) -> float:
         """One preemption, bare: the decision and its event, the question with the checkpoint and
         its commit, the exit's commit and event, the assignment's commit and event, the child.
         """
@@ -153,7 +153,7 @@ async def open_chain() -> AsyncGenerator[Chain]:
 
 async def measure(count: int, ranks: int) -> dict[str, list[float]]:
     """The primitives and the chains, in seconds, ``count`` times each, taking turns."""
-    names = ("commit", "hop", "chain", "walk", "handover")
+    names = ("commit", "hop", "chain", "walk", "preemption")
     found: dict[str, list[float]] = {name: [] for name in names}
     async with open_chain() as chain:
         for number in range(count + 5):
@@ -161,7 +161,11 @@ async def measure(count: int, ranks: int) -> dict[str, list[float]]:
                 began = time.perf_counter()
                 await step()
                 found[name].append(time.perf_counter() - began)
-            chains = (("chain", chain.chain), ("walk", chain.walk), ("handover", chain.handover))
+            chains = (
+                ("chain", chain.chain),
+                ("walk", chain.walk),
+                ("preemption", chain.preemption),
+            )
             for place, (name, whole) in enumerate(chains):
                 found[name].append(await whole(len(chains) * number + place, ranks))
     # The first few warm the connections up.

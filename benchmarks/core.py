@@ -1,8 +1,8 @@
 """The scheduler's core without I/O (rows, index, ``decide``, ``check``), for
 ``decisions_per_second`` and ``cost_of_change``.
 
-A ``World`` does what the leader does for each batch of facts (take the rows over, decide, check,
-commit the changed rows), and what everybody else does: people who submit, runs that start, save,
+A ``SimulatedCluster`` plays the leader (for each batch of facts it takes over the rows, decides,
+checks and commits the changed rows) and everything around it: submissions, runs that start, save,
 leave and end, nodes that come and go. All of it is seeded.
 """
 
@@ -47,13 +47,13 @@ USERS, CLUSTERS = 300, 12
 LEVELS = (Priority.HIGH, Priority.ABOVE_NORMAL, Priority.NORMAL, Priority.LOW)
 # Powers of two up to 64 nodes, the small ones more often; the mean is about 9.
 SIZES, SIZE_WEIGHTS = (1, 2, 4, 8, 16, 32, 64), (24, 20, 18, 14, 12, 8, 4)
-# At one moment a world comes to rest in a few rounds.
+# Without new facts the scheduler decides nothing more after a few rounds.
 ROUNDS_MAX = 50
 
 
 @dataclass(frozen=True)
 class Exit:
-    """What the launcher says of the end of a run."""
+    """The end of a run as the launcher reports it."""
 
     attempt: int
     exit: RunExit
@@ -62,13 +62,13 @@ class Exit:
 
 @dataclass
 class Count:
-    """What was done and touched."""
+    """Counters of rounds, decisions and rows."""
 
     rounds: int = 0
     decisions: int = 0
     starts: int = 0
-    # Waiting tasks that a round looked at, and rows that changed.
-    looked: int = 0
+    # Waiting tasks that rounds evaluated, and rows that changed.
+    evaluated: int = 0
     rows: int = 0
     faults: int = 0
 
@@ -90,8 +90,8 @@ def policy_of(nodes: int) -> GroupPolicy:
     return GroupPolicy(GROUP, policy="timeshare", virtual_clusters=clusters)
 
 
-class World:
-    """A leader's working set, and the world around it."""
+class SimulatedCluster:
+    """A leader's working set, and the cluster around it."""
 
     def __init__(self, nodes: int, seed: int = 1) -> None:
         self.random = random.Random(seed)
@@ -103,7 +103,7 @@ class World:
         )
         self.count = Count()
         self.due_at: datetime | None = None
-        # Runs told to go in the last rounds; the world lets them go when it is asked to.
+        # Runs that the last rounds asked to leave; ``leave_all`` ends them.
         self.leaving: list[str] = []
         self.started: list[str] = []
         self._specs: dict[tuple[int, Priority], TaskSpec] = {}
@@ -130,7 +130,7 @@ class World:
         return found
 
     def task(self, nodes: int | None = None, priority: Priority | None = None) -> Task:
-        """The next gang of somebody."""
+        """The next gang, of a random user."""
         user = self.random.randrange(USERS)
         if nodes is None:
             nodes = self.random.choices(SIZES, SIZE_WEIGHTS)[0]
@@ -167,7 +167,7 @@ class World:
         count = self.count
         count.rounds += 1
         count.decisions += len(plan.decisions)
-        count.looked += len(plan.explanations)
+        count.evaluated += len(plan.explanations)
         count.rows += rows
         for decision in plan.decisions:
             if isinstance(decision, Assign):
@@ -177,7 +177,7 @@ class World:
                 self.leaving.append(decision.task_id)
 
     def settle(self) -> None:
-        """Rounds until nothing more is decided; whoever is asked to go, goes."""
+        """Rounds until nothing more is decided; every run that is asked to leave ends."""
         for _ in range(ROUNDS_MAX):
             plan = self.decide()
             self.leave_all()
@@ -199,7 +199,7 @@ class World:
             self.put(observations.started(task, self.now))
 
     def start_all(self) -> None:
-        """Whoever was assigned nodes runs."""
+        """Start the runs that were assigned nodes."""
         rows = [self.index.tasks[task_id] for task_id in self.started]
         self.started.clear()
         self.put(
@@ -211,7 +211,7 @@ class World:
         )
 
     def leave_all(self) -> None:
-        """Whoever was asked to go has gone."""
+        """End the runs that were asked to leave."""
         rows = [self.gone(task_id) for task_id in self.leaving]
         self.leaving.clear()
         self.put(*rows)
@@ -248,30 +248,30 @@ class World:
         """Everything that runs."""
         return [task.id for task in self.index.held.values() if task.state is TaskState.RUNNING]
 
-    def passes(self, seconds: float) -> None:
-        """Time passes."""
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
         self.now += timedelta(seconds=seconds)
 
 
-def filled(nodes: int, queued: int, seed: int = 1) -> World:
+def filled(nodes: int, queued: int, seed: int = 1) -> SimulatedCluster:
     """A cluster that is full, with so many gangs waiting."""
-    world = World(nodes, seed)
+    cluster = SimulatedCluster(nodes, seed)
     # About twice what fits, so that what is left over waits.
-    world.put(*(world.task() for _ in range(max(20, nodes // 4))))
-    world.settle()
+    cluster.put(*(cluster.task() for _ in range(max(20, nodes // 4))))
+    cluster.settle()
     for _ in range(ROUNDS_MAX):
-        missing = queued - (len(world.index.tasks) - len(world.index.held))
+        missing = queued - (len(cluster.index.tasks) - len(cluster.index.held))
         if missing <= 0:
             break
-        world.passes(1.0)
-        world.put(*(world.task() for _ in range(missing)))
-        world.settle()
-    return world
+        cluster.advance(1.0)
+        cluster.put(*(cluster.task() for _ in range(missing)))
+        cluster.settle()
+    return cluster
 
 
 @contextmanager
 def quiet_memory() -> Generator[None]:
-    """What is built stays: the collector does not go through it again, as after a start."""
+    """Freeze what was built, so that the garbage collector does not scan it, as after a start."""
     gc.collect()
     gc.freeze()
     try:
@@ -281,7 +281,7 @@ def quiet_memory() -> Generator[None]:
 
 
 class Clock:
-    """CPU seconds of a stretch; wall time says little on a machine that is shared."""
+    """CPU seconds of a block; on a shared machine they vary less than wall time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -3,11 +3,11 @@
     python -m benchmarks.cost_of_change [--events 5000] [--sizes small,middle,large]
 
 One script of events, drawn once, is played at 150 nodes with 1,000 tasks queued, at 1,500 with
-10,000 and at 10,000 with 100,000: a gang comes, a run ends, a checkpoint is saved, somebody who
-waits gives up, a node goes and comes back; after each the leader makes its rounds. Then an hour
+10,000 and at 10,000 with 100,000: a gang is submitted, a run ends, a checkpoint is saved, a waiting
+task is stopped, a node goes and comes back; after each the leader makes its rounds. Then an hour
 with 100,000 tasks queued that no node can take, in which nothing happens, and a restart with the
-rows of the largest size. Then the worlds of ``worlds.py``, each small and large (``--events 0``:
-only those). Every figure is CPU time; rows and looks are counted, too.
+rows of the largest size. Then the clusters of ``scaled_clusters.py``, each small and large
+(``--events 0``: only those). Every figure is CPU time; rows and evaluated tasks are counted, too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
-from benchmarks.core import GROUP, SIZES, Clock, World, filled, policy_of, quiet_memory
+from benchmarks.core import GROUP, SIZES, Clock, SimulatedCluster, filled, policy_of, quiet_memory
 from benchmarks.guard import run
 from benchmarks.report import Benchmark, Goal, Number, Report
-from benchmarks.worlds import KINDS as WORLDS
-from benchmarks.worlds import Kind
+from benchmarks.scaled_clusters import KINDS as SCALED
+from benchmarks.scaled_clusters import Kind
 from libs.contracts.messages import Goal as TaskGoal
 from libs.contracts.messages import Priority, TaskState
 from services.scheduler.domain.decide import decide
@@ -38,23 +38,23 @@ BENCHMARK = Benchmark(
     question="Does an event of the scheduler cost what it changes, however large the cluster is?",
     method=(
         "One script of 5,000 events at three sizes up to 10,000 nodes and 100,000 queued gangs, and"
-        " single events in worlds where one thing is plentiful, in processor time."
+        " single events in clusters where one thing is plentiful, in processor time."
     ),
     goals=(
-        Goal(figure="largest_over_smallest", says="event, largest : smallest size", at_most=1.5),
-        Goal(figure="idle_core_percent", says="idle, 100,000 unschedulable queued", at_most=1.0),
-        Goal(figure="restart_s", says="restart with 100,000 queued", at_most=2.0),
+        Goal(figure="largest_over_smallest", label="event, largest : smallest size", at_most=1.5),
+        Goal(figure="idle_core_percent", label="idle, 100,000 unschedulable queued", at_most=1.0),
+        Goal(figure="restart_s", label="restart with 100,000 queued", at_most=2.0),
         *(
             Goal(
                 figure=f"{kind.name}_ratio",
-                says=f"event with {kind.large:,} : {kind.small:,} {kind.plentiful}",
+                label=f"event with {kind.large:,} : {kind.small:,} {kind.plentiful}",
                 at_most=1.5,
             )
-            for kind in WORLDS
+            for kind in SCALED
             if not kind.calls_each_max
         ),
     ),
-    smoke=("--events", "20", "--sizes", "tiny", "--test-worlds"),
+    smoke=("--events", "20", "--sizes", "tiny", "--test-sizes"),
 )
 SIZES_MEASURED = {
     "tiny": (50, 100),
@@ -70,13 +70,13 @@ LEVELS = (Priority.HIGH, Priority.ABOVE_NORMAL, Priority.NORMAL, Priority.LOW)
 STEP_SECONDS = 2.0
 NODE_AWAY_EVENTS = 3
 IDLE_SECONDS = 3_600
-# Events in each world of ``worlds.py``.
+# Events in each cluster of ``scaled_clusters.py``.
 PLAYED = 8
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the script; ``place`` (0 to 1) says which run, task or node it is about."""
+    """One line of the script; ``place`` (0 to 1) selects the run, task or node."""
 
     kind: str
     place: float
@@ -99,62 +99,62 @@ def script(count: int, seed: int = 4) -> list[Event]:
 
 
 class Player:
-    """Plays a script in a world; finding whom an event is about is not measured."""
+    """Plays a script on a cluster; the time to select an event's task or node is not measured."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.cluster = cluster
         self.clock = Clock()
         self.kinds: dict[str, Clock] = {kind: Clock() for kind in KINDS}
         self._away: list[tuple[int, Node]] = []
-        # In the order of their ids: runs change hands, the lists are made anew now and then.
+        # In the order of their ids; the lists are rebuilt now and then.
         self._runs: list[str] = []
         self._waiting: list[str] = []
 
     def play(self, events: list[Event]) -> None:
         """All of it, one event after the other."""
         for number, event in enumerate(events):
-            self.world.passes(STEP_SECONDS)
+            self.cluster.advance(STEP_SECONDS)
             while self._away and self._away[0][0] <= number:
-                self._measured("node", partial(self.world.put, self._away.pop(0)[1]))
+                self._measured("node", partial(self.cluster.put, self._away.pop(0)[1]))
             happens = self._prepared(event, number)
             self._measured(event.kind, happens)
 
     def _measured(self, kind: str, happens: Callable[[], None]) -> None:
         with self.clock, self.kinds[kind]:
             happens()
-            self.world.settle()
+            self.cluster.settle()
 
     def _prepared(self, event: Event, number: int) -> Callable[[], None]:
-        world = self.world
+        cluster = self.cluster
         if event.kind == "submit":
-            task = world.task(event.nodes, event.priority)
-            return lambda: world.put(task)
+            task = cluster.task(event.nodes, event.priority)
+            return lambda: cluster.put(task)
         if event.kind == "end":
             run = self._some_run(event.place)
-            return lambda: world.end(run)
+            return lambda: cluster.end(run)
         if event.kind == "save":
             run = self._some_run(event.place)
-            return lambda: world.save(run)
+            return lambda: cluster.save(run)
         if event.kind == "give_up":
-            waiting = world.index.tasks[self._some_waiting(event.place)]
+            waiting = cluster.index.tasks[self._some_waiting(event.place)]
             gone = replace(waiting, goal=TaskGoal.STOP, version=waiting.version + 1)
-            return lambda: world.put(gone)
-        node = world.nodes[int(event.place * len(world.nodes))]
+            return lambda: cluster.put(gone)
+        node = cluster.nodes[int(event.place * len(cluster.nodes))]
         if any(each.id == node.id for _, each in self._away):
             return lambda: None
         self._away.append((number + NODE_AWAY_EVENTS, replace(node, version=node.version + 1)))
-        return lambda: world.put(replace(node, schedulable=False))
+        return lambda: cluster.put(replace(node, schedulable=False))
 
     def _some_run(self, place: float) -> str:
-        return _some(self.world, self._runs, place, TaskState.RUNNING)
+        return _some(self.cluster, self._runs, place, TaskState.RUNNING)
 
     def _some_waiting(self, place: float) -> str:
-        return _some(self.world, self._waiting, place, TaskState.QUEUED)
+        return _some(self.cluster, self._waiting, place, TaskState.QUEUED)
 
 
-def _some(world: World, ids: list[str], place: float, state: TaskState) -> str:
-    """One task in this state; the list of them is made anew when half of it has moved on."""
-    tasks = world.index.tasks
+def _some(cluster: SimulatedCluster, ids: list[str], place: float, state: TaskState) -> str:
+    """One task in this state; the list of them is rebuilt when it runs out."""
+    tasks = cluster.index.tasks
     while len(ids) > 1:
         task_id = ids.pop(int(place * len(ids)))
         if task_id in tasks and tasks[task_id].state is state:
@@ -165,16 +165,16 @@ def _some(world: World, ids: list[str], place: float, state: TaskState) -> str:
 
 def played(nodes: int, queued: int, events: list[Event]) -> tuple[Player, dict[str, Number]]:
     """One size: microseconds per event, and what was touched per event."""
-    world = filled(nodes, queued)
-    player = Player(world)
-    before = replace(world.count)
+    cluster = filled(nodes, queued)
+    player = Player(cluster)
+    before = replace(cluster.count)
     with quiet_memory():
         player.play(events)
-    count, total = world.count, len(events)
+    count, total = cluster.count, len(events)
     found: dict[str, Number] = {
         "us_per_event": round(player.clock.seconds / total * 1e6, 1),
         "rows_per_event": round((count.rows - before.rows) / total, 2),
-        "looks_per_event": round((count.looked - before.looked) / total, 2),
+        "looks_per_event": round((count.evaluated - before.evaluated) / total, 2),
         "rounds_per_event": round((count.rounds - before.rounds) / total, 2),
     }
     numbers = {kind: sum(each.kind == kind for each in events) for kind in KINDS}
@@ -189,23 +189,23 @@ def idle(queued: int, seconds: int) -> float:
 
     As ``loop.py``: a round is made when something changed, or when one is due.
     """
-    world = World(150)
+    cluster = SimulatedCluster(150)
     # Accepted when the cluster was larger; half of it is away now.
-    world.put(*(world.task(150, Priority.NORMAL) for _ in range(queued)))
-    world.put(*(replace(node, ready=False) for node in world.nodes[:75]))
-    world.settle()
+    cluster.put(*(cluster.task(150, Priority.NORMAL) for _ in range(queued)))
+    cluster.put(*(replace(node, ready=False) for node in cluster.nodes[:75]))
+    cluster.settle()
     clock = Clock()
     with quiet_memory(), clock:
         for _ in range(seconds):
-            world.now += timedelta(seconds=1.0)
-            if world.due_at is not None and world.due_at <= world.now:
-                world.decide()
+            cluster.now += timedelta(seconds=1.0)
+            if cluster.due_at is not None and cluster.due_at <= cluster.now:
+                cluster.decide()
     return clock.seconds / seconds
 
 
-def restart(world: World) -> tuple[float, float]:
+def restart(cluster: SimulatedCluster) -> tuple[float, float]:
     """CPU seconds for the index from the rows, and for the first round, over all queues."""
-    index = world.index
+    index = cluster.index
     tasks, ledgers, nodes = (
         [*index.tasks.values()],
         [*index.ledgers.values()],
@@ -216,7 +216,7 @@ def restart(world: World) -> tuple[float, float]:
         with build:
             made = Index(PolicySettings(start_deadline_seconds=1e9))
             made.apply(
-                put=[policy_of(len(nodes)), *nodes, Inventory("bench", (), world.now)],
+                put=[policy_of(len(nodes)), *nodes, Inventory("bench", (), cluster.now)],
             )
             made.refresh()
             made.apply(put=[*ledgers, *tasks])
@@ -224,7 +224,7 @@ def restart(world: World) -> tuple[float, float]:
                 pool.skip_known_arrivals()
             snapshot = Snapshot.view(made)
         with first:
-            decide(snapshot, world.now)
+            decide(snapshot, cluster.now)
     assert made.pools[GROUP].waiting_count() == index.pools[GROUP].waiting_count()
     return build.seconds, first.seconds
 
@@ -257,17 +257,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=5_000)
     parser.add_argument("--sizes", default="small,middle,large")
-    parser.add_argument("--test-worlds", action="store_true", help="the worlds in the tests' sizes")
+    parser.add_argument("--test-sizes", action="store_true", help="the sizes that tests use")
     asked = parser.parse_args()
     report = Report(
         BENCHMARK,
         f"{asked.events:,} events, sizes {asked.sizes}",
-        () if asked.test_worlds else BENCHMARK.goals,
+        () if asked.test_sizes else BENCHMARK.goals,
     )
-    for kind in WORLDS:
+    for kind in SCALED:
         report.measured |= plentiful(
             replace(kind, small=kind.small_test, large=kind.large_test)
-            if asked.test_worlds
+            if asked.test_sizes
             else kind
         )
     if not asked.events:
@@ -280,13 +280,13 @@ def main() -> None:
         cost[name] = player.clock.seconds
         report.measured |= {f"{name}_{key}": value for key, value in found.items()}
         if name == "large":
-            built, first = restart(player.world)
+            built, first = restart(player.cluster)
             report.measured |= {"restart_s": round(built, 2), "restart_first_s": round(first, 2)}
     if {"small", "large"} <= cost.keys():
         report.measured["largest_over_smallest"] = round(cost["large"] / cost["small"], 2)
     queued = SIZES_MEASURED[asked.sizes.split(",")[-1]][1]
     report.measured["idle_core_percent"] = round(
-        100 * idle(queued, 60 if asked.test_worlds else IDLE_SECONDS), 3
+        100 * idle(queued, 60 if asked.test_sizes else IDLE_SECONDS), 3
     )
     report.publish()
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from benchmarks.core import Clock, World, filled, quiet_memory
+from benchmarks.core import Clock, SimulatedCluster, filled, quiet_memory
 from benchmarks.guard import run
 from benchmarks.report import Benchmark, Goal, Report, percentile, spread
 from libs.contracts.messages import Priority
@@ -31,11 +31,13 @@ BENCHMARK = Benchmark(
         " priorities of 300 users in 12 virtual clusters."
     ),
     goals=(
-        Goal(figure="small_burst_per_s", says="decisions per second, 1,500 nodes", at_least=20_000),
-        Goal(figure="large_burst_per_s", says="decisions per second, 10,000 nodes", at_least=1e4),
-        Goal(figure="small_submit_p99_ms", says="one submission, 1,500 nodes, p99", at_most=0.5),
-        Goal(figure="large_submit_p99_ms", says="one submission, 10,000 nodes, p99", at_most=1.0),
-        Goal(figure="wide_10x5000_s", says="ten gangs of 5,000 nodes", at_most=1.0),
+        Goal(
+            figure="small_burst_per_s", label="decisions per second, 1,500 nodes", at_least=20_000
+        ),
+        Goal(figure="large_burst_per_s", label="decisions per second, 10,000 nodes", at_least=1e4),
+        Goal(figure="small_submit_p99_ms", label="one submission, 1,500 nodes, p99", at_most=0.5),
+        Goal(figure="large_submit_p99_ms", label="one submission, 10,000 nodes, p99", at_most=1.0),
+        Goal(figure="wide_10x5000_s", label="ten gangs of 5,000 nodes", at_most=1.0),
     ),
     smoke=("--sizes", "tiny", "--seconds", "0.1", "--submits", "20"),
 )
@@ -56,65 +58,65 @@ class Size:
 SIZES = (Size("tiny", 50, 200), Size("small", 1_500, 10_000), Size("large", 10_000, 100_000))
 
 
-def burst(size: Size) -> tuple[World, float]:
-    """Everybody submits at once; decisions per second of CPU."""
-    world = filled(size.nodes, 0)
-    clock, before = Clock(), world.count.decisions
+def burst(size: Size) -> tuple[SimulatedCluster, float]:
+    """All users submit at once; decisions per second of CPU."""
+    cluster = filled(size.nodes, 0)
+    clock, before = Clock(), cluster.count.decisions
     with quiet_memory():
         for _ in range(0, size.queued, BATCH):
-            rows = [world.task() for _ in range(BATCH)]
-            world.passes(1.0)
+            rows = [cluster.task() for _ in range(BATCH)]
+            cluster.advance(1.0)
             with clock:
-                world.put(*rows)
-                world.decide()
-    world.leave_all()
-    world.settle()
-    return world, (world.count.decisions - before) / clock.seconds
+                cluster.put(*rows)
+                cluster.decide()
+    cluster.leave_all()
+    cluster.settle()
+    return cluster, (cluster.count.decisions - before) / clock.seconds
 
 
-def turnover(world: World, seconds: float) -> float:
-    """Runs end, gangs come, those that wait start; decisions per second of CPU."""
-    clock, before = Clock(), world.count.decisions
+def turnover(cluster: SimulatedCluster, seconds: float) -> float:
+    """Runs end, gangs are submitted, waiting gangs start; decisions per second of CPU."""
+    clock, before = Clock(), cluster.count.decisions
     with quiet_memory():
         while clock.seconds < seconds:
-            world.passes(1.0)
-            running = world.running()
-            ended = world.random.sample(running, min(TURNOVER, len(running)))
-            came = [world.task() for _ in ended]
+            cluster.advance(1.0)
+            running = cluster.running()
+            ended = cluster.random.sample(running, min(TURNOVER, len(running)))
+            came = [cluster.task() for _ in ended]
             with clock:
-                world.end(*ended)
-                world.put(*came)
-                world.settle()
-    return (world.count.decisions - before) / clock.seconds
+                cluster.end(*ended)
+                cluster.put(*came)
+                cluster.settle()
+    return (cluster.count.decisions - before) / clock.seconds
 
 
-def submits(world: World, count: int) -> list[float]:
-    """One gang at a time comes; CPU seconds until the plan about it is carried out."""
+def submits(cluster: SimulatedCluster, count: int) -> list[float]:
+    """Gangs are submitted one at a time; CPU seconds until the plan for each is committed."""
     found: list[float] = []
     with quiet_memory():
         for _ in range(count):
-            world.passes(0.1)
-            task = world.task()
+            cluster.advance(0.1)
+            task = cluster.task()
             clock = Clock()
             with clock:
-                world.put(task)
-                world.decide()
+                cluster.put(task)
+                cluster.decide()
             found.append(clock.seconds)
-            world.settle()
+            cluster.settle()
     return found
 
 
 def wide() -> float:
     """Ten gangs that each need all of 5,000 nodes, from the submission to the last start."""
-    world = World(WIDE_NODES)
-    gangs = [world.task(WIDE_NODES, Priority.NORMAL) for _ in range(WIDE_GANGS)]
+    cluster = SimulatedCluster(WIDE_NODES)
+    gangs = [cluster.task(WIDE_NODES, Priority.NORMAL) for _ in range(WIDE_GANGS)]
     clock = Clock()
     with quiet_memory(), clock:
-        world.put(*gangs)
+        cluster.put(*gangs)
         for _ in gangs:
-            world.settle()
-            world.end(*world.running())
-    assert not world.index.tasks, "every gang had its turn"
+            cluster.settle()
+            cluster.end(*cluster.running())
+    assert not cluster.index.tasks, "every gang had its turn"
     return clock.seconds
 
 
@@ -131,13 +133,13 @@ def main() -> None:
     )
     faults = 0
     for size in sizes:
-        world, rate = burst(size)
+        cluster, rate = burst(size)
         report.measured[f"{size.name}_burst_per_s"] = round(rate)
-        report.measured[f"{size.name}_turnover_per_s"] = round(turnover(world, asked.seconds))
-        times = submits(world, asked.submits)
+        report.measured[f"{size.name}_turnover_per_s"] = round(turnover(cluster, asked.seconds))
+        times = submits(cluster, asked.submits)
         report.measured |= spread(times, f"{size.name}_submit")
         report.measured[f"{size.name}_submit_p90_ms"] = round(percentile(times, 0.9) * 1e3, 2)
-        faults += world.count.faults
+        faults += cluster.count.faults
     if asked.sizes != "tiny":
         report.measured[f"wide_{WIDE_GANGS}x{WIDE_NODES}_s"] = round(wide(), 3)
     assert not faults, f"check found {faults} faults"

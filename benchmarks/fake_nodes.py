@@ -1,7 +1,7 @@
 """Nodes without processes, for benchmarks of everything else: a runtime that only keeps time.
 
-A rank runs for as long as its environment says (``DURATION_S``) on the real clock and leaves with
-0. Unlike the simulation's cluster it has no faults and no programs, and a look at it costs what
+A rank runs for ``DURATION_S`` seconds (from its environment) of the real clock and exits with 0.
+Unlike the simulation's cluster it has no faults and no programs, and a scan of it costs only what
 changed.
 """
 

@@ -26,7 +26,7 @@ from services.allinone.machine import Machine
 from services.allinone.platform import Platform
 from services.allinone.platform_process import keep_here
 
-# A file for what the processes of services apart say.
+# A file for the output of services that run in processes of their own.
 LOG = "SHIFTWORK_BENCHMARK_LOG"
 
 
@@ -88,7 +88,7 @@ class Apart(Platform):
 
 
 def main() -> int:
-    """Keep it until told to end."""
+    """Run it until a signal ends it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--group", action="append", required=True, metavar="NAME=NODES")

@@ -1,4 +1,4 @@
-"""Some services of a platform in one process of their own; on nodes that are not there, if told.
+"""Some services of a platform in one process of their own, on simulated nodes if asked to.
 
     SHIFTWORK_BENCHMARK_GROUPS=cohort0=120,cohort1=120 python -m benchmarks.fake_service launcher
 
@@ -45,9 +45,9 @@ def stand_ins(name: str, groups: dict[str, int]) -> dict[str, Any]:
     return {"launcher": {"runtime": runtime}, "log_collector": {"source": source}}.get(name, {})
 
 
-def groups_from(told: str) -> dict[str, int]:
+def groups_from(listed: str) -> dict[str, int]:
     """``NAME=NODES`` pairs with commas between them."""
-    pairs = (each.partition("=") for each in told.split(",") if each)
+    pairs = (each.partition("=") for each in listed.split(",") if each)
     return {name: int(count) for name, _, count in pairs}
 
 

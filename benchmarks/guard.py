@@ -104,7 +104,7 @@ def _wait(child: int) -> int:
 def _end_children() -> set[str]:
     """Kill every descendant that does not leave by itself; returns the names of those."""
     left: set[str] = set()
-    patient_until = time.monotonic() + LEAVE_SECONDS_MAX
+    give_up_at = time.monotonic() + LEAVE_SECONDS_MAX
     me = psutil.Process()
     while True:
         with contextlib.suppress(ChildProcessError):
@@ -113,7 +113,7 @@ def _end_children() -> set[str]:
         found = me.children(recursive=True)
         if not found:
             return left
-        if time.monotonic() > patient_until:
+        if time.monotonic() > give_up_at:
             for process in found:
                 with contextlib.suppress(psutil.Error):
                     left.add(process.name())

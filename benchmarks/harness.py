@@ -59,7 +59,7 @@ class Platform:
         self.folder = folder
         self.data = folder / "platform"
         self._command = [*command, "--data", str(self.data)]
-        # Settings of its services, beside what the command says.
+        # Settings of its services, beside the options of the command.
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
@@ -76,7 +76,7 @@ class Platform:
         return (self.data / "admin-token").read_text().strip()
 
     def start(self) -> float:
-        """Start it; returns the seconds until it says that it is ready."""
+        """Start it; returns the seconds until it reports that it is ready."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         own = {
@@ -97,15 +97,15 @@ class Platform:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        said: list[str] = []
+        lines: list[str] = []
         for line in self._process.stdout:
-            said.append(line)
+            lines.append(line)
             if "ready at " in line:
                 self.url = line.rpartition("ready at ")[2].strip()
                 return time.monotonic() - began
             if time.monotonic() - began > READY_SECONDS_MAX:
                 break
-        raise BenchmarkError(f"the platform does not get ready: {''.join(said[-20:])}")
+        raise BenchmarkError(f"the platform does not get ready: {''.join(lines[-20:])}")
 
     def stop(self) -> None:
         """End it at once; what tasks ran is ended as well."""
@@ -126,7 +126,7 @@ class Platform:
             self._process = None
 
     def keep_log(self) -> None:
-        """Leave the services' log where ``KEPT_LOG`` says, before the folder goes."""
+        """Copy the services' log to the path in ``KEPT_LOG``, before the folder goes."""
         if kept := os.environ.get(KEPT_LOG):
             shutil.copy(self.data / "up.log", kept)
 
@@ -189,13 +189,13 @@ def up(nodes: int, slots: int) -> list[str]:
 def up_on_fake_nodes(groups: Mapping[str, int], apart: Sequence[str] = ()) -> list[str]:
     """The same on nodes that are not there: one GPU each, so many in each group. ``apart``: the
     services of each further process, with ``+`` between them."""
-    told = [word for group, nodes in groups.items() for word in ("--group", f"{group}={nodes}")]
-    told += [word for names in apart for word in ("--apart", names)]
-    return [sys.executable, "-m", "benchmarks.fake_platform", *told]
+    options = [word for group, nodes in groups.items() for word in ("--group", f"{group}={nodes}")]
+    options += [word for names in apart for word in ("--apart", names)]
+    return [sys.executable, "-m", "benchmarks.fake_platform", *options]
 
 
 @contextlib.contextmanager
-def platform(command: Sequence[str]) -> Generator[Platform]:
+def running_platform(command: Sequence[str]) -> Generator[Platform]:
     """A platform that runs while the context is open; its folder goes with it."""
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-bench-"))
     made = Platform(folder, command)
@@ -236,7 +236,7 @@ class Http:
         host, _, port = url.removeprefix("http://").partition(":")
         self._host, self._port = host, int(port)
         self._head = f"host: {host}\r\nauthorization: Bearer {token}\r\n"
-        # With the moment of the last use: a server closes what is idle for too long.
+        # With the time of the last use: a server closes what is idle for too long.
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]] = []
 
     async def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
@@ -340,7 +340,7 @@ async def _answer_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str
 
 @dataclass
 class Timeline:
-    """The platform's own account of what happened: (task, attempt, type) -> when it was said."""
+    """The platform's events: (task, attempt, type) -> when it was published."""
 
     at: dict[tuple[str, int, str], float] = field(default_factory=dict)
     data: dict[tuple[str, int, str], Json] = field(default_factory=dict)
@@ -355,7 +355,7 @@ class Timeline:
             self.changed.set()
 
     async def until(self, keys: Iterable[tuple[str, int, str]], *, wait_s: float) -> None:
-        """Wait until all of these were said."""
+        """Wait until all of these were published."""
         missing = set(keys)
         try:
             async with asyncio.timeout(wait_s):
@@ -363,7 +363,9 @@ class Timeline:
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
-            raise BenchmarkError(f"not said within {wait_s:g} s: {sorted(missing)[:3]}") from None
+            raise BenchmarkError(
+                f"not published within {wait_s:g} s: {sorted(missing)[:3]}"
+            ) from None
 
 
 @contextlib.asynccontextmanager
@@ -399,7 +401,7 @@ async def ready_nodes(http: Http, count: int) -> None:
 
 
 def writes_its_time(prefix: Path) -> list[str]:
-    """The smallest child that says when it runs: its first byte is the time by its own clock."""
+    """The smallest child that reports when it runs: it writes the time by its own clock."""
     return ["/bin/sh", "-c", f'exec date +%s.%N >"{prefix}.$RANK"']
 
 

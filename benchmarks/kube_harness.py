@@ -1,5 +1,5 @@
 """What the Kubernetes benchmarks share: a control plane with simulated nodes, the platform on it,
-and who wrote how much.
+and how much each user of the API server wrote.
 
 The control plane is real (etcd, API server, controllers, scheduler); kwok plays the kubelets. The
 platform runs outside, as ``shiftwork up`` does, with a launcher that has exactly the rights that
@@ -39,7 +39,7 @@ IMAGE = "benchmark/program:1"
 USED = {API_SERVER, CONTROLLERS, ETCD, KWOK, SCHEDULER}
 # A thousand nodes that renew a lease every ten seconds would be what is measured.
 LEASE_SECONDS, GRACE_SECONDS = 1_200, 3_600
-# Who writes less than so often for each pod is not shown.
+# Users with fewer writes for each pod are not shown.
 SHOWN_MIN = 0.01
 
 RULES = (
@@ -65,7 +65,7 @@ CLUSTER_RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A cluster as the platform is told of it."""
+    """A cluster as the platform is configured for it."""
 
     # The administrator's kubeconfig, and the launcher's own.
     kubeconfig: Path
@@ -78,7 +78,7 @@ class Cluster:
     host: str = "127.0.0.1"
 
     def environment(self, **more: object) -> dict[str, str]:
-        """What the platform's process is told; ``more`` are further settings of the launcher."""
+        """The variables of the platform's process; ``more`` are further launcher settings."""
         launcher = {
             "runtime": "kubernetes",
             "kube_namespace": self.namespace,
@@ -86,8 +86,10 @@ class Cluster:
             "pod_policy_file": self.policy,
             **more,
         }
-        told = {f"SHIFTWORK_LAUNCHER_{key.upper()}": str(value) for key, value in launcher.items()}
-        return told | {"SHIFTWORK_SUBMIT_POD_POLICY_FILE": str(self.policy)}
+        variables = {
+            f"SHIFTWORK_LAUNCHER_{key.upper()}": str(value) for key, value in launcher.items()
+        }
+        return variables | {"SHIFTWORK_SUBMIT_POD_POLICY_FILE": str(self.policy)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Writes:
-    """The part of the audit log from a moment on."""
+    """The audit log from a given position on."""
 
     log: Path
     begin: int
@@ -219,10 +221,10 @@ def platform_on(
     """A platform whose launcher commands this cluster, not started yet. ``apart``: services that
     are processes of their own; ``settings``: the launcher's, beside where the cluster is."""
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-bench-"))
-    told = [word for name in apart for word in ("--apart", name)]
-    command = [sys.executable, "-m", "benchmarks.kube_platform", "--host", cluster.host, *told]
-    told_more = cluster.environment(**(settings or {})) | dict(environment or {})
-    made = Platform(folder, command, told_more)
+    options = [word for name in apart for word in ("--apart", name)]
+    command = [sys.executable, "-m", "benchmarks.kube_platform", "--host", cluster.host, *options]
+    variables = cluster.environment(**(settings or {})) | dict(environment or {})
+    made = Platform(folder, command, variables)
     try:
         yield made
     finally:

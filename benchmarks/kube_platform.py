@@ -4,7 +4,7 @@
     python -m benchmarks.kube_platform --data DIR [--host ADDRESS] [--apart launcher]
 
 Everything is as in ``up``; which cluster is in the environment (``SHIFTWORK_LAUNCHER_…``). Services
-that are named with ``--apart`` are processes of their own, whose memory and time can be told apart.
+that are named with ``--apart`` are processes of their own, whose memory and time are separate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.allinone.platform_process import keep_here
 
 
 def main() -> int:
-    """Keep it until told to end."""
+    """Run it until a signal ends it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1", help="where the gateway listens")

@@ -45,7 +45,7 @@ def resident_mib() -> float:
 
 
 async def listed(client: KubeClient, cache: Cache, namespace: str) -> dict[str, float]:
-    """List everything once, as a new leader does; what it took."""
+    """List everything once, as a new leader does; returns what it took."""
     ours = {"labelSelector": f"{MANAGED_BY}={MANAGER}"}
     kinds = (
         ("nodes", "/api/v1/nodes", dict[str, str](), node_sink(cache)),
@@ -81,7 +81,7 @@ async def samples(client: KubeClient, namespace: str) -> list[dict[str, Any]]:
 
 
 def event_us(cache: Cache, pods: list[dict[str, Any]]) -> float:
-    """One pod changed, and a look: processor time of both, in microseconds."""
+    """One event of a pod and a scan of the view: processor time of both, in microseconds."""
     events: list[dict[str, Any]] = []
     for number in range(EVENTS):
         pod = copy.deepcopy(pods[number % len(pods)])

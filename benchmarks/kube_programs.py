@@ -1,8 +1,8 @@
 """The programs that simulated pods do not run: a small client plays their part of a preemption.
 
 For each pod of a victim that runs it takes the run's token where the pod would find it (its
-Secret), asks the gateway what the platform wants, as the SDK does, and acknowledges a checkpoint as
-soon as it is asked to go. Its state is one number, so that what is lost can be counted.
+Secret), polls the gateway as the SDK does, and acknowledges a checkpoint as soon as it is asked to
+leave. Its state is one number, so that lost steps can be counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Programs:
     url: str
     pods: PodWatch
     tasks: Collection[str]
-    # Who asks now what is wanted of it.
+    # The attempts whose program polls the gateway.
     listening: set[Attempt] = field(default_factory=set)
 
     @asynccontextmanager
@@ -51,7 +51,7 @@ class Programs:
         playing: set[Attempt] = set()
         async with asyncio.TaskGroup() as group:
             while True:
-                # Looked at after this: what changes meanwhile is not missed.
+                # Cleared before the scan, so that no change during it is missed.
                 self.pods.changed.clear()
                 for life in list(self.pods.lives.values()):
                     task, attempt = life.gang
@@ -63,7 +63,7 @@ class Programs:
                 await self.pods.changed.wait()
 
     async def all_listen(self, *, seconds: float) -> None:
-        """Wait until each task has a program that asks what is wanted of it."""
+        """Wait until each task has a program that polls the gateway."""
         ends_at = now_s() + seconds
         while len(self.listening) < len(self.tasks):
             if now_s() > ends_at:
@@ -88,7 +88,7 @@ class Programs:
             http.close()
 
     async def _asked_to_go(self, http: Http, run: Attempt) -> bool:
-        """Ask until it is to go; False: it is over already."""
+        """Poll until the run is asked to leave; False if it has ended already."""
         seen = 0
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Who lives when, by the cluster's own word: a watch of pods that both sides of a comparison share.
+"""When each pod lived, from a watch of the cluster that both sides of a comparison share.
 
 Times are those of the watcher's clock when the event arrived. It uses no code of the launcher's.
 """
@@ -121,7 +121,7 @@ class PodWatch:
                         self.following.result()
                     self.changed.clear()
                     await self.changed.wait()
-                    # Looking at all pods costs: at most so often.
+                    # A scan of all pods is expensive: at most so often.
                     await asyncio.sleep(0.005)
         except TimeoutError:
             raise BenchmarkError(
@@ -136,7 +136,7 @@ class PodWatch:
         """Take events until cancelled. The API server lets go of a watcher that is slow: on a busy
         machine it goes on from where it was."""
         while True:
-            # Without the models, the answer is the client's own, whatever its signature says.
+            # Without the models, the method returns the client's raw response.
             answer: Any = await api.list_namespaced_pod(
                 namespace,
                 watch=True,
@@ -178,7 +178,7 @@ async def pods_of(kubeconfig: Path, namespace: str) -> AsyncGenerator[PodWatch]:
         kept.following = following = asyncio.ensure_future(
             kept.follow(api, namespace, listed.metadata.resource_version)
         )
-        # Whoever waits is told that it ended.
+        # Wakes the waiting callers when the watch ended.
         following.add_done_callback(lambda _: kept.changed.set())
         try:
             yield kept

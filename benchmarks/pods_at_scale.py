@@ -4,7 +4,7 @@
 
 The whole platform with the launcher as a process of its own, on a control plane with kwok's nodes.
 *Churn*: tasks of one pod come and go, one after the other; the launcher's processor time for each
-event of its watches, on the cluster while it is empty and again while it is full, says whether the
+event of its watches, on the cluster while it is empty and again while it is full, shows whether the
 cost follows what changes or how much there is. (A task's whole life is in it: transactions and bus
 as well.) What a full list costs is asked of ``kube_probe``, and shown by killing the launcher while
 the cluster is full. Also called by the test of the large case.
@@ -47,10 +47,10 @@ BENCHMARK = Benchmark(
         " its own; tasks of one pod come and go while the cluster is empty and while it is full."
     ),
     goals=(
-        Goal(figure="partial_gangs", says="gangs that ran in part", at_most=0.0),
+        Goal(figure="partial_gangs", label="gangs that ran in part", at_most=0.0),
         Goal(
             figure="event_full_to_empty",
-            says="launcher's time per event, full : empty",
+            label="launcher's time per event, full : empty",
             at_most=1.5,
         ),
     ),
@@ -63,7 +63,7 @@ WAIT_SECONDS = 1_800.0
 SETTLE_SECONDS = 5.0
 LAUNCHER = "launcher"
 # Every gang is assigned at once; a slow cluster may take longer than usual to come to the last one.
-PATIENT = {"SHIFTWORK_SCHEDULER_START_DEADLINE_SECONDS": "3600"}
+LONG_START_DEADLINE = {"SHIFTWORK_SCHEDULER_START_DEADLINE_SECONDS": "3600"}
 # What it watches: nodes, its pods, others' pods, run objects.
 KINDS = 4
 WATCHES = re.compile(r'shiftwork_launcher_kube_calls_total\{answer="200",verb="watch"\} ([\d.e+]+)')
@@ -100,7 +100,7 @@ class Large:
 
 
 class Launcher:
-    """The launcher's process, looked at from outside."""
+    """The launcher's process, observed from outside."""
 
     def __init__(self, up: Platform, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
@@ -179,10 +179,10 @@ async def probed(kubeconfig: Path) -> dict[str, float]:
         stdout=asyncio.subprocess.PIPE,
         cwd=REPOSITORY,
     )
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     if process.returncode != 0:
         raise BenchmarkError(f"the probe ended with {process.returncode}")
-    found: dict[str, float] = json.loads(said)
+    found: dict[str, float] = json.loads(output)
     return found
 
 
@@ -195,7 +195,9 @@ async def measure(
         path = kube.kubeconfig
         async with pods_of(path, NAMESPACE) as pods:
             settings = {"http_port": port}
-            with platform_on(kube, apart=(LAUNCHER,), settings=settings, environment=PATIENT) as up:
+            with platform_on(
+                kube, apart=(LAUNCHER,), settings=settings, environment=LONG_START_DEADLINE
+            ) as up:
                 await asyncio.to_thread(up.start)
                 http = Http(up.url, up.token)
                 await ready_nodes(http, nodes)
@@ -241,7 +243,7 @@ async def measure(
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A free port."""
     with socket.create_server(("127.0.0.1", 0)) as one:
         return int(one.getsockname()[1])
 

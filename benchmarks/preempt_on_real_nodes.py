@@ -26,7 +26,7 @@ from benchmarks.bare_pods import Bare, named, run_objects
 from benchmarks.harness import Http, ready_nodes
 from benchmarks.kube_harness import CLUSTER_RULES, LAUNCHER, RULES, Cluster, platform_on
 from benchmarks.pod_watch import PodWatch, pods_of
-from benchmarks.preempt_rounds import SETTLE_SECONDS, WAIT_SECONDS, Preempting
+from benchmarks.preempt_rounds import SETTLE_SECONDS, WAIT_SECONDS, Preemptions
 from benchmarks.report import Report, spread
 from tools.cluster import rights
 from tools.cluster.api import Api
@@ -45,7 +45,7 @@ while not shiftwork.should_preempt():
 shiftwork.checkpoint_saved(step, f"none:{step}")
 shiftwork.exit_preempted()
 """
-# Process 1 leaves at a signal only if it says so.
+# Process 1 leaves at a signal only if it handles it.
 LEAVES = ("/bin/sh", "-c", "trap 'exit 0' TERM; sleep 86400 & wait")
 
 
@@ -90,7 +90,7 @@ def _gpus(node: dict[str, Any]) -> int:
 
 
 def _with_token(kubeconfig: Path, token: str) -> dict[str, Any]:
-    """The same cluster, as somebody else."""
+    """The same cluster with another account."""
     import yaml  # noqa: PLC0415 - here alone
 
     config: dict[str, Any] = yaml.safe_load(kubeconfig.read_text())
@@ -141,9 +141,9 @@ async def measure(asked: argparse.Namespace, report: Report) -> None:
                 http = Http(up.url, up.token)
                 await ready_nodes(http, size)
                 victim = ("python3", "-c", VICTIM)
-                stage = Preempting(http, pods, victim, newcomer=LEAVES, gpus=gpus)
-                async with stage.victims(size) as tasks:
-                    found = await stage.rounds(
+                preemptions = Preemptions(http, pods, victim, newcomer=LEAVES, gpus=gpus)
+                async with preemptions.victims(size) as tasks:
+                    found = await preemptions.rounds(
                         tasks, asked.node_rounds, lambda: asyncio.sleep(LISTENS_SECONDS)
                     )
                 http.close()

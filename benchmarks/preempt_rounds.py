@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Found:
-    """Seconds, by what they are between."""
+    """Seconds between the steps of a preemption."""
 
     running: list[float] = field(default_factory=list)
     requested_acked: list[float] = field(default_factory=list)
@@ -34,12 +34,12 @@ class Found:
     preemptions: int = 0
 
     def add(self, other: Found) -> None:
-        """Another round's."""
+        """Add the figures of another round."""
         for name, values in vars(other).items():
             setattr(self, name, getattr(self, name) + values)
 
     def figures(self, prefix: str) -> dict[str, Number]:
-        """For the report."""
+        """The figures for the report."""
         return {
             **spread(self.running, f"{prefix}running"),
             **spread(self.requested_acked, f"{prefix}requested_to_acked"),
@@ -53,7 +53,7 @@ class Found:
 
 
 @dataclass
-class Preempting:
+class Preemptions:
     """One platform, and the pods of its cluster. Each pod asks for ``gpus``, all of a node."""
 
     http: Http
@@ -147,7 +147,7 @@ class Preempting:
         return found
 
     async def _preempted(self, task: str) -> dict[str, Any]:
-        """The task's last run that was asked to go, once its end is told."""
+        """The task's last run that was asked to leave, once its end is published."""
         ends_at = now_s() + WAIT_SECONDS
         while now_s() < ends_at:
             runs = [run for run in await self.http.runs(task) if run["preemption"]]

@@ -30,8 +30,8 @@ from benchmarks.harness import (
     Http,
     Platform,
     now_s,
-    platform,
     ready_nodes,
+    running_platform,
     seconds,
     up,
     written_times,
@@ -48,16 +48,16 @@ BENCHMARK = Benchmark(
         " never answer. Floor: the commits and hops of the same steps and the child."
     ),
     goals=(
-        Goal(figure="running_p50_ms", says="newcomer runs, 4 nodes, median", at_most=80.0),
-        Goal(figure="running_p99_ms", says="newcomer runs, 4 nodes, p99", at_most=200.0),
-        Goal(figure="wide_running_p99_ms", says="newcomer runs, 64 nodes, p99", at_most=500.0),
+        Goal(figure="running_p50_ms", label="newcomer runs, 4 nodes, median", at_most=80.0),
+        Goal(figure="running_p99_ms", label="newcomer runs, 4 nodes, p99", at_most=200.0),
+        Goal(figure="wide_running_p99_ms", label="newcomer runs, 64 nodes, p99", at_most=500.0),
         Goal(
             figure="silent_off_deadline_max_ms",
-            says="silent victim ended, off its deadline",
+            label="silent victim ended, off its deadline",
             at_most=200.0,
         ),
-        Goal(figure="acknowledged_steps_lost", says="acknowledged steps lost", at_most=0.0),
-        Goal(figure="cycles_per_s", says="preemption cycles per second", at_least=150.0),
+        Goal(figure="acknowledged_steps_lost", label="acknowledged steps lost", at_most=0.0),
+        Goal(figure="cycles_per_s", label="preemption cycles per second", at_least=150.0),
     ),
     smoke=("--rounds", "2", "--wide", "4", "--wide-rounds", "1", "--chains", "3"),
 )
@@ -71,7 +71,7 @@ VICTIM = Path(__file__).with_name("victim.py")
 
 @dataclass
 class Found:
-    """Seconds, by what they are between."""
+    """Seconds between the steps of a preemption."""
 
     running: list[float] = field(default_factory=list)
     requested_acked: list[float] = field(default_factory=list)
@@ -105,7 +105,7 @@ def notes(path: Path) -> list[Note]:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Look often; BenchmarkError says what did not happen."""
+    """Poll until the condition holds. Raises ``BenchmarkError`` after ``WAIT_SECONDS``."""
     ends_at = time.monotonic() + WAIT_SECONDS
     while not condition():
         if time.monotonic() > ends_at:
@@ -122,7 +122,7 @@ class Newcomer:
         self.submitted = 0.0
 
     async def submit(self, http: Http) -> None:
-        """Ask for everything, now."""
+        """Submit the gang now."""
         script = (
             f'date +%s.%N >"{self.prefix}.$RANK"; sleep {HOLD_SECONDS};'
             f' date +%s.%N >"{self.prefix}-end.$RANK"'
@@ -143,17 +143,17 @@ class Newcomer:
         return (max(began), max(ended)) if began and ended else None
 
     async def over(self) -> tuple[float, float]:
-        """Wait for both."""
+        """Wait until the last rank has ended."""
         await until(lambda: self.times() is not None, f"{self.name} runs and ends")
         found = self.times()
         assert found is not None, "just seen"
         return found
 
 
-async def sdk_round(http: Http, stage: Platform, victims: dict[str, Path], number: int) -> Found:
+async def sdk_round(http: Http, platform: Platform, victims: dict[str, Path], number: int) -> Found:
     """One newcomer takes all nodes from the SDK's victims, and gives them back."""
     found = Found()
-    newcomer = Newcomer(stage.folder, number, len(victims))
+    newcomer = Newcomer(platform.folder, number, len(victims))
     before = {task: len(notes(path)) for task, path in victims.items()}
     await newcomer.submit(http)
     running, ended = await newcomer.over()
@@ -184,11 +184,11 @@ async def sdk_round(http: Http, stage: Platform, victims: dict[str, Path], numbe
     return found
 
 
-async def sdk(http: Http, stage: Platform, rounds: int) -> Found:
+async def sdk(http: Http, platform: Platform, rounds: int) -> Found:
     """Rounds of preemption with Python victims."""
     victims: dict[str, Path] = {}
     for index in range(NARROW):
-        path = stage.folder / f"victim-{index}"
+        path = platform.folder / f"victim-{index}"
         script = (
             f'echo "start $SHIFTWORK_ATTEMPT $(date +%s.%N) 0" >>"{path}";'
             f' exec python "{VICTIM}" "{path}"'
@@ -209,7 +209,7 @@ async def sdk(http: Http, stage: Platform, rounds: int) -> Found:
     total = Found()
     for number in range(rounds):
         await asyncio.sleep(SETTLE_SECONDS)
-        one = await sdk_round(http, stage, victims, number)
+        one = await sdk_round(http, platform, victims, number)
         if number == 0:
             continue  # warms up connections and statements
         for name, values in vars(one).items():
@@ -225,7 +225,7 @@ async def stop(http: Http, tasks: list[str]) -> None:
     await http.until(tasks, seconds=WAIT_SECONDS)
 
 
-async def silent(http: Http, stage: Platform) -> list[float]:
+async def silent(http: Http, platform: Platform) -> list[float]:
     """How long after its deadline each silent victim was gone."""
     tasks = [
         await http.submit(
@@ -239,7 +239,7 @@ async def silent(http: Http, stage: Platform) -> list[float]:
         for index in range(NARROW)
     ]
     await http.until(tasks, {"running"}, seconds=WAIT_SECONDS)
-    newcomer = Newcomer(stage.folder, 1_000_000, NARROW)
+    newcomer = Newcomer(platform.folder, 1_000_000, NARROW)
     await newcomer.submit(http)
     await newcomer.over()
     late: list[float] = []
@@ -250,9 +250,9 @@ async def silent(http: Http, stage: Platform) -> list[float]:
     return late
 
 
-async def wide(http: Http, stage: Platform, nodes: int, rounds: int) -> Found:
+async def wide(http: Http, platform: Platform, nodes: int, rounds: int) -> Found:
     """A gang over many nodes, against shells that leave at a signal."""
-    starts = stage.folder / "starts"
+    starts = platform.folder / "starts"
     starts.mkdir()
     script = (
         "trap 'exit 75' TERM;"
@@ -281,7 +281,7 @@ async def wide(http: Http, stage: Platform, nodes: int, rounds: int) -> Found:
         await until(lambda: started(number + 1) is not None, "every victim runs")  # noqa: B023 - at once
         await http.until(tasks, {"running"}, seconds=WAIT_SECONDS)
         await asyncio.sleep(SETTLE_SECONDS)
-        newcomer = Newcomer(stage.folder, number, nodes)
+        newcomer = Newcomer(platform.folder, number, nodes)
         await newcomer.submit(http)
         running, ended = await newcomer.over()
         await until(lambda: started(number + 2) is not None, "every victim runs again")  # noqa: B023 - at once
@@ -308,18 +308,18 @@ async def main() -> None:
     asked = parser.parse_args()
     report = Report(BENCHMARK, f"{NARROW} Python victims and {asked.wide} shells", BENCHMARK.goals)
     bare = await chain.measure(asked.chains, NARROW)
-    with platform(up(NARROW, 1)) as stage:
-        stage.start()
-        http = Http(stage.url, stage.token)
+    with running_platform(up(NARROW, 1)) as platform:
+        platform.start()
+        http = Http(platform.url, platform.token)
         await ready_nodes(http, NARROW)
-        late = await silent(http, stage)
-        found = await sdk(http, stage, asked.rounds)
+        late = await silent(http, platform)
+        found = await sdk(http, platform, asked.rounds)
         http.close()
-    with platform(up(asked.wide, 1)) as stage:
-        stage.start()
-        http = Http(stage.url, stage.token)
+    with running_platform(up(asked.wide, 1)) as platform:
+        platform.start()
+        http = Http(platform.url, platform.token)
         await ready_nodes(http, asked.wide)
-        many = await wide(http, stage, asked.wide, asked.wide_rounds)
+        many = await wide(http, platform, asked.wide, asked.wide_rounds)
         http.close()
     measured = report.measured
     measured |= spread(found.running, "running")
@@ -334,7 +334,7 @@ async def main() -> None:
     measured |= spread(many.running, "wide_running")
     measured |= spread(many.ended_resumed, "wide_ended_to_victim_started")
     measured["cycles_per_s"] = round(max(many.cycles_per_s), 1)
-    report.floor |= spread(bare["handover"], "running") | spread(
+    report.floor |= spread(bare["preemption"], "running") | spread(
         bare["chain"], "ended_to_victim_started"
     )
     report.publish()

@@ -33,7 +33,7 @@ from benchmarks.harness import Http, ready_nodes, seconds
 from benchmarks.kube_harness import Cluster, kubernetes, platform_on
 from benchmarks.kube_programs import Programs
 from benchmarks.pod_watch import PodWatch, client_of, pods_of
-from benchmarks.preempt_rounds import SETTLE_SECONDS, WAIT_SECONDS, Found, Preempting
+from benchmarks.preempt_rounds import SETTLE_SECONDS, WAIT_SECONDS, Found, Preemptions
 from benchmarks.report import Benchmark, Goal, Report, spread
 from tools.cluster.programs import BuildError
 
@@ -49,15 +49,15 @@ BENCHMARK = Benchmark(
     goals=(
         Goal(
             figure="silent_off_deadline_max_ms",
-            says="silent victim's pod gone, off its deadline",
+            label="silent victim's pod gone, off its deadline",
             at_most=200.0,
         ),
         Goal(
-            figure="acknowledged_steps_lost", says="acknowledged steps lost, 4 nodes", at_most=0.0
+            figure="acknowledged_steps_lost", label="acknowledged steps lost, 4 nodes", at_most=0.0
         ),
         Goal(
             figure="wide_acknowledged_steps_lost",
-            says="acknowledged steps lost, 64 nodes",
+            label="acknowledged steps lost, 64 nodes",
             at_most=0.0,
         ),
     ),
@@ -67,30 +67,31 @@ BENCHMARK = Benchmark(
 )
 NODES_GOAL = Goal(
     figure="nodes_acknowledged_steps_lost",
-    says="acknowledged steps lost, real nodes",
+    label="acknowledged steps lost, real nodes",
     at_most=0.0,
 )
 NARROW = 4
 SILENT_DEADLINE_SECONDS = 2.0
 
 
-async def silent(stage: Preempting, nodes: int) -> list[float]:
+async def silent(preemptions: Preemptions, nodes: int) -> list[float]:
     """How long after its deadline each silent victim's pod was gone."""
-    patience = {"ack_deadline_seconds": SILENT_DEADLINE_SECONDS}
+    preemption = {"ack_deadline_seconds": SILENT_DEADLINE_SECONDS}
     tasks = [
-        await stage.submit("silent", 1, priority="low", preemption=patience) for _ in range(nodes)
+        await preemptions.submit("silent", 1, priority="low", preemption=preemption)
+        for _ in range(nodes)
     ]
-    pods = stage.pods
+    pods = preemptions.pods
     await pods.until_running(nodes, set(tasks), seconds=WAIT_SECONDS)
     await asyncio.sleep(SETTLE_SECONDS)
-    newcomer = await stage.submit("newcomer", nodes, priority="high")
+    newcomer = await preemptions.submit("newcomer", nodes, priority="high")
     await pods.until_running(nodes, {newcomer}, seconds=WAIT_SECONDS)
     late: list[float] = []
     for task in tasks:
-        first = (await stage.http.runs(task))[0]
+        first = (await preemptions.http.runs(task))[0]
         gone = next(life.gone for life in pods.lives.values() if life.gang == (task, "1"))
         late.append(gone - seconds(first["preemption"]["deadline_at"]))
-    await stage.stop([*tasks, newcomer])
+    await preemptions.stop([*tasks, newcomer])
     await pods.until_gone(seconds=WAIT_SECONDS)
     pods.clear()
     return late
@@ -123,13 +124,15 @@ async def bare(
     return found[1:]
 
 
-async def with_programs(stage: Preempting, programs: Programs, nodes: int, count: int) -> Found:
+async def with_programs(
+    preemptions: Preemptions, programs: Programs, nodes: int, count: int
+) -> Found:
     """So many rounds with victims that acknowledge."""
-    async with programs.playing(), stage.victims(nodes) as tasks:
+    async with programs.playing(), preemptions.victims(nodes) as tasks:
         programs.tasks = set(tasks)
         programs.pods.changed.set()
         listen = partial(programs.all_listen, seconds=WAIT_SECONDS)
-        return await stage.rounds(tasks, count, listen)
+        return await preemptions.rounds(tasks, count, listen)
 
 
 async def simulated(nodes: int, count: int, report: Report, prefix: str) -> None:
@@ -143,13 +146,13 @@ async def simulated(nodes: int, count: int, report: Report, prefix: str) -> None
                 up.start()
                 http = Http(up.url, up.token)
                 await ready_nodes(http, nodes)
-                stage = Preempting(http, pods, COMMAND)
+                preemptions = Preemptions(http, pods, COMMAND)
                 if not prefix:
-                    late = await silent(stage, nodes)
+                    late = await silent(preemptions, nodes)
                     off = max(abs(each) for each in late)
                     report.measured["silent_off_deadline_max_ms"] = round(off * 1000, 2)
                 programs = Programs(api, namespace, up.url, pods, set())
-                found = await with_programs(stage, programs, nodes, count)
+                found = await with_programs(preemptions, programs, nodes, count)
                 http.close()
     report.floor |= spread(floor, f"{prefix}running")
     report.measured |= found.figures(prefix)

@@ -45,10 +45,10 @@ def machine() -> dict[str, object]:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A bound for one measured figure. ``says`` is the figure in words."""
+    """A bound for one measured figure. ``label`` is the figure in words."""
 
     figure: str
-    says: str
+    label: str
     at_most: float | None = None
     at_least: float | None = None
     # The key of the floor to compare with; empty: the figure's own.
@@ -67,7 +67,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """What one benchmark asks. Each module of a benchmark declares its own."""
+    """The declaration of one benchmark. Each module of a benchmark has its own."""
 
     # The module's name, and the short name of older days.
     name: str

@@ -5,7 +5,7 @@
 
 The traces are not part of this repository; the folder holds CSV files (gzipped or not) whose names
 begin with ``kth``, ``hpc2n`` and ``sdsc``. Each is compressed in time until its machine is hard
-pressed. EASY with perfect estimates is the measure: it is told how long each job runs.
+pressed. EASY with perfect estimates is the measure: it knows how long each job runs.
 
 base     the policy ``timeshare`` at a restart cost of 60 s, without the users' limits
 limits   the same, reading the limits that users gave
@@ -41,7 +41,7 @@ from services.scheduler.lab.traces.fitting import Request
 from services.scheduler.lab.traces.load import load
 from services.scheduler.lab.workload import Workload, private_partitions
 
-# A class of fewer jobs says little.
+# The mean of fewer jobs varies too much.
 CLASS_JOBS_MIN = 100
 CLUSTERS = 6
 
@@ -108,7 +108,7 @@ def replay(run: Run) -> dict[str, Any]:
 
 
 def _quiet(ended: int) -> None:
-    """Nobody is told how far it is."""
+    """Progress is not shown."""
 
 
 def dealt(workload: Workload) -> Workload:
@@ -156,7 +156,7 @@ def worst_class(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> float | Non
 
 
 def compared(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> dict[str, float | None]:
-    """What P6 asks of one replay."""
+    """The figures of one replay that have goals."""
     alone = any(of["private_mean_wait_s"] is not None for of in ours["by_vc"].values())
     big, their_big = ours["big_gangs"], easy["big_gangs"]
     has_big = big["jobs"] and their_big["jobs"]
@@ -179,11 +179,11 @@ def compared(ours: Mapping[str, Any], easy: Mapping[str, Any]) -> dict[str, floa
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A goal that every trace has in these variants; the worst of them is judged."""
+    """A goal that every trace has in these variants; the worst of them is compared with it."""
 
     variants: tuple[str, ...]
     figure: str
-    says: str
+    label: str
     at_most: float | None = None
     at_least: float | None = None
 
@@ -194,8 +194,8 @@ class Bound:
 
     def goal(self) -> Goal:
         """For the report."""
-        says = f"{self.says}, worst of {', '.join(self.variants)}"
-        return Goal(figure=self.key, says=says, at_most=self.at_most, at_least=self.at_least)
+        label = f"{self.label}, worst of {', '.join(self.variants)}"
+        return Goal(figure=self.key, label=label, at_most=self.at_most, at_least=self.at_least)
 
 
 BOTH = ("base", "limits")
@@ -226,7 +226,7 @@ BENCHMARK = Benchmark(
         *(
             Goal(
                 figure=f"{trace.name}_{variant}_mean_jct_s",
-                says=f"{trace.name.upper()}, {variant}: mean completion time",
+                label=f"{trace.name.upper()}, {variant}: mean completion time",
                 at_most=getattr(trace, field),
                 floor=f"{trace.name}_easy_mean_jct_s",
             )

@@ -29,8 +29,8 @@ from benchmarks.harness import (
     Http,
     Platform,
     now_s,
-    platform,
     ready_nodes,
+    running_platform,
     up,
     writes_its_time,
     written_times,
@@ -51,15 +51,15 @@ BENCHMARK = Benchmark(
     goals=(
         Goal(
             figure="first_start_to_running_s",
-            says="empty folder to first task running",
+            label="empty folder to first task running",
             at_most=3.0,
             floor="initdb_and_start_s",
         ),
-        Goal(figure="restart_s", says="restart to ready", at_most=1.2, floor="imports_s"),
-        Goal(figure="idle_pss_mib", says="memory, idle", at_most=220.0),
+        Goal(figure="restart_s", label="restart to ready", at_most=1.2, floor="imports_s"),
+        Goal(figure="idle_pss_mib", label="memory, idle", at_most=220.0),
         Goal(
             figure="queued_more_pss_mib_per_100k",
-            says="memory more for 100,000 queued",
+            label="memory more for 100,000 queued",
             at_most=100.0,
         ),
     ),
@@ -85,10 +85,10 @@ class Starts:
     restart: float
 
 
-async def first_task(stage: Platform, began: float) -> float:
+async def first_task(platform: Platform, began: float) -> float:
     """Seconds from ``began`` to the first byte of a task submitted now."""
-    http = Http(stage.url, stage.token)
-    out = stage.folder / "first"
+    http = Http(platform.url, platform.token)
+    out = platform.folder / "first"
     await http.submit(name="first", command=writes_its_time(out), working_directory="/")
     ends_at = now_s() + FIRST_TASK_SECONDS_MAX
     while (times := written_times(out, 1)) is None:
@@ -101,12 +101,12 @@ async def first_task(stage: Platform, began: float) -> float:
 
 async def starts() -> Starts:
     """One empty folder, started twice."""
-    with platform(up(NODES, SLOTS)) as stage:
+    with running_platform(up(NODES, SLOTS)) as platform:
         began = now_s()
-        first = stage.start()
-        task = await first_task(stage, began)
-        stage.stop()
-        again = stage.start()
+        first = platform.start()
+        task = await first_task(platform, began)
+        platform.stop()
+        again = platform.start()
         return Starts(first, task, again)
 
 
@@ -156,7 +156,7 @@ async def fill(http: Http, count: int) -> float:
 
 
 async def queue_length(http: Http) -> int:
-    """How long the scheduler says its queue is, by the last task in it."""
+    """The scheduler's queue length, from ``explain`` of the last task in it."""
     page = await http.get("/v1/tasks?limit=1&sort=-submitted_at")
     status, found = await http.call("GET", f"/v1/tasks/{page['items'][0]['id']}/explain")
     return int(found["queue_length"]) if status == 200 else 0
@@ -164,12 +164,12 @@ async def queue_length(http: Http) -> int:
 
 async def memory(count: int, settle_seconds: float, report: Report) -> None:
     """Idle, then with a full queue behind tasks that hold every node."""
-    with platform(up(NODES, SLOTS)) as stage:
-        stage.start()
-        http = Http(stage.url, stage.token)
+    with running_platform(up(NODES, SLOTS)) as platform:
+        platform.start()
+        http = Http(platform.url, platform.token)
         await ready_nodes(http, NODES)
         await asyncio.sleep(settle_seconds)
-        idle = stage.pss_mib()
+        idle = platform.pss_mib()
         for index in range(NODES):
             await http.submit(
                 name=f"holds-{index}", command=["/bin/sleep", "86400"], working_directory="/"
@@ -186,7 +186,7 @@ async def memory(count: int, settle_seconds: float, report: Report) -> None:
                 raise BenchmarkError(f"the scheduler's queue has {length} of {count}")
             await asyncio.sleep(0.5)
         await asyncio.sleep(settle_seconds)
-        full = stage.pss_mib()
+        full = platform.pss_mib()
         grown = sum(full.values()) - sum(idle.values())
         report.measured["queued_more_pss_mib"] = round(grown, 1)
         if count >= EXTRAPOLATED_FROM:
@@ -195,9 +195,9 @@ async def memory(count: int, settle_seconds: float, report: Report) -> None:
             f"queued_more_pss_{kind}_mib": round(full[kind] - idle.get(kind, 0.0), 1)
             for kind in sorted(full)
         }
-        before = stage.cpu_seconds()
+        before = platform.cpu_seconds()
         await asyncio.sleep(settle_seconds)
-        after = stage.cpu_seconds()
+        after = platform.cpu_seconds()
         used = sum(after.values()) - sum(before.values())
         report.measured["queued_idle_cpu_percent"] = round(used / settle_seconds * 100, 2)
         http.close()

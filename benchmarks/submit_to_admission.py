@@ -6,7 +6,7 @@ The trace (columns ``submit_time_s, duration_s, units, cohort, cluster_queue, pr
 submitted in an open loop: what is due goes, queue by queue, as one batch over the HTTP gateway,
 each queue by its own user and team, whether or not earlier workloads have run.
 A cohort is a node group with as many one-GPU nodes as its queues may use; a workload of so many
-units is a gang of so many nodes. Everything is stored, said and heard as always; only the runs
+units is a gang of so many nodes. Everything is stored and published as always; only the runs
 themselves are timers. The floor is what any policy needs: the work divided by the nodes, and the
 time of the last submission with its run.
 """
@@ -35,8 +35,8 @@ from benchmarks.harness import (
     database_of,
     now_s,
     parts,
-    platform,
     ready_nodes,
+    running_platform,
     up_on_fake_nodes,
 )
 from benchmarks.report import Benchmark, Goal, Report, percentile
@@ -52,11 +52,13 @@ BENCHMARK = Benchmark(
         " nodes, or the last submission with its run."
     ),
     goals=(
-        Goal(figure="wall_s", says="all workloads", at_most=80.0),
-        Goal(figure="use_percent", says="quota use", at_least=85.0),
-        Goal(figure="admission_large_mean_s", says="admission of large ones, mean", at_most=8.25),
-        Goal(figure="admission_medium_mean_s", says="admission of medium ones, mean", at_most=38.5),
-        Goal(figure="admission_small_mean_s", says="admission of small ones, mean", at_most=107.5),
+        Goal(figure="wall_s", label="all workloads", at_most=80.0),
+        Goal(figure="use_percent", label="quota use", at_least=85.0),
+        Goal(figure="admission_large_mean_s", label="admission of large ones, mean", at_most=8.25),
+        Goal(
+            figure="admission_medium_mean_s", label="admission of medium ones, mean", at_most=38.5
+        ),
+        Goal(figure="admission_small_mean_s", label="admission of small ones, mean", at_most=107.5),
     ),
     smoke=("--generate", "1x2", "--apart", "scheduler+launcher"),
     variables={"TRACE": "--trace"},
@@ -99,7 +101,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What became of a workload, in seconds since 1970."""
+    """The times of a workload, in seconds since 1970."""
 
     state: str
     submitted: float
@@ -276,9 +278,9 @@ async def until_ended(http: Http, *, seconds: float, began: float) -> float:
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def lives(stage: Platform) -> tuple[dict[str, Life], int]:
-    """What the read model's tables say of every workload, and how many runs were preempted."""
-    async with database_of(stage) as database:
+async def lives(platform: Platform) -> tuple[dict[str, Life], int]:
+    """Every workload's times in the read model, and how many runs were preempted."""
+    async with database_of(platform) as database:
         rows: list[tuple[str, str, *tuple[datetime | None, ...]]] = await database.fetch(LIVES)
         found = {name: Life(state, *map(_seconds, times)) for name, state, *times in rows}
         return found, int(await database.fetchval(PREEMPTED))
@@ -301,22 +303,22 @@ class Outcome:
 
 
 async def measured(
-    stage: Platform, workloads: list[Workload], groups: dict[str, int], asked: argparse.Namespace
+    platform: Platform, workloads: list[Workload], groups: dict[str, int], asked: argparse.Namespace
 ) -> Outcome:
     """Submit the trace, wait for its end, read what happened."""
-    http = Http(stage.url, stage.token)
+    http = Http(platform.url, platform.token)
     users: dict[str, Http] = {}
     try:
         await ready_nodes(http, sum(groups.values()))
-        users = await people(http, sorted({each.queue for each in workloads}), stage.url)
+        users = await people(http, sorted({each.queue for each in workloads}), platform.url)
         if asked.policy:
             await share(http, workloads, asked.policy, asked.protected)
         load = Load(users, asked.step, {}, [], [])
-        before, began = _cpu_seconds(stage), now_s()
+        before, began = _cpu_seconds(platform), now_s()
         await load.run(workloads)
         seen = await until_ended(http, seconds=60 + 3 * workloads[-1].submit_s + 600, began=began)
-        used, memory = parts(before, _cpu_seconds(stage)), stage.pss_mib()
-        found, preempted = await lives(stage)
+        used, memory = parts(before, _cpu_seconds(platform)), platform.pss_mib()
+        found, preempted = await lives(platform)
         return Outcome(load, found, seen, preempted, used, memory)
     finally:
         http.close()
@@ -324,15 +326,15 @@ async def measured(
             each.close()
 
 
-def _cpu_seconds(stage: Platform) -> dict[str, float]:
+def _cpu_seconds(platform: Platform) -> dict[str, float]:
     """The platform's processes and this one, which makes the load."""
-    return {**stage.cpu_seconds(), "load": time.process_time()}
+    return {**platform.cpu_seconds(), "load": time.process_time()}
 
 
-def tell(
+def fill_in(
     report: Report, workloads: Sequence[Workload], outcome: Outcome, groups: dict[str, int]
 ) -> None:
-    """Work the figures out."""
+    """Compute the figures and add them to the report."""
     due, lives = outcome.load.due, outcome.lives
     bad = [each.name for each in workloads if lives[each.name].state != "succeeded"]
     if bad:
@@ -410,11 +412,11 @@ async def main() -> None:
     else:
         everything = read(asked.trace, 0) if asked.trace else generated(asked.generate)
         workloads, groups = everything[: asked.workloads or None], groups_of(everything)
-        with platform(
+        with running_platform(
             up_on_fake_nodes(groups, [each for each in asked.apart.split(",") if each])
-        ) as stage:
-            stage.start()
-            tell(report, workloads, await measured(stage, workloads, groups, asked), groups)
+        ) as platform:
+            platform.start()
+            fill_in(report, workloads, await measured(platform, workloads, groups, asked), groups)
     report.publish()
 
 

@@ -4,7 +4,7 @@
 
 An open loop submits through the HTTP gateway of ``shiftwork up`` whether or not earlier tasks have
 begun; a task runs when the first byte of its child (of the last child, for a gang) is written, by
-the child's clock, counted from the moment at which it was due to be submitted. Nodes are free:
+the child's clock, counted from the time at which it was due to be submitted. Nodes are free:
 each task ends at once.
 
 Gangs come at 2.5/s: eight processes each make 20 processes/s, the rate of the single tasks, so
@@ -28,8 +28,8 @@ from benchmarks.harness import (
     database_of,
     now_s,
     parts,
-    platform,
     ready_nodes,
+    running_platform,
     up,
     writes_its_time,
     written_times,
@@ -46,13 +46,13 @@ BENCHMARK = Benchmark(
         " Floor: a chain of one commit, two hops through JetStream and the child."
     ),
     goals=(
-        Goal(figure="one_running_over_chain", says="one node, median : the chain's", at_most=4.0),
-        Goal(figure="one_running_p99_ms", says="one node, 99th percentile", at_most=60.0),
-        Goal(figure="gang_running_p99_ms", says="8-node gang, 99th percentile", at_most=60.0),
-        Goal(figure="one_cpu_ms_per_task", says="processor time of a one-node task", at_most=20.0),
+        Goal(figure="one_running_over_chain", label="one node, median : the chain's", at_most=4.0),
+        Goal(figure="one_running_p99_ms", label="one node, 99th percentile", at_most=60.0),
+        Goal(figure="gang_running_p99_ms", label="8-node gang, 99th percentile", at_most=60.0),
+        Goal(figure="one_cpu_ms_per_task", label="processor time of a one-node task", at_most=20.0),
         Goal(
             figure="one_transactions_per_task",
-            says="transactions of a one-node task",
+            label="transactions of a one-node task",
             at_most=10.0,
         ),
     ),
@@ -121,17 +121,17 @@ async def load(http: Http, out: Path, phase: Phase, count: int) -> Outcome:
     return Outcome(running, accepted, {})
 
 
-async def transactions(stage: Platform) -> int:
+async def transactions(platform: Platform) -> int:
     """Transactions that the database committed so far."""
     await asyncio.sleep(STATISTICS_SECONDS)
-    async with database_of(stage) as database:
+    async with database_of(platform) as database:
         return int(await database.fetchval(TRANSACTIONS))
 
 
-async def measured(stage: Platform, phases: list[Phase], warm_up: int) -> dict[str, Outcome]:
+async def measured(platform: Platform, phases: list[Phase], warm_up: int) -> dict[str, Outcome]:
     """Every phase, one after the other, on one platform."""
-    http = Http(stage.url, stage.token)
-    out = stage.folder / "out"
+    http = Http(platform.url, platform.token)
+    out = platform.folder / "out"
     out.mkdir()
     found: dict[str, Outcome] = {}
     try:
@@ -139,11 +139,11 @@ async def measured(stage: Platform, phases: list[Phase], warm_up: int) -> dict[s
         for phase in phases:
             warm = Phase(f"warm-{phase.name}", phase.nodes, phase.rate, 0)
             await load(http, out, warm, max(1, warm_up // phase.nodes))
-            committed = await transactions(stage)
-            before = stage.cpu_seconds()
+            committed = await transactions(platform)
+            before = platform.cpu_seconds()
             outcome = await load(http, out, phase, max(1, round(phase.rate * phase.seconds)))
-            used = parts(before, stage.cpu_seconds())
-            committed = await transactions(stage) - committed
+            used = parts(before, platform.cpu_seconds())
+            committed = await transactions(platform) - committed
             found[phase.name] = replace(outcome, cpu_s=used, transactions=committed)
     finally:
         http.close()
@@ -169,9 +169,9 @@ async def main() -> None:
         Phase("gang", GANG, asked.gang_rate, asked.seconds),
     ]
     bare = await chain.measure(asked.chains // 2, 1)
-    with platform(up(NODES, SLOTS)) as stage:
-        stage.start()
-        found = await measured(stage, phases, asked.warm_up)
+    with running_platform(up(NODES, SLOTS)) as platform:
+        platform.start()
+        found = await measured(platform, phases, asked.warm_up)
     again = await chain.measure(asked.chains // 2, 1)
     bare_gang = await chain.measure(asked.chains // 5, GANG)
     for name in bare:

@@ -6,12 +6,12 @@
 A real control plane with kwok's nodes. First, and once more at the end, a bare client creates and
 deletes the same pods: its rate and its times are the floor. Between them the whole platform, with
 its launcher on that cluster, is given gangs of 1, 8 and 64 one after the other, and the burst, in
-gangs of 8, as batches over HTTP. When a pod runs is told by one watch that both sides share; who
-wrote how often by the API server's audit log.
+gangs of 8, as batches over HTTP. One watch that both sides share reports when a pod runs; the API
+server's audit log counts the writes of each user.
 
 A gang is partly running while some of its pods run and others do not: as it starts, for as long as
-the scheduler and kwok take for its pods (told, beside the bare client's, whose pods wait for
-nobody), and never otherwise.
+the scheduler and kwok take for its pods (reported beside the bare client's, whose pods wait for
+no other), and never otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tools.cluster.programs import BuildError
 PARTLY_SECONDS_MAX = 5.0
 PARTLY = Goal(
     figure="partly_running_max_ms",
-    says="a gang's first pod to its last",
+    label="a gang's first pod to its last",
     at_most=PARTLY_SECONDS_MAX * 1000,
 )
 BENCHMARK = Benchmark(
@@ -49,9 +49,9 @@ BENCHMARK = Benchmark(
         " nodes. Floor: a bare client creates the same pods on the same control plane."
     ),
     goals=(
-        Goal(figure="burst_percent_of_bare", says="burst, % of the bare rate", at_least=85.0),
-        Goal(figure="writes_per_pod_max", says="API writes per pod until it runs", at_most=3.0),
-        Goal(figure="partial_gangs", says="gangs that ran in part", at_most=0.0),
+        Goal(figure="burst_percent_of_bare", label="burst, % of the bare rate", at_least=85.0),
+        Goal(figure="writes_per_pod_max", label="API writes per pod until it runs", at_most=3.0),
+        Goal(figure="partial_gangs", label="gangs that ran in part", at_most=0.0),
         PARTLY,
     ),
     smoke=("--nodes", "64", "--burst", "64", "--rounds", "1", "--gangs", "1"),
@@ -79,7 +79,7 @@ class Side:
     gone_per_s: list[float] = field(default_factory=list)
     # Milliseconds of processor time for each pod of the cheapest burst, by program.
     cpu_ms: dict[str, float] = field(default_factory=dict)
-    # Writes for each pod of the last burst, by who wrote.
+    # Writes for each pod of the last burst, by user.
     wrote: dict[str, float] = field(default_factory=dict)
     # How long each gang was partly running as it started.
     partly: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Side:
     writes: dict[str, float] = field(default_factory=dict)
 
     def look(self, pods: PodWatch, sizes: dict[str, int]) -> None:
-        """Take down how whole the gangs (task -> pods) were, before they are told to end."""
+        """Record how complete the gangs (task -> pods) were, before they are stopped."""
         for (task, _), lives in pods.gangs().items():
             ran = sorted(life.running for life in lives if life.running and not life.over)
             if task in sizes and (ran or any(life.over for life in lives)):
@@ -96,7 +96,7 @@ class Side:
                 self.partly.append(ran[-1] - ran[0])
 
     def spend(self, before: dict[str, float], after: dict[str, float], size: int) -> None:
-        """Take down the processor time of a burst of so many pods, if none took less."""
+        """Record the processor time of a burst of so many pods, if none took less."""
         used = {name: s * 1000 / size for name, s in parts(before, after).items()}
         if not self.cpu_ms or sum(used.values()) < sum(self.cpu_ms.values()):
             self.cpu_ms = used
@@ -156,7 +156,7 @@ async def submit(http: Http, sizes: Iterable[int]) -> dict[str, int]:
             "nodes": size,
             "gpus_per_node": 1,
             "command": list(COMMAND),
-            # Nobody is there to save anything: a stop is one at once.
+            # No program saves anything, so a stop takes effect at once.
             "preemption": {"mode": "kill"},
         }
         for size in sizes
@@ -210,10 +210,10 @@ async def our_gangs(http: Http, pods: PodWatch, side: Side, writes: Writes, coun
 
 
 async def our_burst(
-    stage: tuple[Kube, Platform, Http], pods: PodWatch, side: Side, count: int
+    connected: tuple[Kube, Platform, Http], pods: PodWatch, side: Side, count: int
 ) -> dict[str, int]:
     """The burst, as fast as it goes; its tasks."""
-    kube, up, http = stage
+    kube, up, http = connected
     before, writes = kube.cpu_seconds() | up.cpu_seconds(), kube.writes()
     began = now_s()
     tasks = await submit(http, [BURST_GANG] * (count // BURST_GANG))
@@ -323,7 +323,7 @@ async def main() -> None:
 
 def fill(report: Report, our: Side, bare: Side) -> None:
     """The figures of both sides."""
-    # A gang starts no quicker than the cluster starts pods that wait for nobody.
+    # A gang starts no quicker than the cluster starts pods without a gang.
     slowest_ms = 1000 * max(PARTLY_SECONDS_MAX, 2 * max(bare.partly))
     report.goals = tuple(
         replace(goal, at_most=slowest_ms) if goal is PARTLY else goal for goal in report.goals

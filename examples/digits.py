@@ -56,7 +56,7 @@ def fresh(seed: int) -> State:
 
 
 def product(pattern: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A matrix product that adds in one order, whatever the environment says.
+    """A matrix product that adds in one order, whatever the environment sets.
 
     BLAS would be faster and choose its kernels and threads by variables and by load, and with
     them the last bit. Your own training may have other ways to be reproducible, or not need it.
@@ -187,7 +187,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train to the end, or until the platform asks for the nodes."""
+    """Train to the end, or until the platform requests the nodes."""
     given = arguments()
     shiftwork.should_preempt()  # begin to poll while the data loads
     given.out.mkdir(parents=True, exist_ok=True)

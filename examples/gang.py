@@ -95,7 +95,7 @@ def _port() -> int:
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:
-    """At that address if it is this machine's own, else at every one (behind a service's name)."""
+    """Bind to that address if it is this machine's own, else to all (behind a service's name)."""
     for host in (address[0], ""):
         try:
             return socket.create_server((host, address[1]), reuse_port=False)

@@ -41,7 +41,7 @@ class Slow(TrainerCallback):
         self._seconds = seconds
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        """After each optimizer step."""
+        """Called after each optimizer step."""
         time.sleep(self._seconds)
 
 

@@ -88,7 +88,7 @@ def main() -> None:
     )  # 2
     trainer = Trainer(
         accelerator="auto",
-        # As torchrun says, which knows it from the platform.
+        # From torchrun, which has it from the platform.
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         # Keeps DDP from regrouping its buckets after the first step of a process.

@@ -1,4 +1,4 @@
-"""What all tests share: the test kit's fixtures, and no way to the outside world."""
+"""What all tests share: the test kit's fixtures, and no connections to other machines."""
 
 from __future__ import annotations
 

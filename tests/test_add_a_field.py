@@ -1,6 +1,6 @@
-"""A field that passes through is three edits: ``proto/``, the code that uses it, its test.
+"""A new field of a task needs three edits: ``proto/``, the code that uses it, its test.
 
-This test makes the first edit in a copy of the sources and finds the field everywhere it passes.
+This test makes the first edit in a copy of the sources and finds the field on its whole way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIELD = """
     max: 19
   }];
 """
-PASSES = """
+ROUND_TRIP = """
 from libs.contracts import messages as m
 from services.gateway.api.app import shapes
 from services.gateway.auth import Identity
@@ -86,13 +86,13 @@ def run(command: list[str], where: Path) -> str:
 
 
 def test_a_declared_field_travels_is_checked_and_is_shown(copy: Path) -> None:
-    run([sys.executable, "-c", PASSES], copy)
+    run([sys.executable, "-c", ROUND_TRIP], copy)
 
 
 def test_a_declared_field_is_an_option_of_the_command_line(copy: Path) -> None:
-    told = run([sys.executable, "-m", "shiftwork", "submit", "--help"], copy)
-    assert "--niceness" in told
-    assert "How much it yields" in " ".join(told.split())
+    output = run([sys.executable, "-m", "shiftwork", "submit", "--help"], copy)
+    assert "--niceness" in output
+    assert "How much it yields" in " ".join(output.split())
 
 
 def test_a_declared_field_is_documented(copy: Path) -> None:

@@ -9,14 +9,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_every_dependency_has_its_reason() -> None:
-    told = set(re.findall(r"[a-z0-9][\w.-]*", (ROOT / "docs/dependencies.md").read_text().lower()))
+    documented = set(
+        re.findall(r"[a-z0-9][\w.-]*", (ROOT / "docs/dependencies.md").read_text().lower())
+    )
     wanted = {
         re.split(r"[\[<>=~!]", line)[0].strip().lower()
         for name in ("platform.in", "examples.in", "frameworks.in", "dev.in", "bootstrap.in")
         for line in (ROOT / "requirements" / name).read_text().splitlines()
         if line and not line.startswith(("#", "-r"))
     }
-    assert wanted - told == set()
+    assert wanted - documented == set()
 
 
 def test_locks_hold_hashes_and_no_addresses() -> None:

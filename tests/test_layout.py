@@ -51,13 +51,13 @@ def imports_of(path: Path) -> set[str]:
 
 
 def callers_named(path: Path) -> list[str]:
-    """The files that a module's docstring says it is called by."""
+    """The callers that a module's docstring names."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    said = re.findall(r"[Cc]alled (?:only )?by (.*?)(?:\.(?:\s|$)|;|$)", text, re.DOTALL)
-    return re.findall(r"``([\w/]+\.py)``", " ".join(said))
+    callers = re.findall(r"[Cc]alled (?:only )?by (.*?)(?:\.(?:\s|$)|;|$)", text, re.DOTALL)
+    return re.findall(r"``([\w/]+\.py)``", " ".join(callers))
 
 
-def test_who_a_module_says_it_is_called_by_imports_it() -> None:
+def test_the_callers_that_a_docstring_names_import_the_module() -> None:
     everything = sources()
     wrong: list[str] = []
     seen = 0
@@ -135,7 +135,7 @@ def test_functions_stay_small() -> None:
     assert long == []
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in sources()
@@ -144,7 +144,7 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
-def test_the_tree_speaks_of_itself_alone() -> None:
+def test_the_tree_names_no_machine_and_no_registry() -> None:
     """No absolute path of a developer's machine, no registry address."""
     words = ("/wor" + "k/main", "/ro" + "ot/", "pypi" + ".org", "registry.npm" + "js")
     found = [

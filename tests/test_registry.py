@@ -1,4 +1,4 @@
-"""Who says what, and who hears it: the registry against the services as they are wired."""
+"""Owners and consumers of messages: the registry against the services as they are wired."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from libs.contracts.subjects import filter_of, types_of
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def hears(service: str) -> set[type[Message]]:
+def consumed_by(service: str) -> set[type[Message]]:
     return set(importlib.import_module(f"services.{service}.handlers").HANDLERS)
 
 
-def test_every_event_has_an_owner_and_a_hearer() -> None:
-    consumed = set[type[Message]]().union(*(hears(service) for service in SERVICES))
+def test_every_event_has_an_owner_and_a_consumer() -> None:
+    consumed = set[type[Message]]().union(*(consumed_by(service) for service in SERVICES))
     events = set(types_of(Kind.EVENT))
     assert {event.__name__ for event in events if ROUTES[event].owner not in SERVICES} == set()
     assert {event.__name__ for event in events - consumed} == set()
@@ -43,7 +43,7 @@ def test_subject_fields_exist() -> None:
             assert field in message.model_fields, f"{message.__name__}: {field}"
 
 
-def test_names_tell_commands_from_events() -> None:
+def test_names_distinguish_commands_from_events() -> None:
     """Commands are imperative, events past tense; they travel on different subjects."""
     past = re.compile(r"(ed|Saved)$")
     for event in types_of(Kind.EVENT):
@@ -56,12 +56,12 @@ def test_names_tell_commands_from_events() -> None:
 
 def test_subjects_and_owners_are_as_published() -> None:
     """Scripts rely on these; a change is a change of the public interface."""
-    told = {
+    published = {
         message.__name__: f"{route.owner} {route.subject}"
         for message, route in ROUTES.items()
         if route.kind in {Kind.EVENT, Kind.TELEMETRY}
     }
-    assert told == {
+    assert published == {
         "TaskSubmitted": "submit evt.task.{task_id}.submitted",
         "GoalChanged": "submit evt.task.{task_id}.goal_changed",
         "PriorityChanged": "submit evt.task.{task_id}.priority_changed",
@@ -93,7 +93,7 @@ def test_the_readme_names_the_consumed_and_published_messages(service: str) -> N
     }
     consumed = set(re.findall(r"`([A-Z]\w+)`", lines["Consumes"]))
     commands = {kind.__name__ for kind in types_of(Kind.COMMAND)}
-    assert consumed - commands == {kind.__name__ for kind in hears(service)}
+    assert consumed - commands == {kind.__name__ for kind in consumed_by(service)}
     published = set(re.findall(r"`([A-Z]\w+)`", lines["Publishes"]))
     owned = {
         message.__name__

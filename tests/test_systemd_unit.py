@@ -41,7 +41,7 @@ def test_systemd_reads_the_unit(tmp_path: Path) -> None:
     complaints = [
         line
         for line in done.stderr.splitlines()
-        # Unknown to systemd before 254, which passes over it.
+        # Unknown to systemd before 254, which ignores it.
         if UNIT.name in line and "DelegateSubgroup" not in line
     ]
     assert complaints == [], done.stderr

@@ -1,1 +1,1 @@
-"""Programs for people who work on the project; nothing of the platform imports them."""
+"""Programs for developers of the project; the platform imports none of them."""

@@ -45,15 +45,15 @@ def _rows(asked: Benchmark, kept: Record | None) -> list[str]:
 
 
 def _cells(goal: Goal, kept: Record | None) -> list[str]:
-    says = f"{goal.says} {_bound(goal)}"
+    label = f"{goal.label} {_bound(goal)}"
     if kept is None:
-        return [says, "not measured", "", "", "", ""]
+        return [label, "not measured", "", "", "", ""]
     value = kept.measured.get(goal.figure)
     floor = kept.floor.get(goal.floor or goal.figure)
     met = "" if value is None else "yes" if goal.met(value) else "**no**"
     measured = "not measured" if value is None else quantity(goal.figure, value)
     below = "" if floor is None else quantity(goal.floor or goal.figure, floor)
-    return [says, measured, below, _machine(kept), kept.commit or UNKNOWN, met]
+    return [label, measured, below, _machine(kept), kept.commit or UNKNOWN, met]
 
 
 def _bound(goal: Goal) -> str:

@@ -1,8 +1,8 @@
 """values.schema.json of every chart, from its values.yaml and from the services' own settings.
 
-Types and descriptions are read from the values and the comments above them, so that what a chart
-says about itself stands in one place; what may stand in ``settings`` comes from the service's
-settings class, and in ``podPolicy`` from the policy's. Whatever is in no schema, helm refuses.
+Types and descriptions are read from the values and the comments above them, so that a chart is
+described in one place. The fields of ``settings`` come from the service's settings class, those of
+``podPolicy`` from the policy's. Helm rejects values that are in no schema.
 ``make gen`` writes the files, ``make check`` compares them.
 """
 
@@ -102,7 +102,7 @@ RULES: dict[str, Schema] = {
     "provision.waitSeconds": {"type": "integer", "minimum": 1},
     "sweep.deadlineSeconds": {"type": "integer", "minimum": 120},
 }
-# What every chart of a service says itself, beside what stands in its template's `env`.
+# Settings that every chart of a service sets itself, beside those in its template's `env`.
 CONNECTIONS = frozenset({
     *("database_url", "database_password_file", "nats_url", "nats_user", "nats_password_file"),
     *("schema_wait_seconds", "migrate", "http_host", "http_port", "log_format", "log_level"),

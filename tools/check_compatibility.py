@@ -1,7 +1,7 @@
 """Fail if proto/ breaks readers of the last release. Called by ``make check``.
 
 Compares with the newest tag ``v*``; before the first release with the first commit that has
-proto/. In a clone without history there is nothing to compare with, and this says so.
+proto/. In a clone without history it prints that there is nothing to compare with.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Generated files: the pages of docs/generated, docs/benchmarks.md, the users of NATS servers, the
 charts' schemas. `make gen` writes them.
 
-The sources are the very tables that the code runs on, so a page cannot lie, and no server lets a
-service say what its wiring does not.
+The sources are the tables that the code itself uses, so the pages are always right, and a NATS
+server lets a service publish only what its wiring declares.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ KINDS = {
 }
 
 
-def hearers() -> dict[str, list[str]]:
-    """Event name -> services that hear it, from their handlers."""
+def consumers_of_events() -> dict[str, list[str]]:
+    """Event name -> services that consume it, from their handlers."""
     found: dict[str, list[str]] = {}
     for service in WIRINGS:
         for kind in service.consumes:
@@ -50,8 +50,8 @@ def hearers() -> dict[str, list[str]]:
 
 
 def messages_page() -> str:
-    """The whole conversation of the platform as tables."""
-    heard = hearers()
+    """All messages of the platform as tables."""
+    consumers = consumers_of_events()
     lines = [
         "# Messages",
         "",
@@ -62,12 +62,12 @@ def messages_page() -> str:
         lines += [
             f"## {title}",
             "",
-            "| message | subject | owner | heard by |",
+            "| message | subject | owner | consumed by |",
             "| --- | --- | --- | --- |",
         ]
         for message, route in ROUTES.items():
             if route.kind is kind:
-                readers = ", ".join(heard.get(message.__name__, [])) or (
+                readers = ", ".join(consumers.get(message.__name__, [])) or (
                     "live readers" if kind is Kind.TELEMETRY else route.owner
                 )
                 lines.append(
@@ -93,7 +93,7 @@ def asyncapi_page() -> str:
             "address": filter_of(message),
             "messages": {name: {"payload": {"$ref": f"#/components/schemas/{name}"}}},
         }
-        operations[f"{route.owner}_says_{name}"] = {
+        operations[f"{route.owner}_publishes_{name}"] = {
             "action": "send",
             "channel": {"$ref": f"#/channels/{name}"},
         }
@@ -113,7 +113,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Every service is told what it needs by environment variables, checked when it starts.",
+        "Every service reads its settings from environment variables and checks them at its start.",
         "`shiftwork up` gives its services what is needed on one machine; this page is for running",
         "a service by itself: `python -m services.NAME`. A list or a table is written as JSON.",
         "",

@@ -1,6 +1,6 @@
 """A settings class as a table for people: variable, default, bounds, and the comment above it.
 
-Read from the class and its own source, so that the page says what the code does. Used by
+Read from the class and its own source, so that the page matches the code. Used by
 ``generate_docs.py``.
 """
 

@@ -276,7 +276,7 @@ def files(root: Path) -> dict[Path, str]:
 
 def page() -> str:
     """``docs/generated/task.md``: every field in tables."""
-    lines = ["# What a task may say", ""]
+    lines = ["# Fields of a task", ""]
     lines += [
         "The fields of a task file and of `POST /v1/tasks`, and the options of `shiftwork submit`.",
         "",

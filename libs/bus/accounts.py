@@ -17,7 +17,7 @@ from typing import Any
 from libs.bus.topology import STREAM_INFO, WATCHED_STREAM, Permissions
 from libs.contracts.subjects import matches
 
-# Holds JetStream, and the administrator who makes streams and durables.
+# The account that holds JetStream and the administrator, who makes streams and durables.
 STREAMS_ACCOUNT = "platform"
 
 Json = dict[str, Any]

@@ -75,8 +75,8 @@ def headers_of(
 
 
 def until_of(headers: Mapping[str, str]) -> float | None:
-    """Until when the requester of a command that has just arrived waits, in the event loop's
-    seconds. None without the header, as from requesters of earlier versions."""
+    """The time until which the requester of a command that has just arrived waits, in the event
+    loop's seconds. None without the header, as from requesters of earlier versions."""
     text = headers.get(TIMEOUT_HEADER, "")
     if not text.isascii() or not text.isdigit():
         return None

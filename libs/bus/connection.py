@@ -23,7 +23,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.protocol.command import (
-    pub_cmd,  # pyright: ignore[reportUnknownVariableType] - the library does not say its types
+    pub_cmd,  # pyright: ignore[reportUnknownVariableType] - the library declares no types
 )
 
 from libs.bus.command_replies import COMMANDS_MAX, COMMANDS_WAITING_MAX
@@ -112,7 +112,9 @@ class ServerClient(Client):
     def _connect_command(self) -> bytes:
         """User and password; the library would send them also to a server without TLS."""
         if self._tls_only and not self._server_info.get("tls_required"):
-            raise nats.errors.Error("the server does not speak TLS, and its address says tls://")
+            raise nats.errors.Error(
+                "the server does not speak TLS, and its address begins with tls://"
+            )
         return super()._connect_command()
 
     async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - the library's signature

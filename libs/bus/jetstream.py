@@ -168,7 +168,7 @@ class JetStreamBus:
             _log.warning("reply not sent", command=kind.__name__, problem=str(error))
 
     async def backlog(self) -> Backlog:
-        """See ``port.Bus``; a service whose wiring says ``watches`` may ask."""
+        """See ``port.Bus``; only a service whose wiring sets ``watches`` may call this."""
         found = json.loads((await self.request_raw(WATCHED_STREAM, b"", None)).data)
         if "error" in found:
             raise BusUnavailableError(f"the stream of events: {found['error'].get('description')}")

@@ -104,7 +104,7 @@ class Durable:
         return sorted(found, key=lambda each: each.message.number)
 
     def next_due_at(self) -> float | None:
-        """When something becomes due by the mere passing of time."""
+        """The time at which the next timer is due."""
         return min((each.due_at for each in (*self.pending.values(), *self.echoes)), default=None)
 
 
@@ -129,7 +129,7 @@ class MemoryBroker:
         self.payload_bytes_max = PAYLOAD_BYTES_MAX
         # Filters of subjects on which publishing is denied, as with permissions of another version.
         self.denied: tuple[str, ...] = ()
-        # What ``backlog`` says; it refuses nothing.
+        # The limit that ``backlog`` reports; the broker does not enforce it.
         self.stream_bytes_max = STORE_BYTES
         self.history: list[Envelope] = []
         self.dead_letters: list[DeadLetter] = []
@@ -173,7 +173,7 @@ class MemoryBroker:
         self.changed()
 
     def restart(self, forget_s: float = 0.0) -> None:
-        """Kill it and start it in the same moment; everything under way fails."""
+        """Kill the broker and start it again at once; all operations under way fail."""
         self.stop()
         self.start(forget_s)
 
@@ -200,7 +200,7 @@ class MemoryBroker:
         self._check(service, start)
 
     async def wait(self, service: str, until: float) -> None:
-        """Until something changes or the time comes; BusUnavailableError if the server goes."""
+        """Wait for a change or until the time. Raises BusUnavailableError if the server stops."""
         start, event = self.starts, asyncio.Event()
         self._waiting[event] = None
         try:
@@ -294,7 +294,7 @@ class MemoryBroker:
             raise BusUnavailableError("the connection to the bus server was lost")
 
     def _arrives(self, durable: Durable, pending: Pending, now: float) -> bool:
-        """Does a message that is handed over now get there? Says when it comes next."""
+        """Decide whether a message sent now arrives, and schedule its next delivery."""
         faults, later = self.faults, self.random.uniform
         if pending.echo:
             durable.echoes.remove(pending)

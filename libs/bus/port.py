@@ -155,7 +155,7 @@ class Bus(Protocol):
         ...
 
     def listen(self, subject_filter: str) -> AbstractAsyncContextManager[AsyncIterator[Envelope]]:
-        """Telemetry as it passes by, from now on; a slow reader loses the oldest."""
+        """Receive telemetry that is published from now on; a slow reader loses the oldest."""
         ...
 
     @property

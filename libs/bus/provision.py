@@ -81,7 +81,8 @@ async def provision(
         raise BusUnavailableError(text) from error
     except nats.errors.Error as error:
         if refused:
-            raise BusDeniedError(f"user {credentials.user!r} may not say {refused[0]}") from error
+            text = f"user {credentials.user!r} has no permission for {refused[0]}"
+            raise BusDeniedError(text) from error
         raise BusUnavailableError(f"the streams could not be set up: {error}") from error
     finally:
         await client.close()

@@ -37,7 +37,7 @@ STORE_BYTES = 16 * 1024 * MIB
 STORE_SHARE = 0.9
 
 
-# How many messages a durable hands out that are not settled; behind them nothing new comes.
+# How many unacknowledged messages a durable may have; it delivers no new ones above that.
 MAX_ACK_PENDING = 2_000
 
 
@@ -284,7 +284,7 @@ def served_by(service: str) -> tuple[type[Message], ...]:
 
 
 def served_subject(kind: type[Message], service: str) -> str:
-    """Where ``service`` answers this command (the service is the only field in such a subject)."""
+    """The subject on which ``service`` answers this command; the service is its only field."""
     return filter_of(kind).replace("*", service)
 
 

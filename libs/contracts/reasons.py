@@ -81,7 +81,7 @@ class Values:
         return f"; stopping it and starting it again loses about {lost} of one node's time"
 
     def goes_on(self) -> str:
-        """From where the next attempt goes on, in a clause of its own; nothing where unknown."""
+        """A clause with the checkpoint that the next attempt continues from; empty if unknown."""
         if "from_beginning" in self.numbers:
             return "; it starts from the beginning (no checkpoint)"
         return f"; it goes on from step {self.number('step')}" if "step" in self.numbers else ""
@@ -184,9 +184,9 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ),
     ReasonCode.WAITS_FOR_VICTIMS: (
         lambda given: (
-            f"waits until the runs that make room for it in group {given.name('group')} have left"
+            f"waits until the runs preempted for it in group {given.name('group')} have left"
         ),
-        "waits until the runs that make room for it have left",
+        "waits until the runs preempted for it have left",
     ),
     ReasonCode.WAITS_FOR_RETRY: (
         _waits_for_retry,
@@ -213,10 +213,10 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.STARTED: (_started, "runs"),
     ReasonCode.PREEMPTED_BY: (
         lambda given: (
-            f"makes room for task {given.name('task')} at level {given.priority('priority')}"
+            f"preempted for task {given.name('task')} at level {given.priority('priority')}"
             f"{given.cost()}"
         ),
-        "makes room for a task of a higher level",
+        "preempted for a task of a higher level",
     ),
     ReasonCode.ACK_EXPIRED: (
         lambda _: "did not save and leave before its deadline, so it is ended by force",
@@ -261,7 +261,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "its program never asked whether to leave, and is ended by force",
     ),
     ReasonCode.RUN_PREEMPTED: (
-        # The event says whether it saved, and where; in signal mode there is only an exit.
+        # The event has the checkpoint, if there is one; in signal mode there is only an exit.
         lambda given: f"attempt {given.number('attempt')} left when it was asked to",
         "its run left when it was asked to",
     ),
@@ -285,10 +285,10 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ),
     ReasonCode.MOVED_FOR: (
         lambda given: (
-            f"makes room for task {given.name('task')}, which the guarantee of virtual cluster"
+            f"preempted for task {given.name('task')}, which the guarantee of virtual cluster"
             f" {given.name('cluster')} covers; there is a place for it elsewhere{given.cost()}"
         ),
-        "makes room for a task that a guarantee covers; there is a place for it elsewhere",
+        "preempted for a task that a guarantee covers; there is a place for it elsewhere",
     ),
     ReasonCode.TURN_OF: (
         lambda given: (

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 
 class Read(Enum):
-    """How an option's text becomes the value, where the field's type and unit do not say it."""
+    """How an option's text becomes the value, where the field's type and unit do not define it."""
 
     BY_TYPE = auto()
     FOLDER = auto()

@@ -35,7 +35,7 @@ def filter_of(kind: type[Message]) -> str:
 
 
 def dead_letter_subject(service: str, subject: str) -> str:
-    """Where a service puts a message that it cannot handle."""
+    """The subject on which a service publishes a message that it cannot handle."""
     return f"dlq.{service}.{subject}"
 
 

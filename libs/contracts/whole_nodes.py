@@ -1,7 +1,7 @@
-"""On which kinds of nodes a gang of whole nodes may lie.
+"""Computes the kinds of nodes on which a gang of whole nodes may run.
 
-Submit asks this before it accepts a task, and the scheduler before it counts a quota, so that both
-give the same answer.
+Submit calls this before it accepts a task, and the scheduler before it counts a quota, so both give
+the same answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Nodes(NamedTuple):
-    """So many nodes of a group with so many GPUs each."""
+    """A number of nodes of a group that have the same number of GPUs."""
 
     gpus: int
     number: int

@@ -245,7 +245,7 @@ class KubeClient:
 
 
 def reason_and_message(body: bytes) -> tuple[str, str]:
-    """Of a refusal's Status object; any other body is the message."""
+    """The reason and message of a Status object; any other body is the message."""
     try:
         found: Any = orjson.loads(body)
         reason, message = found.get("reason") or "", found.get("message") or ""

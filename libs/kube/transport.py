@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Session:
-    """Connections with the credentials of one moment."""
+    """Connections that share the credentials read at one time."""
 
     rest: RESTClientObject
     # Answers that callers read.
@@ -153,7 +153,7 @@ class Transport:
         async with self._opening:
             if now_s - self._renewed_s >= RENEW_SECONDS_MIN:
                 self._renewed_s = now_s
-                # Closing a session would leave who reads an answer of it waiting for ever.
+                # A session that still has a reader stays open: the reader would wait for ever.
                 unused = [each for each in self._retired if not each.is_read]
                 self._retired = [each for each in self._retired if each.is_read]
                 if self._session is not None:
@@ -200,12 +200,12 @@ class Transport:
         except (config.ConfigException, OSError) as problem:
             # A pod's token is a file that is read again before it expires.
             raise ConfigurationError(f"the token cannot be read: {problem}") from problem
-        who = {"Authorization": token} if token else {}
+        authorization = {"Authorization": token} if token else {}
         arguments: dict[str, Any] = {
             "url": f"{configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""),
             "headers": {"Accept": "application/json", "Accept-Encoding": "identity"}
             | dict(headers)
-            | who,
+            | authorization,
         }
         if rest.proxy:
             arguments["proxy"] = rest.proxy

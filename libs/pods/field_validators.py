@@ -238,13 +238,13 @@ qualified = rule(
 def template_variable(field: str, name: str, view: View) -> FieldErrors:
     """A variable that the platform does not set itself in this container."""
     if view.in_main and name == "PYTHONPATH":
-        yield field_error(field, name, "is set by the platform", "say it in env of the task")
+        yield field_error(field, name, "is set by the platform", "set it in env of the task")
     else:
         yield from variable(field, name, view)
 
 
 def claim_amount(field: str, entry: tuple[str, str | int], view: View) -> FieldErrors:
-    """How much storage a claim asks for."""
+    """The amount of storage that a claim requests."""
     yield from quantity(field, entry[1], view)
 
 
@@ -364,7 +364,7 @@ def annotation(field: str, entry: tuple[str, str], view: View) -> FieldErrors:
     if not is_qualified(key):
         yield field_error(field, key, "is not a key", "write NAME or DOMAIN/NAME")
     elif is_platforms_key(key) or key in policy.labels or key in policy.annotations:
-        yield field_error(field, key, "is said by the platform", "leave it out")
+        yield field_error(field, key, "is set by the platform", "leave it out")
     elif not policy.allows_key(key):
         listed = ", ".join(policy.metadata_keys) or "none"
         fix = f"leave it out, or ask an administrator to add it to metadata_keys ({listed})"

@@ -14,7 +14,7 @@ DOMAIN = "shiftwork.dev"
 # The label by which the launcher finds its objects, and its value.
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "shiftwork"
-# Where tasks run unless the site says otherwise.
+# The default namespace of tasks.
 TASKS_NAMESPACE = "shiftwork-tasks"
 # The ConfigMap there in which the launcher keeps its epoch.
 EPOCH_MAP = "shiftwork-launcher"

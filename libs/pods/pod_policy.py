@@ -162,7 +162,7 @@ class PodPolicy(Part):
 
     @field_validator("allow", mode="before")
     @classmethod
-    def _everyone(cls, allow: Any) -> Any:  # noqa: ANN401 - what the file says
+    def _everyone(cls, allow: Any) -> Any:  # noqa: ANN401 - any content of the file
         """Replace ``everyone`` by a rule that applies to every task."""
         if not isinstance(allow, dict):
             return allow
@@ -174,7 +174,7 @@ class PodPolicy(Part):
 
     def allows(self, permission: Permission, requester: Requester) -> bool:
         """True if the policy grants this task the permission."""
-        return any(who.holds(requester) for who in self.allow.get(permission, ()))
+        return any(rule.holds(requester) for rule in self.allow.get(permission, ()))
 
     def allows_object(self, kind: str, name: str, requester: Requester) -> bool:
         """True if the task may name this Secret, ConfigMap or claim."""
@@ -217,7 +217,7 @@ class PodPolicy(Part):
                 raise ValueError(f"env: {name!r} is no variable, or one of the platform's own")
         for key in (*self.labels, *self.annotations):
             if is_platforms_key(key):
-                raise ValueError(f"labels, annotations: {key!r} is said by the platform itself")
+                raise ValueError(f"labels, annotations: {key!r} is set by the platform itself")
         for capability in (name for rule in self.capabilities for name in rule.names):
             if not is_capability(capability):
                 raise ValueError(f"capabilities: {capability!r} is none; write IPC_LOCK")

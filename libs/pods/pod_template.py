@@ -38,7 +38,7 @@ ESCALATING = frozenset({"SYS_ADMIN", "ALL"})
 
 
 class _NotJsonError(ValueError):
-    """The text is not a JSON object; the message says why."""
+    """The text is not a JSON object; the message gives the reason."""
 
 
 def check_template(text: str, requester: Requester, policy: PodPolicy) -> Iterator[FieldError]:

@@ -90,7 +90,7 @@ def _resources(request: _Request) -> FieldErrors:
     )
     huge = next((name for name in request.pod.resources if name.startswith("hugepages-")), None)
     if huge is not None and not sized:
-        fix = "say how many cpus or how much memory the task needs, too"
+        fix = "also set how many cpus or how much memory the task needs"
         yield field_error(f"pod.resources.{huge}", huge, "is given with cpus or memory only", fix)
 
 
@@ -133,7 +133,7 @@ def _source(field: str, source: EnvSource, request: _Request) -> FieldErrors:
         if not FIELD_PATH.fullmatch(source.field):
             fix = "write such as status.podIP, metadata.name or limits.memory"
             yield field_error(
-                f"{field}.field", source.field, "is no field that a pod can tell", fix
+                f"{field}.field", source.field, "is not a field that a pod can provide", fix
             )
         return
     kind, name = given[0], source.secret or source.config_map

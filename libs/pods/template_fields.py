@@ -27,7 +27,7 @@ EITHER = Leaf("a text or a whole number")
 QUANTITY = Leaf("a text or a whole number", v.quantity)
 
 PLANNED = "is planned by the platform"
-OURS = "is said by the platform"
+OURS = "is set by the platform"
 LEAVE = "leave it out"
 
 

@@ -1,7 +1,7 @@
 """Validates a document against a table of fields and yields every error with its path.
 
 ``pod_template.py`` validates templates with the table in ``template_fields.py``. A field that the
-table does not name is rejected, so that no field passes only because it is new.
+table does not name is rejected, so a new field of Kubernetes is not accepted by accident.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class SidecarOnly:
     def check(self, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401, D102 - JSON
         if view.in_main:
             fix = f"use {self.field} of the task"
-            yield field_error(field, HIDDEN, "is the task's own to say", fix)
+            yield field_error(field, HIDDEN, "is set in the task itself", fix)
             return
         yield from check_value(self.of, field, value, view)
 
@@ -205,7 +205,7 @@ Node = Leaf | Struct | Items | Mapped | Forbidden | NeedsPermission | SidecarOnl
 def check_value(node: Node, field: str, value: Any, view: View) -> FieldErrors:  # noqa: ANN401 - JSON
     """Yield every error of a value at a path."""
     if value is None:
-        yield field_error(field, "null", "says nothing", "leave it out; null removes nothing here")
+        yield field_error(field, "null", "has no effect", "leave it out; null removes nothing here")
         return
     yield from node.check(field, value, view)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a service gets its ``now`` from."""
+    """The clock of a service."""
 
     def now(self) -> datetime:
         """The current time in UTC."""

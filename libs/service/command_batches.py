@@ -142,5 +142,5 @@ class CommandBatches:
 def _fail(one: _PendingCommand, problem: Exception) -> None:
     if not one.reply.done():
         one.reply.set_exception(problem)
-        # The caller may be gone; this marks the exception as retrieved.
+        # The caller may be gone; this call makes the exception count as retrieved.
         one.reply.exception()

@@ -1,8 +1,8 @@
 """Limits HTTP connections: their number, per address and in total, and how long each may wait for
 the rest of a request or for the client to read.
 
-Used by ``http.py``. A connection costs a descriptor and memory from the moment it is accepted:
-without limits, a thousand silent ones leave no descriptor for the database.
+Used by ``http.py``. A connection costs a descriptor and memory as soon as it is accepted: without
+limits, a thousand silent ones leave no descriptor for the database.
 """
 
 from __future__ import annotations

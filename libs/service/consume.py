@@ -251,7 +251,7 @@ class Consumption:
         return problem
 
     def _may_set_apart(self, delivery: Delivery, problem: Exception | None) -> bool:
-        """True if the message or its type causes the failure, judging by the other events."""
+        """True if the message or its type causes the failure, because other events succeed."""
         now = asyncio.get_running_loop().time()
         since = self._failed.setdefault(_id_of(delivery), now)
         others_work = self._handled_at > since

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 DAY_SECONDS = 86_400.0
 HOUR_SECONDS = 3_600.0
-# The speed, wherever no setting says another one.
+# The default speed.
 DAYS_PER_HOUR = 1.0
 
 

@@ -15,10 +15,11 @@ COPY_BYTES = 1 << 24
 
 
 def keep_below(number: int, bytes_max: int) -> None:
-    """Empty the log that this descriptor appends to if it has more bytes. What another process
-    writes at that very moment may be missing. Dying in between leaves the text in both files; the
-    next call copies it again. OSError only from a descriptor that is no open file."""
-    # Who does not append would leave a hole as long as the old text.
+    """Empty the log that this descriptor appends to if it has more bytes. Text that another process
+    writes at the same time may be missing. If the process dies in between, the text is in both
+    files and the next call copies it again. Raises OSError only if the descriptor is no open file.
+    """
+    # A writer that does not append would leave a hole as long as the old text.
     if os.fstat(number).st_size <= bytes_max or not fcntl(number, F_GETFL) & os.O_APPEND:
         return
     with suppress(OSError):

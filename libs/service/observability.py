@@ -31,7 +31,7 @@ DEAD_LETTERS = Counter(
 PUBLISHED = Counter("shiftwork_events_published_total", "Events published", ["service"])
 REPUBLISHED = Counter(
     "shiftwork_events_republished_total",
-    "Events said again to a bus server that came back",
+    "Events published again to a bus server that came back",
     ["service"],
 )
 OUTBOX_WAITING = Gauge(
@@ -92,8 +92,8 @@ RETRIES = Counter("shiftwork_retries_total", "Waits for a database or bus", ["se
 
 
 class LossyStream(io.TextIOBase):
-    """A stream for logs that never raises: what cannot be written (on a full disk, to a closed
-    pipe) is dropped and counted, and the next line that can be written says how much is missing.
+    """A stream for logs that never raises: it drops and counts lines that cannot be written (on a
+    full disk, to a closed pipe), and the next line that can be written reports the loss.
 
     A log must never end the process that writes it.
     """
@@ -124,7 +124,7 @@ class LossyStream(io.TextIOBase):
         """Each write is complete."""
 
     def isatty(self) -> bool:
-        """As the stream itself."""
+        """Return the stream's own value."""
         return self._stream.isatty()
 
     def _put(self, text: str) -> None:

@@ -1,8 +1,8 @@
 """Publishes the rows of the outbox in order and marks them as sent. One relay per service.
 
 A crash between publishing and marking publishes again: the bus remembers the id for a while, the
-receivers' inboxes for longer. The relay finds rows by the missing mark, never by a moving position,
-because a slower transaction may commit a lower id later.
+receivers' inboxes for longer. The relay finds rows that are not marked as sent, and never uses a
+moving position, because a slower transaction may commit a lower id later.
 
 An event that the bus refuses does not hold up the others: its row is marked as refused, stays in
 the outbox and is tried again individually until the bus accepts it. One that is too large for the
@@ -47,13 +47,13 @@ class Relay:
     service: Service
     settings: BaseServiceSettings
     waiting: bool = False
-    # Nothing is dropped before the bus server was asked whether it still has it.
+    # True once the bus server is known to be the same; before that, no event is dropped.
     met: bool = False
-    # There may be more to publish than the last page.
+    # True if there may be more to publish than the last page.
     more: bool = False
-    # Something was published in the outbox's current period.
+    # True if an event was published in the outbox's current period.
     published: bool = False
-    # When the database was last asked what is unpublished, in the event loop's seconds.
+    # The time of the last query for unpublished events, in the event loop's seconds.
     queried_at: float | None = None
     # How many events are refused, and the last error of the bus.
     refused: int = 0
@@ -132,7 +132,7 @@ class Relay:
         return sent + await self._try_refused()
 
     async def _published(self, row_ids: Sequence[int]) -> None:
-        # Before the marks: those that a crash or a lost answer hides belong to this period as well.
+        # Set before the rows are marked: marked rows belong to this period even without an answer.
         self.published = True
         await self.service.ports.store.published(row_ids)
         observability.PUBLISHED.labels(self.service.name).inc(len(row_ids))

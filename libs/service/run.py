@@ -117,7 +117,7 @@ async def _main(wiring: Wiring, settings: BaseServiceSettings) -> int:
             log.info("stopped")
             return 0
         except DOWN as problem:
-            log.error("cannot start", problem=str(problem))  # noqa: TRY400 - the text says it all
+            log.error("cannot start", problem=str(problem))  # noqa: TRY400 - the text is enough
             return 1
         except (Exception, BaseExceptionGroup):
             log.exception("a part died")

@@ -52,7 +52,7 @@ class LeadershipLostError(Exception):
 
 @dataclass
 class Runner:
-    """One running service. ``ready`` is what /readyz says."""
+    """One running service. /readyz reports ``ready``."""
 
     service: Service
     settings: BaseServiceSettings
@@ -104,7 +104,7 @@ class Runner:
             if problem:
                 return False, problem
         if self.service.commands_on_leader_only and self.epoch is None:
-            return not self.beginning, self.beginning or "standing by: another process leads"
+            return not self.beginning, self.beginning or "waiting: another process leads"
         return True, f"ready, but {self.warning}" if self.warning else "ready"
 
     @property

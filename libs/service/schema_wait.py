@@ -40,7 +40,7 @@ async def wait_for_schema(wiring: Wiring, settings: BaseServiceSettings) -> None
     except TimeoutError:
         raise StoreUnavailableError(
             f"{missing or 'the database did not answer'}, and nobody changed that within "
-            f"{settings.schema_wait_seconds:g} s: the provisioner's log says why"
+            f"{settings.schema_wait_seconds:g} s: the provisioner's log has the reason"
         ) from None
 
 

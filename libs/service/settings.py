@@ -51,10 +51,10 @@ class BaseServiceSettings(BaseSettings):
     # Where /healthz, /readyz and /metrics are served; no port, no HTTP (the gateway must have one).
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(default=None, ge=0, le=65535)
-    # A file with a token that /metrics asks for, as a bearer's; without: everybody may read it.
+    # A file with the bearer token that /metrics requires; if unset, everybody may read /metrics.
     http_metrics_token_file: Annotated[Path | None, AfterValidator(_token_file)] = None
-    # Connections at once, in all (0: as many as the limit of open files leaves room for) and of one
-    # address (0: three quarters of them; everybody behind a proxy has the proxy's address).
+    # Connections at once, in all (0: as many as the limit of open files allows) and of one address
+    # (0: three quarters of them; everybody behind a proxy has the proxy's address).
     http_connections_max: int = Field(default=0, ge=0)
     http_connections_per_address_max: int = Field(default=0, ge=0)
     # How long a connection may keep us waiting for a request's head.
@@ -117,7 +117,7 @@ class BaseServiceSettings(BaseSettings):
         )
 
     def metrics_token(self) -> str | None:
-        """What /metrics asks for, read now; None if it asks for nothing."""
+        """Read the token that /metrics requires; None if it requires none."""
         return _secret(self.http_metrics_token_file)
 
     def nats_password(self) -> str | None:

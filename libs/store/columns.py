@@ -1,7 +1,7 @@
-"""How values of a row are encoded where PostgreSQL has no type of its own for them.
+"""Encodes values of a row for which PostgreSQL has no type.
 
-Called by ``libs.store.tables``: a message, a tuple, a mapping or a dataclass is JSON text for one
-JSONB column, an enum is text by its value.
+Called by ``libs.store.tables``. A message, a tuple, a mapping or a dataclass becomes JSON text for
+one JSONB column. An enum becomes the text of its value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from libs.contracts.base import Message
 
-# Of each column so many messages' texts are remembered.
+# How many encoded messages are cached for each column.
 TEXTS_MAX = 1024
 
 
@@ -23,18 +23,19 @@ class JsonOf:
 
     def __init__(self, value_type: Any) -> None:  # noqa: ANN401 - any type form: tuple[X, ...]
         self.value_type = value_type
-        # The newest messages' texts, by the messages' identities, which they keep alive.
+        # The newest encoded messages by object id; keeping the message keeps its id valid.
         self._texts: dict[int, tuple[Message, str]] = {}
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        """Built at the first use: a process builds only what it touches."""
+        """The adapter, built at its first use: a process builds only the adapters it needs."""
         return TypeAdapter(self.value_type)
 
     def encode(self, value: object) -> str:
-        """The value as JSON text; pydantic's error if it is not of the type.
+        """Return the value as JSON text. Raises pydantic's error if the type is wrong.
 
-        A message is written with its row again and again, and never changes.
+        The texts of messages are cached: a message never changes, and is written again with each
+        change of its row.
         """
         known = self._texts.get(id(value))
         if known is not None and known[0] is value:
@@ -47,23 +48,23 @@ class JsonOf:
         return text
 
     def decode(self, text: str) -> object:
-        """The value from JSON text; pydantic's ValidationError if it does not fit the type."""
+        """Return the value of a JSON text. Raises pydantic's ValidationError if it does not fit."""
         return self._adapter.validate_json(text)
 
 
 class EnumText:
-    """An enum's members as their values; a new member needs no migration."""
+    """Encodes enum members as their values, so a new member needs no migration."""
 
     def __init__(self, enum_type: type[Enum]) -> None:
         self.enum_type = enum_type
-        # By member: ``value`` is a property, and a slow one.
+        # Values by member, because the property ``value`` is slow.
         self._values: dict[object, str] = {each: str(each.value) for each in enum_type}
 
     def encode(self, value: object) -> str:
-        """The member's value; ValueError if it is no member."""
+        """Return the member's value. Raises ValueError if it is no member."""
         text = self._values.get(value)
         return str(self.enum_type(value).value) if text is None else text
 
     def decode(self, text: str) -> object:
-        """The member; ValueError names a value that is none."""
+        """Return the member with this value. Raises ValueError if there is none."""
         return self.enum_type(text)

@@ -1,7 +1,8 @@
-"""Connections to PostgreSQL with every wait bounded, a small pool of them, and what errors mean.
+"""Connections to PostgreSQL with timeouts, a small pool, and the translation of errors.
 
-Called by ``sql``, ``leader`` and ``migrate``. A pool of our own because asyncpg's wraps every call
-and releases in a task of its own: a third more for a statement, even without its reset.
+Called by ``sql``, ``leader`` and ``migrate``. It does not use asyncpg's pool, because that wraps
+every call and releases connections in a separate task: a statement takes a third longer, even
+without the reset.
 """
 
 from __future__ import annotations
@@ -23,46 +24,46 @@ from libs.store.terms import (
 
 
 class Connection(Protocol):
-    """The part of asyncpg's connection that we use (it has no types of its own)."""
+    """The part of asyncpg's connection that the store uses; asyncpg itself has no types."""
 
     async def execute(self, query: str, *args: object) -> str:
-        """Run statements; the last one's status."""
+        """Run statements; return the status of the last one."""
         ...
 
     async def fetch(self, query: str, *args: object) -> Sequence[Any]:
-        """Run a prepared statement; its rows."""
+        """Run a prepared statement; return its rows."""
         ...
 
     async def fetchval(self, query: str, *args: object) -> Any:  # noqa: ANN401 - a value
-        """Run a prepared statement; its first row's first value."""
+        """Run a prepared statement; return the first value of its first row."""
         ...
 
     async def reload_schema_state(self) -> None:
-        """Forget prepared statements: their results may have other types now."""
+        """Drop prepared statements, because the types of their results may have changed."""
         ...
 
     async def close(self) -> None:
-        """Say good-bye."""
+        """Close the connection in an orderly way."""
         ...
 
     def terminate(self) -> None:
-        """Drop it without waiting."""
+        """Close the connection without waiting for the server."""
         ...
 
     def is_closed(self) -> bool:
-        """True once it is of no more use."""
+        """True once the connection is closed."""
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[object]:
-        """Begin; commit or roll back at the end of the context."""
+        """Begin a transaction that commits or rolls back at the end of the context."""
         ...
 
     def is_in_transaction(self) -> bool:
-        """True after BEGIN."""
+        """True between BEGIN and the end of the transaction."""
         ...
 
     def add_termination_listener(self, callback: Callable[[Any], None]) -> None:
-        """Call back when it is gone."""
+        """Call ``callback`` when the connection has ended."""
         ...
 
 
@@ -82,19 +83,19 @@ class Address:
 
     @property
     def dsn(self) -> str:
-        """The URL as asyncpg takes it; SQLAlchemy's spelling is welcome too."""
+        """The URL as asyncpg accepts it; SQLAlchemy's form is converted."""
         return self.url.replace("postgresql+asyncpg://", "postgresql://", 1)
 
 
 async def connect(address: Address) -> Connection:
-    """One connection; asyncpg's errors."""
+    """Open one connection. Raises asyncpg's errors."""
     limit_ms = str(int(address.statement_timeout_s * 1000))
     untyped: Any = asyncpg
     made = await untyped.connect(
         address.dsn,
         password=address.password,
         timeout=address.connect_timeout_s,
-        # The client's own limit is for a server that is gone; the server's comes first.
+        # The client's timeout covers a server that is gone; a live server's timeout comes first.
         command_timeout=address.statement_timeout_s + 1.0,
         statement_cache_size=256,
         max_cached_statement_lifetime=0,
@@ -102,17 +103,16 @@ async def connect(address: Address) -> Connection:
             "application_name": address.application,
             "statement_timeout": limit_ms,
             "lock_timeout": limit_ms,
-            # A client that went silent inside a transaction must not hold the leader's row.
+            # A client that stops inside a transaction must not keep the leader's row locked.
             "idle_in_transaction_session_timeout": limit_ms,
             "tcp_keepalives_idle": "5",
             "tcp_keepalives_interval": "2",
             "tcp_keepalives_count": "3",
-            # Keepalives are not sent while an answer waits for its receipt: without this a leader
-            # whose machine vanished with an answer on the way would hold its lock for a quarter of
-            # an hour.
+            # TCP sends no keepalives while sent data is unacknowledged. Without this timeout, a
+            # leader whose machine vanished in that state would hold its lock for 15 minutes.
             "tcp_user_timeout": "10000",
             "timezone": "UTC",
-            # Every statement names its schema; nothing is found by accident.
+            # Every statement names its schema, so no other search path is needed.
             "search_path": "pg_catalog",
             "jit": "off",
         },
@@ -120,7 +120,7 @@ async def connect(address: Address) -> Connection:
     return cast("Connection", made)
 
 
-# All that an operation on a connection may raise when the connection is no good any more.
+# The errors that an operation may raise when the connection no longer works.
 BROKEN = (
     OSError,
     TimeoutError,
@@ -129,17 +129,17 @@ BROKEN = (
     asyncpg.InternalClientError,
 )
 
-# Server errors by the first two letters of SQLSTATE that say "not now": connection, resources,
-# operator, system. 25 is a standby's refusal to write.
-_NOT_NOW = frozenset({"08", "25", "28", "3D", "53", "55", "57", "58", "XX"})
-# Another transaction was faster: serialisation failure, deadlock.
-_OVERTAKEN = frozenset({"40"})
-# A value that no column of this type holds.
+# SQLSTATE classes (the first two characters) of temporary errors: connection, resources, operator,
+# system. Class 25 is the error of a standby that rejects a write.
+_TEMPORARY = frozenset({"08", "25", "28", "3D", "53", "55", "57", "58", "XX"})
+# SQLSTATE classes of conflicts with another transaction: serialisation failure, deadlock.
+_SERIALISATION = frozenset({"40"})
+# SQLSTATE class of values that a column of this type cannot hold.
 _UNFIT = frozenset({"22"})
 
 
 def meaning(error: BaseException, *, closed: bool) -> Exception | None:
-    """The port's error for one of the driver; None if it is a mistake of ours."""
+    """Return the port's error for a driver's error; None if the error is a bug of the caller."""
     fields: Any = error  # asyncpg sets the server's fields as attributes
     if isinstance(error, asyncpg.IntegrityConstraintViolationError):
         return ConflictError(str(fields.constraint_name or fields.column_name or error))
@@ -148,10 +148,10 @@ def meaning(error: BaseException, *, closed: bool) -> Exception | None:
     if isinstance(error, OSError | TimeoutError | EOFError):
         return StoreUnavailableError(f"{type(error).__name__}: {error}".rstrip(": "))
     if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
-        # Refused by the driver itself, before anything was sent.
+        # The driver itself rejected the value before it sent anything.
         return UnfitValueError(str(error))
-    # The driver says "internal" when the server's farewell reaches an idle connection just before
-    # the end of its stream.
+    # The driver raises InternalClientError when the server's goodbye message reaches an idle
+    # connection just before the end of the stream.
     if isinstance(error, asyncpg.InternalClientError) or (
         closed and isinstance(error, asyncpg.InterfaceError)
     ):
@@ -161,7 +161,7 @@ def meaning(error: BaseException, *, closed: bool) -> Exception | None:
 
 @contextmanager
 def translated(connection: Connection | None = None) -> Generator[None]:
-    """The driver's errors become the port's."""
+    """Translate the driver's errors into the port's."""
     try:
         yield
     except Exception as error:
@@ -172,19 +172,19 @@ def translated(connection: Connection | None = None) -> Generator[None]:
 
 
 def _by_state(state: str, text: str) -> Exception:
-    """The port's error for one of the server, by the first two letters of its SQLSTATE."""
+    """Return the port's error for a server's error, by the class of its SQLSTATE."""
     group = state[:2]
     if group in _UNFIT:
         return UnfitValueError(text)
-    if group in _OVERTAKEN:
+    if group in _SERIALISATION:
         return ConflictError(f"overtaken by another transaction, try again: {text}")
-    if group in _NOT_NOW:
+    if group in _TEMPORARY:
         return StoreUnavailableError(text)
     return DatabaseFaultError(f"{text} (SQLSTATE {state})")
 
 
 class Pool:
-    """At most ``connections_max`` connections, opened when needed and kept."""
+    """A pool of at most ``connections_max`` connections, opened when needed and kept."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -193,7 +193,7 @@ class Pool:
         self._closed = False
 
     async def acquire(self) -> Connection:
-        """A connection that seems alive. StoreUnavailableError if there is none in time."""
+        """Return an open connection. Raises StoreUnavailableError if none is free in time."""
         try:
             async with asyncio.timeout(self._address.statement_timeout_s):
                 await self._free.acquire()
@@ -216,7 +216,7 @@ class Pool:
             return await connect(self._address)
 
     def release(self, connection: Connection, *, sound: bool) -> None:
-        """Give it back; dropped unless sound and idle."""
+        """Return a connection to the pool; drop it unless it works and has no transaction."""
         if sound and not self._closed and not connection.is_in_transaction():
             self._idle.append(connection)
         else:
@@ -225,7 +225,7 @@ class Pool:
 
     @asynccontextmanager
     async def use(self) -> AsyncGenerator[Connection]:
-        """One connection for single statements; the driver's errors become the port's."""
+        """Give a connection for single statements; translate the driver's errors."""
         connection = await self.acquire()
         sound = False
         try:
@@ -236,7 +236,7 @@ class Pool:
             self.release(connection, sound=sound)
 
     async def close(self) -> None:
-        """Close what is idle; what is in use goes when it is released."""
+        """Close idle connections now, and those in use when they are released."""
         self._closed = True
         while self._idle:
             connection = self._idle.pop()

@@ -1,7 +1,7 @@
-"""``Store``: what a service may do with its schema, and all of it that needs no database.
+"""``Store``: the operations of a service on its schema, and the part that needs no database.
 
-``sql`` and ``memory`` inherit from it, so that the simulation runs the code of
-production down to this line.
+``sql`` and ``memory`` inherit from it, so the simulation runs the same code as production
+above the adapter.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from libs.store.terms import (
     StoreUnavailableError,
     UnreadableRow,
 )
-from libs.store.unit import Birth, Clock, Known, Landed, Session, Tx
+from libs.store.unit import Clock, Committed, EventDefaults, ProcessMemory, Session, Tx
 
 R = TypeVar("R")
-# More than these wait in the database alone.
+# Limits of the unpublished events that are kept in memory. Above them, only the database has them.
 FRESH_EVENTS_MAX = 8192
 FRESH_BYTES_MAX = 4 * BATCH_BYTES_MAX
-# A resident table is loaded in statements of so many rows: each has the time of a statement.
+# A resident table is loaded in pages of this many rows, so each page stays within the statement
+# timeout.
 RESIDENT_PAGE_ROWS = 10_000
 
 
 class _Term:
-    """A leadership, which also ends when this process's memory does not follow the rows."""
+    """A leadership that also ends when this process's memory no longer matches the rows."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -50,12 +51,12 @@ class _Term:
         self.failure: ObserverError | None = None
 
     def fail(self, failure: ObserverError) -> None:
-        """The first failure ends the term."""
+        """End the term with this failure; later failures are ignored."""
         self.failure = self.failure or failure
         self._failed.set()
 
     async def lost(self) -> None:
-        """Returns when the leadership is gone; raises the failure that ends the term."""
+        """Return when the leadership is gone; raise the failure that ended the term, if any."""
         gone = asyncio.ensure_future(self._leadership.lost())
         failed = asyncio.ensure_future(self._failed.wait())
         try:
@@ -70,7 +71,7 @@ class _Term:
 
 
 class Store(ABC):
-    """One service's schema under that service's own role."""
+    """One service's schema, accessed with that service's own database role."""
 
     def __init__(
         self,
@@ -83,35 +84,38 @@ class Store(ABC):
     ) -> None:
         self._tables = tables
         self._clock = clock
-        self._birth = Birth(source, new_id, traceparent)
+        self._event_defaults = EventDefaults(source, new_id, traceparent)
         self._observers: list[Observer] = []
-        self._known = Known(recent=Recent(each for each in tables.shapes.values() if each.recent))
-        # Set after a commit that emitted something; the relay clears it and waits on it.
+        self._memory = ProcessMemory(
+            recent=Recent(each for each in tables.shapes.values() if each.recent)
+        )
+        # Set after a commit that emitted events. The relay clears it and waits on it.
         self.outbox_changed = asyncio.Event()
-        # Events of our own commits that are not published yet, by their rows in the outbox; kept
-        # from the first query on. Others, and those whose commit is in doubt, are found by a query.
+        # Unpublished events that this process committed, by their row ids in the outbox. They are
+        # kept from the first query on. A query finds the events of other processes and those of
+        # commits whose outcome is unknown.
         self._fresh: dict[int, Envelope] = {}
         self._fresh_bytes = 0
         self._relays = False
         self._query_due = False
-        # Leader's transactions take turns here: they land in memory in the order of the commits.
-        self._turn = asyncio.Lock()
-        self._turn_of: asyncio.Task[Any] | None = None
-        # A leader's transaction whose commit was not answered.
-        self._doubt: Landed | None = None
+        # Serialises the leader's transactions, so memory is updated in the order of the commits.
+        self._leader_lock = asyncio.Lock()
+        self._leader_lock_owner: asyncio.Task[Any] | None = None
+        # A leader's transaction whose commit got no answer.
+        self._doubt: Committed | None = None
         self._term: _Term | None = None
 
     @abstractmethod
     async def _begin(self, epoch: int | None) -> Session:
-        """Open a transaction; with an epoch, fenced by it (NotLeaderError)."""
+        """Open a transaction. With an epoch, raise NotLeaderError if another process leads."""
 
     @abstractmethod
     async def _lead(self) -> Leadership:
-        """Wait for the leadership."""
+        """Wait until this process has the leadership."""
 
     @abstractmethod
     async def _query_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
-        """Unpublished events, oldest first, from the database."""
+        """Read unpublished events from the database, oldest first."""
 
     @abstractmethod
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
@@ -124,56 +128,61 @@ class Store(ABC):
     @property
     @abstractmethod
     def connected(self) -> bool:
-        """False while the database is out of reach, as far as leading or standing by shows it."""
+        """False while the database is unreachable, as observed by the leader connection or by a
+        process that waits for the leadership."""
 
     @abstractmethod
     async def refused(self, after: int, limit: int) -> list[RefusedEvent]:
-        """Refused events with ids behind ``after``, in the order of their ids: at most ``limit``,
-        and no more once they have reached ``BATCH_BYTES_MAX``."""
+        """Return refused events with ids greater than ``after``, in the order of their ids: at most
+        ``limit``, and no further ones once their bodies reach ``BATCH_BYTES_MAX``."""
 
     @abstractmethod
     async def count_refused(self) -> int:
-        """How many events are refused."""
+        """Count the refused events."""
 
     @abstractmethod
     async def meet_bus_server(self, server_id: str, periods: int) -> int:
-        """Note which bus server the outbox is published to. If it is not the one noted before,
-        the events of the current period and of so many before it are made unpublished again,
-        because the old server may have died before its disk had them; returns how many. Costs
-        nothing while the server is the one this process has noted last."""
+        """Store which bus server the outbox is published to. If the server has changed, mark the
+        events of the current period and of the ``periods`` before it as unpublished again, because
+        the old server may have died before it wrote them to disk. Returns the number of these
+        events. The call needs no query while the server stays the same."""
 
     @abstractmethod
     async def next_period(self) -> None:
-        """Begin the next period of the outbox. Events belong to the period in which they were
-        published; periods are numbered, so no clock decides what is published again or dropped."""
+        """Begin the next period of the outbox. An event belongs to the period in which it was
+        published. Periods are numbered, so no clock decides which events are published again or
+        dropped."""
 
     @abstractmethod
     async def prune_outbox(self, periods: int) -> int:
-        """Drop published events that are older than the current period and so many before it;
-        returns how many."""
+        """Drop published events that are older than the current period and the ``periods`` before
+        it. Returns the number of dropped events."""
 
     @abstractmethod
     async def oldest_seen(self) -> datetime | None:
-        """When the event was entered that is in the inbox for the longest time."""
+        """Return when the oldest event of the inbox was entered; None if the inbox is empty."""
 
     @abstractmethod
     async def prune_inbox(self, before: datetime) -> int:
-        """Drop the inbox's entries from before a moment; returns how many."""
+        """Drop the inbox's entries from before a time. Returns the number of dropped entries."""
 
     @abstractmethod
     async def close(self) -> None:
         """Give up the leadership and close the connections."""
 
     async def outgoing(self, limit: int, *, query: bool = True) -> list[tuple[int, Envelope]]:
-        """Unpublished events of the outbox with their row ids, oldest first: at most ``limit``, and
-        no more once they have reached ``BATCH_BYTES_MAX`` (``is_full``). Without ``query`` those
-        that this process has committed since its first query, from memory: what
-        others committed, or what nobody knows the outcome of, shows at the next query. Refused ones
-        are left out, and one that cannot be read becomes a refused one."""
+        """Return unpublished events of the outbox with their row ids, oldest first: at most
+        ``limit``, and no further ones once their bodies reach ``BATCH_BYTES_MAX`` (``is_full``).
+
+        Without ``query``, return those that this process has committed since its first query, from
+        memory; the next query finds the events of other processes and those of commits whose
+        outcome is unknown. Refused events are left out. An event that cannot be read is marked as
+        refused.
+        """
         if not query and self._relays and not self._query_due:
             fresh = islice(self._fresh.items(), limit)
             return list(within_bytes(fresh, lambda row: row[1].body()))
-        # Set before the query: what commits meanwhile is found, kept, or both.
+        # Set before the query: an event that commits meanwhile is found by it, kept, or both.
         self._relays, self._query_due = True, False
         try:
             return await self._query_outgoing(limit)
@@ -182,12 +191,12 @@ class Store(ABC):
             raise
 
     async def published(self, row_ids: Sequence[int]) -> None:
-        """Mark events of the outbox as published; they are not refused any more."""
+        """Mark events of the outbox as published and no longer refused."""
         await self._mark_published(row_ids)
         self._drop_fresh(row_ids)
 
     async def refuse(self, row_ids: Sequence[int]) -> None:
-        """Note that the bus refuses these events: ``outgoing`` leaves them out from now on."""
+        """Mark events that the bus refused: ``outgoing`` leaves them out from now on."""
         await self._mark_refused(row_ids)
         self._drop_fresh(row_ids)
 
@@ -197,17 +206,17 @@ class Store(ABC):
             if envelope is not None:
                 self._fresh_bytes -= len(envelope.body())
 
-    def _keep_fresh(self, landed: Landed, row_ids: Sequence[int]) -> None:
-        """Remember what was just put in the outbox, while there is room."""
+    def _keep_fresh(self, committed: Committed, row_ids: Sequence[int]) -> None:
+        """Keep the events that a commit put in the outbox, within the limits of memory."""
         if not self._relays:
             return
-        unknown = len(row_ids) != len(landed.emitted)
+        unknown = len(row_ids) != len(committed.emitted)
         too_many = len(self._fresh) > FRESH_EVENTS_MAX or self._fresh_bytes > FRESH_BYTES_MAX
         if unknown or too_many:
             self._forget_fresh()
         else:
-            self._fresh |= zip(row_ids, landed.emitted, strict=True)
-            self._fresh_bytes += sum(len(each.body()) for each in landed.emitted)
+            self._fresh |= zip(row_ids, committed.emitted, strict=True)
+            self._fresh_bytes += sum(len(each.body()) for each in committed.emitted)
 
     def _forget_fresh(self) -> None:
         self._fresh.clear()
@@ -216,52 +225,56 @@ class Store(ABC):
 
     @property
     def in_doubt(self) -> bool:
-        """True while the outcome of a leader's commit is not known, because its answer was lost.
-        The next leader's transaction finds out: if the commit did take effect, the observers hear
-        of it then, and that transaction raises StoreUnavailableError."""
+        """True while the outcome of a leader's commit is unknown, because its answer was lost. The
+        next leader's transaction finds out: if the commit took effect, it calls the observers then
+        and raises StoreUnavailableError."""
         return self._doubt is not None
 
     def observe(self, observer: Observer) -> None:
-        """Call ``observer`` after each of this store's commits, with what changed, in order. If it
-        raises, the transaction raises ObserverError and the leader's term is over."""
+        """Call ``observer`` with the changed rows after each commit of this store, in the order of
+        the commits. If it raises, the transaction raises ObserverError and the leader's term ends.
+        """
         self._observers.append(observer)
 
     @asynccontextmanager
     async def transaction(self, *, epoch: int | None = None) -> AsyncGenerator[Tx]:
-        """Open a transaction; commits on leaving, rolls back on an exception. With an epoch it
-        is a leader's: NotLeaderError if another leads. Raises ConflictError, DatabaseFaultError and
-        StoreUnavailableError; a unique conflict may only show on leaving. ObserverError if an
-        observer failed, in this transaction (which is committed) or before in this term."""
-        if epoch is not None and self._turn_of is asyncio.current_task():
+        """Open a transaction that commits at the end of the context and rolls back on an exception.
+
+        With an epoch it is a leader's transaction, which raises NotLeaderError if another process
+        leads. Raises ConflictError, DatabaseFaultError and StoreUnavailableError; a unique conflict
+        may only be raised at the end of the context. Raises ObserverError if an observer failed,
+        after this commit or after an earlier one of this term.
+        """
+        if epoch is not None and self._leader_lock_owner is asyncio.current_task():
             raise RuntimeError("a leader's transaction inside a leader's transaction")
-        async with self._turn if epoch is not None else nullcontext():
+        async with self._leader_lock if epoch is not None else nullcontext():
             if epoch is not None:
-                self._turn_of = asyncio.current_task()
+                self._leader_lock_owner = asyncio.current_task()
             try:
                 async with self._open(epoch) as tx:
                     yield tx
             finally:
                 if epoch is not None:
-                    self._turn_of = None
+                    self._leader_lock_owner = None
 
     @asynccontextmanager
     async def _open(self, epoch: int | None) -> AsyncGenerator[Tx]:
         now = self._clock.now()
         if epoch is not None and self._term is not None and self._term.failure is not None:
-            # Whatever would be written now may be decided on a memory that is wrong.
+            # The caller may have made its decision on memory that does not match the rows.
             raise self._term.failure
         session = await self._begin(epoch)
         try:
-            self._settle(session.version)
-            known = Known(self._known.report) if epoch is None else self._known
-            tx = Tx(session, self._tables, known, self._birth, now)
+            self._resolve_doubt(session.version)
+            memory = ProcessMemory(self._memory.report) if epoch is None else self._memory
+            tx = Tx(session, self._tables, memory, self._event_defaults, now)
             yield tx
-            landed = await tx.finish()
+            committed = await tx.finish()
         except BaseException:
             await session.rollback()
             raise
-        if landed is None:
-            # Nothing to keep: no commit, no version, no wait for the disk.
+        if committed is None:
+            # Nothing was written, so no commit, no version and no wait for the disk is needed.
             await session.rollback()
             return
         try:
@@ -269,37 +282,37 @@ class Store(ABC):
         except (ConflictError, NotLeaderError):
             raise
         except BaseException:
-            # Dying here, or an answer that is lost: the rows may be there or not.
+            # The commit got no answer: the rows may be stored or not.
             if epoch is not None:
-                self._doubt = landed
-            # It may have landed, and then its events wait.
+                self._doubt = committed
+            # If the commit took effect, its events wait to be published.
             self._query_due = True
             raise
-        self._land(landed, session.outbox_ids)
+        self._apply_commit(committed, session.outbox_ids)
 
-    def _settle(self, version: int) -> None:
-        """Find out what became of a commit without an answer: each commit counts one version.
+    def _resolve_doubt(self, version: int) -> None:
+        """Determine the outcome of a commit without an answer: each commit adds one version.
 
-        If it did land, this transaction is refused, so that its caller starts again from the
-        state that is true now.
+        If it took effect, this transaction raises StoreUnavailableError, so that its caller starts
+        again from the current state.
         """
         doubt = self._doubt
         if doubt is None or version == 0:
             return
         self._doubt = None
         if version > doubt.version:
-            self._land(doubt, ())
+            self._apply_commit(doubt, ())
             raise StoreUnavailableError("an earlier transaction did commit; begin again after it")
 
-    def _land(self, landed: Landed, row_ids: Sequence[int]) -> None:
-        """Apply a committed transaction to memory and call the observers, every one of them.
+    def _apply_commit(self, committed: Committed, row_ids: Sequence[int]) -> None:
+        """Apply a committed transaction to memory and call all observers.
 
-        ObserverError if one failed: what it keeps may not be what the rows say, and nobody may
-        take the commit for one that was followed.
+        Raises ObserverError if one of them failed: its memory may differ from the rows then, so
+        the caller must not continue as after an ordinary commit.
         """
-        steps: list[Callable[[], None]] = [lambda: self._follow(landed, row_ids)]
-        if self._observers and landed.writes:
-            delta = landed.delta()
+        steps: list[Callable[[], None]] = [lambda: self._update_memory(committed, row_ids)]
+        if self._observers and committed.writes:
+            delta = committed.delta()
             steps += [partial(observer, delta) for observer in self._observers]
         failures: list[Exception] = []
         for step in steps:
@@ -317,15 +330,15 @@ class Store(ABC):
                 self._term.fail(failure)
             raise failure
 
-    def _follow(self, landed: Landed, row_ids: Sequence[int]) -> None:
-        """Apply a committed transaction to what the store itself keeps in memory."""
-        if landed.version:
-            self._known.recent.land(landed.writes)
-        for shape, rows in landed.writes.items():
-            table = self._known.residents.get(shape)
+    def _update_memory(self, committed: Committed, row_ids: Sequence[int]) -> None:
+        """Apply a committed transaction to the rows and events that the store keeps in memory."""
+        if committed.version:
+            self._memory.recent.land(committed.writes)
+        for shape, rows in committed.writes.items():
+            table = self._memory.residents.get(shape)
             if table is None:
                 continue
-            lost = self._known.unreadable.get(shape)
+            lost = self._memory.unreadable.get(shape)
             for key, row in rows.items():
                 if lost:
                     lost.pop(shape.encoded_key(key), None)
@@ -333,28 +346,28 @@ class Store(ABC):
                     table.pop(key, None)
                 else:
                     table[key] = row
-        if landed.emitted:
-            self._keep_fresh(landed, row_ids)
+        if committed.emitted:
+            self._keep_fresh(committed, row_ids)
             self.outbox_changed.set()
 
     async def lead(self) -> Leadership:
-        """Wait until this process leads the service (one at a time), with a higher epoch. Resident
-        tables have to be loaded again."""
+        """Wait until this process leads the service, with a higher epoch than every leader before.
+        One process leads at a time. The caller has to load resident tables again."""
         leadership = self._term = _Term(await self._lead())
-        self._known.residents, self._known.unreadable = {}, {}
-        self._known.recent.clear()
+        self._memory.residents, self._memory.unreadable = {}, {}
+        self._memory.recent.clear()
         self._doubt = None
         self._forget_fresh()
         return leadership
 
     async def make_resident(self, *kinds: type[object]) -> None:
-        """Load these tables into memory (leader only: it alone writes them). From then on reads
-        of them inside leader's transactions are served from memory. Rows that cannot be decoded
-        are reported and left out: see ``unreadable``."""
+        """Load these tables into memory. Only the leader may call this, because it alone writes
+        these tables. From then on, reads of them in the leader's transactions are served from
+        memory. Rows that cannot be decoded are reported and left out: see ``unreadable``."""
         shapes = [self._tables.shape(kind) for kind in kinds]
         loaded: dict[Shape, dict[Key, Row]] = {shape: {} for shape in shapes}
         lost: dict[Shape, dict[tuple[object, ...], UnreadableRow]] = {shape: {} for shape in shapes}
-        async with self._turn:
+        async with self._leader_lock:
             session = await self._begin(None)
             try:
                 for shape in shapes:
@@ -366,25 +379,26 @@ class Store(ABC):
                                 loaded[shape][shape.key_of(row)] = row
             finally:
                 await session.rollback()
-            self._known.residents = self._known.residents | loaded
-            self._known.unreadable = self._known.unreadable | lost
+            self._memory.residents = self._memory.residents | loaded
+            self._memory.unreadable = self._memory.unreadable | lost
         for rows in lost.values():
             for row in rows.values():
-                self._known.report(row)
+                self._memory.report(row)
 
     def unreadable(self, kind: type[object]) -> Sequence[UnreadableRow]:
-        """The rows of a resident table that could not be decoded and were not written since.
-        ``get`` raises UnreadableRowError for them; what concerns them must be left alone."""
-        return tuple(self._known.unreadable.get(self._tables.shape(kind), {}).values())
+        """Return the rows of a resident table that could not be decoded and were not written since.
+        ``get`` raises UnreadableRowError for them. The caller must not act on what they concern."""
+        return tuple(self._memory.unreadable.get(self._tables.shape(kind), {}).values())
 
     def on_unreadable(self, report: Callable[[UnreadableRow], None]) -> None:
-        """Call ``report`` for each unreadable row that is met, each time."""
-        self._known.report = report
+        """Call ``report`` each time an unreadable row is read."""
+        self._memory.report = report
 
     def resident(self, kind: type[R]) -> dict[object, R]:
-        """The rows of a resident table by primary key (a tuple if it has several columns).
-        KeyError if it was not loaded. Never change it; it is the table."""
+        """Return the rows of a resident table by primary key (a tuple if it has several columns).
+        Raises KeyError if the table was not loaded. The mapping is the table itself: never change
+        it."""
         shape = self._tables.shape(kind)
-        if shape not in self._known.residents:
+        if shape not in self._memory.residents:
             raise KeyError(f"{kind.__name__} is not resident; make_resident() comes first")
-        return cast("dict[object, R]", self._known.residents[shape])
+        return cast("dict[object, R]", self._memory.residents[shape])

@@ -1,7 +1,7 @@
-"""The rows of an event that a service has set apart; every schema has tables of them.
+"""The rows of dead letters: events that a service has set apart. Every schema has these tables.
 
-``libs.service.dead_letters`` writes and replays them. The body, which may be large, has a row of
-its own, so that nothing reads it that does not need it.
+``libs.service.dead_letters`` writes and replays them. The body may be large, so it has a row of its
+own, which only a replay reads.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from enum import Enum
 
 
 class Direction(Enum):
-    """Where the event was on its way to."""
+    """The direction in which the event travelled."""
 
     # The service could not handle it.
     RECEIVED = "received"
-    # The bus does not take it.
+    # The bus does not accept it.
     SENT = "sent"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
-    """One event, as it is on the bus but for its body, and the reason why it was set apart."""
+    """One event as on the bus, without its body, and the reason why it was set apart."""
 
     id: str
     direction: Direction
@@ -37,7 +37,7 @@ class DeadLetterRow:
     set_apart_at: datetime
     # How many replays have failed.
     replays: int = 0
-    # Since when a replay is requested; None: it is not.
+    # When a replay was requested; None if none is requested.
     replay_at: datetime | None = None
 
 

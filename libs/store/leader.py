@@ -1,7 +1,7 @@
-"""Leadership of a service: an advisory lock held by a connection of its own, and an epoch row.
+"""Leadership of a service: an advisory lock on a separate connection, and a row with the epoch.
 
-The lock elects (PostgreSQL frees it when the connection dies); the epoch, checked by every
-leader's transaction, is what makes a leader of yesterday harmless. Called by ``sql``.
+The lock elects the leader; PostgreSQL frees it when the connection dies. Every leader's transaction
+checks the epoch, so a former leader can no longer write. Called by ``sql``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from libs.store.terms import StoreUnavailableError
 
 
 async def pause(closing: asyncio.Event, seconds: float) -> None:
-    """Wait; StoreUnavailableError if the store is closed meanwhile."""
+    """Wait. Raises StoreUnavailableError if the store is closed meanwhile."""
     try:
         async with asyncio.timeout(seconds):
             await closing.wait()
@@ -28,13 +28,13 @@ async def pause(closing: asyncio.Event, seconds: float) -> None:
 
 
 def lock_number(purpose: str, schema: str) -> int:
-    """The advisory lock for a purpose in a schema; a service's own, and the same everywhere."""
+    """Return the number of the advisory lock for a purpose in a schema."""
     digest = hashlib.sha256(f"shiftwork/{purpose}/{schema}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
 class SqlLeadership:
-    """Held as long as its connection lives."""
+    """A leadership that lasts as long as its connection."""
 
     def __init__(self, connection: Connection, epoch: int, probe_s: float) -> None:
         self._connection = connection
@@ -45,7 +45,7 @@ class SqlLeadership:
         connection.add_termination_listener(lambda _connection: self._gone.set())
 
     async def lost(self) -> None:
-        """Returns when the connection, and the lock with it, is gone."""
+        """Return when the connection has ended, and the lock with it."""
         async with self._probing:
             while not (self._gone.is_set() or self._connection.is_closed()):
                 try:
@@ -55,7 +55,7 @@ class SqlLeadership:
                     await self._probe()
 
     async def _probe(self) -> None:
-        """A network that swallows packets closes no connection: ask, and bound the answer."""
+        """Query the server with a timeout: a network that drops packets closes no connection."""
         try:
             async with asyncio.timeout(max(1.0, 2 * self._probe_s)):
                 await self._connection.fetchval("SELECT 1")
@@ -64,7 +64,7 @@ class SqlLeadership:
             self._gone.set()
 
     async def release(self) -> None:
-        """Give it up at once."""
+        """Give up the leadership at once."""
         self._gone.set()
         if self._connection.is_closed():
             return
@@ -77,7 +77,8 @@ class SqlLeadership:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Who wants to lead what, and how often it asks and probes (seconds)."""
+    """The candidate's name, the schema to lead, and the intervals of its attempts and probes in
+    seconds."""
 
     address: Address
     schema: str
@@ -89,9 +90,10 @@ class Campaign:
 async def lead(
     campaign: Campaign, closing: asyncio.Event, connected: Callable[[bool], None]
 ) -> SqlLeadership:
-    """Wait for the lock, then raise the epoch. Polls, so that it can be cancelled and outlives a
-    restart of the server; ``connected`` is called with whether there is a connection.
-        StoreUnavailableError only once ``closing`` is set.
+    """Wait for the lock, then raise the epoch.
+
+    Polls, so that it can be cancelled and survives a restart of the server. Calls ``connected``
+    with whether the connection works. Raises StoreUnavailableError only once ``closing`` is set.
     """
     while True:
         try:
@@ -107,14 +109,14 @@ async def lead(
 async def _attempt(
     campaign: Campaign, closing: asyncio.Event, connected: Callable[[bool], None]
 ) -> SqlLeadership:
-    """One connection's try; the driver's errors."""
+    """Try with one connection. Raises the driver's errors."""
     connection = await connect(campaign.address)
     connected(True)
     try:
         number = lock_number("leader", campaign.schema)
         while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", number):
             await pause(closing, campaign.poll_s)
-        # Waits for the last leader's open transaction: after this line none of its can commit.
+        # This waits for an open transaction of the last leader; afterwards none of them can commit.
         epoch = await connection.fetchval(
             f"INSERT INTO {quoted(campaign.schema, LEADER)} AS l"  # noqa: S608 - our names
             " (id, epoch, version, name, bus_server)"
@@ -128,19 +130,19 @@ async def _attempt(
     return SqlLeadership(connection, int(epoch), campaign.probe_s)
 
 
-# More than a service's leaders commit between a backup and its restoration: 30 years of 1,000 a
-# second.
+# More versions than a service commits between a backup and its restoration: 1,000 a second for 30
+# years.
 VERSIONS_SKIPPED = 10**12
 
 
 async def raise_epoch(address: Address, tables: Tables, past: int) -> int:
-    """Make the next leader's epoch greater than ``past``; returns the epoch as it stands now.
+    """Make the next leader's epoch greater than ``past``; return the current epoch.
 
-    For a database that was restored from a backup, while what its leaders command remembers a
-    later epoch. Versions continue above all that those leaders can have given, too: a consumer
-    that knows a later one would drop the next events as old. The current leader loses its term at
-    its next transaction and leads again. Safe to repeat. StoreUnavailableError if the database
-    cannot be reached.
+    Call it after a database was restored from a backup, while the nodes remember a later epoch. It
+    also raises all versions above those that the lost leaders can have assigned, because a consumer
+    that knows a later version would drop the next events as old. The current leader loses its term
+    at its next transaction and leads again. The call can be repeated. Raises StoreUnavailableError
+    if the database cannot be reached.
     """
     leader = quoted(tables.schema, LEADER)
     versioned = [each.table for each in tables.shapes.values() if "version" in each.by_name]

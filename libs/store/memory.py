@@ -1,10 +1,10 @@
-"""The store in memory, for the simulation and for tests: the rules of PostgreSQL, none of its I/O.
+"""The store in memory, for the simulation and for tests: the rules of PostgreSQL without its I/O.
 
-A ``MemoryDatabase`` stands for the server: it outlives the processes that use it. A ``MemoryStore``
-is one process's handle; a crash is ``crash()`` and a new handle. Transactions of a schema are
-serialised in the order of their arrival, nothing sleeps and nothing is random, so that a run on a
+A ``MemoryDatabase`` stands for the server and outlives the processes that use it. A ``MemoryStore``
+is one process's handle; ``crash()`` and a new handle simulate a crash. The transactions of a schema
+run one at a time in the order of their arrival, and nothing sleeps or is random, so a run on a
 virtual clock repeats exactly. Faults: ``stop()``/``start()`` of the server, ``cut_leader()``, and a
-``fault`` hook awaited at every ``Point``, which may wait or raise.
+``fault`` hook that is awaited at every ``Point`` and may wait or raise.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from libs.store.unit import Clock, Session
 
 __all__ = ["Fault", "MemoryDatabase", "MemoryStore", "Point", "no_fault"]
 
-# How soon a campaign that met a fault is tried again.
+# The delay before the next attempt to lead after a fault.
 LEAD_POLL_S = 0.5
 
 
 class _MemorySession:
-    """One transaction: writes in place with a log to undo them; the schema's lock is held."""
+    """One transaction: it writes in place, keeps an undo log, and holds the schema's lock."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _MemorySession:
             yield rows[start : start + rows_max]
 
     async def write(self, batch: Batch) -> None:
-        """Deletions, then rows, one after the other: each meets the constraints at its turn."""
+        """Apply the deletions, then the rows, in order, and check the constraints at each row."""
         self._alive()
         for shape, keys in batch.deletes:
             for key in keys:
@@ -202,14 +202,14 @@ class MemoryStore(Store):
         while True:
             self._alive()
             if schema.leader is not None or self._database.down:
-                await self._knock()
+                await self._wait_for_change()
                 continue
             try:
                 await self._database.reach(Point.LEAD, schema.name)
                 async with schema.turn:
-                    pass  # the last leader's open transaction comes first
+                    pass  # wait for the last leader's open transaction
             except StoreUnavailableError:
-                await self._knock(LEAD_POLL_S)
+                await self._wait_for_change(LEAD_POLL_S)
                 continue
             if schema.leader is None and not (self._database.down or self._dead):
                 schema.epoch += 1
@@ -217,8 +217,8 @@ class MemoryStore(Store):
                 self._leaderships = [schema.leader]
                 return schema.leader
 
-    async def _knock(self, seconds_max: float | None = None) -> None:
-        """Wait until somebody gives the leadership up or the server starts."""
+    async def _wait_for_change(self, seconds_max: float | None = None) -> None:
+        """Wait until the leadership is free or the server starts, at most ``seconds_max``."""
         waiter = asyncio.get_running_loop().create_future()
         self._schema.waiting.append(waiter)
         try:
@@ -256,13 +256,13 @@ class MemoryStore(Store):
                 outbox[each] = replace(outbox[each], refused_at=now)
 
     async def refused(self, after: int, limit: int) -> list[RefusedEvent]:
-        """Refused events, oldest first."""
+        """Return refused events, oldest first."""
         ids = [each for each in await self._refused_ids() if each > after]
         found = (_refused(each, self._schema.outbox[each]) for each in ids[:limit])
         return list(within_bytes(found, lambda event: event.body))
 
     async def count_refused(self) -> int:
-        """How many events are refused."""
+        """Count the refused events."""
         return len(await self._refused_ids())
 
     async def _refused_ids(self) -> list[int]:
@@ -274,7 +274,7 @@ class MemoryStore(Store):
         )
 
     async def meet_bus_server(self, server_id: str, periods: int) -> int:
-        """Note the bus server; publish the last periods again if it is a new one."""
+        """Store the bus server; publish the last periods again if it has changed."""
         schema = await self._reach()
         if not server_id or schema.bus_server == server_id:
             return 0
@@ -296,7 +296,7 @@ class MemoryStore(Store):
         (await self._reach()).period += 1
 
     async def prune_outbox(self, periods: int) -> int:
-        """Drop old events that were published."""
+        """Drop old published events."""
         schema = await self._reach()
         old = [
             each
@@ -308,25 +308,25 @@ class MemoryStore(Store):
         return len(old)
 
     async def oldest_seen(self) -> datetime | None:
-        """When the inbox's oldest event was entered."""
+        """Return when the oldest event of the inbox was entered."""
         return min((await self._reach()).inbox.values(), default=None)
 
     async def prune_inbox(self, before: datetime) -> int:
         """Drop old entries of the inbox."""
         schema = await self._reach()
-        old = [each for each, moment in schema.inbox.items() if moment < before]
+        old = [each for each, entered_at in schema.inbox.items() if entered_at < before]
         for each in old:
             del schema.inbox[each]
         return len(old)
 
     async def _reach(self) -> Schema:
-        """The schema, if the server answers."""
+        """Return the schema. Raises StoreUnavailableError if the server is down."""
         self._alive()
         await self._database.reach(Point.PUBLISHED, self._schema.name)
         return self._schema
 
     def crash(self) -> None:
-        """The process dies: its leadership is free, whatever it still tries fails."""
+        """End the process: its leadership becomes free, and all its later calls fail."""
         self._dead = True
         for leadership in self._leaderships:
             leadership.drop()

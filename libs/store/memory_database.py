@@ -1,6 +1,6 @@
-"""The memory store's server: schemas that outlive the processes using them, and their faults.
+"""The memory store's server: schemas that outlive the processes that use them, and their faults.
 
-Used by ``memory``; the simulation holds one ``MemoryDatabase`` and strikes it.
+``memory`` uses it. The simulation holds one ``MemoryDatabase`` and injects faults.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from libs.store.terms import ConflictError, StoreUnavailableError, UnreadableRow
 
 
 class Point(Enum):
-    """Where a fault may strike."""
+    """The points at which a fault may occur."""
 
     BEGIN = "begin"
     # Nothing of the transaction is kept.
@@ -30,17 +30,17 @@ class Point(Enum):
     OUTGOING = "outgoing"
     # Between publishing and marking as published.
     PUBLISHED = "published"
-    # Between a refusal by the bus and its note.
+    # Between a refusal by the bus and marking the event as refused.
     REFUSED = "refused"
     LEAD = "lead"
 
 
-# Called with the point and the schema's name; waits, returns, or raises StoreUnavailableError.
+# Called with the point and the schema's name; it waits, returns, or raises StoreUnavailableError.
 Fault = Callable[[Point, str], Awaitable[None]]
 
 
 async def no_fault(point: Point, schema: str) -> None:
-    """Everything works."""
+    """Inject no fault."""
     del point, schema
 
 
@@ -51,30 +51,30 @@ class Table:
     shape: Shape
     rows: dict[Key, Row] = field(default_factory=dict)
     indexes: dict[str, dict[tuple[object, ...], Key]] = field(default_factory=dict)
-    # Rows that cannot be decoded, with the reason; until they are written again.
+    # Rows that cannot be decoded until they are written again, with the reason.
     broken: dict[Key, str] = field(default_factory=dict[Key, str])
 
     def read(self, key: Key) -> Row | None:
-        """One row as a client gets it."""
+        """Return one row as a client reads it."""
         row = self.rows.get(key)
         if row is None or key not in self.broken:
             return row
         return UnreadableRow(self.shape.kind, self.shape.encoded_key(key), self.broken[key])
 
     def decoded(self, rows: Iterable[Row]) -> list[Row]:
-        """Several of its rows as a client gets them."""
+        """Return several of its rows as a client reads them."""
         if not self.broken:
             return list(rows)
         return [self.read(self.shape.key_of(row)) for row in rows]
 
     def replace(self, key: Key, row: Row | None) -> Row | None:
-        """Set or remove a row, after every constraint has agreed; returns the row before."""
+        """Check every constraint, then set or remove a row; return the previous row."""
         if row is not None:
             self._refuse(key, row)
         return self.set(key, row)
 
     def set(self, key: Key, row: Row | None) -> Row | None:
-        """Set or remove a row and its index entries; returns the row before."""
+        """Set or remove a row and its index entries; return the previous row."""
         old = self.rows.get(key)
         self.broken.pop(key, None)
         for unique in self.shape.uniques:
@@ -90,7 +90,7 @@ class Table:
         return old
 
     def _refuse(self, key: Key, row: Row) -> None:
-        """ConflictError names the constraint that the row would break."""
+        """Raise ConflictError, with the name of the constraint, if the row violates one."""
         for column in self.shape.columns:
             column.encoded(getattr(row, column.name))
         for check in self.shape.checks:
@@ -112,13 +112,13 @@ class Sent:
     """One row of the outbox."""
 
     envelope: Envelope
-    # The period in which it was published; None: it was not.
+    # The period in which it was published; None if it was not.
     period: int | None = None
     refused_at: datetime | None = None
 
 
 class Schema:
-    """Everything that one service keeps."""
+    """All data of one service."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -136,14 +136,14 @@ class Schema:
         self.waiting: list[asyncio.Future[None]] = []
 
     def table(self, shape: Shape) -> Table:
-        """The table of a kind; rows survive a new handle with newly declared shapes."""
+        """Return the table of a kind; rows survive a new handle with newly declared shapes."""
         found = self.tables.get(shape.table)
         if found is None:
             found = self.tables[shape.table] = Table(shape)
         return found
 
     def call_next(self) -> None:
-        """Notify the processes that wait for the leadership, in their order."""
+        """Notify the processes that wait for the leadership, in the order of their arrival."""
         for waiter in self.waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -151,8 +151,8 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class BadCommits:
-    """Makes a schema's commits fail for a while, as behind a held lock or on a disk that hangs:
-    some are refused after a wait, some take effect and are never answered."""
+    """Makes a schema's commits fail for a while, as with a held lock or a hanging disk: some fail
+    after a wait, and some take effect but get no answer."""
 
     rng: Random
     share: float
@@ -160,10 +160,10 @@ class BadCommits:
     wait: Callable[[float], Awaitable[None]]
 
     async def reach(self, point: Point) -> None:
-        """Called at every point of a commit; raises StoreUnavailableError."""
+        """Wait and raise StoreUnavailableError for a share of the commits; called at each point."""
         if point not in {Point.BEFORE_COMMIT, Point.AFTER_COMMIT}:
             return
-        # Half of those that go wrong go wrong at either point.
+        # Half of the failures happen at each of the two points.
         if self.rng.random() < self.share / 2:
             await self.wait(self.rng.uniform(0.0, self.wait_seconds))
             raise StoreUnavailableError(f"the commit was not answered ({point.value})")
@@ -174,9 +174,9 @@ class MemoryDatabase:
 
     def __init__(self) -> None:
         self.fault: Fault = no_fault
-        # By schema, as long as it lasts.
+        # By schema, while the fault lasts.
         self.bad_commits: dict[str, BadCommits] = {}
-        # Grows with each start; a transaction belongs to one.
+        # Counts the starts; a transaction ends with the start in which it began.
         self.starts = 1
         self._down = False
         self._schemas: dict[str, Schema] = {}
@@ -187,20 +187,20 @@ class MemoryDatabase:
         return self._down
 
     def schema(self, name: str) -> Schema:
-        """One service's part, made when first asked for."""
+        """Return one service's schema, which is made when it is first requested."""
         if name not in self._schemas:
             self._schemas[name] = Schema(name)
         return self._schemas[name]
 
     def stop(self, *, notice_seconds: float = 0.0) -> None:
-        """The server dies: open transactions are gone, and every leadership with them. The leaders
-        notice it after ``notice_seconds``."""
+        """Stop the server: open transactions and all leaderships are lost. The leaders notice it
+        after ``notice_seconds``."""
         self._down = True
         for name in self._schemas:
             self.cut_leader(name, notice_seconds=notice_seconds)
 
     def start(self) -> None:
-        """The server is back with everything that was committed."""
+        """Start the server again, with everything that was committed."""
         if not self._down:
             return
         self._down = False
@@ -216,11 +216,11 @@ class MemoryDatabase:
             leader.drop(notice_seconds=notice_seconds)
 
     def rows(self, tables: Tables, kind: type[Any]) -> dict[Key, Row]:
-        """What is committed, for checkers; a copy."""
+        """Return a copy of the committed rows, for checkers."""
         return dict(self.schema(tables.schema).table(tables.shape(kind)).rows)
 
     def break_row(self, tables: Tables, kind: type[Any], *key: object, column: str) -> None:
-        """Somebody changed a column by hand: the row cannot be decoded any more."""
+        """Make a row undecodable, as if a person had changed a column by hand."""
         shape = tables.shape(kind)
         table = self.schema(tables.schema).table(shape)
         found = shape.key_from(key)
@@ -228,7 +228,7 @@ class MemoryDatabase:
         table.broken[found] = f"column {shape.column(column).name} cannot be decoded"
 
     async def reach(self, point: Point, schema: str) -> None:
-        """Get to the server, if it lets us."""
+        """Simulate a request to the server, with its faults."""
         if self._down:
             raise StoreUnavailableError("the database is stopped")
         await self.fault(point, schema)
@@ -239,7 +239,7 @@ class MemoryDatabase:
 
 
 class MemoryLeadership:
-    """Held until dropped."""
+    """A leadership that lasts until ``drop`` is called."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -247,17 +247,17 @@ class MemoryLeadership:
         self._gone = asyncio.Event()
 
     async def lost(self) -> None:
-        """Returns when it is gone."""
+        """Return when the leadership is gone."""
         await self._gone.wait()
 
     async def release(self) -> None:
-        """Give it up at once."""
+        """Give up the leadership at once."""
         self.drop()
 
     def drop(self, *, notice_seconds: float = 0.0) -> None:
-        """The connection breaks: the next in line may lead. The process that held it learns of it
-        after ``notice_seconds``, as with a network that swallows packets; until then only the
-        epoch keeps its transactions out."""
+        """Break the connection, so that the next process may lead. The process that held the
+        leadership notices after ``notice_seconds``, as with a network that drops packets; until
+        then only the epoch rejects its transactions."""
         if notice_seconds > 0:
             asyncio.get_running_loop().call_later(notice_seconds, self._gone.set)
         else:

@@ -1,6 +1,6 @@
-"""A service's whole schema as SQLAlchemy's metadata: what Alembic compares a database with.
+"""A service's whole schema as SQLAlchemy metadata, which Alembic compares with a database.
 
-Called by ``Tables.metadata``, for migrations and tests. A running service does not import it.
+``Tables.metadata`` calls it, for migrations and tests. A running service does not import it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from libs.store.rows import Shape
     from libs.store.tables import Tables
 
-# Compare and sort by code points, as Python does, whatever the database's locale is.
+# Compares and sorts by code points, as Python does, independently of the database's locale.
 TEXT = sa.Text(collation="C")
 TIMESTAMP = sa.DateTime(timezone=True)
 _TYPES: Mapping[str, Any] = {
@@ -32,9 +32,9 @@ _TYPES: Mapping[str, Any] = {
 
 
 def metadata_of(tables: Tables) -> sa.MetaData:
-    """Every table of the schema, inbox, outbox and leader included."""
+    """Return every table of the schema, including inbox, outbox and leader."""
     metadata = sa.MetaData(schema=tables.schema, naming_convention={"pk": "%(table_name)s_pkey"})
-    _add_plumbing(metadata)
+    _add_common_tables(metadata)
     for shape in tables.shapes.values():
         columns = (
             sa.Column(each.name, _TYPES[each.sql_type], nullable=each.nullable)
@@ -46,7 +46,7 @@ def metadata_of(tables: Tables) -> sa.MetaData:
 
 
 def _rules(shape: Shape) -> Iterable[sa.schema.SchemaItem]:
-    """Indexes and constraints of one table, but for its primary key."""
+    """Return the indexes and constraints of one table, without its primary key."""
     for each in shape.indexes:
         parts = (part if part.isidentifier() else sa.text(part) for part in each.columns)
         yield sa.Index(each.name, *parts, postgresql_where=_text(each.where))
@@ -63,15 +63,15 @@ def _text(sql: str | None) -> sa.TextClause | None:
     return None if sql is None else sa.text(sql)
 
 
-def _add_plumbing(metadata: sa.MetaData) -> None:
+def _add_common_tables(metadata: sa.MetaData) -> None:
     """Declare the tables that every service has."""
     sa.Table(
         INBOX,
         metadata,
         sa.Column("event_id", TEXT, primary_key=True),
         sa.Column("seen_at", TIMESTAMP, nullable=False),
-        # Pruning takes the oldest first. A block range index would not do: once pruned space is
-        # used again, old and new rows lie in the same blocks.
+        # For pruning, which deletes the oldest rows first. A block range index does not help: once
+        # pruned space is reused, the same blocks hold old and new rows.
         sa.Index("inbox_seen_idx", "seen_at"),
     )
     sa.Table(
@@ -84,15 +84,15 @@ def _add_plumbing(metadata: sa.MetaData) -> None:
         sa.Column("subject", TEXT, nullable=False),
         sa.Column("time", TIMESTAMP, nullable=False),
         sa.Column("traceparent", TEXT, nullable=False),
-        # Text and not JSONB: published again byte for byte.
+        # Text and not JSONB, so that an event is published again byte for byte.
         sa.Column("body", TEXT, nullable=False),
         sa.Column("created_at", TIMESTAMP, nullable=False),
-        # For people. What is published again or dropped goes by the period, not by a clock.
+        # For people only: the period, not a clock, decides what is published again or dropped.
         sa.Column("published_at", TIMESTAMP, nullable=True),
         sa.Column("period", sa.BigInteger, nullable=False, server_default=sa.text("0")),
-        # Since when the bus refuses it; NULL: it does not.
+        # When the bus refused the event first; NULL if it did not.
         sa.Column("refused_at", TIMESTAMP, nullable=True),
-        # Two indexes, so that no query has to read past refused rows.
+        # Two indexes, so that no query has to skip refused rows.
         sa.Index(
             "outbox_unpublished_idx",
             "id",

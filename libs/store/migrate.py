@@ -1,9 +1,9 @@
-"""Brings a service's schema to the state that its code expects: Alembic, one history per service.
+"""Migrates a service's schema to the state that its code expects, with one Alembic history each.
 
-``upgrade`` is called by every process of a service when it starts (one of them does it, under a
-lock), ``check`` by tests. The schema and its owner are there already (``libs.store.roles``). Files
-are ``migrations/versions/NNNN_pre_slug.py`` or ``NNNN_post_slug.py``: *pre* runs before the new
-code and must suit the old code too, *post* cleans up once no old code runs.
+Every process of a service calls ``upgrade`` when it starts, and one of them migrates, under a lock.
+Tests call ``check``. ``libs.store.roles`` has made the schema and its owner before. Files are
+``migrations/versions/NNNN_pre_slug.py`` or ``NNNN_post_slug.py``: *pre* runs before the new code
+and must suit the old code too, *post* cleans up once no old code runs.
 
 ``python -m libs.store.migrate new services.submit.tables add_owner --url postgresql://...`` writes
 the next file from what the tables of a scratch database lack.
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A migration may rewrite a table; an ordinary statement may not take so long.
+# A migration may rewrite a table, so it has more time than an ordinary statement.
 MIGRATION_TIMEOUT_S = 600.0
 _DIGITS = 4
 
 
 def newest(migrations: Path) -> str:
-    """The revision that the code expects: the highest number among the files; empty if none."""
+    """Return the revision that the code expects, the highest number of the files; empty if none."""
     numbers = (path.name[:_DIGITS] for path in (migrations / "versions").glob("[0-9]*_*.py"))
     return max(numbers, default="")
 
 
 async def upgrade(address: Address, tables: Tables, migrations: Path) -> None:
-    """Run the migrations that are missing, all or none of them.
+    """Run all missing migrations in one transaction.
 
-    A schema that is already there, or ahead of this code, is left alone, and Alembic is then not
-    even imported. StoreUnavailableError if the database cannot be reached.
+    If the schema is up to date or newer than this code, nothing changes and Alembic is not
+    imported. Raises StoreUnavailableError if the database cannot be reached.
     """
     wanted = newest(migrations)
     if not wanted:
@@ -64,7 +64,7 @@ async def upgrade(address: Address, tables: Tables, migrations: Path) -> None:
 
 
 async def current(address: Address, tables: Tables) -> str:
-    """The revision that the schema is at; empty if it was never migrated."""
+    """Return the revision of the schema; empty if it was never migrated."""
     with translated():
         connection = await connect(address)
         try:
@@ -79,7 +79,7 @@ async def current(address: Address, tables: Tables) -> str:
 
 
 async def check(address: Address, tables: Tables) -> list[str]:
-    """How the schema differs from the tables, as ``alembic check`` would say; empty if not."""
+    """List the differences between the schema and the tables, as ``alembic check`` does."""
 
     def work(connection: SyncConnection) -> list[str]:
         from alembic.autogenerate import compare_metadata  # noqa: PLC0415 - only for tests
@@ -94,7 +94,7 @@ async def check(address: Address, tables: Tables) -> list[str]:
 
 
 async def write_next(address: Address, tables: Tables, migrations: Path, slug: str) -> Path:
-    """Write the next migration: from the schema in ``address`` (upgraded first) to ``tables``."""
+    """Write the next migration, from the schema in ``address`` (upgraded first) to ``tables``."""
     (migrations / "versions").mkdir(parents=True, exist_ok=True)
     last = newest(migrations)
     if last:
@@ -116,7 +116,7 @@ async def write_next(address: Address, tables: Tables, migrations: Path, slug: s
 
 
 async def _run(address: Address, tables: Tables, work: Callable[[SyncConnection], T]) -> T:
-    """Do something with a SQLAlchemy connection, alone, in one transaction."""
+    """Call ``work`` with a connection, in one transaction and under the migration lock."""
     from sqlalchemy import text  # noqa: PLC0415 - the engine is not needed for the fast path
     from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
     from sqlalchemy.pool import NullPool  # noqa: PLC0415
@@ -137,7 +137,7 @@ async def _run(address: Address, tables: Tables, work: Callable[[SyncConnection]
 
 
 def _config(connection: SyncConnection, tables: Tables, migrations: Path) -> Config:
-    """Alembic's configuration, without a file."""
+    """Build Alembic's configuration without a file."""
     from alembic.config import Config  # noqa: PLC0415 - as in upgrade
 
     config = Config()
@@ -151,7 +151,7 @@ def _config(connection: SyncConnection, tables: Tables, migrations: Path) -> Con
 
 
 def options(tables: Tables) -> dict[str, Any]:
-    """How Alembic looks at one service's schema and at nothing else. Called by ``alembic/env``."""
+    """Return Alembic's options for one service's schema alone. Called by ``alembic/env``."""
 
     def mine(name: str | None, kind: str, parents: object) -> bool:
         del parents
@@ -167,7 +167,7 @@ def options(tables: Tables) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line of a developer who changed a ``tables.py``."""
+    """Run the command line, for a developer who changed a ``tables.py``."""
     parser = argparse.ArgumentParser(prog="python -m libs.store.migrate")
     commands = parser.add_subparsers(required=True)
     new = commands.add_parser("new", help="write the next migration of a service")

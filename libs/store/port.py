@@ -1,7 +1,7 @@
-"""What a service may do with its tables. Adapters: ``sql`` (PostgreSQL) and ``memory``.
+"""The store's port, with the adapters ``sql`` (PostgreSQL) and ``memory``.
 
-Rows are the service's own frozen dataclasses. ``tests/contract/test_store.py`` holds both adapters
-to what ``Store`` and ``Tx`` promise.
+Rows are the service's own frozen dataclasses. ``tests/contract/test_store.py`` checks that both
+adapters do what ``Store`` and ``Tx`` promise.
 """
 
 from __future__ import annotations

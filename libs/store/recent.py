@@ -1,7 +1,7 @@
-"""The rows that a leader wrote last, of tables that only the leader writes: read without a query.
+"""A cache of the rows that the leader wrote last, for tables that only the leader writes.
 
-Kept by ``core``, asked by ``unit`` in the leader's transactions. A task's life is a handful of
-events within seconds, and each would read the rows that the one before has written.
+``core`` keeps it, and ``unit`` reads it in the leader's transactions. A task often has a handful of
+events within seconds, and each of them reads the rows that the one before has written.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ ROWS_MAX = 4096
 
 
 class Recent:
-    """For each of some tables its newest rows; None stands for one that was deleted."""
+    """The newest rows of some tables; None stands for a deleted row."""
 
     def __init__(self, shapes: Iterable[Shape], rows_max: int = ROWS_MAX) -> None:
         self._rows: dict[Shape, dict[Key, Row | None]] = {shape: {} for shape in shapes}
         self._rows_max = rows_max
 
     def of(self, shape: Shape) -> Mapping[Key, Row | None]:
-        """What is known of a table; nothing of most."""
+        """Return the cached rows of a table; an empty mapping for a table without a cache."""
         return self._rows.get(shape, {})
 
     def land(self, writes: Mapping[Shape, Mapping[Key, Row | None]]) -> None:
-        """Note what a committed transaction wrote; the oldest rows are dropped."""
+        """Add the writes of a committed transaction, and drop the oldest rows."""
         for shape, rows in writes.items():
             kept = self._rows.get(shape)
             if kept is None:
@@ -37,6 +37,6 @@ class Recent:
                 del kept[next(iter(kept))]
 
     def clear(self) -> None:
-        """Know nothing: another leader may have written since."""
+        """Forget all rows, because another leader may have written since."""
         for kept in self._rows.values():
             kept.clear()

@@ -1,8 +1,8 @@
 """Prepares a PostgreSQL server for the platform: one database, one role and schema per service.
 
-Called with an administrator's rights by ``shiftwork up`` at every start, by the test fixtures, and
-by the provisioner on a database server of one's own. A service's role may enter the database and
-own its schema, nothing else.
+``shiftwork up`` at every start, the test fixtures, and the provisioner (for a database server that
+the site runs itself) call it with an administrator's rights. A service's role may connect to the
+database and owns its schema; it has no other rights.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from libs.store.connections import BROKEN, Connection, translated
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _SCRAM_ITERATIONS = 4096
 _VERIFIER = re.compile(rf"SCRAM-SHA-256\${_SCRAM_ITERATIONS}:([A-Za-z0-9+/=]+)\$")
-# Any number will do, as long as two that prepare the same server use the same one.
+# Arbitrary numbers; all processes that prepare the same server must use the same ones.
 _PREPARE_LOCK = 0x5157_0001
 _ALONE_LOCK = 0x5157_0002
 _CONNECT_TIMEOUT_S = 10.0
-# Error states that do not pass by waiting: credentials, permissions, missing objects.
+# SQLSTATEs of permanent errors: credentials, permissions, missing objects.
 _DENIED_CLASSES = frozenset({"28", "42"})
 _DENIED_STATES = frozenset({"3D000"})
 
-# What became of a role.
+# The change to a role.
 Change = Literal["made", "password set", "unchanged"]
 
 
 class AccessDeniedError(Exception):
-    """The server does not let us in, or not do this; trying again changes nothing."""
+    """The server denies the connection or the operation; trying again does not help."""
 
 
 def scram_verifier(password: str, salt: bytes | None = None) -> str:
-    """What PostgreSQL stores of a password: sent instead of it, no server log can hold it."""
+    """Return what PostgreSQL stores of a password. Sending this keeps the password out of the
+    server's log."""
     salt = salt or secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _SCRAM_ITERATIONS)
     client_key = hmac.digest(salted, b"Client Key", "sha256")
@@ -60,9 +61,9 @@ async def _connect(url: str, password: str | None, database: str | None = None) 
 
 @contextlib.contextmanager
 def translated_errors() -> Generator[None]:
-    """The driver's errors as AccessDeniedError, or as the store's for a server that is not there.
+    """Translate the driver's errors into AccessDeniedError, or into the store's errors.
 
-    For programs that set up a server which they do not manage, and must report what is wrong.
+    For programs that set up a server which they do not manage, and have to report what is wrong.
     """
     try:
         yield
@@ -75,7 +76,7 @@ def translated_errors() -> Generator[None]:
 
 
 async def enter(url: str, password: str | None) -> None:
-    """Only check that this role can connect; see ``translated_errors`` for the errors."""
+    """Check that this role can connect; ``translated_errors`` describes the errors."""
     with translated_errors():
         await (await _connect(url, password)).close()
 
@@ -84,7 +85,7 @@ async def enter(url: str, password: str | None) -> None:
 async def alone(
     url: str, password: str | None, wait: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[None]:
-    """Hold what only one provisioner of a server holds; ``wait`` is called while another does."""
+    """Hold the lock of a server's only provisioner; call ``wait`` while another holds it."""
     with translated_errors():
         connection = await _connect(url, password)
     try:
@@ -112,11 +113,12 @@ async def prepare_server(
     passwords: Mapping[str, str],
     template: str | None = None,
 ) -> Mapping[str, Change]:
-    """Make the database, and per entry of ``passwords`` a role with a schema of the same name.
+    """Make the database, and for each entry of ``passwords`` a role with a schema of the same name.
 
-    ``admin_url`` names any database the administrator can enter. Safe to repeat and to run twice at
-    once; a password that differs, or cannot be read, is set again. ``template``: copy that
-        database instead of an empty one. Returns what was changed for each role.
+    ``admin_url`` names any database that the administrator can connect to. The call can be
+    repeated, and two processes can run it at once. A password that differs, or cannot be read, is
+    set again. With ``template``, the new database is a copy of that one. Returns the change to each
+    role.
     """
     changes: dict[str, Change] = {}
     outside = await _connect(admin_url, admin_password)
@@ -150,18 +152,18 @@ async def _role(connection: Connection, role: str, password: str) -> Change:
             f"PASSWORD '{scram_verifier(password)}'"
         )
     elif not same:
-        # Only a superuser may name these attributes of a role, even as they are.
+        # Only a superuser may name the other attributes of a role, even without changing them.
         await connection.execute(f"ALTER ROLE {name} LOGIN PASSWORD '{scram_verifier(password)}'")
     if not await connection.fetchval(
         "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
     ) and not await connection.fetchval("SELECT pg_has_role(current_user, $1, 'SET')", role):
-        # An administrator that is no superuser must be a member to give the schema away.
+        # An administrator without superuser rights must be a member to transfer the schema.
         await connection.execute(f"GRANT {name} TO CURRENT_USER")
     return "unchanged" if same else "password set" if exists else "made"
 
 
 async def _knows(connection: Connection, role: str, password: str) -> bool:
-    """True if this is the role's password already; False also if that cannot be read."""
+    """Return True if this is already the role's password; False if not, or if it cannot be read."""
     if not await connection.fetchval("SELECT has_table_privilege('pg_authid', 'SELECT')"):
         return False
     kept = str(
@@ -174,7 +176,7 @@ async def _knows(connection: Connection, role: str, password: str) -> bool:
 
 
 async def _close(connection: Connection, database: str) -> None:
-    """Take from everybody what PostgreSQL gives to everybody."""
+    """Revoke the rights that PostgreSQL grants to every role by default."""
     await connection.execute(f"REVOKE ALL ON DATABASE {_name(database)} FROM PUBLIC")
     await connection.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
 
@@ -189,7 +191,8 @@ async def _schema(connection: Connection, database: str, role: str) -> None:
 
 
 async def close_server(admin_url: str, admin_password: str | None) -> None:
-    """Keep services out of the databases that every server has; for a server that is ours alone."""
+    """Keep services out of the databases that every server has. Only for a server that the platform
+    does not share."""
     connection = await _connect(admin_url, admin_password)
     try:
         await connection.execute("SELECT pg_advisory_lock($1)", _PREPARE_LOCK)

@@ -1,7 +1,7 @@
-"""Rows as values: their shape, and what a condition, an order and a unique index mean in Python.
+"""Rows as values: their shape, and conditions, orders and unique indexes implemented in Python.
 
-Used by both adapters: ``memory`` for everything, ``sql`` for resident tables. One meaning in one
-place, so that the two cannot drift apart; where Python and SQL differ (NULL), SQL wins.
+Both adapters use it, ``memory`` for everything and ``sql`` for resident tables, so the two cannot
+differ. Where Python and SQL differ (NULL), this module follows SQL.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ Encode = Callable[[Any], object]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name, its PostgreSQL type, what it accepts and how it is encoded."""
+    """One column: its name, its PostgreSQL type, the Python types it accepts, and its encoding."""
 
     name: str
     sql_type: str
     nullable: bool
-    # Python types of a value; empty where ``encode`` judges.
+    # Python types of a value; empty where ``encode`` validates the value.
     accepts: tuple[type, ...] = ()
     encode: Encode | None = None
     decode: Callable[[Any], object] | None = None
-    # Exact types of values that need no further check.
-    plainly: frozenset[type] = field(init=False, compare=False)
+    # The exact types of values that need no further check.
+    exact_types: frozenset[type] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        plainly = frozenset(self.accepts) - {datetime}
-        object.__setattr__(self, "plainly", plainly)
+        exact_types = frozenset(self.accepts) - {datetime}
+        object.__setattr__(self, "exact_types", exact_types)
 
     def encoded(self, value: object) -> object:
-        """The value as the database driver takes it."""
+        """Return the value as the database driver accepts it."""
         return value if value is None or self.encode is None else self.encode(value)
 
     def check(self, value: object) -> None:
-        """TypeError if the column cannot hold this value."""
+        """Raise TypeError if the column cannot hold this value."""
         if value is None:
             if not self.nullable:
                 raise TypeError(f"{self.name} is None, but its column is not nullable")
@@ -56,13 +56,14 @@ class Column:
             raise TypeError(f"{self.name} is {value!r}: a time without a zone; give it in UTC")
 
     def _subtype(self, value: object) -> bool:
-        """True for a subclass of what is accepted; a bool is no int here."""
+        """Return True for an instance of a subclass of an accepted type. A bool is no int here."""
         return isinstance(value, self.accepts) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """A unique constraint; with ``where``, also as ``sql``, an index of the rows that meet it."""
+    """A unique constraint. With ``where`` (and the same condition as ``sql``) it is an index over
+    the rows that meet the condition."""
 
     name: str
     columns: tuple[str, ...]
@@ -70,7 +71,8 @@ class Unique:
     sql: str | None = None
 
     def values(self, row: Row) -> tuple[object, ...] | None:
-        """What must be unique of this row; None if the index does not hold it (as with NULL)."""
+        """Return the values that must be unique; None if the index does not contain the row, for
+        example because of a NULL."""
         if self.where is not None and not self.where(row):
             return None
         found = tuple(plain(getattr(row, name)) for name in self.columns)
@@ -79,7 +81,7 @@ class Unique:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A CHECK constraint: its meaning in Python and in SQL."""
+    """A CHECK constraint, in Python and in SQL."""
 
     name: str
     holds: Callable[[Row], bool]
@@ -88,7 +90,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index over columns or expressions, with ``where`` over some rows; only SQL knows it."""
+    """An index over columns or expressions, with ``where`` over some rows. Only SQL uses it."""
 
     name: str
     columns: tuple[str, ...]
@@ -97,7 +99,7 @@ class Index:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """What the store knows about one kind of rows; one value per kind, compared by identity."""
+    """The table of one kind of rows; one instance for each kind, compared by identity."""
 
     kind: type[Any]
     schema: str
@@ -107,14 +109,14 @@ class Shape:
     uniques: tuple[Unique, ...] = ()
     checks: tuple[Check, ...] = ()
     indexes: tuple[Index, ...] = ()
-    # The newest rows stay in the leader's memory.
+    # True if the newest rows stay in the leader's memory.
     recent: bool = False
     by_name: Mapping[str, Column] = field(init=False)
     # The primary key of a row: a value, or a tuple if there are several columns.
     key_of: Callable[[Row], Key] = field(init=False)
     # All values of a row, in the order of the columns.
     values_of: Callable[[Row], tuple[object, ...]] = field(init=False)
-    # What rows are put in the order of their primary keys by.
+    # The sort key for the order of the primary key.
     order_of: Callable[[Row], Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,32 +130,32 @@ class Shape:
         return tuple(plain(part) for part in self.key_parts(self.key_of(row)))
 
     def key_from(self, parts: tuple[object, ...]) -> Key:
-        """The key of ``get(kind, *parts)``; TypeError if the number of parts is wrong."""
+        """Return the key for ``get(kind, *parts)``. TypeError if a part is missing."""
         if len(parts) != len(self.key):
             raise TypeError(f"{self.kind.__name__} has the key {self.key}, not {parts!r}")
         return parts[0] if len(parts) == 1 else parts
 
     def key_parts(self, key: Key) -> tuple[object, ...]:
-        """The inverse of ``key_from``."""
+        """Return the parts of a key, as passed to ``key_from``."""
         return (key,) if len(self.key) == 1 else cast("tuple[object, ...]", key)
 
     def encoded_key(self, key: Key) -> tuple[object, ...]:
-        """A primary key as the database has it."""
+        """Return a primary key in the database's encoding."""
         parts = zip(self.key, self.key_parts(key), strict=True)
         return tuple(self.column(name).encoded(part) for name, part in parts)
 
     def column(self, name: str) -> Column:
-        """The column; ValueError names one that is not there."""
+        """Return the column with this name. Raises ValueError if there is none."""
         try:
             return self.by_name[name]
         except KeyError:
             raise ValueError(f"{self.kind.__name__} has no column {name!r}") from None
 
     def check(self, row: Row) -> None:
-        """TypeError says which field of the row does not fit its column."""
+        """Raise TypeError, with the name of the field, if a field does not fit its column."""
         for column, value in zip(self.columns, self.values_of(row), strict=True):
-            # The exact type that a column is for, which is nearly every value there is.
-            if type(value) in column.plainly:
+            # A fast path: nearly all values have the exact type of their column.
+            if type(value) in column.exact_types:
                 continue
             try:
                 column.check(value)
@@ -162,18 +164,18 @@ class Shape:
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Row], tuple[object, ...]]:
-    """Reads these fields; ``attrgetter`` of one name gives the bare value."""
+    """Return a function that reads these fields as a tuple, even if there is only one."""
     read = attrgetter(*names)
     return read if len(names) > 1 else lambda row: (read(row),)
 
 
-def plain(value: object) -> Any:  # noqa: ANN401 - comparable with its like
-    """The value as the database compares it: an enum by its value."""
+def plain(value: object) -> Any:  # noqa: ANN401 - comparable with values of its type
+    """Return the value as the database compares it: the value of an enum member."""
     return value.value if isinstance(value, Enum) else value
 
 
 def checked(shape: Shape, query: Query) -> None:
-    """ValueError if a condition or an order has no meaning for this kind of rows."""
+    """Raise ValueError if a condition or an order is invalid for this kind of rows."""
     for order in query.order_by:
         shape.column(order.column)
     for condition in query.where:
@@ -184,11 +186,11 @@ def checked(shape: Shape, query: Query) -> None:
 
 
 def select(shape: Shape, rows: Iterable[Row], query: Query) -> list[Row]:
-    """Filter, sort and cut, as the SQL of ``statements`` does: ties go by primary key."""
+    """Filter, sort and limit rows as the SQL of ``statements`` does, with ties by primary key."""
     found = rows
     for item in query.where:
         read = attrgetter(item.column)
-        if item.op is Op.EQ and type(item.value) in shape.column(item.column).plainly:
+        if item.op is Op.EQ and type(item.value) in shape.column(item.column).exact_types:
             found = [row for row in found if read(row) == item.value]
         else:
             test = _test(shape, item)
@@ -200,7 +202,8 @@ def select(shape: Shape, rows: Iterable[Row], query: Query) -> list[Row]:
 
 
 def _sort_key(column: str) -> Callable[[Row], tuple[bool, Any]]:
-    """NULLs last going up and first going down, as PostgreSQL has it."""
+    """Return a sort key with NULLs last in ascending and first in descending order, as in
+    PostgreSQL."""
 
     def key(row: Row) -> tuple[bool, Any]:
         value = plain(getattr(row, column))
@@ -223,7 +226,7 @@ _COMPARE: Mapping[Op, Callable[[Any, Any], bool]] = {
 
 
 def _test(shape: Shape, where: Where) -> Callable[[object], bool]:
-    """One condition as a predicate on the column's value; NULL meets no comparison."""
+    """Return one condition as a predicate on the column's value; NULL meets no comparison."""
     if where.op is Op.IS_NULL:
         return lambda value: value is None
     if where.op is Op.NOT_NULL:
@@ -239,7 +242,8 @@ def _test(shape: Shape, where: Where) -> Callable[[object], bool]:
 
 
 def _contains(whole: object, part: object) -> bool:
-    """JSONB's ``@>`` for objects (by key), lists (each element in some element) and scalars."""
+    """Compute JSONB's ``@>`` for objects (by key), lists (each element in some element) and
+    scalars."""
     if isinstance(whole, dict) and isinstance(part, dict):
         found = cast("dict[str, object]", whole)
         pairs = cast("dict[str, object]", part)
@@ -255,9 +259,9 @@ def _contains(whole: object, part: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Writes to carry out: deletions first, then rows in the order they were first put.
+    """Writes to carry out: deletions first, then rows in the order of their first ``put``.
 
-    The order is the same everywhere, because it decides which unique index complains.
+    Both adapters keep this order, because it decides which unique index reports a conflict.
     """
 
     deletes: Sequence[tuple[Shape, Sequence[Key]]]
@@ -265,20 +269,20 @@ class Batch:
 
 
 class Overlay:
-    """The writes of an open transaction, above what is stored."""
+    """The writes of an open transaction, applied on top of the stored rows."""
 
     def __init__(self) -> None:
-        # Every write so far by kind and key; None is a deletion. For reads and for the delta.
+        # All writes so far by kind and key, for reads and for the delta; None is a deletion.
         self.writes: dict[Shape, dict[Key, Row | None]] = {}
-        # Those that were not written to the database yet.
+        # The writes that were not sent to the database yet.
         self._pending: dict[Shape, dict[Key, Row | None]] = {}
 
     def put(self, shape: Shape, row: Row) -> None:
-        """Note a row."""
+        """Record a row."""
         self._note(shape, shape.key_of(row), row)
 
     def delete(self, shape: Shape, key: Key) -> None:
-        """Note a deletion."""
+        """Record a deletion."""
         self._note(shape, key, None)
 
     def _note(self, shape: Shape, key: Key, row: Row | None) -> None:
@@ -286,7 +290,7 @@ class Overlay:
         self._pending.setdefault(shape, {})[key] = row
 
     def take(self) -> Batch | None:
-        """What is to be written to the database now; None if nothing."""
+        """Return the writes to send to the database now; None if there are none."""
         pending, self._pending = self._pending, {}
         if not pending:
             return None
@@ -301,7 +305,7 @@ class Overlay:
         return Batch([item for item in deletes if item[1]], [item for item in puts if item[1]])
 
     def over(self, shape: Shape, stored: Mapping[Key, Row]) -> Iterable[Row]:
-        """A table's rows as the transaction sees them."""
+        """Return a table's rows as the transaction sees them."""
         writes = self.writes.get(shape)
         if not writes:
             return stored.values()

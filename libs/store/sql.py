@@ -1,7 +1,7 @@
-"""The store on PostgreSQL: asyncpg under ``Store``.
+"""The store on PostgreSQL: ``Store`` on asyncpg.
 
-Built by ``services/*/main.py``'s caller with the service's own role. A leader's transaction
-costs four round trips and one per read: BEGIN with the fence, the inbox, all its writes, COMMIT.
+The caller of ``services/*/main.py`` builds it with the service's own role. A leader's transaction
+costs four round trips (BEGIN with the fence, the inbox, all its writes, COMMIT) and one per read.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ class _SqlSession:
         self._pool = pool
         self._connection = connection
         self._schema = schema
-        # By epoch the version that the leader's row has, while only this process can change it.
+        # The version of the leader's row by epoch, while only this process can change it.
         self._versions = versions
         self._epoch = 0
         self.version = 0
         self.outbox_ids: Sequence[int] = ()
 
     async def begin(self, epoch: int | None) -> None:
-        """Start; with an epoch, take the leader's row, which keeps every other leader out."""
+        """Begin the transaction. With an epoch, lock the leader's row, which keeps every other
+        leader out."""
         if epoch is None:
-            # Snapshot isolation: a row that another process changed after we read it refuses ours.
+            # Snapshot isolation: writing a row fails if another process changed it after our read.
             await self._run(self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ"))
             return
         leader, self._epoch = quoted(self._schema, LEADER), epoch
         known = self._versions.get(epoch)
         if known is not None:
-            # Numbers of ours, so that both go in one round trip, which cannot take arguments.
+            # One round trip for both statements cannot take arguments; these numbers are our own.
             status = await self._run(
                 self._connection.execute(
                     f"BEGIN; UPDATE {leader} SET version = {known + 1:d}"  # noqa: S608 - our names
@@ -62,7 +63,7 @@ class _SqlSession:
             if _count(status) == 1:
                 self.version = known + 1
                 return
-            # Another leader, or a version that we did not expect: the row says which.
+            # Either another process leads, or the version is unexpected: read the row to find out.
             self._versions.clear()
         else:
             await self._run(self._connection.execute("BEGIN"))
@@ -78,7 +79,7 @@ class _SqlSession:
         self.version = int(version)
 
     async def _run(self, step: Awaitable[T]) -> T:
-        """Await one statement; the driver's errors become the port's."""
+        """Await one statement and translate the driver's errors into the port's."""
         try:
             return await step
         except Exception:
@@ -101,10 +102,10 @@ class _SqlSession:
         return await self._rows(shape, statements.select(shape, query))
 
     async def pages(self, shape: Shape, rows_max: int) -> AsyncGenerator[list[Row]]:
-        # Cursors have names of their own, because a statement that is prepared is prepared for one.
+        # Each table has its own cursor name, because a prepared FETCH belongs to one cursor.
         cursor = quoted(shape.table)
         text, _ = statements.select(shape, Query())
-        # FETCH is prepared under the same text for every form of the table: forget the former.
+        # The text of FETCH is the same for every form of the table: drop older prepared statements.
         await self._connection.reload_schema_state()
         await self._run(self._connection.execute(f"DECLARE {cursor} NO SCROLL CURSOR FOR {text}"))
         while rows := await self._rows(shape, (f"FETCH {rows_max:d} FROM {cursor}", [])):
@@ -112,20 +113,20 @@ class _SqlSession:
         await self._run(self._connection.execute(f"CLOSE {cursor}"))
 
     async def write(self, batch: Batch) -> None:
-        """One statement, or two where a table has both deletions and rows."""
+        """Run one statement, or two if a table has both deletions and rows."""
         await self._carry_out(batch, ())
 
     async def conclude(self, batch: Batch | None, envelopes: Sequence[Envelope]) -> None:
         events = [self._appending(envelopes)] if envelopes else []
         found = await self._carry_out(batch or Batch((), ()), events)
         if events:
-            # Numbered in the order in which they were given.
+            # The database numbers them in the order in which they were passed.
             self.outbox_ids = sorted(record[0] for record in found)
 
     async def _carry_out(self, batch: Batch, more: Sequence[statements.Statement]) -> Sequence[Any]:
-        """Write; returns what the last of the statements has to tell."""
+        """Write the batch and run the ``more`` statements; return the rows of the last one."""
         put = {shape for shape, _ in batch.puts}
-        # A row may take over what a deleted one of its table had, so that one has to be gone.
+        # A new row may reuse unique values of a deleted row of its table: delete that row first.
         first = [statements.delete(*item) for item in batch.deletes if item[0] in put]
         rest = [statements.delete(*item) for item in batch.deletes if item[0] not in put]
         rest += [statements.upsert(*item) for item in batch.puts]
@@ -169,11 +170,11 @@ class _SqlSession:
     async def commit(self) -> None:
         done = False
         if self.version:
-            # Until the answer is here, nobody knows the version that is stored.
+            # Until the answer arrives, the stored version is unknown.
             self._versions.clear()
         try:
             status = await self._run(self._connection.execute("COMMIT"))
-            # COMMIT of a transaction that failed before is answered with ROLLBACK.
+            # PostgreSQL answers COMMIT with ROLLBACK if the transaction failed before.
             done = status == "COMMIT"
             if not done:
                 raise AssertionError(f"COMMIT was answered with {status}")
@@ -183,13 +184,13 @@ class _SqlSession:
             self._pool.release(self._connection, sound=done)
 
     async def rollback(self) -> None:
-        """Roll back if the connection is worth it, else drop it."""
+        """Roll back if the connection still works; otherwise drop it."""
         done = False
         try:
             if not self._connection.is_closed() and not _cancelled():
                 await self._run(self._connection.execute("ROLLBACK"))
                 done = True
-        except Exception:  # noqa: BLE001 - whatever it was, the connection is dropped below
+        except Exception:  # noqa: BLE001 - on any error the connection is dropped below
             done = False
         finally:
             self._pool.release(self._connection, sound=done)
@@ -243,20 +244,20 @@ class SqlStore(Store):
 
     @property
     def connected(self) -> bool:
-        """False while the database does not answer the connection that leads or stands by."""
+        """False while the database does not answer the connection that leads or waits to lead."""
         return self._connected
 
-    def _tell_connected(self, connected: bool) -> None:
+    def _set_connected(self, connected: bool) -> None:
         self._connected = connected
 
     async def _lead(self) -> Leadership:
-        leadership = await lead(self._campaign, self._closing, self._tell_connected)
+        leadership = await lead(self._campaign, self._closing, self._set_connected)
         self._leaderships = [leadership]
         return leadership
 
     async def _query_outgoing(self, limit: int) -> list[tuple[int, Envelope]]:
-        """A scan for NULLs and never a moving id: a slower transaction with a lower id would be
-        skipped."""
+        """Find unpublished rows by their NULL, never by a moving position in the ids: that would
+        skip a slower transaction with a lower id."""
         while True:
             records = await self._page(UNREFUSED, 0, limit)
             rows: list[tuple[int, Envelope]] = []
@@ -268,12 +269,13 @@ class SqlStore(Store):
                     unreadable.append(record["id"])
             if not unreadable:
                 return rows
-            # Dying here finds them again.
+            # If the process dies here, the next query finds these rows again.
             await self._mark_refused(unreadable)
 
     async def _page(self, which: str, after: int, limit: int) -> Sequence[Any]:
-        """Rows of the outbox, oldest first: so many, and no more once their bodies have
-        ``BATCH_BYTES_MAX``. The database adds the lengths up, for which it does not read them."""
+        """Return rows of the outbox, oldest first: at most ``limit``, and no further ones once
+        their bodies reach ``BATCH_BYTES_MAX``. The database adds up the lengths without reading the
+        bodies."""
         columns = "id, event_id, type, source, subject, time, traceparent, body, refused_at"
         async with self._pool.use() as connection:
             return await connection.fetch(
@@ -297,7 +299,7 @@ class SqlStore(Store):
             )
 
     async def refused(self, after: int, limit: int) -> list[RefusedEvent]:
-        """Refused events, oldest first."""
+        """Return refused events, oldest first."""
         return [
             RefusedEvent(
                 record["id"], record["refused_at"], record["subject"], *_on_the_bus(record)
@@ -306,15 +308,15 @@ class SqlStore(Store):
         ]
 
     async def count_refused(self) -> int:
-        """How many events are refused."""
+        """Count the refused events."""
         async with self._pool.use() as connection:
             return await connection.fetchval(
                 f"SELECT count(*) FROM {self._outbox} WHERE {REFUSED}"  # noqa: S608 - our names
             )
 
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
-        """Without a wait for the disk: if a crash loses the mark, the event is published again, and
-        the bus and the inboxes detect the duplicate."""
+        """Mark events as published without waiting for the disk. If a crash loses this write, the
+        event is published again, and the bus and the inboxes detect the duplicate."""
         async with self._pool.use() as connection:
             await connection.fetch(
                 "WITH at_ease AS MATERIALIZED"  # noqa: S608 - our names
@@ -327,7 +329,7 @@ class SqlStore(Store):
             )
 
     async def meet_bus_server(self, server_id: str, periods: int) -> int:
-        """Note the bus server; publish the last periods again if it is a new one."""
+        """Store the bus server; publish the last periods again if it has changed."""
         if not server_id or server_id == self._bus_server:
             return 0
         async with self._pool.use() as connection:
@@ -352,9 +354,9 @@ class SqlStore(Store):
             await connection.execute(f"UPDATE {self._leader} SET period = period + 1")  # noqa: S608 - our names
 
     async def prune_outbox(self, periods: int) -> int:
-        """Drop old events that were published, a bounded piece at a time."""
-        # The oldest rows have the lowest ids. Refused ones may be many, so they are passed over;
-        # others that wait to be published are few, and a page without an old row ends the search.
+        """Drop old published events, a bounded number at a time."""
+        # The oldest rows have the lowest ids. Refused rows may be many, so the query skips them.
+        # Other unpublished rows are few, and a page without an old row ends the search.
         return await self._delete_all(
             f"DELETE FROM {self._outbox} WHERE published_at IS NOT NULL"  # noqa: S608 - our names
             f" AND period < (SELECT period FROM {self._leader}) - $1::bigint AND id = ANY(ARRAY("
@@ -364,14 +366,14 @@ class SqlStore(Store):
         )
 
     async def oldest_seen(self) -> datetime | None:
-        """When the inbox's oldest event was entered."""
+        """Return when the oldest event of the inbox was entered."""
         async with self._pool.use() as connection:
             return await connection.fetchval(
                 f"SELECT seen_at FROM {self._inbox} ORDER BY seen_at LIMIT 1"  # noqa: S608 - our names
             )
 
     async def prune_inbox(self, before: datetime) -> int:
-        """Drop old entries of the inbox, a bounded piece at a time."""
+        """Drop old entries of the inbox, a bounded number at a time."""
         return await self._delete_all(
             f"DELETE FROM {self._inbox} WHERE event_id = ANY(ARRAY("  # noqa: S608 - our names
             f"SELECT event_id FROM {self._inbox} WHERE seen_at < $1"
@@ -380,7 +382,7 @@ class SqlStore(Store):
         )
 
     async def _delete_all(self, delete: str, *arguments: object) -> int:
-        """Repeat a bounded deletion, each in a transaction of its own, until nothing is left."""
+        """Repeat a bounded deletion until no row is left; each runs in its own transaction."""
         total, count = 0, -1
         while count:
             async with self._pool.use() as connection:
@@ -402,7 +404,7 @@ def _count(status: str) -> int:
 
 
 def _on_the_bus(record: Any) -> tuple[dict[str, str], bytes]:  # noqa: ANN401 - the driver's record
-    """The headers and the body of an outbox row as it goes on the bus, the same every time."""
+    """Return the headers and the body of an outbox row as published, the same at each attempt."""
     headers = {
         "ce-id": record["event_id"],
         "ce-type": record["type"],

@@ -1,7 +1,7 @@
-"""The SQL of the adapter, written from a kind's shape. Texts and arguments only, no database.
+"""Builds the adapter's SQL from a kind's shape: texts and arguments, without a database.
 
-Many rows travel as one array per column (``unnest``): one statement, one plan and one round trip
-for any number of rows. Values are always arguments; names come from the table declarations.
+Rows are sent as one array for each column (``unnest``), so any number of rows needs one statement,
+one plan and one round trip. Values are always arguments; names come from the table declarations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Statement = tuple[str, list[object]]
 
 
 def quoted(*names: str) -> str:
-    """A dotted, quoted name."""
+    """Return a dotted, quoted name."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
@@ -48,7 +48,7 @@ def _upsert_text(shape: Shape) -> str:
 
 
 def upsert(shape: Shape, rows: Sequence[Row]) -> Statement:
-    """Insert rows or replace those with the same key; rows have different keys."""
+    """Insert rows or replace those with the same key. The rows must have different keys."""
     by_column = zip(*(shape.values_of(row) for row in rows), strict=True)
     return _upsert_text(shape), [
         list(values)
@@ -73,7 +73,7 @@ def delete(shape: Shape, keys: Sequence[Key]) -> Statement:
 
 
 def _key_arrays(shape: Shape, keys: Sequence[Key]) -> list[object]:
-    """Keys as one array for each of their columns."""
+    """Return keys as one array for each of their columns."""
     parts = [shape.key_parts(key) for key in keys]
     return [
         [shape.column(name).encoded(part[place]) for part in parts]
@@ -91,7 +91,7 @@ def _get_text(shape: Shape) -> str:
 
 
 def get(shape: Shape, key: Key) -> Statement:
-    """One row by its key."""
+    """Select one row by its key."""
     parts = zip(shape.key, shape.key_parts(key), strict=True)
     return _get_text(shape), [shape.column(name).encoded(part) for name, part in parts]
 
@@ -106,12 +106,12 @@ def _load_text(shape: Shape) -> str:
 
 
 def load(shape: Shape, keys: Sequence[Key]) -> Statement:
-    """The rows with these keys."""
+    """Select the rows with these keys."""
     return _load_text(shape), _key_arrays(shape, keys)
 
 
 def select(shape: Shape, query: Query) -> Statement:
-    """Rows that meet every condition, ties by primary key."""
+    """Select the rows that meet every condition, with ties in the order of the primary key."""
     arguments: list[object] = []
 
     def argument(value: object, sql_type: str) -> str:
@@ -132,7 +132,7 @@ def select(shape: Shape, query: Query) -> Statement:
     return text, arguments
 
 
-# A condition by its operation: {name} is the column, {0} the argument.
+# The SQL of each operation: {name} is the column, {0} the argument.
 _CONDITIONS: Mapping[Op, str] = {
     Op.EQ: "{name} = {0}",
     Op.NE: "{name} <> {0}",
@@ -150,7 +150,7 @@ _CONDITIONS: Mapping[Op, str] = {
 
 
 def _condition(column: Column, where: Where, argument: Callable[[object, str], str]) -> str:
-    """One condition as SQL; its value goes to ``argument``."""
+    """Return one condition as SQL; pass its value to ``argument``."""
     value: Any = where.value
     match where.op:
         case Op.IS_NULL | Op.NOT_NULL:
@@ -172,8 +172,8 @@ _ARGUMENT = re.compile(r"\$(\d+)")
 
 @cache
 def _together_text(texts: tuple[str, ...], counts: tuple[int, ...]) -> str:
-    """One statement that carries out several, none of which sees what another writes. It returns
-    the result of the last one."""
+    """Return one statement that runs several, none of which sees the writes of another. Its result
+    is that of the last one."""
     found, before = list[str](), 0
     for number, (text, count) in enumerate(zip(texts, counts, strict=True)):
         moved = _ARGUMENT.sub(lambda place: f"${int(place[1]) + before}", text)  # noqa: B023 - called at once
@@ -184,7 +184,7 @@ def _together_text(texts: tuple[str, ...], counts: tuple[int, ...]) -> str:
 
 
 def together(parts: Sequence[Statement]) -> Statement:
-    """Several writes, each to a table of its own, as one statement: one round trip."""
+    """Combine several writes, each to a different table, into one statement and one round trip."""
     if len(parts) == 1:
         return parts[0]
     texts = tuple(text for text, _ in parts)
@@ -193,19 +193,20 @@ def together(parts: Sequence[Statement]) -> Statement:
 
 
 def row_of(shape: Shape, record: Any) -> Row:  # noqa: ANN401 - the driver's record
-    """A row from a record with the shape's columns in their order, or an ``UnreadableRow``."""
+    """Make a row from a record with the shape's columns in their order, or an ``UnreadableRow``."""
     try:
         values = {
             column.name: (value if value is None or column.decode is None else column.decode(value))
             for column, value in zip(shape.columns, record, strict=True)
         }
         return shape.kind(**values)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is this row's
+    except Exception as error:  # noqa: BLE001 - any error concerns this row alone
         return _unreadable(shape, record, error)
 
 
 def _unreadable(shape: Shape, record: Any, error: Exception) -> UnreadableRow:  # noqa: ANN401 - the driver's record
-    """Which column it is. Decoders' own texts quote the value, so they are left out."""
+    """Find the column that cannot be decoded. The decoders' own texts are left out, because they
+    quote the value."""
     found = dict(zip((column.name for column in shape.columns), record, strict=True))
     problem = f"its columns do not make a row ({type(error).__name__})"
     for column in shape.columns:

@@ -1,6 +1,6 @@
 """A service's tables, each derived from its row dataclass.
 
-A service's ``tables.py`` names what a dataclass cannot say::
+A service's ``tables.py`` declares what a dataclass cannot express::
 
     TABLES = Tables(
         "scheduler",
@@ -11,14 +11,14 @@ A service's ``tables.py`` names what a dataclass cannot say::
 
 The columns are the dataclass's fields. A column is nullable exactly if its annotation allows None;
 ``str`` is TEXT sorted by code points, ``int`` BIGINT, ``float`` DOUBLE PRECISION, ``datetime``
-``timestamptz``, ``bool`` and ``bytes`` what they are called, an enum TEXT with the member's value,
-and everything else (a message, a tuple, a mapping, a dataclass) JSONB. ``rule()`` and
+``timestamptz``, ``bool`` BOOLEAN, ``bytes`` BYTEA, an enum TEXT with the member's value, and
+everything else (a message, a tuple, a mapping, a dataclass) JSONB. ``rule()`` and
 ``partial_unique()`` take a condition twice, as SQL and as a Python function of the row, because the
-memory store obeys it too. There are no foreign keys: the memory store could not hold them at a
-sane price.
+memory store enforces it too. There are no foreign keys, because the memory store would need too
+much code to enforce them.
 
-Every schema also has tables of dead letters, whose rows are read and written like a service's own,
-and inbox, outbox and leader (``libs.store.metadata``).
+Every schema also has tables of dead letters, which are read and written like a service's own
+tables, and the tables inbox, outbox and leader (``libs.store.metadata``).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from libs.store.rows import Check, Column, Index, Shape, Unique
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
 
-# The names of our own tables; a service's table may not have one of them.
+# The names of the common tables; a service's own table may not use them.
 INBOX, OUTBOX, LEADER, VERSION_TABLE = "inbox", "outbox", "leader", "alembic_version"
-# What still has to be published: as the relay takes it, and what the bus refused so far.
+# Unpublished events: those that the relay publishes next, and those that the bus refused so far.
 UNREFUSED = "published_at IS NULL AND refused_at IS NULL"
 REFUSED = "published_at IS NULL AND refused_at IS NOT NULL"
 
-# What a plain column holds: its PostgreSQL type and the Python types that it accepts.
+# Python type of a plain column -> its PostgreSQL type and the Python types that it accepts.
 _PLAIN: Mapping[Any, tuple[str, tuple[type, ...]]] = {
     int: ("bigint", (int,)),
     float: ("double precision", (float, int)),
@@ -92,8 +92,9 @@ def table(
     key: str | tuple[str, ...],
     recent: bool = False,
 ) -> Shape:
-    """The table of a row dataclass. With ``recent``, only the leader writes these rows and soon
-    reads them again: its memory keeps the newest. Raises TypeError if it cannot be derived."""
+    """Derive the table of a row dataclass. Use ``recent`` if only the leader writes these rows and
+    soon reads them again: its memory then keeps the newest. Raises TypeError if a table cannot be
+    derived."""
     keys = (key,) if isinstance(key, str) else key
     columns = _columns(kind)
     indexes = [_named(each, name, "idx") for each in rules if isinstance(each, Index)]
@@ -112,7 +113,7 @@ def table(
         table=name,
         columns=columns,
         key=keys,
-        # By name, as PostgreSQL checks them: the first one that is violated is reported.
+        # Sorted by name, as PostgreSQL checks them: it reports the first violated one.
         uniques=tuple(sorted(uniques, key=lambda each: each.name)),
         checks=tuple(sorted(checks, key=lambda each: each.name)),
         indexes=tuple(indexes),
@@ -121,12 +122,12 @@ def table(
 
 
 def _named(found: Any, table_name: str, suffix: str) -> Any:  # noqa: ANN401 - Index or Unique
-    """With the name that PostgreSQL itself would give it, if it has none."""
+    """Give an unnamed index or constraint the name that PostgreSQL itself would choose."""
     return replace(found, name=found.name or "_".join((table_name, *found.columns, suffix)))
 
 
 def _columns(kind: type[Any]) -> tuple[Column, ...]:
-    """One column for each field."""
+    """Derive one column for each field."""
     try:
         hints = get_type_hints(kind, include_extras=True)
     except NameError as error:
@@ -138,7 +139,7 @@ def _columns(kind: type[Any]) -> tuple[Column, ...]:
 
 
 def _column(name: str, hint: Any) -> Column:  # noqa: ANN401 - any type form
-    """The column that holds every value of the field's type, and nothing more."""
+    """Derive the column that holds exactly the values of the field's type."""
     nullable = False
     if get_origin(hint) in (Union, types.UnionType):
         parts = [part for part in get_args(hint) if part is not type(None)]
@@ -182,13 +183,13 @@ class Tables:
 
     @cached_property
     def metadata(self) -> MetaData:
-        """The whole schema for SQLAlchemy and Alembic, which only a migration needs to import."""
+        """The whole schema for SQLAlchemy and Alembic, which only migrations import."""
         from libs.store.metadata import metadata_of  # noqa: PLC0415 - see above
 
         return metadata_of(self)
 
     def shape(self, kind: type[Any]) -> Shape:
-        """What the adapters know about this kind of rows; TypeError if it has no table."""
+        """Return the shape of this kind of rows. Raises TypeError if it has no table."""
         try:
             return self.shapes[kind]
         except KeyError:

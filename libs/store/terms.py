@@ -1,4 +1,4 @@
-"""The store's vocabulary: its errors, conditions and values. Services import it from ``port``."""
+"""The store's errors, conditions and values. Services import them from ``port``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope
 
 
 class StoreUnavailableError(Exception):
-    """The database cannot be reached now; the transaction did not happen or is unknown."""
+    """The database cannot be reached now. The transaction did not happen, or its outcome is
+    unknown."""
 
 
 class UnfitValueError(Exception):
-    """The database cannot hold a value: NUL in a text, a number or a moment out of range."""
+    """The database cannot hold a value: a text with NUL, a number or a time out of range."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRow:
-    """A stored row with a column that cannot be decoded: changed by hand, or by another version."""
+    """A stored row with a column that cannot be decoded, because it was changed by hand or written
+    by another version."""
 
     kind: type[object]
-    # The primary key as the database has it.
+    # The primary key in the database's encoding.
     key: tuple[object, ...]
-    # Which column, without its value: it may hold secrets.
+    # Names the column without its value, which may be secret.
     problem: str
 
     @property
@@ -39,7 +41,7 @@ class UnreadableRow:
 
 
 class UnreadableRowError(Exception):
-    """A row that was asked for by its key is unreadable. Nothing but that row is affected."""
+    """A row that was requested by its key is unreadable. No other row is affected."""
 
     def __init__(self, row: UnreadableRow) -> None:
         super().__init__(str(row))
@@ -47,12 +49,12 @@ class UnreadableRowError(Exception):
 
 
 class DatabaseFaultError(Exception):
-    """The database refused for a reason that is not known to pass and not known to lie in the rows:
-    a missing table or right, a statement that it does not take. Nothing was stored."""
+    """The database rejected a statement, and the cause is neither known to be temporary nor known
+    to lie in the rows: a missing table or permission, an invalid statement. Nothing was stored."""
 
 
 class EventTooLargeError(ValueError):
-    """An event is larger than the bus takes; the transaction that would emit it must not commit."""
+    """An event is larger than the bus accepts; its transaction must not commit."""
 
     def __init__(self, subject: str, size: int, size_max: int) -> None:
         super().__init__(f"{subject}: {size} bytes; an event has at most {size_max}")
@@ -60,25 +62,24 @@ class EventTooLargeError(ValueError):
 
 
 class ConflictError(Exception):
-    """The database refused the rows: a unique index or a check; nothing was stored."""
+    """A unique index, a check or a concurrent transaction rejected the rows. Nothing was stored."""
 
 
 class TermOverError(Exception):
-    """This process may not lead on: all that the leader does has to end."""
+    """This process may no longer lead: all work of the leader has to end."""
 
 
 class NotLeaderError(TermOverError):
-    """Another process leads this service now; nothing was stored."""
+    """Another process leads this service now. Nothing was stored."""
 
 
 class ObserverError(TermOverError):
-    """A transaction was committed, and what follows the rows in this process's memory failed on
-    it. Memory and rows may differ now: a new term, which loads the rows again, makes them equal.
-    """
+    """A transaction was committed, but an observer that updates this process's memory failed.
+    Memory and rows may differ now. A new term loads the rows again and makes them equal."""
 
 
 class Op(Enum):
-    """Comparisons a condition may use."""
+    """The comparisons that a condition may use."""
 
     EQ = "="
     NE = "!="
@@ -90,15 +91,15 @@ class Op(Enum):
     IS_NULL = "is null"
     NOT_NULL = "is not null"
     PREFIX = "prefix"
-    # Found by an index on ``reverse(column)``.
+    # Served by an index on ``reverse(column)``.
     SUFFIX = "suffix"
-    # JSON object column contains these key/value pairs.
+    # The JSON object in the column contains these key/value pairs.
     CONTAINS = "contains"
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """One condition on one column; conditions of a select are joined by AND."""
+    """One condition on one column. The conditions of a select are joined by AND."""
 
     column: str
     op: Op
@@ -114,7 +115,7 @@ class Order:
 
 
 class Query(NamedTuple):
-    """Which rows of a table, ties in the order of the primary key."""
+    """A selection of a table's rows; ties are in the order of the primary key."""
 
     where: Sequence[Where] = ()
     order_by: Sequence[Order] = ()
@@ -124,7 +125,7 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one committed transaction changed: rows as they are now, and keys that are gone."""
+    """The changes of one committed transaction: the new rows, and the keys of deleted rows."""
 
     put: tuple[object, ...]
     deleted: tuple[tuple[type[object], tuple[object, ...]], ...]
@@ -134,13 +135,13 @@ Observer = Callable[[Delta], None]
 
 
 def is_full(rows: Sequence[tuple[int, Envelope]], limit: int) -> bool:
-    """True if there may be more events to publish than ``outgoing`` returned."""
+    """True if more events may wait to be published than ``outgoing`` returned."""
     return len(rows) == limit or sum(len(each.body()) for _, each in rows) >= BATCH_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedEvent:
-    """An event of the outbox that did not go: the bus refuses it, or it cannot be read."""
+    """An event of the outbox that the bus refused, or that cannot be read."""
 
     row_id: int
     refused_at: datetime
@@ -149,23 +150,23 @@ class RefusedEvent:
     body: bytes
 
     def envelope(self) -> Envelope:
-        """The event; UndecodableError if no version of this code could have written it."""
+        """Return the event. Raises UndecodableError if this code cannot have written it."""
         return Envelope.read_stored(self.headers, self.body)
 
 
 class Leadership(Protocol):
-    """The right to act for a service, until it is lost."""
+    """The right to act for a service until it is lost."""
 
     @property
     def epoch(self) -> int:
-        """Grows with each leader; every leader's transaction is fenced by it."""
+        """The epoch, which grows with each leader; every leader's transaction checks it."""
         ...
 
     async def lost(self) -> None:
-        """Returns when the leadership is gone (lock lost, connection lost). Raises ObserverError
-        when this process must give it up, because its memory does not follow the rows."""
+        """Return when the leadership is gone (lock lost, connection lost). Raises ObserverError
+        when this process must give it up because its memory no longer matches the rows."""
         ...
 
     async def release(self) -> None:
-        """Give it up, so that another process can lead at once."""
+        """Give up the leadership, so that another process can lead at once."""
         ...

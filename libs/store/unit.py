@@ -1,7 +1,7 @@
-"""The transaction of both adapters: what its reads see, and what it leaves behind.
+"""``Tx``, the transaction of both adapters: its reads, its writes and its events.
 
-``sql`` and ``memory`` give a ``Session``, one open transaction of their database; ``core`` opens
-and lands a ``Tx`` over it.
+``sql`` and ``memory`` provide a ``Session``, one open transaction of their database. ``core`` opens
+a ``Tx`` on a session and commits it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from libs.store.terms import (
 )
 
 R = TypeVar("R")
-# So many unreadable rows a select steps over.
+# How many unreadable rows a select skips at most.
 UNREADABLE_MAX = 10_000
 
 
 class Clock(Protocol):
-    """Where the store gets its ``now`` from (UTC)."""
+    """The clock of the store (UTC)."""
 
     def now(self) -> datetime:
         """The current time."""
@@ -43,23 +43,23 @@ class Clock(Protocol):
 
 
 class Session(Protocol):
-    """One open transaction of a database. Any error but NotLeaderError ends it. A row that cannot
-    be decoded is an ``UnreadableRow`` among the others."""
+    """One open transaction of a database. Any error except NotLeaderError ends it. Reads return an
+    ``UnreadableRow`` in place of a row that cannot be decoded."""
 
     async def get(self, shape: Shape, key: Key) -> Row | None:
-        """One row."""
+        """Return one row, or None."""
         ...
 
     async def load(self, shape: Shape, keys: Sequence[Key]) -> list[Row]:
-        """Those of these rows that are there, in any order."""
+        """Return those of these rows that exist, in any order."""
         ...
 
     async def select(self, shape: Shape, query: Query) -> list[Row]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         ...
 
     def pages(self, shape: Shape, rows_max: int) -> AsyncIterator[list[Row]]:
-        """A whole table in the order of its keys; each page is a statement of its own."""
+        """Read a whole table in the order of its keys, with one statement for each page."""
         ...
 
     async def write(self, batch: Batch) -> None:
@@ -67,42 +67,42 @@ class Session(Protocol):
         ...
 
     async def enter(self, event_ids: Sequence[str], now: datetime) -> set[str]:
-        """Insert into the inbox; returns the new ones."""
+        """Insert event ids into the inbox; return those that are new."""
         ...
 
     async def conclude(self, batch: Batch | None, envelopes: Sequence[Envelope]) -> None:
-        """The last writes before the commit; events go into the outbox in this order."""
+        """Carry out the last writes before the commit; append events to the outbox in order."""
         ...
 
     async def commit(self) -> None:
-        """Make it last. Any error but ConflictError leaves the outcome unknown."""
+        """Commit. Any error except ConflictError leaves the outcome unknown."""
         ...
 
     async def rollback(self) -> None:
-        """Forget it; never raises."""
+        """Roll back; never raises."""
         ...
 
     @property
     def version(self) -> int:
-        """The leader's version that this transaction will have; 0 for others."""
+        """The version that this leader's transaction will have; 0 for other transactions."""
         ...
 
     @property
     def outbox_ids(self) -> Sequence[int]:
-        """The rows of the events in the outbox, in their order; known after the commit."""
+        """The row ids of the events in the outbox, in their order; available after the commit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
-    """What a transaction leaves behind when it has committed."""
+class Committed:
+    """The result of a committed transaction."""
 
     version: int
     writes: Mapping[Shape, Mapping[Key, Row | None]]
     emitted: Sequence[Envelope]
 
     def delta(self) -> Delta:
-        """For the observers."""
+        """Return the changes in the form that observers receive."""
         puts: list[object] = []
         deleted: list[tuple[type[object], tuple[object, ...]]] = []
         for shape, rows in self.writes.items():
@@ -114,8 +114,8 @@ class Landed:
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
-    """What every event of a store is born with."""
+class EventDefaults:
+    """The fields that every new event of a store has in common."""
 
     source: str
     new_id: Callable[[], str]
@@ -123,42 +123,42 @@ class Birth:
 
 
 @dataclass(slots=True)
-class Known:
-    """What a process keeps in memory: the callback for unreadable rows, and as leader whole tables
-    and the newest rows of others."""
+class ProcessMemory:
+    """The callback for unreadable rows and, in a leader, the rows kept in memory: whole tables, and
+    the newest rows of others."""
 
     report: Callable[[UnreadableRow], None] = lambda _row: None
     recent: Recent = field(default_factory=lambda: Recent(()))
     residents: dict[Shape, dict[Key, Row]] = field(default_factory=dict[Shape, dict[Key, Row]])
-    # Of resident tables: rows that could not be decoded, by their encoded keys.
+    # The rows of resident tables that could not be decoded, by their encoded keys.
     unreadable: dict[Shape, dict[tuple[object, ...], UnreadableRow]] = field(
         default_factory=dict[Shape, dict[tuple[object, ...], UnreadableRow]]
     )
 
 
 class Tx:
-    """One transaction: reads see its own writes, everything lands at once or not at all."""
+    """One transaction: its reads see its own writes, and all its writes commit or none."""
 
     def __init__(
         self,
         session: Session,
         tables: Tables,
-        known: Known,
-        birth: Birth,
+        memory: ProcessMemory,
+        defaults: EventDefaults,
         now: datetime,
     ) -> None:
         self._session = session
         self._tables = tables
-        self._known = known
-        self._birth = birth
+        self._memory = memory
+        self._event_defaults = defaults
         # The service's clock when the transaction began (UTC).
         self.now = now
-        # With a leader's transaction: the number of leader's transactions so far, this one
-        # included. 0 without one.
+        # In a leader's transaction the number of leader's transactions so far, including this one;
+        # 0 in others.
         self.version = session.version
-        # For what a service has found out for the rest of this transaction; kept nowhere.
+        # A service's own cache for the rest of this transaction; it is not stored.
         self.memo: dict[str, Any] = {}
-        # The rows that this transaction's selects have left out.
+        # The unreadable rows that this transaction's selects have left out.
         self.unreadable: list[UnreadableRow] = []
         self._overlay = Overlay()
         self._read: dict[tuple[Shape, Key], Row | None] = {}
@@ -167,17 +167,17 @@ class Tx:
         self._failure: Exception | None = None
 
     async def get(self, kind: type[R], *key: object) -> R | None:
-        """The row with this primary key, or None. UnreadableRowError if it cannot be decoded: it
-        is there, so nobody may take it for new."""
+        """Return the row with this primary key, or None. Raises UnreadableRowError if the row
+        exists but cannot be decoded, so that no caller takes the key for a new one."""
         shape = self._tables.shape(kind)
         wanted = shape.key_from(key)
         written = self._overlay.writes.get(shape, {})
         if wanted in written:
             return written[wanted]
-        if shape in self._known.residents:
-            found = self._known.residents[shape].get(wanted)
+        if shape in self._memory.residents:
+            found = self._memory.residents[shape].get(wanted)
             return self._lost_row(shape, wanted) if found is None else found
-        recent = self._known.recent.of(shape)
+        recent = self._memory.recent.of(shape)
         if wanted in recent:
             return recent[wanted]
         if (shape, wanted) not in self._read:
@@ -185,26 +185,26 @@ class Tx:
         return self._readable(self._read[shape, wanted])
 
     def _readable(self, row: Row | None) -> Row | None:
-        """The row; UnreadableRowError, which is no failure of the transaction."""
+        """Return the row. Raises UnreadableRowError, after which the transaction can go on."""
         if type(row) is UnreadableRow:
-            self._known.report(row)
+            self._memory.report(row)
             raise UnreadableRowError(row)
         return row
 
     def _lost_row(self, shape: Shape, key: Key) -> Row | None:
-        """None for a row of a resident table that is not there; raises if it is unreadable."""
-        lost = self._known.unreadable.get(shape)
+        """Return None for a missing row of a resident table; raise if the row is unreadable."""
+        lost = self._memory.unreadable.get(shape)
         if not lost:
             return None
         return self._readable(lost.get(shape.encoded_key(key)))
 
     async def load(self, kind: type[object], *keys: tuple[object, ...]) -> None:
-        """Read the rows with these primary keys at once: afterwards ``get`` has them, or that
-        there are none, without asking again."""
+        """Read the rows with these primary keys in one query. Afterwards ``get`` answers for these
+        keys without a query."""
         shape = self._tables.shape(kind)
-        if shape in self._known.residents:
+        if shape in self._memory.residents:
             return
-        written, recent = self._overlay.writes.get(shape, {}), self._known.recent.of(shape)
+        written, recent = self._overlay.writes.get(shape, {}), self._memory.recent.of(shape)
         wanted = [
             key
             for key in dict.fromkeys(map(shape.key_from, keys))
@@ -230,38 +230,39 @@ class Tx:
         limit: int | None = None,
         offset: int = 0,
     ) -> list[R]:
-        """Rows that meet every condition. Without an order: by primary key.
+        """Return the rows that meet every condition, by default in the order of the primary key.
 
-        A row that cannot be decoded is left out, so that it does not take the others with it: it
-        is reported (``Store.on_unreadable``), and noted in ``unreadable``. A limit counts the rows
-        that are returned. UnreadableRowError only if there are more unreadable rows than a
-        transaction can step over.
+        A row that cannot be decoded is left out, reported (``Store.on_unreadable``) and added to
+        ``unreadable``, so that the other rows stay available. A limit counts the returned rows.
+        Raises UnreadableRowError only if there are more than ``UNREADABLE_MAX`` unreadable rows.
         """
         shape, query = self._tables.shape(kind), Query(where, order_by, limit, offset)
         checked(shape, query)
-        if shape in self._known.residents:
-            for lost in self._known.unreadable.get(shape, {}).values():
+        if shape in self._memory.residents:
+            for lost in self._memory.unreadable.get(shape, {}).values():
                 self._leave_out(lost)
             return select(shape, self._candidates(shape, where), query)
         await self._flush()
         return await self._select(shape, query)
 
     async def _select(self, shape: Shape, query: Query) -> list[Row]:
-        """As the session does it, without unreadable rows: in their place the next ones are read,
-        because fewer rows than the limit mean to a caller that there are no more."""
-        limit = asked = query.limit
+        """Select through the session and leave unreadable rows out. The next rows take their place,
+        because fewer rows than the limit mean to a caller that no more exist."""
+        limit = requested = query.limit
         while True:
             rows: list[Row] = await self._guard(
-                self._session.select(shape, query._replace(limit=asked))
+                self._session.select(shape, query._replace(limit=requested))
             )
             bad = [row for row in rows if type(row) is UnreadableRow]
             if not bad:
                 return rows
-            if limit is None or asked is None or len(rows) < asked or len(rows) - len(bad) >= limit:
+            if limit is None or requested is None or len(rows) < requested:
+                break
+            if len(rows) - len(bad) >= limit:
                 break
             if len(bad) > UNREADABLE_MAX:
                 raise UnreadableRowError(bad[0])
-            asked = limit + 2 * len(bad)
+            requested = limit + 2 * len(bad)
         good: list[Row] = []
         for row in rows:
             if limit is not None and len(good) == limit:
@@ -275,12 +276,12 @@ class Tx:
     def _leave_out(self, row: UnreadableRow) -> None:
         if row not in self.unreadable:
             self.unreadable.append(row)
-            self._known.report(row)
+            self._memory.report(row)
 
     def _candidates(self, shape: Shape, where: Sequence[Where]) -> Iterable[Row]:
-        """A resident table's rows that can match: one, if the key is given, else all."""
+        """Return the rows of a resident table that can match: one if the key is given, else all."""
         fixed = {item.column: item.value for item in where if item.op is Op.EQ}
-        stored, written = self._known.residents[shape], self._overlay.writes.get(shape, {})
+        stored, written = self._memory.residents[shape], self._overlay.writes.get(shape, {})
         if not all(name in fixed for name in shape.key):
             return self._overlay.over(shape, stored)
         key = shape.key_from(tuple(fixed[name] for name in shape.key))
@@ -288,26 +289,28 @@ class Tx:
         return [] if row is None else [row]
 
     def put(self, *rows: object) -> None:
-        """Insert rows, or replace those with the same primary key. TypeError names a field whose
-        value its column cannot hold."""
+        """Insert rows, or replace those with the same primary key. Raises TypeError, with the name
+        of the field, if a column cannot hold a value."""
         for row in rows:
             shape = self._tables.shape(type(row))
             shape.check(row)
             self._overlay.put(shape, row)
 
     def delete(self, kind: type[object], *key: object) -> None:
-        """Remove the row with this primary key, if there is one."""
+        """Remove the row with this primary key, if it exists."""
         shape = self._tables.shape(kind)
         self._overlay.delete(shape, shape.key_from(key))
 
     def emit(self, message: Message) -> None:
-        """Put an event in the outbox; it is published after the commit, at least once. ValueError
-        if the message is no event; EventTooLargeError, after which the transaction cannot commit,
-        if the bus could never take it."""
+        """Put an event in the outbox; the relay publishes it after the commit, at least once.
+        Raises ValueError if the message is no event. Raises EventTooLargeError if the bus could
+        never accept it; the transaction cannot commit then."""
         if ROUTES[type(message)].kind is not Kind.EVENT:
             raise ValueError(f"{type(message).__name__} is no event; only events are emitted")
-        birth = self._birth
-        envelope = Envelope(birth.new_id(), birth.source, self.now, message, birth.traceparent())
+        defaults = self._event_defaults
+        envelope = Envelope(
+            defaults.new_id(), defaults.source, self.now, message, defaults.traceparent()
+        )
         size = len(envelope.body())
         if size > EVENT_BYTES_MAX:
             self._failure = self._failure or EventTooLargeError(
@@ -317,31 +320,31 @@ class Tx:
         self._emitted.append(envelope)
 
     async def unseen(self, event_ids: Sequence[str]) -> set[str]:
-        """Enter event ids in the inbox; returns those that were not there before."""
+        """Enter event ids in the inbox; return those that were not in it before."""
         if not event_ids:
             return set()
         self._entered = True
         return await self._guard(self._session.enter(event_ids, self.now))
 
-    async def finish(self) -> Landed | None:
-        """Tell the database everything that is left. None if nothing was written at all."""
+    async def finish(self) -> Committed | None:
+        """Send the remaining writes to the database. Returns None if nothing was written at all."""
         if self._failure is not None:
-            # The body swallowed the error, but the database has forgotten the transaction.
+            # The caller caught the error, but the database has already aborted the transaction.
             raise self._failure
         batch = self._overlay.take()
         if batch is not None or self._emitted:
             await self._guard(self._session.conclude(batch, self._emitted))
         if not (self._overlay.writes or self._emitted or self._entered):
             return None
-        return Landed(self.version, self._overlay.writes, self._emitted)
+        return Committed(self.version, self._overlay.writes, self._emitted)
 
     async def _flush(self) -> None:
         batch = self._overlay.take()
         if batch is not None:
             await self._guard(self._session.write(batch))
 
-    async def _guard(self, step: Any) -> Any:  # noqa: ANN401 - passes through what the step gives
-        """Remember the first failure: after it the transaction cannot commit."""
+    async def _guard(self, step: Any) -> Any:  # noqa: ANN401 - returns the result of the step
+        """Await a step and keep its first failure: the transaction cannot commit after it."""
         try:
             return await step
         except Exception as error:

@@ -49,7 +49,7 @@ CLOCK_YEAR_MIN = 2026
 # What PostgreSQL makes of it with its own file names has 1024 bytes at most.
 FOLDER_BYTES_MAX = 900
 # A folder with one of these is a platform's; `lost+found` is the file system's own.
-MARKS = frozenset({"up.lock", "admin-token", "options.json", "up.log"})
+PLATFORM_FILES = frozenset({"up.lock", "admin-token", "options.json", "up.log"})
 NOT_FOREIGN = frozenset({"lost+found"})
 SETTINGS = tuple(f"SHIFTWORK_{name.upper()}_" for name in SERVICES)
 # What is known of file systems: nobody stores there, no rights, not for a database, not for long.
@@ -97,7 +97,7 @@ def clock(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     del data_folder, options
     year = time.gmtime().tm_year
     if year < CLOCK_YEAR_MIN:
-        yield Finding("bad", f"the clock says {year}", "set the clock (UTC), then start again")
+        yield Finding("bad", f"the clock shows {year}", "set the clock (UTC), then start again")
 
 
 def folder(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
@@ -137,12 +137,12 @@ def _folder(data: Path) -> Iterator[Finding]:
         yield Finding("bad", f"{existing} cannot be written: {why}", ANOTHER_FOLDER, "--data")
         return
     held = set(os.listdir(data)) - NOT_FOREIGN if data.exists() else set[str]()  # noqa: PTH208 - names only
-    if held and not held & MARKS:
+    if held and not held & PLATFORM_FILES:
         names = ", ".join(sorted(held)[:3]) + (", …" if len(held) > 3 else "")  # noqa: PLR2004 - as above
         text = f"the data folder {data} holds something else ({names})"
         yield Finding("bad", text, "name a new or empty folder: --data DIR", "--data")
         return
-    yield _room(
+    yield _disk_space(
         data, shutil.disk_usage(existing).free, NEW_BYTES_MIN if not held else OLD_BYTES_MIN
     )
     if data.exists() and data.stat().st_mode & 0o066:
@@ -177,8 +177,8 @@ def _missing_home(data: Path) -> Failure | None:
 
 
 def owner_problem(data: Path) -> Finding | None:
-    """Whose the folder is, if not ours; ``bad`` if we cannot even look into it. Root may take over
-    anybody's, and is told so."""
+    """A finding if the folder belongs to another user; ``bad`` if we cannot read it. Root may take
+    over any user's folder and gets a warning."""
     try:
         if data.stat().st_uid == os.geteuid():
             return None
@@ -195,13 +195,13 @@ def owner_problem(data: Path) -> Finding | None:
     return Finding("bad", text, ANOTHER_FOLDER, "--data")
 
 
-def _room(data: Path, free: int, least: int) -> Finding:
+def _disk_space(data: Path, free: int, least: int) -> Finding:
     text = f"data folder {data}: {_size(free)} free"
     if free < least:
         text = f"the disk of {data} is full: {_size(free)} free, at least {_size(least)} are needed"
-        return Finding("bad", text, "make room, or use another folder: --data DIR", "--data")
+        return Finding("bad", text, "free some space, or use another folder: --data DIR", "--data")
     if free < FREE_BYTES_MIN:
-        return Finding("warn", text, "make room, or use another folder: --data DIR", "--data")
+        return Finding("warn", text, "free some space, or use another folder: --data DIR", "--data")
     return Finding("ok", text)
 
 
@@ -291,7 +291,7 @@ def _addresses() -> str:
 
 
 def _listener(port: int) -> tuple[str, str]:
-    """Who listens on a port, and how to end it."""
+    """The program that listens on a port, and how to end it."""
     unknown = ("another program (of another user)", "end that program")
     try:
         pid = next(
@@ -316,7 +316,7 @@ def _listener(port: int) -> tuple[str, str]:
 
 
 def users(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
-    """As whom servers and tasks run."""
+    """The users that servers and tasks run as."""
     try:
         check_service_user(data_folder, options)
         if os.geteuid() == 0:
@@ -349,7 +349,7 @@ def interpreter(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
     try:
         user = Account(int(first), int(first), "") if first else _account(options.task_user or "")
     except KeyError:
-        # ``users`` says so.
+        # ``users`` reports this.
         return
     if not can_run(user, [sys.executable, "-c", ""]):
         fix = (
@@ -371,7 +371,7 @@ def _name_of(uid: int) -> str:
 
 
 def settings(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
-    """Whether the services can be given what the environment says."""
+    """Whether the services accept the settings in the environment."""
     if not any(name.upper().startswith(SETTINGS) for name in os.environ):
         return
     from services.allinone.composition import doubtful_settings  # noqa: PLC0415 - slow to import
@@ -408,7 +408,7 @@ def processes(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
         yield Finding("warn", text, "raise the limit of processes (pids.max of the control group)")
 
 
-# Where each version of control groups says the limit and what is used of it.
+# The files in which each version of control groups has the limit and the usage.
 _GROUP_FILES = {
     "memory": (
         ("memory.max", "memory.current"),

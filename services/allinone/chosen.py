@@ -31,7 +31,7 @@ class Chosen:
 
     @property
     def described(self) -> str:
-        """For people: which one it is, and what says so."""
+        """A text for people: the platform, and the option or setting that chose it."""
         which = f"data folder {self.data_folder.data}" if self.data_folder else self.url
         name = f"context {self.context}, " if self.context else ""
         return f"{name}{which} ({self.because})"
@@ -55,7 +55,7 @@ def chosen(data: Path | None) -> Chosen:
 
 
 def _folder_of(named: Named) -> Path | None:
-    """The data folder of a context; an older one says only where its token is."""
+    """The data folder of a context; an older context has only the path of its token."""
     if named.data:
         return Path(named.data)
     beside = Path(named.token_file)
@@ -109,8 +109,8 @@ def announce(
     show: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Say where a platform that is ready answers, and make it the current context: that may have
-    been another's meanwhile."""
+    """Print the address of a platform that is ready, and make it the current context: another one
+    may have become the current context meanwhile."""
     problem = make_current(data_folder, url)
     token_file = str(data_folder.credentials.admin_token_file)
     if render.wants_json():

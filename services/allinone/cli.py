@@ -122,7 +122,7 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     try:
         kept = data_folder.options() or Options()
     except Failure:
-        # Whose the folder is, or what it is, says more.
+        # An error about the folder itself or its owner is more useful.
         check_start(data_folder, Options(port=0, tasks_as_root=True), lambda _: None)
         raise
     options = with_task_user(replace(kept, **changed), task_user, task_users, tasks_as_root)
@@ -138,7 +138,7 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     except Failure:
         if not data_folder.is_kept():
             raise
-        # Another `up` took the folder a moment earlier.
+        # Another `up` has just taken the folder.
         _join(data_folder, typed)
     else:
         raise typer.Exit(ended)
@@ -185,8 +185,9 @@ def _detached(data_folder: DataFolder, options: Options) -> Holder:
 def _wait_ready(
     data_folder: DataFolder, process: subprocess.Popen[bytes] | None, log_begin: int = 0
 ) -> Holder:
-    """Until the keeper of the folder says that it serves and its probe agrees. ``process``: our
-    own, whose log begins at ``log_begin``; None: somebody else's."""
+    """Wait until the platform of the folder reports that it serves and its probe agrees.
+    ``process`` is our own child, whose log begins at ``log_begin``; None if another process runs
+    the platform."""
     from services.allinone.platform_process import show_step  # noqa: PLC0415 - imports the platform
 
     ends_at = time.monotonic() + DETACH_SECONDS_MAX
@@ -208,7 +209,7 @@ def _wait_ready(
     raise Failure(
         f"not ready after {DETACH_SECONDS_MAX:g} s; it goes on starting",
         where=str(data_folder.log),
-        fix=f"`{doctor}` says what it waits for; `{down}` ends it",
+        fix=f"`{doctor}` shows what it waits for; `{down}` ends it",
     )
 
 
@@ -328,7 +329,7 @@ def _end(data_folder: DataFolder, now: bool) -> None:
             raise Failure("it does not end", where=str(data_folder.log), fix=fix)
         time.sleep(POLL_SECONDS)
     while pid and _runs(pid) and time.monotonic() < ends_at:
-        # The folder is free; the process itself is gone in a moment, too.
+        # The folder is free, and the process itself ends soon, too.
         time.sleep(POLL_SECONDS / 10)
     render.note("stopped")
     if session.current().json:
@@ -336,8 +337,8 @@ def _end(data_folder: DataFolder, now: bool) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """False once a process has ended, even if its parent never asks how: that may be this process,
-    or the first one of a container."""
+    """False once a process has ended, even if its parent never waits for it: the parent may be this
+    process, or the first one of a container."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -346,8 +347,8 @@ def _runs(pid: int) -> bool:
 
 
 def _pid_to_end(data_folder: DataFolder, now: bool) -> int | None:
-    """Who is to be signalled; None if it ended by itself. One that begins will soon be able to let
-    tasks save that ran before."""
+    """The process to signal; None if it ended by itself. Waits for a platform that is starting,
+    because it can soon let tasks save that ran before."""
     ends_at = time.monotonic() + DETACH_SECONDS_MAX
     waited = False
     while data_folder.is_kept():
@@ -405,7 +406,7 @@ def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name
     gpu_resource: Annotated[str, typer.Option(help="What the nodes call a GPU.")] = "",
     storage_class: Annotated[str, typer.Option(help="Instead of the default one.")] = "",
 ) -> None:
-    """Check this machine, its GPUs, the servers and the services; say what to do about problems.
+    """Check this machine, its GPUs, the servers and the services; show how to fix problems.
 
     The platform is the current context's, unless --data, --context or --url names another.
     With --kubernetes: a cluster, one's rights there, its nodes and GPUs, and what is installed.

@@ -82,8 +82,8 @@ def environment_of(wiring: Wiring, machine: Machine) -> dict[str, str]:
 
 
 def doubtful_settings(data_folder: DataFolder, options: Options) -> Iterator[tuple[str, str, bool]]:
-    """What the environment says of the services that cannot be, or has no effect: the variable, the
-    problem, and whether a service could not start with it. Nothing needs to run."""
+    """Yield the services' variables in the environment that are invalid or have no effect: the
+    variable, the problem, and whether it keeps a service from starting. Nothing needs to run."""
     machine = Machine(
         data_folder=data_folder,
         options=options,

@@ -43,12 +43,12 @@ class Options:
     slots: int | None = None
     # Groups, labels and taints of the nodes.
     nodes_file: str | None = None
-    # As whom root runs tasks: a user's name, a range of user numbers (each owner's tasks get one
-    # of their own), or root itself. At most one of them.
+    # The user that tasks run as if root runs the platform: a user's name, a range of user numbers
+    # (each owner's tasks get a number of their own), or root itself. At most one of them.
     task_user: str | None = None
     task_users: str | None = None
     tasks_as_root: bool = False
-    # As whom root runs PostgreSQL and NATS (a user's name).
+    # The user that PostgreSQL and NATS run as if root runs the platform (a user's name).
     service_user: str | None = None
 
 
@@ -83,8 +83,8 @@ def url_at(host: str, port: int) -> str:
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Generator[socket.socket]:
-    """A socket that has the address, as a server takes it: a port that was closed a moment ago is
-    free. OSError if it cannot be had."""
+    """A socket bound to the address as a server binds it: a port that was just closed is free.
+    Raises OSError if the address is taken."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((host, port))
@@ -137,7 +137,7 @@ class DataFolder:
 
     @property
     def credentials(self) -> Credentials:
-        """Where the secrets are."""
+        """The folder of the secrets."""
         return Credentials(self.data)
 
     @property
@@ -147,7 +147,7 @@ class DataFolder:
 
     @property
     def runs(self) -> Path:
-        """Where the nodes' supervisors put the ranks' output."""
+        """The folder in which the nodes' supervisors write the ranks' output."""
         return self.machine / "nodes"
 
     @property
@@ -212,7 +212,7 @@ class DataFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                # A process that only reads holds it for a moment.
+                # A process that only reads holds the lock briefly.
                 if not left:
                     os.close(descriptor)
                     raise FolderInUseError(self.holder()) from None

@@ -56,7 +56,7 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class Demo:
-    """Where the demo plays."""
+    """The client, folder, number of nodes and start time of the demo."""
 
     client: httpx.AsyncClient
     folder: Path
@@ -64,8 +64,8 @@ class Demo:
     began: float
 
 
-def say(text: str = "") -> None:
-    """A line for the audience."""
+def write_line(text: str = "") -> None:
+    """Print a line of the demo."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -96,25 +96,25 @@ async def _on_platform(folder: Path, platform: Platform) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     began = time.monotonic()
-    say("Starting NATS, PostgreSQL and six services")
+    write_line("Starting NATS, PostgreSQL and six services")
     running = asyncio.ensure_future(platform.run())
     try:
         ready = asyncio.ensure_future(platform.ready.wait())
         await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
-        say(f"Ready after {time.monotonic() - began:.1f} s at {platform.url}")
+        write_line(f"Ready after {time.monotonic() - began:.1f} s at {platform.url}")
         async with admin_client(platform.data_folder, platform.url) as client:
             nodes = await _nodes(client)
             demo = Demo(client, folder, len(nodes), time.monotonic())
             async with asyncio.timeout(DEMO_SECONDS_MAX):
                 await play(demo)
     except asyncio.CancelledError:
-        say("interrupted; ending everything")
+        write_line("interrupted; ending everything")
         return 130
     except (DemoError, httpx.HTTPError, TimeoutError) as problem:
-        say(f"The demo failed: {problem or type(problem).__name__}")
-        say("".join(platform.data_folder.log.read_text().splitlines(keepends=True)[-20:]))
+        write_line(f"The demo failed: {problem or type(problem).__name__}")
+        write_line("".join(platform.data_folder.log.read_text().splitlines(keepends=True)[-20:]))
         return 1
     finally:
         running.cancel()
@@ -123,27 +123,27 @@ async def _on_platform(folder: Path, platform: Platform) -> int:
 
 
 async def _nodes(client: httpx.AsyncClient) -> list[Any]:
-    """The nodes, once the launcher has told them."""
+    """The nodes, once the launcher has published them."""
     while not (nodes := await items(client, "/v1/nodes")):
         await pause(0.05)
-    told = ", ".join(f"{node['id']} ({counted(node['gpus'], 'slot')})" for node in nodes)
-    say(f"Nodes: {told}")
+    listed = ", ".join(f"{node['id']} ({counted(node['gpus'], 'slot')})" for node in nodes)
+    write_line(f"Nodes: {listed}")
     return nodes
 
 
 async def play(demo: Demo) -> None:
-    """The story, from the first submission to the comparison."""
-    say()
+    """Run the demo, from the first submission to the comparison."""
+    write_line()
     alone = asyncio.ensure_future(_train_alone(demo.folder / "alone"))
     try:
         digits = await _submit(demo, "digits", "low", 1, _digits(demo.folder / "shared"))
-        say("Submitted digits (low priority): a network on real handwritten digits, 500 steps")
+        write_line("Submitted digits (low priority): a network on real handwritten digits")
         seen = asyncio.ensure_future(_timeline(demo, digits))
         try:
             await _until_step(demo, digits, STEPS_BEFORE_GANG)
             gang = await _submit(demo, "gang", "high", demo.nodes, _gang(demo.folder / "gang"))
-            say(f"Submitted gang (high priority): needs all {demo.nodes} nodes, now")
-            say()
+            write_line(f"Submitted gang (high priority): needs all {demo.nodes} nodes, now")
+            write_line()
             await _until_ended(demo, gang)
             await _until_ended(demo, digits)
             facts = await seen
@@ -152,7 +152,7 @@ async def play(demo: Demo) -> None:
         expected = await alone
     finally:
         alone.cancel()
-    _judge(demo, facts, expected)
+    _compare(demo, facts, expected)
 
 
 def _digits(out: Path) -> list[str]:
@@ -230,7 +230,7 @@ async def _until_ended(demo: Demo, task_id: str) -> None:
 
 
 async def _timeline(demo: Demo, digits: str) -> list[tuple[str, str]]:
-    """Tell the story as it happens, until ``digits`` has ended; the facts in their order."""
+    """Print the events as they happen until ``digits`` has ended; return the facts in order."""
     facts: list[tuple[str, str]] = []
     async for event in _events(demo.client):
         fact, data = event["type"], event["data"]
@@ -238,7 +238,7 @@ async def _timeline(demo: Demo, digits: str) -> list[tuple[str, str]]:
         text = sentence(fact, data)
         if text is not None and "task_id" in data:
             facts.append((fact, name))
-            say(f"  {time.monotonic() - demo.began:7.3f} s  {name:7} {text}")
+            write_line(f"  {time.monotonic() - demo.began:7.3f} s  {name:7} {text}")
         if fact == "task.state_changed" and name == "digits" and data.get("finished_at"):
             return facts
     return facts
@@ -253,19 +253,19 @@ async def _events(client: httpx.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def _judge(demo: Demo, facts: list[tuple[str, str]], expected: str) -> None:
-    """Compare with what was promised; DemoError says what is different."""
+def _compare(demo: Demo, facts: list[tuple[str, str]], expected: str) -> None:
+    """Compare the facts with what was promised. Raises DemoError with the difference."""
     in_order = iter(facts)
     missing = [promise for promise in PROMISE if promise not in in_order]
     if missing:
         raise DemoError(f"not seen in this order: {missing[0]}")
     got = _digest(demo.folder / "shared")
-    say()
-    say(f"weights after preemption and resume  sha256 {got}")
-    say(f"weights of an uninterrupted run      sha256 {expected}")
+    write_line()
+    write_line(f"weights after preemption and resume  sha256 {got}")
+    write_line(f"weights of an uninterrupted run      sha256 {expected}")
     if got != expected:
         raise DemoError("the weights differ")
-    say("The final weights are bit-identical to an uninterrupted run.")
+    write_line("The final weights are bit-identical to an uninterrupted run.")
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def _letters(data_folder: DataFolder) -> Iterator[Finding]:
     if found:
         least = "at least " if len(found) >= LETTERS_MAX else ""
         count = f"{least}{counted(len(found), 'dead letter')}"
-        text = f"{count} to look at: events that a service could not handle"
+        text = f"{count} to check: events that a service could not handle"
         yield Finding("warn", text, "shiftwork dead-letters ls, then replay or discard them")
 
 

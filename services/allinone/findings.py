@@ -1,5 +1,5 @@
-"""What ``doctor`` says of one thing, and ``up`` before it starts: right, doubtful or wrong, and the
-fix."""
+"""One result of the checks of ``doctor``, and of ``up`` before it starts: right, doubtful or wrong,
+with the fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shiftwork.cli.failures import REFUSED, Failure
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. ``note``: worth knowing, and nobody has to do anything."""
+    """The result of one check. ``note``: worth knowing, but nothing has to be done."""
 
     level: Literal["ok", "note", "warn", "bad"]
     what: str
@@ -21,15 +21,15 @@ class Finding:
     code: int = REFUSED
 
     def lines(self) -> list[str]:
-        """For people: what was found and, below it, the fix."""
+        """The finding as text for people, with the fix below it."""
         return [f"{self.level:4}  {self.what}", *([f"      fix: {self.fix}"] if self.fix else [])]
 
     def document(self) -> dict[str, str]:
-        """For scripts."""
+        """The finding as an object for scripts."""
         return {"level": self.level, "what": self.what, "fix": self.fix}
 
     def failure(self) -> Failure:
-        """As the reason for which ``up`` does not start."""
+        """The finding as the failure with which ``up`` does not start."""
         return Failure(self.what, where=self.where, fix=self.fix, code=self.code)
 
 

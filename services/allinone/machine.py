@@ -1,4 +1,4 @@
-"""Where everything of one machine's platform is, as the composition root needs it."""
+"""The addresses, folders and secrets of one machine's platform, for the composition root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.allinone.data_folder import DataFolder, Options
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where everything is, once the servers run."""
+    """The addresses, folders and secrets, once the servers run."""
 
     data_folder: DataFolder
     options: Options

@@ -1,7 +1,7 @@
 """The whole platform in one process: servers as children, every service in one TaskGroup.
 
 Called by ``up`` and by the demo. A service that dies is started again with growing pauses while the
-others go on; a stop first asks running tasks to save (``stopping.py``).
+others go on; a stop first lets running tasks save (``stopping.py``).
 """
 
 from __future__ import annotations

@@ -56,10 +56,10 @@ _log = observability.log("up")
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
-    """Where this process reports results, what happens meanwhile, and what is doubtful."""
+class Output:
+    """Functions that print this process's results, notes and warnings."""
 
-    say: Callable[[str], None]
+    result: Callable[[str], None]
     note: Callable[[str], None]
     warn: Callable[[str], None]
 
@@ -74,7 +74,7 @@ def _while_there(write: Callable[[str], None]) -> Callable[[str], None]:
     return writing
 
 
-PERSON = Voice(*(_while_there(each) for each in (render.line, render.note, render.warning)))
+PERSON = Output(*(_while_there(each) for each in (render.line, render.note, render.warning)))
 
 
 def _as_line(level: str) -> Callable[[str], None]:
@@ -87,11 +87,11 @@ def _as_line(level: str) -> Callable[[str], None]:
 
 
 # Of a process in the background.
-LOG = Voice(*(_as_line(level) for level in ("info", "info", "warning")))
+LOG = Output(*(_as_line(level) for level in ("info", "info", "warning")))
 
 
 def show_step(step: str) -> None:
-    """What is started now, for a person who waits."""
+    """Show a person who waits what is being started."""
     if render.is_terminal(sys.stderr):
         PERSON.note(f"starting {step}")
 
@@ -104,14 +104,14 @@ def keep_here(
     form: Literal["json", "console"] = "json",
     bytes_max: int = 0,
     make: Callable[[DataFolder, Options, int], Kept] = Platform,
-    voice: Voice = PERSON,
+    output: Output = PERSON,
 ) -> int:
     """Run until asked to end; the exit status. ``make(place, options, pid)`` builds the platform.
 
     ``verbose``: the log goes to standard error, which is a file of at most ``bytes_max`` (0: not
     ours to cut), instead of to the folder's.
     """
-    check_start(data_folder, options, voice.warn)
+    check_start(data_folder, options, output.warn)
     try:
         data_folder.take()
     except FolderInUseError as error:
@@ -131,7 +131,7 @@ def keep_here(
                 observability.set_up_logs(form, "info", sys.stderr, bytes_max=bytes_max)
             else:
                 observability.set_up_logs(form, "info", log, bytes_max=LOG_BYTES_MAX)
-            return uvloop.run(_keep(data_folder, make(data_folder, options, os.getpid()), voice))
+            return uvloop.run(_keep(data_folder, make(data_folder, options, os.getpid()), output))
     except KeyboardInterrupt:
         # Before the loop listened to signals.
         raise
@@ -152,7 +152,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-async def _keep(data_folder: DataFolder, platform: Kept, voice: Voice) -> int:
+async def _keep(data_folder: DataFolder, platform: Kept, output: Output) -> int:
     asked, now, ctrl_c = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def interrupted() -> None:
@@ -179,21 +179,21 @@ async def _keep(data_folder: DataFolder, platform: Kept, voice: Voice) -> int:
         await _first(running, platform.ready, asked)
         collect_rarely()
         if platform.ready.is_set():
-            announce(data_folder, platform.url, os.getpid(), voice.say, voice.warn)
+            announce(data_folder, platform.url, os.getpid(), output.result, output.warn)
             if data_folder.drained.exists():
                 from services.allinone.stopping import reopen  # noqa: PLC0415 - slow to import
 
-                await reopen(data_folder, platform.url, voice.warn)
+                await reopen(data_folder, platform.url, output.warn)
             await _first(running, asked)
             if not running.done():
-                await _leave(data_folder, platform, now, voice.note)
+                await _leave(data_folder, platform, now, output.note)
         else:
-            voice.note("stopped before it was ready")
+            output.note("stopped before it was ready")
             code = INTERRUPTED if ctrl_c.is_set() else 0
         ended = platform.ready.is_set() or now.is_set() or not survivors
         if not ended:
             again = f"the next `{data_folder.command('up')}` takes them over"
-            voice.note(f"tasks that ran before go on; {again}")
+            output.note(f"tasks that ran before go on; {again}")
     finally:
         await _end(running)
         # A platform that could not start, or crashed, ends no task: the next one takes them over.
@@ -259,7 +259,7 @@ def main() -> int:
         data_folder = DataFolder(Path(sys.argv[1]))
         given = sys.argv[2:]
         options = options_of(json.loads(given[0])) if given else data_folder.options() or Options()
-        return keep_here(data_folder, options, verbose=True, bytes_max=LOG_BYTES_MAX, voice=LOG)
+        return keep_here(data_folder, options, verbose=True, bytes_max=LOG_BYTES_MAX, output=LOG)
     except Failure as failure:
         _log.error(failure.what, where=failure.where, fix=failure.fix)
         return failure.code

@@ -99,7 +99,7 @@ class ProvisionSettings(BaseSettings):
 
 
 class RefusedError(Exception):
-    """A server refuses; waiting changes nothing. The text says what, where and what to do."""
+    """A server refuses, and waiting does not help. The text has the problem and the fix."""
 
 
 class NotInTimeError(Exception):
@@ -138,7 +138,7 @@ class StartDeadline:
             seconds = min(MOST_PAUSE_SECONDS, seconds * 2)
 
     async def turn(self) -> None:
-        """A moment of waiting for another provisioner; NotInTimeError at the end of patience."""
+        """Wait briefly for another provisioner. Raises NotInTimeError after the deadline."""
         if self.left_seconds == 0:
             raise NotInTimeError("another provisioner is still at work")
         await pause(min(1.0, self.left_seconds))
@@ -287,8 +287,8 @@ def secret(file: Path) -> str:
     return found
 
 
-def say(text: str) -> None:
-    """A line of the job's log."""
+def write_line(text: str) -> None:
+    """Write a line of the job's log."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -297,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m services.allinone.provision",
-        description="Make PostgreSQL and NATS ready, as told by SHIFTWORK_PROVISION_… variables.",
+        description="Make PostgreSQL and NATS ready. Settings: SHIFTWORK_PROVISION_… variables.",
     )
     config = parser.add_subparsers(dest="command").add_parser(
         "nats-config", help="print the configuration of a NATS server, without secrets"
@@ -336,7 +336,7 @@ def load(values: Mapping[str, Any] | None = None) -> ProvisionSettings | None:
 
 def _run(settings: ProvisionSettings, wirings: Sequence[Wiring]) -> int:
     try:
-        asyncio.run(provision(settings, wirings, say))
+        asyncio.run(provision(settings, wirings, write_line))
     except RefusedError as problem:
         sys.stderr.write(f"error: {problem}\n")
         return REFUSED
@@ -346,7 +346,7 @@ def _run(settings: ProvisionSettings, wirings: Sequence[Wiring]) -> int:
             f"and may this pod reach it? To wait longer: {PREFIX}WAIT_SECONDS.\n"
         )
         return UNREACHABLE
-    say("ready")
+    write_line("ready")
     return DONE
 
 

@@ -1,7 +1,7 @@
 """The embedded servers of one data folder, brought up together and kept up.
 
 PostgreSQL and NATS start side by side; the schemas and streams are made or brought up to date
-before any service starts. A server that dies or hangs is started again (``keeper.py``).
+before any service starts. ``supervision.py`` starts a server again when it dies or hangs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Servers:
         return self._nats
 
     async def start_postgres(self) -> None:
-        """Start it and make roles and schemas; ServerError says why not."""
+        """Start PostgreSQL and make roles and schemas. Raises ServerError with the reason."""
         await self.postgres.start()
         await self.postgres.prepare()
 
@@ -64,15 +64,16 @@ class Servers:
         await self._provision()
 
     async def migrate(self) -> None:
-        """Bring every schema up to date; one by one, because Alembic's state is global."""
+        """Migrate every schema, one at a time, because Alembic's state is global."""
         for wiring in self._wirings:
             await upgrade(self._address(wiring), wiring.tables, wiring.migrations)
 
     async def outlive_epochs(self) -> None:
         """Make the launcher's next epoch greater than those that this folder's nodes obey.
 
-        It is, unless PostgreSQL was restored from a backup, and then every node would refuse the
-        launcher. Nobody else commands these nodes: the folder is ours (``Place.take``).
+        It is greater unless PostgreSQL was restored from a backup, and then every node would refuse
+        the launcher. No other launcher commands these nodes, because this process holds the folder
+        (``DataFolder.take``).
         """
         journals = sorted(self._data_folder.runs.glob("*/journal"))
         past = max([commanding_epoch(str(journal)) for journal in journals], default=0)

@@ -34,7 +34,7 @@ _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "XDG_CACHE_HOME")
 _CODE = Path(__file__).resolve().parents[2]
 _LIBC = ctypes.CDLL(None)
 
-# Called with a service's name and one line of what it said.
+# Called with a service's name and one line of its output.
 Report = Callable[[str, str], None]
 
 
@@ -103,7 +103,7 @@ class ServiceProcesses:
         return tuple(self._instances)
 
     def port(self, name: str, index: int = 0) -> int:
-        """Where a process serves HTTP, over all its restarts."""
+        """The address at which a process serves HTTP, the same over all its restarts."""
         return self._instances[name, index].port
 
     def starts(self, name: str, index: int = 0) -> int:
@@ -128,14 +128,14 @@ class ServiceProcesses:
         return True
 
     async def until_ready(self) -> None:
-        """Until every process says that it is."""
+        """Wait until every process reports that it is ready."""
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             for instance in tuple(self._instances.values()):
                 while not await _is_ready(client, instance.port):
                     await pause(READY_POLL_SECONDS)
 
     async def _run(self, name: str, instance: Instance) -> None:
-        """Start a process and pass on what it says, until it ends."""
+        """Start a process and report its output until it ends."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", f"services.{name}"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -144,7 +144,7 @@ class ServiceProcesses:
             cwd=_CODE,
             env={key: os.environ[key] for key in _INHERITED if key in os.environ}
             | dict(instance.environment),
-            # Ctrl-C reaches us alone, and a keeper that is killed takes them with it.
+            # Ctrl-C reaches this process alone; if it is killed, its children end with it.
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
@@ -164,7 +164,7 @@ class ServiceProcesses:
             self.report(name, rest.decode(errors="replace"))
 
     async def _end(self) -> None:
-        """SIGTERM to all, and SIGKILL to who does not end."""
+        """Send SIGTERM to all processes, and SIGKILL to those that do not end."""
         living = [
             instance.process
             for instance in self._instances.values()

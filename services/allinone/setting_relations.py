@@ -1,6 +1,6 @@
 """Settings of one service that must be longer than those of another.
 
-A service sees its own settings only, so ``checks.py`` asks for one machine, and
+A service sees only its own settings, so ``checks.py`` checks them for one machine, and
 ``kubernetes/preflight.py`` for the values of a cluster.
 """
 

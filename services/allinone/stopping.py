@@ -54,7 +54,7 @@ async def drain_nodes(
 ) -> None:
     """The same through any client; ``remember`` keeps the nodes that the stop closes.
 
-    It asks for nothing that tasks say about themselves, goes on when one node cannot be closed,
+    It reads nothing that tasks report about themselves, goes on when one node cannot be closed,
     and tries again what fails, because giving up means that running tasks lose their work.
     """
     seen = await _insist(lambda: _occupancy(client), RETRY_SECONDS)

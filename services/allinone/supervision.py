@@ -62,7 +62,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of one part. Moments are seconds of a clock that nobody sets."""
+    """The known state of one part. Times are seconds of a monotonic clock."""
 
     name: str
     state: State = State.STARTING
@@ -77,9 +77,9 @@ class Record:
 
 
 def decide(policy: Policy, record: Record, observation: Observation, now: float) -> Record:
-    """What is to be held of a part after a look at it. Pure.
+    """Return the new state of a part after an observation. Pure.
 
-    It is to be ended (if it lives) and started at ``start_at`` when the state is DOWN.
+    In the state DOWN the caller ends the part (if it lives) and starts it at ``start_at``.
     """
     if observation.alive and not observation.problem:
         up_since = record.since if record.state is State.UP else now
@@ -183,7 +183,7 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name of the part, for people."""
         ...
 
     @property
@@ -215,7 +215,7 @@ async def supervise_server(
     now: Callable[[], float] = monotonic,
     wait: Callable[[float], Awaitable[None]] = pause,
 ) -> None:
-    """Watch a server for ever, and start it anew when it died or hangs.
+    """Watch a server for ever, and start it again when it has died or hangs.
 
     It may run already. ``repaired`` is called after each start, as part of it: to make again what a
     server that lost its data has lost. Cancelled, it leaves the server as it is.
@@ -224,7 +224,7 @@ async def supervise_server(
     record = starting(Record(part.name), now())
     statuses.report(record)
     while True:
-        observation = await _look(part)
+        observation = await _observe(part)
         record = decide(policy, record, observation, now())
         statuses.report(record)
         while record.state is State.DOWN:
@@ -239,7 +239,7 @@ async def supervise_server(
             await wait(policy.check_seconds)
 
 
-async def _look(part: Part) -> Observation:
+async def _observe(part: Part) -> Observation:
     try:
         problem = await part.healthy()
     except RestartWouldNotHelpError as error:
@@ -269,7 +269,7 @@ async def supervise(
     now: Callable[[], float] = monotonic,
     wait: Callable[[float], Awaitable[None]] = pause,
 ) -> None:
-    """Run a service of this process for ever: when it ends, for whatever reason, run it anew."""
+    """Run a service of this process for ever: when it ends, for whatever reason, run it again."""
     policy = policy or Policy()
     record = Record(name)
     while True:

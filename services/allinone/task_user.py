@@ -1,5 +1,5 @@
-"""As whom root lets tasks run on this machine: ``up`` and ``dev`` refuse to start without a choice,
-and refuse one that would give tasks the databases.
+"""Chooses the user that tasks run as if root runs the platform: ``up`` and ``dev`` refuse to start
+without a choice, and refuse one that would give tasks access to the databases.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_service_user(data_folder: DataFolder, options: Options) -> None:
             raise _no_service_user(str(problem)) from problem
         if wanted and account is not None and account.uid != pwd.getpwnam(wanted).pw_uid:
             raise Failure(
-                f"{server} runs as {account.name}, to whom its data belongs, not as {wanted}",
+                f"{server} runs as {account.name}, who owns its data, not as {wanted}",
                 where="--service-user",
                 fix=f"--service-user {account.name}, or give the data away while the platform is"
                 f" down: chown -R {wanted}: {shlex.quote(str(data))}",
@@ -66,7 +66,8 @@ def check_task_user(data_folder: DataFolder, options: Options) -> None:
     """Raises Failure, with the fix, if tasks may not run as chosen."""
     choice = Choice(options.task_user or "", options.task_users or "", options.tasks_as_root)
     if os.geteuid() == 0 and choice == Choice():
-        raise Failure("run by root, `up` must be told as whom tasks run", fix=CHOICES, code=USAGE)
+        what = "run by root, `up` needs to know which user tasks run as"
+        raise Failure(what, fix=CHOICES, code=USAGE)
     try:
         found = task_users(choice, data_folder.machine)
     except ValueError as problem:

@@ -309,13 +309,13 @@ def _why_over(
 
 
 def require_admin(identity: Identity, what: str) -> None:
-    """403 unless an administrator asks."""
+    """403 unless the caller is an administrator."""
     if not identity.is_admin:
         raise forbidden(f"{identity.user} may not {what}; ask an administrator")
 
 
 def require_owner(identity: Identity, row: TaskRow, what: str) -> None:
-    """403 unless the task's owner or an administrator asks. ``what``: as in "may not stop it"."""
+    """403 unless the caller owns the task or is an administrator. ``what`` is a verb phrase."""
     if may_change(identity, row):
         return
     message = f"the task is {row.owner}'s, and {identity.user} may not {what}"

@@ -1,7 +1,7 @@
 """What requests carry, as types: checked by pydantic, described in /v1/openapi.json.
 
-Only forms are checked here. Whether a size fits, a group exists or a name is free is submit's to
-say. A field that is not known is refused, so that a misspelt one is noticed.
+This module checks forms only. Submit checks whether a size fits, a group exists or a name is free.
+An unknown field is refused, so that a misspelt one is noticed.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class NodeClass:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The cluster at one moment. None: there is too much to count."""
+    """The cluster at one time. None: there is too much to count."""
 
     # How many nodes of each class new runs may be placed on, by group and whether the class
     # includes labels: each node may have labels of its own, and most tasks select none.
@@ -54,8 +54,8 @@ class Summary:
     waiting: Counter[tuple[str, int]] | None
 
     def free_nodes(self, spec: TaskSpec) -> int | None:
-        """Of how many nodes of its group as much as the task asks of each is free; whole nodes of
-        the kind of which there are most. CPUs and memory that others hold are not counted.
+        """Count the nodes of the task's group that have enough free for it; for whole nodes, of the
+        most frequent kind. CPUs and memory that others hold are not counted.
 
         None for ranks of different sizes, too: they may share nodes.
         """

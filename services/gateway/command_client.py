@@ -23,7 +23,7 @@ R = TypeVar("R", bound=Message)
 
 
 class Commands:
-    """Asks the owners, on behalf of a request."""
+    """Sends commands to the owners, on behalf of a request."""
 
     def __init__(self, bus: Bus, *, timeout_seconds: float, retry_after_seconds: int) -> None:
         self._bus = bus
@@ -102,7 +102,7 @@ def in_terms_of(body: TaskBody, problem: ProblemError) -> ProblemError:
 
 def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:
     """The task as submit has stored it, before its event is projected."""
-    assert reply.submitted_at is not None, "submit says when it stored the task"
+    assert reply.submitted_at is not None, "submit reports when it stored the task"
     stored = m.TaskSubmitted(
         task_id=reply.task_id,
         owner=command.owner,

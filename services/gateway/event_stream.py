@@ -103,36 +103,36 @@ class StreamLimit:
         self._open: dict[str, int] = {}
         self._total = 0
 
-    def try_admit(self, who: str, held: contextlib.ExitStack) -> bool:
+    def try_admit(self, key: str, held: contextlib.ExitStack) -> bool:
         """Count one in for as long as ``held`` is open; False if there are too many."""
-        if self._is_full(who):
+        if self._is_full(key):
             return False
-        held.enter_context(self.admit(who))
+        held.enter_context(self.admit(key))
         return True
 
-    def _is_full(self, who: str, *, is_admin: bool = False) -> bool:
+    def _is_full(self, key: str, *, is_admin: bool = False) -> bool:
         most = self._total_max + (self._reserved if is_admin else 0)
-        return self._total >= most or self._open.get(who, 0) >= self._each_max
+        return self._total >= most or self._open.get(key, 0) >= self._each_max
 
     @contextlib.contextmanager
-    def admit(self, who: str, *, is_admin: bool = False) -> Generator[None]:
+    def admit(self, key: str, *, is_admin: bool = False) -> Generator[None]:
         """Count one in for as long as the context is open; 429 if there are too many."""
-        if self._is_full(who, is_admin=is_admin):
+        if self._is_full(key, is_admin=is_admin):
             raise ProblemError(
                 TOO_MANY,
-                f"{self._open.get(who, 0)} streams are open for {who}, {self._total} in all; close"
+                f"{self._open.get(key, 0)} streams are open for {key}, {self._total} in all; close"
                 f" some (at most {self._each_max} each, {self._total_max} in all)",
                 headers={"retry-after": "5"},
             )
-        self._open[who] = self._open.get(who, 0) + 1
+        self._open[key] = self._open.get(key, 0) + 1
         self._total += 1
         try:
             yield
         finally:
             self._total -= 1
-            self._open[who] -= 1
-            if not self._open[who]:
-                del self._open[who]
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The loops of the leading process: pruning old rows, and rebuilding a new or wiped read model.
 
-``ReadModelRebuild`` asks the owners to publish their facts again, so that the projection is
-complete although the bus no longer has the old events.
+``ReadModelRebuild`` makes the owners publish their facts again, so that the projection is complete
+although the bus no longer has the old events.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HistoryPruning:
 
 
 class ReadModelRebuild:
-    """Asks each owner once to publish its facts again."""
+    """Requests once of each owner that it publishes its facts again."""
 
     def __init__(self, store: Store, commands: Commands, tick_seconds: float) -> None:
         self._store = store

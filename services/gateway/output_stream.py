@@ -222,7 +222,7 @@ class Piece:
 
     def fields(self, offset: int, *, dated: bool) -> dict[str, object]:
         """The piece in JSON, as text where it is text; it begins at ``offset``. ``dated``: with
-        ``[offset, moment]`` of its first byte and of every later one that has another moment."""
+        ``[offset, time]`` of its first byte and of every later byte at which the time changes."""
         fields: dict[str, object]
         try:
             fields = {"text": self.data.decode()}
@@ -249,7 +249,7 @@ class Piece:
 
 
 def _place(tail: Tail) -> dict[str, object]:
-    """Whose output follows, and where in it."""
+    """The rank and the offset of the output that follows."""
     return {
         "attempt": tail.attempt,
         "rank": tail.rank,

@@ -27,7 +27,7 @@ _log = structlog.stdlib.get_logger(__name__)
 class RejectedRequest:
     """One kind of rejection: the user or address, the target, and the outcome."""
 
-    who: str
+    requester: str
     address: str
     target: str
     outcome: str
@@ -52,14 +52,14 @@ class RejectionAudit:
 
     def note(self, refused: RejectedRequest) -> None:
         """Count a rejected request. Never waits, and takes bounded memory."""
-        if refused.who not in self._counts and len(self._counts) >= USERS_MAX:
+        if refused.requester not in self._counts and len(self._counts) >= USERS_MAX:
             self._others[NOBODY] = self._others.get(NOBODY, 0) + 1
             return
-        kinds = self._counts.setdefault(refused.who, {})
+        kinds = self._counts.setdefault(refused.requester, {})
         if refused in kinds or len(kinds) < KINDS_MAX:
             kinds[refused] = kinds.get(refused, 0) + 1
         else:
-            self._others[refused.who] = self._others.get(refused.who, 0) + 1
+            self._others[refused.requester] = self._others.get(refused.requester, 0) + 1
         self._wake.set()
 
     async def run(self) -> None:
@@ -75,16 +75,19 @@ class RejectionAudit:
     async def _enter(self) -> None:
         counts, self._counts = self._counts, {}
         found: list[tuple[RejectedRequest, int]] = []
-        for who, kinds in counts.items():
+        for requester, kinds in counts.items():
             for refused, count in kinds.items():
-                if self.entries.take(who):
+                if self.entries.take(requester):
                     found.append((refused, count))
                 else:
-                    self._others[who] = self._others.get(who, 0) + count
+                    self._others[requester] = self._others.get(requester, 0) + count
         # Rejections over the limit become one entry as soon as the limit allows one.
-        ready = [who for who in self._others if self.entries.take(who)]
-        others = {who: self._others.pop(who) for who in ready}
-        found += [(RejectedRequest(who, "", "", "refused"), count) for who, count in others.items()]
+        ready = [requester for requester in self._others if self.entries.take(requester)]
+        others = {requester: self._others.pop(requester) for requester in ready}
+        found += [
+            (RejectedRequest(requester, "", "", "refused"), count)
+            for requester, count in others.items()
+        ]
         if not found:
             return
         try:
@@ -95,7 +98,7 @@ class RejectionAudit:
             if isinstance(problem, DatabaseFaultError):
                 _log.warning("refusals cannot be entered in the audit trail", problem=str(problem))
             for refused, count in found:
-                self._others[refused.who] = self._others.get(refused.who, 0) + count
+                self._others[refused.requester] = self._others.get(refused.requester, 0) + count
 
     def _row(self, now: datetime, refused: RejectedRequest, count: int) -> AuditRow:
         times = "once" if count == 1 else f"{count} times"
@@ -103,7 +106,7 @@ class RejectionAudit:
         return AuditRow(
             id=self.new_id(),
             at=now,
-            who=refused.who,
+            who=refused.requester,
             action=ACTION,
             target=refused.target,
             outcome=refused.outcome,

@@ -16,7 +16,7 @@ from datetime import datetime
 from services.gateway.rows import MetricsRow, MetricTailRow, ProgressRow
 
 Sample = tuple[datetime, Mapping[str, float]]
-# Fewer points show no course.
+# Fewer points show no trend.
 POINTS_MIN = 2
 # A tail with more points is moved.
 TAIL_POINTS_MAX = 16

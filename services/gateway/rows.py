@@ -148,7 +148,7 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class EventHeadRow:
-    """Where the event log ends and begins; one row, written by the projector."""
+    """The positions at which the event log ends and begins; one row, written by the projector."""
 
     name: str
     position: int

@@ -59,7 +59,7 @@ class Sort:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """Where a page begins: behind this row."""
+    """The row behind which a page begins."""
 
     value: str | int
     key: str | int
@@ -282,7 +282,7 @@ async def nodes(tx: Tx) -> list[NodeRow]:
 
 
 async def head(tx: Tx) -> EventHeadRow:
-    """Where the event log ends (0: empty) and begins."""
+    """The positions at which the event log ends (0: empty) and begins."""
     return await tx.get(EventHeadRow, HEAD) or EventHeadRow(HEAD, 0, 1)
 
 

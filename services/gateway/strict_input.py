@@ -23,7 +23,7 @@ _NUL = "\0"
 
 
 class InvalidInputError(ValueError):
-    """A text, a number or a document that cannot be stored; the message says why."""
+    """A text, a number or a document that cannot be stored; the message has the reason."""
 
 
 def text_of(encoded: bytes) -> str:

@@ -75,8 +75,8 @@ def checkpoint(saved: Checkpoint | None) -> Json | None:
 
 
 def exit_code(ended: RunExit) -> int | None:
-    """One number for the gang: 0 if it succeeded, else that of the rank that failed first, as a
-    shell would say it (128 + signal); None if no rank's is known.
+    """One exit code for the gang: 0 if it succeeded, else that of the rank that failed first, in
+    the form of a shell (128 + signal); None if no rank's code is known.
     """
     if ended.kind is ExitKind.OK:
         return 0

@@ -1,7 +1,7 @@
 """Finds the GPUs of this machine through NVIDIA's management library (NVML).
 
-Called by ``up``, which makes slots of them, and by ``doctor``, which says why there are none. No
-GPU program is started and nothing is reserved. A machine without a driver simply has no GPUs.
+Called by ``up``, which makes slots of them, and by ``doctor``, which reports why there are none. It
+starts no GPU program and reserves nothing. A machine without a driver simply has no GPUs.
 """
 
 from __future__ import annotations

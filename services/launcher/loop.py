@@ -1,7 +1,7 @@
-"""The launcher's two loops. ``reconcile`` takes turns with the handlers: it compares the rows with
-the last scan of the runtime, records the facts and enqueues actions, in one transaction and without
-other I/O. ``act`` takes no turns: it carries out the actions and scans again. Wired in ``main.py``.
-The next scan restores everything that is only in memory here.
+"""The launcher's two loops. ``reconcile`` never runs at the same time as a handler: it compares the
+rows with the last scan of the runtime, records the facts and enqueues actions, in one transaction
+and without other I/O. ``act`` runs concurrently: it carries out the actions and scans again. Wired
+in ``main.py``. The next scan restores everything that is only in memory here.
 """
 
 from __future__ import annotations

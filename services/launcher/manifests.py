@@ -33,7 +33,7 @@ from services.launcher.runtimes.port import RankOrder, RunOrder
 
 Json = dict[str, Any]
 
-# A Secret holds at most 1 MiB; this leaves room for names and base64.
+# A Secret holds at most 1 MiB; this leaves space for names and base64.
 SECRET_RANKS_MAX = 400
 SECRET_BYTES_MAX = 512 * 1024
 

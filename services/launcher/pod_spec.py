@@ -1,7 +1,7 @@
 """Builds the ``spec`` of a rank's pod, before the task's own template is merged in. Pure; called by
 ``manifests.py``.
 
-Without grants, the pod passes the Pod Security profile "restricted".
+Without grants, the pod meets the Pod Security profile "restricted".
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def pod_spec(
 
 
 def literal(text: str) -> str:
-    """Escape a text so that Kubernetes passes it on unchanged."""
+    """Escape a text so that Kubernetes does not change it."""
     return _EXPANDED.sub(lambda found: found[0] * 2, text)
 
 

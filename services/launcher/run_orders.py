@@ -86,12 +86,12 @@ def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:
 
 def _gang_variables(run: Run, master_port: int, site: Site) -> Mapping[str, str]:
     """The variables that let the ranks find each other."""
-    world, port = str(len(run.placements)), str(master_port)
+    world_size, port = str(len(run.placements)), str(master_port)
     return {
         "MASTER_ADDR": site.master_addr,
         "MASTER_PORT": port,
-        "WORLD_SIZE": world,
-        "PET_NNODES": world,
+        "WORLD_SIZE": world_size,
+        "PET_NNODES": world_size,
         "PET_MASTER_ADDR": site.master_addr,
         "PET_MASTER_PORT": port,
     }

@@ -33,7 +33,7 @@ class LauncherSettings(BaseServiceSettings):
     virtual_nodes: int = Field(default=0, ge=0, le=4096)
     slots_per_node: int = Field(default=2, ge=0, le=1024)
     node_group: str = Field(default="default", pattern=NAME)
-    # Of every node of this machine; ``nodes_file`` says what differs between them, in YAML or JSON:
+    # Of every node of this machine; ``nodes_file`` has the differences, in YAML or JSON:
     # local-0: {group: dev, labels: {zone: a, leaf: a1}, taints: [reserved=vision]}
     node_labels: dict[str, str] = Field(default_factory=dict)
     node_taints: tuple[str, ...] = ()
@@ -65,9 +65,9 @@ class LauncherSettings(BaseServiceSettings):
     kube_node_selector: str = ""
     # The label whose value is a node's group; without it the node is in ``node_group``.
     kube_group_label: str = "shiftwork.dev/group"
-    # Empty: as the pod policy says.
+    # Empty: the resource of the pod policy.
     kube_gpu_resource: str = ""
-    # What pods get and may ask for (docs/pods.md); none: the defaults.
+    # What pods get and may request (docs/pods.md); none: the defaults.
     pod_policy_file: Path | None = None
     kube_parallel_max: int = Field(default=32, ge=1, le=512)
     kube_call_seconds: float = Field(default=10.0, gt=0, le=120)
@@ -114,7 +114,7 @@ class LauncherSettings(BaseServiceSettings):
     supervisor_idle_seconds: float = Field(default=30.0, gt=0, le=86_400)
     # A supervisor that lives but has not answered for so long hangs, and is ended with its ranks.
     supervisor_hung_seconds: float = Field(default=300.0, gt=0, le=86_400)
-    # So much of one rank's output is written to its file; what follows is dropped, and it says so.
+    # How much of one rank's output is written to its file; the rest is dropped, with a notice.
     output_bytes_max: int = Field(default=16 << 30, ge=1 << 16, le=1 << 50)
     # Processes and threads of one rank; of one user where control groups (version 2) cannot limit
     # them and tasks run as other users.

@@ -135,7 +135,7 @@ async def nodes(tx: Tx) -> list[NodeRow]:
 
 
 def unreadable_nodes(tx: Tx) -> frozenset[str]:
-    """After ``nodes``: those whose rows cannot be decoded, removed nodes included."""
+    """The nodes whose rows cannot be decoded, including removed ones; call it after ``nodes``."""
     return frozenset(row.id for row in tx.unreadable if row.kind is NodeRow)
 
 
@@ -148,7 +148,7 @@ async def readable_node(tx: Tx, node_id: str) -> NodeRow | None:
 
 
 def unreadable_ports(tx: Tx) -> frozenset[int]:
-    """After ``leases``: the leased ports whose rows cannot be decoded."""
+    """The leased ports whose rows cannot be decoded; call it after ``leases``."""
     return frozenset(cast("int", row.key[0]) for row in tx.unreadable if row.kind is PortLease)
 
 

@@ -1,6 +1,6 @@
 """The user that tasks run as on this machine: the launcher's own, one for all, or one per owner.
 
-``main.py`` validates the choice at the start, ``runtimes/process.py`` asks for a user at each
+``main.py`` validates the choice at the start, ``runtimes/process.py`` requests a user at each
 launch, and ``up`` validates the same choice before it starts anything.
 """
 
@@ -221,7 +221,7 @@ def task_users(choice: Choice, folder: Path) -> TaskUsers | None:
     if choice.as_root:
         return None
     raise ValueError(
-        "root runs the launcher, so it must know as whom tasks run: set task_users (a range such as"
+        "root runs the launcher, so it must know which user tasks run as: set task_users (such as"
         f" {EXAMPLE}: each owner's tasks as a user of their own), task_user (one user for all), or"
         " tasks_as_root=true"
     )

@@ -1,16 +1,15 @@
 """Copies ranks' output from the source to the archive exactly once, and publishes it to live
 readers.
 
-``loop.py`` calls ``step`` again and again on the leader. What is copied counts only when the
-recorder has synced it *and* its size is in the database. After a crash the copy goes on from that
-size: bytes written beyond it are dropped and read again from the source, so none is lost and none
-is doubled.
+``loop.py`` calls ``step`` again and again on the leader. Copied bytes count only when the recorder
+has synced them *and* the database has their size. After a crash the copy continues from that size:
+bytes written beyond it are dropped and read again from the source, so none is lost or doubled.
 
-Of a line that is being rewritten (a progress bar) only the last state is kept, once the line ends.
-Until then live readers get its state, and now and then a state is kept for later readers. Skipped
+The collector keeps only the last state of a line that is being rewritten (a progress bar), once the
+line ends. Until then live readers get its state, and some states are kept for later ones. Skipped
 bytes are counted: an offset in the source is the kept size plus these.
 
-Every read gives what it brought its time stamps: those of the source, or the moment of reading.
+Every read adds time stamps to its bytes: those of the source, or the time of reading.
 """
 
 from __future__ import annotations
@@ -213,8 +212,8 @@ class Collector:
         return waiting
 
     async def _take_over(self, tail: Tail, size: int) -> None:
-        """Keep bytes that are not recorded, with their time stamps; where these are damaged they
-        have the moment at which they are found."""
+        """Keep bytes that are not recorded, with their time stamps; if these are damaged, with the
+        current time."""
         await self._remember_last(tail)
         number, now = tail.timestamps, self.clock.now()
         found = await self.archive.timestamps(tail.key, number, TAKEN_OVER_MAX)
@@ -371,7 +370,7 @@ class Collector:
             self.record.set()
 
     async def _publish(self, stored: Sequence[PendingWrite], now: datetime) -> None:
-        """Publish to live readers, who can read what they miss by its range."""
+        """Publish to live readers, which can read what they miss by its range."""
         for each in stored:
             start, end = domain.newest(each.offset, each.data, self.bounds.live_bytes_max)
             for at, piece in domain.pieces(start, end, self.bounds.piece_bytes_max):
@@ -389,7 +388,7 @@ class Collector:
 
 
 def _places(row: RunRow) -> dict[OutputKey, Placement]:
-    """Where each rank of a run runs."""
+    """The address of each rank of a run."""
     return {OutputKey(row.task_id, row.attempt, place.rank): place for place in row.placements}
 
 

@@ -35,7 +35,7 @@ class OutputKey:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rank runs, which is where its output comes from."""
+    """The address of a rank, from which its output comes."""
 
     key: OutputKey
     node_id: str
@@ -198,7 +198,7 @@ def is_text(data: bytes) -> bool:
 
 
 def _last_state(line: bytes) -> bytes:
-    """From the last carriage return that something follows; the line itself if there is none."""
+    """The text from the last carriage return that is not at the end; else the whole line."""
     return line[max(0, line.rfind(RETURN, 0, len(line.rstrip(RETURN)))) :]
 
 
@@ -242,7 +242,7 @@ def newest(offset: int, data: bytes, bytes_max: int) -> tuple[int, bytes]:
     return offset + skipped, data[skipped:]
 
 
-# No moment: the bytes before the first time stamp of a piece.
+# The time of the bytes before the first time stamp of a piece, which is unknown.
 NEVER = datetime.min.replace(tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -252,8 +252,8 @@ _TIMESTAMP = struct.Struct("<qq")
 TIMESTAMP_BYTES = _TIMESTAMP.size
 
 
-def moment_of(micros: int) -> datetime:
-    """So many microseconds after 1970; what no moment can be is the nearest one that can."""
+def datetime_of(micros: int) -> datetime:
+    """The time so many microseconds after 1970, limited to the range of ``datetime``."""
     return EPOCH + min(max(micros, 0), _MICROS_MAX) * _MICROSECOND
 
 
@@ -268,7 +268,7 @@ def unpacked(data: bytes) -> list[Timestamp]:
     """The time stamps in these bytes; half a one at the end is left out."""
     whole = len(data) - len(data) % TIMESTAMP_BYTES
     return [
-        Timestamp(offset, moment_of(micros))
+        Timestamp(offset, datetime_of(micros))
         for offset, micros in _TIMESTAMP.iter_unpack(data[:whole])
     ]
 
@@ -279,7 +279,7 @@ def stamped(
     """The time stamps of ``size`` new bytes that are kept from ``offset`` on.
 
     ``found`` are those that the source gave, by offsets in the new bytes; without one the bytes
-    have the moment of reading, ``now``. No time is later than that. None is before ``last``, the
+    have the time of reading, ``now``. No time is later than that. None is before ``last``, the
     output's last time: a clock that was set back repeats it until it has caught up.
     """
     at = last
@@ -307,8 +307,8 @@ def covering(timestamps: Sequence[Timestamp], start: int, end: int) -> list[Time
 def credible(
     found: Sequence[Timestamp], offset: int, size: int, last: datetime | None, now: datetime
 ) -> list[Timestamp]:
-    """Of the time stamps that a crash left for the bytes from ``offset`` to ``size``, those before
-    the first that cannot be right. None, if the first is not that of the first byte."""
+    """Keep the plausible time stamps that a crash left for the bytes from ``offset`` to ``size``:
+    those before the first that cannot be right. Keep none if the first is not of the first byte."""
     good: list[Timestamp] = []
     for each in found:
         begins = each.offset > good[-1].offset if good else each.offset == offset
@@ -350,7 +350,7 @@ def start_of_range(offset: int, size: int) -> int:
 
 
 def start_of_last_lines(data: bytes, lines: int) -> int | None:
-    """Where in ``data`` its last so many lines begin; None if it holds fewer lines than that."""
+    """The offset in ``data`` of its last so many lines; None if it has fewer lines."""
     at = len(data) - 1 if data.endswith(NEWLINE) else len(data)
     for _ in range(lines):
         at = data.rfind(NEWLINE, 0, at)
@@ -362,7 +362,7 @@ def start_of_last_lines(data: bytes, lines: int) -> int | None:
 def next_scan_seconds(
     pace: Pace, *, outputs: int, more: bool, quiet_seconds: float
 ) -> float | None:
-    """In how many seconds to read again; None if there is nothing to read."""
+    """The number of seconds until the next read; None if there is nothing to read."""
     if not outputs:
         return None
     if more:

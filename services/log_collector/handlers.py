@@ -171,8 +171,8 @@ class Queries:
         return domain.start_of_range(query.offset, kept.size)
 
     async def _start_since(self, tx: Tx, since: datetime, kept: Output) -> int:
-        """The first byte written at or after a moment: by the time stamps, and before the first of
-        these, where an older version kept none, as fine as the index is."""
+        """The first byte written at or after a time: by the time stamps, and before the first of
+        these, where an older version kept none, with the precision of the index."""
         key, count = kept.key, kept.timestamps
         earlier = await self.archive.partition(key, count, lambda each: each.at < since)
         found = await self.archive.timestamps(key, earlier, 1) if earlier < count else []
@@ -205,7 +205,7 @@ class Queries:
         return WriteTimes(inside[:most], end, approximate=approximate and bool(inside))
 
     async def _last_lines(self, key: OutputKey, size: int, lines: int) -> int:
-        """Where the last so many lines begin, looking back at most so far."""
+        """The offset of the last so many lines, searched at most so far back."""
         wanted = min(lines, self.answers.tail_lines_max)
         lowest = max(0, size - self.answers.tail_bytes_max)
         end, block = b"", LAST_LINES_BLOCK

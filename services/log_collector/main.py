@@ -80,7 +80,7 @@ def build(
 
 
 def source_of(settings: LogCollectorSettings) -> LogSource:
-    """Where ranks' output comes from, by the settings."""
+    """Build the sources of ranks' output from the settings."""
     if settings.source == "kubernetes":
         # Here, not above: its client is large, and one machine alone does not need it.
         from services.log_collector.sources.kubernetes import KubernetesSource  # noqa: PLC0415

@@ -86,7 +86,7 @@ class Recorder:
 
 
 def _noted(tail: Tail, now: datetime) -> tuple[Tail, OutputRow, list[EntryRow]]:
-    """How a tail stands at this moment."""
+    """The current state of a tail, as rows."""
     key: OutputKey = tail.key
     row = OutputRow(
         task_id=key.task_id,

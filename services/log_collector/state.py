@@ -44,7 +44,7 @@ class Tail:
     line_seconds: float = 0.0
     # The last bytes that were read from the source.
     last: bytes = b""
-    # How many time stamps the archive has of it, and the moment of the last one.
+    # How many time stamps the archive has of it, and the last one.
     timestamps: int = 0
     written_at: datetime | None = None
     # Its run has exited: the next read without new bytes finds the end.
@@ -59,7 +59,7 @@ class Tail:
 
     @property
     def key(self) -> OutputKey:
-        """Whose output it is."""
+        """The rank that the output belongs to."""
         return self.address.key
 
     @property

@@ -89,7 +89,7 @@ async def newest_runs(tx: Tx, task_id: str, limit: int) -> Sequence[RunRow]:
 
 
 async def runs_to_drop(tx: Tx, exited_before: datetime, limit: int) -> Sequence[RunRow]:
-    """Collected runs that ended before a moment, the oldest first."""
+    """Collected runs that ended before a time, the oldest first."""
     return await tx.select(
         RunRow,
         Where("collected", Op.EQ, value=True),
@@ -100,7 +100,7 @@ async def runs_to_drop(tx: Tx, exited_before: datetime, limit: int) -> Sequence[
 
 
 async def collected_since(tx: Tx, since: datetime, limit: int) -> Sequence[RunRow]:
-    """Collected runs that ended at or after a moment, the newest first."""
+    """Collected runs that ended at or after a time, the newest first."""
     return await tx.select(
         RunRow,
         Where("collected", Op.EQ, value=True),
@@ -111,7 +111,7 @@ async def collected_since(tx: Tx, since: datetime, limit: int) -> Sequence[RunRo
 
 
 async def oldest_exit(tx: Tx) -> datetime | None:
-    """When the collected run ended that ended first of all."""
+    """The end of the collected run that ended first."""
     return await oldest_of(tx, RunRow, "exited_at", Where("collected", Op.EQ, value=True))
 
 
@@ -142,7 +142,7 @@ async def drop_part(tx: Tx, row: RunRow, first_rank: int, limit: int) -> int | N
 
 
 async def entries_around(tx: Tx, key: OutputKey, since: datetime) -> list[Entry]:
-    """The last entry that begins before a moment, and the first one that begins at it or after."""
+    """The last entry that begins before a time, and the first one that begins then or after."""
     mine = (
         Where("task_id", Op.EQ, key.task_id),
         Where("attempt", Op.EQ, key.attempt),

@@ -1,4 +1,4 @@
-"""What another policy would do now: two plans for one moment, compared. Pure.
+"""What another policy would do now: compares two plans for the same snapshot. Pure.
 
 Called by the query DryRunPolicy. Both plans must come from a full scan, so that they name every
 task that waits, moves or is moved.

@@ -1,6 +1,6 @@
 """The Explain query: answered by copies of the leader's process, beside its loop.
 
-Wired in ``main.py``. What a task's row says is answered at once. A task that waits is explained
+Wired in ``main.py``. What a task's row contains is answered at once. A task that waits is explained
 by ``domain/explain`` in a copy (``forks.py``): the leader pays for the fork, not for the
 answer. A bounded number of copies work at a time, each for a bounded time. A query that is
 repeated while its answer is being computed, and nothing has changed, shares that answer.

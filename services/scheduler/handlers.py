@@ -75,7 +75,7 @@ async def _early(tx: Tx, task_id: str) -> EarlyFacts | None:
 
 
 def goal_changed_handler(policy: PolicySettings) -> Callable[[Tx, GoalChanged], Awaitable[None]]:
-    """The handler of ``GoalChanged``; the policy says how long a stop waits for a checkpoint."""
+    """The handler of ``GoalChanged``; the policy sets how long a stop waits for a checkpoint."""
 
     async def on_goal_changed(tx: Tx, event: GoalChanged) -> None:
         """Note what the owner wants."""
@@ -125,7 +125,7 @@ async def on_checkpoint_saved(tx: Tx, event: CheckpointSaved) -> None:
 
 
 def run_exited_handler(policy: PolicySettings) -> Callable[[Tx, RunExited], Awaitable[None]]:
-    """The handler of ``RunExited``; the policy says how long a retry waits."""
+    """The handler of ``RunExited``; the policy sets how long a retry waits."""
 
     async def on_run_exited(tx: Tx, event: RunExited) -> None:
         """No process of the run is left: the exit rule, and free capacity."""

@@ -3,8 +3,9 @@
 Wired in ``main.py``. The leader keeps the working set in memory: loaded when it begins to lead,
 then followed commit by commit. A round in which nothing changed and no deadline came is skipped.
 
-A defect harms as little as can be told: a decision, an urgent task, a node group, a row. What fails
-is left out for a while (``refused_plans.py``), everything else goes on, and the process stays up.
+A defect affects as little as possible: a decision, an urgent task, a node group, a row. The loop
+leaves the failing part out for a while (``refused_plans.py``), everything else goes on, and the
+process stays up.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ PASSING = (StoreUnavailableError, DatabaseFaultError, TermOverError)
 CONFLICT_PAUSE_SECONDS = 0.05
 # From so many plans in a row on that the tables refused, each group is committed separately.
 CONFLICTS_TOGETHER_MAX = 2
-# Nodes that keep coming hold decisions up for so many times the settling time at most.
+# How many settling times nodes that keep opening can delay decisions at most.
 SETTLE_TIMES_MAX = 4
 # How many are named in one line of the log.
 NAMED_MAX = 20
@@ -183,7 +184,7 @@ class Brain:
         await self._load()
 
     async def _load(self) -> None:
-        """Make the working set what the rows say, with everything to be decided."""
+        """Load the working set from the rows, with everything to be decided."""
         self._stale = True
         before = self.apart.rows
         self._index, self.apart = await store.load(self._ports.store, self._policy)
@@ -223,11 +224,11 @@ class Brain:
         return self._version
 
     def snapshot(self) -> Snapshot:
-        """The present moment; valid until the next commit."""
+        """The current state; valid until the next commit."""
         return Snapshot.view(self._index, self._version)
 
     def snapshot_with(self, policies: Mapping[str, GroupPolicy]) -> Snapshot:
-        """The present moment under other policies; independent, everything still to be decided."""
+        """The current state under other policies: a copy with everything still to be decided."""
         index = self._index
         return Snapshot.of(
             version=self._version,
@@ -309,13 +310,13 @@ class Brain:
         return self._until_due(now)
 
     def _until_due(self, now: datetime) -> float:
-        """Until the next deadline, but never longer than a tick: a wake-up may get lost."""
+        """The seconds until the next deadline, at most a tick, because a wake-up may get lost."""
         if self._due_at is None:
             return self._settings.tick_seconds
         return min(self._settings.tick_seconds, max(0.0, (self._due_at - now).total_seconds()))
 
     def _pass(self, checked: CheckedPlan) -> None:
-        """Note and log what passes again, now that it is committed."""
+        """Record and log the groups and tasks that succeed again, after their commit."""
         plan = checked.plan
         # Groups that were tried, or about which there was nothing to decide.
         tried = self.refused_plans.names - plan.left_out - checked.refused.keys()
@@ -346,7 +347,7 @@ class Brain:
             )
         first = self.refused_plans.first(checked.refused) or self._refused_tasks.first(of_tasks)
         if not (held_up or first or not (checked.refused or of_tasks)):
-            # The same again, a moment later.
+            # The same refusal again, shortly after.
             return
         self._log.error(
             "plan refused",
@@ -459,8 +460,9 @@ class Brain:
         """Leave out, from the next round on, a decision that cannot be carried out; returns in how
         many seconds to make that round.
 
-        A start whose event is larger than the bus takes is put off, and the task says so. Anything
-        else is a defect: its group is refused, or the task alone if it was an urgent decision.
+        A start whose event is larger than the bus accepts is put off, with a reason in the task.
+        Anything else is a defect: the loop refuses its group, or the task alone if it was an urgent
+        decision.
         """
         decision, error = failure.decision, failure.__cause__
         assert isinstance(error, Exception), "it is raised from what went wrong"

@@ -176,7 +176,7 @@ def _group(
     policy = replace(GroupPolicy(name, policy=default_policy), **found)
     rotation = policy.rotation
     if rotation.first_slice_seconds > rotation.slice_seconds:
-        fix = "give at most what slice says"
+        fix = "give at most the value of slice"
         first = f.duration_text(rotation.first_slice_seconds)
         problems.add(f"{path}.rotation.first_slice", first, "is longer than slice", fix)
     return policy

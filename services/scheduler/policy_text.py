@@ -53,8 +53,8 @@ def read_document(text: str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> object:
         _refuse_repeated_keys(node)
         return _yaml.constructor.SafeConstructor().construct_document(node)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark else "document"
+        position = getattr(error, "problem_mark", None)
+        where = f"line {position.line + 1}" if position else "document"
         problem = str(getattr(error, "problem", None) or error)
         raise PolicyTextError(where, f"is not YAML: {problem}", "correct that line") from None
     except ValueError as error:
@@ -101,8 +101,8 @@ def _refuse_repeated_keys(node: yaml.Node) -> None:
 
 
 def _at(place: yaml.Node | yaml.Event, message: str, fix: str) -> PolicyTextError:
-    mark: Any = place.start_mark
-    return PolicyTextError(f"line {mark.line + 1}", message, fix)
+    position: Any = place.start_mark
+    return PolicyTextError(f"line {position.line + 1}", message, fix)
 
 
 def _cut(text: str) -> str:

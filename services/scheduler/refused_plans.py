@@ -101,7 +101,7 @@ class RefusedPlans:
         )
 
     def next_at(self, now: datetime) -> datetime | None:
-        """When the first of those that wait is tried again."""
+        """The time at which the first refused group or task is tried again."""
         waiting = self.waiting(now)
         return min((self._now[name].again_at for name in waiting), default=None)
 

@@ -28,7 +28,7 @@ from services.scheduler.domain.model.rows import Inventory, Limit, Node, PoolLed
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A snapshot's bare rows and the moment: all that ``decide`` depends on."""
+    """A snapshot's bare rows and the current time: all inputs of ``decide``."""
 
     now: datetime
     version: int

@@ -113,7 +113,7 @@ class Apart:
 
     @property
     def warning(self) -> str:
-        """For ``/readyz`` and ``shiftwork doctor``; empty if nothing is set apart."""
+        """The text for ``/readyz`` and ``shiftwork doctor``; empty if nothing is set apart."""
         if not self.rows:
             return ""
         names = sorted(each.name for each in self.rows.values())
@@ -227,8 +227,8 @@ class _Alone:
 def _together(
     settings: PolicySettings, rows: Rows
 ) -> tuple[dict[type[object], list[Any]], list[Problem]]:
-    """Put the rows together one at a time, without each with which those before it cannot be
-    loaded. From so many on, the rest of its group goes with a task or a node.
+    """Add the rows one at a time, and leave out each row that makes the load fail. After a number
+    of such rows, leave out the rest of the group together with a task or a node.
     """
     good: dict[type[object], list[Any]] = {kind: [] for kind in rows}
     problems: list[Problem] = []

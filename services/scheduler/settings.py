@@ -32,8 +32,8 @@ class SchedulerSettings(BaseServiceSettings):
     retry_delay_seconds_max: float = Field(default=POLICY.retry_delay_seconds_max, ge=0)
     # A task that is to stop gets no more than this to save.
     stop_ack_seconds_max: float = Field(default=POLICY.stop_ack_seconds_max, gt=0)
-    # Nor does a run whose program never asked whether it should leave (mode sdk). If it asks within
-    # this time, it gets the whole deadline.
+    # The same for a run whose program never polled for a request to leave (mode sdk). If it polls
+    # within this time, it gets the whole deadline.
     silent_ack_seconds_max: float = Field(default=POLICY.silent_ack_seconds_max, gt=0)
     # CPU-only ranks on one node whose number of CPUs is not known.
     cpu_ranks_per_node: int = Field(default=POLICY.cpu_ranks_per_node, ge=1)
@@ -54,14 +54,14 @@ class SchedulerSettings(BaseServiceSettings):
 
     # How often a round is made when nothing woke the loop.
     tick_seconds: float = Field(default=1.0, gt=0, le=60)
-    # After a node was opened for new runs, decisions wait so long for further nodes (four times as
-    # long at most while nodes keep coming); 0: they do not wait.
+    # After a node was opened for new runs, decisions wait so long for further nodes (at most four
+    # times as long while nodes keep opening); 0: they do not wait.
     node_settle_seconds: float = Field(default=0.5, ge=0, le=10)
     # Where snapshots of refused plans are written, at most so many; none: not written.
     dumps: Path | None = None
     dumps_max: int = Field(default=20, ge=1)
     # After so many refusals in a row of one group's decisions the working set is loaded again, the
-    # alarm is raised, and `explain` says so.
+    # alarm is raised, and `explain` reports it.
     refusals_max: int = Field(default=5, ge=1, le=1000)
     # A refused group is tried again after a tick, then after twice as long each time, at the latest
     # after this. Its deadlines, goals and drains do not wait.
@@ -69,8 +69,8 @@ class SchedulerSettings(BaseServiceSettings):
     # A task whose assignment is larger than an event may be is tried again after so long.
     too_large_retry_seconds: float = Field(default=600.0, gt=0)
     decisions_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)
-    # The last states of ended tasks. Longer than submit keeps the tasks: what submit says again of
-    # a task that is forgotten here would begin anew.
+    # The last states of ended tasks. Longer than submit keeps the tasks: a task that is forgotten
+    # here would start again if submit published it again.
     ended_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
     # Facts that came before their tasks. Longer than a submission that was set apart can be
     # replayed (dead letters are kept for 30 days).
@@ -83,7 +83,7 @@ class SchedulerSettings(BaseServiceSettings):
     explain_waiting_max: int = Field(default=32, ge=1, le=1000)
     explain_seconds_max: float = Field(default=4.0, gt=0, le=60)
     decisions_page_max: int = Field(default=500, ge=1, le=5000)
-    # How many ended tasks, newest first, a reemit says again.
+    # How many ended tasks, newest first, a reemit publishes again.
     reemit_tasks_max: int = Field(default=20_000, ge=1)
 
     @field_validator("policy_file")

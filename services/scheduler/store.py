@@ -44,7 +44,8 @@ class StalePlanError(Exception):
 
 
 class DecisionFailedError(Exception):
-    """One decision of a plan cannot be carried out: its cause says why. Nothing was stored."""
+    """One decision of a plan cannot be carried out, for the reason in ``__cause__``. Nothing was
+    stored."""
 
     def __init__(self, number: int, decision: Decision) -> None:
         super().__init__(f"the {decision.kind} of task {decision.task_id} cannot be carried out")

@@ -59,7 +59,7 @@ def test_no_record_lies_beside_the_catalog() -> None:
     assert {path.stem for path in catalog.RESULTS.glob("*.json")} <= set(catalog.NAMES)
 
 
-def test_the_page_judges_a_record_by_the_goals_of_now(
+def test_the_page_compares_a_record_with_the_current_goals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog, "RESULTS", tmp_path)
@@ -88,8 +88,8 @@ def test_the_last_line_of_a_benchmark_is_one_json_object(
 ) -> None:
     asked = catalog.benchmark("start_and_memory")
     goals = (
-        Goal(figure="restart_s", says="restart", at_most=1.2),
-        Goal(figure="rate", says="rate", at_least=5.0),
+        Goal(figure="restart_s", label="restart", at_most=1.2),
+        Goal(figure="rate", label="rate", at_least=5.0),
     )
     report = Report(dataclasses.replace(asked, goals=goals), "a run", goals)
     report.measured |= {"restart_s": 2.0, "rate": 9}

@@ -108,7 +108,7 @@ def test_a_benchmark_that_is_killed_leaves_nothing(start: Start) -> None:
     assert gone(processes)
 
 
-def test_what_a_benchmark_forgets_at_its_end_is_ended(start: Start) -> None:
+def test_processes_that_a_benchmark_leaves_behind_are_ended(start: Start) -> None:
     benchmark = start("-c", STARTS, "end")
     assert benchmark.stdout is not None
     benchmark.stdout.readline()

@@ -1,11 +1,11 @@
 """``make chaos``: kill and freeze every part of a real platform, while people pause, stop,
-re-prioritise and drain; then judge what happened. Where a small disk can be mounted (root), the
+re-prioritise and drain; then check what happened. Where a small disk can be mounted (root), the
 platform lies on one, which is full now and then; ``--no-full-disk`` leaves that out.
 
     python -m tests.chaos --seconds 120 [--seed 7]
 
-Exit status 0: every judge is content. A seed gives the same tasks and the same faults at the same
-moments; what they meet depends on the machine.
+The exit status is 0 if every invariant holds. A seed gives the same tasks and the same faults at
+the same times; their effect depends on the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 import uvloop
 
-from tests.chaos.chaos import Plan, play, say
+from tests.chaos.chaos import Plan, play, print_line
 from tests.kit.small_disk import can_mount
 
 
@@ -34,18 +34,18 @@ def main() -> int:
     given = parser.parse_args()
     seed = secrets.randbelow(1 << 20) if given.seed is None else given.seed
     disk = "--full-disk" if given.full_disk else "--no-full-disk"
-    say(f"seed {seed} {disk}")
+    print_line(f"seed {seed} {disk}")
     plan = Plan(seed, given.seconds, nodes=given.nodes, full_disk=given.full_disk)
-    report = uvloop.run(play(plan, say))
-    say(", ".join(f"{count} {name}" for name, count in report.counts.items()))
+    report = uvloop.run(play(plan, print_line))
+    print_line(", ".join(f"{count} {name}" for name, count in report.counts.items()))
     if not report.complaints:
-        say(f"seed {seed}: every judge is content")
+        print_line(f"seed {seed}: every invariant holds")
         return 0
     for complaint in report.complaints:
-        say(f"  {complaint}")
-    say(f"{len(report.complaints)} complaints. Again with the same tasks and faults:")
+        print_line(f"  {complaint}")
+    print_line(f"{len(report.complaints)} complaints. Again with the same tasks and faults:")
     again = f"--seconds {given.seconds:g} --nodes {given.nodes} --seed {seed} {disk}"
-    say(f"  python -m tests.chaos {again}")
+    print_line(f"  python -m tests.chaos {again}")
     return 1
 
 

@@ -1,5 +1,5 @@
-"""One chaos run: a real platform, real tasks, people who change their minds, kill -9 and freezing
-of everything, healing, and the judgment.
+"""One chaos run: a real platform with real tasks, people who change their minds, and parts that are
+killed or frozen; then everything heals, and ``invariants.py`` checks what happened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from services.allinone.data_folder import DataFolder, Options
 from services.allinone.dev import Dev
 from services.allinone.embedded.credentials import NATS_ADMIN
 from services.launcher.runtimes.supervisor_shutdown import end_supervisors
-from tests.chaos import judges
+from tests.chaos import invariants
 from tests.chaos.faults import DISK, PARTS, Faults, schedule
 from tests.chaos.people import People
 from tests.chaos.workload import KINDS, Workload
@@ -46,7 +46,7 @@ PROGRESS_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of it."""
+    """The length and the size of the run."""
 
     seed: int
     seconds: float
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass
 class Report:
-    """What came out of it."""
+    """The outcome of the run."""
 
     complaints: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ async def running(dev: Dev) -> AsyncIterator[None]:
         if task.done():
             task.result()
         password = dev.data_folder.credentials.nats_password(NATS_ADMIN)
-        await judges.keep_history(dev.servers.nats.url, BusCredentials(NATS_ADMIN, password))
+        await invariants.keep_history(dev.servers.nats.url, BusCredentials(NATS_ADMIN, password))
         yield
         if task.done():
             task.result()
@@ -109,13 +109,13 @@ class Chaos:
         self,
         plan: Plan,
         folder: Path,
-        tell: Callable[[str], None],
+        log_line: Callable[[str], None],
         disk: SmallDisk | None = None,
     ) -> None:
         self.plan = plan
         self.disk = disk
         self.folder = folder
-        self.tell = tell
+        self.log_line = log_line
         self.report = Report()
         self.log = (folder / "services.log").open("a", encoding="utf-8", buffering=1)
         options = Options(port=0, nodes=plan.nodes, slots=plan.slots, tasks_as_root=True)
@@ -134,18 +134,18 @@ class Chaos:
             if self.plan.two_schedulers:
                 self.dev.processes.add("scheduler")
                 await self.dev.processes.until_ready()
-            self.tell(f"ready at {self.dev.url}, folder {self.folder}")
+            self.log_line(f"ready at {self.dev.url}, folder {self.folder}")
             async with admin_client(self.dev.data_folder, self.dev.url) as client:
                 workload = Workload(self.plan.seed, client, self.folder)
-                people = People(self.plan.seed, client, workload, self.tell)
+                people = People(self.plan.seed, client, workload, self.log_line)
                 await self._storm(client, workload, people)
                 await people.settle()
                 self.complain(people.problems)
                 if await self._heal(client, workload):
-                    await self._judge(client, workload, people)
+                    await self._check(client, workload, people)
         self.complain(
             f"left behind: {process.pid} {' '.join(process.cmdline())[:200]}"
-            for process in judges.living_processes(str(self.folder))
+            for process in invariants.living_processes(str(self.folder))
         )
         self.log.close()
         return self.report
@@ -155,7 +155,7 @@ class Chaos:
 
     async def _storm(self, client: httpx.AsyncClient, workload: Workload, people: People) -> None:
         """Submit, change minds and kill until the time is over."""
-        faults = Faults(self.dev, self.tell, str(workload.records), self.disk)
+        faults = Faults(self.dev, self.log_line, str(workload.records), self.disk)
         self.report.faults = faults.done
         states: Counter[str] = Counter()
 
@@ -170,7 +170,7 @@ class Chaos:
             while True:
                 await asyncio.sleep(PROGRESS_SECONDS)
                 now = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-                self.tell(
+                self.log_line(
                     f"{time.monotonic() - faults.began:7.2f} s  {len(faults.done)} faults, "
                     f"{len(workload.accepted)} tasks accepted, {workload.retries} retries; {now}"
                 )
@@ -189,7 +189,7 @@ class Chaos:
     async def _heal(self, client: httpx.AsyncClient, workload: Workload) -> bool:
         """Nothing dies any more: every task must end by itself, and in time."""
         began = time.monotonic()
-        self.tell(f"healing: waiting for {len(workload.accepted)} tasks to end")
+        self.log_line(f"healing: waiting for {len(workload.accepted)} tasks to end")
         living: list[dict[str, Any]] = [{}]
         shown = began
         while living:
@@ -207,29 +207,29 @@ class Chaos:
                 living += [{"id": lost} for lost in workload.accepted.keys() - known.keys()]
             if time.monotonic() - shown > PROGRESS_SECONDS:
                 shown = time.monotonic()
-                self.tell(f"{len(living)} tasks live")
-        self.tell(f"all ended {time.monotonic() - began:.1f} s after the last fault")
+                self.log_line(f"{len(living)} tasks live")
+        self.log_line(f"all ended {time.monotonic() - began:.1f} s after the last fault")
         return True
 
-    async def _judge(self, client: httpx.AsyncClient, workload: Workload, people: People) -> None:
+    async def _check(self, client: httpx.AsyncClient, workload: Workload, people: People) -> None:
         secrets = self.dev.data_folder.credentials
         admin = BusCredentials(NATS_ADMIN, secrets.nats_password(NATS_ADMIN))
         url = self.dev.servers.nats.url
-        lived = judges.lives(workload.records)
-        told = await self._settled(admin, lived, workload)
-        history = judges.history_of(told, lived, set(workload.accepted))
+        lived = invariants.lives(workload.records)
+        published = await self._settled(admin, lived, workload)
+        history = invariants.history_of(published, lived, set(workload.accepted))
         self.complain(verdict(history, (*SAFETY, *LIVENESS)))
-        self.complain(judges.acknowledged_steps_are_kept(lived))
-        self.complain(judges.processes_were_announced(history, lived))
-        self.complain(await judges.dead_letters(url, admin))
+        self.complain(invariants.acknowledged_steps_are_kept(lived))
+        self.complain(invariants.processes_were_announced(history, lived))
+        self.complain(await invariants.dead_letters(url, admin))
         self.complain(await self._event_log(client, history))
         for life in lived:
-            self.complain(judges.output_is_complete(life, await self._output(client, life)))
+            self.complain(invariants.output_is_complete(life, await self._output(client, life)))
         for task in await items(client, "/v1/tasks"):
             self.complain(_as_expected(task, workload, people))
         self.complain(
             f"a task's process lives on: {process.pid} {' '.join(process.cmdline())[:200]}"
-            for process in judges.living_processes(str(workload.records))
+            for process in invariants.living_processes(str(workload.records))
         )
         self.report.counts = {
             "faults": len(self.report.faults),
@@ -242,15 +242,15 @@ class Chaos:
         }
 
     async def _settled(
-        self, admin: BusCredentials, lived: list[judges.Life], workload: Workload
+        self, admin: BusCredentials, lived: list[invariants.Life], workload: Workload
     ) -> list[Any]:
-        """The events, once every end has been told to the bus."""
+        """The events, once every end of a run has been published."""
         ends_at = time.monotonic() + SETTLE_SECONDS_MAX
         while True:
-            told = await judges.envelopes(self.dev.servers.nats.url, admin)
-            history = judges.history_of(told, lived, set(workload.accepted))
+            published = await invariants.envelopes(self.dev.servers.nats.url, admin)
+            history = invariants.history_of(published, lived, set(workload.accepted))
             if not verdict(history, LIVENESS) or time.monotonic() > ends_at:
-                return told
+                return published
             await asyncio.sleep(0.5)
 
     async def _event_log(self, client: httpx.AsyncClient, history: History) -> list[str]:
@@ -258,15 +258,15 @@ class Chaos:
         began = time.monotonic()
         while True:
             log: list[Any] = await items(client, "/v1/events", limit=1000)
-            problems = list(judges.event_log_is_complete(history, log))
+            problems = list(invariants.event_log_is_complete(history, log))
             waited = time.monotonic() - began
             if not problems or waited > SETTLE_SECONDS_MAX:
-                self.tell(f"event log of {len(log)} judged after {waited:.1f} s")
+                self.log_line(f"event log of {len(log)} checked after {waited:.1f} s")
                 return problems
             await asyncio.sleep(0.5)
 
-    async def _output(self, client: httpx.AsyncClient, life: judges.Life) -> bytes:
-        """A rank's whole kept output, once the platform says it is complete."""
+    async def _output(self, client: httpx.AsyncClient, life: invariants.Life) -> bytes:
+        """A rank's whole kept output, once the platform reports that it is complete."""
         span = life.span
         path = f"/v1/tasks/{span.task_id}/logs"
         ends_at = time.monotonic() + SETTLE_SECONDS_MAX
@@ -300,7 +300,7 @@ def void(_: object) -> None:
     return
 
 
-async def play(plan: Plan, tell: Callable[[str], None]) -> Report:
+async def play(plan: Plan, log_line: Callable[[str], None]) -> Report:
     """A run in a folder of its own, which stays if there are complaints."""
     report: list[Report] = []
     with scratch("swc-", keep_if=lambda: not report or bool(report[0].complaints)) as folder:
@@ -310,10 +310,10 @@ async def play(plan: Plan, tell: Callable[[str], None]) -> Report:
             else contextlib.nullcontext()
         )
         with small as disk:
-            report.append(await Chaos(plan, folder, tell, disk).run())
+            report.append(await Chaos(plan, folder, log_line, disk).run())
     return report[0]
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from services.allinone.composition import WIRINGS
 from services.allinone.dev import Dev
 from services.launcher.runtimes.node import proc
-from tests.chaos.judges import living_processes
+from tests.chaos.invariants import living_processes
 from tests.kit.small_disk import SmallDisk
 
 SERVERS = ("nats", "postgresql")
@@ -64,7 +64,7 @@ class Faults:
     """Carries faults out on one platform and remembers them."""
 
     dev: Dev
-    tell: Callable[[str], None]
+    log_line: Callable[[str], None]
     # What is in the command line of every task's process.
     tasks_marker: str
     disk: SmallDisk | None = None
@@ -99,7 +99,7 @@ class Faults:
 
     def _note(self, text: str) -> None:
         self.done.append(f"{time.monotonic() - self.began:7.2f} s  {text}")
-        self.tell(self.done[-1])
+        self.log_line(self.done[-1])
 
     async def _strike(self, part: str, pid: int, fault: Fault, stopped: set[int]) -> None:
         stalls = fault.stall_seconds > 0

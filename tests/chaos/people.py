@@ -27,12 +27,16 @@ class People:
     """Changes of mind, drawn from the seed; whose task each hits depends on what was accepted."""
 
     def __init__(
-        self, seed: int, client: httpx.AsyncClient, workload: Workload, tell: Callable[[str], None]
+        self,
+        seed: int,
+        client: httpx.AsyncClient,
+        workload: Workload,
+        log_line: Callable[[str], None],
     ) -> None:
         self._random = random.Random(f"people {seed}")
         self._client = client
         self._workload = workload
-        self._tell = tell
+        self._log_line = log_line
         self._paused: set[str] = set()
         self._closed: set[str] = set()
         self.stopped: set[str] = set()
@@ -102,7 +106,7 @@ class People:
             except httpx.TransportError:
                 answer = None
             if answer is not None and (answer.is_success or answer.status_code in MOOT):
-                self._tell(f"people: {path} {body}")
+                self._log_line(f"people: {path} {body}")
                 return
             if answer is not None and answer.is_client_error and answer.status_code != 429:
                 self.problems.append(f"{path} {body} refused: {answer.status_code} {answer.text}")

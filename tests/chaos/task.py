@@ -1,7 +1,7 @@
 """A task of the chaos tests: counts steps, saves, leaves when asked, and writes down what is true.
 
 Every line of its record is one ``write`` to a file opened with O_APPEND, so a SIGKILL cuts no line
-in two. The record says when the process certainly lived (each line has the machine's monotonic
+in two. The record shows when the process certainly lived (each line has the machine's monotonic
 clock), from which step it resumed, which checkpoints the platform acknowledged, and how many lines
 of output it wrote.
 """
@@ -24,10 +24,10 @@ LEFT_SECONDS_MAX = 20.0
 
 
 class Record:
-    """What is true of this process, for the judges."""
+    """What is true of this process, for ``invariants.py``."""
 
     def __init__(self, folder: Path) -> None:
-        self.who = {
+        self.identity = {
             "task": os.environ["SHIFTWORK_TASK"],
             "attempt": int(os.environ["SHIFTWORK_ATTEMPT"]),
             "rank": int(os.environ["SHIFTWORK_RANK"]),
@@ -35,12 +35,12 @@ class Record:
             "gpus": [int(gpu) for gpu in os.environ["SHIFTWORK_GPUS"].split(",") if gpu],
             "pid": os.getpid(),
         }
-        path = folder / f"{self.who['task']}.jsonl"
+        path = folder / f"{self.identity['task']}.jsonl"
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.lines = 0
 
-    def say(self, kind: str, **values: object) -> None:
-        line = {**self.who, "t": kind, "at": time.monotonic(), **values}
+    def write(self, kind: str, **values: object) -> None:
+        line = {**self.identity, "t": kind, "at": time.monotonic(), **values}
         os.write(self.fd, json.dumps(line).encode() + b"\n")
         if kind in ("start", "ack", "end"):
             os.fsync(self.fd)
@@ -48,9 +48,9 @@ class Record:
     def output(self) -> None:
         """One numbered line of output; recorded by the next beat."""
         self.lines += 1
-        who = self.who
-        text = f"chaos {who['task']} {who['attempt']} {who['rank']} {self.lines} {PADDING}\n"
-        os.write(1, text.encode())
+        identity = self.identity
+        name = f"{identity['task']} {identity['attempt']} {identity['rank']}"
+        os.write(1, f"chaos {name} {self.lines} {PADDING}\n".encode())
 
 
 def save(folder: Path, step: int) -> None:
@@ -96,11 +96,11 @@ def main() -> int:
     signalled: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: signalled.append(number))
     record = Record(given.record)
-    work: Path = given.work / str(record.who["task"])
+    work: Path = given.work / str(record.identity["task"])
     step = load()
-    record.say("start", step=step)
-    leader = record.who["rank"] == 0
-    left = work / f"left-{record.who['attempt']}"
+    record.write("start", step=step)
+    leader = record.identity["rank"] == 0
+    left = work / f"left-{record.identity['attempt']}"
 
     def wanted() -> bool:
         if given.listen == "never":
@@ -115,18 +115,18 @@ def main() -> int:
         leaving = wanted()
         if leader and (leaving or (given.save_every and step % given.save_every == 0)):
             save(work, step)
-            record.say("ack", step=step)
-        record.say("beat", step=step, lines=record.lines)
+            record.write("ack", step=step)
+        record.write("beat", step=step, lines=record.lines)
         if leaving:
             if leader:
                 left.parent.mkdir(parents=True, exist_ok=True)
                 left.touch()
             else:
                 wait_for(left)
-            record.say("end", lines=record.lines)
+            record.write("end", lines=record.lines)
             shiftwork.exit_preempted()
     failing = leader and has_to_fail(work, given.failures)
-    record.say("end", lines=record.lines)
+    record.write("end", lines=record.lines)
     return 3 if failing else 0
 
 

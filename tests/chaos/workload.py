@@ -63,7 +63,7 @@ class Submitted:
 
 
 class Workload:
-    """Submits tasks until told to stop; what was accepted is in ``accepted``."""
+    """Submits tasks until it is cancelled; what was accepted is in ``accepted``."""
 
     def __init__(self, seed: int, client: httpx.AsyncClient, folder: Path) -> None:
         self._random = random.Random(f"workload {seed}")

@@ -1,4 +1,4 @@
-"""The packed charts, rendered: what tests of charts look at."""
+"""The packed charts, rendered for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class HelmError(Exception):
-    """helm refuses; the text is what it says."""
+    """helm failed; the text is its message."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "gateway": {"image": {"digest": "sha256:" + "0" * 64}},
         "nats": {"image": {"registry": "docker.io", "repository": "library/nats", "tag": "2.12"}},
     },
-    "everything-said": {
+    "every-setting": {
         "global": {
             "tasks": {"namespace": "training"},
             "gateway": {"url": "https://training.example.org"},

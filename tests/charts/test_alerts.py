@@ -211,7 +211,7 @@ def test_every_alert_has_its_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
-def test_an_alert_fires_for_what_it_is_for(
+def test_an_alert_fires_in_its_case(
     case: tuple[str, list[dict[str, str]], str, dict[str, str]], tmp_path: Path
 ) -> None:
     alert, seen, after, labels = case

@@ -28,7 +28,7 @@ from tests.charts.charts import CHARTS, UMBRELLA, Helm, Json, named
 
 pytestmark = pytest.mark.kubernetes
 
-# Read as numbers, lists or references by a server that was not told that they are texts.
+# The server reads them as numbers, lists or references unless they are quoted.
 PASSWORDS = ("123", "8m", "1e5", "true", "[a]", "$HOME", "a-b_c.d", "p" * 40, "0x1f")
 
 

@@ -43,7 +43,7 @@ def rules_of(role: Json) -> Rules:
     return [(tuple(rule["resources"]), tuple(rule["verbs"])) for rule in role["rules"]]
 
 
-def test_the_launcher_asks_for_what_it_is_given() -> None:
+def test_the_launcher_requests_exactly_its_rights() -> None:
     """Its own check, at its start, is about the very same rights."""
     asked = {
         (right.within, right.resource, verb) for right in LAUNCHER_RIGHTS for verb in right.verbs
@@ -69,7 +69,7 @@ def test_rights_are_exactly_these(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_no_installation_asks_for_everything(helm: Helm, case: str) -> None:
+def test_no_installation_requests_all_rights(helm: Helm, case: str) -> None:
     objects = helm.template(UMBRELLA, MATRIX[case])
     for role in of_kind(objects, "Role", "ClusterRole"):
         for resources, verbs in rules_of(role):

@@ -76,8 +76,8 @@ def test_everything_has_its_labels_and_its_place(objects: list[Json]) -> None:
     assert spaces <= {NAMESPACE, TASKS, "training", None}
 
 
-def test_every_pod_is_held_to_the_least(objects: list[Json]) -> None:
-    """Beside the API server's own judgement (test_server.py), which knows no read-only roots."""
+def test_every_pod_has_the_least_privileges(objects: list[Json]) -> None:
+    """The API server's own validation (test_server.py) does not check read-only roots."""
     for whose, spec in pod_specs(objects):
         if "log-agent" not in whose:
             assert spec["securityContext"]["runAsNonRoot"] is True, whose
@@ -92,7 +92,7 @@ def test_every_pod_is_held_to_the_least(objects: list[Json]) -> None:
         assert "memory" in each["resources"]["limits"], whose
 
 
-def test_only_who_needs_the_cluster_has_a_token_for_it(objects: list[Json]) -> None:
+def test_only_services_that_need_the_api_server_have_a_token_for_it(objects: list[Json]) -> None:
     with_token = {
         spec["containers"][0]["name"]
         for _, spec in pod_specs(objects)
@@ -205,7 +205,7 @@ def _load(
 def test_every_variable_is_a_setting_and_every_needed_setting_is_given(
     objects: list[Json], wiring: Any, tmp_path: Path
 ) -> None:
-    """The service's own class reads what the chart says, policy files included."""
+    """The service's own class reads the chart's settings, policy files included."""
     prefix = str(wiring.settings.model_config["env_prefix"])
     name = wiring.name.replace("_", "-")
     deployment = next(
@@ -254,7 +254,7 @@ def _place_files(objects: list[Json], deployment: Json, root: Path) -> None:
                 (folder / name).write_text(text)
 
 
-def test_the_log_agents_are_told_what_the_collector_asks_for(helm: Helm, tmp_path: Path) -> None:
+def test_the_log_agents_match_the_settings_of_the_collector(helm: Helm, tmp_path: Path) -> None:
     objects = helm.template(
         UMBRELLA, {"log-collector": {"agent": {"settings": {"poll_seconds": 1}}}}
     )
@@ -279,7 +279,7 @@ def test_the_log_agents_are_told_what_the_collector_asks_for(helm: Helm, tmp_pat
     assert settings.spool_dir.is_relative_to(logs["mountPath"])
 
 
-def test_the_provisioner_is_told_what_it_needs(objects: list[Json], tmp_path: Path) -> None:
+def test_the_provisioner_gets_its_settings(objects: list[Json], tmp_path: Path) -> None:
     (job,) = (
         each
         for each in of_kind(objects, "Job")
@@ -321,15 +321,15 @@ def test_servers_of_ones_own_take_the_place_of_the_bundled_ones(
     for name in SERVICES:
         deployment = named(objects, "Deployment", f"shiftwork-{name}")
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
-        said = variables(container)
+        environment = variables(container)
         role = name.replace("-", "_")
         prefix = f"SHIFTWORK_{role.upper()}_"
-        assert said[prefix + "DATABASE_URL"] == (
+        assert environment[prefix + "DATABASE_URL"] == (
             f"postgresql://{role}@db.example.org:6432/training"
             "?sslmode=verify-full&sslrootcert=/etc/shiftwork/database-ca/ca.crt"
         )
-        assert said[prefix + "NATS_URL"] == EXTERNAL["global"]["nats"]["url"]
-        assert said[prefix + "NATS_CA_FILE"] == "/etc/shiftwork/nats-ca/ca.crt"
+        assert environment[prefix + "NATS_URL"] == EXTERNAL["global"]["nats"]["url"]
+        assert environment[prefix + "NATS_CA_FILE"] == "/etc/shiftwork/nats-ca/ca.crt"
         policy = named(objects, "NetworkPolicy", f"shiftwork-{name}")["spec"]
         anywhere = {
             p["port"] for rule in policy["egress"] if "to" not in rule for p in rule["ports"]
@@ -367,7 +367,7 @@ def test_tasks_reach_the_gateway_and_one_another_and_nothing_else(
 def test_dns_is_reached_where_the_cluster_has_it(rendered: dict[str, list[Json]]) -> None:
     rules = [
         policy["spec"]["egress"][0]
-        for policy in of_kind(rendered["everything-said"], "NetworkPolicy")
+        for policy in of_kind(rendered["every-setting"], "NetworkPolicy")
         if policy["spec"].get("egress")
     ]
     for rule in rules:
@@ -378,7 +378,7 @@ def test_dns_is_reached_where_the_cluster_has_it(rendered: dict[str, list[Json]]
 
 
 def test_network_policies_name_pods_that_exist(objects: list[Json]) -> None:
-    """A selector with a slip lets nobody in, silently."""
+    """A selector with a mistake silently blocks all traffic."""
     pods = [
         each["spec"]["template"]["metadata"]["labels"]
         for each in of_kind(objects, "Deployment", "StatefulSet", "DaemonSet", "Job")

@@ -1,4 +1,4 @@
-"""What may be said to the charts: strict, described, and the same everywhere."""
+"""The schemas of the charts' values are strict, described, and the same everywhere."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_unknown_keys_are_refused_everywhere(chart: str) -> None:
 
 
 @pytest.mark.parametrize("chart", ALL)
-def test_the_schema_takes_what_the_chart_says_by_itself(helm: Helm, chart: str) -> None:
+def test_the_schema_accepts_the_defaults_of_the_chart(helm: Helm, chart: str) -> None:
     assert helm.template(chart, {})
 
 
@@ -59,7 +59,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"global": {"podPolicy": {"shm_bytes": "2Gi"}}}, "shm_bytes"),
     ({"scheduler": {"settings": {"tick_second": 1}}}, "tick_second"),
     ({"scheduler": {"settings": {"tick_seconds": 0}}}, "tick_seconds"),
-    # What the chart says itself must not be said again: passwords above all.
+    # A value must not repeat what the chart sets itself: passwords above all.
     ({"scheduler": {"settings": {"database_url": "postgresql://a:b@c/d"}}}, "database_url"),
     ({"nats": {"replicas": 2}}, "/replicas"),
     ({"nats": {"persistence": {"size": "20 GB"}}}, "/persistence/size"),

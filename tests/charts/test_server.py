@@ -1,4 +1,4 @@
-"""The API server's judgement of the charts: every field, every pod's security, every right."""
+"""The API server validates the charts: every field, every pod's security, every right."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_the_api_server_would_take_all_of_it(helm: Helm, kubectl: Kubectl, case:
             meta["namespace"] = f"dry-{NAMESPACE if meta['namespace'] == NAMESPACE else TASKS}"
         if each["kind"] == "Namespace":
             meta["name"] = f"dry-{TASKS}"
-    code, said = dry_run(kubectl, objects)
-    assert code == 0, said
-    assert said.count("(server dry run)") == len(objects)
+    code, output = dry_run(kubectl, objects)
+    assert code == 0, output
+    assert output.count("(server dry run)") == len(objects)
 
 
 def pods(objects: list[Json], namespace: str) -> dict[str, Json]:
@@ -87,21 +87,21 @@ def pods(objects: list[Json], namespace: str) -> dict[str, Json]:
 
 
 @pytest.mark.usefixtures("namespaces")
-@pytest.mark.parametrize("case", ["default", "high-availability", "external", "everything-said"])
+@pytest.mark.parametrize("case", ["default", "high-availability", "external", "every-setting"])
 def test_every_pod_but_the_log_agent_passes_restricted(
     helm: Helm, kubectl: Kubectl, case: str
 ) -> None:
     made = pods(helm.template(UMBRELLA, MATRIX[case]), RESTRICTED)
     agent = made.pop("shiftwork-log-agent")
-    code, said = dry_run(kubectl, list(made.values()))
-    assert code == 0, said
-    assert said.count("(server dry run)") == len(made) >= 7
-    code, said = dry_run(kubectl, [agent])
+    code, output = dry_run(kubectl, list(made.values()))
+    assert code == 0, output
+    assert output.count("(server dry run)") == len(made) >= 7
+    code, output = dry_run(kubectl, [agent])
     assert code != 0
-    assert "hostPath" in said
+    assert "hostPath" in output
     agent["metadata"]["namespace"] = PRIVILEGED
-    code, said = dry_run(kubectl, [agent])
-    assert code == 0, said
+    code, output = dry_run(kubectl, [agent])
+    assert code == 0, output
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +124,9 @@ def secrets_of(plane: ControlPlane) -> dict[str, dict[str, str]]:
 
 
 def names_of(kubectl: Kubectl, kinds: str, namespace: str) -> set[str]:
-    code, said = kubectl("get", kinds, "--namespace", namespace, "--output", "name")
-    assert code == 0, said
-    return set(said.split()) if "No resources" not in said else set()
+    code, output = kubectl("get", kinds, "--namespace", namespace, "--output", "name")
+    assert code == 0, output
+    return set(output.split()) if "No resources" not in output else set()
 
 
 ALLOWED = (
@@ -176,41 +176,41 @@ class TestLife:
         self, live: Helm, plane: ControlPlane
     ) -> None:
         """With --wait: nothing that it waits for waits for something that comes after."""
-        said = settled(
+        output = settled(
             live,
             *("install", UMBRELLA, live.chart(UMBRELLA), "--create-namespace", "--wait"),
             values=MATRIX["trial"],
         )
-        assert "kubectl -n shiftwork get secret shiftwork-keys" in said
-        assert "has no volume" in said
+        assert "kubectl -n shiftwork get secret shiftwork-keys" in output
+        assert "has no volume" in output
         type(self).kept = secrets_of(plane)
         assert set(self.kept) == {"shiftwork-nats", "shiftwork-postgres", "shiftwork-keys"}
         values = [value for each in self.kept.values() for value in each.values()]
         assert len(set(values)) == len(values) == 18
         assert min(map(len, values)) >= 40
 
-    @pytest.mark.parametrize(("who", "where", "what"), ALLOWED)
+    @pytest.mark.parametrize(("component", "where", "what"), ALLOWED)
     def test_a_service_may_do_its_work(
-        self, kubectl: Kubectl, who: str, where: str, what: str
+        self, kubectl: Kubectl, component: str, where: str, what: str
     ) -> None:
-        assert self._may(kubectl, who, where, what)
+        assert self._may(kubectl, component, where, what)
 
-    @pytest.mark.parametrize(("who", "where", "what"), REFUSED)
+    @pytest.mark.parametrize(("component", "where", "what"), REFUSED)
     def test_a_service_may_do_nothing_else(
-        self, kubectl: Kubectl, who: str, where: str, what: str
+        self, kubectl: Kubectl, component: str, where: str, what: str
     ) -> None:
-        assert not self._may(kubectl, who, where, what)
+        assert not self._may(kubectl, component, where, what)
 
-    def _may(self, kubectl: Kubectl, who: str, where: str, what: str) -> bool:
-        user = f"--as=system:serviceaccount:{NAMESPACE}:shiftwork-{who}"
+    def _may(self, kubectl: Kubectl, component: str, where: str, what: str) -> bool:
+        user = f"--as=system:serviceaccount:{NAMESPACE}:shiftwork-{component}"
         verb, _, whole = what.partition(" ")
         resource, _, part = whole.partition("/")
         query = ("auth", "can-i", verb, resource, f"--subresource={part}")
-        _, said = kubectl(*query, user, f"--namespace={where}")
-        (answer,) = {"yes", "no"} & set(said.split("\n"))
+        _, output = kubectl(*query, user, f"--namespace={where}")
+        (answer,) = {"yes", "no"} & set(output.split("\n"))
         return answer == "yes"
 
-    def test_an_upgrade_keeps_secrets_and_provisions_anew(
+    def test_an_upgrade_keeps_secrets_and_provisions_again(
         self, live: Helm, plane: ControlPlane, kubectl: Kubectl
     ) -> None:
         before = names_of(kubectl, "jobs", NAMESPACE)
@@ -220,11 +220,11 @@ class TestLife:
         after = names_of(kubectl, "jobs", NAMESPACE)
         assert len(after) == 1
         assert not after & before
-        code, said = kubectl(
+        code, output = kubectl(
             *("get", "deployment", "shiftwork-scheduler", "-n", NAMESPACE, "-o", "yaml")
         )
         assert code == 0
-        env = yaml.safe_load(said)["spec"]["template"]["spec"]["containers"][0]["env"]
+        env = yaml.safe_load(output)["spec"]["template"]["spec"]["containers"][0]["env"]
         assert {"name": "SHIFTWORK_SCHEDULER_PROTECTED_SECONDS", "value": "5"} in env
 
     def test_a_key_that_is_missing_is_added_to_those_that_are_there(
@@ -245,8 +245,10 @@ class TestLife:
         self, live: Helm, plane: ControlPlane, kubectl: Kubectl
     ) -> None:
         settled(live, "rollback", UMBRELLA, "1", "--wait")
-        _, said = kubectl("get", "deployment", "shiftwork-scheduler", "-n", NAMESPACE, "-o", "yaml")
-        env = yaml.safe_load(said)["spec"]["template"]["spec"]["containers"][0]["env"]
+        _, output = kubectl(
+            "get", "deployment", "shiftwork-scheduler", "-n", NAMESPACE, "-o", "yaml"
+        )
+        env = yaml.safe_load(output)["spec"]["template"]["spec"]["containers"][0]["env"]
         assert not any(each["name"].endswith("PROTECTED_SECONDS") for each in env)
         kept = {name: set(data) for name, data in secrets_of(plane).items()}
         assert kept == {name: set(data) for name, data in self.kept.items()}

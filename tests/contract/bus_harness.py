@@ -37,7 +37,7 @@ T = TypeVar("T")
 ACK_WAIT_S = 0.4
 WAIT_S = 3.0
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-HEARS: dict[str, tuple[type[Message], ...]] = {
+CONSUMES: dict[str, tuple[type[Message], ...]] = {
     "scheduler": (m.TaskSubmitted, m.GoalChanged, m.NodeChanged),
     "quota": (m.GoalChanged,),
     # Given everything: the rest is passed over.
@@ -51,7 +51,7 @@ class BusServer:
     async def bus(self, service: str) -> Bus:
         raise NotImplementedError
 
-    async def say(self, subject: str, headers: dict[str, str], body: bytes) -> None:
+    async def send_raw(self, subject: str, headers: dict[str, str], body: bytes) -> None:
         raise NotImplementedError
 
     async def dead_letters(self) -> list[tuple[str, str, bytes]]:
@@ -75,13 +75,13 @@ class BusServer:
 class MemoryServer(BusServer):
     def __init__(self) -> None:
         self.broker = MemoryBroker(random.Random(7), ack_wait_s=ACK_WAIT_S)
-        for service, kinds in HEARS.items():
+        for service, kinds in CONSUMES.items():
             MemoryBus(self.broker, service, kinds)
 
     async def bus(self, service: str) -> Bus:
-        return MemoryBus(self.broker, service, HEARS.get(service, ()))
+        return MemoryBus(self.broker, service, CONSUMES.get(service, ()))
 
-    async def say(self, subject: str, headers: dict[str, str], body: bytes) -> None:
+    async def send_raw(self, subject: str, headers: dict[str, str], body: bytes) -> None:
         self.broker.append(subject, headers, body)
 
     async def ask(
@@ -107,15 +107,15 @@ class MemoryServer(BusServer):
 
 class RealServer(BusServer):
     def __init__(self, folder: Path, infra: Infra) -> None:
-        asks = [kind for kind, route in ROUTES.items() if route.reply is not None]
+        requests = [kind for kind, route in ROUTES.items() if route.reply is not None]
         users = {
-            service: permissions_of(service, consumes=HEARS.get(service, ()))
+            service: permissions_of(service, consumes=CONSUMES.get(service, ()))
             for service in ("submit", "scheduler", "launcher", "quota", "log_collector")
         } | {
             "gateway": permissions_of(
                 "gateway",
-                consumes=HEARS["gateway"],
-                requests=asks,
+                consumes=CONSUMES["gateway"],
+                requests=requests,
                 follows=[m.LogChunk],
                 watches=True,
             )
@@ -124,7 +124,7 @@ class RealServer(BusServer):
         self._open: list[Bus] = []
 
     async def provision(self) -> None:
-        topology = topology_of(HEARS)
+        topology = topology_of(CONSUMES)
         consumers = tuple(replace(each, ack_wait_s=ACK_WAIT_S) for each in topology.consumers)
         wanted = Topology(topology.streams, consumers)
         if self.nats.infra is not Infra.EMBEDDED:
@@ -148,14 +148,14 @@ class RealServer(BusServer):
                 urls=(self.nats.url,),
                 service=service,
                 credentials=self.nats.user(service),
-                consumes=HEARS.get(service, ()),
+                consumes=CONSUMES.get(service, ()),
                 reconnect_wait_s=0.05,
             )
         )
         self._open.append(bus)
         return bus
 
-    async def say(self, subject: str, headers: dict[str, str], body: bytes) -> None:
+    async def send_raw(self, subject: str, headers: dict[str, str], body: bytes) -> None:
         async with self.client() as client:
             await client.jetstream().publish(subject, body, headers=headers)
 

@@ -1,4 +1,4 @@
-"""What every bus promises, on the memory adapter and on a real NATS server alike."""
+"""What every bus promises, on the memory adapter and on a real NATS server."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_second_process_gets_what_the_first_left_and_nothing_else(
     assert ids(await second.consumer().fetch(10, WAIT_S)) == ["t-3"]
 
 
-async def test_who_releases_its_consumer_keeps_nothing_from_the_next(server: BusServer) -> None:
+async def test_a_released_consumer_withholds_nothing_from_the_next(server: BusServer) -> None:
     submit, first = await server.bus("submit"), await server.bus("scheduler")
     assert await first.consumer().fetch(10, 0.2) == []
     await first.consumer().release()
@@ -122,7 +122,7 @@ async def test_who_releases_its_consumer_keeps_nothing_from_the_next(server: Bus
     assert ids(await first.consumer().fetch(10, WAIT_S)) == ["t-3"]
 
 
-async def test_nak_asks_for_it_again_after_the_delay(server: BusServer) -> None:
+async def test_nak_redelivers_after_the_delay(server: BusServer) -> None:
     submit, scheduler = await server.bus("submit"), await server.bus("scheduler")
     await submit.publish([goal(1)])
     (one,) = await scheduler.consumer().fetch(1, WAIT_S)
@@ -141,7 +141,7 @@ async def test_the_same_id_is_stored_once(server: BusServer) -> None:
     assert await scheduler.consumer().fetch(10, 0.2) == []
 
 
-async def test_each_service_hears_its_own_subjects_from_the_beginning(server: BusServer) -> None:
+async def test_each_service_receives_its_own_subjects_from_the_beginning(server: BusServer) -> None:
     submit, launcher = await server.bus("submit"), await server.bus("launcher")
     node = m.NodeChanged(
         node_id="gpu-1.rack.2", version=1, node=m.Node(id="gpu-1.rack.2"), changed_at=NOW
@@ -155,7 +155,7 @@ async def test_each_service_hears_its_own_subjects_from_the_beginning(server: Bu
     assert await scheduler.consumer().fetch(1, 0.1) == []
 
 
-async def test_what_is_given_beyond_what_is_heard_is_passed_over(server: BusServer) -> None:
+async def test_deliveries_of_other_types_are_skipped(server: BusServer) -> None:
     submit, gateway = await server.bus("submit"), await server.bus("gateway")
     await submit.publish([goal(1), priority(2), goal(3), priority(4), goal(5)])
     consumer, got = gateway.consumer(), []
@@ -214,7 +214,7 @@ def replaced_env(role: m.Role, env: dict[str, str]) -> m.Role:
     return role.model_copy(update={"env": env})
 
 
-async def test_publishing_nothing_is_nothing(server: BusServer) -> None:
+async def test_publishing_an_empty_batch_does_nothing(server: BusServer) -> None:
     await (await server.bus("submit")).publish([])
 
 
@@ -236,7 +236,7 @@ async def test_dead_letters_keep_the_message_and_the_reason_and_never_come_again
 
 
 @pytest.mark.parametrize(
-    ("headers", "body", "says"),
+    ("headers", "body", "problem"),
     [
         ({}, b"{}", "ce-type"),
         ({**goal(1).headers(), "ce-type": "shiftwork.task.v9.Unheard"}, b"{}", "Unheard"),
@@ -244,28 +244,28 @@ async def test_dead_letters_keep_the_message_and_the_reason_and_never_come_again
         (goal(1).headers(), b'{"task_id": "t"}', "changed_at"),
     ],
 )
-async def test_what_cannot_be_decoded_says_why_and_can_be_set_apart(
-    server: BusServer, headers: dict[str, str], body: bytes, says: str
+async def test_an_undecodable_message_has_its_problem_and_can_be_dead_lettered(
+    server: BusServer, headers: dict[str, str], body: bytes, problem: str
 ) -> None:
     scheduler = await server.bus("scheduler")
-    await server.say(goal(1).subject, headers, body)
+    await server.send_raw(goal(1).subject, headers, body)
     (bad,) = await scheduler.consumer().fetch(10, WAIT_S)
     assert bad.envelope is None
-    assert says in bad.problem
+    assert problem in bad.problem
     await bad.dead_letter(bad.problem)
     ((_, reason, kept),) = await server.dead_letters()
-    assert says in reason
+    assert problem in reason
     assert kept == body
 
 
 async def test_a_message_on_the_subject_of_another_service_is_not_read(server: BusServer) -> None:
-    """What headers and body say is the publisher's claim; the server checks the subject alone."""
+    """Headers and body are the publisher's claim; the server checks only the subject."""
     gateway = await server.bus("gateway")
     usage = m.UsageRecorded(group="g", task_id="t", started_at=NOW, ended_at=NOW)
     state, assigned = "evt.task.t.state_changed", "evt.run.t.assigned"
-    await server.say(state, goal(1).headers(), goal(1).body())
+    await server.send_raw(state, goal(1).headers(), goal(1).body())
     honest = Envelope(id="u", source="quota", time=NOW, message=usage)
-    await server.say(assigned, honest.headers(), honest.body())
+    await server.send_raw(assigned, honest.headers(), honest.body())
     found = await fetch_all(gateway.consumer(), 2)
     assert [each.envelope for each in found] == [None, None]
     assert "belongs on" in found[0].problem
@@ -274,13 +274,15 @@ async def test_a_message_on_the_subject_of_another_service_is_not_read(server: B
 
 async def test_a_message_of_a_service_that_does_not_own_it_is_not_read(server: BusServer) -> None:
     scheduler = await server.bus("scheduler")
-    await server.say(goal(1).subject, goal(1).headers() | {"ce-source": "quota"}, goal(1).body())
+    await server.send_raw(
+        goal(1).subject, goal(1).headers() | {"ce-source": "quota"}, goal(1).body()
+    )
     (bad,) = await scheduler.consumer().fetch(10, WAIT_S)
     assert bad.envelope is None
     assert "is published by submit, not by 'quota'" in bad.problem
 
 
-async def test_a_service_says_only_what_it_owns(server: BusServer) -> None:
+async def test_a_service_publishes_only_what_it_owns(server: BusServer) -> None:
     scheduler, quota = await server.bus("scheduler"), await server.bus("quota")
     with pytest.raises(BusDeniedError, match=r"evt\.task\.t\.goal_changed"):
         await scheduler.publish([goal(1)])
@@ -318,7 +320,7 @@ async def test_an_assignment_of_8000_nodes_is_an_event_like_any_other(server: Bu
     await gateway.consumer().ack(got)
 
 
-async def test_only_what_somebody_still_has_to_receive_takes_room(server: BusServer) -> None:
+async def test_only_events_that_a_service_has_not_received_are_kept(server: BusServer) -> None:
     submit, quota = await server.bus("submit"), await server.bus("quota")
     gateway, scheduler = await server.bus("gateway"), await server.bus("scheduler")
     assert (await gateway.backlog()).messages == 0
@@ -335,7 +337,7 @@ async def test_only_what_somebody_still_has_to_receive_takes_room(server: BusSer
     await consume(scheduler)
     await consume(quota)
     assert (await gateway.backlog()).messages == 10
-    # The gateway is given everything and passes over these.
+    # The gateway receives everything and skips these.
     await gateway.consumer().fetch(100, 1.0)
     async with asyncio.timeout(10):
         while (await gateway.backlog()).messages:  # noqa: ASYNC110 - a server has no event for it
@@ -352,7 +354,7 @@ def chunk(rank: int, task_id: str = "t") -> Envelope:
     return Envelope(id=f"l-{rank}", source="log_collector", time=NOW, message=message)
 
 
-async def test_telemetry_passes_by_those_who_listen(server: BusServer) -> None:
+async def test_telemetry_reaches_only_current_listeners(server: BusServer) -> None:
     collector, gateway = await server.bus("log_collector"), await server.bus("gateway")
     await collector.send_telemetry(chunk(0))
     await asyncio.sleep(0.1)
@@ -417,7 +419,7 @@ async def test_everything_goes_on_after_the_server_was_killed(server: BusServer)
         assert reply == m.SetGoalReply(revision=1)
 
 
-async def test_a_closed_bus_says_so(server: BusServer) -> None:
+async def test_a_closed_bus_raises(server: BusServer) -> None:
     submit = await server.bus("submit")
     await submit.close()
     assert not submit.connected

@@ -1,4 +1,4 @@
-"""What every bus promises of commands and their replies, in memory and on NATS alike."""
+"""What every bus promises of commands and their replies, in memory and on NATS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_command_is_answered_or_refused(server: BusServer) -> None:
     assert refused.refusal.code is m.RefusalCode.NOT_FOUND
 
 
-async def test_nobody_there_is_known_at_once(server: BusServer) -> None:
+async def test_a_command_without_a_server_fails_at_once(server: BusServer) -> None:
     submit, gateway = await server.bus("submit"), await server.bus("gateway")
     async with submit.serve({m.SetGoal: carry_out}):
         pass
@@ -56,7 +56,9 @@ async def test_no_answer_in_time_is_unavailable(server: BusServer) -> None:
             await gateway.request(m.SetGoal(task_id="t"), timeout_s=0.2)
 
 
-async def test_what_fails_inside_is_refused_and_the_next_is_served(server: BusServer) -> None:
+async def test_a_handler_that_raises_is_a_refusal_and_the_next_command_is_served(
+    server: BusServer,
+) -> None:
     submit, gateway = await server.bus("submit"), await server.bus("gateway")
 
     async def breaks(command: Message) -> Message:
@@ -82,7 +84,7 @@ async def test_what_fails_inside_is_refused_and_the_next_is_served(server: BusSe
         (ValueError("a defect"), m.RefusalCode.FAILED),
     ],
 )
-async def test_a_refusal_says_whether_trying_again_helps(
+async def test_a_refusal_states_whether_trying_again_helps(
     server: BusServer, problem: Exception, code: m.RefusalCode
 ) -> None:
     submit, gateway = await server.bus("submit"), await server.bus("gateway")
@@ -99,7 +101,7 @@ async def test_a_refusal_says_whether_trying_again_helps(
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "says"),
+    ("kind", "body", "problem"),
     [
         ("shiftwork.command.v1.SetGoal", b"no json", "does not fit"),
         ("shiftwork.command.v1.SetGoal", b'{"goal": "GOAL_DANCE"}', "does not fit"),
@@ -107,8 +109,8 @@ async def test_a_refusal_says_whether_trying_again_helps(
         (None, b"{}", "ce-type"),
     ],
 )
-async def test_a_command_that_cannot_be_read_is_refused_never_met_with_silence(
-    server: BusServer, kind: str | None, body: bytes, says: str
+async def test_a_command_that_cannot_be_read_gets_a_refusal_as_its_reply(
+    server: BusServer, kind: str | None, body: bytes, problem: str
 ) -> None:
     submit = await server.bus("submit")
     async with submit.serve({m.SetGoal: carry_out}):
@@ -119,7 +121,7 @@ async def test_a_command_that_cannot_be_read_is_refused_never_met_with_silence(
     refusal = m.SetGoalReply.model_validate_json(answer).refusal
     assert refusal
     assert refusal.code is m.RefusalCode.INVALID
-    assert says in refusal.detail
+    assert problem in refusal.detail
     if b"DANCE" in body:
         assert [(each.field, each.value) for each in refusal.errors] == [("goal", "GOAL_DANCE")]
 

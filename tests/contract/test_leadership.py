@@ -66,7 +66,7 @@ async def test_a_version_is_spent_only_by_a_commit_that_wrote(store: Store) -> N
         assert tx.version == 1
 
 
-async def test_an_epoch_that_never_was_is_refused(store: Store) -> None:
+async def test_an_unknown_epoch_is_refused(store: Store) -> None:
     with pytest.raises(NotLeaderError):
         async with store.transaction(epoch=1):
             raise AssertionError
@@ -98,11 +98,11 @@ async def test_waiting_for_the_leadership_can_be_cancelled(harness: StoreHarness
 
 
 @pytest.mark.parametrize("lands", [True, False])
-async def test_what_became_of_a_commit_that_was_cancelled_midway_is_found_out(
+async def test_the_outcome_of_a_commit_that_was_cancelled_midway_is_determined(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
-    """Somebody who waits for it goes away, and the leader leads on: a command whose bus connection
-    was lost. Memory must not go on without a row that is there."""
+    """A waiter is cancelled and the leader goes on, as for a command whose bus connection was
+    lost. The leader's memory must not lack a row that was committed."""
     store, seen = harness.store(), list[Delta]()
     epoch = (await store.lead()).epoch
     await store.make_resident(Job)

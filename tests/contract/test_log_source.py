@@ -36,8 +36,8 @@ def address(rank: int = 0) -> Address:
     return Address(OutputKey("t1", 1, rank), f"n{rank % 2}")
 
 
-class World(Protocol):
-    """A source's outside: ranks that write, and what happens to their files."""
+class Backend(Protocol):
+    """What surrounds a source: ranks that write, and what happens to their files."""
 
     source: LogSource
 
@@ -50,7 +50,7 @@ class World(Protocol):
     async def rotate(self, rank: int) -> None: ...
 
     async def restart(self) -> None:
-        """Whatever stands between the files and the source dies and comes back."""
+        """The programs between the files and the source die and come back."""
         ...
 
     def end(self, rank: int) -> None: ...
@@ -121,7 +121,7 @@ class Pods:
             return  # the endpoint alone cannot follow what it did not see
         container = self.container(rank)
         container.rotate()
-        # The kubelet takes ten seconds for each: an agent that looks at all sees three of them.
+        # The kubelet takes ten seconds for each rotation, so an agent that scans reads three files.
         self.unseen[rank] = self.unseen.get(rank, 0) + 1
         spool = self.api.kubelets[f"n{rank % 2}"].log_dir / "shiftwork"
         while self.unseen[rank] >= container.files_max - 2:
@@ -160,26 +160,26 @@ async def pods(folder: Path, *, agents: bool) -> AsyncIterator[Pods]:
 
 
 @asynccontextmanager
-async def world_of(kind: str, folder: Path) -> AsyncIterator[World]:
+async def backend_of(kind: str, folder: Path) -> AsyncIterator[Backend]:
     if kind == "memory":
         yield Memory()
     elif kind == "files":
         yield Files(folder)
     else:
-        async with pods(folder, agents=kind == "agent") as world:
-            yield world
+        async with pods(folder, agents=kind == "agent") as backend:
+            yield backend
 
 
 @pytest_asyncio.fixture(params=["memory", "files", "agent", "api"])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    async with world_of(request.param, tmp_path) as made:
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
+    async with backend_of(request.param, tmp_path) as made:
         yield made
 
 
 async def until_sure(
     source: LogSource, *requests: ReadRequest, bytes_max: int = 1 << 24
 ) -> list[ReadResult | None]:
-    """Ask as the collector does: again, as long as it cannot be said."""
+    """Read as the collector does: again, as long as the source is unsure."""
     deadline = time.monotonic() + 10
     while True:
         answers = list(await source.read(requests, bytes_max))
@@ -193,7 +193,7 @@ async def until_sure(
 class Reader:
     """One output, read on and on as the collector does it."""
 
-    world: World
+    backend: Backend
     rank: int = 0
     data: bytes = b""
 
@@ -205,7 +205,7 @@ class Reader:
         return ReadRequest(address(self.rank), at, bytes_max, before, sure=sure)
 
     async def query(self, bytes_max: int = 1 << 20) -> None:
-        (result,) = await self.world.source.read(
+        (result,) = await self.backend.source.read(
             [self.request(bytes_max=bytes_max, sure=False)], 1 << 24
         )
         assert result is not None
@@ -221,103 +221,109 @@ class Reader:
 
     async def to_the_end(self) -> ReadResult:
         while True:
-            (result,) = await until_sure(self.world.source, self.request(sure=True))
+            (result,) = await until_sure(self.backend.source, self.request(sure=True))
             assert result is not None
             if not result.data:
                 return result
             self.data += result.data
 
 
-async def test_what_is_written_is_read_as_it_comes(world: World) -> None:
-    reader = Reader(world)
+async def test_output_is_read_as_it_is_written(backend: Backend) -> None:
+    reader = Reader(backend)
     await reader.query()
     assert reader.data == b""
-    world.write(0, b"one\n")
+    backend.write(0, b"one\n")
     await reader.until(4)
-    world.write(0, b"two\nthree\n")
+    backend.write(0, b"two\nthree\n")
     await reader.until(14)
-    world.write(0, b"no end")
-    world.end(0)
+    backend.write(0, b"no end")
+    backend.end(0)
     assert await reader.to_the_end() == ReadResult()
     assert reader.data == b"one\ntwo\nthree\nno end"
 
 
-async def test_times_are_of_bytes_that_are_given(world: World) -> None:
+async def test_time_stamps_refer_to_returned_bytes(backend: Backend) -> None:
     """Where a source knows when its bytes were written, in their order; whatever was asked for."""
     for number in range(20):
-        world.write(0, b"line %d\n" % number)
-    world.end(0)
-    reader = Reader(world)
+        backend.write(0, b"line %d\n" % number)
+    backend.end(0)
+    reader = Reader(backend)
     await reader.to_the_end()
     for offset, size in ((0, 1 << 20), (3, 20), (100, 1 << 20)):
-        (result,) = await until_sure(world.source, reader.request(offset, size, sure=True))
+        (result,) = await until_sure(backend.source, reader.request(offset, size, sure=True))
         assert result is not None
         offsets = [each.offset for each in result.timestamps]
         assert offsets == sorted(set(offsets))
         assert all(0 <= each < len(result.data) for each in offsets)
-        knows = isinstance(world, Files) or (isinstance(world, Pods) and bool(world.api.agents))
+        knows = isinstance(backend, Files) or (
+            isinstance(backend, Pods) and bool(backend.api.agents)
+        )
         assert bool(offsets) == knows
 
 
-async def test_what_never_was_is_absent_for_certain(world: World) -> None:
-    result = await until_sure(world.source, ReadRequest(address(), 0, 10, sure=True))
+async def test_an_output_that_never_existed_is_reported_as_absent(backend: Backend) -> None:
+    result = await until_sure(backend.source, ReadRequest(address(), 0, 10, sure=True))
     assert result == [ReadResult(absent=True)]
 
 
-async def test_an_output_without_a_byte_is_there(world: World) -> None:
-    world.begin(0)
-    world.end(0)
-    assert await Reader(world).to_the_end() == ReadResult()
+async def test_an_empty_output_exists(backend: Backend) -> None:
+    backend.begin(0)
+    backend.end(0)
+    assert await Reader(backend).to_the_end() == ReadResult()
 
 
-async def test_any_byte_can_be_asked_for_again(world: World) -> None:
+async def test_any_byte_can_be_asked_for_again(backend: Backend) -> None:
     written = b"".join(b"line %d\n" % number for number in range(2000))
-    world.write(0, written)
-    world.end(0)
-    reader = Reader(world)
+    backend.write(0, written)
+    backend.end(0)
+    reader = Reader(backend)
     await reader.to_the_end()
     assert reader.data == written
     for offset in (0, 1, 4096, 7, len(written) - 1, 9000):
         asked = reader.request(offset, 50, sure=True)
-        assert await until_sure(world.source, asked) == [ReadResult(written[offset : offset + 50])]
-    assert await until_sure(world.source, reader.request(len(written), sure=True)) == [ReadResult()]
+        assert await until_sure(backend.source, asked) == [
+            ReadResult(written[offset : offset + 50])
+        ]
+    assert await until_sure(backend.source, reader.request(len(written), sure=True)) == [
+        ReadResult()
+    ]
 
 
-async def test_what_could_not_be_kept_is_given_again(world: World) -> None:
-    """The collector's disk was full: it asks from the same place."""
-    reader = Reader(world)
-    world.write(0, b"first\n")
+async def test_bytes_that_were_not_stored_are_returned_again(backend: Backend) -> None:
+    """The collector's disk was full: it reads again from the same offset."""
+    reader = Reader(backend)
+    backend.write(0, b"first\n")
     await reader.until(6)
-    world.write(0, b"second\n")
+    backend.write(0, b"second\n")
     stored = reader.data
     await reader.until(13)
     reader.data = stored
-    world.write(0, b"third\n")
+    backend.write(0, b"third\n")
     await reader.until(19)
     assert reader.data == b"first\nsecond\nthird\n"
 
 
-async def test_a_pass_stops_at_its_bytes(world: World) -> None:
+async def test_a_read_stops_at_its_limit_of_bytes(backend: Backend) -> None:
     for rank in range(0, 6, 2):
-        world.write(rank, b"123456789\n")
-        world.end(rank)
+        backend.write(rank, b"123456789\n")
+        backend.end(rank)
     requests = [ReadRequest(address(rank), 0, 10, sure=True) for rank in range(0, 6, 2)]
-    await until_sure(world.source, *requests)
-    answers = await until_sure(world.source, *requests, bytes_max=15)
+    await until_sure(backend.source, *requests)
+    answers = await until_sure(backend.source, *requests, bytes_max=15)
     assert answers == [ReadResult(b"123456789\n"), ReadResult(b"12345"), None]
-    assert await world.source.read([], 100) == []
+    assert await backend.source.read([], 100) == []
 
 
-async def test_several_nodes_at_once(world: World) -> None:
-    readers = [Reader(world, rank) for rank in range(4)]
+async def test_several_nodes_at_once(backend: Backend) -> None:
+    readers = [Reader(backend, rank) for rank in range(4)]
     for turn in range(3):
         for reader in readers:
-            world.write(reader.rank, b"%d of rank %d\n" % (turn, reader.rank))
-            await world.rotate(reader.rank)
+            backend.write(reader.rank, b"%d of rank %d\n" % (turn, reader.rank))
+            await backend.rotate(reader.rank)
         for reader in readers:
             await reader.until(12 * (turn + 1))
     for reader in readers:
-        world.end(reader.rank)
+        backend.end(reader.rank)
         await reader.to_the_end()
         assert reader.data == b"".join(
             b"%d of rank %d\n" % (turn, reader.rank) for turn in range(3)
@@ -339,46 +345,46 @@ AWKWARD = [
 
 
 @pytest.mark.parametrize("number", range(len(AWKWARD)))
-async def test_every_byte_comes_through(world: World, number: int) -> None:
-    world.begin(0)
+async def test_every_byte_comes_through(backend: Backend, number: int) -> None:
+    backend.begin(0)
     for part in (AWKWARD[number], b"|", AWKWARD[number]):
-        world.write(0, part)
-        await world.rotate(0)
-    world.end(0)
-    reader = Reader(world)
+        backend.write(0, part)
+        await backend.rotate(0)
+    backend.end(0)
+    reader = Reader(backend)
     await reader.to_the_end()
     assert reader.data == AWKWARD[number] + b"|" + AWKWARD[number]
 
 
-async def test_a_restart_in_between_loses_and_doubles_nothing(world: World) -> None:
-    reader, written = Reader(world), b""
+async def test_a_restart_neither_loses_nor_repeats_bytes(backend: Backend) -> None:
+    reader, written = Reader(backend), b""
     for turn in range(4):
         data = b"".join(b"%d.%d\n" % (turn, number) for number in range(300))
-        world.write(0, data)
+        backend.write(0, data)
         written += data
         await reader.until(len(written) - 7)
-        await world.restart()
+        await backend.restart()
         if turn % 2:
-            await world.rotate(0)
-    world.end(0)
+            await backend.rotate(0)
+    backend.end(0)
     await reader.to_the_end()
     assert reader.data == written
 
 
-async def test_what_is_kept_may_go_and_the_rest_stays(world: World) -> None:
-    reader = Reader(world)
-    world.write(0, b"old\n")
+async def test_stored_output_may_be_deleted_and_the_rest_stays(backend: Backend) -> None:
+    reader = Reader(backend)
+    backend.write(0, b"old\n")
     await reader.until(4)
-    await world.rotate(0)
-    world.write(0, b"new\n")
+    await backend.rotate(0)
+    backend.write(0, b"new\n")
     await reader.until(8)
-    await world.source.stored([Stored(address(), 4, done=False)])
-    world.write(0, b"newest\n")
-    world.end(0)
+    await backend.source.stored([Stored(address(), 4, done=False)])
+    backend.write(0, b"newest\n")
+    backend.end(0)
     reader.data = reader.data[:4]
     await reader.to_the_end()
     assert reader.data == b"old\nnew\nnewest\n"
-    await world.source.stored([Stored(address(), 15, done=True)])
+    await backend.source.stored([Stored(address(), 15, done=True)])
 
 
 steps = st.lists(
@@ -402,19 +408,19 @@ async def test_exactly_what_was_written_is_read(
     kind: str, todo: list[tuple[str, bytes | int | None]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with world_of(kind, Path(folder)) as world:
-            world.begin(0)
-            reader, written = Reader(world), b""
+        async with backend_of(kind, Path(folder)) as backend:
+            backend.begin(0)
+            reader, written = Reader(backend), b""
             for what, value in todo:
                 if isinstance(value, bytes):
-                    world.write(0, value)
+                    backend.write(0, value)
                     written += value
                 elif isinstance(value, int):
                     await reader.query(value)
                 elif what == "rotate":
-                    await world.rotate(0)
+                    await backend.rotate(0)
                 else:
-                    await world.restart()
-            world.end(0)
+                    await backend.restart()
+            backend.end(0)
             await reader.to_the_end()
             assert reader.data == written

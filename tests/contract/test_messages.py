@@ -117,13 +117,13 @@ def test_fields_are_those_of_the_proto(
 def test_an_envelope_survives_the_bus_and_a_foreign_one_is_named() -> None:
     from libs.contracts.messages import Goal, GoalChanged, Node, NodeChanged
 
-    moment = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
-    message = GoalChanged(task_id="t1", goal=Goal.STOP, revision=3, changed_at=moment)
-    envelope = Envelope("e1", "submit", moment, message, "00-aa-bb-01")
+    changed_at = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+    message = GoalChanged(task_id="t1", goal=Goal.STOP, revision=3, changed_at=changed_at)
+    envelope = Envelope("e1", "submit", changed_at, message, "00-aa-bb-01")
     assert Envelope.decode(envelope.subject, envelope.headers(), envelope.body()) == envelope
     assert subject_of(message) == "evt.task.t1.goal_changed"
     # A dot inside an id would be two tokens and miss every filter.
-    node = NodeChanged(node_id="n.1", node=Node(id="n.1"), changed_at=moment)
+    node = NodeChanged(node_id="n.1", node=Node(id="n.1"), changed_at=changed_at)
     assert subject_of(node) == "evt.node.n_1.changed"
     assert filter_of(GoalChanged) == "evt.task.*.goal_changed"
     for headers, body in (

@@ -1,4 +1,4 @@
-"""What every store promises of its inbox and outbox, held against memory and PostgreSQL alike."""
+"""What every store promises of its inbox and outbox, tested with memory and PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What every runtime promises the launcher, held against real processes, pods of a real API server
-and the fake alike.
+"""What every runtime promises the launcher, tested with real processes, pods of a real API server
+and the fake.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ BOTH = frozenset({"local-0", "local-1"})
 RUN = run_id()
 
 
-class World(Protocol):
-    """A runtime's outside: what its tasks do, and how its nodes misbehave."""
+class Backend(Protocol):
+    """What surrounds a runtime: what its tasks do, and how its nodes misbehave."""
 
     def handle(self) -> Runtime:
         """Another launcher's handle on the same nodes."""
@@ -122,7 +122,7 @@ class Processes:
 
 
 class Nobody:
-    """A platform that asks for nothing and accepts everything."""
+    """A platform that requests nothing and accepts everything."""
 
     def should_preempt(self, run_id: RunId) -> bool:
         del run_id
@@ -166,7 +166,7 @@ class Fakes:
 
 
 class Pods:
-    """kwok's kubelets take pods away at once and say nothing of how they ended."""
+    """kwok's kubelets remove pods at once and do not report how they ended."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.cluster = ClusterHarness(plane, folder)
@@ -193,7 +193,7 @@ class Pods:
 @pytest_asyncio.fixture(
     params=["process", "fake", pytest.param("kubernetes", marks=pytest.mark.kubernetes)]
 )
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
     if request.param == "process":
         processes = Processes(tmp_path / "machine")
         yield processes
@@ -213,8 +213,8 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest_asyncio.fixture
-async def runtime(world: World) -> AsyncIterator[Runtime]:
-    made = world.handle()
+async def runtime(backend: Backend) -> AsyncIterator[Runtime]:
+    made = backend.handle()
     await made.lead(1)
     await made.list()
     yield made
@@ -254,8 +254,8 @@ def rank_of(listing: Listing, rank: int = 0, run: RunId = RUN) -> ObservedRank:
     return listing.runs[run].ranks[rank]
 
 
-async def test_a_gang_runs_once_launched(world: World, runtime: Runtime) -> None:
-    await runtime.launch(world.endless())
+async def test_a_gang_runs_once_launched(backend: Backend, runtime: Runtime) -> None:
+    await runtime.launch(backend.endless())
     # From the very return on, every rank is there, running or pending.
     assert set((await runtime.list()).runs[RUN].ranks) == {0, 1}
     listing = await until(runtime, running)
@@ -268,26 +268,26 @@ async def test_a_gang_runs_once_launched(world: World, runtime: Runtime) -> None
     assert rank_of(listing, 1).node_id == "local-1"
 
 
-async def test_launching_again_finds_the_first(world: World, runtime: Runtime) -> None:
-    order = world.endless()
+async def test_launching_again_finds_the_first(backend: Backend, runtime: Runtime) -> None:
+    order = backend.endless()
     await asyncio.gather(*(runtime.launch(order) for _ in range(5)))
     await runtime.launch(order)
     await asyncio.sleep(0.2)
-    assert world.starts() == NODES
+    assert backend.starts() == NODES
 
 
-async def test_half_a_gang_is_completed(world: World, runtime: Runtime) -> None:
-    order = world.endless()
+async def test_half_a_gang_is_completed(backend: Backend, runtime: Runtime) -> None:
+    order = backend.endless()
     await runtime.launch(replace(order, ranks=order.ranks[:1]))
     await runtime.launch(order)
     assert set((await runtime.list()).runs[RUN].ranks) == {0, 1}
     await asyncio.sleep(0.2)
-    assert world.starts() == NODES
+    assert backend.starts() == NODES
 
 
 @pytest.mark.parametrize("code", [0, 3, 75])
-async def test_exit_codes(world: World, runtime: Runtime, code: int) -> None:
-    await runtime.launch(world.leaving(code))
+async def test_exit_codes(backend: Backend, runtime: Runtime, code: int) -> None:
+    await runtime.launch(backend.leaving(code))
     rank = rank_of(await until(runtime, over))
     assert (rank.state, rank.code, rank.signal) == (RankState.EXITED, code, None)
     assert rank.exited_at is not None
@@ -295,37 +295,39 @@ async def test_exit_codes(world: World, runtime: Runtime, code: int) -> None:
     assert rank.exited_at >= rank.started_at
 
 
-async def test_a_signal_reaches_the_main_process(world: World, runtime: Runtime) -> None:
-    await runtime.launch(world.endless())
+async def test_a_signal_reaches_the_main_process(backend: Backend, runtime: Runtime) -> None:
+    await runtime.launch(backend.endless())
     await until(runtime, running)
     await runtime.signal(RUN, BOTH, signal.SIGUSR1)
     listing = await until(runtime, over)
     assert [rank_of(listing, rank).signal for rank in (0, 1)] == [signal.SIGUSR1] * 2
 
 
-async def test_end_kills(world: World, runtime: Runtime) -> None:
-    await runtime.launch(world.endless())
+async def test_end_kills(backend: Backend, runtime: Runtime) -> None:
+    await runtime.launch(backend.endless())
     await until(runtime, running)
     await runtime.end(RUN, BOTH, grace_seconds=5)
     await runtime.end(RUN, BOTH, grace_seconds=5)
     listing = await until(runtime, over)
-    assert all(world.was_killed(rank_of(listing, rank)) for rank in (0, 1))
+    assert all(backend.was_killed(rank_of(listing, rank)) for rank in (0, 1))
 
 
-async def test_what_was_ended_never_begins(world: World, runtime: Runtime) -> None:
+async def test_a_run_that_was_ended_never_begins(backend: Backend, runtime: Runtime) -> None:
     await runtime.end(RUN, BOTH, grace_seconds=5)
     with pytest.raises(RuntimeDeniedError):
-        await runtime.launch(world.endless())
+        await runtime.launch(backend.endless())
     listing = await runtime.list()
     assert listing.runs[RUN].ranks == {}
-    assert world.starts() == 0
+    assert backend.starts() == 0
     await runtime.forget(RUN, BOTH, keep=True)
     assert RUN not in (await runtime.list()).runs
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_forgetting_is_for_what_is_over(world: World, runtime: Runtime, keep: bool) -> None:
-    await runtime.launch(world.endless())
+async def test_only_ended_runs_can_be_forgotten(
+    backend: Backend, runtime: Runtime, keep: bool
+) -> None:
+    await runtime.launch(backend.endless())
     with pytest.raises(RuntimeUnavailableError):
         await runtime.forget(RUN, BOTH, keep=keep)
     await runtime.end(RUN, BOTH, grace_seconds=5)
@@ -335,19 +337,19 @@ async def test_forgetting_is_for_what_is_over(world: World, runtime: Runtime, ke
     assert (await runtime.list()).runs == {}
 
 
-async def test_runs_are_apart(world: World, runtime: Runtime) -> None:
+async def test_runs_do_not_affect_each_other(backend: Backend, runtime: Runtime) -> None:
     other = run_id("other")
-    await runtime.launch(world.endless())
-    await runtime.launch(world.endless(other))
+    await runtime.launch(backend.endless())
+    await runtime.launch(backend.endless(other))
     await runtime.end(RUN, BOTH, grace_seconds=5)
     listing = await until(runtime, over)
     assert not over(listing, other)
 
 
-async def test_a_change_is_hinted(world: World, runtime: Runtime) -> None:
+async def test_a_change_is_hinted(backend: Backend, runtime: Runtime) -> None:
     hinted = asyncio.Event()
     runtime.on_change(hinted.set)
-    await runtime.launch(world.leaving(0))
+    await runtime.launch(backend.leaving(0))
     async with asyncio.timeout(5):
         while not over(await runtime.list()):
             hinted.clear()
@@ -355,39 +357,39 @@ async def test_a_change_is_hinted(world: World, runtime: Runtime) -> None:
                 await hinted.wait()
 
 
-async def test_another_launcher_takes_the_runs_up(world: World, runtime: Runtime) -> None:
-    await runtime.launch(world.endless())
+async def test_another_launcher_takes_the_runs_up(backend: Backend, runtime: Runtime) -> None:
+    await runtime.launch(backend.endless())
     before = await until(runtime, running)
-    successor = world.handle()
+    successor = backend.handle()
     await successor.lead(2)
     assert rank_of(await successor.list()) == rank_of(before)
-    await successor.launch(world.endless())
+    await successor.launch(backend.endless())
     await asyncio.sleep(0.1)
-    assert world.starts() == NODES
+    assert backend.starts() == NODES
     await successor.end(RUN, BOTH, grace_seconds=5)
-    assert world.was_killed(rank_of(await until(successor, over)))
+    assert backend.was_killed(rank_of(await until(successor, over)))
     await successor.close()
 
 
-async def test_an_old_leader_is_refused(world: World, runtime: Runtime) -> None:
-    successor = world.handle()
+async def test_an_old_leader_is_refused(backend: Backend, runtime: Runtime) -> None:
+    successor = backend.handle()
     await successor.lead(2)
     await successor.list()
     with pytest.raises((RuntimeDeniedError, RuntimeUnavailableError)):
-        await runtime.launch(world.endless())
+        await runtime.launch(backend.endless())
     with pytest.raises((RuntimeDeniedError, RuntimeUnavailableError)):
-        await runtime.launch(world.endless())
+        await runtime.launch(backend.endless())
     assert (await successor.list()).runs == {}
-    assert world.starts() == 0
+    assert backend.starts() == 0
     await successor.close()
 
 
-async def test_a_silent_node_tells_nothing_until_it_is_fenced(
-    world: World, runtime: Runtime
+async def test_a_silent_node_reports_no_ranks_until_it_is_fenced(
+    backend: Backend, runtime: Runtime
 ) -> None:
-    await runtime.launch(world.endless())
+    await runtime.launch(backend.endless())
     await until(runtime, running)
-    await world.silence("local-1")
+    await backend.silence("local-1")
     listing = await until(runtime, lambda seen: not seen.nodes["local-1"].node.ready)
     assert set(listing.runs[RUN].ranks) == {0}
     assert listing.nodes["local-0"].node.ready
@@ -396,7 +398,7 @@ async def test_a_silent_node_tells_nothing_until_it_is_fenced(
         await runtime.end(RUN, BOTH, grace_seconds=5)
     await runtime.fence("local-1")
     listing = await until(runtime, over)
-    assert world.was_killed(rank_of(listing, 0))
+    assert backend.was_killed(rank_of(listing, 0))
     assert rank_of(listing, 1).state is RankState.LOST
     await runtime.end(RUN, BOTH, grace_seconds=5)
     await runtime.forget(RUN, BOTH, keep=True)

@@ -1,4 +1,4 @@
-"""What every store promises, held against memory and PostgreSQL alike."""
+"""What every store promises, tested with memory and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ async def test_every_kind_of_value_comes_back_equal(store: Store) -> None:
     assert found.created_at.utcoffset() == timedelta(0)
 
 
-async def test_a_time_of_another_zone_is_the_same_moment(store: Store) -> None:
-    moment = datetime(2026, 1, 1, 5, tzinfo=timezone(timedelta(hours=3)))
-    await put(store, a_job(created_at=moment))
+async def test_a_time_of_another_zone_is_stored_in_utc(store: Store) -> None:
+    created_at = datetime(2026, 1, 1, 5, tzinfo=timezone(timedelta(hours=3)))
+    await put(store, a_job(created_at=created_at))
     async with store.transaction() as tx:
         found = await tx.get(Job, "j1")
     assert found is not None
@@ -225,7 +225,7 @@ async def test_a_unique_constraint_refuses_and_nothing_is_stored(store: Store) -
     await put(store, a_job("j2"), a_job("j3"), a_job("j1", client_key="k", share=3.0))
 
 
-async def test_a_partial_unique_index_looks_at_its_rows_only(store: Store) -> None:
+async def test_a_partial_unique_index_covers_its_rows_only(store: Store) -> None:
     await put(store, a_job("j1", rank=7), a_job("j2", rank=7, ended=True))
     with pytest.raises(ConflictError, match="job_one_live_per_rank"):
         await put(store, a_job("j3", rank=7))
@@ -253,7 +253,7 @@ async def test_a_conflict_that_the_body_swallows_still_fails(store: Store) -> No
     assert await all_of(store, Slot) == []
 
 
-async def test_what_was_loaded_is_got_without_asking_and_under_the_own_writes(
+async def test_loaded_rows_are_read_from_memory_below_own_writes(
     store: Store,
 ) -> None:
     async with store.transaction() as tx:
@@ -316,7 +316,7 @@ async def test_a_row_that_cannot_be_decoded_is_not_taken_for_one_that_is_not_the
         assert await tx.get(Job, "j9") is None
         with pytest.raises(UnreadableRowError):
             await tx.get(Job, "j1")
-        # Written anew it is whole again, and it can be deleted.
+        # Once it is written again it is whole, and it can be deleted.
         tx.put(a_job("j1", client_key="1"))
         assert await tx.get(Job, "j1") == a_job("j1", client_key="1")
     await harness.break_row(Job, "spec", "j2")

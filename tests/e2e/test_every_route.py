@@ -119,16 +119,16 @@ def ask(
             for name, value in (case.headers or {}).items()
             if name.lower() not in ("authorization", "accept")
         }
-        told = case.call(base_url=site.url, headers=headers, timeout=15)
+        response = case.call(base_url=site.url, headers=headers, timeout=15)
         asked.add(operation.label)
-        text = told.content[:500].decode(errors="replace")
-        if told.status_code >= 500:
-            found.append(f"{operation.label} {mode.value}: {told.status_code} {text}")
-        elif told.status_code >= 400:
-            assert json.loads(told.content)["status"] == told.status_code, text
+        text = response.content[:500].decode(errors="replace")
+        if response.status_code >= 500:
+            found.append(f"{operation.label} {mode.value}: {response.status_code} {text}")
+        elif response.status_code >= 400:
+            assert json.loads(response.content)["status"] == response.status_code, text
 
     try:
         try_it()
     except Unsatisfiable:
-        # There is nothing wrong to be said to a route that takes nothing.
+        # A route without parameters has no invalid requests.
         asked.add(operation.label)

@@ -56,7 +56,7 @@ def test_names_of_nobody_are_refused_unless_forced(shiftwork: Shiftwork) -> None
     shiftwork.good("policy", "unset", "lab")
 
 
-def test_what_is_refused_speaks_of_what_was_typed(shiftwork: Shiftwork) -> None:
+def test_an_error_names_the_argument_that_was_typed(shiftwork: Shiftwork) -> None:
     done = shiftwork.submit("--name", "over", "--", "true")
     assert shiftwork("wait", done).code == 0
     assert shiftwork("stop", "over").err == (
@@ -89,8 +89,8 @@ def test_what_is_refused_speaks_of_what_was_typed(shiftwork: Shiftwork) -> None:
 
 def test_a_dry_run_submits_nothing(shiftwork: Shiftwork) -> None:
     before = shiftwork.good("ls", "--all", "--json").json["items"]
-    told = shiftwork.good("submit", "--dry-run", "--name", "maybe", "--nodes", "2", "--", "true")
-    assert "2 of 2 nodes are free for it now" in told.out
+    result = shiftwork.good("submit", "--dry-run", "--name", "maybe", "--nodes", "2", "--", "true")
+    assert "2 of 2 nodes are free for it now" in result.out
     refused = shiftwork("submit", "--dry-run", "--nodes", "9", "--", "true")
     assert (refused.code, "--nodes 9: " in refused.err) == (1, True)
     assert shiftwork.good("ls", "--all", "--json").json["items"] == before

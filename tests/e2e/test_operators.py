@@ -85,9 +85,9 @@ def test_quotas_refuse_delay_and_go_away(shiftwork: Shiftwork) -> None:
         shiftwork.good("quota", "set", *scope, "--unlimited")
     assert shiftwork("wait", second, "--timeout", "20").code == 0
     assert shiftwork.good("quota", "ls").out == ""
-    said = shiftwork.good("events", "--type", "quota.changed", "--from", "0").out
-    assert "quota of admin in group default: at most 1 GPU, by admin" in said
-    assert "quota of admin in group default: no limit, by admin" in said
+    output = shiftwork.good("events", "--type", "quota.changed", "--from", "0").out
+    assert "quota of admin in group default: at most 1 GPU, by admin" in output
+    assert "quota of admin in group default: no limit, by admin" in output
 
 
 def test_members_change_their_own_tasks_only(shiftwork: Shiftwork) -> None:
@@ -151,5 +151,5 @@ def test_policies_are_tried_set_and_taken_away(shiftwork: Shiftwork, tmp_path: P
     assert "default: version 1, unchanged" in shiftwork.good("policy", "set", str(shown)).err
     assert "default: version 2" in shiftwork.good("policy", "unset", "default").err
     assert shiftwork.good("policy", "show", "default", "--json").json["source"] == "default"
-    said = shiftwork.good("events", "--type", "policy.changed", "--from", "0").out
-    assert "policy of group default: fifo (version 1, command), by admin" in said
+    output = shiftwork.good("events", "--type", "policy.changed", "--from", "0").out
+    assert "policy of group default: fifo (version 1, command), by admin" in output

@@ -90,7 +90,7 @@ def test_followed_into_a_file_a_bar_is_how_it_ended(shiftwork: Shiftwork, tmp_pa
     assert done.out.splitlines()[1:] == ["loading done", "100%|####| 10000/10000", "end"]
 
 
-# Each line says itself when it was written.
+# Each line contains the time at which it was written.
 CLOCK = """
 import time
 
@@ -101,7 +101,7 @@ for number in range(6):
 
 
 def test_each_line_has_its_time(shiftwork: Shiftwork, tmp_path: Path) -> None:
-    """While it is written and afterwards alike, of all ranks in the order in which they wrote."""
+    """Both while it is written and afterwards; lines of all ranks in the order of their times."""
     (tmp_path / "clock.py").write_text(CLOCK)
     submitted = shiftwork.submit(
         *CPU, "--nodes", "2", "--workdir", str(tmp_path), "--", "python", "clock.py"
@@ -114,9 +114,9 @@ def test_each_line_has_its_time(shiftwork: Shiftwork, tmp_path: Path) -> None:
     for line in kept:
         at, rank, own = line.split()
         assert rank in ("[0]", "[1]")
-        told = datetime.fromisoformat(at).timestamp()
+        stamped = datetime.fromisoformat(at).timestamp()
         # The kernel's clock of files has ticks, and the time is shown in milliseconds.
-        assert -0.012 < told - float(own) < 1.5, line
+        assert -0.012 < stamped - float(own) < 1.5, line
     # A second later another range begins; no line of it is older.
     since = kept[6].split()[0]
     later = shiftwork.good("logs", submitted, "-t", "--since", since).out.splitlines()
@@ -127,7 +127,7 @@ def test_each_line_has_its_time(shiftwork: Shiftwork, tmp_path: Path) -> None:
     ("options", "value"),
     [((), "1"), (("--env", "PYTHONUNBUFFERED="), ""), (("--env", "PYTHONUNBUFFERED=0"), "0")],
 )
-def test_python_is_unbuffered_unless_the_task_says_otherwise(
+def test_python_is_unbuffered_unless_the_task_sets_it(
     shiftwork: Shiftwork, options: tuple[str, ...], value: str
 ) -> None:
     show = 'echo "($PYTHONUNBUFFERED)"'

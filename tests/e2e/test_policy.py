@@ -21,16 +21,16 @@ def test_a_forecast_and_what_comes_of_it(shiftwork: Shiftwork) -> None:
         shiftwork.wait(task, "running")
     third = shiftwork.submit("--name", "third", "--max-run-time", "1m", "--", "true")
     shiftwork.wait(third, "queued")
-    told = shiftwork.good("explain", third, "--json").json
-    assert (told["position"], told["queue_length"]) == (1, 1)
-    assert told["remedies"]
+    explanation = shiftwork.good("explain", third, "--json").json
+    assert (explanation["position"], explanation["queue_length"]) == (1, 1)
+    assert explanation["remedies"]
     started = datetime.fromisoformat(shiftwork.task(first)["started_at"])
-    said = datetime.fromisoformat(told["forecast"]["starts_at"])
-    assert abs(said - started - timedelta(seconds=8)) < timedelta(seconds=1)
-    assert "runs end at their owners' time limits" in told["forecast"]["assumptions"]
+    forecast = datetime.fromisoformat(explanation["forecast"]["starts_at"])
+    assert abs(forecast - started - timedelta(seconds=8)) < timedelta(seconds=1)
+    assert "runs end at their owners' time limits" in explanation["forecast"]["assumptions"]
     assert shiftwork("wait", third, "--timeout", "40").code == 0
     began = datetime.fromisoformat(shiftwork.task(third)["started_at"])
-    assert abs(began - said) < timedelta(seconds=5)
+    assert abs(began - forecast) < timedelta(seconds=5)
     assert " assign " in shiftwork.good("explain", third, "--history").out
     decisions = shiftwork.good("explain", third, "--history", "--json").json["decisions"]
     assert [each["kind"] for each in decisions][-2:] == ["hold", "assign"]

@@ -160,7 +160,7 @@ def test_output_of_a_gang(shiftwork: Shiftwork) -> None:
 
 
 def test_events_of_a_task(shiftwork: Shiftwork) -> None:
-    task = shiftwork.submit("--name", "told", "--", "true")
+    task = shiftwork.submit("--name", "reported", "--", "true")
     shiftwork.good("wait", task)
     events = shiftwork.good("events", task, "--json").json["items"]
     types = [event["type"] for event in events]
@@ -192,8 +192,8 @@ def test_goals_and_priority(shiftwork: Shiftwork) -> None:
     assert shiftwork.good("priority", "goals", "very-high", "--json").json["revision"] == 4
     resumed = shiftwork.task(task)
     assert (resumed["attempt"], resumed["priority"], resumed["revision"]) == (2, "very_high", 4)
-    said = shiftwork.good("events", task).out
-    assert f"from step {paused['checkpoint']['step']}" in said
+    output = shiftwork.good("events", task).out
+    assert f"from step {paused['checkpoint']['step']}" in output
     shiftwork.good("stop", "goals")
     shiftwork("wait", task)
     assert shiftwork.task(task)["state"] == "stopped"
@@ -217,8 +217,10 @@ def test_a_task_from_a_file(shiftwork: Shiftwork) -> None:
     assert (refused.code, "node" in refused.err) == (1, True)
 
 
-def test_a_program_that_never_asks_is_not_waited_for(shiftwork: Shiftwork) -> None:
-    """It would have ten minutes; nothing is saved, and that is said."""
+def test_there_is_no_wait_for_a_program_that_never_calls_should_preempt(
+    shiftwork: Shiftwork,
+) -> None:
+    """It would have ten minutes; nothing is saved, and the events report that."""
     options = ("--gpus-per-node", "1", "--ack-deadline", "10m")
     task = shiftwork.submit("--name", "deaf", *options, "--", "sleep", "600")
     shiftwork.wait(task, "running")
@@ -230,12 +232,12 @@ def test_a_program_that_never_asks_is_not_waited_for(shiftwork: Shiftwork) -> No
     assert shiftwork.task(task)["reason"]["text"] == text
     shiftwork.good("stop", task)
     assert shiftwork("wait", task, "--timeout", "30").out == "stopped\n"
-    said = shiftwork.good("events", task).out
-    assert "ends it by force: its program never asked whether to leave" in said
-    assert "asks from now on" not in said
+    output = shiftwork.good("events", task).out
+    assert "ends it by force: its program never asked whether to leave" in output
+    assert "asks from now on" not in output
     # It has ten minutes by its deadline, and is not waited for that long.
-    assert "its program never asked whether to leave, and is ended by force at" in said
-    assert "asked to leave by" not in said
+    assert "its program never asked whether to leave, and is ended by force at" in output
+    assert "asked to leave by" not in output
 
 
 def test_now_ends_a_run_that_would_be_waited_for(shiftwork: Shiftwork) -> None:
@@ -254,9 +256,9 @@ def test_now_ends_a_run_that_would_be_waited_for(shiftwork: Shiftwork) -> None:
     shiftwork.wait(task, "running")
     shiftwork.good("stop", "--now", task)
     assert shiftwork("wait", task, "--timeout", "30").out == "stopped\n"
-    said = shiftwork.good("events", task).out
-    assert "paused at once by admin" in said
-    assert "never asked" not in said
+    output = shiftwork.good("events", task).out
+    assert "paused at once by admin" in output
+    assert "never asked" not in output
     refused = shiftwork("stop", "--now", task)
     assert (refused.code, "has already been stopped" in refused.err) == (1, True)
 

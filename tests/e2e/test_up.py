@@ -58,8 +58,8 @@ def test_down_lets_tasks_save_and_up_resumes_them(own: Shiftwork) -> None:
     assert all(node["schedulable"] and not node["draining"] for node in nodes)
     assert f"from step {resumed['checkpoint']['step']}" in own.good("events", task).out
     assert json.loads(contexts.read_text())["current"] == "local"
-    said = [json.loads(line)["event"] for line in (own.data / "up.log").read_text().splitlines()]
-    assert {before.out.splitlines()[0], "asking 1 running task to save and leave"} <= set(said)
+    events = [json.loads(line)["event"] for line in (own.data / "up.log").read_text().splitlines()]
+    assert {before.out.splitlines()[0], "asking 1 running task to save and leave"} <= set(events)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run tasks as another user")
@@ -83,11 +83,11 @@ def test_tasks_of_another_user_reach_their_own_folder_and_no_secret(own: Shiftwo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root chooses the user of tasks")
-def test_root_is_asked_as_whom_tasks_run_and_nothing_is_started(own: Shiftwork) -> None:
+def test_root_must_choose_the_user_of_tasks_before_anything_is_started(own: Shiftwork) -> None:
     for more in ((), ("--detach",)):
         done = own("up", "--data", str(own.data), *more)
         assert done.code == 2
-        assert "must be told as whom tasks run" in done.err
+        assert "needs to know which user tasks run as" in done.err
         assert "--task-users 300000-309999" in done.err
     assert not own.data.exists()
 
@@ -100,9 +100,9 @@ def test_each_owner_is_a_user_of_their_own_also_after_a_restart(own: Shiftwork) 
     token = own.good("token", "create", "--user", "ann", "--name", "t").out.strip()
     file = own.home / "task.json"
 
-    def play(script: str, *who: str) -> list[str]:
+    def play(script: str, *options: str) -> list[str]:
         file.write_text(json.dumps({"command": ["sh", "-c", script], "working_directory": ""}))
-        task = own.good(*who, "submit", "--file", str(file)).out.strip()
+        task = own.good(*options, "submit", "--file", str(file)).out.strip()
         own.wait(task, "succeeded,failed")
         # Through the log-collector, which reads what other users' tasks printed.
         return own.good("logs", task).out.split()
@@ -111,7 +111,7 @@ def test_each_owner_is_a_user_of_their_own_also_after_a_restart(own: Shiftwork) 
     closed.mkdir(mode=0o700)
     line = ("--workdir", str(closed), "--", "/bin/true")
     refused = own("submit", *line)
-    assert (refused.code, "(390000-390009) here, to whom" in refused.err) == (1, True), refused
+    assert (refused.code, "(390000-390009) here, without" in refused.err) == (1, True), refused
     assert own("submit", "--force", "-f", *line).code == 126
 
     first, folder = play("id -u; pwd; echo saved > checkpoint")

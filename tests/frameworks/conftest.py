@@ -34,8 +34,8 @@ def frameworks_python() -> Path:
     return PYTHON
 
 
-class Patient(Shiftwork):
-    """Gangs that start keep a small machine busy."""
+class SlowShiftwork(Shiftwork):
+    """The command line with a long limit: gangs that start keep a small machine busy."""
 
     def __call__(self, *arguments: str, seconds: float = HANG_SECONDS) -> Done:
         return super().__call__(*arguments, seconds=seconds)
@@ -45,7 +45,7 @@ class Patient(Shiftwork):
 def platform(frameworks_python: Path) -> Iterator[Shiftwork]:
     """Two nodes of two slots each, shared by the tests of this folder."""
     del frameworks_python
-    user = Patient(Path(tempfile.mkdtemp(prefix="sw-frameworks-")))
+    user = SlowShiftwork(Path(tempfile.mkdtemp(prefix="sw-frameworks-")))
     try:
         user.bring_up()
         yield user

@@ -1,4 +1,4 @@
-"""What Trainer, Accelerate and JAX tasks are told when something is missing or wrong."""
+"""The errors of the Trainer, Accelerate and JAX adapters when something is missing or wrong."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_the_trainer_resumes_from_the_next_complete_checkpoint(tmp_path: Path) -
         callback.on_train_begin(arguments, state, transformers.TrainerControl())
         print(sorted(int(path.parent.name[11:]) for path in out.glob("*/manifest.json")))
     """
-    told = run(script, FOLDER=str(tmp_path))
-    lines = [line for line in told.splitlines() if line]
+    output = run(script, FOLDER=str(tmp_path))
+    lines = [line for line in output.splitlines() if line]
     assert lines[:3] == ["30 checkpoint-30", "20 checkpoint-40", "35 checkpoint-40"]
     assert "45 the checkpoint of step 45 is not at" in lines[3]
     assert "the Trainer's output_dir" in lines[3]
@@ -82,7 +82,7 @@ def test_the_trainer_resumes_from_the_next_complete_checkpoint(tmp_path: Path) -
     assert "is of task tb, not ta; give each task a folder of its own" in lines[5]
     assert lines[6] == "None"
     assert lines[7] == "[10, 30, 9000]"
-    assert f"resuming from {tmp_path}/checkpoint-40" in told
+    assert f"resuming from {tmp_path}/checkpoint-40" in output
 
 
 def test_what_could_not_resume_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -111,12 +111,12 @@ def test_what_could_not_resume_is_refused_at_the_start(tmp_path: Path) -> None:
         problem(lambda: shiftwork.accelerate.Checkpoints(accelerator, "out", keep=0))
     """
     out = run(script, OUT=str(tmp_path), SHIFTWORK_WORLD_SIZE="2").splitlines()
-    told = [line for line in out if line.startswith(("RuntimeError", "ValueError"))]
-    assert "save_only_model" in told[0]
-    assert "2 ranks" in told[1]
-    assert "torchrun" in told[1]
-    assert told[2] == told[1]
-    assert told[3] == "ValueError: keep: 0 must be 1 or more"
+    errors = [line for line in out if line.startswith(("RuntimeError", "ValueError"))]
+    assert "save_only_model" in errors[0]
+    assert "2 ranks" in errors[1]
+    assert "torchrun" in errors[1]
+    assert errors[2] == errors[1]
+    assert errors[3] == "ValueError: keep: 0 must be 1 or more"
 
 
 def test_a_jax_process_alone_in_a_gang_and_another_state_are_refused(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_a_jax_process_alone_in_a_gang_and_another_state_are_refused(tmp_path: P
             training._process.context = None
             problem(lambda: checkpoints.resume({"weights": jnp.ones(2), "gain": jnp.ones(1)}))
     """
-    told = run(script, OUT=str(tmp_path / "out"), SHIFTWORK_WORLD_SIZE="2")
-    lines = [line for line in told.splitlines() if line]
+    output = run(script, OUT=str(tmp_path / "out"), SHIFTWORK_WORLD_SIZE="2")
+    lines = [line for line in output.splitlines() if line]
     assert "shiftwork.jax.initialize()" in lines[0]
     assert "gs://bucket is not a path" in lines[1]
     kept = "local-attempt-0000-step-000000000003"
@@ -243,7 +243,7 @@ except shiftwork.Superseded:
 """
 
 
-def test_every_jax_process_hears_that_the_attempt_is_superseded(tmp_path: Path) -> None:
+def test_every_jax_process_learns_that_the_attempt_is_superseded(tmp_path: Path) -> None:
     script = tmp_path / "save.py"
     script.write_text(SUPERSEDED)
     refused: tuple[int, dict[str, Any]] = (409, {"type": "urn:shiftwork:problem:superseded"})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from services.launcher.gpus import find_gpus
-from tests.frameworks.conftest import Patient
+from tests.frameworks.conftest import SlowShiftwork
 from tests.frameworks.local_gang import BIN, ROOT
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def machine(frameworks_python: Path) -> Iterator[Shiftwork]:
     del frameworks_python
     if not find_gpus().gpus:
         pytest.fail(f"no GPU: {find_gpus().problem}")
-    user = Patient(Path(tempfile.mkdtemp(prefix="sw-gpu-")))
+    user = SlowShiftwork(Path(tempfile.mkdtemp(prefix="sw-gpu-")))
     try:
         user.good(
             *("up", "--data", str(user.data), "--detach", "--tasks-as-root", "--port", "0"),

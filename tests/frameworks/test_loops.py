@@ -75,7 +75,7 @@ def test_a_gang_leaves_in_the_middle_and_ends_with_the_same_bits(
 
 
 @each_example
-def test_a_gang_on_two_nodes_makes_room_for_a_higher_priority_and_resumes(
+def test_a_gang_on_two_nodes_is_preempted_by_a_higher_priority_and_resumes(
     example: Example, platform: Shiftwork
 ) -> None:
     out = platform.home / example.script

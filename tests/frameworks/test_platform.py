@@ -50,7 +50,7 @@ def test_a_gang_makes_way_for_a_higher_priority_and_ends_with_the_same_bits(
     assert platform("wait", task).code == 0
 
     task = gang(shared, "--step-seconds", "0.1")
-    # The first line of output says that the ranks have met.
+    # The program prints its first line once the ranks are connected.
     follow = platform.start("logs", task, "-f")
     assert follow.stdout is not None
     for line in follow.stdout:
@@ -68,6 +68,6 @@ def test_a_gang_makes_way_for_a_higher_priority_and_ends_with_the_same_bits(
     steps = final(platform.home / whole)["step"]
     assert 0 < shown["checkpoint"]["step"] < steps
     assert final(platform.home / shared) == final(platform.home / whole)
-    told = platform.good("logs", task, "--attempt", "1").out
-    assert "Traceback" not in without_exit_barrier(told)
-    assert "ChildFailedError" not in told
+    output = platform.good("logs", task, "--attempt", "1").out
+    assert "Traceback" not in without_exit_barrier(output)
+    assert "ChildFailedError" not in output

@@ -69,7 +69,7 @@ def test_ddp_keeps_its_order_of_additions_with_find_unused_parameters(tmp_path: 
         dist.init_process_group("gloo")
         rank = dist.get_rank()
 
-        def end_alike(**switches):
+        def end_the_same(**switches):
             torch.manual_seed(0)
             net = nn.Sequential(
                 nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.LayerNorm(512),
@@ -93,9 +93,9 @@ def test_ddp_keeps_its_order_of_additions_with_find_unused_parameters(tmp_path: 
             train(DistributedDataParallel(net, **switches), range(4, 8))
             return all(torch.equal(whole[name], value) for name, value in net.state_dict().items())
 
-        print("without", end_alike())
-        assert end_alike(find_unused_parameters=True)
-        assert end_alike(find_unused_parameters=True, gradient_as_bucket_view=True)
+        print("without", end_the_same())
+        assert end_the_same(find_unused_parameters=True)
+        assert end_the_same(find_unused_parameters=True, gradient_as_bucket_view=True)
         """,
     )
     run_alone(tmp_path, *torchrun(4, script))
@@ -210,8 +210,9 @@ def test_shards_are_spread_over_another_number_of_ranks_and_none_may_change(
         made = parts(sharded())
         for number in range(3):
             train(made, batch(number))
-        said = problem(lambda: Checkpoints("out", optimizer=made["optimizer"]).save(3))
-        assert said == "optimizer: its parameters are sharded; add their model to the parts", said
+        message = problem(lambda: Checkpoints("out", optimizer=made["optimizer"]).save(3))
+        wanted = "optimizer: its parameters are sharded; add their model to the parts"
+        assert message == wanted, message
         before, where = digest(**made), Checkpoints("out", **made).save(3)
         train(made, batch(3))
         again = resumed(where, sharded())
@@ -221,8 +222,8 @@ def test_shards_are_spread_over_another_number_of_ranks_and_none_may_change(
         # It cannot be made without a GPU.
         older = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
         nn.Module.__init__(older)
-        said = problem(lambda: Checkpoints("out", model=nn.Sequential(older)))
-        assert said == "model is a FullyShardedDataParallel; shard it with fully_shard", said
+        message = problem(lambda: Checkpoints("out", model=nn.Sequential(older)))
+        assert message == "model is a FullyShardedDataParallel; shard it with fully_shard", message
         # One byte of a file that the other rank checks.
         path = pathlib.Path(where, "sharded", "__1_0.distcp")
         kept = path.read_bytes()
@@ -230,8 +231,8 @@ def test_shards_are_spread_over_another_number_of_ranks_and_none_may_change(
         if rank == 0:
             path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
         dist.barrier()
-        said = problem(lambda: resumed(where, sharded()))
-        assert "__1_0.distcp is not what was saved" in said, said
+        message = problem(lambda: resumed(where, sharded()))
+        assert "__1_0.distcp is not what was saved" in message, message
         dist.barrier()
         if rank == 0:
             path.write_bytes(kept)
@@ -239,9 +240,9 @@ def test_shards_are_spread_over_another_number_of_ranks_and_none_may_change(
             pathlib.Path("digest").write_text(before)
         dist.barrier()
     else:
-        said = problem(lambda: resumed(source, sharded()))
-        assert "was saved by 2 ranks, this gang has" in said, said
-        assert "any_ranks=True" in said, said
+        message = problem(lambda: resumed(source, sharded()))
+        assert "was saved by 2 ranks, this gang has" in message, message
+        assert "any_ranks=True" in message, message
         model = sharded() if dist.get_world_size() == 3 else nn.Sequential(
             nn.Linear(6, 17), nn.ReLU(), nn.Dropout(0.1), nn.Linear(17, 3))
         made = resumed(source, model, any_ranks=True)
@@ -274,7 +275,7 @@ ONE_HEARS = """
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_all_ranks_leave_at_one_step_when_one_of_them_hears(
+def test_all_ranks_leave_at_the_same_step_when_one_is_asked_to_leave(
     gang: Gang, tmp_path: Path, rank: int
 ) -> None:
     code, out = gang.run(*torchrun(4, program(tmp_path, ONE_HEARS.format(rank=rank))))
@@ -382,12 +383,12 @@ def test_checkpoints_are_pruned_but_for_the_last_and_never_overwritten(tmp_path:
             raise AssertionError("not refused")
 
         shared = pathlib.Path(where, "shared.pt")
-        said = refused(lambda: shared.write_bytes(shared.read_bytes()[:-1] + b"x"))
-        assert "is not what was saved" in said, said
+        message = refused(lambda: shared.write_bytes(shared.read_bytes()[:-1] + b"x"))
+        assert "is not what was saved" in message, message
         manifest = pathlib.Path(where, "manifest.json")
         held = json.loads(manifest.read_text())
-        said = refused(lambda: manifest.write_text(json.dumps({**held, "ranks": 2})))
-        assert "was saved by 2 ranks, this gang has 1: start it with as many" in said, said
+        message = refused(lambda: manifest.write_text(json.dumps({**held, "ranks": 2})))
+        assert "was saved by 2 ranks, this gang has 1: start it with as many" in message, message
         other = shiftwork.torch.Checkpoints(folder, modell=model)
         try:
             other.load(where)
@@ -397,7 +398,7 @@ def test_checkpoints_are_pruned_but_for_the_last_and_never_overwritten(tmp_path:
     )
 
 
-def test_what_is_no_step_or_no_name_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_invalid_steps_and_names_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     run(
         tmp_path,
         """
@@ -413,17 +414,17 @@ def test_what_is_no_step_or_no_name_is_refused_before_anything_is_made(tmp_path:
 
         model = torch.nn.Linear(3, 3)
         for name in shiftwork.torch.RESERVED:
-            said = problem(lambda: shiftwork.torch.Checkpoints("out", **{name: model}))
-            assert said.startswith(f"ValueError: no part may have the name {name}"), said
+            message = problem(lambda: shiftwork.torch.Checkpoints("out", **{name: model}))
+            assert message.startswith(f"ValueError: no part may have the name {name}"), message
         assert shiftwork.torch.RESERVED == {"rng"}
         checkpoints = shiftwork.torch.Checkpoints("out", model=model)
-        said = [problem(lambda: checkpoints.save(step)) for step in (-1, "5", 5.0, None)]
-        assert said == [
+        message = [problem(lambda: checkpoints.save(step)) for step in (-1, "5", 5.0, None)]
+        assert message == [
             "ValueError: step must be 0 or more, not -1",
             "TypeError: step must be a whole number, not '5'",
             "TypeError: step must be a whole number, not 5.0",
             "TypeError: step must be a whole number, not None",
-        ], said
+        ], message
         assert not os.path.exists("out")
         where = checkpoints.save(numpy.int64(5))
         assert checkpoints.load(where) == 5
@@ -447,17 +448,17 @@ def test_ranks_at_different_steps_save_nothing(tmp_path: Path) -> None:
 
     made = parts(sharded())
     checkpoints = shiftwork.torch.Checkpoints("out", **made)
-    said = problem(lambda: checkpoints.save(1 + rank))
-    assert said.startswith("rank 0 saves step 1, but rank 1 saves step 2"), said
-    said = problem(lambda: checkpoints.save(1 if rank else "1"))
-    assert said.endswith("step must be a whole number, not '1'"), said
+    message = problem(lambda: checkpoints.save(1 + rank))
+    assert message.startswith("rank 0 saves step 1, but rank 1 saves step 2"), message
+    message = problem(lambda: checkpoints.save(1 if rank else "1"))
+    assert message.endswith("step must be a whole number, not '1'"), message
     # fully_shard has given the model other parameters than this one has.
     layer = nn.Linear(6, 3)
     adam = torch.optim.AdamW(layer.parameters())
     fully_shard(layer)
     before = shiftwork.torch.Checkpoints("out", model=layer, optimizer=adam)
-    said = problem(lambda: before.save(1))
-    assert said.startswith("optimizer: its parameters are those of no model"), said
+    message = problem(lambda: before.save(1))
+    assert message.startswith("optimizer: its parameters are those of no model"), message
     assert not os.path.exists("out")
     checkpoints.save(3)
     dist.destroy_process_group()
@@ -547,7 +548,7 @@ def test_all_of_a_checkpoint_is_synced_before_it_is_acknowledged(tmp_path: Path)
     )
 
 
-def test_a_process_group_that_is_made_again_hears_nothing_of_the_one_before(
+def test_a_new_process_group_receives_no_answers_of_the_one_before(
     frameworks_python: Path, tmp_path: Path
 ) -> None:
     """Both have the launcher's store. PyTorch's own keys in it are left out: gloo may connect to

@@ -29,7 +29,7 @@ LISTS = {
     "ports": "--publish",
 }
 VALUES = {"user": "--user", "shm_size": "--shm-size"}
-# What says when and how long, not what runs.
+# Keys that set times and limits, not what runs.
 ABOUT = {"image", "command", "environment", "env_file", "volumes", "depends_on"} | {
     "healthcheck",
     "restart",
@@ -49,14 +49,14 @@ class Project:
     """Containers of the file, on a network and volumes of their own."""
 
     containers: Containers
-    told: dict[str, Any]
+    document: dict[str, Any]
     name: str
     running: dict[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
         made = [
             ("network", self.name),
-            *(("volume", f"{self.name}-{v}") for v in self.told["volumes"]),
+            *(("volume", f"{self.name}-{v}") for v in self.document["volumes"]),
         ]
         for kind, name in made:
             done = self.containers.call(kind, "create", name)
@@ -64,7 +64,7 @@ class Project:
 
     def options(self, service: str) -> list[str]:
         """A service's options for ``run``."""
-        wanted = self.told["services"][service]
+        wanted = self.document["services"][service]
         unknown = set(wanted) - ABOUT - set(FLAGS) - set(LISTS) - set(VALUES)
         assert not unknown, unknown
         return [
@@ -80,13 +80,13 @@ class Project:
 
     def volume(self, text: str) -> str:
         source, _, rest = text.partition(":")
-        if source in self.told["volumes"]:
+        if source in self.document["volumes"]:
             return f"{self.name}-{source}:{rest}"
         return f"{(DOCKER / source).resolve()}:{rest}"
 
     def start(self, service: str) -> None:
         """Start it; one that ends by itself is waited for, another until it is healthy."""
-        wanted = self.told["services"][service]
+        wanted = self.document["services"][service]
         image, command = wanted["image"], wanted.get("command", ())
         options = self.options(service)
         if wanted["restart"] == "on-failure":
@@ -96,8 +96,8 @@ class Project:
         self.running[service] = self.containers.start(*options, image, *command)
 
     def wait_healthy(self, service: str, seconds_max: float = 90.0) -> None:
-        """By the file's own health check, which nobody runs where systemd is not."""
-        check, until = self.told["services"][service]["healthcheck"]["test"], time.monotonic()
+        """Run the file's own health check; without systemd no program runs it."""
+        check, until = self.document["services"][service]["healthcheck"]["test"], time.monotonic()
         assert check[0] == "CMD"
         until += seconds_max
         while True:
@@ -109,7 +109,7 @@ class Project:
 
     def remove(self) -> None:
         self.containers.remove_all()
-        for volume in self.told["volumes"]:
+        for volume in self.document["volumes"]:
             self.containers.call("volume", "rm", "--force", f"{self.name}-{volume}")
         self.containers.call("network", "rm", "--force", self.name)
 

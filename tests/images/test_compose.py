@@ -29,7 +29,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(secrets: Path) -> dict[str, Any]:
+def document(secrets: Path) -> dict[str, Any]:
     return read({"SHIFTWORK_SECRETS": str(secrets)})
 
 
@@ -48,19 +48,19 @@ def lies_in(path: str, mounted: dict[str, str]) -> str:
     return ""
 
 
-def test_every_service_is_there_and_nothing_else(told: dict[str, Any]) -> None:
-    assert set(told["services"]) == {*SERVICES, "postgres", "nats", "provision"}
-    for name, service in told["services"].items():
+def test_every_service_is_there_and_nothing_else(document: dict[str, Any]) -> None:
+    assert set(document["services"]) == {*SERVICES, "postgres", "nats", "provision"}
+    for name, service in document["services"].items():
         image = service["image"].removeprefix("localhost/shiftwork/").removesuffix(":dev")
         assert image in BY_NAME
-        assert set(service.get("depends_on", ())) <= set(told["services"])
+        assert set(service.get("depends_on", ())) <= set(document["services"])
         if name in SERVICES:
             assert service["command"] == [f"services.{SERVICES[name].name}"]
 
 
 @BY_SERVICE
-def test_a_service_is_told_what_its_settings_know(told: dict[str, Any], name: str) -> None:
-    wiring, service = SERVICES[name], told["services"][name]
+def test_a_service_gets_valid_settings(document: dict[str, Any], name: str) -> None:
+    wiring, service = SERVICES[name], document["services"][name]
     prefix = str(wiring.settings.model_config.get("env_prefix"))
     environment = {key: str(value) for key, value in service["environment"].items()}
     fields = {prefix + field.upper(): field for field in wiring.settings.model_fields}
@@ -76,9 +76,9 @@ def test_a_service_is_told_what_its_settings_know(told: dict[str, Any], name: st
 
 @BY_SERVICE
 def test_a_service_finds_its_own_secrets_and_nobody_elses(
-    told: dict[str, Any], secrets: Path, name: str
+    document: dict[str, Any], secrets: Path, name: str
 ) -> None:
-    wiring, service = SERVICES[name], told["services"][name]
+    wiring, service = SERVICES[name], document["services"][name]
     mounted = targets(service)
     for key, value in service["environment"].items():
         if key.endswith("_FILE"):
@@ -96,8 +96,10 @@ def test_a_service_finds_its_own_secrets_and_nobody_elses(
     assert name == "gateway" or "admin-token" not in given
 
 
-def test_the_provisioner_is_told_what_it_knows(told: dict[str, Any], secrets: Path) -> None:
-    service = told["services"]["provision"]
+def test_the_provisioner_gets_valid_settings_and_files(
+    document: dict[str, Any], secrets: Path
+) -> None:
+    service = document["services"]["provision"]
     fields = {PREFIX + field.upper(): field for field in ProvisionSettings.model_fields}
     values = {fields[key]: value for key, value in service["environment"].items()}
     settings = ProvisionSettings.model_validate(values)
@@ -109,9 +111,9 @@ def test_the_provisioner_is_told_what_it_knows(told: dict[str, Any], secrets: Pa
         assert Path(lies_in(str(file), mounted)).is_file()
 
 
-def test_nothing_has_more_rights_than_it_needs(told: dict[str, Any]) -> None:
+def test_nothing_has_more_rights_than_it_needs(document: dict[str, Any]) -> None:
     published = {}
-    for name, service in told["services"].items():
+    for name, service in document["services"].items():
         assert service["read_only"] is True, name
         assert not {"privileged", "network_mode", "pid", "devices"} & set(service), name
         if "ports" in service:
@@ -124,8 +126,8 @@ def test_nothing_has_more_rights_than_it_needs(told: dict[str, Any]) -> None:
     assert published == {"gateway": ["127.0.0.1:8642:8642"]}
 
 
-def test_every_server_says_how_it_is(told: dict[str, Any]) -> None:
-    for name, service in told["services"].items():
+def test_every_server_has_a_health_check(document: dict[str, Any]) -> None:
+    for name, service in document["services"].items():
         check = service["healthcheck"]
         if name == "provision":
             assert check == {"disable": True}
@@ -139,16 +141,18 @@ def test_every_server_says_how_it_is(told: dict[str, Any]) -> None:
 
 
 def test_no_environment_holds_a_secret_but_the_message_servers(
-    told: dict[str, Any], secrets: Path
+    document: dict[str, Any], secrets: Path
 ) -> None:
     values = set(secrets_of(secrets).values())
-    for name, service in told["services"].items():
+    for name, service in document["services"].items():
         assert not values & {str(value) for value in service.get("environment", {}).values()}, name
         assert "env_file" not in service or name == "nats"
 
 
-def test_the_message_server_takes_its_configuration(told: dict[str, Any], secrets: Path) -> None:
-    mounted = targets(told["services"]["nats"])
+def test_the_message_server_takes_its_configuration(
+    document: dict[str, Any], secrets: Path
+) -> None:
+    mounted = targets(document["services"]["nats"])
     config = (DOCKER / mounted["/etc/nats/nats.conf"]).resolve()
     assert config == NATS_SERVER
     given = dict(

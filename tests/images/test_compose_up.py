@@ -64,8 +64,8 @@ def project(
     subprocess.run([DOCKER / "secrets.sh", folder], check=True, stdout=subprocess.DEVNULL)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    told = read({"SHIFTWORK_SECRETS": str(folder), "SHIFTWORK_PORT": str(port)})
-    made = Project(containers, told, f"shiftwork-test-{secrets.token_hex(4)}")
+    document = read({"SHIFTWORK_SECRETS": str(folder), "SHIFTWORK_PORT": str(port)})
+    made = Project(containers, document, f"shiftwork-test-{secrets.token_hex(4)}")
     try:
         made.prepare()
         yield made, Platform(port, (folder / "admin-token").read_text().strip())
@@ -80,7 +80,7 @@ def test_the_platform_of_one_host_runs_a_task(project: tuple[Project, Platform])
         up.wait_healthy(service)
     up.start("provision")
     services = [
-        name for name in up.told["services"] if name not in {"postgres", "nats", "provision"}
+        name for name in up.document["services"] if name not in {"postgres", "nats", "provision"}
     ]
     for service in services:
         up.start(service)

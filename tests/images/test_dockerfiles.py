@@ -44,7 +44,7 @@ def test_shellcheck_finds_nothing() -> None:
 def test_an_ordinary_public_base_is_the_default(image: Image) -> None:
     text = image.dockerfile.read_text()
     assert f"ARG BASE={PUBLIC_BASE}\n" in text
-    # Every stage stands on it; no other image is pulled but the studio's, if one is named.
+    # Every stage is based on it; no other image is pulled but the studio's, if one is named.
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) <= {
         "${BASE}",
         "${STUDIO}",
@@ -61,7 +61,7 @@ def test_a_number_without_rights_runs_it(image: Image) -> None:
 
 
 @BY_IMAGE
-def test_labels_say_what_it_is(image: Image) -> None:
+def test_labels_describe_the_image(image: Image) -> None:
     text = image.dockerfile.read_text()
     assert [each for each in LABELS if f"org.opencontainers.image.{each}=" not in text] == []
     assert f'org.opencontainers.image.title="shiftwork/{image.name}"' in text
@@ -97,8 +97,8 @@ def test_images_have_the_versions_that_were_tested(lock: str) -> None:
 
 def test_nothing_private_can_get_into_a_build() -> None:
     patterns = (ROOT / ".dockerignore").read_text().splitlines()
-    told = [line for line in patterns if line and not line.startswith("#")]
-    assert told[0] == "*"
-    kept = {line[1:] for line in told if line.startswith("!")}
+    rules = [line for line in patterns if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    kept = {line[1:] for line in rules if line.startswith("!")}
     assert kept == {"docker", "examples", "libs", "requirements", "services"}
-    assert {"docker/secrets", "**/__pycache__"} <= set(told)
+    assert {"docker/secrets", "**/__pycache__"} <= set(rules)

@@ -1,4 +1,4 @@
-"""What builds are told of the machine they run on, and how engines are spoken to."""
+"""What builds get from the machine they run on, and how engines are called."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_machine_without_debian_names_no_mirror(tmp_path: Path) -> None:
     assert machine.mirrors(tmp_path) == []
 
 
-def test_pip_is_told_of_the_network_and_of_nothing_else(
+def test_pip_gets_the_network_settings_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (
@@ -96,7 +96,7 @@ def test_secrets_are_this_users_alone_and_gone_afterwards() -> None:
     assert not [path for path in kept if path.exists()]
 
 
-def test_a_build_is_said_alike_to_every_engine(tmp_path: Path) -> None:
+def test_a_build_has_the_same_arguments_for_every_engine(tmp_path: Path) -> None:
     build = Build(
         dockerfile=tmp_path / "x.Dockerfile",
         context=tmp_path,
@@ -137,7 +137,7 @@ def test_what_docker_puts_into_an_archive_is_loaded(
     assert (tmp_path / "loaded").read_text() == "image\n"
 
 
-def test_what_cannot_be_is_said(
+def test_what_is_not_possible_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError, match="nerdctl is not here, or is none of"):

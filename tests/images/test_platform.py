@@ -79,7 +79,7 @@ def test_it_is_ours_compiled_and_cannot_be_written(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_without_settings_says_which(
+def test_a_service_without_settings_names_them(
     containers: Containers, image: Callable[[str], str], service: str
 ) -> None:
     done = containers.run(*CONFINED, image("platform"), f"services.{service}")
@@ -89,7 +89,7 @@ def test_a_service_without_settings_says_which(
     assert "Traceback" not in done.stderr
 
 
-def test_services_without_servers_say_so_and_end(
+def test_services_without_servers_report_it_and_end(
     containers: Containers, image: Callable[[str], str], tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
@@ -97,7 +97,7 @@ def test_services_without_servers_say_so_and_end(
     key.chmod(0o444)
     tmp_path.chmod(0o755)
     started: dict[str, str] = {}
-    for service in SERVICES:  # together: each is patient for half a minute
+    for service in SERVICES:  # together: each tries for half a minute
         own = {
             "DATABASE_URL": f"postgresql://{service}@127.0.0.1:1/shiftwork",
             "NATS_URL": "nats://127.0.0.1:1",
@@ -111,9 +111,9 @@ def test_services_without_servers_say_so_and_end(
         started[service] = containers.start(*options, image("platform"), f"services.{service}")
     for service, container in started.items():
         ended = containers.call("wait", container)
-        told = [json.loads(line) for line in containers.logs(container).splitlines() if line]
-        last = [line["problem"] for line in told if line["event"] == "cannot start"]
-        assert (ended.stdout.strip(), len(last)) == ("1", 1), (service, told)
+        entries = [json.loads(line) for line in containers.logs(container).splitlines() if line]
+        last = [line["problem"] for line in entries if line["event"] == "cannot start"]
+        assert (ended.stdout.strip(), len(last)) == ("1", 1), (service, entries)
         assert "127.0.0.1:1" in last[0]
 
 
@@ -215,8 +215,8 @@ def test_two_builds_have_the_same_layers(
     try:
         for tag, fresh in (("test-a", []), ("test-b", ["--fresh"])):
             where = [f"--engine={engine.program}", f"--tag={tag}"]
-            told = [*where, "build", "platform", f"--tree={tree}", *fresh]
-            assert program.main(told) == 0, capsys.readouterr().err
+            arguments = [*where, "build", "platform", f"--tree={tree}", *fresh]
+            assert program.main(arguments) == 0, capsys.readouterr().err
             found.append(engine.layers(BY_NAME["platform"].reference(tag)))
         assert found[0] == found[1]
         # The base's and at least one of ours.

@@ -85,7 +85,7 @@ def test_postgres_makes_its_cluster_once_from_a_password_file(
     assert sql(containers, server, "SELECT sum(x) FROM kept", ask, database="shift-work") == "15"
 
 
-def test_postgres_that_was_cut_short_makes_its_cluster_anew(
+def test_postgres_that_was_interrupted_creates_its_cluster_again(
     containers: Containers, image: Callable[[str], str]
 ) -> None:
     """A start that died half way leaves nothing that a later start takes for a cluster."""
@@ -107,7 +107,7 @@ def test_postgres_that_was_cut_short_makes_its_cluster_anew(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ((), "the first start needs a password: set POSTGRES_PASSWORD_FILE or POSTGRES_PASSWORD"),
         (
@@ -124,12 +124,12 @@ def test_postgres_that_was_cut_short_makes_its_cluster_anew(
         ),
     ],
 )
-def test_postgres_says_what_is_missing(
-    containers: Containers, image: Callable[[str], str], options: tuple[str, ...], told: str
+def test_postgres_reports_what_is_missing(
+    containers: Containers, image: Callable[[str], str], options: tuple[str, ...], message: str
 ) -> None:
     done = containers.run(*CONFINED, *options, image("postgres"))
     assert done.returncode == 1
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_postgres_image_runs_its_other_programs(

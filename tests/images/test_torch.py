@@ -43,7 +43,7 @@ class Gang:
             "--env=PYTHONPATH=/sdk",
         )
 
-    def start(self, port: int, told: dict[str, str], *options: str) -> list[str]:
+    def start(self, port: int, variables: dict[str, str], *options: str) -> list[str]:
         return [
             self.containers.start(
                 *self._options(),
@@ -54,8 +54,8 @@ class Gang:
                         "MASTER_PORT": str(port),
                         "WORLD_SIZE": str(RANKS),
                         "RANK": str(rank),
-                        **told,
-                        **({"SHIFTWORK_RANK": str(rank)} if told else {}),
+                        **variables,
+                        **({"SHIFTWORK_RANK": str(rank)} if variables else {}),
                     }.items()
                 ),
                 self.image,

@@ -1,4 +1,4 @@
-"""The disk of the platform fills up, stays full for a while, and has room again."""
+"""The disk of the platform fills up, stays full for a while, and has free space again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def home() -> Iterator[HomeOnSmallDisk]:
 
 
 def until(home: HomeOnSmallDisk, seconds_max: float, *words: str) -> str:
-    """What a command says once it succeeds."""
+    """The output of a command, once it succeeds."""
     ends_at = time.monotonic() + seconds_max
     while (done := home.run(*words, check=False)).returncode != 0:
         assert time.monotonic() < ends_at, f"{words}: {done.stderr}"
@@ -77,7 +77,7 @@ def until(home: HomeOnSmallDisk, seconds_max: float, *words: str) -> str:
     return done.stdout
 
 
-def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(
+def test_a_full_disk_ends_nothing_and_everything_heals_once_there_is_space(
     home: HomeOnSmallDisk,
 ) -> None:
     home.up()
@@ -91,7 +91,7 @@ def test_a_full_disk_ends_nothing_and_everything_heals_when_there_is_room(
     ends_at = time.monotonic() + FULL_SECONDS
     while time.monotonic() < ends_at:
         home.disk.fill()
-        # Something to do, to say and to store, all of which fails.
+        # A new task has to be scheduled, published and stored, all of which fails.
         home.run("submit", "--name", "more", "--", "true", check=False)
         time.sleep(0.3)
     assert Path(f"/proc/{holder.pid}").exists()

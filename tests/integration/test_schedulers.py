@@ -34,7 +34,7 @@ async def second_scheduler(platform: Platform) -> None:
 
 
 def store_of(platform: Platform) -> SqlStore:
-    """What a scheduler has, in the test's hands."""
+    """A store with the scheduler's own access to the database."""
     address = Address(
         url=platform.dev.servers.postgres.url("scheduler"),
         password=platform.dev.data_folder.credentials.postgres_password("scheduler"),

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from tests.chaos import judges
+from tests.chaos import invariants
 from tests.kit.checkers import LIVENESS, verdict
 from tests.kit.platform import Platform, held_down, running_platform, until
 
@@ -31,10 +31,10 @@ async def everything_ended_well(platform: Platform, accepted: set[str]) -> None:
     nats = platform.dev.servers.nats.url
 
     async def complaints() -> list[str]:
-        told = await judges.envelopes(nats, platform.admin)
-        lived = judges.lives(platform.records)
-        found = verdict(judges.history_of(told, lived, accepted), LIVENESS)
-        return [*found, *judges.acknowledged_steps_are_kept(lived)]
+        published = await invariants.envelopes(nats, platform.admin)
+        lived = invariants.lives(platform.records)
+        found = verdict(invariants.history_of(published, lived, accepted), LIVENESS)
+        return [*found, *invariants.acknowledged_steps_are_kept(lived)]
 
     async def content() -> bool:
         return not await complaints()
@@ -42,8 +42,8 @@ async def everything_ended_well(platform: Platform, accepted: set[str]) -> None:
     with contextlib.suppress(AssertionError):
         await until(content, 20.0)
     assert await complaints() == []
-    assert list(await judges.dead_letters(nats, platform.admin)) == []
-    for life in judges.lives(platform.records):
+    assert list(await invariants.dead_letters(nats, platform.admin)) == []
+    for life in invariants.lives(platform.records):
         path = f"/v1/tasks/{life.span.task_id}/logs"
         wanted = {"attempt": life.span.attempt, "rank": 0, "offset": 0, "limit_bytes": 1 << 20}
 
@@ -53,7 +53,7 @@ async def everything_ended_well(platform: Platform, accepted: set[str]) -> None:
 
         await until(complete, 20.0, "complete output")
         kept = (await platform.client.get(path, params=wanted)).content
-        assert list(judges.output_is_complete(life, kept)) == []
+        assert list(invariants.output_is_complete(life, kept)) == []
 
 
 @pytest.mark.timeout(150)
@@ -90,7 +90,8 @@ async def outage(seconds: float) -> None:
         await platform.until_state(long, "running")
         await platform.until_state(short, "running")
         starts = {
-            who: platform.dev.processes.starts(*who) for who in platform.dev.processes.instances()
+            instance: platform.dev.processes.starts(*instance)
+            for instance in platform.dev.processes.instances()
         }
 
         postgres = platform.dev.servers.postgres
@@ -115,7 +116,7 @@ async def outage(seconds: float) -> None:
         await until(lambda: ready(platform), 30.0, "ready again")
         await everything_ended_well(platform, {long, short, *during})
         # They waited; none had to be started again, and no task either.
-        assert starts == {who: platform.dev.processes.starts(*who) for who in starts}
+        assert starts == {instance: platform.dev.processes.starts(*instance) for instance in starts}
         assert len(platform.lives(long)) == len(platform.lives(short)) == 1
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.chaos import judges
+from tests.chaos import invariants
 from tests.kit.platform import TASK, scratch
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(180)]
@@ -76,10 +76,10 @@ class Home:
             time.sleep(0.2)
         return found
 
-    def lives(self) -> Sequence[judges.Life]:
-        return judges.lives(self.records)
+    def lives(self) -> Sequence[invariants.Life]:
+        return invariants.lives(self.records)
 
-    def until_line(self, condition: Callable[[judges.Life], bool]) -> None:
+    def until_line(self, condition: Callable[[invariants.Life], bool]) -> None:
         ends_at = time.monotonic() + 20.0
         while not any(condition(life) for life in self.lives()):
             assert time.monotonic() < ends_at
@@ -88,8 +88,11 @@ class Home:
     def _as_user(self) -> Sequence[str]:
         if self.user is None:
             return ()
-        who = pwd.getpwnam(self.user)
-        return (*("setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}"), "--clear-groups")
+        account = pwd.getpwnam(self.user)
+        return (
+            *("setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}"),
+            "--clear-groups",
+        )
 
 
 @pytest.fixture
@@ -103,10 +106,10 @@ def _home(folder: Path, user: str | None) -> Iterator[Home]:
     made.folder.mkdir(mode=0o700)
     made.records.mkdir()
     if user is not None:
-        who = pwd.getpwnam(user)
+        account = pwd.getpwnam(user)
         folder.chmod(0o711)
         for path in (made.folder, made.records):
-            os.chown(path, who.pw_uid, who.pw_gid)
+            os.chown(path, account.pw_uid, account.pw_gid)
     try:
         yield made
     finally:
@@ -118,7 +121,7 @@ def test_what_runs_saves_at_down_and_goes_on_at_the_next_up(home: Home) -> None:
     task = home.submit("saves", "--steps", "150")
     home.until_line(lambda life: life.lines >= 10)
     home.down()
-    assert not list(judges.living_processes(str(home.folder)))
+    assert not list(invariants.living_processes(str(home.folder)))
     (first,) = home.lives()
     assert len(first.acked_steps) == 1
 
@@ -149,31 +152,35 @@ def test_a_restored_database_commands_the_nodes_again(home: Home) -> None:
 
 
 def test_up_that_was_killed_finds_its_tasks_running(home: Home) -> None:
-    keeper = home.up()
+    supervisor = home.up()
     task = home.submit("goes-on", "--steps", "200")
     home.until_line(lambda life: life.lines >= 5)
-    os.kill(keeper["pid"], signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(keeper["pid"])] if psutil.pid_exists(keeper["pid"]) else [])
+    os.kill(supervisor["pid"], signal.SIGKILL)
+    psutil.wait_procs(
+        [psutil.Process(supervisor["pid"])] if psutil.pid_exists(supervisor["pid"]) else []
+    )
 
     again = home.up()
-    assert again["pid"] != keeper["pid"]
+    assert again["pid"] != supervisor["pid"]
     assert home.until(task, "succeeded")["attempt"] == 1
     (life,) = home.lives()
     assert life.lines == 200
     kept = home.run("logs", task).stdout
-    assert list(judges.output_is_complete(life, kept.encode())) == []
+    assert list(invariants.output_is_complete(life, kept.encode())) == []
     home.down()
 
 
 def test_down_ends_what_a_killed_up_has_left_and_its_tasks_save(home: Home) -> None:
-    keeper = home.up()
+    supervisor = home.up()
     task = home.submit("saves", "--steps", "400")
     home.until_line(lambda life: life.lines >= 5)
-    os.kill(keeper["pid"], signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(keeper["pid"])] if psutil.pid_exists(keeper["pid"]) else [])
+    os.kill(supervisor["pid"], signal.SIGKILL)
+    psutil.wait_procs(
+        [psutil.Process(supervisor["pid"])] if psutil.pid_exists(supervisor["pid"]) else []
+    )
 
     home.down()
-    assert not list(judges.living_processes(str(home.folder)))
+    assert not list(invariants.living_processes(str(home.folder)))
     (life,) = home.lives()
     assert len(life.acked_steps) == 1
     home.down()
@@ -194,12 +201,12 @@ def test_ctrl_c_in_a_start_in_the_background_ends_it(home: Home) -> None:
                 time.sleep(0.02)
             starting.send_signal(signal.SIGINT)
             assert starting.wait(timeout=60) == 130
-        assert not list(judges.living_processes(str(home.folder)))
+        assert not list(invariants.living_processes(str(home.folder)))
         shutil.rmtree(home.data)
 
 
 @pytest.mark.parametrize("user", [None, "nobody"], ids=["as-ourselves", "as-an-ordinary-user"])
-def test_the_way_through_works_in_a_home_that_is_closed_to_others(user: str | None) -> None:
+def test_up_works_in_a_home_that_is_closed_to_others(user: str | None) -> None:
     if user is not None:
         if os.geteuid() != 0 or shutil.which("setpriv") is None:
             pytest.skip("only root can become an ordinary user, with setpriv")
@@ -217,4 +224,4 @@ def test_the_way_through_works_in_a_home_that_is_closed_to_others(user: str | No
             task = home.submit("walk", "--steps", "5")
             home.until(task, "succeeded")
             home.down()
-            assert not list(judges.living_processes(str(home.folder)))
+            assert not list(invariants.living_processes(str(home.folder)))

@@ -21,10 +21,10 @@ from services.allinone.client import admin_client, items
 from services.allinone.data_folder import DataFolder, Options
 from services.allinone.dev import Dev
 from services.allinone.embedded.credentials import NATS_ADMIN
-from tests.chaos import judges
+from tests.chaos import invariants
 from tests.chaos.chaos import SETTINGS, running
 
-TASK = Path(judges.__file__).with_name("task.py")
+TASK = Path(invariants.__file__).with_name("task.py")
 ENDED = frozenset(("succeeded", "failed", "stopped", "rejected"))
 
 
@@ -34,10 +34,10 @@ def scratch() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="swi-"))
     try:
         yield folder
-        left = [" ".join(process.cmdline()) for process in judges.living_processes(str(folder))]
+        left = [" ".join(process.cmdline()) for process in invariants.living_processes(str(folder))]
         assert not left
     finally:
-        for process in judges.living_processes(str(folder)):
+        for process in invariants.living_processes(str(folder)):
             process.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -104,8 +104,8 @@ class Platform:
 
         return await until(reached, seconds_max, f"{task_id} {state}")
 
-    def lives(self, task_id: str) -> list[judges.Life]:
-        found = judges.lives(self.records) if self.records.exists() else []
+    def lives(self, task_id: str) -> list[invariants.Life]:
+        found = invariants.lives(self.records) if self.records.exists() else []
         return [life for life in found if life.span.task_id == task_id]
 
     async def tasks(self) -> list[dict[str, Any]]:

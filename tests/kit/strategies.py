@@ -1,13 +1,15 @@
-"""Hypothesis strategies for snapshots: small clusters, every state, nothing impossible.
+"""Hypothesis strategies for the scheduler: what people submit, limit and share, and snapshots.
 
-Any discipline, virtual clusters, labels and taints, promises, marks of this or another discipline.
+The rule machines draw ``GANG``, ``LIMIT`` and owners from here, as the snapshots do. A snapshot is
+a small consistent cluster in any state: any discipline, virtual clusters, labels and taints,
+promises, order keys of this or another discipline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
@@ -28,7 +30,33 @@ Draw = Callable[[st.SearchStrategy[T]], T]
 NOW_SECONDS = 1000.0
 NOW = at(NOW_SECONDS)
 SETTINGS = PolicySettings(protected_seconds=10.0)
-PRIORITIES = [Priority.HIGH, Priority.NORMAL, Priority.NORMAL, Priority.LOW, Priority.AUTO]
+PRIORITIES = [
+    Priority.HIGH,
+    Priority.ABOVE_NORMAL,
+    Priority.NORMAL,
+    Priority.NORMAL,
+    Priority.LOW,
+    Priority.AUTO,
+]
+# The size of a submitted gang, and its level, as rules and builders name them.
+GANG: dict[str, st.SearchStrategy[Any]] = {
+    "nodes": st.sampled_from([1, 1, 1, 2, 3]),
+    "gpus": st.sampled_from([None, None, 0, 1, 2, 4]),
+    "priority": st.sampled_from(PRIORITIES),
+}
+OWNER = st.sampled_from(["ann", "bob", "cat"])
+TEAM = st.sampled_from(["vision", "speech", "text"])
+# A quota row, as ``a_limit`` and the rules name its fields.
+LIMIT: dict[str, st.SearchStrategy[Any]] = {
+    "limit": st.integers(0, 12),
+    "user": st.sampled_from(["", "ann"]),
+    "team": st.sampled_from(["", "", "vision"]),
+    "group": st.sampled_from(["", "", "default"]),
+    "priority": st.sampled_from(
+        [Priority.UNSPECIFIED, Priority.NORMAL, Priority.BELOW_NORMAL, Priority.HIGH]
+    ),
+    "unit": st.sampled_from([Unit.GPUS, Unit.NODES]),
+}
 GROUPS = ["default", "default", "default", "dev"]
 NAMES = sorted(DISCIPLINES)
 CLUSTERS = (
@@ -97,11 +125,9 @@ def nodes(draw: Draw, *, healthy: bool = False) -> list[Node]:
 def queued_tasks(draw: Draw, task_id: str) -> Task:
     """A task that waits, wants something, or is paused."""
     spec = a_spec(
-        nodes=draw(st.integers(1, 3)),
+        **{name: draw(each) for name, each in GANG.items()},
         roles=draw(st.sampled_from(GANGS)),
-        gpus=draw(st.sampled_from([None, None, 0, 1, 2, 4])),
         group=draw(st.sampled_from(GROUPS)),
-        priority=draw(st.sampled_from(PRIORITIES)),
         mode=draw(st.sampled_from([PreemptMode.SDK, PreemptMode.SDK, PreemptMode.KILL])),
         max_run_seconds=draw(st.sampled_from([None, None, 500.0])),
         cpus=draw(st.sampled_from([None, None, 0.3, 1.5])),
@@ -116,8 +142,8 @@ def queued_tasks(draw: Draw, task_id: str) -> Task:
     task = a_task(
         task_id,
         spec=spec,
-        owner=draw(st.sampled_from(["ann", "bob"])),
-        team=draw(st.sampled_from(["vision", "speech"])),
+        owner=draw(OWNER),
+        team=draw(TEAM),
         submitted=draw(st.sampled_from([0.0, 1.0, 2.0])),
         accepted=draw(st.booleans()),
         goal=draw(st.sampled_from([Goal.RUN, Goal.RUN, Goal.RUN, Goal.PAUSE, Goal.STOP])),
@@ -209,17 +235,7 @@ def policies(draw: Draw) -> list[GroupPolicy]:
 @st.composite
 def limits(draw: Draw) -> list[Limit]:
     """A few quota rows, at most one for each key."""
-    rows = [
-        a_limit(
-            draw(st.integers(0, 12)),
-            user=draw(st.sampled_from(["", "ann"])),
-            team=draw(st.sampled_from(["", "", "vision"])),
-            group=draw(st.sampled_from(["", "default"])),
-            priority=draw(st.sampled_from([Priority.UNSPECIFIED, Priority.HIGH, Priority.NORMAL])),
-            unit=draw(st.sampled_from([Unit.GPUS, Unit.NODES])),
-        )
-        for _ in range(draw(st.integers(0, 3)))
-    ]
+    rows = draw(st.lists(st.builds(a_limit, **LIMIT), max_size=3))
     return list({row.key: row for row in rows}.values())
 
 

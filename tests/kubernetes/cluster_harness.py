@@ -100,7 +100,7 @@ class PlayedTransport:
 
 
 def is_order(method: str, path: str, query: Query) -> bool:
-    """Whether a call is part of an order, and not of looking."""
+    """Whether a call is part of an order, and not of a scan."""
     if "selfsubjectaccessreviews" in path:
         return False
     of_run = "shiftwork.dev/task=" in str(dict(query).get("labelSelector", ""))
@@ -108,19 +108,19 @@ def is_order(method: str, path: str, query: Query) -> bool:
 
 
 def play_status(api: Api, pod_path: str, status: Mapping[str, Any]) -> None:
-    """Say of a pod what a kubelet would."""
+    """Write a pod's status as a kubelet would."""
     api.patch(f"{pod_path}/status", {"status": status}, STRATEGIC)
 
 
 def play_end(api: Api, pod_path: str, *, code: int, signal: int = 0, reason: str = "") -> None:
     """The pod's main container ended."""
-    moment = now().isoformat(timespec="seconds").replace("+00:00", "Z")
+    timestamp = now().isoformat(timespec="seconds").replace("+00:00", "Z")
     ended = {
         "exitCode": code,
         "signal": signal,
         "reason": reason or ("Completed" if code == 0 else "Error"),
-        "startedAt": moment,
-        "finishedAt": moment,
+        "startedAt": timestamp,
+        "finishedAt": timestamp,
     }
     play_status(
         api,
@@ -272,7 +272,7 @@ class ClusterHarness:
         gpus: int = 1,
         nodes: Iterable[str] | None = None,
     ) -> RunOrder:
-        """A gang of so many ranks, round the nodes; ``image`` says how it behaves."""
+        """A gang of so many ranks, round the nodes; ``image`` selects how it behaves."""
         run = run or run_id()
         order = an_order(run, ["train"], ranks=ranks)
         spec = a_spec(ranks, gpus_per_node=gpus, pod=PodRequest(image=image))
@@ -292,8 +292,8 @@ class ClusterHarness:
         return replace(order, ranks=placed, owner="ada", spec=spec)
 
 
-# A cluster that lost its API server a few times takes it slowly: its scheduler and kwok wait twice
-# as long after each time, half a minute at last.
+# A cluster that lost its API server a few times recovers slowly: its scheduler and kwok double
+# their delay each time, up to half a minute.
 RECOVERS_SECONDS = 120.0
 
 
@@ -303,7 +303,7 @@ async def until(
     *,
     seconds: float = RECOVERS_SECONDS,
 ) -> Listing:
-    """Look until it is so."""
+    """Poll the runtime until the condition holds."""
     async with asyncio.timeout(seconds):
         while not true(listing := await runtime.list()):  # noqa: ASYNC110 - hints may be missed
             await asyncio.sleep(0.02)
@@ -311,9 +311,9 @@ async def until(
 
 
 async def eventually(true: Callable[[], Any], *, seconds: float = RECOVERS_SECONDS) -> Any:
-    """Ask the cluster itself until it is so."""
+    """Poll the cluster itself until the condition holds."""
     async with asyncio.timeout(seconds):
-        while not (found := await asyncio.to_thread(true)):  # noqa: ASYNC110 - nobody hints
+        while not (found := await asyncio.to_thread(true)):  # noqa: ASYNC110 - there are no hints
             await asyncio.sleep(0.05)
         return found
 

@@ -22,7 +22,7 @@ from tools.cluster.control_plane import ControlPlane
 
 
 class LauncherOnCluster(LauncherHarness):
-    """Whatever becomes of launchers, one at a time lives."""
+    """A harness in which one launcher at a time lives; a crash starts the next one."""
 
     def __init__(self, cluster: ClusterHarness, **more: Any) -> None:
         self.cluster_harness = cluster
@@ -64,7 +64,7 @@ class LauncherOnCluster(LauncherHarness):
                 await self.restart()
 
     def crash_at(self, call: int, *, after: bool) -> Crash:
-        """Die at the so-manieth call of an order from now on."""
+        """Crash at the call of an order with this number, counted from now on."""
         crash = Crash(call, after)
         self.cluster_harness.transports[-1].crash = crash
         return crash
@@ -106,10 +106,10 @@ async def a_launcher(
 ) -> AsyncIterator[LauncherOnCluster]:
     """A launcher that leads, with nodes of its own."""
     cluster = ClusterHarness(plane, folder, tuple(f"local-{number}" for number in range(nodes)))
-    world = LauncherOnCluster(cluster, **more)
+    harness = LauncherOnCluster(cluster, **more)
     try:
-        await world.start()
-        await world.run_loops(2)
-        yield world
+        await harness.start()
+        await harness.run_loops(2)
+        yield harness
     finally:
         await cluster.close()

@@ -19,12 +19,12 @@ from tools.cluster.control_plane import ControlPlane
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600, func_only=True)]
 
 RANKS = 2
-# More calls than the longest of the stories makes; the tests see that it is so.
+# More calls than the longest test makes; the tests check that.
 CALLS_MAX = 60
 
 
 @pytest_asyncio.fixture
-async def world(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherOnCluster]:
+async def harness(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherOnCluster]:
     async with a_launcher(control_plane, tmp_path) as made:
         yield made
 
@@ -36,16 +36,16 @@ def name(call: int) -> str:
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_dying_at_every_call_of_a_launch(world: LauncherOnCluster, after: bool) -> None:
+async def test_dying_at_every_call_of_a_launch(harness: LauncherOnCluster, after: bool) -> None:
     for call in range(1, CALLS_MAX):
         task = name(call)
-        crash = world.crash_at(call, after=after)
-        await world.handle(world.assignment(RANKS, task=task))
-        await world.until_started(task=task)
-        pods = [each for each in world.cluster_harness.pods_created() if each.startswith(task)]
+        crash = harness.crash_at(call, after=after)
+        await harness.handle(harness.assignment(RANKS, task=task))
+        await harness.until_started(task=task)
+        pods = [each for each in harness.cluster_harness.pods_created() if each.startswith(task)]
         assert sorted(pods) == [f"{task}-1-{rank}" for rank in range(RANKS)]
-        await world.handle(a_kill(task=task))
-        exited = await world.until_exited(task=task)
+        await harness.handle(a_kill(task=task))
+        exited = await harness.until_exited(task=task)
         assert exited.exit.kind is ExitKind.KILLED
         if crash.left > 0:
             break
@@ -53,40 +53,44 @@ async def test_dying_at_every_call_of_a_launch(world: LauncherOnCluster, after: 
         pytest.fail("no launch came through without dying")
     # The run object, Secret, Service and two pods, and the checks before them.
     assert call > 6
-    assert world.deaths == call - 1
-    assert len(await world.published(RunStarted)) == len(await world.published(RunExited)) == call
-    await world.until(lambda: not world.cluster_harness.left())
+    assert harness.deaths == call - 1
+    assert (
+        len(await harness.published(RunStarted)) == len(await harness.published(RunExited)) == call
+    )
+    await harness.until(lambda: not harness.cluster_harness.left())
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_dying_at_every_call_of_a_deletion(world: LauncherOnCluster, after: bool) -> None:
+async def test_dying_at_every_call_of_a_deletion(harness: LauncherOnCluster, after: bool) -> None:
     for call in range(1, CALLS_MAX):
         task = name(call)
-        await world.handle(world.assignment(RANKS, task=task))
-        await world.until_started(task=task)
-        crash = world.crash_at(call, after=after)
-        await world.handle(a_kill(task=task))
-        exited = await world.until_exited(task=task)
+        await harness.handle(harness.assignment(RANKS, task=task))
+        await harness.until_started(task=task)
+        crash = harness.crash_at(call, after=after)
+        await harness.handle(a_kill(task=task))
+        exited = await harness.until_exited(task=task)
         assert exited.exit.kind is ExitKind.KILLED
-        await world.until(lambda: not world.cluster_harness.left())
+        await harness.until(lambda: not harness.cluster_harness.left())
         if crash.left > 0:
             break
     else:
         pytest.fail("no deletion came through without dying")
     assert call > 6
-    assert len(await world.published(RunStarted)) == len(await world.published(RunExited)) == call
-    assert sorted(world.cluster_harness.pods_created()) == sorted(
+    assert (
+        len(await harness.published(RunStarted)) == len(await harness.published(RunExited)) == call
+    )
+    assert sorted(harness.cluster_harness.pods_created()) == sorted(
         f"{name(each)}-1-{rank}" for each in range(1, call + 1) for rank in range(RANKS)
     )
 
 
-async def test_a_pod_made_by_an_outdated_leader_is_ended(world: LauncherOnCluster) -> None:
+async def test_a_pod_made_by_an_outdated_leader_is_ended(harness: LauncherOnCluster) -> None:
     """It had passed its checks before the run was ended, and its request arrives after."""
-    await world.handle(world.assignment(RANKS))
-    await world.until_started()
-    late = world.cluster_harness.pod("task-1-0")
-    await world.handle(a_kill())
-    await world.until_exited()
+    await harness.handle(harness.assignment(RANKS))
+    await harness.until_started()
+    late = harness.cluster_harness.pod("task-1-0")
+    await harness.handle(a_kill())
+    await harness.until_exited()
     made = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -96,6 +100,6 @@ async def test_a_pod_made_by_an_outdated_leader_is_ended(world: LauncherOnCluste
         },
         "spec": {key: value for key, value in late["spec"].items() if key != "nodeName"},
     }
-    world.cluster_harness.api.create(world.cluster_harness.path("pods"), made)
-    await world.until(lambda: not world.cluster_harness.left())
-    assert len(await world.published(RunExited)) == 1
+    harness.cluster_harness.api.create(harness.cluster_harness.path("pods"), made)
+    await harness.until(lambda: not harness.cluster_harness.left())
+    assert len(await harness.published(RunExited)) == 1

@@ -33,19 +33,19 @@ pytestmark = pytest.mark.kubernetes
 
 
 @pytest_asyncio.fixture
-async def world(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherOnCluster]:
+async def harness(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherOnCluster]:
     async with a_launcher(control_plane, tmp_path) as made:
         yield made
 
 
-async def a_while(world: LauncherOnCluster, seconds: float = 1.0) -> None:
+async def a_while(harness: LauncherOnCluster, seconds: float = 1.0) -> None:
     for _ in range(int(seconds / 0.05)):
-        await world.run_loops()
+        await harness.run_loops()
         await asyncio.sleep(0.05)
 
 
-async def node(world: LauncherOnCluster, node_id: str) -> NodeRow:
-    async with world.store.transaction(epoch=world.epoch) as tx:
+async def node(harness: LauncherOnCluster, node_id: str) -> NodeRow:
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
         row = await tx.get(NodeRow, node_id)
     assert row is not None
     return row
@@ -54,74 +54,74 @@ async def node(world: LauncherOnCluster, node_id: str) -> NodeRow:
 # Nodes
 
 
-async def test_a_node_that_falls_silent_and_comes_back(world: LauncherOnCluster) -> None:
+async def test_a_node_that_falls_silent_and_comes_back(harness: LauncherOnCluster) -> None:
     """Its run is lost after the fence; its GPU stays taken until the pod is seen gone."""
-    cluster = world.cluster_harness
-    await world.handle(world.assignment(2))
-    await world.until_started()
+    cluster = harness.cluster_harness
+    await harness.handle(harness.assignment(2))
+    await harness.until_started()
     cluster.silence("local-1")
-    exited = await world.until_exited()
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.LOST
     assert "local-1" in exited.exit.detail
-    row = await node(world, "local-1")
+    row = await node(harness, "local-1")
     assert not row.node.ready
     assert row.node.unusable_gpus == (0,)
-    # The pod is told to go, and nobody is there to do it.
+    # The pod is being deleted, but no kubelet is there to end it.
     assert cluster.pod("task-1-1")["metadata"]["deletionTimestamp"]
     # The same task goes on elsewhere meanwhile.
-    await world.handle(world.assignment(attempt=2, nodes=["local-0"]))
-    await world.until_started(attempt=2)
+    await harness.handle(harness.assignment(attempt=2, nodes=["local-0"]))
+    await harness.until_started(attempt=2)
     cluster.revive("local-1")
-    await world.until(lambda: "task-1-1" not in cluster.names("pods"))
-    await a_while(world)
-    row = await node(world, "local-1")
+    await harness.until(lambda: "task-1-1" not in cluster.names("pods"))
+    await a_while(harness)
+    row = await node(harness, "local-1")
     assert row.node.ready
     assert row.node.unusable_gpus == ()
-    assert len(await world.published(RunExited)) == 1
-    await world.handle(a_kill(attempt=2))
-    await world.until_exited(attempt=2)
-    await world.until(lambda: not cluster.left())
+    assert len(await harness.published(RunExited)) == 1
+    await harness.handle(a_kill(attempt=2))
+    await harness.until_exited(attempt=2)
+    await harness.until(lambda: not cluster.left())
 
 
-async def test_a_short_silence_costs_nothing(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment(2))
-    await world.until_started()
-    world.cluster_harness.silence("local-1")
-    await a_while(world, 0.5)
-    world.cluster_harness.revive("local-1")
-    await a_while(world, 2.0)
-    assert await world.published(RunExited) == []
+async def test_a_short_silence_costs_nothing(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment(2))
+    await harness.until_started()
+    harness.cluster_harness.silence("local-1")
+    await a_while(harness, 0.5)
+    harness.cluster_harness.revive("local-1")
+    await a_while(harness, 2.0)
+    assert await harness.published(RunExited) == []
 
 
-async def test_a_new_leader_gives_up_what_is_on_a_silent_node(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment(2))
-    await world.until_started()
-    world.cluster_harness.silence("local-1")
-    await world.run_loops(2)
-    await world.restart()
-    exited = await world.until_exited()
+async def test_a_new_leader_gives_up_what_is_on_a_silent_node(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment(2))
+    await harness.until_started()
+    harness.cluster_harness.silence("local-1")
+    await harness.run_loops(2)
+    await harness.restart()
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.LOST
-    await world.restart()
-    await a_while(world)
-    world.cluster_harness.revive("local-1")
-    await world.until(lambda: not world.cluster_harness.left())
-    assert len(await world.published(RunExited)) == 1
+    await harness.restart()
+    await a_while(harness)
+    harness.cluster_harness.revive("local-1")
+    await harness.until(lambda: not harness.cluster_harness.left())
+    assert len(await harness.published(RunExited)) == 1
 
 
-async def test_a_node_that_is_deleted(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment(2))
-    await world.until_started()
-    world.cluster_harness.api.delete("/api/v1/nodes/local-1")
-    exited = await world.until_exited()
+async def test_a_node_that_is_deleted(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment(2))
+    await harness.until_started()
+    harness.cluster_harness.api.delete("/api/v1/nodes/local-1")
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.LOST
-    removed = await world.published(NodeChanged, node_id="local-1", removed=True)
+    removed = await harness.published(NodeChanged, node_id="local-1", removed=True)
     assert removed
     # The controllers collect the pod of a node that is gone; nothing else is to be left.
-    await world.until(lambda: not world.cluster_harness.left(), seconds=120)
+    await harness.until(lambda: not harness.cluster_harness.left(), seconds=120)
 
 
-async def test_nodes_become_inventory(world: LauncherOnCluster) -> None:
-    api = world.cluster_harness.api
+async def test_nodes_become_inventory(harness: LauncherOnCluster) -> None:
+    api = harness.cluster_harness.api
     api.patch(
         "/api/v1/nodes/local-0",
         {
@@ -136,20 +136,20 @@ async def test_nodes_become_inventory(world: LauncherOnCluster) -> None:
             },
         },
     )
-    await a_while(world)
-    found = (await node(world, "local-0")).node
+    await a_while(harness)
+    found = (await node(harness, "local-0")).node
     assert (found.group, found.schedulable, found.gpus) == ("vision", False, 8)
     assert found.taints == ("reserved=vision",)
     assert found.labels["zone"] == "a"
     api.patch("/api/v1/nodes/local-0", {"spec": {"unschedulable": None}})
-    await a_while(world)
-    assert (await node(world, "local-0")).node.schedulable
+    await a_while(harness)
+    assert (await node(harness, "local-0")).node.schedulable
 
 
-async def test_an_eviction_is_the_sites_fault(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment())
-    await world.until_started()
-    cluster = world.cluster_harness
+async def test_an_eviction_is_the_sites_fault(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment())
+    await harness.until_started()
+    cluster = harness.cluster_harness
     play_status(
         cluster.api,
         cluster.path("pods", "task-1-0"),
@@ -160,7 +160,7 @@ async def test_an_eviction_is_the_sites_fault(world: LauncherOnCluster) -> None:
             "containerStatuses": [container({"terminated": {"exitCode": 137}})],
         },
     )
-    exited = await world.until_exited()
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.LOST
     assert "evicted from its node: The node was low on resource: memory." in exited.exit.detail
 
@@ -168,57 +168,59 @@ async def test_an_eviction_is_the_sites_fault(world: LauncherOnCluster) -> None:
 # Pods
 
 
-async def test_a_pod_deleted_by_hand(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment(2))
-    await world.until_started()
-    cluster = world.cluster_harness
+async def test_a_pod_deleted_by_hand(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment(2))
+    await harness.until_started()
+    cluster = harness.cluster_harness
     cluster.api.delete(cluster.path("pods", "task-1-1"))
-    exited = await world.until_exited()
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.LOST
     assert "its pod was deleted by somebody" in exited.exit.detail
-    await world.until(lambda: not cluster.left())
+    await harness.until(lambda: not cluster.left())
     assert sorted(cluster.pods_created()) == ["task-1-0", "task-1-1"]
 
 
-async def test_a_pod_deleted_by_hand_while_no_launcher_lived(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment(2))
-    await world.until_started()
-    cluster = world.cluster_harness
+async def test_a_pod_deleted_by_hand_while_no_launcher_lived(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment(2))
+    await harness.until_started()
+    cluster = harness.cluster_harness
     await cluster.stop()
     cluster.api.delete(cluster.path("pods", "task-1-1"))
     await eventually(lambda: cluster.names("pods") == ["task-1-0"])
-    await world.restart()
-    assert (await world.until_exited()).exit.kind is ExitKind.LOST
-    await world.until(lambda: not cluster.left())
+    await harness.restart()
+    assert (await harness.until_exited()).exit.kind is ExitKind.LOST
+    await harness.until(lambda: not cluster.left())
 
 
-async def test_the_run_object_deleted_by_hand(world: LauncherOnCluster) -> None:
+async def test_the_run_object_deleted_by_hand(harness: LauncherOnCluster) -> None:
     """It owns the pods: they go with it, and the run is lost."""
-    await world.handle(world.assignment(2))
-    await world.until_started()
-    cluster = world.cluster_harness
+    await harness.handle(harness.assignment(2))
+    await harness.until_started()
+    cluster = harness.cluster_harness
     cluster.api.delete(cluster.path("configmaps", "task-1"))
-    assert (await world.until_exited()).exit.kind is ExitKind.LOST
-    await world.until(lambda: not cluster.left())
+    assert (await harness.until_exited()).exit.kind is ExitKind.LOST
+    await harness.until(lambda: not cluster.left())
 
 
-async def test_an_exit_that_no_launcher_saw(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment())
-    await world.until_started()
-    cluster = world.cluster_harness
+async def test_an_exit_that_no_launcher_saw(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment())
+    await harness.until_started()
+    cluster = harness.cluster_harness
     await cluster.stop()
     play_end(cluster.api, cluster.path("pods", "task-1-0"), code=7)
-    await world.restart()
-    exited = await world.until_exited()
+    await harness.restart()
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert [rank.code for rank in exited.exit.ranks] == [7]
 
 
-async def test_why_a_pod_is_not_made_is_asked_of_the_events(world: LauncherOnCluster) -> None:
-    """As when a volume cannot be mounted: the pod itself only says that it is being made."""
-    await world.handle(world.assignment(image="simulated/hangs"))
-    cluster = world.cluster_harness
-    await world.until(lambda: "task-1-0" in cluster.names("pods"))
+async def test_the_reason_of_a_pod_that_does_not_start_is_read_from_its_events(
+    harness: LauncherOnCluster,
+) -> None:
+    """As when a volume cannot be mounted: the pod's own status only shows ContainerCreating."""
+    await harness.handle(harness.assignment(image="simulated/hangs"))
+    cluster = harness.cluster_harness
+    await harness.until(lambda: "task-1-0" in cluster.names("pods"))
     pod = await eventually(lambda: _bound(cluster.pod("task-1-0")))
     cluster.api.create(
         cluster.path("events"),
@@ -239,8 +241,8 @@ async def test_why_a_pod_is_not_made_is_asked_of_the_events(world: LauncherOnClu
     )
     runtime = cluster.handles[-1]
     runtime._policy = replace(runtime._policy, events_after=timedelta(seconds=1))
-    await a_while(world, 4.0)
-    delayed = await world.published(RunDelayed)
+    await a_while(harness, 4.0)
+    delayed = await harness.published(RunDelayed)
     assert 'FailedMount: MountVolume.SetUp failed for volume "data"' in delayed[-1].detail
 
 
@@ -251,8 +253,8 @@ def _bound(pod: dict[str, Any]) -> dict[str, Any] | None:
 # Launches that are refused
 
 
-def a_quota(world: LauncherOnCluster, pods: int) -> None:
-    cluster = world.cluster_harness
+def a_quota(harness: LauncherOnCluster, pods: int) -> None:
+    cluster = harness.cluster_harness
     cluster.api.create(
         cluster.path("resourcequotas"),
         {
@@ -264,39 +266,39 @@ def a_quota(world: LauncherOnCluster, pods: int) -> None:
     )
 
 
-async def test_a_quota_that_refuses_the_seventh_pod(world: LauncherOnCluster) -> None:
-    cluster = world.cluster_harness
-    a_quota(world, 6)
+async def test_a_quota_that_refuses_the_seventh_pod(harness: LauncherOnCluster) -> None:
+    cluster = harness.cluster_harness
+    a_quota(harness, 6)
     path = cluster.path("resourcequotas", "some")
     await eventually(lambda: cluster.api.get(path).get("status", {}).get("hard"))
-    await world.handle(world.assignment(8))
-    exited = await world.until_exited()
+    await harness.handle(harness.assignment(8))
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.LOST
     assert "the namespace's quota is used up" in exited.exit.detail
     assert "exceeded quota: some" in exited.exit.detail
-    assert await world.published(RunStarted) == []
-    await world.until(lambda: not cluster.left())
-    # With room for it, the next attempt runs.
+    assert await harness.published(RunStarted) == []
+    await harness.until(lambda: not cluster.left())
+    # Without the quota, the next attempt runs.
     cluster.api.delete(path)
-    await world.handle(world.assignment(8, attempt=2))
-    await world.until_started(attempt=2)
+    await harness.handle(harness.assignment(8, attempt=2))
+    await harness.until_started(attempt=2)
 
 
-async def test_an_image_that_is_not_there(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment(2, image="simulated/missing"))
-    exited = await world.until_exited()
+async def test_an_image_that_is_not_there(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment(2, image="simulated/missing"))
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert "the image cannot be pulled: image" in exited.exit.detail
     assert "simulated/missing" in exited.exit.detail
-    delayed = await world.published(RunDelayed)
+    delayed = await harness.published(RunDelayed)
     assert "simulated/missing" in delayed[-1].detail
     assert delayed[-1].ranks == 2
-    await world.until(lambda: not world.cluster_harness.left())
+    await harness.until(lambda: not harness.cluster_harness.left())
 
 
-async def test_a_pod_that_the_cluster_does_not_admit(world: LauncherOnCluster) -> None:
-    """No policy of ours says so; the namespace's own does."""
-    spec = world.spec().model_copy(
+async def test_a_pod_that_the_cluster_does_not_admit(harness: LauncherOnCluster) -> None:
+    """The cluster's own admission rejects it, not our pod policy."""
+    spec = harness.spec().model_copy(
         update={
             "pod": PodRequest(
                 image="simulated/runs",
@@ -305,26 +307,26 @@ async def test_a_pod_that_the_cluster_does_not_admit(world: LauncherOnCluster) -
             )
         }
     )
-    await world.handle(world.assignment(spec=spec))
-    exited = await world.until_exited()
+    await harness.handle(harness.assignment(spec=spec))
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert exited.exit.detail
-    await world.until(lambda: not world.cluster_harness.left())
-    assert world.cluster_harness.pods_created() == []
+    await harness.until(lambda: not harness.cluster_harness.left())
+    assert harness.cluster_harness.pods_created() == []
 
 
-async def test_an_override_against_the_policy(world: LauncherOnCluster) -> None:
-    spec = world.spec().model_copy(
+async def test_an_override_against_the_policy(harness: LauncherOnCluster) -> None:
+    spec = harness.spec().model_copy(
         update={
             "pod": PodRequest(image="simulated/runs", template='{"spec": {"hostNetwork": true}}')
         }
     )
-    await world.handle(world.assignment(spec=spec))
-    exited = await world.until_exited()
+    await harness.handle(harness.assignment(spec=spec))
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.FAILED
     assert "the site's pod policy does not allow it" in exited.exit.detail
     assert "hostNetwork" in exited.exit.detail
-    await world.until(lambda: not world.cluster_harness.left())
+    await harness.until(lambda: not harness.cluster_harness.left())
 
 
 def an_object(kind: str, name: str, **more: Any) -> dict[str, Any]:
@@ -361,30 +363,30 @@ def an_object(kind: str, name: str, **more: Any) -> dict[str, Any]:
     ],
 )
 async def test_somebody_elses_object_has_the_name(
-    world: LauncherOnCluster, path: str, thing: dict[str, Any]
+    harness: LauncherOnCluster, path: str, thing: dict[str, Any]
 ) -> None:
-    cluster = world.cluster_harness
+    cluster = harness.cluster_harness
     cluster.api.create(cluster.path(path), thing)
-    await world.handle(world.assignment(2))
-    exited = await world.until_exited()
+    await harness.handle(harness.assignment(2))
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.LOST
     assert "another object has the name" in exited.exit.detail
     name = thing["metadata"]["name"]
     if path not in {"secrets", "configmaps"}:
-        await world.until(lambda: cluster.left() == {path: [name]})
+        await harness.until(lambda: cluster.left() == {path: [name]})
     # The next attempt has another name.
-    await world.handle(world.assignment(2, attempt=2))
-    await world.until_started(attempt=2)
+    await harness.handle(harness.assignment(2, attempt=2))
+    await harness.until_started(attempt=2)
     assert name in cluster.names(path)
 
 
 # Capacity that others take
 
 
-async def test_gpus_that_other_peoples_pods_use(world: LauncherOnCluster) -> None:
-    cluster = world.cluster_harness
-    await world.handle(world.assignment())
-    await world.until_started()
+async def test_gpus_that_other_peoples_pods_use(harness: LauncherOnCluster) -> None:
+    cluster = harness.cluster_harness
+    await harness.handle(harness.assignment())
+    await harness.until_started()
     pod = an_object(
         "Pod",
         "theirs",
@@ -403,40 +405,40 @@ async def test_gpus_that_other_peoples_pods_use(world: LauncherOnCluster) -> Non
     )
     cluster.api.create("/api/v1/namespaces/default/pods", pod)
     try:
-        await a_while(world)
-        found = (await node(world, "local-0")).node
+        await a_while(harness)
+        found = (await node(harness, "local-0")).node
         # The highest, and not the one that our run has.
         assert found.unusable_gpus == (5, 6, 7)
         assert found.cpus == 62.0
         assert found.memory_bytes == 511 << 30
     finally:
         cluster.api.delete("/api/v1/namespaces/default/pods/theirs", grace_seconds=0)
-    await a_while(world)
-    assert (await node(world, "local-0")).node.unusable_gpus == ()
+    await a_while(harness)
+    assert (await node(harness, "local-0")).node.unusable_gpus == ()
 
 
-async def test_gpus_that_a_node_withholds(world: LauncherOnCluster) -> None:
-    cluster = world.cluster_harness
+async def test_gpus_that_a_node_withholds(harness: LauncherOnCluster) -> None:
+    cluster = harness.cluster_harness
     cluster.api.patch(
         "/api/v1/nodes/local-0/status",
         {"status": {"allocatable": {"nvidia.com/gpu": "6"}}},
         STRATEGIC,
     )
-    await a_while(world)
-    found = (await node(world, "local-0")).node
+    await a_while(harness)
+    found = (await node(harness, "local-0")).node
     assert (found.gpus, found.unusable_gpus) == (8, (6, 7))
 
 
-async def test_a_pod_that_does_not_fit_waits_and_says_so(world: LauncherOnCluster) -> None:
+async def test_a_pod_that_does_not_fit_waits_and_reports_why(harness: LauncherOnCluster) -> None:
     """The plan and the cluster disagree: the pod is pending until its run is taken back."""
-    await world.handle(world.assignment(gpus=8))
-    await world.until_started()
-    await world.handle(world.assignment(gpus=8, task="other"))
-    await a_while(world, 2.0)
-    delayed = await world.published(RunDelayed, task_id="other")
+    await harness.handle(harness.assignment(gpus=8))
+    await harness.until_started()
+    await harness.handle(harness.assignment(gpus=8, task="other"))
+    await a_while(harness, 2.0)
+    delayed = await harness.published(RunDelayed, task_id="other")
     assert "the cluster's scheduler does not bind it" in delayed[-1].detail
     assert "Insufficient nvidia.com/gpu" in delayed[-1].detail
-    await world.handle(a_kill(task="other"))
-    exited = await world.until_exited(task="other")
+    await harness.handle(a_kill(task="other"))
+    exited = await harness.until_exited(task="other")
     assert exited.exit.kind is ExitKind.KILLED
-    await world.until(lambda: world.cluster_harness.names("pods") == ["task-1-0"])
+    await harness.until(lambda: harness.cluster_harness.names("pods") == ["task-1-0"])

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.kubernetes
 
 
 class Leaders:
-    """Several processes, each with its own idea of who leads."""
+    """Several processes, each with its own belief about which of them leads."""
 
     def __init__(self, cluster: ClusterHarness) -> None:
         self.cluster = cluster
@@ -53,7 +53,7 @@ async def leaders(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[
     await cluster.close()
 
 
-async def test_the_highest_epoch_stands(leaders: Leaders) -> None:
+async def test_the_highest_epoch_wins(leaders: Leaders) -> None:
     old, new = leaders.leader(3), leaders.leader(4)
     await old.check()
     assert leaders.epoch() == "3"
@@ -91,7 +91,7 @@ async def test_a_hundred_orders_cost_a_few_reads(leaders: Leaders) -> None:
     assert len(leaders.calls[0].calls) == before + 1
 
 
-async def test_the_object_deleted_by_hand_is_made_anew(leaders: Leaders) -> None:
+async def test_the_object_deleted_by_hand_is_created_again(leaders: Leaders) -> None:
     fence = leaders.leader(6)
     await fence.check()
     leaders.cluster.api.delete(leaders.cluster.path("configmaps", EPOCH_MAP))

@@ -37,7 +37,7 @@ def plane(control_plane_start: StartControlPlane) -> ControlPlane:
 
 
 @pytest_asyncio.fixture
-async def world(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherOnCluster]:
+async def harness(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[LauncherOnCluster]:
     async with a_launcher(plane, tmp_path) as made:
         yield made
 
@@ -49,9 +49,9 @@ async def cluster(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[ClusterH
     await made.close()
 
 
-async def a_while(world: LauncherOnCluster, seconds: float = 1.0) -> None:
+async def a_while(harness: LauncherOnCluster, seconds: float = 1.0) -> None:
     for _ in range(int(seconds / 0.05)):
-        await world.run_loops()
+        await harness.run_loops()
         await asyncio.sleep(0.05)
 
 
@@ -64,48 +64,48 @@ def lists(why: str) -> float:
     )
 
 
-async def test_the_api_server_is_restarted_under_a_running_gang(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment(4))
-    await world.until_started()
-    plane = world.cluster_harness.plane
+async def test_the_api_server_is_restarted_under_a_running_gang(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment(4))
+    await harness.until_started()
+    plane = harness.cluster_harness.plane
     plane.processes.stop(API_SERVER, kill=True)
-    await a_while(world, 1.0)
+    await a_while(harness, 1.0)
     # What is not seen proves nothing.
-    assert await world.published(RunExited) == []
-    assert [event for event in await world.published(NodeChanged) if not event.node.ready] == []
+    assert await harness.published(RunExited) == []
+    assert [event for event in await harness.published(NodeChanged) if not event.node.ready] == []
     plane.start_program(API_SERVER)
-    await a_while(world, 1.0)
-    await world.handle(a_kill())
-    exited = await world.until_exited()
+    await a_while(harness, 1.0)
+    await harness.handle(a_kill())
+    exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
-    assert len(await world.published(RunStarted)) == 1
-    await world.until(lambda: not world.cluster_harness.left())
+    assert len(await harness.published(RunStarted)) == 1
+    await harness.until(lambda: not harness.cluster_harness.left())
 
 
-async def test_a_launch_while_the_api_server_is_away(world: LauncherOnCluster) -> None:
-    plane = world.cluster_harness.plane
+async def test_a_launch_while_the_api_server_is_away(harness: LauncherOnCluster) -> None:
+    plane = harness.cluster_harness.plane
     plane.processes.stop(API_SERVER, kill=True)
-    await world.handle(world.assignment(2))
-    await a_while(world, 3.0)
-    delayed = await world.published(RunDelayed)
+    await harness.handle(harness.assignment(2))
+    await a_while(harness, 3.0)
+    delayed = await harness.published(RunDelayed)
     assert "does not answer" in delayed[-1].detail
     assert delayed[-1].ranks == 2
     plane.start_program(API_SERVER)
-    await world.until_started()
-    assert sorted(world.cluster_harness.pods_created()) == ["task-1-0", "task-1-1"]
+    await harness.until_started()
+    assert sorted(harness.cluster_harness.pods_created()) == ["task-1-0", "task-1-1"]
 
 
-async def test_a_deletion_while_the_api_server_is_away(world: LauncherOnCluster) -> None:
-    await world.handle(world.assignment(2))
-    await world.until_started()
-    plane = world.cluster_harness.plane
+async def test_a_deletion_while_the_api_server_is_away(harness: LauncherOnCluster) -> None:
+    await harness.handle(harness.assignment(2))
+    await harness.until_started()
+    plane = harness.cluster_harness.plane
     plane.processes.stop(API_SERVER, kill=True)
-    await world.handle(a_kill())
-    await a_while(world, 1.0)
-    assert await world.published(RunExited) == []
+    await harness.handle(a_kill())
+    await a_while(harness, 1.0)
+    assert await harness.published(RunExited) == []
     plane.start_program(API_SERVER)
-    assert (await world.until_exited()).exit.kind is ExitKind.KILLED
-    await world.until(lambda: not world.cluster_harness.left(), seconds=120)
+    assert (await harness.until_exited()).exit.kind is ExitKind.KILLED
+    await harness.until(lambda: not harness.cluster_harness.left(), seconds=120)
 
 
 async def test_an_api_server_that_hangs(plane: ControlPlane, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ async def test_lists_come_in_pages_and_watches_have_a_life(cluster: ClusterHarne
         await reflector._client.close()
 
 
-async def test_a_version_that_is_forgotten_is_listed_anew(cluster: ClusterHarness) -> None:
+async def test_a_version_that_is_forgotten_is_listed_again(cluster: ClusterHarness) -> None:
     """As after a long break of the connection, with the history compacted: 410, and a full list."""
     sink = Seen()
     reflector = a_reflector(cluster, sink)
@@ -220,7 +220,7 @@ async def test_a_version_that_is_forgotten_is_listed_anew(cluster: ClusterHarnes
         await reflector._client.close()
 
 
-# Who the launcher is
+# The launcher's identity
 
 
 def rules(but: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -234,22 +234,22 @@ def rules(but: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 async def test_the_rights_of_the_table_are_enough(plane: ControlPlane, tmp_path: Path) -> None:
-    async with a_launcher(plane, tmp_path) as world:
+    async with a_launcher(plane, tmp_path) as harness:
         within, across = rules()
-        cluster = world.cluster_harness
+        cluster = harness.cluster_harness
         cluster.settings = {
             "kube_config": plane.service_account(
                 cluster.namespace, "launcher", within, cluster_rules=across
             )
         }
-        await world.restart()
+        await harness.restart()
         findings = await check(cluster.launcher_settings(), cluster.handles[-1]._client)
         assert [f for f in findings if f.level == "bad"] == []
-        await world.handle(world.assignment(2))
-        await world.until_started()
-        await world.handle(a_kill())
-        await world.until_exited()
-        await world.until(lambda: not cluster.left())
+        await harness.handle(harness.assignment(2))
+        await harness.until_started()
+        await harness.handle(a_kill())
+        await harness.until_exited()
+        await harness.until(lambda: not cluster.left())
 
 
 async def findings_of(cluster: ClusterHarness, kubeconfig: Path, **more: Any) -> dict[str, str]:

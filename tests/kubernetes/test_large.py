@@ -1,7 +1,7 @@
 """Many nodes and pods at once, through the real launcher as a process of its own on a real control
 plane: everything comes to run and goes again, and the launcher's memory and work stay bounded.
 
-SHIFTWORK_LARGE_NODES and SHIFTWORK_LARGE_PODS say how many; the full case is 1,000 and 10,000.
+SHIFTWORK_LARGE_NODES and SHIFTWORK_LARGE_PODS set the sizes; the full case is 1,000 and 10,000.
 
 The launcher's memory, as stated: MEMORY_MIB_BASE for itself and KIB_PER_POD for each pod, which is
 one record of the pod, its part of the run's row and of the last look. A full list comes page by
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.server, pytest.mark.slow]
 @pytest.mark.timeout(3_000)
 async def test_many_nodes_and_pods_come_and_go_with_bounded_memory() -> None:
     found = await measure(NODES, PODS, GANG, CHURN)
-    print(f"\n{found}")  # the statement itself, for whoever runs this with -s
+    print(f"\n{found}")  # the statement itself, for runs with -s
     assert found.pods == PODS
     assert found.partial_gangs == 0
     allowed_mib = MEMORY_MIB_BASE + PODS * KIB_PER_POD / 1024

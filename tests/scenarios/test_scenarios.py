@@ -70,8 +70,8 @@ HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.yaml"))
 UPDATE = bool(os.environ.get("UPDATE_SCENARIOS"))
 ROUNDS_MAX = 50
-# What is asked when the scheduler has come to rest; it changes nothing.
-ASKING = frozenset({"explain", "forge", "dry_run"})
+# Verbs that only read; they run after the rounds of their entry.
+READING = frozenset({"explain", "forge", "dry_run"})
 EFFECTS_MAX = 20
 SAME = re.compile(r"( *[0-9.]+  hold ([a-z]+))[0-9]+ (.*)")
 STAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z")
@@ -87,12 +87,12 @@ def places(placements: tuple[Placement, ...]) -> str:
     return " ".join(f"{each.node_id}[{ranges(each.gpus)}]" for each in placements)
 
 
-def seconds_of(moment: float | str) -> float:
+def seconds_of(seconds: float | str) -> float:
     """Seconds, or a duration such as ``1h30m``."""
-    if isinstance(moment, str):
+    if isinstance(seconds, str):
         units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-        return sum(float(n) * units[unit] for n, unit in re.findall(r"([0-9.]+)([smhd])", moment))
-    return float(moment)
+        return sum(float(n) * units[unit] for n, unit in re.findall(r"([0-9.]+)([smhd])", seconds))
+    return float(seconds)
 
 
 class ScenarioPlayer:
@@ -106,13 +106,14 @@ class ScenarioPlayer:
         self.due: float | None = None
         self.saved: dict[str, int] = {}
         self.counted: set[str] = set()
-        # Tasks whose programs never ask whether to leave.
+        # Tasks whose programs never call ``should_preempt``.
         self.silent: list[str] = script.get("silent", [])
         # Reasons whose decisions are left out.
         self.quiet: list[str] = script.get("quiet", [])
-        # What happens by itself: seconds from an assignment to the start, and from a request to
-        # go to the exit after a last checkpoint; and how long tasks run in all.
-        self.world: dict[str, float] = script.get("world", {})
+        # Seconds from an assignment to the start, and from a request to leave to the exit after a
+        # last checkpoint.
+        self.delays: dict[str, float] = script.get("delays", {})
+        # How long each task runs in all.
         self.runs: dict[str, float] = {}
         self.happenings: list[tuple[float, int, str, str, int]] = []
         nodes = [node for each in script["nodes"] for node in self.nodes(each)]
@@ -123,32 +124,32 @@ class ScenarioPlayer:
     @staticmethod
     def nodes(values: dict[str, Any]) -> list[Node]:
         """One node, or ``count`` of them that differ in the number at the end of their ids."""
-        told = dict(values)
-        count = told.pop("count", None)
+        fields = dict(values)
+        count = fields.pop("count", None)
         if count is None:
-            return [a_node(**told)]
-        node_id, first = told.pop("node_id"), told.pop("first", 0)
-        return [a_node(f"{node_id}{first + number}", **told) for number in range(count)]
+            return [a_node(**fields)]
+        node_id, first = fields.pop("node_id"), fields.pop("first", 0)
+        return [a_node(f"{node_id}{first + number}", **fields) for number in range(count)]
 
     @staticmethod
     def limit(values: dict[str, Any]) -> Any:
-        told = dict(values)
-        if "priority" in told:
-            told["priority"] = Priority[told["priority"].upper()]
-        return a_limit(unit=Unit[told.pop("unit", "gpus").upper()], **told)
+        fields = dict(values)
+        if "priority" in fields:
+            fields["priority"] = Priority[fields["priority"].upper()]
+        return a_limit(unit=Unit[fields.pop("unit", "gpus").upper()], **fields)
 
     def play(self, script: dict[str, Any]) -> list[str]:
         for entry in script["timeline"]:
-            moment = seconds_of(entry["at"])
-            self.until(moment)
-            self.seconds = moment
-            self.do({verb: value for verb, value in entry.items() if verb not in ASKING})
+            seconds = seconds_of(entry["at"])
+            self.until(seconds)
+            self.seconds = seconds
+            self.do({verb: value for verb, value in entry.items() if verb not in READING})
             self.rounds()
-            self.do({verb: value for verb, value in entry.items() if verb in ASKING})
+            self.do({verb: value for verb, value in entry.items() if verb in READING})
         return [text for group in self.grouped() for text in group]
 
     def grouped(self) -> Iterator[list[str]]:
-        """Lines that say the same of several tasks of one ``count`` are one line."""
+        """Equal lines of several tasks of one ``count`` become one line."""
         for key, lines in groupby(self.lines, self.kind):
             found = list(lines)
             yield found if len(found) == 1 or not key[0] else [f"{key[0]} x{len(found)} {key[1]}"]
@@ -163,21 +164,21 @@ class ScenarioPlayer:
                 for each in value if isinstance(value, list) else [value]:
                     getattr(self, verb)(each)
 
-    def until(self, moment: float) -> None:
-        """Let time pass: deadlines and what happens by itself on the way are met when they come."""
+    def until(self, seconds: float) -> None:
+        """Move the clock forward; deadlines and delayed events on the way occur at their times."""
         while True:
-            coming = [] if self.due is None else [self.due]
-            coming += [self.happenings[0][0]] if self.happenings else []
-            if not coming or min(coming) >= moment:
+            times = [] if self.due is None else [self.due]
+            times += [self.happenings[0][0]] if self.happenings else []
+            if not times or min(times) >= seconds:
                 return
-            self.seconds = max(self.seconds, min(coming))
+            self.seconds = max(self.seconds, min(times))
             while self.happenings and self.happenings[0][0] <= self.seconds:
                 self.happen(*heapq.heappop(self.happenings)[2:])
             self.rounds()
 
     def happens(self, after: float, what: str, task: Task) -> None:
-        moment = self.seconds + after
-        entry = (moment, len(self.happenings), what, task.id, task.attempt)
+        seconds = self.seconds + after
+        entry = (seconds, len(self.happenings), what, task.id, task.attempt)
         heapq.heappush(self.happenings, entry)
 
     def happen(self, what: str, task_id: str, attempt: int) -> None:
@@ -216,12 +217,12 @@ class ScenarioPlayer:
             if change.task.state in TERMINAL:
                 ended[decision.task_id] = change
             if code_of(decision.reason) not in self.quiet:
-                self.tell(self.line(decision))
-        for row in rows.values() if self.world else ():
+                self.write(self.line(decision))
+        for row in rows.values() if self.delays else ():
             if row.state is TaskState.STARTING:
-                self.happens(self.world["start"], "started", row)
+                self.happens(self.delays["start"], "started", row)
             elif row.state in LEAVING:
-                self.happens(self.world["leave"], "leaves", row)
+                self.happens(self.delays["leave"], "leaves", row)
         put = [row for row in rows.values() if row.id not in ended]
         self.index.apply(
             put=[*plan.ledgers, *put, *map(self.over, ended.values())],
@@ -252,17 +253,17 @@ class ScenarioPlayer:
             text += f" to {level_name(decision.level)}"
         return text
 
-    def tell(self, text: str) -> None:
+    def write(self, text: str) -> None:
         self.lines.append(f"{self.seconds:8.1f}  {text}")
 
     def fact(self, task: Task, outcome: observations.ChangeOrDrop) -> None:
         if not isinstance(outcome, Change):
-            self.tell(f"({task.id}: dropped, {outcome.value})")
+            self.write(f"({task.id}: dropped, {outcome.value})")
             return
         after = outcome.task
         if after.state is not task.state:
             code = after.reason.code.value.removeprefix("REASON_CODE_").lower()
-            self.tell(f"({task.id} {after.state.value[len('TASK_STATE_') :].lower()}: {code})")
+            self.write(f"({task.id} {after.state.value[len('TASK_STATE_') :].lower()}: {code})")
         if after.state in TERMINAL:
             self.index.apply(put=[self.over(outcome)], deleted=[(Task, (task.id,))])
         else:
@@ -271,22 +272,22 @@ class ScenarioPlayer:
     # The verbs of a timeline.
 
     def submit(self, values: dict[str, Any]) -> None:
-        told = dict(values)
-        who = {key: told.pop(key) for key in ("owner", "team") if key in told}
-        task_id = told.pop("id")
-        count = told.pop("count", None)
+        fields = dict(values)
+        owner_fields = {key: fields.pop(key) for key in ("owner", "team") if key in fields}
+        task_id = fields.pop("id")
+        count = fields.pop("count", None)
         if count is not None:
             self.counted.add(task_id)
             for number in range(count):
                 self.submit({**values, "id": f"{task_id}{number}", "count": None})
             return
-        if "runs" in told:
-            self.runs[task_id] = seconds_of(told.pop("runs"))
-        if "priority" in told:
-            told["priority"] = Priority[told["priority"].upper()]
-        if "mode" in told:
-            told["mode"] = PreemptMode[told["mode"].upper()]
-        task = a_task(task_id, spec=a_spec(**told), submitted=self.seconds, **who)
+        if "runs" in fields:
+            self.runs[task_id] = seconds_of(fields.pop("runs"))
+        if "priority" in fields:
+            fields["priority"] = Priority[fields["priority"].upper()]
+        if "mode" in fields:
+            fields["mode"] = PreemptMode[fields["mode"].upper()]
+        task = a_task(task_id, spec=a_spec(**fields), submitted=self.seconds, **owner_fields)
         change = observations.on_submitted(submitted_event(task), None, at(self.seconds))
         self.index.apply(put=[change.task])
 
@@ -301,7 +302,7 @@ class ScenarioPlayer:
             self.happens(max(0.0, self.runs[task_id] - after.run_seconds), "ends", after)
 
     def listened(self, task_id: str) -> None:
-        """The program asks for the first time whether to leave."""
+        """The program calls ``should_preempt`` for the first time."""
         task = self.index.tasks[task_id]
         event = listened_event(task, now=self.seconds)
         self.fact(task, observations.on_run_listened(task, event))
@@ -314,9 +315,9 @@ class ScenarioPlayer:
         self.fact(task, observations.on_checkpoint_saved(task, event))
 
     def exited(self, values: dict[str, str] | str) -> None:
-        told = {"task": values} if isinstance(values, str) else values
-        task = self.index.tasks[told["task"]]
-        kind = ExitKind[told.get("kind", "ok").upper()]
+        fields = {"task": values} if isinstance(values, str) else values
+        task = self.index.tasks[fields["task"]]
+        kind = ExitKind[fields.get("kind", "ok").upper()]
         event = exited_event(task, kind, now=self.seconds)
         self.fact(task, observations.on_run_exited(task, event, at(self.seconds), self.policy))
 
@@ -343,8 +344,8 @@ class ScenarioPlayer:
 
     def node(self, values: dict[str, Any]) -> None:
         known = self.index.nodes.get(values["id"])
-        told = {key: value for key, value in values.items() if key != "id"}
-        new = replace(known, **told) if known else a_node(values["id"], **told)
+        fields = {key: value for key, value in values.items() if key != "id"}
+        new = replace(known, **fields) if known else a_node(values["id"], **fields)
         self.index.apply(put=[new])
 
     def groups(self, values: dict[str, Any]) -> None:
@@ -362,42 +363,42 @@ class ScenarioPlayer:
     def quota(self, values: dict[str, Any]) -> None:
         self.index.apply(put=[self.limit(values)])
 
-    # What may be asked.
+    # The verbs that only read.
 
     def explain(self, task_id: str) -> None:
-        """Why a task stands where it stands, as the command says it."""
+        """The place of a task and its reason, as ``shiftwork explain`` shows them."""
         task = self.index.tasks[task_id]
-        told = explain(copy_of(self.index), task, at(self.seconds), Copies()).reply
-        place = f", {told.position} of {told.queue_length}" if told.position else ""
-        whose = f" for {told.beneficiary}" if told.beneficiary else ""
-        self.tell(f"? {task_id}{place}: {code_of(told.reason)}{whose}")
-        for node in told.promised:
+        reply = explain(copy_of(self.index), task, at(self.seconds), Copies()).reply
+        place = f", {reply.position} of {reply.queue_length}" if reply.position else ""
+        whose = f" for {reply.beneficiary}" if reply.beneficiary else ""
+        self.write(f"? {task_id}{place}: {code_of(reply.reason)}{whose}")
+        for node in reply.promised:
             held = f" held by {', '.join(node.held_by)}" if node.held_by else " free"
-            self.tell(f"?   kept: {node.node_id}{held}")
-        for each in told.chosen:
+            self.write(f"?   kept: {node.node_id}{held}")
+        for each in reply.chosen:
             cost = f"{each.cost_node_seconds:g} node-seconds"
-            self.tell(f"?   asked to go: {each.task_id}, {cost}: {each.why}")
-        for text in told.remedies:
-            self.tell(f"?   to start: {STAMP.sub(self.since_start, text)}")
-        if told.forecast is not None:
-            starts_at = told.forecast.starts_at
-            found = told.forecast.unknown
+            self.write(f"?   asked to go: {each.task_id}, {cost}: {each.why}")
+        for text in reply.remedies:
+            self.write(f"?   to start: {STAMP.sub(self.since_start, text)}")
+        if reply.forecast is not None:
+            starts_at = reply.forecast.starts_at
+            found = reply.forecast.unknown
             if starts_at is not None:
                 found = f"starts at {(starts_at - START).total_seconds():.1f}"
-            between = (told.forecast.earliest_at, told.forecast.latest_at)
+            between = (reply.forecast.earliest_at, reply.forecast.latest_at)
             if starts_at is not None and all(between):
                 first, last = ((each - START).total_seconds() for each in between if each)
                 found += f", between {first:.1f} and {last:.1f}"
-            self.tell(f"?   forecast: {found}")
-            for text in told.forecast.assumptions:
-                self.tell(f"?     if {text}")
+            self.write(f"?   forecast: {found}")
+            for text in reply.forecast.assumptions:
+                self.write(f"?     if {text}")
 
     @staticmethod
     def since_start(found: re.Match[str]) -> str:
         return f"{(datetime.fromisoformat(found[0]) - START).total_seconds():.1f}"
 
     def forge(self, values: dict[str, Any]) -> None:
-        """A plan that somebody made up; every reason why it is refused."""
+        """Check a plan that the scheduler would not make; every reason why it is refused."""
         task = self.index.tasks[values["task"]]
         decisions: list[Decision]
         if "where" in values:
@@ -427,30 +428,33 @@ class ScenarioPlayer:
         snapshot = Snapshot.view(self.index)
         plan = Plan(snapshot.version, at(self.seconds), tuple(decisions), {})
         faults = check(snapshot, plan, deep=True)
-        self.tell(f"forged: {text}: {'fine' if not faults else 'refused'}")
+        self.write(f"forged: {text}: {'fine' if not faults else 'refused'}")
         for fault in faults:
-            self.tell(f"  {fault}")
+            self.write(f"  {fault}")
 
     def dry_run(self, values: dict[str, Any]) -> None:
-        """What other policies would decide at this moment, as a difference."""
+        """What other policies would decide now, as a difference."""
         parsed = validate({"groups": values}, capacity=self.capacity())
         assert parsed.errors == (), parsed.errors
-        before, after = self.anew({}), self.anew({each.group: each for each in parsed.policies})
-        told = diff(before, after, self.index.tasks, effects_max=EFFECTS_MAX)
-        self.tell(f"dry run: {len(told.effects)} tasks")
-        for each in told.effects:
-            now, then = said(each.now), said(each.then)
-            self.tell(f"  {each.task_id}: {now} -> {then}")
-        for look in told.outlooks:
-            now, then = look.now, look.then
-            self.tell(
-                f"  {look.group}: starts {now.starts} -> {then.starts}, promised {now.promised} ->"
-                f" {then.promised}, preempted {now.preemptions} -> {then.preemptions}, at risk"
+        before, after = (
+            self.decided({}),
+            self.decided({each.group: each for each in parsed.policies}),
+        )
+        changes = diff(before, after, self.index.tasks, effects_max=EFFECTS_MAX)
+        self.write(f"dry run: {len(changes.effects)} tasks")
+        for each in changes.effects:
+            now, then = describe(each.now), describe(each.then)
+            self.write(f"  {each.task_id}: {now} -> {then}")
+        for outlook in changes.outlooks:
+            now, then = outlook.now, outlook.then
+            self.write(
+                f"  {outlook.group}: starts {now.starts} -> {then.starts}, promised {now.promised}"
+                f" -> {then.promised}, preempted {now.preemptions} -> {then.preemptions}, at risk"
                 f" {now.gpu_seconds_at_risk:g} -> {then.gpu_seconds_at_risk:g} GPU-seconds"
             )
 
-    def anew(self, instead: dict[str, GroupPolicy]) -> Plan:
-        """One round with everything to be decided anew."""
+    def decided(self, instead: dict[str, GroupPolicy]) -> Plan:
+        """One round in which everything is decided again."""
         snapshot = Snapshot.of(
             tasks=self.index.tasks.values(),
             nodes=self.index.nodes.values(),
@@ -467,7 +471,7 @@ def code_of(why: Reason | None) -> str:
     return "" if why is None else why.code.value.removeprefix("REASON_CODE_").lower()
 
 
-def said(verdict: Verdict) -> str:
+def describe(verdict: Verdict) -> str:
     text = f"{verdict.kind} {code_of(verdict.reason)}".strip() or "nothing"
     return f"{text} for {verdict.beneficiary}" if verdict.beneficiary else text
 

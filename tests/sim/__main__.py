@@ -1,7 +1,7 @@
-"""``python -m tests.sim --worlds N [--seed n] [--verbose]``: the simulation as a program.
+"""``python -m tests.sim --simulations N [--seed n] [--verbose]``: the simulation as a program.
 
-Without a seed the worlds are new ones each time. Exit status 1 and the seed if one is wrong,
-2 if the time was over before every world was run.
+Without --seed each call draws new seeds. The exit status is 1, with the seed, if a simulation
+fails, and 2 if the time was over before all of them were run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ SEEDS = 1 << 40
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
-    parser.add_argument("--worlds", type=int, default=1000, help="how many (default %(default)s)")
-    parser.add_argument("--seed", type=int, help="only the world of this seed")
+    parser.add_argument(
+        "--simulations", type=int, default=1000, help="how many (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, help="only the simulation of this seed")
     parser.add_argument("--first", type=int, help="the first of several seeds in a row")
-    parser.add_argument("--verbose", action="store_true", help="tell what happened in the world")
+    parser.add_argument(
+        "--verbose", action="store_true", help="print what happened in the simulation"
+    )
     parser.add_argument(
         "--seconds", type=float, default=SECONDS_MAX, help="stop after so long (%(default)s)"
     )
@@ -30,16 +34,18 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.seed is not None:
         return _only(arguments.seed, verbose=arguments.verbose)
     first = secrets.randbelow(SEEDS) if arguments.first is None else arguments.first
-    print(f"{arguments.worlds} worlds, seeds {first} to {first + arguments.worlds - 1}", flush=True)
-    seeds = range(first, first + arguments.worlds)
+    seeds = range(first, first + arguments.simulations)
+    print(f"{len(seeds)} simulations, seeds {first} to {first + len(seeds) - 1}", flush=True)
     tally = run(seeds, seconds_max=arguments.seconds, progress=_progress)
     print(f"\r{tally}")
     if tally.failed is not None:
         _report(tally.failed, verbose=arguments.verbose)
         return 1
-    if tally.worlds < arguments.worlds:
-        left = arguments.worlds - tally.worlds
-        print(f"stopped after {arguments.seconds:g} s: {left} of {arguments.worlds} were not run")
+    if tally.simulations < arguments.simulations:
+        left = arguments.simulations - tally.simulations
+        print(
+            f"stopped after {arguments.seconds:g} s: {left} of {arguments.simulations} were not run"
+        )
         return 2
     print("nothing is wrong")
     return 0
@@ -50,7 +56,7 @@ def _only(seed: int, *, verbose: bool) -> int:
     if verbose and not outcome.complaints:
         print(*outcome.lines, sep="\n")
     print(
-        f"world {seed}: {outcome.tasks} tasks, {outcome.runs} runs, {outcome.events} events, "
+        f"simulation {seed}: {outcome.tasks} tasks, {outcome.runs} runs, {outcome.events} events, "
         f"{outcome.virtual_seconds:.0f} simulated seconds, history {outcome.digest}"
     )
     if outcome.complaints:
@@ -63,13 +69,13 @@ def _only(seed: int, *, verbose: bool) -> int:
 def _progress(tally: Tally) -> None:
     if sys.stdout.isatty():
         print(f"\r{tally}", end="", flush=True)
-    elif tally.worlds % 100 == 0:
+    elif tally.simulations % 100 == 0:
         print(tally, flush=True)
 
 
 def _report(outcome: object, *, verbose: bool) -> None:
     complaints, seed = outcome.complaints, outcome.seed  # type: ignore[attr-defined]
-    print(f"\nWRONG in the world of seed {seed}:")
+    print(f"\nWRONG in the simulation of seed {seed}:")
     for text in complaints[:20]:
         print(f"  {text}")
     if len(complaints) > 20:

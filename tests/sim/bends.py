@@ -1,4 +1,4 @@
-"""Plans bent so that a planted defect shows, or so that its absence does."""
+"""Changes of a plan that make a planted defect show, or prove that it is absent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sim.plan import ENDLESS_STEPS, SILENT_SECONDS, Plan, Points, Strike
 
 
 def asking_for_amounts(plan: Plan) -> Plan:
-    """Worlds in which ranks ask for a good part of a node's CPUs and memory, but for few GPUs."""
+    """Plans in which ranks ask for a good part of a node's CPUs and memory, but for few GPUs."""
     rng = Random(f"amounts {plan.seed}")
     jobs = tuple(
         replace(
@@ -31,7 +31,7 @@ def asking_for_amounts(plan: Plan) -> Plan:
 
 
 def hanging_programs(plan: Plan) -> Plan:
-    """Worlds in which every program hangs when it is asked to go, and schedulers die often."""
+    """Plans in which every program hangs when it is asked to go, and schedulers die often."""
     jobs = tuple(
         replace(job, mode=PreemptMode.SDK, program=replace(job.program, way="hang", steps=40))
         for job in plan.jobs
@@ -43,8 +43,8 @@ def hanging_programs(plan: Plan) -> Plan:
 
 
 def calm_people(plan: Plan) -> Plan:
-    """Worlds in which nothing goes wrong, and everybody pauses: some programs never ask whether to
-    leave, the others take longer to save than a silent one gets."""
+    """Plans without faults in which every task is paused: some programs never call
+    ``should_preempt``, the others take longer to save than the time that those get."""
     jobs = tuple(
         replace(
             job,
@@ -58,7 +58,7 @@ def calm_people(plan: Plan) -> Plan:
                 step_seconds=1.0,
                 save_every=0,
                 save_seconds=3 * SILENT_SECONDS + NOTICED_SECONDS,
-                way=("never asks", "exit 75")[number % 2],
+                way=("never polls", "exit 75")[number % 2],
                 fails={},
             ),
         )
@@ -78,7 +78,7 @@ def calm_people(plan: Plan) -> Plan:
 
 
 def repeated_facts(plan: Plan) -> Plan:
-    """Worlds in which the launcher often says again what it knows."""
+    """Plans in which the launcher often publishes its facts again."""
     strikes = tuple(
         Strike(at=4.0 * number, kind="facts again", target="launcher") for number in range(25)
     )
@@ -86,7 +86,7 @@ def repeated_facts(plan: Plan) -> Plan:
 
 
 def failing_commits(plan: Plan) -> Plan:
-    """Worlds in which programs are endless, are stopped and hang when they are asked to go, so that
+    """Plans in which programs are endless, are stopped and hang when they are asked to go, so that
     only a deadline ends them, and the scheduler's commits fail again and again; nothing else
     strikes, so that nobody loads the rows for another reason."""
     rng = Random(f"failing commits {plan.seed}")
@@ -107,7 +107,7 @@ def failing_commits(plan: Plan) -> Plan:
 
 
 def slow_databases(plan: Plan) -> Plan:
-    """Worlds in which databases are slow and people change their minds often: requests wait."""
+    """Plans in which databases are slow and people change their minds often: requests wait."""
     rng = Random(f"slow databases {plan.seed}")
     jobs = tuple(
         replace(job, wishes=tuple((rng.uniform(0, 20), ("pause", "run")[n % 2]) for n in range(6)))
@@ -118,7 +118,7 @@ def slow_databases(plan: Plan) -> Plan:
 
 
 def crowded(plan: Plan) -> Plan:
-    """Worlds in which a few people ask for more than there is, and nobody limits anybody."""
+    """Plans in which a few people request more than there is, without limits."""
     rng = Random(f"crowded {plan.seed}")
     jobs = tuple(
         replace(
@@ -139,7 +139,7 @@ def crowded(plan: Plan) -> Plan:
 
 
 def a_row_that_cannot_be_loaded(plan: Plan) -> Plan:
-    """Worlds in which the first task runs for a while, to an end of its own, beside others."""
+    """Plans in which the first task runs for a while, to an end of its own, beside others."""
     first, *others = plan.jobs
     program = replace(first.program, steps=25, step_seconds=1.0, way="exit 75", fails={})
     first = replace(
@@ -149,7 +149,7 @@ def a_row_that_cannot_be_loaded(plan: Plan) -> Plan:
 
 
 def a_group_that_cannot_be_decided(plan: Plan) -> Plan:
-    """Worlds in which the last task only ends because somebody stops it, as it never starts."""
+    """Plans in which the last task never starts, so that it ends only when it is stopped."""
     *others, last = plan.jobs
     program = replace(last.program, steps=ENDLESS_STEPS, step_seconds=3.0, fails={})
     last = replace(last, nodes=1, gpus=1, copies=1, wishes=(), program=program)
@@ -157,7 +157,7 @@ def a_group_that_cannot_be_decided(plan: Plan) -> Plan:
 
 
 def hasty_people(plan: Plan) -> Plan:
-    """Worlds in which every program is endless and soon stopped, and messages overtake each other:
+    """Plans in which every program is endless and soon stopped, and messages overtake each other:
     the request to end a run may come before the run's assignment."""
     rng = Random(f"hasty {plan.seed}")
     jobs = tuple(
@@ -176,8 +176,8 @@ def hasty_people(plan: Plan) -> Plan:
 
 
 def short_memories(plan: Plan) -> Plan:
-    """Worlds in which the launcher forgets past runs soon, and deliveries come again later than
-    that. Nobody says old facts again under new ids: only their receiver's rows could know those.
+    """Plans in which the launcher forgets past runs soon, and deliveries come again later than
+    that. No service publishes old facts under new ids: only the receiver's rows could know those.
     """
     launcher = {**plan.settings["launcher"], "past_keep_seconds": 2.0, "prune_tick_seconds": 1.0}
     kept = {"crash", "crash all", "leader deposed", "node silent", "node off", "supervisor dies"}
@@ -193,7 +193,7 @@ OUTBOX_KEPT_SECONDS = 4.0
 
 
 def long_outages(plan: Plan) -> Plan:
-    """Worlds in which the bus is out of reach for longer than the outbox keeps what was published.
+    """Plans in which the bus is out of reach for longer than the outbox keeps what was published.
     The bus loses nothing, for what is kept so short could not be published again."""
     short = {"outbox_keep_seconds": OUTBOX_KEPT_SECONDS, "outbox_period_seconds": 1.0}
     outages = tuple(Strike(10.0 + 25.0 * n, "bus stops", seconds=12.0) for n in range(4))
@@ -210,7 +210,7 @@ def long_outages(plan: Plan) -> Plan:
 
 
 def one_dark_node(plan: Plan) -> Plan:
-    """Worlds in which each task could run on every node. No node is set apart for all of them, so
+    """Plans in which each task could run on every node. No node is set apart for all of them, so
     that each task has to learn by itself where it does not start."""
     jobs = tuple(
         replace(job, nodes=1, gpus=1, mode=PreemptMode.SDK, max_run_seconds=None)
@@ -231,7 +231,7 @@ def one_dark_node(plan: Plan) -> Plan:
 
 
 def silent_nodes(plan: Plan) -> Plan:
-    """Worlds in which nodes often fall silent with their processes alive, and runs are killed."""
+    """Plans in which nodes often fall silent with their processes alive, and runs are killed."""
     jobs = tuple(replace(job, mode=PreemptMode.KILL) for job in plan.jobs)
     strikes = tuple(
         Strike(5.0 + 8.0 * n, "node silent", f"node-{n % plan.nodes}", 12.0) for n in range(14)

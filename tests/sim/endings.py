@@ -1,7 +1,7 @@
-"""The end of a world: has everything ended, and does everything agree?
+"""The end of a simulation: has everything ended, and does everything agree?
 
-What crossed the bus and what the processes did is judged by ``tests.kit.checkers``; here are
-the judges of tables, of projections and of what the programs computed.
+``tests.kit.checkers`` checks what crossed the bus and what the processes did. The functions here
+check tables, projections and what the programs computed.
 """
 
 from __future__ import annotations
@@ -36,81 +36,81 @@ from tests.sim.plan import NODE_CPUS, NODE_MEMORY_BYTES, SILENT_SECONDS
 from tests.sim.programs import computed
 
 if TYPE_CHECKING:
-    from tests.sim.world import World
+    from tests.sim.simulation import Simulation
 
 
-def rows(world: World, tables: Tables, kind: type[Any]) -> list[Any]:
+def rows(sim: Simulation, tables: Tables, kind: type[Any]) -> list[Any]:
     """What one service keeps."""
-    return list(world.database.schema(tables.schema).table(tables.shape(kind)).rows.values())
+    return list(sim.database.schema(tables.schema).table(tables.shape(kind)).rows.values())
 
 
-def unfinished(world: World) -> list[str]:
-    """What is still under way; empty when the world is over."""
-    return [text for part in _UNFINISHED for text in part(world)]
+def unfinished(sim: Simulation) -> list[str]:
+    """What is still under way; empty when the simulation is over."""
+    return [text for part in _UNFINISHED for text in part(sim)]
 
 
-def _tasks(world: World) -> Iterator[str]:
-    ended = {row.task_id for row in rows(world, SCHEDULER, scheduler.EndedTask)}
-    for task in rows(world, SCHEDULER, Task):
+def _tasks(sim: Simulation) -> Iterator[str]:
+    ended = {row.task_id for row in rows(sim, SCHEDULER, scheduler.EndedTask)}
+    for task in rows(sim, SCHEDULER, Task):
         yield f"task {task.id} is {task.state} since its version {task.version}"
-    for task_id in world.accepted:
+    for task_id in sim.accepted:
         if task_id not in ended:
             yield f"task {task_id} was accepted and has not ended"
 
 
-def _queues(world: World) -> Iterator[str]:
-    for name, durable in world.broker._durables.items():
+def _queues(sim: Simulation) -> Iterator[str]:
+    for name, durable in sim.broker._durables.items():
         left = len(durable.pending) + len(durable.echoes)
-        left += len(world.broker._stream) - durable.position
+        left += len(sim.broker._stream) - durable.position
         if left:
-            yield f"{name} has {left} events to hear"
-    for name in sorted(world.database._schemas):
-        left = len(world.database.schema(name).unpublished)
+            yield f"{name} has {left} events to receive"
+    for name in sorted(sim.database._schemas):
+        left = len(sim.database.schema(name).unpublished)
         if left:
-            yield f"{name} has {left} events to say"
+            yield f"{name} has {left} events to publish"
 
 
-def _runs(world: World) -> Iterator[str]:
-    for run in rows(world, LAUNCHER, launcher.Run):
+def _runs(sim: Simulation) -> Iterator[str]:
+    for run in rows(sim, LAUNCHER, launcher.Run):
         if run.state is not launcher.RunState.EARLY_REQUEST:
             yield f"run {run.id} is {run.state} at the launcher"
-    for run_id in world.cluster.runs:
+    for run_id in sim.cluster.runs:
         yield f"run {run_id} is kept by the runtime"
-    for run in rows(world, LOGS, logs.RunRow):
+    for run in rows(sim, LOGS, logs.RunRow):
         if not run.collected:
             yield f"the output of {run.task_id}.{run.attempt} is not collected"
 
 
-_UNFINISHED: tuple[Callable[[World], Iterator[str]], ...] = (_tasks, _queues, _runs)
+_UNFINISHED: tuple[Callable[[Simulation], Iterator[str]], ...] = (_tasks, _queues, _runs)
 
 
-def judge(world: World) -> None:
-    """Every complaint of every judge."""
-    for text in verdict(world.history(), (*SAFETY, *LIVENESS)):
-        world.complain(text)
-    for part in JUDGES:
-        for text in part(world):
-            world.complain(f"{part.__name__}: {text}")
+def check_all(sim: Simulation) -> None:
+    """Run every check; their complaints are added to the simulation's."""
+    for text in verdict(sim.history(), (*SAFETY, *LIVENESS)):
+        sim.complain(text)
+    for part in CHECKS:
+        for text in part(sim):
+            sim.complain(f"{part.__name__}: {text}")
 
 
-def nothing_was_dead_lettered(world: World) -> Iterator[str]:
+def nothing_was_dead_lettered(sim: Simulation) -> Iterator[str]:
     """No event of ours is one that its receiver cannot handle."""
-    for letter in world.broker.dead_letters:
+    for letter in sim.broker.dead_letters:
         yield f"{letter.subject}: {letter.reason}"
 
 
-def all_capacity_is_free(world: World) -> Iterator[str]:
+def all_capacity_is_free(sim: Simulation) -> Iterator[str]:
     """Nothing is held when nothing runs: in the tables and in the leader's memory."""
-    for slot in rows(world, SCHEDULER, scheduler.SlotRow):
+    for slot in rows(sim, SCHEDULER, scheduler.SlotRow):
         yield f"slot {slot.node_id}/{slot.gpu} is held by {slot.task_id}.{slot.attempt}"
-    for lease in rows(world, LAUNCHER, launcher.PortLease):
+    for lease in rows(sim, LAUNCHER, launcher.PortLease):
         yield f"port {lease.port} is leased to {lease.task_id}.{lease.attempt}"
     kinds = (Task, SchedulerNode, Limit)
-    kept = [row for kind in kinds for row in rows(world, SCHEDULER, kind)]
-    for process in world.of("scheduler"):
+    kept = [row for kind in kinds for row in rows(sim, SCHEDULER, kind)]
+    for process in sim.of("scheduler"):
         brain = process.service.loops[0].step.__self__  # type: ignore[attr-defined]
-        # A deposed leader that has not heard of it yet may believe what was.
-        leader = world.database.schema("scheduler").leader
+        # A deposed leader may hold old state until it notices that another one leads.
+        leader = sim.database.schema("scheduler").leader
         if process.alive and leader is not None and leader in process.store._leaderships:
             held = brain.snapshot()
             truth = Snapshot.of(
@@ -124,11 +124,11 @@ def all_capacity_is_free(world: World) -> Iterator[str]:
                 yield f"the leader believes {free}, it is {true}"
 
 
-def projections_agree(world: World) -> Iterator[str]:
-    """Gateway and submit say of each task what the scheduler says."""
-    shown = {row.task_id: row for row in rows(world, GATEWAY, gateway.TaskRow)}
-    submitted = {row.task_id: row for row in rows(world, SUBMIT, SubmittedRow)}
-    for ended in rows(world, SCHEDULER, scheduler.EndedTask):
+def projections_agree(sim: Simulation) -> Iterator[str]:
+    """Gateway and submit show the state of each task that the scheduler has."""
+    shown = {row.task_id: row for row in rows(sim, GATEWAY, gateway.TaskRow)}
+    submitted = {row.task_id: row for row in rows(sim, SUBMIT, SubmittedRow)}
+    for ended in rows(sim, SCHEDULER, scheduler.EndedTask):
         last, row = ended.last, shown.get(ended.task_id)
         state = last.state.name.lower()
         if row is None or (row.state, row.state_version, row.attempt, row.observed_revision) != (
@@ -146,61 +146,61 @@ def projections_agree(world: World) -> Iterator[str]:
                 yield f"{row.task_id}: the gateway shows revision {row.revision} and {row.goal}"
             if last.observed_revision != known.revision and known.state not in ENDED:
                 yield f"{row.task_id}: revision {known.revision} was never observed"
-    for run in rows(world, GATEWAY, gateway.RunRow):
+    for run in rows(sim, GATEWAY, gateway.RunRow):
         if run.live or (run.assigned_at is not None and run.exit is None):
             yield f"the gateway shows {run.task_id}.{run.attempt} as live"
 
 
-def nodes_and_limits_agree(world: World) -> Iterator[str]:
-    """Everybody knows nodes and inventory as the launcher and the limits as quota has them."""
-    nodes = rows(world, LAUNCHER, launcher.NodeRow)
+def nodes_and_limits_agree(sim: Simulation) -> Iterator[str]:
+    """Every service has the launcher's nodes and inventory, and quota's limits."""
+    nodes = rows(sim, LAUNCHER, launcher.NodeRow)
     truth = {row.node_id: row.version for row in nodes}
     for name, known in (
-        ("gateway", {r.node_id: r.version for r in rows(world, GATEWAY, gateway.NodeRow)}),
-        ("scheduler", {r.id: r.version for r in rows(world, SCHEDULER, SchedulerNode)}),
-        ("submit", {r.node_id: r.version for r in rows(world, SUBMIT, submit.NodeRow)}),
+        ("gateway", {r.node_id: r.version for r in rows(sim, GATEWAY, gateway.NodeRow)}),
+        ("scheduler", {r.id: r.version for r in rows(sim, SCHEDULER, SchedulerNode)}),
+        ("submit", {r.node_id: r.version for r in rows(sim, SUBMIT, submit.NodeRow)}),
     ):
         if known != truth:
             yield f"the launcher has nodes {truth}, {name} has {known}"
     listed = sorted(row.node_id for row in nodes if not row.removed)
-    for inventory in rows(world, SCHEDULER, Inventory):
+    for inventory in rows(sim, SCHEDULER, Inventory):
         if sorted(inventory.node_ids) != listed:
             yield f"the launcher lists {listed}, the scheduler {inventory}"
-    for first in rows(world, SUBMIT, submit.InventoryRow):
+    for first in rows(sim, SUBMIT, submit.InventoryRow):
         if first.missing:
             yield f"submit waits for nodes of {first}"
-    if sum(row.nodes for row in rows(world, SUBMIT, submit.ShapeRow)) != len(listed):
-        yield f"the launcher lists {listed}, submit {rows(world, SUBMIT, submit.ShapeRow)}"
-    limits = {row.version: row.limit for row in rows(world, QUOTA, quota.QuotaRow)}
-    heard = {row.version: row.limit for row in rows(world, SCHEDULER, Limit)}
-    if limits != heard:
-        yield f"quota has {limits}, the scheduler {heard}"
+    if sum(row.nodes for row in rows(sim, SUBMIT, submit.ShapeRow)) != len(listed):
+        yield f"the launcher lists {listed}, submit {rows(sim, SUBMIT, submit.ShapeRow)}"
+    limits = {row.version: row.limit for row in rows(sim, QUOTA, quota.QuotaRow)}
+    received = {row.version: row.limit for row in rows(sim, SCHEDULER, Limit)}
+    if limits != received:
+        yield f"quota has {limits}, the scheduler {received}"
 
 
-def amounts_are_never_overbooked(world: World) -> Iterator[str]:
-    """The processes of a node never ask together for more CPUs or memory than it has."""
+def amounts_are_never_overbooked(sim: Simulation) -> Iterator[str]:
+    """The processes on a node never request more CPUs or memory together than it has."""
     by_node: dict[str, list[tuple[float, int, float, int]]] = {}
-    for span in world.cluster.spans():
-        job = world.accepted.get(span.task_id)
+    for span in sim.cluster.spans():
+        job = sim.accepted.get(span.task_id)
         if job is None:
             continue
         cpus, memory = job.cpus or 0.0, job.memory_bytes or 0
-        moments = by_node.setdefault(span.node_id, [])
+        changes = by_node.setdefault(span.node_id, [])
         # Where an end and a start fall together, the end is first.
-        moments.append((span.start, 1, cpus, memory))
+        changes.append((span.start, 1, cpus, memory))
         if span.end is not None:
-            moments.append((span.end, 0, -cpus, -memory))
-    for node_id, moments in by_node.items():
+            changes.append((span.end, 0, -cpus, -memory))
+    for node_id, changes in by_node.items():
         cpus, memory = 0.0, 0
-        for at, _, more_cpus, more_memory in sorted(moments):
+        for at, _, more_cpus, more_memory in sorted(changes):
             cpus, memory = cpus + more_cpus, memory + more_memory
             if cpus > NODE_CPUS or memory > NODE_MEMORY_BYTES:
                 yield f"{node_id} is asked for {cpus} CPUs and {memory} bytes at {at}"
 
 
-def the_ledger_is_complete(world: World) -> Iterator[str]:
+def the_ledger_is_complete(sim: Simulation) -> Iterator[str]:
     """Each run that started has its use entered once."""
-    history = world.history()
+    history = sim.history()
     started = {(e.task_id, e.attempt) for e in history.of(m.RunStarted)}
     used: dict[tuple[str, int], set[float]] = {}
     for event in history.of(m.UsageRecorded):
@@ -214,9 +214,9 @@ def the_ledger_is_complete(world: World) -> Iterator[str]:
             yield f"the use of {key[0]}.{key[1]} was entered as {sorted(amounts)}"
 
 
-def the_event_log_is_whole(world: World) -> Iterator[str]:
+def the_event_log_is_whole(sim: Simulation) -> Iterator[str]:
     """Positions have no gap and no fact is missing or there twice."""
-    kept = sorted(rows(world, GATEWAY, gateway.EventRow), key=lambda row: row.position)
+    kept = sorted(rows(sim, GATEWAY, gateway.EventRow), key=lambda row: row.position)
     if [row.position for row in kept] != list(range(1, len(kept) + 1)):
         yield f"positions have gaps: {len(kept)} rows up to {kept[-1].position}"
     facts: set[str] = set()
@@ -224,66 +224,66 @@ def the_event_log_is_whole(world: World) -> Iterator[str]:
         if row.fact in facts:
             yield f"{row.fact} is there twice"
         facts.add(row.fact)
-    for event in world.history().of(m.TaskStateChanged):
+    for event in sim.history().of(m.TaskStateChanged):
         if f"task.state_changed/{event.task_id}/{event.version}" not in facts:
             yield f"version {event.version} of {event.task_id} is missing"
 
 
-def output_is_kept(world: World) -> Iterator[str]:
+def output_is_kept(sim: Simulation) -> Iterator[str]:
     """Every byte that a rank wrote is kept."""
-    for key, data in world.source.outputs.items():
-        kept = bytes(world.archive._written.get(key, b""))
+    for key, data in sim.source.outputs.items():
+        kept = bytes(sim.archive._written.get(key, b""))
         if kept != bytes(data):
             yield f"{key}: {len(kept)} of {len(data)} bytes are kept"
 
 
-def output_has_its_times(world: World) -> Iterator[str]:
+def output_has_its_times(sim: Simulation) -> Iterator[str]:
     """Every kept byte has a time, and within a rank times never go backwards."""
-    for row in rows(world, LOGS, logs.OutputRow):
+    for row in rows(sim, LOGS, logs.OutputRow):
         key = OutputKey(row.task_id, row.attempt, row.rank)
-        kept = world.archive._times.get(key, bytearray())
+        kept = sim.archive._times.get(key, bytearray())
         found = unpacked(kept[: row.timestamps * TIMESTAMP_BYTES])
-        offsets, moments = [each.offset for each in found], [each.at for each in found]
+        offsets, times = [each.offset for each in found], [each.at for each in found]
         if len(found) != row.timestamps:
             yield f"{key}: {len(found)} of {row.timestamps} time stamps are kept"
         if row.size and offsets[:1] != [0]:
             yield f"{key}: the first byte of {row.size} has no time"
         if offsets != sorted(set(offsets)) or max(offsets, default=0) >= max(1, row.size):
             yield f"{key}: time stamps out of order: {offsets} of {row.size} bytes"
-        if moments != sorted(moments):
-            yield f"{key}: times go backwards: {moments}"
+        if times != sorted(times):
+            yield f"{key}: times go backwards: {times}"
 
 
-def one_submission_is_one_task(world: World) -> Iterator[str]:
+def one_submission_is_one_task(sim: Simulation) -> Iterator[str]:
     """The same client key never makes two tasks."""
     by_name: dict[tuple[str, str], set[str]] = {}
-    for event in world.history().of(m.TaskSubmitted):
+    for event in sim.history().of(m.TaskSubmitted):
         by_name.setdefault((event.owner, event.spec.name), set()).add(event.task_id)
     for name, ids in by_name.items():
         if len(ids) > 1:
             yield f"{name} became {sorted(ids)}"
 
 
-def programs_computed_the_same(world: World) -> Iterator[str]:
+def programs_computed_the_same(sim: Simulation) -> Iterator[str]:
     """A task that succeeded has done each of its steps, once, as if never interrupted."""
-    for ended in rows(world, SCHEDULER, scheduler.EndedTask):
+    for ended in rows(sim, SCHEDULER, scheduler.EndedTask):
         if ended.last.state is not m.TaskState.SUCCEEDED:
             continue
-        job = world.accepted.get(ended.task_id)
-        result = world.cluster.results.get((ended.task_id, ended.last.attempt))
+        job = sim.accepted.get(ended.task_id)
+        result = sim.cluster.results.get((ended.task_id, ended.last.attempt))
         if job is not None and result != computed(job.program.steps):
             yield f"{ended.task_id}.{ended.last.attempt} succeeded with the result {result}"
 
 
-# In a calm world an event is heard, and a deadline noticed, within so many seconds.
+# Without faults a service receives an event, and notices a deadline, within so many seconds.
 NOTICED_SECONDS = 5.0
 
 
-def _forced(world: World) -> Iterator[tuple[RunId, m.KillRequested, float]]:
-    """Runs of a calm world that were asked to leave and ended by force, and how long after the
+def _forced(sim: Simulation) -> Iterator[tuple[RunId, m.KillRequested, float]]:
+    """Runs of a calm simulation that were asked to leave and ended by force, and how long after the
     first request."""
     asked: dict[RunId, datetime] = {}
-    for event in world.history().events() if world.plan.is_calm else ():
+    for event in sim.history().events() if sim.plan.is_calm else ():
         if isinstance(event, m.PreemptionRequested):
             asked.setdefault(RunId(TaskId(event.task_id), event.attempt), event.requested_at)
         elif isinstance(event, m.KillRequested):
@@ -292,26 +292,26 @@ def _forced(world: World) -> Iterator[tuple[RunId, m.KillRequested, float]]:
                 yield run, event, (event.requested_at - asked[run]).total_seconds()
 
 
-def silent_runs_are_not_waited_for(world: World) -> Iterator[str]:
+def silent_runs_are_not_waited_for(sim: Simulation) -> Iterator[str]:
     """A run whose program never asked whether to leave is soon ended."""
-    for run, _, seconds in _forced(world):
-        job = world.accepted[run.task_id]
-        silent = run not in world.listened and job.mode is m.PreemptMode.SDK
+    for run, _, seconds in _forced(sim):
+        job = sim.accepted[run.task_id]
+        silent = run not in sim.listened and job.mode is m.PreemptMode.SDK
         if silent and seconds > SILENT_SECONDS + NOTICED_SECONDS:
             yield f"{run} never asked, and was waited for {seconds:.1f} s"
 
 
-def listening_runs_are_not_cut_short(world: World) -> Iterator[str]:
+def listening_runs_are_not_cut_short(sim: Simulation) -> Iterator[str]:
     """A run that has asked is never treated as one that cannot be asked."""
-    for run, event, seconds in _forced(world):
-        at = world.listened.get(run)
+    for run, event, seconds in _forced(sim):
+        at = sim.listened.get(run)
         ended = (event.requested_at - START).total_seconds()
         silently = event.reason.code is m.ReasonCode.NEVER_ASKED
         if silently and at is not None and at + NOTICED_SECONDS < ended:
             yield f"{run} asked {ended - at:.1f} s before it was ended, which was after {seconds} s"
 
 
-JUDGES: tuple[Callable[[World], Iterable[str]], ...] = (
+CHECKS: tuple[Callable[[Simulation], Iterable[str]], ...] = (
     silent_runs_are_not_waited_for,
     listening_runs_are_not_cut_short,
     nothing_was_dead_lettered,
@@ -328,13 +328,13 @@ JUDGES: tuple[Callable[[World], Iterable[str]], ...] = (
 )
 
 
-def story(world: World) -> Iterator[str]:
+def story(sim: Simulation) -> Iterator[str]:
     """What happened, for ``--verbose``: strikes and logs, then the events of affected tasks."""
-    yield from world.notes
-    text = " ".join(world.complaints)
-    affected = {task_id for task_id in world.accepted if task_id in text}
+    yield from sim.notes
+    text = " ".join(sim.complaints)
+    affected = {task_id for task_id in sim.accepted if task_id in text}
     seen: set[str] = set()
-    for envelope in world.broker.history:
+    for envelope in sim.broker.history:
         task_id = getattr(envelope.message, "task_id", "")
         if task_id in affected and envelope.id not in seen:
             seen.add(envelope.id)

@@ -1,4 +1,4 @@
-"""The people of a world: they submit, change their minds, set limits and cordon nodes.
+"""The people of a simulation: they submit, change their minds, set limits and cordon nodes.
 
 They speak as the gateway does for them, and repeat what was not answered, with the same key.
 """
@@ -32,7 +32,7 @@ from libs.service.loop import pause
 from tests.sim.plan import Job
 
 if TYPE_CHECKING:
-    from tests.sim.world import World
+    from tests.sim.simulation import Simulation
 
 ASK_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 0.7
@@ -68,10 +68,10 @@ def spec_of(job: Job) -> TaskSpec:
 
 
 class People:
-    """Everybody who uses the platform in one world."""
+    """The users of the platform in one simulation."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
         # By the job's name: the id that the platform gave it, the last goal that was asked for.
         self.ids: dict[str, str] = {}
         self.goals: dict[str, Goal] = {}
@@ -81,21 +81,21 @@ class People:
     async def live(self) -> None:
         """Everything that is planned; returns when all of it was answered."""
         async with asyncio.TaskGroup() as group:
-            for job in self.world.plan.jobs:
+            for job in self.sim.plan.jobs:
                 group.create_task(self._job(job))
-            for order in self.world.plan.orders:
+            for order in self.sim.plan.orders:
                 group.create_task(self._order(*order))
 
     async def settle(self) -> None:
         """Take back whatever could keep a task from ending."""
         for user, team, level in self.limited:
             await self._limit(user, team, level, None)
-        for node in sorted(self.world.cluster.nodes):
+        for node in sorted(self.sim.cluster.nodes):
             command = SetSchedulable(node_id=node, schedulable=True, asked_by="root")
             # The machine has just been put back; the launcher finds it with its next look.
             await self.insist(command, until_found=True)
         for name, task_id in self.ids.items():
-            if self.world.jobs[name].program.endless:
+            if self.sim.jobs[name].program.endless:
                 await self.insist(SetGoal(task_id=task_id, goal=Goal.STOP, asked_by="root"))
             elif self.goals.get(name) is Goal.PAUSE:
                 await self.insist(SetGoal(task_id=task_id, goal=Goal.RUN, asked_by="root"))
@@ -105,7 +105,7 @@ class People:
         try_again = {RefusalCode.UNAVAILABLE} | ({RefusalCode.NOT_FOUND} if until_found else set())
         while True:
             try:
-                reply = await self.world.ask(command, ASK_SECONDS)
+                reply = await self.sim.ask(command, ASK_SECONDS)
             except BusError:
                 await pause(ASK_AGAIN_SECONDS)
                 continue
@@ -127,8 +127,8 @@ class People:
                 continue
             known = self.ids.setdefault(job.name, reply.task_id)
             if known != reply.task_id:
-                self.world.complain(f"{job.name} became two tasks: {known}, {reply.task_id}")
-            self.world.accepted[reply.task_id] = job
+                self.sim.complain(f"{job.name} became two tasks: {known}, {reply.task_id}")
+            self.sim.accepted[reply.task_id] = job
         if job.name in self.ids:
             await self._wishes(job, self.ids[job.name])
 

@@ -1,7 +1,7 @@
-"""What happens in one world, all of it drawn from the seed before anything runs.
+"""What happens in one simulation, all of it drawn from the seed before anything runs.
 
-Swarm testing: each kind of fault is on or off in a world, and how likely it is differs from world
-to world, so that rare combinations are not drowned by the average of everything.
+Swarm testing: each kind of fault is on or off in a simulation, and its likelihood differs from
+one simulation to the next, so that rare combinations occur often enough.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from libs.store.memory_database import Point
 from services.allinone.composition import WIRINGS
 
 SERVICES = tuple(wiring.name for wiring in WIRINGS)
-# Who can be asked to say its facts again, as a gateway with an empty read model does.
+# The services that publish their facts again when a gateway with an empty read model asks.
 OWNERS = ("submit", "scheduler", "launcher", "quota")
 RATES = (
     "lose_delivery",
@@ -43,7 +43,7 @@ EXIT_SECONDS = 0.05
 START_SECONDS = 5.0
 NODE_CPUS = 8.0
 NODE_MEMORY_BYTES = 64 << 30
-# What a run whose program never asks has to leave.
+# How long a run has to leave if its program never calls ``should_preempt``.
 SILENT_SECONDS = 2.0
 # A program with so many steps ends only if somebody ends it.
 ENDLESS_STEPS = 1_000_000
@@ -51,7 +51,7 @@ ENDLESS_STEPS = 1_000_000
 
 @dataclass(frozen=True)
 class Strike:
-    """One thing that goes wrong at one moment (seconds after the start)."""
+    """One fault, which occurs at one time (seconds after the start)."""
 
     at: float
     kind: str
@@ -100,7 +100,7 @@ class Job:
     # (seconds after the submission, pause | run | stop | pause now | stop now | a priority)
     wishes: tuple[tuple[float, str], ...]
     program: Program
-    # What each rank asks of its node beside GPUs.
+    # What each rank requests of its node beside GPUs.
     cpus: float | None = None
     memory_bytes: int | None = None
 
@@ -118,7 +118,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Plan:
-    """One world."""
+    """One sim."""
 
     seed: int
     nodes: int
@@ -143,12 +143,13 @@ class Plan:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing ever goes wrong: then it can be told how long anything may take."""
+        """Whether no fault occurs; then there are bounds for how long anything may take."""
         return not self.strikes and self.faults == Faults()
 
 
 def draw(seed: int) -> Plan:
-    """The world of a seed."""
+    """The simulation of a seed."""
+    # The text is part of the seed: another one would give each seed another history.
     rng = Random(f"world {seed}")
     nodes, gpus = rng.randint(1, 4), rng.choice([1, 2, 2, 4])
     fault_seconds = rng.uniform(30, 120)
@@ -182,8 +183,9 @@ def draw(seed: int) -> Plan:
 
 
 def _harder(plan: Plan) -> Plan:
-    """The same world with deposed leaders, slow ends, nodes that come and go, and clocks that are
-    hours off. Each kind has a random generator of its own, so that it does not move the others."""
+    """The same plan with deposed leaders, slow ends, nodes that come and go, and clocks that are
+    hours off. Each kind has a random generator of its own, so that it does not change the others.
+    """
     ends = Random(f"ends {plan.seed}")
     found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
     return replace(
@@ -210,10 +212,10 @@ def _endless(plan: Plan) -> tuple[Job, ...]:
 
 
 def _silent(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """Some programs never ask whether to leave."""
+    """Some programs never call ``should_preempt``."""
     rng = Random(f"silent {seed}")
     return tuple(
-        replace(job, program=replace(job.program, way="never asks")) if rng.random() < 0.2 else job
+        replace(job, program=replace(job.program, way="never polls")) if rng.random() < 0.2 else job
         for job in jobs
     )
 
@@ -390,7 +392,7 @@ def _strikes(rng: Random, nodes: int, fault_seconds: float) -> tuple[Strike, ...
     def node() -> str:
         return f"node-{rng.randrange(nodes)}"
 
-    # kind: (whom it strikes, seconds at most, most of them in a world)
+    # kind: (its target, longest duration in seconds, highest number in one simulation)
     kinds = {
         "crash": (service, 8.0, 6),
         "crash all": (str, 5.0, 1),
@@ -406,20 +408,20 @@ def _strikes(rng: Random, nodes: int, fault_seconds: float) -> tuple[Strike, ...
         "facts again": (lambda: rng.choice(OWNERS), 0.0, 2),
     }
     found: list[Strike] = []
-    for kind, (whom, seconds_max, most) in kinds.items():
+    for kind, (target, seconds_max, most) in kinds.items():
         if rng.random() < 0.4:
             for _ in range(rng.randint(1, most)):
                 at = rng.uniform(START_SECONDS, fault_seconds)
                 forget = rng.choice([0.0, rng.uniform(0, FORGET_SECONDS_MAX)])
                 jump = rng.uniform(-CLOCK_JUMP_SECONDS_MAX, CLOCK_JUMP_SECONDS_MAX)
                 extra = jump if kind == "clock jumps" else forget
-                found.append(Strike(at, kind, whom(), rng.uniform(0, seconds_max), extra))
+                found.append(Strike(at, kind, target(), rng.uniform(0, seconds_max), extra))
     return tuple(sorted(found, key=lambda strike: strike.at))
 
 
 def _bad_commits(seed: int, fault_seconds: float) -> list[Strike]:
-    """Stretches in which commits fail, take long or are not answered; drawn apart, so that the
-    rest of a seed's world is as it was."""
+    """Periods in which commits fail, take long or are not answered. They have a random generator of
+    their own, so that the rest of a seed's plan stays the same."""
     rng = Random(f"commits {seed}")
     if rng.random() > 0.4:
         return []
@@ -456,7 +458,7 @@ def _settings(rng: Random) -> Mapping[str, Mapping[str, object]]:
             "lease_seconds": 3.0,
             "fence_seconds": rng.choice([4.0, 10.0]),
         },
-        # Looking seldom keeps a world cheap; what is looked at is the same.
+        # A long period keeps a simulation cheap; the collector reads the same output.
         "log_collector": {
             "active_seconds": 1.0,
             "idle_seconds_min": 2.0,

@@ -65,7 +65,7 @@ from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 from tests.sim import people
 from tests.sim.bends import OUTBOX_KEPT_SECONDS
 from tests.sim.plan import Job, Plan
-from tests.sim.world import World
+from tests.sim.simulation import Simulation
 
 
 @contextlib.contextmanager
@@ -178,14 +178,14 @@ class CursorStore(InterleavedStore):
             self._schema.__dict__["cursor"] = max(row_ids)
 
 
-class InterleavedWorld(World):
+class InterleavedSimulation(Simulation):
     """Every service on such a store."""
 
     def store_of(self, reach: object, tables: object, **more: object) -> MemoryStore:
         return InterleavedStore(reach, tables, **more)  # type: ignore[arg-type]
 
 
-class CursorWorld(World):
+class CursorSimulation(Simulation):
     """Every service with such a relay."""
 
     def store_of(self, reach: object, tables: object, **more: object) -> MemoryStore:
@@ -193,12 +193,12 @@ class CursorWorld(World):
 
 
 def silent_runs_waited_for() -> contextlib.AbstractContextManager[None]:
-    """A run gets the whole deadline, whether its program ever asked or not."""
+    """A run gets the whole deadline, even if its program never called ``should_preempt``."""
     return replaced((Task, "forced_at", lambda self, _seconds: self.ack_deadline_at))
 
 
 def listening_runs_cut_short() -> contextlib.AbstractContextManager[None]:
-    """That a run listens is heard and forgotten."""
+    """The scheduler ignores the event that a run listens."""
 
     async def nothing(_tx: Tx, _event: Any) -> None:
         return
@@ -208,7 +208,7 @@ def listening_runs_cut_short() -> contextlib.AbstractContextManager[None]:
 
 
 def late_requests_carried_out() -> contextlib.AbstractContextManager[None]:
-    """A request is carried out whenever its turn comes, whether somebody waits for it or not."""
+    """A request is carried out even if its requester no longer waits for the reply."""
     return replaced(
         (command_batches, "expired", lambda _until: False),
         (command_replies, "expired", lambda _until: False),
@@ -219,8 +219,8 @@ class PoisonError(Exception):
     """What a planted defect raises for one task or group."""
 
 
-class PoisonedWorld(World):
-    """A world in which the platform's own code fails for somebody, and says so in its log."""
+class PoisonedSimulation(Simulation):
+    """A simulation in which the platform's own code fails for one task or group and logs it."""
 
     EXPECTED = ("PoisonError", "faults=RAISED")
 
@@ -230,7 +230,7 @@ class PoisonedWorld(World):
             super().complain(text)
 
     def poison(self) -> contextlib.AbstractContextManager[None]:
-        """What fails while the world lasts."""
+        """What fails while the simulation lasts."""
         raise NotImplementedError
 
     async def run(self) -> None:
@@ -238,7 +238,7 @@ class PoisonedWorld(World):
             await super().run()
 
 
-class PoisonedRowWorld(PoisonedWorld):
+class PoisonedRowSimulation(PoisonedSimulation):
     """The first task cannot be taken into the scheduler's memory while it runs."""
 
     def poison(self) -> contextlib.AbstractContextManager[None]:
@@ -252,9 +252,9 @@ class PoisonedRowWorld(PoisonedWorld):
         return replaced((Pool, "enter", enter))
 
 
-class ExplainedWorld(World):
-    """A world under ``rotation`` in which somebody keeps asking who is next, and whether that is
-    so: the task that ``explain`` calls the first starts when nodes for one more come."""
+class ExplainedSimulation(Simulation):
+    """A simulation under ``rotation`` that keeps calling ``explain`` and checks the answer: the
+    task that it calls the first starts when nodes for one more task join."""
 
     ASK_EVERY_SECONDS = 2.0
 
@@ -300,7 +300,7 @@ class ExplainedWorld(World):
 
 
 def explained_by_submission() -> contextlib.AbstractContextManager[None]:
-    """Who is next is explained by the order of submissions, whatever the group's policy is."""
+    """``explain`` uses the order of submissions, whatever the group's policy is."""
     honest = explanation._place
 
     def place(index: Index, task: Task, now: datetime) -> explanation._Place:
@@ -312,7 +312,7 @@ def explained_by_submission() -> contextlib.AbstractContextManager[None]:
     return replaced((explanation, "_place", place))
 
 
-class PoisonedGroupWorld(PoisonedWorld):
+class PoisonedGroupSimulation(PoisonedSimulation):
     """Deciding about a second group of nodes fails; the last task is in it."""
 
     GROUP = "poisoned"
@@ -348,8 +348,7 @@ def bad_rows_not_set_apart() -> contextlib.AbstractContextManager[None]:
 
 
 def nodes_of_bad_rows_given_away() -> contextlib.AbstractContextManager[None]:
-    """What a task has whose row is set apart counts as free; the slots of the tables do not
-    object."""
+    """The nodes of a task whose row is set apart count as free, and the slots are off."""
     honest = set_apart.Apart.of
 
     def of(problems: Any, held: Any = ()) -> set_apart.Apart:
@@ -362,7 +361,7 @@ def nodes_of_bad_rows_given_away() -> contextlib.AbstractContextManager[None]:
 
 
 def faults_not_isolated() -> contextlib.AbstractContextManager[None]:
-    """What raises for one group, or a violation in its plan, is the whole round's."""
+    """An exception or a violation in one group's plan fails the whole round."""
 
     def decide_checked(
         snapshot: Any, now: datetime, decide: Any, check: Any
@@ -377,7 +376,7 @@ def faults_not_isolated() -> contextlib.AbstractContextManager[None]:
 
 
 def failed_commits_forgotten() -> contextlib.AbstractContextManager[None]:
-    """What a plan looked at counts as done although the plan was not committed."""
+    """The tasks that a plan evaluated count as handled although its commit failed."""
     honest = scheduler_loop.Brain.step
 
     async def step(self: Any, epoch: int) -> float | None:
@@ -408,7 +407,7 @@ def inbox_apart() -> contextlib.AbstractContextManager[None]:
 
 
 def mark_before_publishing() -> contextlib.AbstractContextManager[None]:
-    """The relay marks what it is about to publish."""
+    """The relay marks rows as published before it publishes them."""
 
     async def once(self: Relay, *, query: bool = True) -> int:
         ports = self.service.ports
@@ -459,7 +458,7 @@ def deadlines_in_memory() -> contextlib.AbstractContextManager[None]:
 
 
 def unfenced_epochs() -> contextlib.AbstractContextManager[None]:
-    """A transaction of a leader is let in, whoever leads now."""
+    """A transaction of a leader is accepted even if another process leads now."""
     return replaced((MemoryStore, "_fence", lambda _self, _epoch: None))
 
 
@@ -525,7 +524,7 @@ def nodes_leave_with_their_runs() -> contextlib.AbstractContextManager[None]:
 
 
 def times_follow_the_clock() -> contextlib.AbstractContextManager[None]:
-    """Output has the moment of the clock of whoever reads it, whatever came before."""
+    """Output is stamped with the reader's clock, even if that is earlier than the last stamp."""
     honest = logs.stamped
 
     def stamped(offset: int, size: int, found: Any, _last: Any, now: datetime) -> Any:
@@ -550,7 +549,7 @@ def outbox_pruned_by_age() -> contextlib.AbstractContextManager[None]:
     return replaced((MemoryStore, "prune_outbox", prune_outbox))
 
 
-class DarkNodeWorld(World):
+class DarkNodeSimulation(Simulation):
     """On the first node ranks never begin, even when everything else is healed."""
 
     def __init__(self, plan: Plan) -> None:
@@ -572,7 +571,7 @@ def bad_nodes_forgotten() -> contextlib.AbstractContextManager[None]:
 
 
 def last_arrival_wins() -> contextlib.AbstractContextManager[None]:
-    """What is said of a node counts as it arrives, instead of by its version."""
+    """The last event of a node to arrive wins, instead of the one with the highest version."""
     honest = scheduler_handlers.on_node_changed
 
     async def on_node_changed(tx: Tx, event: NodeChanged) -> None:
@@ -583,8 +582,8 @@ def last_arrival_wins() -> contextlib.AbstractContextManager[None]:
     return replaced((scheduler_handlers, "HANDLERS", table))
 
 
-def inventories_by_moment() -> contextlib.AbstractContextManager[None]:
-    """Of two lists of nodes the one counts that bears the later moment, instead of the version."""
+def inventories_by_time() -> contextlib.AbstractContextManager[None]:
+    """Of two lists of nodes the one with the later time wins, instead of the higher version."""
 
     def is_old(event: InventoryListed, *, kept_version: int, kept_at: datetime) -> bool:
         del kept_version

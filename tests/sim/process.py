@@ -1,4 +1,4 @@
-"""One process of one service: the real build on memory adapters, mortal at any moment."""
+"""One process of one service: the real build on memory adapters; it can crash at any time."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from services.submit.ids import TimeSortedIds
 from tests.kit.virtual_time import LoopClock
 
 if TYPE_CHECKING:
-    from tests.sim.world import World
+    from tests.sim.simulation import Simulation
 
 
 class Process:
-    """Starts, crashes and starts again; what outlives it is in the world."""
+    """Starts, crashes and starts again; what outlives it is in the simulation."""
 
-    def __init__(self, world: World, wiring: Wiring, number: int) -> None:
-        self.world = world
+    def __init__(self, sim: Simulation, wiring: Wiring, number: int) -> None:
+        self.sim = sim
         self.wiring = wiring
         self.name = wiring.name
         self.number = number
-        self.rng = Random(f"{world.plan.seed} {wiring.name} {number}")
+        self.rng = Random(f"{sim.plan.seed} {wiring.name} {number}")
         self.clock = LoopClock()
         self.starts = 0
         self.task: asyncio.Task[None] | None = None
@@ -53,15 +53,15 @@ class Process:
         self.alive = True
         ids = itertools.count(1)
         prefix = f"{self.name}-{self.number}.{self.starts}"
-        self.store = self.world.store_of(
+        self.store = self.sim.store_of(
             _Reach(self),
             self.wiring.tables,
             clock=self.clock,
             source=self.name,
             new_id=lambda: f"{prefix}-{next(ids)}",
         )
-        self.bus = NotingBus(self.world, self.name, tuple(self.wiring.consumes))
-        settings = self.world.settings[self.name]
+        self.bus = NotingBus(self.sim, self.name, tuple(self.wiring.consumes))
+        settings = self.sim.settings[self.name]
         ports = Ports(self.store, self.bus, self.clock)
         built: Service = self.wiring.build(settings, ports, **self._replacements())
         commands = {kind: self._noting(each) for kind, each in built.commands.items()}
@@ -71,7 +71,7 @@ class Process:
 
     def _noting(self, handler: CommandHandler) -> CommandHandler:
         async def noting(tx: Tx, command: Message) -> Message:
-            self.world.carried_out(command)
+            self.sim.carried_out(command)
             return await handler(tx, command)
 
         return noting
@@ -84,30 +84,30 @@ class Process:
                 raise
         except BaseException as problem:  # noqa: BLE001 - whatever it is, it is a finding
             if self.alive and self.starts == start:
-                self.world.complain(f"process {self.name} died by itself: {_causes(problem)}")
+                self.sim.complain(f"process {self.name} died by itself: {_causes(problem)}")
                 self.crash()
 
     def crash(self) -> None:
-        """Dead at this moment: what it still tries to do fails."""
+        """Kill the process: everything that its tasks still try fails."""
         if not self.alive:
             return
         self.alive = False
         self.store.crash()
         self.bus._closed = True
-        self.world.broker.changed()
+        self.sim.broker.changed()
         assert self.task is not None, "it was started"
         self.task.cancel()
-        self.world.revive(self)
+        self.sim.revive(self)
 
     async def meet(self, point: Point) -> None:
         """What may happen at this place of a transaction or of the relay."""
-        points = self.world.points
+        points = self.sim.points
         if points is None:
             return
         if self.rng.random() < points.slow:
             await pause(self.rng.uniform(0, points.slow_seconds_max))
         if self.rng.random() < points.crash[point]:
-            self.world.note(f"{self.name} crashes at {point.value}")
+            self.sim.note(f"{self.name} crashes at {point.value}")
             await self.die()
         if self.rng.random() < points.fail[point]:
             raise StoreUnavailableError(f"the simulation: {point.value}")
@@ -120,11 +120,11 @@ class Process:
         raise StoreUnavailableError("the process is dead")
 
     def _replacements(self) -> dict[str, Any]:
-        world, numbers = self.world, itertools.count(1)
+        sim, numbers = self.sim, itertools.count(1)
         found: dict[str, Callable[[], dict[str, Any]]] = {
             "submit": lambda: {"make_id": TimeSortedIds(self.rng.getrandbits)},
-            "launcher": lambda: {"runtime": MortalRuntime(world.cluster, self)},
-            "log_collector": lambda: {"source": world.source, "archive": world.archive},
+            "launcher": lambda: {"runtime": MortalRuntime(sim.cluster, self)},
+            "log_collector": lambda: {"source": sim.source, "archive": sim.archive},
             "gateway": lambda: {
                 "mint": Mint(
                     secret=lambda: f"secret-{next(numbers)}", id=lambda: f"id-{next(numbers)}"
@@ -141,11 +141,11 @@ def _causes(problem: BaseException) -> str:
 
 
 class NotingBus(MemoryBus):
-    """Notes until when the requester of each command waits."""
+    """Records how long the requester of each command waits."""
 
-    def __init__(self, world: World, service: str, consumes: tuple[type[Message], ...]) -> None:
-        super().__init__(world.broker, service, consumes)
-        self._world = world
+    def __init__(self, sim: Simulation, service: str, consumes: tuple[type[Message], ...]) -> None:
+        super().__init__(sim.broker, service, consumes)
+        self._sim = sim
 
     @contextlib.asynccontextmanager
     async def serve(
@@ -154,11 +154,11 @@ class NotingBus(MemoryBus):
         def noting(handler: BusCommandHandler) -> BusCommandHandler:
             async def noted(command: Message) -> Message:
                 # The same object reaches the service's handler.
-                self._world.waits[id(command)] = (command, answer_until.get())
+                self._sim.waits[id(command)] = (command, answer_until.get())
                 try:
                     return await handler(command)
                 finally:
-                    self._world.waits.pop(id(command), None)
+                    self._sim.waits.pop(id(command), None)
 
             return noted
 
@@ -171,7 +171,7 @@ class _Reach:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._database = process.world.database
+        self._database = process.sim.database
 
     @property
     def down(self) -> bool:
@@ -190,7 +190,7 @@ class _Reach:
 
 
 class MortalRuntime(FakeRuntime):
-    """In whose calls its launcher can die, before or after they took effect."""
+    """A runtime whose launcher can crash before or after the effect of a call."""
 
     def __init__(self, cluster: FakeCluster, process: Process) -> None:
         super().__init__(cluster)
@@ -208,7 +208,7 @@ class MortalRuntime(FakeRuntime):
             effect()
 
     async def _maybe_die(self) -> None:
-        process, points = self._process, self._process.world.points
+        process, points = self._process, self._process.sim.points
         if points is not None and process.rng.random() < points.runtime_crash:
-            process.world.note("launcher crashes in a call of the runtime")
+            process.sim.note("launcher crashes in a call of the runtime")
             await process.die()

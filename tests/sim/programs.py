@@ -1,4 +1,4 @@
-"""The training programs of a world, on a cluster in memory, and what they compute.
+"""The training programs of a simulation, on a cluster in memory, and what they compute.
 
 A program's state is a chain of digests, one link for each step: a step lost or done twice shows in
 the last link. Checkpoints lie in storage that survives everything; the platform only knows where.
@@ -34,9 +34,9 @@ from tests.kit.checkers import Ack, Span
 from tests.sim.plan import Job
 
 if TYPE_CHECKING:
-    from tests.sim.world import World
+    from tests.sim.simulation import Simulation
 
-# What a program does when it is asked to hand over.
+# What a program does when it is asked to leave.
 WAYS = {
     "exit 75": "saves, then leaves with the reserved code",
     "exit 0": "saves, then simply returns",
@@ -45,7 +45,7 @@ WAYS = {
     "no ack": "leaves with the reserved code and saves nothing",
     "stay": "saves, then goes on",
     "ignore": "goes on",
-    "never asks": "does not know that it could be asked",
+    "never polls": "never calls should_preempt",
     "hang": "does nothing any more, and never leaves",
 }
 ASK_SECONDS = 2.0
@@ -69,15 +69,15 @@ def computed(steps: int) -> str:
 class SimCluster(FakeCluster):
     """Machines that remember every process that ever was, and play the jobs' programs."""
 
-    def __init__(self, world: World, nodes: list) -> None:
+    def __init__(self, sim: Simulation, nodes: list) -> None:
         super().__init__(
             nodes,
             platform=self,
             script_of=lambda _: Script(),
-            now=world.true_clock.now,
-            rng=Random(f"cluster {world.plan.seed}"),
+            now=sim.true_clock.now,
+            rng=Random(f"cluster {sim.plan.seed}"),
         )
-        self.world = world
+        self.sim = sim
         self.processes: list[tuple[FakeRun, FakeRank]] = []
         # (task, attempt) -> the state in which every rank left with 0
         self.results: dict[tuple[str, int], str] = {}
@@ -124,11 +124,11 @@ class _Play:
     """One gang's program from its start to its end; rank 0 saves."""
 
     def __init__(self, cluster: SimCluster, run: FakeRun, order: RunOrder) -> None:
-        self.cluster, self.run_, self.world = cluster, run, cluster.world
+        self.cluster, self.run_, self.sim = cluster, run, cluster.sim
         self.task_id, self.attempt = run.run_id.task_id, run.run_id.attempt
-        self.job: Job = self.world.jobs[order.ranks[0].env["JOB"]]
+        self.job: Job = self.sim.jobs[order.ranks[0].env["JOB"]]
         self.program = self.job.program
-        self.rng = Random(f"{self.world.plan.seed} {self.job.name} {self.attempt}")
+        self.rng = Random(f"{self.sim.plan.seed} {self.job.name} {self.attempt}")
         self.answered = False
         self.step, self.state = self._begin(order)
         self.first_step = self.step
@@ -136,13 +136,15 @@ class _Play:
     def _begin(self, order: RunOrder) -> tuple[int, str]:
         saved = json.loads(order.ranks[0].context).get("resume_from")
         if saved is None:
-            promised = self.world.acked_step(self.task_id)
+            promised = self.sim.acked_step(self.task_id)
             if promised is not None:
-                self.world.complain(f"{self.run_.run_id} starts anew although {promised} was saved")
+                self.sim.complain(
+                    f"{self.run_.run_id} starts from scratch although {promised} was saved"
+                )
             return 0, FIRST_LINK
-        step, state = self.world.storage[saved["uri"]]
+        step, state = self.sim.storage[saved["uri"]]
         if (step, state) != (saved["step"], saved["digest"]):
-            self.world.complain(f"{self.run_.run_id} was given a wrong checkpoint: {saved}")
+            self.sim.complain(f"{self.run_.run_id} was given a wrong checkpoint: {saved}")
         return step, state
 
     def together(self) -> bool:
@@ -172,7 +174,7 @@ class _Play:
     async def _hand_over(self) -> bool:
         """True if the program has left, or can do no more."""
         way = self.program.way
-        if self.answered or not await self._asked() or way in {"ignore", "never asks"}:
+        if self.answered or not await self._asked() or way in {"ignore", "never polls"}:
             return False
         self.answered = True
         if way == "hang":
@@ -192,10 +194,10 @@ class _Play:
     async def _asked(self) -> bool:
         if self.job.mode is PreemptMode.SIGNAL:
             return any(rank.signals for rank in self.run_.ranks.values())
-        if self.program.way == "never asks":
+        if self.program.way == "never polls":
             return False
-        await self.world.poll(self.run_.run_id)
-        return self.world.should_preempt(self.task_id, self.attempt)
+        await self.sim.poll(self.run_.run_id)
+        return self.sim.should_preempt(self.task_id, self.attempt)
 
     def _fail(self) -> None:
         ranks = sorted(self.run_.ranks)
@@ -207,13 +209,13 @@ class _Play:
         for number, rank in sorted(self.run_.ranks.items()):
             if rank.running:
                 key = OutputKey(self.task_id, self.attempt, number)
-                self.world.source.append(key, b"step %d\n" % self.step)
+                self.sim.source.append(key, b"step %d\n" % self.step)
 
     async def _save(self) -> bool:
         """Write a checkpoint and have it acknowledged; False if the program is over."""
         await pause(self.program.save_seconds)
         uri = f"/checkpoints/{self.task_id}/{self.attempt}/{self.step}"
-        self.world.storage[uri] = (self.step, self.state)
+        self.sim.storage[uri] = (self.step, self.state)
         command = AckCheckpoint(
             task_id=self.task_id,
             attempt=self.attempt,
@@ -223,24 +225,24 @@ class _Play:
         )
         while self.together():
             try:
-                # The gateway adds what it has told the run, at each try.
-                told = self.world.should_preempt(self.task_id, self.attempt)
-                asked = command.model_copy(update={"preempt_requested": told})
-                reply = await self.world.ask(asked, ASK_SECONDS)
+                # The gateway adds what it has reported to the run, at each try.
+                requested = self.sim.should_preempt(self.task_id, self.attempt)
+                sent = command.model_copy(update={"preempt_requested": requested})
+                reply = await self.sim.ask(sent, ASK_SECONDS)
             except BusError:
                 await pause(ASK_AGAIN_SECONDS)
                 continue
             assert isinstance(reply, AckCheckpointReply), "the declared reply"
             if self.run_.ranks[0].running and reply.checkpoint is not None:
                 saved = reply.checkpoint
-                self.world.acks.append(Ack(self.task_id, self.attempt, saved.no, saved.step))
+                self.sim.acks.append(Ack(self.task_id, self.attempt, saved.no, saved.step))
                 return self.together()
             code = reply.refusal.code if reply.refusal is not None else None
             if code is RefusalCode.SUPERSEDED:
                 await self._leave(SUPERSEDED_CODE)
                 return False
             if reply.refusal is not None and code is not RefusalCode.UNAVAILABLE:
-                self.world.complain(f"{self.run_.run_id} could not save: {reply.refusal.detail}")
+                self.sim.complain(f"{self.run_.run_id} could not save: {reply.refusal.detail}")
             await pause(ASK_AGAIN_SECONDS)
         return False
 

@@ -1,4 +1,4 @@
-"""What services log during a world: kept in its notes; an error is a complaint."""
+"""What services log during a simulation: kept in its notes; an error is a complaint."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 if TYPE_CHECKING:
-    from tests.sim.world import World
+    from tests.sim.simulation import Simulation
 
 
 @contextlib.contextmanager
-def quiet(worlds: Sequence[World]) -> Generator[None]:
-    """Route structlog to the last of these worlds."""
+def quiet(simulations: Sequence[Simulation]) -> Generator[None]:
+    """Route structlog to the last of these simulations."""
 
     def keep(_: Any, level: str, entry: dict[str, Any]) -> Any:
-        if worlds:
-            note(worlds[-1], level, entry)
+        if simulations:
+            note(simulations[-1], level, entry)
         raise structlog.DropEvent
 
     before = structlog.get_config()
@@ -35,7 +35,7 @@ def quiet(worlds: Sequence[World]) -> Generator[None]:
         structlog.configure(**before)
 
 
-def note(world: World, level: str, entry: dict[str, Any]) -> None:
+def note(sim: Simulation, level: str, entry: dict[str, Any]) -> None:
     """One entry of a log."""
     text = " ".join(f"{key}={value}" for key, value in entry.items())
     try:
@@ -43,6 +43,6 @@ def note(world: World, level: str, entry: dict[str, Any]) -> None:
     except RuntimeError:
         return
     if level in {"error", "exception", "critical"}:
-        world.complain(f"logged as {level}: {text}")
+        sim.complain(f"logged as {level}: {text}")
     else:
-        world.note(text)
+        sim.note(text)

@@ -1,4 +1,4 @@
-"""What can go wrong at one moment, by name, and how everything is healed."""
+"""The faults by name: each function injects one, and ``heal_all`` ends them all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from libs.store.port import StoreUnavailableError
 from tests.sim.plan import Strike
 
 if TYPE_CHECKING:
-    from tests.sim.world import World
+    from tests.sim.simulation import Simulation
 
 
 COMMITS_FAIL_SHARE = 0.6
@@ -24,55 +24,55 @@ COMMIT_SECONDS_MAX = 3.0
 CUT_SHARE = 0.5
 
 
-def _later(world: World, seconds: float, effect: Callable[[], None]) -> None:
+def _later(sim: Simulation, seconds: float, effect: Callable[[], None]) -> None:
     """After a while, unless everything was healed before."""
 
     def unless_healed() -> None:
-        if not world.healed:
+        if not sim.healed:
             effect()
 
     asyncio.get_running_loop().call_later(seconds, unless_healed)
 
 
-def _crash(world: World, strike: Strike) -> None:
-    for process in world.of(strike.target):
+def _crash(sim: Simulation, strike: Strike) -> None:
+    for process in sim.of(strike.target):
         process.crash()
     if strike.target == "log_collector" and strike.extra:
         # The host died with it: what was not synced is gone.
-        world.archive.crash(torn=strike.extra > 10)
+        sim.archive.crash(torn=strike.extra > 10)
 
 
-def _crash_all(world: World, strike: Strike) -> None:
-    for process in world.processes:
+def _crash_all(sim: Simulation, strike: Strike) -> None:
+    for process in sim.processes:
         process.crash()
 
 
-def _partition(world: World, strike: Strike) -> None:
-    world.broker.partition(strike.target)
-    _later(world, strike.seconds, lambda: world.broker.heal(strike.target))
+def _partition(sim: Simulation, strike: Strike) -> None:
+    sim.broker.partition(strike.target)
+    _later(sim, strike.seconds, lambda: sim.broker.heal(strike.target))
 
 
-def _bus_restarts(world: World, strike: Strike) -> None:
-    if world.broker.running:
-        world.broker.restart(strike.extra)
+def _bus_restarts(sim: Simulation, strike: Strike) -> None:
+    if sim.broker.running:
+        sim.broker.restart(strike.extra)
 
 
-def _bus_stops(world: World, strike: Strike) -> None:
+def _bus_stops(sim: Simulation, strike: Strike) -> None:
     def start() -> None:
-        if not world.broker.running:
-            world.broker.start(strike.extra)
+        if not sim.broker.running:
+            sim.broker.start(strike.extra)
 
-    world.broker.stop()
-    _later(world, strike.seconds, start)
-
-
-def _database_stops(world: World, strike: Strike) -> None:
-    world.database.stop()
-    _later(world, strike.seconds, world.database.start)
+    sim.broker.stop()
+    _later(sim, strike.seconds, start)
 
 
-def _leader_cut(world: World, strike: Strike) -> None:
-    world.database.cut_leader(strike.target)
+def _database_stops(sim: Simulation, strike: Strike) -> None:
+    sim.database.stop()
+    _later(sim, strike.seconds, sim.database.start)
+
+
+def _leader_cut(sim: Simulation, strike: Strike) -> None:
+    sim.database.cut_leader(strike.target)
 
 
 class _CutCommits(BadCommits):
@@ -93,77 +93,77 @@ class _CutCommits(BadCommits):
             raise
 
 
-def _commits_fail(world: World, strike: Strike) -> None:
+def _commits_fail(sim: Simulation, strike: Strike) -> None:
     """Commits of a service fail, take long, or take effect without an answer."""
-    rng = Random(f"commits {world.plan.seed} {strike.at}")
+    rng = Random(f"commits {sim.plan.seed} {strike.at}")
     bad = _CutCommits(rng, COMMITS_FAIL_SHARE, COMMIT_SECONDS_MAX, pause)
-    world.database.bad_commits[strike.target] = bad
+    sim.database.bad_commits[strike.target] = bad
 
     def over() -> None:
-        if world.database.bad_commits.get(strike.target) is bad:
-            del world.database.bad_commits[strike.target]
+        if sim.database.bad_commits.get(strike.target) is bad:
+            del sim.database.bad_commits[strike.target]
 
-    _later(world, strike.seconds, over)
+    _later(sim, strike.seconds, over)
 
 
-def _leader_deposed(world: World, strike: Strike) -> None:
+def _leader_deposed(sim: Simulation, strike: Strike) -> None:
     """Another process may lead for up to ``strike.seconds`` before the old leader knows."""
-    world.database.cut_leader(strike.target, notice_seconds=strike.seconds)
+    sim.database.cut_leader(strike.target, notice_seconds=strike.seconds)
 
 
-def _clock_jumps(world: World, strike: Strike) -> None:
-    for process in world.of(strike.target):
+def _clock_jumps(sim: Simulation, strike: Strike) -> None:
+    for process in sim.of(strike.target):
         process.clock.skew_seconds += strike.extra
-    world.note_clocks()
+    sim.note_clocks()
 
 
-def _clock_is_hours_off(world: World, strike: Strike) -> None:
+def _clock_is_hours_off(sim: Simulation, strike: Strike) -> None:
     def jump(seconds: float) -> None:
-        for process in world.of(strike.target):
+        for process in sim.of(strike.target):
             process.clock.skew_seconds += seconds
-        world.note_clocks()
+        sim.note_clocks()
 
     jump(strike.extra)
-    _later(world, strike.seconds, lambda: jump(-strike.extra))
+    _later(sim, strike.seconds, lambda: jump(-strike.extra))
 
 
-def _node_off(world: World, strike: Strike) -> None:
-    world.cluster.power_off(strike.target)
-    _later(world, strike.seconds, lambda: world.cluster.heal(strike.target))
+def _node_off(sim: Simulation, strike: Strike) -> None:
+    sim.cluster.power_off(strike.target)
+    _later(sim, strike.seconds, lambda: sim.cluster.heal(strike.target))
 
 
-def _node_silent(world: World, strike: Strike) -> None:
-    world.cluster.silence(strike.target)
-    _later(world, strike.seconds, lambda: world.cluster.heal(strike.target))
+def _node_silent(sim: Simulation, strike: Strike) -> None:
+    sim.cluster.silence(strike.target)
+    _later(sim, strike.seconds, lambda: sim.cluster.heal(strike.target))
 
 
-def _node_leaves(world: World, strike: Strike) -> None:
+def _node_leaves(sim: Simulation, strike: Strike) -> None:
     """Taken out of the inventory; what runs there goes on."""
-    world.cluster.retire(strike.target)
-    _later(world, strike.seconds, lambda: world.join(strike.target))
+    sim.cluster.retire(strike.target)
+    _later(sim, strike.seconds, lambda: sim.join(strike.target))
 
 
-def _node_deleted(world: World, strike: Strike) -> None:
+def _node_deleted(sim: Simulation, strike: Strike) -> None:
     """The machine is gone, and the runtime knows it."""
-    world.cluster.delete(strike.target)
-    _later(world, strike.seconds, lambda: world.join(strike.target))
+    sim.cluster.delete(strike.target)
+    _later(sim, strike.seconds, lambda: sim.join(strike.target))
 
 
-def _node_joins(world: World, strike: Strike) -> None:
-    world.join(strike.target)
+def _node_joins(sim: Simulation, strike: Strike) -> None:
+    sim.join(strike.target)
 
 
-def _supervisor_dies(world: World, strike: Strike) -> None:
-    world.cluster.lose_ranks(strike.target)
-    world.cluster.changed()
+def _supervisor_dies(sim: Simulation, strike: Strike) -> None:
+    sim.cluster.lose_ranks(strike.target)
+    sim.cluster.changed()
 
 
-def _facts_again(world: World, strike: Strike) -> None:
-    """Old facts under new ids: no inbox knows them, each service has to."""
-    world.aside(world.people.insist(Reemit(service=strike.target)))
+def _facts_again(sim: Simulation, strike: Strike) -> None:
+    """Publish old facts under new ids: no inbox knows them, so each service has to ignore them."""
+    sim.aside(sim.people.insist(Reemit(service=strike.target)))
 
 
-STRIKES: dict[str, Callable[[World, Strike], None]] = {
+STRIKES: dict[str, Callable[[Simulation, Strike], None]] = {
     "crash": _crash,
     "crash all": _crash_all,
     "partition": _partition,
@@ -185,27 +185,27 @@ STRIKES: dict[str, Callable[[World, Strike], None]] = {
 }
 
 
-def strike(world: World, what: Strike) -> None:
+def strike(sim: Simulation, what: Strike) -> None:
     """Let it happen now."""
-    world.note(f"strike: {what.kind} {what.target} ({what.seconds:.1f} s, {what.extra:.1f})")
-    STRIKES[what.kind](world, what)
+    sim.note(f"strike: {what.kind} {what.target} ({what.seconds:.1f} s, {what.extra:.1f})")
+    STRIKES[what.kind](sim, what)
 
 
-def heal_all(world: World) -> None:
-    """Everything works again from now on; the dead are being restarted.
+def heal_all(sim: Simulation) -> None:
+    """End all faults; processes that crashed are restarting already.
 
-    A deadline is a moment of a clock. Where clocks were hours off, a deadline may lie as many hours
-    ahead; these hours pass now at once, instead of being simulated second by second.
+    Where clocks were hours off, a deadline may lie as many hours ahead. Every clock jumps to the
+    furthest one, so that these hours need not be simulated second by second.
     """
-    world.database.start()
-    world.database.bad_commits.clear()
-    if not world.broker.running:
-        world.broker.start()
-    world.broker.heal()
-    for number in range(world.plan.nodes):
-        world.join(f"node-{number}")
-    for node in sorted(world.cluster.nodes):
-        world.cluster.heal(node)
-    if any(each.kind == "clock is hours off" for each in world.plan.strikes):
-        for process in world.processes:
-            process.clock.skew_seconds = world.furthest_skew
+    sim.database.start()
+    sim.database.bad_commits.clear()
+    if not sim.broker.running:
+        sim.broker.start()
+    sim.broker.heal()
+    for number in range(sim.plan.nodes):
+        sim.join(f"node-{number}")
+    for node in sorted(sim.cluster.nodes):
+        sim.cluster.heal(node)
+    if any(each.kind == "clock is hours off" for each in sim.plan.strikes):
+        for process in sim.processes:
+            process.clock.skew_seconds = sim.furthest_skew

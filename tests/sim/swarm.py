@@ -1,4 +1,4 @@
-"""Many worlds over the cores of this machine, until one is wrong or the time is over."""
+"""Runs many simulations on the cores of this machine, until one fails or the time is over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.sim.plan import Plan
-from tests.sim.world import Outcome, World, run_world
+from tests.sim.simulation import Outcome, Simulation, run_simulation
 
 GARBAGE_EVERY = 25
 
@@ -19,7 +19,7 @@ GARBAGE_EVERY = 25
 class Tally:
     """What was run."""
 
-    worlds: int = 0
+    simulations: int = 0
     tasks: int = 0
     runs: int = 0
     events: int = 0
@@ -28,7 +28,7 @@ class Tally:
     failed: Outcome | None = None
 
     def add(self, outcome: Outcome) -> None:
-        self.worlds += 1
+        self.simulations += 1
         self.tasks += outcome.tasks
         self.runs += outcome.runs
         self.events += outcome.events
@@ -38,25 +38,26 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.worlds} worlds, {self.tasks} tasks, {self.runs} runs, {self.events} events, "
-            f"{self.virtual_seconds / 3600:.1f} simulated hours in {self.wall_seconds:.0f} s"
+            f"{self.simulations} simulations, {self.tasks} tasks, {self.runs} runs, "
+            f"{self.events} events, {self.virtual_seconds / 3600:.1f} simulated hours "
+            f"in {self.wall_seconds:.0f} s"
         )
 
 
 def one(
-    seed: int, world: type[World] = World, bend: Callable[[Plan], Plan] = lambda plan: plan
+    seed: int, sim: type[Simulation] = Simulation, bend: Callable[[Plan], Plan] = lambda plan: plan
 ) -> Outcome:
-    """A world; whatever breaks the simulation itself is a complaint, too."""
+    """Run one simulation; an exception in the simulation itself is a complaint, too."""
     if seed % GARBAGE_EVERY == 0:
         gc.collect()
     try:
-        return run_world(seed, world, bend)
-    except Exception as error:  # noqa: BLE001 - the seed must be told, whatever it is
-        return Outcome(seed, (f"the world broke: {error!r}",), "", 0, 0, 0, 0.0)
+        return run_simulation(seed, sim, bend)
+    except Exception as error:  # noqa: BLE001 - the seed must be reported, whatever it is
+        return Outcome(seed, (f"the simulation broke: {error!r}",), "", 0, 0, 0, 0.0)
 
 
 def outcomes(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
-    """Each world's outcome, as they come."""
+    """Each simulation's outcome, as they come."""
     if processes == 1:
         yield from map(one, seeds)
         return
@@ -72,7 +73,7 @@ def run(
     processes: int | None = None,
     progress: Callable[[Tally], None] = lambda _: None,
 ) -> Tally:
-    """Run worlds until one is wrong, all are done, or the time is over."""
+    """Run simulations until one is wrong, all are done, or the time is over."""
     begin, tally = time.monotonic(), Tally()
     for outcome in outcomes(seeds, processes or min(2, os.cpu_count() or 1)):
         tally.add(outcome)

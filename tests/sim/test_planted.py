@@ -1,4 +1,4 @@
-"""The simulation finds what it is there to find: each planted defect, within so many worlds."""
+"""The simulation finds each planted defect within a bounded number of seeds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from tests.sim import bends, planted
 from tests.sim.plan import Plan
+from tests.sim.simulation import Simulation, run_simulation
 from tests.sim.swarm import one
-from tests.sim.world import World, run_world
 
-# A minute and a half of worlds: `make test-slow`.
+# A minute and a half of simulations: `make test-slow`.
 pytestmark = pytest.mark.slow
 
-WORLDS_MAX = 60
+SIMULATIONS_MAX = 60
 
 
 def as_drawn(plan: Plan) -> Plan:
@@ -30,14 +30,14 @@ class Planted:
     """One defect, and how the simulation finds it."""
 
     defect: Callable[[], AbstractContextManager[None]]
-    # A judge that finds it.
-    judge: str
-    # A world that shows it, as of the last time when somebody looked; it is tried first.
+    # The name of a check that finds it.
+    check: str
+    # A seed that is known to show it; it is tried first.
     seed: int
-    # The defect is found in so many worlds at most.
-    worlds: int = WORLDS_MAX
+    # The most seeds that are tried until it is found.
+    simulations: int = SIMULATIONS_MAX
     bend: Callable[[Plan], Plan] = as_drawn
-    world: type[World] = World
+    sim: type[Simulation] = Simulation
 
 
 DEFECTS = {
@@ -55,7 +55,9 @@ DEFECTS = {
     "unfenced attempt": Planted(
         planted.unfenced_attempts, "attempts_count_up", 2, 10, bends.repeated_facts
     ),
-    "cursor outbox": Planted(nullcontext, "no_task_is_lost", 0, 10, as_drawn, planted.CursorWorld),
+    "cursor outbox": Planted(
+        nullcontext, "no_task_is_lost", 0, 10, as_drawn, planted.CursorSimulation
+    ),
     "no republishing": Planted(planted.forgotten_republishing, "no_task_is_lost", 19, 30),
     "inbox apart": Planted(planted.inbox_apart, "the_event_log_is_whole", 2, 30),
     "mark before publishing": Planted(
@@ -94,7 +96,7 @@ DEFECTS = {
         1,
         10,
         bends.one_dark_node,
-        planted.DarkNodeWorld,
+        planted.DarkNodeSimulation,
     ),
     "last arrival wins": Planted(planted.last_arrival_wins, "nodes_and_limits_agree", 1),
     "late requests carried out": Planted(
@@ -105,28 +107,28 @@ DEFECTS = {
         "no_task_is_lost",
         0,
         bend=bends.a_group_that_cannot_be_decided,
-        world=planted.PoisonedGroupWorld,
+        sim=planted.PoisonedGroupSimulation,
     ),
     "bad rows not set apart": Planted(
         planted.bad_rows_not_set_apart,
         "died by itself",
         0,
         bend=bends.a_row_that_cannot_be_loaded,
-        world=planted.PoisonedRowWorld,
+        sim=planted.PoisonedRowSimulation,
     ),
     "nodes of bad rows given away": Planted(
         planted.nodes_of_bad_rows_given_away,
         "slots_never_double_booked",
         0,
         bend=bends.a_row_that_cannot_be_loaded,
-        world=planted.PoisonedRowWorld,
+        sim=planted.PoisonedRowSimulation,
     ),
     "explained by submission": Planted(
         planted.explained_by_submission,
         "explain calls",
         0,
         bend=bends.crowded,
-        world=planted.ExplainedWorld,
+        sim=planted.ExplainedSimulation,
     ),
     "silent runs waited for": Planted(
         planted.silent_runs_waited_for,
@@ -141,7 +143,7 @@ DEFECTS = {
         bend=bends.calm_people,
     ),
     "times follow the clock": Planted(planted.times_follow_the_clock, "output_has_its_times", 25),
-    "inventories by moment": Planted(planted.inventories_by_moment, "nodes_and_limits_agree", 16),
+    "inventories by time": Planted(planted.inventories_by_time, "nodes_and_limits_agree", 16),
 }
 BENDS = (
     bends.asking_for_amounts,
@@ -155,57 +157,57 @@ BENDS = (
     bends.slow_databases,
     bends.calm_people,
 )
-WORLDS = (
-    (planted.PoisonedGroupWorld, bends.a_group_that_cannot_be_decided),
-    (planted.PoisonedRowWorld, bends.a_row_that_cannot_be_loaded),
-    (planted.ExplainedWorld, bends.crowded),
+SIMULATIONS = (
+    (planted.PoisonedGroupSimulation, bends.a_group_that_cannot_be_decided),
+    (planted.PoisonedRowSimulation, bends.a_row_that_cannot_be_loaded),
+    (planted.ExplainedSimulation, bends.crowded),
 )
 
 
 def finds(planted_: Planted) -> Iterator[int]:
-    """Worlds in which the judge complains: the known one, then from 0 on."""
-    others = (seed for seed in range(planted_.worlds) if seed != planted_.seed)
+    """Seeds for which the check complains: the known one, then from 0 on."""
+    others = (seed for seed in range(planted_.simulations) if seed != planted_.seed)
     with planted_.defect():
         for seed in (planted_.seed, *others):
-            # As ``make sim`` does it: whatever breaks the world itself is a complaint, too.
-            complaints = one(seed, planted_.world, planted_.bend).complaints
-            if any(planted_.judge in text for text in complaints):
+            # As in ``make sim``, an exception in the simulation itself is a complaint, too.
+            complaints = one(seed, planted_.sim, planted_.bend).complaints
+            if any(planted_.check in text for text in complaints):
                 yield seed
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_defect_is_found(name: str) -> None:
     found = next(finds(DEFECTS[name]), None)
-    assert found is not None, f"{DEFECTS[name].judge} found nothing"
-    print(f"{name}: found in world {found} by {DEFECTS[name].judge}")
+    assert found is not None, f"{DEFECTS[name].check} found nothing"
+    print(f"{name}: found with seed {found} by {DEFECTS[name].check}")
 
 
 def test_tasks_end_beside_a_node_on_which_nothing_starts() -> None:
     for seed in range(5):
-        assert not run_world(seed, planted.DarkNodeWorld, bends.one_dark_node).complaints
+        assert not run_simulation(seed, planted.DarkNodeSimulation, bends.one_dark_node).complaints
 
 
 def test_interleaved_commits_alone_do_no_harm() -> None:
     for seed in range(5):
-        assert not run_world(seed, planted.InterleavedWorld).complaints
+        assert not run_simulation(seed, planted.InterleavedSimulation).complaints
 
 
-@pytest.mark.parametrize(("world", "bend"), WORLDS)
-def test_other_worlds_without_a_defect_are_right(
-    world: type[World], bend: Callable[[Plan], Plan]
+@pytest.mark.parametrize(("sim", "bend"), SIMULATIONS)
+def test_other_simulations_without_a_defect_are_right(
+    sim: type[Simulation], bend: Callable[[Plan], Plan]
 ) -> None:
     for seed in range(5):
-        assert not run_world(seed, world, bend).complaints
+        assert not run_simulation(seed, sim, bend).complaints
 
 
 @pytest.mark.parametrize("bend", BENDS, ids=lambda bend: bend.__name__)
-def test_bent_worlds_without_a_defect_are_right(bend: Callable[[Plan], Plan]) -> None:
+def test_changed_plans_without_a_defect_are_right(bend: Callable[[Plan], Plan]) -> None:
     for seed in range(5):
-        assert not run_world(seed, World, bend).complaints
+        assert not run_simulation(seed, Simulation, bend).complaints
 
 
 def test_every_planted_defect_stands_in_the_documentation() -> None:
-    """By its name, with the judge that finds it."""
+    """The table has its name and the check that finds it."""
     rows = [
         re.split(r" *\| *", line.strip("| \n"))
         for line in Path("docs/testing.md").read_text().splitlines()
@@ -213,4 +215,4 @@ def test_every_planted_defect_stands_in_the_documentation() -> None:
     ]
     for name, each in DEFECTS.items():
         (row,) = (row for row in rows if re.match(rf"{re.escape(name)}\b", row[0]))
-        assert f"`{each.judge}`" in row[1], name
+        assert f"`{each.check}`" in row[1], name

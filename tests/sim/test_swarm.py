@@ -1,4 +1,4 @@
-"""New worlds in each run of the suite, for a bounded time; and the simulation's own promises."""
+"""New seeds in each run of the suite, for a bounded time, and the simulation's own promises."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ import pytest
 from libs.store.memory_database import Point
 from tests.sim.__main__ import main
 from tests.sim.plan import RATES, SERVICES, draw
+from tests.sim.simulation import run_simulation
 from tests.sim.strikes import STRIKES
 from tests.sim.swarm import run
-from tests.sim.world import run_world
 
 SEEDS = 1 << 40
-WORLDS, SECONDS_MAX = 60, 20.0
-# Worlds in which something was wrong once, each for a reason of its own.
+SIMULATIONS, SECONDS_MAX = 60, 20.0
+# Seeds that failed once, each for a different reason.
 MENDED = {
     # A retry due within a timer's error, while a fenced node kept the launcher's other loop awake.
     "a loop without pause": 793941271638,
 }
-ONE_WORLD = "from tests.sim.world import run_world; print(run_world({seed}).digest)"
+ONE_SIMULATION = (
+    "from tests.sim.simulation import run_simulation; print(run_simulation({seed}).digest)"
+)
 
 
-def test_new_worlds_are_right() -> None:
+def test_new_simulations_are_right() -> None:
     first = secrets.randbelow(SEEDS)
-    print(f"seeds {first} to {first + WORLDS - 1}")
+    print(f"seeds {first} to {first + SIMULATIONS - 1}")
     # In this process: the suite itself is what uses the other cores.
-    tally = run(range(first, first + WORLDS), seconds_max=SECONDS_MAX, processes=1)
+    tally = run(range(first, first + SIMULATIONS), seconds_max=SECONDS_MAX, processes=1)
     failed = tally.failed
     assert failed is None, (
         f"{failed.complaints[:5]}; reproduce: make sim SEED={failed.seed}, or python -m tests.sim"
         f" --seed {failed.seed} --verbose"
     )
-    assert tally.worlds > 0
+    assert tally.simulations > 0
     assert tally.runs > 0
 
 
 @pytest.mark.parametrize("seed", MENDED.values(), ids=MENDED)
 def test_what_was_mended_stays_right(seed: int) -> None:
-    assert run_world(seed).complaints == ()
+    assert run_simulation(seed).complaints == ()
 
 
-# Two worlds, one of them in an interpreter of its own: seconds of a core that may be shared.
+# It runs two simulations, one of them in another interpreter; each needs seconds of a core.
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("seed", "hash_seed"),
@@ -58,9 +60,9 @@ def test_what_was_mended_stays_right(seed: int) -> None:
     ],
 )
 def test_a_seed_is_one_history(seed: int, hash_seed: str) -> None:
-    here = run_world(seed).digest
+    here = run_simulation(seed).digest
     there = subprocess.run(
-        [sys.executable, "-c", ONE_WORLD.format(seed=seed)],
+        [sys.executable, "-c", ONE_SIMULATION.format(seed=seed)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
         capture_output=True,
         text=True,
@@ -69,11 +71,11 @@ def test_a_seed_is_one_history(seed: int, hash_seed: str) -> None:
     assert there.stdout.strip() == here
 
 
-def test_different_seeds_are_different_worlds() -> None:
-    assert len({run_world(seed).digest for seed in range(5)}) == 5
+def test_different_seeds_are_different_simulations() -> None:
+    assert len({run_simulation(seed).digest for seed in range(5)}) == 5
 
 
-def test_every_kind_of_fault_is_on_in_some_worlds_and_off_in_others() -> None:
+def test_every_kind_of_fault_is_on_in_some_simulations_and_off_in_others() -> None:
     plans = [draw(seed) for seed in range(200)]
     switches = {
         **{name: [getattr(plan.faults, name) > 0 for plan in plans] for name in RATES},
@@ -92,5 +94,5 @@ def test_a_plan_is_drawn_from_the_seed_alone() -> None:
 
 
 def test_a_run_that_stopped_early_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--first", "2", "--worlds", "3", "--seconds", "0"]) == 2
+    assert main(["--first", "2", "--simulations", "3", "--seconds", "0"]) == 2
     assert "2 of 3 were not run" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What the programs of a cluster are told. They are asked themselves where they are there."""
+"""The configuration of a cluster's programs. The programs validate it where they are installed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_tokens_are_lines_of_the_api_servers_file() -> None:
     assert len(lines) == len(users)
 
 
-def test_the_api_server_listens_where_it_is_told_and_writes_down_on_demand() -> None:
+def test_the_api_server_listens_on_the_given_address_and_audits_on_demand() -> None:
     ports = dict.fromkeys(("etcd", "etcd-peer", "kube-apiserver"), 1)
     place = Place(Path("/x"), ports)
     quiet = api_server(Options(), place)
@@ -109,7 +109,7 @@ def test_an_image_of_one_program_is_the_same_every_time(tmp_path: Path) -> None:
     assert manifest[0]["RepoTags"] == ["localhost/x:1"]
 
 
-def test_every_misbehaviour_is_a_stage_of_its_own_pods() -> None:
+def test_every_misbehaviour_is_a_stage_for_its_own_pods_only() -> None:
     made = stages.misbehaviours()
     names = [stage["metadata"]["name"] for stage in made]
     assert len(set(names)) == len(names)

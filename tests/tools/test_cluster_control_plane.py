@@ -1,4 +1,4 @@
-"""The control plane keeps what tests rely on: rights, quotas, scheduling, and coming back."""
+"""The control plane does what tests rely on: rights, quotas, scheduling, and restarts."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_limited_user_may_do_what_is_granted_and_no_more(
         ("simulated/oom", "Failed", 137, "OOMKilled"),
     ],
 )
-def test_pods_end_as_their_image_says(
+def test_the_image_selects_how_pods_end(
     space: Space, image: str, phase: str, code: int, reason: str
 ) -> None:
     name = f"p{code}"
@@ -130,7 +130,7 @@ def test_pods_end_as_their_image_says(
     assert (ended["exitCode"], ended["reason"]) == (code, reason)
 
 
-def test_pods_do_not_start_or_leave_as_their_image_says(space: Space) -> None:
+def test_the_image_selects_pods_that_do_not_start_or_leave(space: Space) -> None:
     for name in ("missing", "hangs", "stubborn"):
         space.api.create(space.pods, pod(name, node=space.node, image=f"simulated/{name}"))
     space.until_phase("stubborn", "Running")
@@ -191,7 +191,7 @@ def test_programs_come_back_where_they_were(control_plane_start: StartControlPla
     assert [one["metadata"]["name"] for one in plane.api.items(space.pods)] == ["one"]
 
 
-def test_watches_that_expired_are_told_so(control_plane_start: StartControlPlane) -> None:
+def test_expired_watches_get_410(control_plane_start: StartControlPlane) -> None:
     plane = control_plane_start(controllers=False, scheduler=False, simulated_nodes=False)
     spaces = "/api/v1/namespaces"
     known = plane.api.get(spaces)["metadata"]["resourceVersion"]
@@ -202,7 +202,7 @@ def test_watches_that_expired_are_told_so(control_plane_start: StartControlPlane
     assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
 
 
-def test_who_wrote_what_is_written_down(space: Space, control_plane: ControlPlane) -> None:
+def test_the_audit_log_records_who_wrote_what(space: Space, control_plane: ControlPlane) -> None:
     space.api.create(space.pods, pod("audited", node=space.node))
 
     def written() -> list[tuple[str, str]]:

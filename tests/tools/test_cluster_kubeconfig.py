@@ -1,4 +1,4 @@
-"""Every way in which kubeconfigs of other clusters say who we are, against a real TLS server."""
+"""Every kind of authentication in kubeconfigs of other clusters, against a real TLS server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Echo(BaseHTTPRequestHandler):
         peer: Any = self.connection.getpeercert()  # type: ignore[attr-defined]
         names = dict(pair for part in (peer or {}).get("subject", ()) for pair in part)
         body = json.dumps(
-            {"name": names.get("commonName"), "says": self.headers.get("Authorization")}
+            {"name": names.get("commonName"), "authorization": self.headers.get("Authorization")}
         ).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -84,7 +84,7 @@ def embedded(path: Path) -> str:
 
 def ask(path: Path) -> dict[str, Any]:
     with Api(path) as api:
-        return api.get("/who")
+        return api.get("/identity")
 
 
 def test_an_embedded_certificate_as_kind_writes_it(tmp_path: Path, url: str, keys: Path) -> None:
@@ -97,7 +97,7 @@ def test_an_embedded_certificate_as_kind_writes_it(tmp_path: Path, url: str, key
             "client-key-data": embedded(keys / "kubelet-client.key"),
         },
     )
-    assert ask(path) == {"name": NAME, "says": None}
+    assert ask(path) == {"name": NAME, "authorization": None}
 
 
 def test_certificates_in_files_beside_it(tmp_path: Path, url: str, keys: Path) -> None:
@@ -105,13 +105,13 @@ def test_certificates_in_files_beside_it(tmp_path: Path, url: str, keys: Path) -
         (tmp_path / name).write_bytes((keys / name).read_bytes())
     user = {"client-certificate": "kubelet-client.crt", "client-key": "kubelet-client.key"}
     path = kubeconfig(tmp_path, url, {"certificate-authority": "ca.crt"}, user)
-    assert ask(path) == {"name": NAME, "says": None}
+    assert ask(path) == {"name": NAME, "authorization": None}
 
 
 def test_a_token(tmp_path: Path, url: str, keys: Path) -> None:
     cluster = {"certificate-authority-data": embedded(keys / "ca.crt")}
     path = kubeconfig(tmp_path, url, cluster, {"token": "abc"})
-    assert ask(path) == {"name": None, "says": "Bearer abc"}
+    assert ask(path) == {"name": None, "authorization": "Bearer abc"}
 
 
 def test_an_exec_plugin_as_clouds_have_it(tmp_path: Path, url: str, keys: Path) -> None:
@@ -124,19 +124,19 @@ def test_an_exec_plugin_as_clouds_have_it(tmp_path: Path, url: str, keys: Path) 
     cluster = {"certificate-authority-data": embedded(keys / "ca.crt")}
     assert ask(kubeconfig(tmp_path, url, cluster, {"exec": how})) == {
         "name": None,
-        "says": "Bearer from-plugin",
+        "authorization": "Bearer from-plugin",
     }
 
 
-def test_whom_nobody_vouches_for_is_not_asked(tmp_path: Path, url: str) -> None:
+def test_an_untrusted_server_gets_no_requests(tmp_path: Path, url: str) -> None:
     with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
         ask(kubeconfig(tmp_path, url, {}, {"token": "abc"}))
     path = kubeconfig(tmp_path, url, {"insecure-skip-tls-verify": True}, {"token": "abc"})
-    assert ask(path)["says"] == "Bearer abc"
+    assert ask(path)["authorization"] == "Bearer abc"
 
 
 @pytest.mark.parametrize("text", ["", "nonsense: [", "{}", '{"current-context": "x"}'])
-def test_what_is_no_kubeconfig_is_said(tmp_path: Path, text: str) -> None:
+def test_an_invalid_kubeconfig_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(KubeconfigError, match=f"kubeconfig {path} cannot be used"):

@@ -16,13 +16,13 @@ from tools.cluster.nodes import remove_folder
 from tools.cluster.prerequisites import CannotRunError
 
 
-def test_who_is_not_root_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_error_has_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CannotRunError, match=r"(?s)need root.*KUBECONFIG"):
         prerequisites.check(Layout())
 
 
-def test_missing_tools_are_told_by_their_packages(
+def test_missing_tools_are_reported_with_their_packages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(prerequisites, "find", lambda tool: None if tool == "runc" else "/x")
@@ -87,7 +87,7 @@ def test_a_folder_with_a_mount_in_it_is_not_removed(tmp_path: Path) -> None:
         remove_folder(Path("/dev"))
 
 
-def test_what_cannot_be_had_is_skipped_unless_it_is_required(
+def test_missing_prerequisites_skip_tests_unless_they_are_required(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(REQUIRED, raising=False)

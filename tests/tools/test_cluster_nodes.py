@@ -120,17 +120,17 @@ def test_ranks_reach_one_another_by_name_and_by_service(probes: Probes) -> None:
         probes.until(name, "Running")
         assert probes.api.get(f"{PODS}/{name}")["spec"]["nodeName"] == node
 
-    for asker in names:
+    for client in names:
         for other in names:
-            # A name is known once the pod's endpoint has been told around.
-            wait_until(lambda a=asker, o=other: probes.knows(a, f"{o}.ranks"), f"{other}'s name")
-            assert probes.ask(asker, "get", f"http://{other}.ranks:8000") == other
-        answers = {probes.ask(asker, "get", "http://web") for _ in range(12)}
+            # A name resolves once the pod's endpoint has reached the DNS server.
+            wait_until(lambda a=client, o=other: probes.knows(a, f"{o}.ranks"), f"{other}'s name")
+            assert probes.ask(client, "get", f"http://{other}.ranks:8000") == other
+        answers = {probes.ask(client, "get", "http://web") for _ in range(12)}
         assert answers == set(names)
-        assert probes.ask(asker, "lookup", "kubernetes.default") == "10.96.0.1"
+        assert probes.ask(client, "lookup", "kubernetes.default") == "10.96.0.1"
 
 
-def test_names_of_the_world_are_unknown_at_once(probes: Probes) -> None:
+def test_names_outside_the_cluster_are_unknown_at_once(probes: Probes) -> None:
     probes.start(pod("lonely", probes.nodes[0], "serve", "8000"))
     probes.until("lonely", "Running")
     began = time.monotonic()

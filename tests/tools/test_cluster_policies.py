@@ -1,4 +1,4 @@
-"""NetworkPolicies as rules of a node: what the definition says, case by case."""
+"""NetworkPolicies as rules of a node: the cases of the API's definition."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.cluster.policies import Pod, World, matches, pods_of, ruleset
+from tools.cluster.policies import Pod, PolicyInputs, matches, pods_of, ruleset
 
 NAMESPACES = {"shop": {"team": "a"}, "bank": {"team": "b"}, "yard": {}}
 WEB = Pod("shop", {"app": "web"}, "10.0.1.1", "n1", {("http", "TCP"): 8080})
@@ -22,7 +22,7 @@ def policy(select: dict[str, Any], namespace: str = "shop", **spec: Any) -> dict
 
 def chain(name: str, *policies: dict[str, Any], node: str = "n1") -> list[str] | None:
     """The rules of one chain; None: nothing is isolated there."""
-    text = ruleset(World(policies, NAMESPACES, PODS), node)
+    text = ruleset(PolicyInputs(policies, NAMESPACES, PODS), node)
     _, found, rest = text.partition(f"chain {name} {{\n")
     return (
         [line.strip() for line in rest.partition("}\n  ")[0].splitlines()][:-1] if found else None
@@ -42,7 +42,7 @@ IN_WEB = {"matchLabels": {"app": "web"}}
 
 
 def test_without_policies_everything_passes() -> None:
-    text = ruleset(World([], NAMESPACES, PODS), "n1")
+    text = ruleset(PolicyInputs([], NAMESPACES, PODS), "n1")
     assert "drop" not in text
     assert "policy accept" in text
 
@@ -55,7 +55,7 @@ def test_a_policy_without_rules_isolates_what_it_selects_and_nothing_else() -> N
     assert chain("ingress_10_0_2_1", one, node="n2") is not None
 
 
-def test_answers_pass_before_anything_is_judged() -> None:
+def test_answers_pass_before_any_policy_applies() -> None:
     forward = chain("forward", policy({}))
     assert forward is not None
     assert forward[1] == "ct state established,related accept"
@@ -124,7 +124,7 @@ def test_answers_pass_before_anything_is_judged() -> None:
         ),
     ],
 )
-def test_who_may_come_in(rule: dict[str, Any], lines: list[str]) -> None:
+def test_ingress_rules(rule: dict[str, Any], lines: list[str]) -> None:
     assert of_web(policy(IN_WEB, ingress=[rule])) == lines
 
 
@@ -155,7 +155,7 @@ def test_policies_add_up() -> None:
         ),
     ],
 )
-def test_where_a_pod_may_go(rule: dict[str, Any], lines: list[str]) -> None:
+def test_egress_rules(rule: dict[str, Any], lines: list[str]) -> None:
     one = policy({"matchLabels": {"app": "store"}}, policyTypes=["Egress"], egress=[rule])
     assert chain("egress_10_0_1_2", one) == [*lines, "drop"]
     assert chain("ingress_10_0_1_2", one) is None
@@ -171,7 +171,7 @@ def test_where_a_pod_may_go(rule: dict[str, Any], lines: list[str]) -> None:
         ({"policyTypes": ["Ingress"], "egress": [{}]}, {"ingress"}),
     ],
 )
-def test_directions_that_are_not_said(spec: dict[str, Any], kinds: set[str]) -> None:
+def test_directions_that_a_policy_does_not_name(spec: dict[str, Any], kinds: set[str]) -> None:
     one = policy(IN_WEB, **spec)
     found = {kind for kind in ("ingress", "egress") if chain(f"{kind}_10_0_1_1", one) is not None}
     assert found == kinds
@@ -196,7 +196,7 @@ def test_expressions(operator: str, values: list[str] | None, selected: set[str]
     assert found == selected
 
 
-def test_pods_without_an_address_of_their_own_are_nobodys_peers() -> None:
+def test_pods_without_an_address_of_their_own_are_no_peers() -> None:
     def pod(name: str, **of: Any) -> dict[str, Any]:
         status = {"podIP": "10.0.0.1", "phase": of.pop("phase", "Running")}
         ports = [{"name": "http", "containerPort": 80}, {"containerPort": 81}]

@@ -1,4 +1,4 @@
-"""Programs are found again by who did not start them, and nobody else's is ever ended."""
+"""Another process finds the programs again, and programs of others are never ended."""
 
 from __future__ import annotations
 
@@ -65,22 +65,22 @@ def test_started_twice_it_runs_once(tmp_path: Path) -> None:
 
 def test_a_program_that_ends_is_not_running_and_starts_again(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
-    processes.start("one", ["/bin/sh", "-c", "echo said; sleep 0.3; exit 3"])
+    processes.start("one", ["/bin/sh", "-c", "echo printed; sleep 0.3; exit 3"])
     until = time.monotonic() + 5
     while processes.is_running("one"):
         assert time.monotonic() < until
-    assert processes.tail("one") == "said\n"
+    assert processes.tail("one") == "printed\n"
     processes.start("one", [SLEEP, "60"])
     assert processes.is_running("one")
     processes.stop("one")
 
 
-def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:
+def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     processes.start("deaf", ["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"])
     while "up" not in processes.tail("deaf"):
         time.sleep(0.02)
-    processes.stop("deaf", patience_seconds=0.2)
+    processes.stop("deaf", grace_seconds=0.2)
     assert not processes.is_running("deaf")
 
 
@@ -98,6 +98,6 @@ def test_of_a_wrapper_the_child_is_meant(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_what_cannot_start_says_so(tmp_path: Path) -> None:
+def test_a_program_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="/no/such/program does not start"):
         Processes(tmp_path).start("none", ["/no/such/program"])

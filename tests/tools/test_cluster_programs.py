@@ -77,13 +77,13 @@ def test_without_go_the_ways_out_are_named(
 
 
 @pytest.mark.parametrize(
-    ("says", "version"), [("go1.26.8", (1, 26)), ("go1.19.8", (1, 19)), ("devel", None)]
+    ("release", "version"), [("go1.26.8", (1, 26)), ("go1.19.8", (1, 19)), ("devel", None)]
 )
 def test_the_version_of_a_go_is_read(
-    tmp_path: Path, says: str, version: tuple[int, int] | None
+    tmp_path: Path, release: str, version: tuple[int, int] | None
 ) -> None:
     go = tmp_path / "go"
-    go.write_text(f"#!/bin/sh\necho go version {says} linux/amd64\n")
+    go.write_text(f"#!/bin/sh\necho go version {release} linux/amd64\n")
     go.chmod(0o755)
     assert toolchain.version(str(go)) == version
 

@@ -28,9 +28,9 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 def follow(folder: Path, terminal: Terminal, text: str) -> list[str]:
     (folder / "page.md").write_text(text)
-    told: list[str] = []
-    walk(folder, ["page.md"], terminal, told.append)
-    return told
+    lines: list[str] = []
+    walk(folder, ["page.md"], terminal, lines.append)
+    return lines
 
 
 def test_blocks_of_shell_become_steps_with_what_they_print() -> None:
@@ -59,9 +59,9 @@ def test_remarks_skip_write_and_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
-        (["<!-- first-hour: skip -->", "~~~sh", "x", "~~~"], "p.md:1: say what or why"),
+        (["<!-- first-hour: skip -->", "~~~sh", "x", "~~~"], "p.md:1: give a file or a reason"),
         (["<!-- first-hour: leap far -->"], "p.md:1: 'leap' is none of"),
         (["<!-- first-hour: skip no block -->"], "stands before no block"),
         (["<!-- first-hour: skip x -->", "~~~text", "~~~"], "p.md:2: a text block is never run"),
@@ -70,8 +70,10 @@ def test_remarks_skip_write_and_run() -> None:
         (["~~~json", "{", "~~~"], "p.md:1: the json example is wrong"),
     ],
 )
-def test_a_page_that_cannot_be_followed_is_named_with_its_line(lines: list[str], told: str) -> None:
-    with pytest.raises(DocumentError, match=told.replace("(", r"\(")):
+def test_a_page_that_cannot_be_followed_is_named_with_its_line(
+    lines: list[str], message: str
+) -> None:
+    with pytest.raises(DocumentError, match=message.replace("(", r"\(")):
         steps("p.md", page(*lines))
 
 
@@ -97,17 +99,17 @@ def test_what_a_block_sets_stays_for_the_next_one(tmp_path: Path, terminal: Term
         "~~~sh", "basename $PWD; echo $WORD; echo err >&2", "kill %1", "~~~",
         "~~~text", "sub", "a # b", "...", "~~~",
     )  # fmt: skip
-    told = follow(tmp_path, terminal, text)
-    assert [line.split()[0] for line in told] == ["page.md:1", "page.md:6"]
+    steps = follow(tmp_path, terminal, text)
+    assert [line.split()[0] for line in steps] == ["page.md:1", "page.md:6"]
 
 
 def test_a_wrong_claim_is_found_with_both_outputs(tmp_path: Path, terminal: Terminal) -> None:
     text = page("Words.", "~~~sh", "echo right", "~~~", "~~~text", "wrong", "~~~")
     with pytest.raises(WalkError) as raised:
         follow(tmp_path, terminal, text)
-    told = str(raised.value)
-    assert told.startswith("page.md:2: prints something else")
-    assert {"wrong", "right", "echo right"} <= set(told.splitlines())
+    message = str(raised.value)
+    assert message.startswith("page.md:2: prints something else")
+    assert {"wrong", "right", "echo right"} <= set(message.splitlines())
 
 
 def test_a_command_that_fails_ends_its_block_and_is_found(
@@ -116,9 +118,9 @@ def test_a_command_that_fails_ends_its_block_and_is_found(
     text = page("~~~sh", "echo before", "(exit 3)", "echo behind", "~~~")
     with pytest.raises(WalkError) as raised:
         follow(tmp_path, terminal, text)
-    told = str(raised.value)
-    assert told.startswith("page.md:1: failed (3)")
-    assert told.endswith("--- printed\nbefore\n")
+    message = str(raised.value)
+    assert message.startswith("page.md:1: failed (3)")
+    assert message.endswith("--- printed\nbefore\n")
 
 
 def test_a_command_that_does_not_end_is_given_up(terminal: Terminal) -> None:
@@ -127,7 +129,7 @@ def test_a_command_that_does_not_end_is_given_up(terminal: Terminal) -> None:
     assert (raised.value.status, raised.value.printed) == (None, "began\n")
 
 
-def test_what_is_typed_otherwise_is_in_one_table() -> None:
+def test_all_substitutions_are_in_one_table() -> None:
     assert typed("make test    # the whole suite\necho x # y\n") == "make help\necho x # y\n"
     assert '--data "$HOME/data"' in typed("shiftwork up    # or: --nodes 2\n")
     assert typed("shiftwork upload\n") == "shiftwork upload\n"

@@ -53,5 +53,5 @@ def test_each_lock_that_an_image_installs_has_its_sbom() -> None:
         for file in (sbom.ROOT / "docker").glob("*.Dockerfile")
         for lock in INSTALLED.findall(file.read_text())
     }
-    # What builds the SDK's wheel stays in the stage that builds it.
+    # The build tools of the SDK's wheel stay in the stage that builds it.
     assert installed - {"build.txt"} == set(sbom.LOCKS.values())

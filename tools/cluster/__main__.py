@@ -25,7 +25,7 @@ GIVEN = "KUBECONFIG"
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Start the cluster, or say that the given one is used."""
+    """Start the cluster, or print that the given one is used."""
     given = os.environ.get(GIVEN)
     if given and Path(given) != Cluster().layout.kubeconfig:
         with Api(given) as api:
@@ -170,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Do what the command line says; expected failures are one message."""
+    """Run the command; expected failures are one message."""
     arguments = parser().parse_args()
     expected = (
         *(AccessError, ApiError, BuildError, CannotRunError, ImageError, KubeconfigError),

@@ -1,4 +1,4 @@
-"""Who may do what on a cluster of ours: keys, the first users' tokens, kubeconfigs.
+"""Access to a cluster of ours: keys, the first users' tokens, kubeconfigs.
 
 The API server's first users come from a token file; everybody else is a ServiceAccount with a
 bound token, as on any cluster. Files with secrets are written with mode 0600.

@@ -21,7 +21,7 @@ READY_SECONDS = 5.0
 
 
 class KubeconfigError(RuntimeError):
-    """This kubeconfig cannot be used; the text says why."""
+    """This kubeconfig cannot be used; the message has the reason."""
 
 
 class ApiError(RuntimeError):
@@ -62,7 +62,7 @@ class Api:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._wait(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -136,7 +136,7 @@ class Api:
         return self.request("PATCH", path, body, content_type=APPLY, query=query)
 
     def ready(self) -> bool:
-        """Whether the API server says that it is ready."""
+        """Whether the API server reports that it is ready."""
         from libs.kube.transport import ConnectionFailedError  # noqa: PLC0415 - as above
 
         asked = self._transport.send(
@@ -159,7 +159,7 @@ class Api:
 def wait_until(
     true: Callable[[], Any], what: str, *, seconds: float = 60, every: float = 0.2
 ) -> Any:  # noqa: ANN401 - whatever the condition gives
-    """Ask until it is true; what it gave.
+    """Poll until the result is true; returns it.
 
     Raises:
         TimeoutError: It was not, within ``seconds``.

@@ -185,7 +185,7 @@ class Cluster:
         return left
 
     def status(self) -> list[str]:
-        """What runs and what does not, a line each."""
+        """The programs that run and those that do not, a line each."""
         if not self.exists:
             return ["not started"]
         ended = self.ended()
@@ -203,7 +203,7 @@ class Cluster:
         return lines
 
     def stop_kubelet(self, name: str, *, kill: bool = False) -> None:
-        """Nobody speaks for the node any more; its containers go on."""
+        """Stop the node's kubelet; its containers go on."""
         self.node(name).stop_program(nodes.KUBELET, kill=kill)
 
     def start_kubelet(self, name: str) -> None:
@@ -260,7 +260,7 @@ class Cluster:
         plane.processes.start(DNS, [program(DNS), "-conf", folder / "Corefile"])
 
     def _dns_ports(self) -> tuple[int, int]:
-        """Where DNS answers questions, and about its health."""
+        """The ports of DNS: for queries, and for its health."""
         path = self.layout.folder / "dns" / "ports.json"
         if not path.exists():
             port, health = free_ports(2)

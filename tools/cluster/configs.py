@@ -97,10 +97,10 @@ def kubelet(layout: Layout, node: NodePlan, *, cgroup_version: int) -> str:
         "resolvConf": str(layout.folder / "resolv.conf"),
         "makeIPTablesUtilChains": False,
         "maxPods": 200,
-        # Found silent soon, for people and tests who wait for it.
+        # A short time until a node counts as silent, for people and tests that wait for it.
         "nodeLeaseDurationSeconds": 8,
         "nodeStatusUpdateFrequency": "4s",
-        # There is no registry to fetch an image again from, and a full disk is not ours to judge.
+        # There is no registry to fetch an image again from, and a full disk is not our concern.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {
@@ -114,7 +114,7 @@ def kubelet(layout: Layout, node: NodePlan, *, cgroup_version: int) -> str:
         "eventRecordQPS": 0,
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
-        # As by default; looked at often, so that a test sees a rotation.
+        # The default size; a short interval, so that a test sees a rotation.
         "containerLogMaxSize": "10Mi",
         "containerLogMonitorInterval": "3s",
     }

@@ -147,7 +147,7 @@ class ControlPlane:
         An API server that is asked to stop waits for its watchers to leave; after two seconds
         (at once with ``kill``) it is killed, as a rolling update would after its grace.
         """
-        self.processes.stop(name, kill=kill, patience_seconds=RESTART_SECONDS)
+        self.processes.stop(name, kill=kill, grace_seconds=RESTART_SECONDS)
         self.start_program(name)
 
     @contextmanager
@@ -166,9 +166,9 @@ class ControlPlane:
         return newest
 
     def expire(self) -> None:
-        """Restart the API server so that nobody's watch can go on: all that they know is too old.
+        """Restart the API server so that no watch can go on: all known versions are too old.
 
-        Whoever watches from a resource version of before is told 410, and has to list again.
+        A watch from an earlier resource version gets 410, and its client has to list again.
         """
         self.processes.stop(API_SERVER, kill=True)
         # A change that no client can have seen: without one, a client that saw the last change
@@ -185,7 +185,7 @@ class ControlPlane:
         return self.kubeconfig_of_token(self._tokens[user])
 
     def kubeconfig_of_token(self, token: str, namespace: str = "default") -> str:
-        """The kubeconfig of whoever holds this token."""
+        """A kubeconfig with this token."""
         return access.kubeconfig(
             url=self.url, authority=self.authority, token=token, namespace=namespace
         )
@@ -210,7 +210,7 @@ class ControlPlane:
             name: Of the account, its roles and their bindings.
             rules: RBAC rules in the namespace.
             cluster_rules: RBAC rules for the whole cluster.
-            seconds: How long the token is good (600 at least, the API server says).
+            seconds: How long the token is valid (the API server's minimum is 600).
         """
         token = rights.grant(
             self.api, namespace, name, rules, cluster_rules=cluster_rules, seconds=seconds
@@ -290,7 +290,7 @@ def _ensure_ports(path: Path, api_server: int) -> dict[str, int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on now."""
+    """Free ports on loopback."""
     sockets = [socket.create_server((LOCAL, 0)) for _ in range(count)]
     try:
         return [one.getsockname()[1] for one in sockets]
@@ -300,7 +300,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether nobody listens on this port of an address of ours, and we may."""
+    """Whether this port is free on all our addresses, and we may bind it."""
     for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
         with socket.socket(socket.AF_INET, kind) as probe:
             try:
@@ -311,7 +311,7 @@ def is_free(address: str, port: int) -> bool:
 
 
 def _answers(url: str) -> bool:
-    # Asked is a process of our own on loopback, with a certificate that it made for itself.
+    # The server is a process of our own on loopback with a self-signed certificate.
     context = ssl._create_unverified_context() if url.startswith("https") else None  # noqa: S323, SLF001
     try:
         with urlopen(url, timeout=5, context=context) as answer:  # noqa: S310 - loopback

@@ -47,7 +47,7 @@ def corefile(layout: Layout, *, kubeconfig: str, port: int, health_port: int) ->
 
 
 def objects(layout: Layout, port: int) -> list[tuple[str, dict[str, Any]]]:
-    """What the API server is told: (path, object), to be applied."""
+    """The objects for the API server: (path, object), to be applied."""
     space = "namespaces/kube-system"
     return [
         (f"/apis/{RBAC}/v1/clusterroles/{ROLE}", _role()),

@@ -115,5 +115,5 @@ class Layout:
 
 
 def default_folder() -> Path:
-    """Where the cluster's state is, unless told otherwise."""
+    """The default folder of the cluster's state."""
     return Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)

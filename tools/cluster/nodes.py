@@ -46,7 +46,7 @@ class Node:
         return self.named(INIT)
 
     def named(self, program_name: str) -> str:
-        """The name of a process: the node's programs are told apart by it."""
+        """The name of a process; it distinguishes the programs of the node."""
         return f"{self.plan.name}-{program_name}"
 
     def wanted(self) -> list[str]:
@@ -86,7 +86,7 @@ class Node:
         return [find("nsenter") or "nsenter", "--target", str(self.init_pid), *SPACES, "--"]
 
     def run(self, *command: str | Path, check: bool = True) -> str:
-        """Run a command inside the node; what it said."""
+        """Run a command inside the node; returns its output."""
         return run(*self._enter(), *command, check=check)
 
     def ctr(self, *arguments: str | Path) -> str:
@@ -115,7 +115,7 @@ class Node:
 
     def stop_program(self, name: str, *, kill: bool = False) -> None:
         """Stop one of the node's programs; what it started (containers) goes on."""
-        self.processes.stop(self.named(name), patience_seconds=STOP_SECONDS, kill=kill)
+        self.processes.stop(self.named(name), grace_seconds=STOP_SECONDS, kill=kill)
 
     def is_running(self, name: str) -> bool:
         """Whether one of the node's programs runs."""

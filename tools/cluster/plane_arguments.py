@@ -38,7 +38,7 @@ class Options:
     # etcd waits for the disk before it answers; without, a power cut loses seconds.
     durable: bool = False
     watch_cache: bool = True
-    # When a node whose kubelet is silent counts as not ready, and how often nodes are looked at.
+    # When a node whose kubelet is silent counts as not ready, and how often nodes are checked.
     node_grace_seconds: int = 50
     node_monitor_seconds: int = 2
     # The lease of a simulated node, renewed four times in it.
@@ -47,7 +47,7 @@ class Options:
     pod_subnet: str = "10.244.0.0/16"
     # Kubelets of these names may join.
     nodes: tuple[str, ...] = ()
-    # Writes down who changed what: one JSON line for each request that writes.
+    # The audit log: one JSON line for each request that writes.
     audit: bool = False
     api_server_flags: tuple[str, ...] = ()
     controller_flags: tuple[str, ...] = ()
@@ -205,7 +205,7 @@ def scheduler(options: Options, place: Place) -> list[str]:
 
 
 def kwok(options: Options, place: Place, stages: Sequence[Path]) -> list[str]:
-    """kwok, for the nodes that carry its label; ``stages`` say how they and their pods behave."""
+    """kwok, for the nodes that carry its label; ``stages`` define how they and their pods act."""
     return [
         f"--kubeconfig={place.kubeconfig('kwok')}",
         f"--manage-nodes-with-label-selector={LABEL}=fake",

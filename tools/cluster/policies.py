@@ -2,9 +2,9 @@
 
 As https://kubernetes.io/docs/concepts/services-networking/network-policies/ defines them: a pod
 that a policy selects for a direction may do in it what the union of its policies' rules allows, and
-nothing else; answers to what was allowed always pass. Each node judges what goes to and comes from
-its own pods, with the addresses that pods have (Services are resolved before). Pure: objects of the
-API in, text for ``nft --file`` out.
+nothing else; answers to what was allowed always pass. Each node filters the traffic to and from its
+own pods, with the addresses that pods have (Services are resolved before). Pure: objects of the API
+in, text for ``nft --file`` out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OVER = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What policies see of a pod: ``ports`` are its named ones, by (name, protocol)."""
+    """The fields of a pod that policies match; ``ports``: its named ones, by (name, protocol)."""
 
     namespace: str
     labels: Labels
@@ -47,8 +47,8 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """Everything that policies speak of: all pods, and the labels of all namespaces."""
+class PolicyInputs:
+    """The objects that rules depend on: policies, all pods, and the labels of all namespaces."""
 
     policies: Sequence[Object]
     namespaces: Mapping[str, Labels]
@@ -93,7 +93,7 @@ def _holds(expression: Object, labels: Labels) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Whom a rule speaks of: these pods, or (None) whatever the match says, "" being anybody."""
+    """The peers of a rule: these pods, or (None) the addresses of the match; "" matches all."""
 
     pods: Sequence[Pod] | None = None
     match: str = ""
@@ -102,20 +102,20 @@ class Peer:
 ANYBODY = Peer()
 
 
-def ruleset(world: World, node: str, passing: Sequence[str] = ()) -> str:
+def ruleset(inputs: PolicyInputs, node: str, passing: Sequence[str] = ()) -> str:
     """The rules of a node, replacing those it has at once; ``passing`` are matches let through."""
     hook = "type filter hook forward priority -10; policy accept;"  # before the rules of Services
     forward = [hook, "ct state established,related accept"]
     forward += [f"{match} accept" for match in passing]
     chains: list[str] = []
-    for pod in world.pods:
+    for pod in inputs.pods:
         for direction in (INGRESS, EGRESS) if pod.node == node else ():
-            policies = [one for one in world.policies if _selects(one, direction, pod)]
+            policies = [one for one in inputs.policies if _selects(one, direction, pod)]
             if not policies:
                 continue
             name = f"{direction.rules}_{pod.address.replace('.', '_')}"
             forward.append(f"ip {direction.own} {pod.address} jump {name}")
-            allowed = [match for one in policies for match in _allowed(world, one, direction, pod)]
+            allowed = [match for one in policies for match in _allowed(inputs, one, direction, pod)]
             lines = [f"{match} return".lstrip() for match in dict.fromkeys(allowed)]
             chains.append(_chain(name, [*lines, "drop"]))
     body = "\n".join([*chains, _chain("forward", forward)])
@@ -136,11 +136,11 @@ def _selects(policy: Object, direction: Direction, pod: Pod) -> bool:
     )
 
 
-def _allowed(world: World, policy: Object, direction: Direction, pod: Pod) -> Iterator[str]:
+def _allowed(inputs: PolicyInputs, policy: Object, direction: Direction, pod: Pod) -> Iterator[str]:
     """What one policy lets a pod do in one direction, a match each."""
     for rule in policy["spec"].get(direction.rules) or ():
         listed = rule.get(direction.peers)
-        peers = [_peer(world, policy, one, direction) for one in listed] if listed else [ANYBODY]
+        peers = [_peer(inputs, policy, one, direction) for one in listed] if listed else [ANYBODY]
         for peer in peers:
             for port in rule.get("ports") or [{}]:
                 if not isinstance(port.get("port"), str):
@@ -150,7 +150,7 @@ def _allowed(world: World, policy: Object, direction: Direction, pod: Pod) -> It
                     if number is not None:
                         yield from _from_to(peer, direction, _port(port, number))
                 else:
-                    yield from _named(world.pods if peer is ANYBODY else peer.pods or (), port)
+                    yield from _named(inputs.pods if peer is ANYBODY else peer.pods or (), port)
 
 
 def _named(pods: Iterable[Pod], port: Object) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _port(port: Object, number: int | None) -> str:
     return f"{protocol} dport {number}-{end}" if end else f"{protocol} dport {number}"
 
 
-def _peer(world: World, policy: Object, peer: Object, direction: Direction) -> Peer:
+def _peer(inputs: PolicyInputs, policy: Object, peer: Object, direction: Direction) -> Peer:
     block = peer.get("ipBlock")
     if block:
         but = block.get("except") or ()
@@ -197,12 +197,12 @@ def _peer(world: World, policy: Object, peer: Object, direction: Direction) -> P
     return Peer(
         [
             pod
-            for pod in world.pods
+            for pod in inputs.pods
             if matches(peer.get("podSelector") or {}, pod.labels)
             and (
                 pod.namespace == home
                 if spaces is None
-                else matches(spaces, world.namespaces.get(pod.namespace, {}))
+                else matches(spaces, inputs.namespaces.get(pod.namespace, {}))
             )
         ]
     )

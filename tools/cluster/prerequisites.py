@@ -30,7 +30,7 @@ WAY_OUT = (
 
 
 class CannotRunError(RuntimeError):
-    """This machine cannot run real nodes; the text says why and what to do."""
+    """This machine cannot run real nodes; the message has the reason and the remedy."""
 
 
 def cni_folder() -> Path | None:

@@ -1,8 +1,8 @@
-"""Child processes that outlive their starter, and are ended only by who can prove to own them.
+"""Child processes that outlive their starter, and are ended only if they are provably ours.
 
 A program is started in a session of its own with its output in a log file. What is written down
-about it (``run/NAME.json``: pid, the moment it started, this boot) is enough for another process to
-find it again and to end exactly it: a pid that was given to somebody else since has another start.
+about it (``run/NAME.json``: pid, start time, this boot) is enough for another process to
+find it again and to end exactly it: a pid that another process got since has another start time.
 """
 
 from __future__ import annotations
@@ -166,15 +166,15 @@ class Processes:
             os.close(descriptor)
         return True
 
-    def stop(self, name: str, *, patience_seconds: float = 10, kill: bool = False) -> None:
-        """SIGTERM, then SIGKILL after ``patience_seconds`` (``kill``: SIGKILL at once).
+    def stop(self, name: str, *, grace_seconds: float = 10, kill: bool = False) -> None:
+        """SIGTERM, then SIGKILL after ``grace_seconds`` (``kill``: SIGKILL at once).
 
         Raises:
             ProcessError: It still runs after SIGKILL.
         """
         steps = [(signal.SIGKILL, 10.0)]
         if not kill:
-            steps.insert(0, (signal.SIGTERM, patience_seconds))
+            steps.insert(0, (signal.SIGTERM, grace_seconds))
         for number, seconds in steps:
             if not self.signal(name, number) or self._ends_within(name, seconds):
                 (self._run / f"{name}.json").unlink(missing_ok=True)
@@ -190,7 +190,7 @@ class Processes:
         return True
 
     def tail(self, name: str) -> str:
-        """The last of what the program said, for messages."""
+        """The end of the program's output, for messages."""
         try:
             with self.log(name).open("rb") as file:
                 file.seek(0, os.SEEK_END)

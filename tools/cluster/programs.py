@@ -73,7 +73,7 @@ DATA = {"kwok": ("sigs.k8s.io/kwok", "kustomize/stage")}
 
 
 class BuildError(RuntimeError):
-    """A program cannot be built here; the text says what to do."""
+    """A program cannot be built here; the message has the remedy."""
 
 
 def cache_folder() -> Path:
@@ -101,7 +101,7 @@ def kubernetes_version() -> str:
     text = (MODULES / "kubernetes" / "go.mod").read_text("utf-8")
     found = re.search(r"^\s*k8s\.io/kubernetes (v\S+)", text, re.MULTILINE)
     if found is None:
-        raise BuildError("programs/kubernetes/go.mod does not say which Kubernetes it wants")
+        raise BuildError("programs/kubernetes/go.mod does not name a version of Kubernetes")
     return found[1]
 
 
@@ -109,11 +109,11 @@ def _linker_flags(module: str) -> str:
     """Versions that a release's build writes in."""
     values: dict[str, str] = {}
     if module == "kubernetes":
-        # Its programs ask one another for them.
+        # Its programs query each other's version.
         packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
         values = {f"{package}.gitVersion": kubernetes_version() for package in packages}
     elif module == "helm3":
-        # It takes its own for the cluster's where it asks none.
+        # It takes its own version for the cluster's where it does not query one.
         numbers = dict(zip(("Major", "Minor"), kubernetes_version()[1:].split("."), strict=False))
         values = {
             f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}": number
@@ -127,7 +127,7 @@ def program(name: str) -> Path:
     """The path of a program, built first if it is not there.
 
     Raises:
-        BuildError: Unknown name, no Go, or Go says why not.
+        BuildError: Unknown name, no Go, or Go failed.
     """
     known = PROGRAMS.get(name)
     if known is None:
@@ -203,6 +203,6 @@ def _go(*arguments: str, folder: Path) -> str:
         [go, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        said = done.stderr.strip() or done.stdout.strip()
-        raise BuildError(f"go {arguments[0]} in {folder} failed:\n{said[-4_000:]}")
+        output = done.stderr.strip() or done.stdout.strip()
+        raise BuildError(f"go {arguments[0]} in {folder} failed:\n{output[-4_000:]}")
     return done.stdout

@@ -1,8 +1,8 @@
-"""Nodes of kwok: as many as a test wants, with GPUs, that say what they are told to say.
+"""Nodes of kwok: as many as a test wants, with GPUs and the status that a test gives them.
 
 kwok keeps the leases of the nodes that carry its label and plays kubelet for their pods. A
-node that falls silent loses the label: from then on nobody speaks for it, as when its machine
-is cut off, and its pods stay as they were.
+node that falls silent loses the label: from then on nothing updates it, as when its machine is
+cut off, and its pods stay as they were.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def ready_nodes(api: Api) -> set[str]:
 
 
 def silence(api: Api, name: str, *, noticed: bool = True) -> None:
-    """The node's machine is cut off: nobody renews its lease or moves its pods any more.
+    """Cut the node's machine off: its lease is not renewed, and its pods do not change any more.
 
     Args:
         api: The administrator's client.
         name: The node.
-        noticed: Say at once what the node controller would say after its grace period.
+        noticed: Set at once the status that the node controller sets after its grace period.
     """
     api.patch(f"{NODES}/{name}", {"metadata": {"labels": {LABEL: None}}})
     if noticed:
-        _say_ready(
+        _set_ready(
             api, name, "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status."
         )
 
@@ -84,6 +84,6 @@ def revive(api: Api, name: str) -> None:
     wait_until(lambda: name in ready_nodes(api), f"node {name} Ready again")
 
 
-def _say_ready(api: Api, name: str, status: str, reason: str, message: str) -> None:
+def _set_ready(api: Api, name: str, status: str, reason: str, message: str) -> None:
     condition = {"type": "Ready", "status": status, "reason": reason, "message": message}
     api.patch(f"{NODES}/{name}/status", {"status": {"conditions": [condition]}}, STRATEGIC)

@@ -1,7 +1,7 @@
 """How simulated nodes and pods behave: kwok's own fast stages, and pods that misbehave on demand.
 
-With kwok's stages every pod runs at once, forever, and is gone as soon as it is deleted. What a
-pod's first image is called asks for something else, in whatever registry it is said to be:
+With kwok's stages every pod runs at once, forever, and is gone as soon as it is deleted. The name
+of a pod's first image selects another behaviour, whatever its registry is:
 
 =======================  ==========================================================================
 ``simulated/missing``    the image cannot be pulled: ErrImagePull, then ImagePullBackOff
@@ -30,7 +30,7 @@ WITHOUT = {"pod-ready": ["missing", "hangs"], "pod-delete": ["stubborn"]}
 PULL_FAILS = "Failed to pull image: not found"
 RUNS_MILLISECONDS = 1_000
 BACK_OFF_MILLISECONDS = 1_000
-# By default kwok has four requests in flight, and asks for the pods of one node after the other:
+# By default kwok has four requests in flight, and lists the pods of one node after the other:
 # with a thousand nodes on a busy machine that takes minutes.
 PACE = {
     "apiVersion": "config.kwok.x-k8s.io/v1alpha1",

@@ -24,7 +24,7 @@ def find(tool: str) -> str | None:
 
 
 def run(*command: str | Path, check: bool = True, standard_input: str | None = None) -> str:
-    """Run a tool of the machine; what it said.
+    """Run a tool of the machine; returns its output.
 
     Raises:
         SystemFailure: It is not there, or it failed (with ``check``).
@@ -44,13 +44,13 @@ def run(*command: str | Path, check: bool = True, standard_input: str | None = N
         env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}", "LC_ALL": "C"},
     )
     if check and done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()
-        raise SystemFailure(f"{' '.join((tool, *arguments))}: {said[-2_000:]}")
+        output = (done.stderr or done.stdout).strip()
+        raise SystemFailure(f"{' '.join((tool, *arguments))}: {output[-2_000:]}")
     return done.stdout
 
 
 def succeeds(*command: str | Path) -> bool:
-    """Whether the tool says yes."""
+    """Whether the tool exits with 0."""
     try:
         run(*command)
     except SystemFailure:

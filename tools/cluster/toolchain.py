@@ -10,13 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-# From this version on Go fetches the newer one that a module asks for by itself.
+# From this version on Go itself fetches the newer one that a module requires.
 OLDEST = (1, 21)
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements" / "go.txt"
 
 
 class ToolchainError(RuntimeError):
-    """There is no Go, and none could be had; the text says what to do."""
+    """There is no Go, and none could be installed; the message has the remedy."""
 
 
 def find_go(cache: Path) -> str:
@@ -32,7 +32,7 @@ def find_go(cache: Path) -> str:
 
 
 def version(go: str) -> tuple[int, int] | None:
-    """The version of this Go; None where it does not say one that we understand."""
+    """The version of this Go; None where its output has none that we understand."""
     done = subprocess.run(  # noqa: S603 - found on PATH
         [go, "version"], capture_output=True, text=True, check=False
     )
@@ -57,15 +57,15 @@ def _of_wheel(cache: Path) -> Path:
             text=True,
             check=False,
         )
-        said = done.stderr.strip()
+        output = done.stderr.strip()
     except OSError as problem:
-        said = str(problem)
+        output = str(problem)
     if not (unfinished / "go" / "bin" / "go").exists():
         shutil.rmtree(unfinished, ignore_errors=True)
         raise ToolchainError(
             "Go is needed to build the programs of a cluster: there is none on PATH "
             f"({OLDEST[0]}.{OLDEST[1]} or newer), and its wheel could not be installed: "
-            f"{said[-500:]}\nInstall Go, or use a cluster that you have: KUBECONFIG=FILE, or "
+            f"{output[-500:]}\nInstall Go, or use a cluster that you have: KUBECONFIG=FILE, or "
             "KUBEBUILDER_ASSETS=FOLDER with kube-apiserver and etcd in it."
         )
     try:

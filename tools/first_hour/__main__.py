@@ -1,5 +1,5 @@
-"""Follow README and the guide in a fresh clone, with a fresh home. Exit code 1 at the first thing
-that is not as a page says; nothing is left running, and the folder is removed.
+"""Follow README and the guide in a fresh clone, with a fresh home. Exit code 1 at the first
+difference from a page; nothing is left running, and the folder is removed.
 
 ``python -m tools.first_hour [--keep] [PAGE ...]``
 """
@@ -139,10 +139,10 @@ def _of_this_hour(folder: Path) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         if entry.name == str(os.getpid()):
             continue
-        for told in ("cwd", "environ", "cmdline"):
+        for kind in ("cwd", "environ", "cmdline"):
             with contextlib.suppress(OSError):
-                path = entry / told
-                text = str(path.readlink()).encode() if told == "cwd" else path.read_bytes()
+                path = entry / kind
+                text = str(path.readlink()).encode() if kind == "cwd" else path.read_bytes()
                 if str(folder).encode() in text:
                     found.append(int(entry.name))
                     break

@@ -40,7 +40,7 @@ class Step:
     file: str = ""
     # Why it is not run.
     skipped: str = ""
-    # What it must print; None if the document does not say.
+    # What it must print; None if the document shows no output.
     expected: str | None = None
 
 
@@ -120,7 +120,7 @@ def _remarked(
     if remark.word not in _REMARKS:
         raise DocumentError(f"{where}: {remark.word!r} is none of {', '.join(_REMARKS)}")
     if not remark.value:
-        raise DocumentError(f"{where}: say what or why: first-hour: {remark.word} ...")
+        raise DocumentError(f"{where}: give a file or a reason: first-hour: {remark.word} ...")
     if remark.word == "run":
         found.append(Step(where, remark.value + "\n"))
         return waiting

@@ -40,7 +40,7 @@ SUBSTITUTIONS = (
         rf'rm -f "$HOME/up.log"\nsetsid \1 --port "$PORT"{AS_ROOT} >"$HOME/up.log" 2>&1 &'
         rf'\nuntil grep -qs "{READY}" "$HOME/up.log" || ! kill -0 $!; do sleep 0.2; done'
         rf'\ngrep "{READY}" "$HOME/up.log" || {{ cat "$HOME/up.log"; false; }}',
-        "it stays in the foreground: a terminal of its own; root must say as whom tasks run",
+        "it stays in the foreground: a terminal of its own; root must choose the user of tasks",
     ),
     Substitution(
         r"^pip install '\./libs/sdk\[(?!cli\]).*$",
@@ -121,10 +121,12 @@ def _substituted(line: str) -> str:
 
 
 class WalkError(Exception):
-    """A page that is wrong: where, what it says, and what happened."""
+    """A page that is wrong: the place, its text, and what happened."""
 
 
-def walk(root: Path, pages: Sequence[str], terminal: Terminal, say: Callable[[str], None]) -> None:
+def walk(
+    root: Path, pages: Sequence[str], terminal: Terminal, report: Callable[[str], None]
+) -> None:
     """Follow the pages one after another. Raises WalkError at the first thing that is not so."""
     for name, text in OWN.items():
         (root / name).write_text(text)
@@ -141,7 +143,7 @@ def walk(root: Path, pages: Sequence[str], terminal: Terminal, say: Callable[[st
             how = (
                 f"skipped, {step.skipped}" if step.skipped else f"{time.monotonic() - began:.1f} s"
             )
-            say(f"{step.where:<24} {COMMENT.sub('', first)[:70]:<70}  {how}")
+            report(f"{step.where:<24} {COMMENT.sub('', first)[:70]:<70}  {how}")
 
 
 def _take(root: Path, step: Step, terminal: Terminal) -> None:

@@ -15,7 +15,7 @@ from tools.images.engine import Build, Engine, EngineError, find
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do as the command line says; 1 with a sentence if that cannot be."""
+    """Run the command; 1 with an error message if it fails."""
     given = _parser().parse_args(arguments)
     try:
         given.run(find(given.engine), given)
@@ -65,7 +65,7 @@ def own_base(engine: Engine, tag: str) -> str:
     with tempfile.TemporaryDirectory(prefix="shiftwork-images-") as name:
         kept = base.archive()
         if not kept.is_file():
-            say("base", "debootstrap, once on this machine")
+            print_progress("base", "debootstrap, once on this machine")
         context = Path(name)
         base.make(epoch())
         # A hard link or a copy: a build sees its own folder only.
@@ -75,7 +75,7 @@ def own_base(engine: Engine, tag: str) -> str:
             (context / "base.tar").write_bytes(kept.read_bytes())
         build = Build(DOCKER / "base.Dockerfile", context, reference, epoch())
         took = engine.build(build, log_of("base"))
-    say("base", f"{reference} {megabytes(engine.size(reference))} ({took:.0f} s)")
+    print_progress("base", f"{reference} {megabytes(engine.size(reference))} ({took:.0f} s)")
     return reference
 
 
@@ -87,12 +87,14 @@ def make_base(engine: Engine, given: argparse.Namespace) -> None:
 def build_images(engine: Engine, given: argparse.Namespace) -> None:
     """Build what is asked for, one after the other, a line for each."""
     images = chosen(given.names)
-    say("engine", f"{engine.program}, {len(images)} image(s); logs in {log_of('x').parent}")
+    print_progress(
+        "engine", f"{engine.program}, {len(images)} image(s); logs in {log_of('x').parent}"
+    )
     foundation = given.base or own_base(engine, given.tag)
     with machine.secrets() as secrets:
         for number, image in enumerate(images, 1):
             reference = image.reference(given.tag)
-            say(image.name, f"{number} of {len(images)} …")
+            print_progress(image.name, f"{number} of {len(images)} …")
             took = engine.build(
                 Build(
                     dockerfile=given.tree / image.dockerfile.relative_to(ROOT),
@@ -110,7 +112,9 @@ def build_images(engine: Engine, given: argparse.Namespace) -> None:
                 ),
                 log_of(image.name),
             )
-            say(image.name, f"{reference} {megabytes(engine.size(reference))} ({took:.0f} s)")
+            print_progress(
+                image.name, f"{reference} {megabytes(engine.size(reference))} ({took:.0f} s)"
+            )
 
 
 def save_images(engine: Engine, given: argparse.Namespace) -> None:
@@ -125,7 +129,7 @@ def save_images(engine: Engine, given: argparse.Namespace) -> None:
             continue
         archive = given.folder / f"{image.name}.tar"
         engine.save(reference, archive)
-        say(image.name, f"{archive} {megabytes(archive.stat().st_size)}")
+        print_progress(image.name, f"{archive} {megabytes(archive.stat().st_size)}")
 
 
 def print_sizes(engine: Engine, given: argparse.Namespace) -> None:
@@ -133,7 +137,7 @@ def print_sizes(engine: Engine, given: argparse.Namespace) -> None:
     for image in IMAGES:
         reference = image.reference(given.tag)
         if engine.exists(reference):
-            say(image.name, f"{reference} {megabytes(engine.size(reference))}")
+            print_progress(image.name, f"{reference} {megabytes(engine.size(reference))}")
 
 
 def revision() -> str:
@@ -144,7 +148,7 @@ def revision() -> str:
 
 
 def log_of(name: str) -> Path:
-    """Where a build's words go."""
+    """The log file of a build."""
     return base.archive().parent / "logs" / f"{name}.log"
 
 
@@ -153,7 +157,7 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-def say(subject: str, words: str) -> None:
+def print_progress(subject: str, words: str) -> None:
     """One line of progress."""
     print(f"{subject:<11} {words}", flush=True)
 

@@ -34,7 +34,7 @@ Acquire::Languages "none";
 Dir::Cache::pkgcache "";
 Dir::Cache::srcpkgcache "";
 """
-# This machine's own, and what a build or a start writes anew.
+# This machine's own files, and files that a build or a start writes again.
 EMPTIED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "var/cache/debconf", "tmp", "run")
 REMOVED = (
     "etc/apt/sources.list",
@@ -123,5 +123,5 @@ def _tidy(root: Path) -> None:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()[-2000:]
-        raise EngineError(f"{' '.join(command)} ended with status {done.returncode}: {said}")
+        output = (done.stderr or done.stdout).strip()[-2000:]
+        raise EngineError(f"{' '.join(command)} ended with status {done.returncode}: {output}")

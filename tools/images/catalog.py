@@ -11,7 +11,7 @@ DOCKER = ROOT / "docker"
 PUBLIC_BASE = "python:3.11-slim-bookworm"
 # Where names have no registry, podman and buildah put them below this; docker takes it as it is.
 LOCAL = "localhost"
-# Times of files in images, so that two builds are alike: SOURCE_DATE_EPOCH, or this (2026-01-01).
+# Times of files in images, so that two builds are equal: SOURCE_DATE_EPOCH, or this (2026-01-01).
 EPOCH = 1_767_225_600
 
 

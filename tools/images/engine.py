@@ -1,4 +1,4 @@
-"""One way to say `build`, `size` and `save` to podman, buildah and docker."""
+"""One interface to `build`, `size` and `save` of podman, buildah and docker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 1024
 
 
 class EngineError(Exception):
-    """No engine, or it failed; the text says what to do."""
+    """No engine, or it failed; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _said(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _of_podman(build: Build) -> list[str]:
-    # By default podman asks for more than a root without CAP_SYS_RESOURCE may have.
+    # By default podman sets higher limits than a root without CAP_SYS_RESOURCE may have.
     limits = [f"--ulimit={name}={LIMIT}:{LIMIT}" for name in ("nofile", "nproc")]
     return [f"--timestamp={build.epoch}", "--layers", *limits]
 

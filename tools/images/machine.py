@@ -1,7 +1,7 @@
 """How this machine reaches its package registries, handed to builds as secrets of theirs.
 
-A build's own container knows nothing of the machine's proxy, mirror or certificates. What pip and
-apt are told here is written to files that a build may read and that no layer keeps.
+A build's own container knows nothing of the machine's proxy, mirror or certificates. The settings
+of pip and apt on this machine are written to files that a build may read and that no layer keeps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-# What pip is told about the network; nothing else of a person's settings concerns a build.
+# pip's options for the network; no other personal settings concern a build.
 PIP_OPTIONS = (
     "index-url",
     "extra-index-url",
@@ -63,34 +63,34 @@ def pip_files() -> list[Path]:
 
 
 def pip_settings() -> str:
-    """What pip is told on this machine about the network, as a pip.conf for a build."""
-    told: dict[str, str] = {}
+    """This machine's network settings for pip, as a pip.conf for a build."""
+    options: dict[str, str] = {}
     for path in pip_files():
         parser = configparser.RawConfigParser()
         parser.read(path)
         for section in ("global", "install"):
             if parser.has_section(section):
-                told.update(parser.items(section))
+                options.update(parser.items(section))
     for option in PIP_OPTIONS:
         value = os.environ.get(f"PIP_{option.upper().replace('-', '_')}")
         if value:
-            told[option] = value
-    lines = [f"{option} = {told[option]}" for option in PIP_OPTIONS if told.get(option)]
+            options[option] = value
+    lines = [f"{option} = {options[option]}" for option in PIP_OPTIONS if options.get(option)]
     if certificates() is not None:
         lines.append(f"cert = {CERTIFICATES_INSIDE}")
     return "\n".join(["[global]", *lines, "disable-pip-version-check = true", ""])
 
 
 def apt_settings() -> str:
-    """What apt is told on this machine about the network, as a file for apt.conf.d."""
-    told = [
+    """This machine's network settings for apt, as a file for apt.conf.d."""
+    options = [
         line for line in output_of("apt-config", "dump").splitlines() if APT_OPTIONS.match(line)
     ]
     # A build is root alone; apt's own user could not read the certificates.
-    told.append('APT::Sandbox::User "root";')
+    options.append('APT::Sandbox::User "root";')
     if certificates() is not None:
-        told.append(f'Acquire::https::CaInfo "{CERTIFICATES_INSIDE}";')
-    return "\n".join([*told, ""])
+        options.append(f'Acquire::https::CaInfo "{CERTIFICATES_INSIDE}";')
+    return "\n".join([*options, ""])
 
 
 def mirrors(folder: Path = APT_SOURCES) -> list[tuple[str, str]]:

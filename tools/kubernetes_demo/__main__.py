@@ -2,7 +2,7 @@
 
     python -m tools.kubernetes_demo [--keep]
 
-Without more it plays on the two real nodes of ``make cluster``; it starts them, and ends them again
+Without options it uses the two real nodes of ``make cluster``; it starts them, and ends them again
 if they did not run. On a cluster of one's own (``--kubeconfig`` or KUBECONFIG) the images must be
 where it pulls from (``--registry``), and checkpoints need storage that all nodes share: a folder
 that is the same on each (``--host-path``), or a storage class whose volumes many nodes may write
@@ -34,7 +34,7 @@ from tools.cluster.prerequisites import CannotRunError
 from tools.cluster.programs import BuildError, program
 from tools.kubernetes_demo import story
 from tools.kubernetes_demo.kube import Kube, KubeError
-from tools.kubernetes_demo.stage import DemoError, Stage, say
+from tools.kubernetes_demo.platform import DemoError, Platform, print_line
 
 NAMESPACE, TASKS_NAMESPACE = "shiftwork", "shiftwork-tasks"
 GRANT, MOUNT, VOLUME = "demo", "/data", "shiftwork-demo"
@@ -62,7 +62,7 @@ def arguments() -> argparse.Namespace:
 
 
 def values(registry: str, tag: str) -> dict[str, object]:
-    """What the umbrella chart is told for the demo."""
+    """The values of the umbrella chart for the demo."""
     return {
         "global": {
             "podPolicy": {
@@ -77,13 +77,13 @@ def values(registry: str, tag: str) -> dict[str, object]:
 
 def storage(host_path: str | None, storage_class: str | None) -> list[dict[str, object]]:
     """The claim that the grant names; with a folder of the nodes also its volume, bound to it."""
-    room, many = {"storage": "1Gi"}, ["ReadWriteMany"]
-    claim: dict[str, object] = {"accessModes": many, "resources": {"requests": room}}
+    size, many = {"storage": "1Gi"}, ["ReadWriteMany"]
+    claim: dict[str, object] = {"accessModes": many, "resources": {"requests": size}}
     objects: list[dict[str, object]] = []
     if host_path:
         claim |= {"storageClassName": "", "volumeName": VOLUME}
         volume = {
-            "capacity": room,
+            "capacity": size,
             "accessModes": many,
             "persistentVolumeReclaimPolicy": "Delete",
             "hostPath": {"path": host_path, "type": "Directory"},
@@ -125,14 +125,14 @@ def shiftwork(given: argparse.Namespace, *command: str) -> None:
 
 @contextlib.contextmanager
 def nodes_of_this_machine(given: argparse.Namespace) -> Generator[None]:
-    """Play on two real nodes of this machine; end them afterwards if nobody had started them."""
+    """Use two real nodes of this machine; end them afterwards unless they ran before."""
     cluster = Cluster()
     ran_before = cluster.is_up()
     if not ran_before:
-        say("Starting two real nodes on this machine")
+        print_line("Starting two real nodes on this machine")
         cluster.up()
     try:
-        say("Giving the nodes the images")
+        print_line("Giving the nodes the images")
         cluster.load([f"{given.registry}/shiftwork/{name}:{given.tag}" for name in IMAGES])
         given.kubeconfig = str(cluster.layout.kubeconfig)
         given.kubectl = given.kubectl or str(program("kubectl"))
@@ -153,40 +153,42 @@ def run() -> int:
         with nodes_of_this_machine(given):
             return asyncio.run(main(given))
     except (BuildError, CannotRunError, ImageError) as problem:
-        say(f"There can be no nodes here: {problem}")
-        say("On a cluster of yours: KUBECONFIG=FILE, and see python -m tools.kubernetes_demo -h")
+        print_line(f"There can be no nodes here: {problem}")
+        print_line(
+            "On a cluster of yours: KUBECONFIG=FILE, and see python -m tools.kubernetes_demo -h"
+        )
         return 1
 
 
 async def main(given: argparse.Namespace) -> int:
-    """Install, play, remove; 0 if everything was as promised."""
+    """Install, run the story, remove; 0 if everything was as promised."""
     kube = Kube(given.kubectl or "kubectl", given.kubeconfig)
     began = time.monotonic()
     try:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             yaml.safe_dump(values(given.registry, given.tag), file)
             file.flush()
-            say("Installing the platform with its charts")
+            print_line("Installing the platform with its charts")
             images = ("--registry", given.registry, "--tag", given.tag)
             shiftwork(given, "up", "--values", file.name, "--no-persistence", *images)
         for wanted in storage(given.host_path, given.storage_class):
             await kube.apply(wanted)
-        say(f"Installed after {time.monotonic() - began:.0f} s")
+        print_line(f"Installed after {time.monotonic() - began:.0f} s")
         await play(given, kube)
     except (DemoError, KubeError, httpx.HTTPError, TimeoutError) as problem:
-        say(f"The demo failed: {problem or type(problem).__name__}")
-        say(await _state_of(kube))
+        print_line(f"The demo failed: {problem or type(problem).__name__}")
+        print_line(await _state_of(kube))
         return 1
     finally:
         if not given.keep:
             shiftwork(given, "down", "--now", "--purge")
             await kube.run("delete", "pv", VOLUME, "--ignore-not-found")
-    say(f"All of it took {time.monotonic() - began:.0f} s.")
+    print_line(f"All of it took {time.monotonic() - began:.0f} s.")
     return 0
 
 
 async def play(given: argparse.Namespace, kube: Kube) -> None:
-    """All acts, on the installed platform."""
+    """All steps, on the installed platform."""
     token = await kube.run(
         *("get", "secret", "shiftwork-keys", "-n", NAMESPACE),
         *("-o", 'go-template={{index .data "admin-token" | base64decode}}'),
@@ -198,7 +200,7 @@ async def play(given: argparse.Namespace, kube: Kube) -> None:
             base_url=url, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False
         ) as client,
     ):
-        stage = Stage(
+        platform = Platform(
             kube=kube,
             client=client,
             namespace=NAMESPACE,
@@ -208,33 +210,35 @@ async def play(given: argparse.Namespace, kube: Kube) -> None:
             mount=MOUNT,
             run=secrets.token_hex(3),
         )
-        nodes = await _nodes(stage)
-        writing = asyncio.ensure_future(stage.keep_diary())
+        nodes = await _nodes(platform)
+        writing = asyncio.ensure_future(platform.keep_diary())
         try:
-            cast = story.Cast(tuple(nodes), await story.alone(stage))
-            await story.preempted(stage, cast, "digits")
-            await story.preempted(stage, cast, "again", kill=("launcher", "scheduler"))
+            reference = story.Reference(tuple(nodes), await story.alone(platform))
+            await story.preempted(platform, reference, "digits")
+            await story.preempted(platform, reference, "again", kill=("launcher", "scheduler"))
             torch = f"{given.registry}/shiftwork/task-torch:{given.tag}"
-            await story.torch_gang(stage, cast, torch)
+            await story.torch_gang(platform, reference, torch)
         finally:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
 
-async def _nodes(stage: Stage) -> list[str]:
-    """The nodes, once the launcher has told them."""
+async def _nodes(platform: Platform) -> list[str]:
+    """The nodes, once the launcher has published them."""
     until = time.monotonic() + NODES_SECONDS_MAX
     while time.monotonic() < until:
-        nodes = [node for node in await items(stage.client, "/v1/nodes") if node["ready"]]
+        nodes = [node for node in await items(platform.client, "/v1/nodes") if node["ready"]]
         if len(nodes) > 1:
-            say("Nodes: " + ", ".join(f"{node['id']} ({node['gpus']} GPUs)" for node in nodes))
+            print_line(
+                "Nodes: " + ", ".join(f"{node['id']} ({node['gpus']} GPUs)" for node in nodes)
+            )
             return [str(node["id"]) for node in nodes]
         await asyncio.sleep(0.5)
     raise DemoError("the demo needs two nodes that are ready")
 
 
 async def _state_of(kube: Kube) -> str:
-    """What there is, for whoever has to find out why."""
+    """Pods and events of the cluster, to find the cause of a failure."""
     found = [
         await kube.run("get", "pods", "-A", "-o", "wide"),
         await kube.run("get", "events", "-A", "--sort-by=.lastTimestamp"),

@@ -1,6 +1,6 @@
 """The cluster as the demo sees it: ``kubectl`` as a child process, a watch of pods, a tunnel.
 
-Used by ``stage.py``. Every child that is started here is ended here.
+Used by ``platform.py``. Every child that is started here is ended here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WATCH_SECONDS_MAX = 3600.0
 
 
 class KubeError(Exception):
-    """kubectl did not do what was asked."""
+    """kubectl failed."""
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """One pod at one moment, as the watch told it."""
+    """One pod at one time, as the watch reported it."""
 
     at: float
     name: str
@@ -49,7 +49,7 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Kube:
-    """One cluster, by the file that says how to reach it."""
+    """One cluster, by its kubeconfig."""
 
     kubectl: str
     config: str

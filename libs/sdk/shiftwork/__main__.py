@@ -1,5 +1,5 @@
-"""The console script ``shiftwork`` and ``python -m shiftwork``: the command line, or the one line
-that says how to install it. The training API does not need it."""
+"""The console script ``shiftwork`` and ``python -m shiftwork``: runs the command line, or prints
+how to install it. The training API does not need it."""
 
 import sys
 

@@ -103,9 +103,10 @@ class Checkpoints:
             self._epoch, self._batch = self._epoch + 1, 0
 
     def batches(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401 - a prepared DataLoader
-        """The batches of this epoch that are left; asks, saves and leaves between them.
+        """Yield the remaining batches of this epoch; between them check for a preemption request,
+        and save and leave if there is one.
 
-        Nothing is asked while gradients are being accumulated.
+        The check is skipped while gradients are being accumulated.
 
         Raises:
             shiftwork.Superseded: this attempt is no longer the live one; stop.

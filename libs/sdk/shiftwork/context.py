@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping, cast
 
 FIXED_PATH = "/etc/shiftwork/context.json"
-"""Where the file lies when ``SHIFTWORK_CONTEXT`` does not say otherwise."""
+"""The path of the file when ``SHIFTWORK_CONTEXT`` is not set."""
 
 FILE_BYTES_MAX = 1_048_576
 

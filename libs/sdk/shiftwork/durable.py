@@ -78,7 +78,7 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """``sha256:…`` of a file; of a folder, of the names and contents of its files, in order."""
+    """Compute ``sha256:…`` of a file, or of the names and contents of a folder's files in order."""
     root = Path(path)
     if root.is_file():
         return f"sha256:{_of_file(root).hexdigest()}"

@@ -27,7 +27,7 @@ _NAME = re.compile(r"(.+)-attempt-(\d+)-step-(\d+)(?:-(\d+))?")
 
 
 def path_of(folder: Path, step: int, again: int) -> Path:
-    """Where this attempt saves a step: for the first time (``again`` is 1) or repeatedly."""
+    """The folder in which this attempt saves a step; ``again`` is 1 for the first time."""
     task = training.task() or OFF_PLATFORM
     name = f"{task}-attempt-{training.attempt():04d}-step-{step:012d}"
     return folder / (name if again == 1 else f"{name}-{again}")
@@ -163,6 +163,6 @@ class _Name:
 
 
 def _size(path: Path) -> int:
-    """Of the file as it is now: on a network's file system opening it asks the server."""
+    """Return the current size: opening a file on a network file system queries the server."""
     with path.open("rb") as stream:
         return os.fstat(stream.fileno()).st_size

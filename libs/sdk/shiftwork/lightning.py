@@ -27,7 +27,7 @@ _FILE = "lightning.ckpt"
 
 
 class Preemption(Callback):
-    """Saves and ends the process when the platform asks; reports ``step`` and what is logged.
+    """Saves and ends the process at a preemption request; reports ``step`` and logged values.
 
     All ranks leave after the same optimizer step. A validation that is due, and the end of an
     epoch, come first: what they write is then complete, and they are not run twice. The process

@@ -53,9 +53,9 @@ class Limits:
     def within(self, fence_after_seconds: float | None) -> Limits:
         """The same limits, with waits so short that one lost answer does not trip the fence.
 
-        An answered poll is a contact. The poll after it may be held for a third, with the pause
-        that the platform asks for before it; its answer may be awaited for a third, and the last
-        third is left for another request.
+        An answered poll is a contact. The next poll may be held for a third of the time, including
+        the pause that the platform requests before it. Its answer may be awaited for a third, and
+        the last third is left for another request.
         """
         if not fence_after_seconds:
             return self
@@ -380,7 +380,7 @@ class Live:
             if left <= 0:
                 line = (
                     f"shiftwork: out of touch with the platform for {allowed:g} s: ending this "
-                    f"process (exit code {FENCE_EXIT_CODE}), as the task's --fence-after asks\n"
+                    f"process (exit code {FENCE_EXIT_CODE}), as the task's --fence-after requires\n"
                 )
                 os.write(2, line.encode())
                 os._exit(FENCE_EXIT_CODE)
@@ -407,8 +407,8 @@ class Live:
 def _jitter() -> float:
     """0.5 to 1.5: processes that lost the platform together must not come back together.
 
-    From the operating system: process ids are alike in containers, and the program owns the seed
-    of ``random``.
+    It comes from the operating system: process ids are equal in containers, and the program owns
+    the seed of ``random``.
     """
     return 0.5 + int.from_bytes(os.urandom(2), "big") / 65536
 
@@ -434,7 +434,7 @@ def _ask(
 
 
 def _is_superseded(answer: Answer) -> bool:
-    """True if the problem's type says so; a status alone (409, 410) has other reasons, too."""
+    """True for the problem type ``superseded``; its status (409, 410) also has other causes."""
     kind = str(answer.fields().get("type", "")).rpartition("/")[2].rpartition(":")[2]
     return answer.status >= 400 and kind == "superseded"  # noqa: PLR2004 - a refusal
 

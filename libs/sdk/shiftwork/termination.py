@@ -1,6 +1,7 @@
-"""SIGTERM as a request to leave: what a drained node or a spot instance sends to its processes.
+"""Treats SIGTERM as a request to leave; a drained node or a spot instance sends it to processes.
 
-``training.should_preempt`` watches for it. A program that never asks keeps what SIGTERM did before.
+``training.should_preempt`` watches for it. In a program that never calls it, SIGTERM keeps its
+former effect.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Termination:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def after_fork_in_child(self) -> Termination:
-        """The same for a child of ``fork``, which SIGTERM ends again: pools and data loaders end
-        their workers so. A child that asks ``should_preempt`` watches for itself.
+        """Return the object for a child of ``fork``, which SIGTERM ends again, because pools and
+        data loaders end their workers with it. A child that calls ``should_preempt`` watches too.
         """
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, self._previous)

@@ -50,8 +50,8 @@ __all__ = [
     "rng_state",
 ]
 
-# How often a rank looks for the request: into its own memory, and into the store (whether another
-# rank has heard of it).
+# How often a rank checks for the request: in its own memory, and in the store (where another rank
+# may have recorded it).
 REQUEST_SECONDS = 0.1
 STORE_SECONDS = 1.0
 WARN_AFTER_SECONDS = 10.0
@@ -95,7 +95,7 @@ class _Ranks:
     def read(self, name: str, what: str, stop: threading.Event | None = None) -> list[bytes]:
         """Wait until every rank has set ``name/RANK``; empty if stopped.
 
-        Says on stderr which ranks keep it waiting.
+        Reports on stderr which ranks it waits for.
         """
         keys = [f"{name}/{rank}" for rank in range(self.count)]
         pause, warn_at = _PAUSE_SECONDS_MIN, time.monotonic() + WARN_AFTER_SECONDS
@@ -140,15 +140,15 @@ def _place() -> tuple[int, int]:
 
 
 class Preemption:
-    """Tells all ranks to leave at the same step, without a synchronisation at each step.
+    """Makes all ranks leave at the same step, without a synchronisation at each step.
 
-    Ranks hear of the request each for itself, perhaps steps apart. The first one that hears of it
-    marks it in the store. Every rank then publishes, from a thread, the step after the one it last
-    asked at; all leave at the largest of these. A rank that asks again while a step is missing
-    waits for it, once per preemption and for about a tenth of a second.
+    Each rank receives the request by itself, perhaps steps apart. The first one records it in the
+    store. Every rank then publishes, from a thread, the step after the one of its last check; all
+    leave at the largest of these. A rank that checks again while a step is missing waits for it,
+    once per preemption and for about a tenth of a second.
 
-    Make it on every rank, in the main thread. ``step`` is any number that counts alike on all
-    ranks: of optimizer steps, or of batches where these are not accumulated over.
+    Make it on every rank, in the main thread. ``step`` is any counter that has the same value on
+    all ranks: of optimizer steps, or of batches if gradients are not accumulated.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Preemption:
         self._leave_at = inf
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        shiftwork.should_preempt()  # SIGTERM is heard from here on
+        shiftwork.should_preempt()  # from here on, SIGTERM is a request to leave
 
     def should_leave(self, step: int) -> bool:
         """True on every rank at the same step: save and leave. Ask after every (optimizer) step."""
@@ -195,7 +195,7 @@ class Preemption:
             ranks.store.set(f"leave/{ranks.rank}", own)
             if requested:
                 ranks.store.set(_REQUESTED, b"1")
-                steps = ranks.read("leave", "to say at which step they are", self._closing)
+                steps = ranks.read("leave", "to report their step", self._closing)
                 if steps and _ENDED not in steps:
                     self._leave_at = max(map(int, steps))
         except RuntimeError as error:
@@ -305,7 +305,7 @@ def exit_preempted() -> NoReturn:
     it reports at length and, with ``--max-restarts``, answers by starting again.
     """
     if dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend_config():
-        # Every rank is here with nothing under way; NCCL warns of a group that is left standing.
+        # All ranks are here and no operation is under way. NCCL warns if a group is not destroyed.
         dist.destroy_process_group()
     quiet = _requested_and_acknowledged and "TORCHELASTIC_RUN_ID" in os.environ
     raise SystemExit(0 if quiet else training.PREEMPTED_EXIT_CODE)
@@ -389,9 +389,9 @@ class _Order(data.DistributedSampler):  # type: ignore[type-arg] - no such argum
 class DataLoader(data.DataLoader):  # type: ignore[type-arg]
     """PyTorch's DataLoader that resumes in the middle of an epoch, with the same batches.
 
-    It gives each rank its share (as DistributedSampler does), shuffles anew in each epoch, counts
-    the epochs itself, and knows which batches the program has been handed, whatever its workers
-    have fetched ahead. It draws nothing from the global generators. A loop that is broken off has
+    It gives each rank its share (as DistributedSampler does), shuffles again in each epoch, counts
+    the epochs itself, and knows which batches the program has received, whatever its workers have
+    fetched ahead. It draws nothing from the global generators. A loop that is broken off has
     ended its epoch. For datasets that are indexed; for streams there is torchdata's
     StatefulDataLoader, which is as good a part of ``Checkpoints``.
     """
@@ -452,7 +452,7 @@ class Checkpoints:
 
     ``parts`` are objects with ``state_dict`` and ``load_state_dict``: the model (wrapped in DDP,
     sharded by FSDP, or neither), optimizer, scheduler, scaler, loader or sampler. Rank 0 writes
-    models and optimizers, which DDP keeps alike; where they are sharded every rank writes its
+    models and optimizers, which DDP keeps equal; where they are sharded every rank writes its
     shards, with torch.distributed.checkpoint. Every rank writes the other parts and the states of
     its generators. The folder must be where each node finds it.
 

@@ -1,8 +1,8 @@
 """The calls of a training script; the public names of ``shiftwork``.
 
-Thin on purpose: each call finds the process's conversation with the platform (``live``), made at
-the first need, and reads a flag or hands something over. Off the platform there is no
-conversation, and every call works and does nothing.
+Each call uses the process's connection to the platform (``live``), which is made when it is first
+needed, and reads a flag or hands over a value. Off the platform there is no connection, and every
+call works and does nothing.
 """
 
 from __future__ import annotations
@@ -122,14 +122,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def should_preempt(agree: Callable[[bool], bool] | None = None) -> bool:
-    """True once the platform asks for this task's nodes: save a checkpoint and leave.
+    """True once the platform requests this task's nodes: save a checkpoint and leave.
 
     Answers at once from memory, never from the network; call it at every step. Every rank receives
     the request by itself, perhaps a step apart: where ranks must leave at the same step, give
     ``agree``, the program's own all-reduce ("does any rank say so?"). It is then called at every
     step, on every rank, on and off the platform, and its result is returned.
 
-    SIGTERM (a drained node, a spot instance that is taken back, Slurm) asks for the same, on and
+    SIGTERM (a drained node, a spot instance that is taken back, Slurm) is the same request, on and
     off the platform: from the first call in the main thread on, the signal no longer ends the
     process. A handler that the program has installed before that still runs, and one that it
     installs later replaces this one.
@@ -150,13 +150,13 @@ def checkpoint_saved(
     wait: bool = True,
     timeout: float | None = None,
 ) -> None:
-    """Say that the checkpoint of ``step`` is durable at ``uri``; returns when that is stored.
+    """Report that the checkpoint of ``step`` is durable at ``uri``; return when that is stored.
 
     The write must be complete (flushed, synced, renamed) before the call. While the platform is
-    out of reach it is sent again and again. One rank says it for the whole gang.
+    out of reach the report is sent again and again. One rank reports for the whole gang.
 
     Args:
-        step: training steps done, 0 or more; what ``resume_from().step`` will say.
+        step: training steps done, 0 or more; ``resume_from().step`` will return it.
         uri: where the checkpoint lies, for the next attempt to read, in at most 1024 bytes; put the
             attempt or the step into it, so that no attempt writes over another's.
         digest: of the contents, such as ``sha256:…``; handed back by ``resume_from``.

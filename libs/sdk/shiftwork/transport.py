@@ -17,7 +17,7 @@ CONNECT_SECONDS_MAX = 10.0
 ANSWER_BYTES_MAX = 16 * 1_048_576
 
 
-class Unreachable(Exception):  # noqa: N818 - a state of the world, not a mistake
+class Unreachable(Exception):  # noqa: N818 - a condition of the network, not a mistake
     """No whole answer came: refused, timed out, cut off, or not HTTP."""
 
 

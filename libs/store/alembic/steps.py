@@ -1,7 +1,7 @@
-"""Migration steps that every service's history has: changes of the tables that all services share.
+"""Migration steps for the tables that every service's schema has.
 
-The services' migrations call them, some as the whole ``upgrade``. A step is never changed once it
-was released, whatever becomes of the tables.
+The services' migrations call them, some as the whole ``upgrade``. A released step never changes,
+even if the tables change later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TIMESTAMP = sa.DateTime(timezone=True)
 
 
 def _schema() -> str:
-    """The schema of the service that is migrated."""
+    """Return the schema of the service that is migrated."""
     return str(op.get_context().version_table_schema)
 
 
@@ -79,7 +79,7 @@ def create_plumbing() -> None:
 
 
 def keep_dead_letters() -> None:
-    """Events that were set apart are kept, to be replayed."""
+    """Create the table of dead letters, which can be replayed."""
     schema = _schema()
     op.create_table(
         "dead_letter",
@@ -106,15 +106,15 @@ def keep_dead_letters() -> None:
 
 
 def index_inbox_by_age() -> None:
-    """Old rows of the inbox are found by their age."""
+    """Add an index by which pruning finds old rows of the inbox."""
     schema = _schema()
     op.create_index("inbox_seen_idx", "inbox", ["seen_at"], schema=schema)
-    # No statement asks for it any more, and the code before this one is served by the new index.
+    # No statement needs the old index, and the new one serves the code before this version too.
     op.drop_index("inbox_seen_at_idx", table_name="inbox", schema=schema)
 
 
 def number_outbox_periods() -> None:
-    """What is published again or dropped goes by numbered periods instead of by a clock."""
+    """Add periods: their numbers, not a clock, decide what is published again or dropped."""
     schema = _schema()
     for table in ("outbox", "leader"):
         op.add_column(
@@ -122,15 +122,16 @@ def number_outbox_periods() -> None:
             sa.Column("period", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
             schema=schema,
         )
-    # No statement needs it: the code before this one reads the whole table as well.
+    # No statement needs this index: the code before this version reads the whole table as well.
     op.drop_index("outbox_published_at_idx", table_name="outbox", schema=schema)
 
 
 def keep_refused_events() -> None:
-    """What the bus refuses stays in the outbox, and the bodies of dead letters lie apart.
+    """Keep refused events in the outbox, and move the bodies of dead letters to their own table.
 
-    The code before this one publishes as it did, if slower. An event that it would set apart fails
-    at this column, so the event stays on the bus and comes again to the code that replaces it.
+    The code before this version publishes as before, but slower. If it sets an event apart, its
+    insert fails because a column is gone; the event stays on the bus and is delivered again to the
+    new code.
     """
     schema = _schema()
     op.add_column("outbox", sa.Column("refused_at", TIMESTAMP, nullable=True), schema=schema)

@@ -58,7 +58,7 @@ def _unprivileged(names: Sequence[str]) -> Account:
             continue
         if entry.pw_uid != 0:
             return Account(entry.pw_uid, entry.pw_gid, name)
-        problems.append(f"{name} is root, as whom PostgreSQL does not run")
+        problems.append(f"{name} is root, and PostgreSQL does not run as root")
     fix = user_advice(names[0]) if len(names) == 1 else "name one with --service-user"
     raise LookupError(
         f"no unprivileged user to run PostgreSQL and NATS as: {', '.join(problems)}; {fix}"
@@ -104,7 +104,7 @@ def run_once(
 
 
 def can_run(account: Account | None, command: Sequence[str | Path]) -> bool:
-    """Try it: rights, access lists and mount options all have their say."""
+    """Run the command to find out: rights, access lists and mount options all matter."""
     try:
         run_once(command, account)
     except OSError:

@@ -59,7 +59,7 @@ def private_folder(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Where the secrets of one data folder are. Reading is left to the moment of need."""
+    """The paths of the secrets of one data folder. A secret is read when it is needed."""
 
     data: Path
 

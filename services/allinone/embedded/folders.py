@@ -23,8 +23,8 @@ _SHARED_PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/run"))  # noqa: S108 - 
 
 
 def socket_fits(folder: Path) -> bool:
-    """True if a client can name the socket in this folder, and an address of the database can, in
-    which a comma or a percent sign, say, means something else."""
+    """True if a client can name the socket in this folder, also in an address of the database,
+    where for example a comma or a percent sign has another meaning."""
     short = len(os.fsencode(folder / SOCKET_NAME)) <= SOCKET_PATH_BYTES_MAX
     return short and _PLAIN.fullmatch(str(folder)) is not None
 

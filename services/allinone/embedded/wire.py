@@ -1,4 +1,4 @@
-"""Asks a server whether it answers, in its own protocol and without a client library.
+"""Checks whether a server answers, in its own protocol and without a client library.
 
 A port that is open proves little: PostgreSQL listens while it still replays its log, and NATS
 before a user may speak. Called by the servers' ``healthy``.
@@ -16,13 +16,13 @@ from pathlib import Path
 _OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _PROTOCOL_3 = 0x00030000
 _LINE_BYTES_MAX = 64 * 1024
-# What NATS says to one more than ``max_connections``, and closes the connection.
+# NATS sends this to a connection above ``max_connections``, and closes it.
 _TOO_MANY = "maximum connections exceeded"
 
 
 # A service of the server's system account: what is wrong with the server and with each stream.
 NATS_HEALTH = "$SYS.REQ.SERVER.PING.HEALTHZ"
-# What it says of a stream that refuses every message because a write failed once.
+# NATS reports this for a stream that refuses every message because a write failed once.
 _REFUSES = "write error"
 _INBOX = "_INBOX.health"
 
@@ -32,7 +32,7 @@ class RestartWouldNotHelpError(Exception):
 
 
 class CannotCheckError(RestartWouldNotHelpError):
-    """A check could not be made: it says nothing of the server."""
+    """A check could not be made, so the server's state is unknown."""
 
 
 def _own_exhaustion(problem: Exception) -> None:
@@ -42,10 +42,10 @@ def _own_exhaustion(problem: Exception) -> None:
 
 
 async def postgres_answers(socket: Path, seconds_max: float) -> str:
-    """Empty if PostgreSQL asks us for a password; otherwise why it does not.
+    """Return an empty text if PostgreSQL requests a password, otherwise the problem.
 
-    A start-up message is enough: the server first looks whether it accepts connections, then asks
-    who is there.
+    A start-up message is enough: the server first checks whether it accepts connections, then
+    requests the user's password.
     """
     try:
         async with asyncio.timeout(seconds_max):
@@ -74,7 +74,7 @@ class NatsConnection:
 
     Whoever reaches the port can open as many connections as the server takes, and more: then it
     lets nobody in, but still answers on the connections that it has. So a check of a new
-    connection says nothing of a server, and silence on this one says that it hangs.
+    connection proves nothing about a server, and silence on this one means that it hangs.
     """
 
     def __init__(self, port: int, user: str, password: str) -> None:
@@ -113,7 +113,7 @@ class NatsConnection:
             self._streams = None
 
     async def _enter(self) -> str:
-        """Connect anew; the connection is kept if the server lets the user in."""
+        """Connect again; keep the connection if the server accepts the user."""
         self.close()
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self._port, limit=_LINE_BYTES_MAX
@@ -188,7 +188,7 @@ async def nats_answers(port: int, user: str, password: str, seconds_max: float) 
 
 
 def _entered(port: int, information: str, answer: str) -> str:
-    """What is wrong with a server that said this of itself, and then this to a PING."""
+    """Return the problem of a server that sent this INFO, and then this answer to a PING."""
     if answer != "PONG":
         return answer or "it closed the connection"
     try:

@@ -73,7 +73,7 @@ ENTRIES: tuple[Entry, ...] = (
         "A NATS of your own (then nats.enabled: false, and its Secret below); its configuration:\n"
         "python -m services.allinone.provision nats-config",
     ),
-    _entry("global/nats/caConfigMap", "nats-ca", "With ca.crt, who vouches for tls:// servers."),
+    _entry("global/nats/caConfigMap", "nats-ca", "With ca.crt, for tls:// servers."),
     _entry(
         "global/secrets/postgres",
         "shiftwork-postgres",
@@ -111,7 +111,7 @@ ENTRIES: tuple[Entry, ...] = (
     _entry("log-collector/archive/size", "100Gi", "Kept output of tasks."),
     _entry("log-collector/archive/storageClass", "fast"),
 )
-# Charts that keep something on a volume, and the section that says how.
+# Charts that keep data on a volume, and the section with its settings.
 VOLUMES = (("nats", "persistence"), ("postgres", "persistence"), ("log-collector", "archive"))
 HEAD = """\
 # Values for the charts of Shiftwork: `shiftwork k8s up -f FILE`. What is commented out is an
@@ -228,7 +228,7 @@ def _resource(name: str) -> str:
         raise usage(
             f"{name!r} is no extended resource",
             where="--gpu-resource",
-            fix="write DOMAIN/NAME as the device plugin says it, such as nvidia.com/gpu",
+            fix="write DOMAIN/NAME as the device plugin names it, such as nvidia.com/gpu",
         )
     return name
 

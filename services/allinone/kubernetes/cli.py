@@ -47,7 +47,7 @@ def values(choices: Choices) -> None:
 
 @contextlib.contextmanager
 def _as_values(wanted: Wanted, choices: Choices) -> Generator[Values]:
-    """As helm takes it: options go before files, single values before options."""
+    """Combine values in helm's order: options override files, single values override options."""
     from services.allinone.kubernetes.helm import Values  # noqa: PLC0415 - see the top
 
     with tempfile.TemporaryDirectory(prefix="shiftwork-values-") as folder:
@@ -135,7 +135,7 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
 
 
 def _preflight(target: Target, wants: Wants) -> None:
-    """Say what is doubtful; Failure for what cannot work."""
+    """Print warnings; raise Failure for what cannot work."""
     from services.allinone.kubernetes import preflight  # noqa: PLC0415 - see the top
 
     findings = preflight.examine(target, wants)
@@ -170,7 +170,7 @@ def _wants(target: Target, wanted: Wanted, choices: Choices) -> Wants:
 
 @taking(target=Target)
 def status(target: Target) -> None:
-    """Show the release, its services and who leads them, nodes and tasks. Exit 1: not ready."""
+    """Show the release, its services and their leaders, nodes and tasks. Exit 1: not ready."""
     from services.allinone.kubernetes import status  # noqa: PLC0415 - see the top
 
     found = status.document(target)

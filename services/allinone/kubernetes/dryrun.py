@@ -1,8 +1,8 @@
 """What an installation or upgrade would change, object by object. Nothing is changed.
 
 helm renders the charts as the cluster's own ``lookup`` sees it; the API server then applies each
-object without keeping it (server-side dry run), so that admission, defaults and rights have their
-say; what comes out is compared with what is there.
+object without keeping it (server-side dry run), so that admission, defaults and rights take effect;
+the results are compared with the existing objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.allinone.kubernetes.helm import Helm, Values
 from services.allinone.kubernetes.kubectl import Json, Kubectl, Target, as_list, documents
 
 Kind = Literal["create", "change", "same", "remove", "refused"]
-# Fields that the server writes, and that say nothing of a change.
+# Fields that the server writes; their changes do not matter.
 _SERVERS_OWN = ("managedFields", "resourceVersion", "generation", "uid", "creationTimestamp")
 _MANAGER = "helm"
 _CHANGED_MAX = 4
@@ -39,7 +39,7 @@ class Change:
     detail: str = ""
 
     def document(self) -> dict[str, str]:
-        """For scripts."""
+        """The result as an object for scripts."""
         return {
             "change": self.kind,
             "kind": self.object,
@@ -113,7 +113,7 @@ def _applied(kubectl: Kubectl, objects: Sequence[Json]) -> tuple[dict[Key, Json]
     except Failure as problem:
         if problem.code == UNREACHABLE:
             raise
-    # One of them at least: one by one, to know which.
+    # At least one is refused: apply them individually to find out which.
     applied: dict[Key, Json] = {}
     refused: dict[Key, str] = {}
     for it in objects:

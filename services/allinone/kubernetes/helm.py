@@ -30,7 +30,7 @@ class Values:
     added: bool = False
 
     def arguments(self) -> list[str]:
-        """As helm takes them."""
+        """The values as arguments of helm."""
         files = [word for file in self.files for word in ("--values", str(file))]
         sets = [word for one in self.sets for word in ("--set", one)]
         return files + sets + (["--reset-then-reuse-values"] if self.added else [])

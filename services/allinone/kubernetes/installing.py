@@ -33,29 +33,29 @@ DRAINED = "drained-by-down"
 
 
 def wait(kubectl: Kubectl, report: Report, show: Report, seconds_max: float) -> None:
-    """Until every part is ready. Failure if one never will be, or time is over.
+    """Wait until every part is ready. Raises Failure if a part has failed, or after the timeout.
 
-    ``tell`` gets a line whenever something about a part changes, ``show`` where it all stands.
+    ``report`` gets a line whenever the state of a part changes, ``show`` gets a summary.
     """
-    began, said = monotonic(), dict[str, str]()
+    began, reported = monotonic(), dict[str, str]()
     shown: set[tuple[str, int]] = set()
     while True:
-        found = _look(kubectl, report, patient=monotonic() - began <= seconds_max)
+        found = _parts(kubectl, report, retry=monotonic() - began <= seconds_max)
         waiting = [part for part in found if not part.is_ready]
         show(_summary(found, waiting))
         for part in found:
-            if said.get(part.name) != part.line:
-                said[part.name] = part.line
+            if reported.get(part.name) != part.line:
+                reported[part.name] = part.line
                 report(part.line)
         late = monotonic() - began > SILENT_SECONDS
         for part in waiting:
-            _last_words(kubectl, part, report, shown, late=late)
+            _report_output(kubectl, part, report, shown, late=late)
         failed = next((part for part in waiting if part.failed), None)
         if failed is not None:
             raise Failure(
                 f"{failed.component} {failed.problem}",
                 where=f"Job {failed.name} ({kubectl.to.where})",
-                fix="mend what its output above says, then `shiftwork k8s up` again",
+                fix="repair the problem in its output above, then `shiftwork k8s up` again",
             )
         if found and not waiting:
             return
@@ -68,12 +68,12 @@ def wait(kubectl: Kubectl, report: Report, show: Report, seconds_max: float) -> 
         sleep(POLL_SECONDS)
 
 
-def _look(kubectl: Kubectl, report: Report, *, patient: bool) -> Sequence[workload_status.Part]:
-    """Every part; none while the API server is away and there is time."""
+def _parts(kubectl: Kubectl, report: Report, *, retry: bool) -> Sequence[workload_status.Part]:
+    """Return every part; with ``retry``, none while the API server cannot be reached."""
     try:
         return workload_status.parts(kubectl.items(workload_status.KINDS))
     except Failure as problem:
-        if problem.code != UNREACHABLE or not patient:
+        if problem.code != UNREACHABLE or not retry:
             raise
         report(problem.what)
         return ()
@@ -85,7 +85,7 @@ def _summary(found: Sequence[workload_status.Part], waiting: Sequence[workload_s
     return f"{ready} of {len(found)} parts are ready" + (f"; {names}" if names else "")
 
 
-def _last_words(
+def _report_output(
     kubectl: Kubectl,
     part: workload_status.Part,
     report: Report,
@@ -111,11 +111,11 @@ def last_lines(
     base = ("logs", pod.name, "-n", kubectl.to.namespace, "-c", pod.container, f"--tail={lines}")
     for more in (("--previous",), ()) if pod.restarts else ((),):
         try:
-            said = kubectl.run(*base, *more).splitlines()
+            output = kubectl.run(*base, *more).splitlines()
         except Failure:
             continue
-        if said:
-            return said
+        if output:
+            return output
     return []
 
 

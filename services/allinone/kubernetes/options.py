@@ -49,7 +49,7 @@ def taking(**makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which cluster, as whom, and where in it."""
+    """The cluster, the user, and the namespace."""
 
     kubeconfig: Annotated[
         str,
@@ -63,7 +63,7 @@ class Target:
 
     @property
     def where(self) -> str:
-        """For people."""
+        """The target as text for people."""
         named = [f"context {self.context}"] if self.context else []
         return ", ".join([*named, f"namespace {self.namespace}"])
 

@@ -73,7 +73,7 @@ def wants_of(documents: Sequence[Json]) -> Wants:
 
 
 def _merged(one: Json, other: Json) -> Json:
-    """As helm merges values."""
+    """Merge values as helm does."""
     found = dict(one)
     for key, value in other.items():
         under = fields(one.get(key))
@@ -87,7 +87,8 @@ def examine(to: Target, wants: Wants) -> list[Finding]:
 
 
 def _until_failure(checks: Iterator[Finding]) -> tuple[list[Finding], bool]:
-    """What cannot be looked at ends the list, and is its last finding; False if that was so."""
+    """Return the findings up to the first check that cannot be made, which is the last finding, and
+    False in that case."""
     findings: list[Finding] = []
     try:
         for finding in checks:
@@ -160,7 +161,7 @@ def _kubeconfig(to: Target) -> Iterator[Finding]:
 
 
 def _server(kubectl: Kubectl) -> Iterator[Finding]:
-    # Asks for something that wants a login: anybody may read the version.
+    # This request needs a login, while anybody may read the version.
     kubectl.run("auth", "can-i", "get", "namespaces", codes=(0, 1))
     versions: Json = json.loads(kubectl.run("version", "-o", "json"))
     text = str(fields(versions.get("serverVersion")).get("gitVersion", ""))
@@ -177,7 +178,7 @@ def _namespace(to: Target, found: Json | None) -> Iterator[Finding]:
     if found is None:
         yield Finding("ok", f"namespace {to.namespace} is not there yet: `shiftwork k8s up`")
     elif found["status"].get("phase") == "Terminating":
-        fix = "wait until it is gone, or look what keeps it: kubectl describe namespace"
+        fix = "wait until it is gone, or find what keeps it: kubectl describe namespace"
         yield Finding("bad", f"namespace {to.namespace} is being deleted", fix)
 
 

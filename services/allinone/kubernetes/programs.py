@@ -1,4 +1,4 @@
-"""Where helm and kubectl are: named by a variable, on the PATH, or built for ``make cluster``."""
+"""Finds helm and kubectl: named by a variable, on the PATH, or built for ``make cluster``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find(name: str) -> str:
 
 
 def _cache() -> Path:
-    """Where ``make cluster`` keeps what it built."""
+    """The folder in which ``make cluster`` keeps its programs."""
     given = os.environ.get("SHIFTWORK_CLUSTER_CACHE")
     if given:
         return Path(given)

@@ -1,7 +1,7 @@
-"""Around the removal of a release: running tasks save first; what stays is reported or deleted.
+"""Removes a release: lets running tasks save first, and reports or deletes what stays.
 
-Called by ``shiftwork k8s down``. Data outlives a removal unless ``--purge`` asks otherwise:
-volumes, the Secrets that the data knows, the namespace of tasks.
+Called by ``shiftwork k8s down``. Without ``--purge``, these outlive a removal: volumes, the Secrets
+that belong to the data, the namespace of tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 
 # What the launcher labels everything of a run with.
 OF_RUNS = f"{MANAGED_BY}={MANAGER},{DOMAIN}/task"
-# Pods have a grace of their own, half a minute unless the policy says otherwise.
+# Pods have their own grace period, by default half a minute.
 LEAVE_SECONDS = 180
 
 
@@ -38,12 +38,12 @@ class Kept:
     namespace: str
 
     def document(self) -> dict[str, str]:
-        """For scripts."""
+        """The result as an object for scripts."""
         return asdict(self)
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The result as text for people."""
         return f"{self.kind} {self.name}" + (f" in {self.namespace}" if self.namespace else "")
 
 

@@ -56,7 +56,7 @@ NAMESPACES = Right("", "namespaces", "cluster", ("create",))
 
 
 def operators(kubectl: Kubectl, tasks: str, *, has_namespace: bool) -> Iterator[Finding]:
-    """Whoever asks: everything in one call."""
+    """The rights of the user that runs the command, checked in one call."""
     spaces = {"platform": kubectl.to.namespace, "tasks": tasks, "cluster": ""}
     wanted = [
         Asked(right.group, right.resource, verb, spaces[right.where])
@@ -105,13 +105,13 @@ class Asked:
 
     @property
     def what(self) -> str:
-        """For people, without the verb."""
+        """The right as text for people, without the verb."""
         name = f"{self.resource}.{self.group}" if self.group else self.resource
         where = f"in namespace {self.namespace}" if self.namespace else "in the whole cluster"
         return f"{name} {where}"
 
     def attributes(self) -> dict[str, str]:
-        """As a review takes it."""
+        """The right as the attributes of an access review."""
         resource, _, sub = self.resource.partition("/")
         found = {"group": self.group, "resource": resource, "verb": self.verb}
         found |= {"subresource": sub} if sub else {}

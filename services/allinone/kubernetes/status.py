@@ -78,7 +78,7 @@ def _service(part: workload_status.Part, leader: str | None) -> Json:
 
 
 def _leaders(kubectl: Kubectl, parts: Sequence[workload_status.Part]) -> dict[str, str]:
-    """Workload -> the pod of it that leads; left out where nobody says so."""
+    """Workload -> its pod that leads; workloads without a known leader are left out."""
     candidates = [
         (part.name, pod) for part in parts if part.component in DEPLOYMENTS for pod in part.pods
     ]

@@ -26,7 +26,7 @@ class UnhealthyPod:
 
     name: str
     why: str
-    # A container that ended at least once: its last words may say more.
+    # A container that ended at least once: its last output may explain more.
     container: str = ""
     restarts: int = 0
 
@@ -55,7 +55,7 @@ class Part:
 
     @property
     def line(self) -> str:
-        """For people: how many are ready, and what is wrong with the first that is not."""
+        """A line for people: the number of ready pods, and the problem of the first other one."""
         why = self.problem or next((f"{each.name} {each.why}" for each in self.troubled), "")
         return f"{self.component} {self.ready}/{self.wanted}" + (f": {why}" if why else "")
 
@@ -91,7 +91,7 @@ def _daemon_set(it: Json, pods: Sequence[Json], events: Sequence[Json]) -> Part:
     status = fields(it.get("status"))
     wanted = status.get("desiredNumberScheduled", 0)
     current = min(status.get("updatedNumberScheduled", 0), status.get("numberReady", 0))
-    # Not looked at yet: one is wanted, so that nobody takes it for ready.
+    # The controller has not seen it yet: count one as wanted, so that it does not appear ready.
     return _workload(
         it, pods, events, ready=current if _seen(it) else 0, wanted=wanted if _seen(it) else 1
     )

@@ -131,7 +131,7 @@ async def _on_store_unavailable(request: Request, error: Any) -> Response:  # no
 
 async def _on_conflict(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
     _log.info("two changes met", path=request.url.path, problem=str(error))
-    return _problem(ProblemError(CONFLICT, "somebody else changed the same thing; look again"))
+    return _problem(ProblemError(CONFLICT, "another request changed the same thing; read it again"))
 
 
 async def _on_unfit(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it

@@ -294,5 +294,5 @@ async def task_or_404(tx: Tx, task_id: str) -> TaskRow:
 
 
 def base_url(request: Request) -> str:
-    """Where this API is, as the caller sees it."""
+    """The URL of this API as the caller sees it."""
     return str(request.base_url).rstrip("/")

@@ -62,7 +62,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 def topic_of(task: str | None, types: str | None) -> EventFilter:
-    """The filter that the query asks for."""
+    """The filter of the query."""
     wanted: set[str] = set()
     for word in (types or "").split(","):
         if not word:

@@ -1,7 +1,7 @@
-"""In front of every route (ASGI): strict targets, authentication, bounded bodies, counts.
+"""Guards every route (ASGI): strict targets, authentication, bounded bodies, counts.
 
-Whoever asks is known before one byte of a body is read. What the guard found out travels in the
-request's scope to ``deps.person`` and ``deps.run_id``.
+The guard authenticates the caller before it reads a byte of the body. It stores the result in the
+request's scope for ``deps.person`` and ``deps.run_id``.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Guard:
 
 
 async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> object:
-    """The identity or run behind a token. Of an address that showed too many wrong ones, or none,
-    a further one is 429. A right token is never refused for that.
+    """The identity or run behind a token. After too many wrong or missing tokens, a further request
+    of that address with such a token is 429. A right token is never refused for that.
     """
     address = address_of(scope)
     try:

@@ -46,16 +46,17 @@ async def logs(
     tail: Annotated[int, Query(ge=0, description="the last so many lines")] = 0,
     since: Annotated[str | None, Query(max_length=40, description="RFC 3339")] = None,
     timestamps: Annotated[
-        bool, Query(description="with the moments at which the bytes were written, in JSON")
+        bool, Query(description="with the times at which the bytes were written, in JSON")
     ] = False,
 ) -> Response:
-    """What ranks wrote. ``list=1``: which outputs are kept. ``rank=N``: a range of one, as it is.
-    ``follow=1``: every wanted rank's from its beginning, as server-sent events. One with ``line``
-    says how a line looks that is being rewritten; it adds nothing to the output.
+    """The output of ranks. ``list=1``: the outputs that are kept. ``rank=N``: a range of one, byte
+    for byte. ``follow=1``: the output of each selected rank from its beginning, as server-sent
+    events. An event with ``line`` has the current text of a line that is being rewritten; it adds
+    nothing to the output.
 
     ``timestamps=1``: a range comes in JSON, as the pieces of a stream do, and has ``timestamps``:
-    ``[offset, moment]`` of its first byte and of each later one from which on another moment holds.
-    ``approximate`` says that they come from the index of an older version.
+    ``[offset, time]`` of its first byte and of each later byte at which the time changes.
+    ``approximate`` is true if they come from the index of an older version.
     """
     async with parts.store.transaction() as tx:
         await task_or_404(tx, task_id)

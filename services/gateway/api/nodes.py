@@ -64,8 +64,8 @@ def _view(row: NodeRow, by_task: dict[str, tuple[int, ...]]) -> dict[str, Any]:
 
 @router.get("/occupancy", response_model=shapes.Occupancy)
 async def occupancy(caller: Caller, parts: Parts) -> Response:
-    """Which nodes take runs and which tasks hold any: what a drain has to know. It shows nothing
-    that tasks say about themselves, so none of them can keep a drain from knowing it.
+    """Which nodes accept runs and which tasks hold any: the information for a drain. It contains
+    nothing that tasks report about themselves, so no task can keep a drain from reading it.
     """
     del caller
     holding = Where("state", Op.IN, list(HOLDING_WORDS))
@@ -146,8 +146,9 @@ async def _marked(command: m.SetNodeMarks, verb: str, caller: Identity, parts: C
     async with parts.changing(caller, f"node.{verb}s", command.node_id):
         require_admin(caller, f"{verb} nodes")
         reply = await parts.commands.ask(command, m.SetNodeMarksReply)
-    marks = {"labels": dict(reply.labels), "taints": list(reply.taints)}
-    return answer({"id": command.node_id, **marks})
+    return answer(
+        {"id": command.node_id, "labels": dict(reply.labels), "taints": list(reply.taints)}
+    )
 
 
 @router.get("/groups", response_model=shapes.Page)

@@ -58,7 +58,7 @@ async def list_users(caller: Caller, parts: Parts, paging: PageQuery) -> Respons
 
 @router.post("/users", status_code=201, response_model=dict[str, Any])
 async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
-    """A new user, who can do nothing until there is a token."""
+    """Add a user, who can do nothing before a token exists."""
     require_admin(caller, "add users")
     async with parts.store.transaction() as tx:
         if await tx.get(UserRow, body.name) is not None:

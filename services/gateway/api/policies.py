@@ -141,8 +141,9 @@ async def _set(
 
 
 async def _check_names(command: m.SetPolicy, parts: Context) -> None:
-    """The scheduler reads documents, and the gateway knows people and all nodes: it asks whom and
-    which groups this one names. Its errors and the scheduler's are refused together."""
+    """Check the names in a policy document. The scheduler reads documents, and the gateway knows
+    people and all nodes: it requests from the scheduler which users, teams and groups the document
+    names. The response has the errors of both."""
     check = command.model_copy(update={"check_only": True})
     reply = await parts.commands.reply(check, m.SetPolicyReply)
     async with parts.store.transaction() as tx:
@@ -164,7 +165,7 @@ async def dry_run(
     limit: Annotated[int | None, Query(ge=1, le=1000, description="tasks to name")] = None,
     force: Force = False,
 ) -> Response:
-    """What would be decided at this moment under these policies. Nothing is changed."""
+    """What would be decided now under these policies. Nothing is changed."""
     require_admin(caller, "try policies")
     if not force:
         await _check_names(m.SetPolicy(document=document, group=group), parts)

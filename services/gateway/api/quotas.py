@@ -77,7 +77,7 @@ async def put_quota(
         require_admin(caller, "set quotas")
         if not force:
             async with parts.store.transaction() as tx:
-                # A limit of somebody who has gone can be taken away.
+                # A limit of a user who no longer exists can be removed.
                 if not (body.unlimited and await _is_limited(tx, body)):
                     users = {"user": body.user} if body.user else {}
                     teams = {"team": body.team} if body.team else {}

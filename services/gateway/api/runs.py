@@ -79,8 +79,8 @@ async def run_state(
     seen: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
     """What the platform requests of this run, as soon as ``revision`` is above ``seen``, at the
-    latest after ``wait_seconds``. A run that asks is one that can be asked to leave: from the first
-    request on it is given the time to save.
+    latest after ``wait_seconds``. A run that calls this route can leave on request: from its first
+    call on, the platform gives it the time to save.
 
     A task may hold ``waits_per_task_max`` such requests at a time. Further ones are answered at
     once, with ``ask_again_seconds``: how long to pause before the next request.
@@ -197,7 +197,7 @@ async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None
     """Raise 422 for a rank that the run cannot have: each rank that reports costs a row.
 
     Ranks are those of processes. A replica has one process per GPU under torchrun, or as many
-    as the program asks torchrun for; ``processes_max`` bounds the latter.
+    as the program requests of torchrun; ``processes_max`` bounds the latter.
     """
     row = await tx.get(RunRow, run.task_id, run.attempt)
     if row is not None and row.placements:
@@ -209,7 +209,7 @@ async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None
         return
     task = await rows_of.task(tx, run.task_id)
     if task is None or task.spec is None:
-        # Its events are on their way: nothing is known that could say which ranks there are.
+        # Its events have not arrived yet, so the gateway does not know its ranks.
         detail = f"attempt {run.attempt} of {run.task_id} is not known here yet; try again"
         raise ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"})
     gpus_max = max((size.gpus or 0 for size in sizes_of(task.spec).values()), default=0)

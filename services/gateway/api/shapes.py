@@ -121,9 +121,9 @@ class TaskPage(TypedDict):
 
 
 class DryRun(TypedDict):
-    """A task that would be accepted. ``free_nodes``: of how many nodes as much as it asks of each
-    was free a few seconds ago; ``ahead``: how many tasks of its group waited at its level or above.
-    Null where there are too many nodes, runs or waiting tasks to count.
+    """A task that would be accepted. ``free_nodes``: how many nodes had enough free a few seconds
+    ago; ``ahead``: how many tasks of its group waited at its level or above. Null where there are
+    too many nodes, runs or waiting tasks to count.
     """
 
     task: Task

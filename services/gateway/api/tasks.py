@@ -92,11 +92,11 @@ async def submit_batch(body: BatchBody, caller: Caller, parts: Parts) -> Respons
 
 @router.post("/tasks:dry-run", response_model=shapes.DryRun)
 async def dry_run(body: TaskBody, caller: Caller, parts: Parts) -> Response:
-    """What submitting this task would make of it, or why it would be refused. Nothing is stored;
-    the task has no id. 429: the user asks too often, ask again after ``Retry-After``."""
+    """The task as it would be submitted, or why it would be refused. Nothing is stored; the task
+    has no id. 429: the user sends too many requests; try again after ``Retry-After``."""
     if not parts.dry_runs.take(caller.user):
         rate = parts.settings.dry_runs_per_second
-        detail = f"{caller.user} asks for more than {rate:g} dry runs a second; ask again later"
+        detail = f"{caller.user} requests more than {rate:g} dry runs a second; try again later"
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
     command = create_task(body, caller, "").model_copy(update={"dry_run": True})
     try:

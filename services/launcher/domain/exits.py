@@ -1,7 +1,7 @@
 """Classifies how a run ended, by one ordered table. Called by ``reconcile`` once per run.
 
-The order is the meaning: an acknowledged preemption stays one whatever the exit codes say,
-because launchers between us and the program turn the reserved code 75 into others.
+The order of the table matters: an acknowledged preemption counts as a preemption whatever the exit
+codes are, because launchers between the node and the program turn the reserved code 75 into others.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class ObservedNode:
-    """One node as a runtime sees it. ``node.ready`` says whether it answers now."""
+    """One node as a runtime sees it. ``node.ready`` is True if it answers now."""
 
     node: Node
     # Why it does not answer.

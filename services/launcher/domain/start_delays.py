@@ -13,7 +13,7 @@ DETAIL_CHARACTERS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class DelayPolicy:
-    """When a delay is reported first, and the least time between two reports."""
+    """The time before the first report of a delay, and the least time between two reports."""
 
     first: timedelta = timedelta(seconds=5)
     again: timedelta = timedelta(seconds=5)

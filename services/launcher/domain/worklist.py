@@ -136,7 +136,7 @@ class Worklist:
         self._dirty.update(dict.fromkeys(run_ids))
 
     def update_scan(self, scan: Scan) -> None:
-        """Apply the latest scan, and mark the runs that it concerns as dirty."""
+        """Apply the latest scan, and add the runs that it concerns to the dirty ones."""
         before, self._scan = self._scan, scan
         if before is None:
             self._mark_dirty(self.runs)

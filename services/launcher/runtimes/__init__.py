@@ -1,1 +1,1 @@
-"""Where ranks really run: the port, and its adapters."""
+"""The runtimes that run ranks: the port and its adapters."""

@@ -100,7 +100,7 @@ class FakeRun:
 
 
 class FakeCluster:
-    """The machines. ``run`` plays the programs and has to be kept running by the world."""
+    """The machines. ``run`` simulates the programs; the test has to keep it running."""
 
     def __init__(
         self,

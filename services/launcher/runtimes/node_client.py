@@ -36,8 +36,8 @@ GONE_POLL_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node as configured. ``devices``: what CUDA_VISIBLE_DEVICES says for each GPU index; empty
-    on virtual slots."""
+    """One node as configured. ``devices``: the entry of CUDA_VISIBLE_DEVICES for each GPU index;
+    empty on virtual slots."""
 
     node: Node
     devices: tuple[str, ...] = ()

@@ -211,7 +211,7 @@ async def _all(calls: Iterable[Any]) -> None:
         nodes = frozenset[str]().union(*(failure.node_ids for failure in unable))
         outcomes = [*outcomes, StartFailedError(nodes, str(unable[0]))]
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    # The one that names the most nodes says the most.
+    # The failure that names the most nodes is the most useful.
     failures.sort(key=_worth)
     if failures:
         raise failures[0]

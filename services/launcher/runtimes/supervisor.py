@@ -135,7 +135,7 @@ class Supervisor:
             _thread.start_new_thread(_clear_away, given)
 
     def _wake(self) -> None:
-        """In another thread: ``run`` has something to do."""
+        """Wake ``run``; called from another thread."""
         with suppress(BlockingIOError):
             # A full pipe wakes it as well.
             os.write(self.wake_writer, b"!")
@@ -148,7 +148,7 @@ class Supervisor:
         self.selector.register(writer, selectors.EVENT_READ, self._writer_readable)
 
     def _writer_readable(self, *_: object) -> None:
-        """``tend`` asks the writer."""
+        """Nothing to do here: ``tend`` polls the writer."""
 
     def close(self) -> None:
         """Take the socket and the control groups away; the lock goes with the process."""
@@ -357,8 +357,8 @@ def clear_output(
     limit: DeletionLimit,
     monotonic_s: float,
 ) -> list[str]:
-    """Remove runs in which nothing was written since ``wanted`` (seconds of the day's clock), but
-    for the known ones; returns their names. ``limit`` says how far that may go now."""
+    """Remove runs in which nothing was written since ``wanted`` (seconds of the day's clock),
+    except the known ones; return their names. ``limit`` bounds how far this may go now."""
     try:
         names = os.listdir(runs_folder)  # noqa: PTH208 - small imports
     except FileNotFoundError:
@@ -386,7 +386,7 @@ def _remove(folder: str) -> None:
 
 
 def _newest(folder: str) -> float:
-    """When anything in a folder, itself included, was last written."""
+    """The time of the last write in a folder, including the folder itself."""
     times = [os.lstat(folder).st_mtime]
     for where, folders, files in os.walk(folder):
         times += [os.lstat(f"{where}/{name}").st_mtime for name in (*folders, *files)]

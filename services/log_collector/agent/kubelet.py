@@ -27,7 +27,7 @@ class LogFile:
     # The pod's, and which start of the container wrote it.
     uid: str
     restart: int
-    # When it was rotated away, as its name says it; empty for the one that is written to.
+    # When it was rotated, in the form of its name; empty for the file that is written to.
     rotated: str
     zipped: bool
     inode: int
@@ -83,7 +83,7 @@ def log_files(folder: str, uid: str) -> list[LogFile]:
                 continue
             restart, rotated, zipped = int(match[1]), match[2] or "", bool(match[3])
             file = LogFile(entry.path, uid, restart, rotated, zipped, entry.inode())
-            # Just compressed, both are there for a moment: the plain one is the original.
+            # While the kubelet compresses a file, both exist: the plain one is the original.
             if not zipped or file.order not in found:
                 found[file.order] = file
     return [found[order] for order in sorted(found)]

@@ -63,7 +63,7 @@ class Segment:
     first_at: str = ""
 
     def size(self) -> int:
-        """Its raw bytes, at this moment."""
+        """The current number of its raw bytes."""
         return self.placeholder.size if self.placeholder else os.stat(self.path).st_size  # noqa: PTH116 - hot path
 
     def stamp(self) -> str:

@@ -177,7 +177,7 @@ class Spool:
                 if self._has_changed(folder):
                     self._adopt(pod, folder, uid)
             except FileNotFoundError:
-                continue  # no container yet, or gone this very moment
+                continue  # no container yet, or it has just gone
             except AdoptionError as error:
                 self._folder_states.pop(folder, None)
                 return str(error)

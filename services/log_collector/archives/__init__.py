@@ -1,1 +1,1 @@
-"""Where kept output lies."""
+"""The archives of kept output."""

@@ -41,11 +41,11 @@ class FileArchive:
         self._entered: set[OutputKey] = set()
 
     def path(self, key: OutputKey) -> Path:
-        """Where an output lies."""
+        """The path of an output."""
         return self._logs_dir / key.task_id / str(key.attempt) / f"{key.rank}.log"
 
     def times_path(self, key: OutputKey) -> Path:
-        """Where its time stamps lie."""
+        """The path of its time stamps."""
         return self.path(key).with_suffix(".times")
 
     async def write(self, writes: Sequence[Write]) -> None:
@@ -156,7 +156,7 @@ def _put(path: Path, at: int, data: bytes) -> None:
         number = os.open(path, _WRITE, FILE_MODE)
     try:
         if problem := spare_problem(number):
-            # It stays with its source, and is written when there is room again.
+            # The output stays with its source, and is written when there is space again.
             raise OSError(errno.ENOSPC, problem)
         left = memoryview(data)
         while left:

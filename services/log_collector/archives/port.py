@@ -1,6 +1,6 @@
-"""Where kept output lies, as the collector and the readers see it. Adapters: ``files``, ``memory``.
+"""The port of the archive of kept output. Adapters: ``files``, ``memory``.
 
-Each output has its bytes, and its time stamps in the order of their offsets and moments. Writes
+Each output has its bytes, and its time stamps in the order of their offsets and times. Writes
 name the offset and the number of the first time stamp, so a write that is repeated changes nothing.
 """
 

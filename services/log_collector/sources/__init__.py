@@ -1,1 +1,1 @@
-"""Where ranks' output comes from."""
+"""The sources of ranks' output."""

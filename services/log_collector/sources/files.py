@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from libs.contracts.ids import RunId, TaskId
-from services.log_collector.domain import Address, Timestamp, moment_of
+from services.log_collector.domain import Address, Timestamp, datetime_of
 from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
 
 
 def output_path(runs_dir: Path, address: Address) -> Path:
-    """Where the supervisor of a node puts a rank's output: its layout, in this one place."""
+    """The path at which a node's supervisor writes a rank's output."""
     run_id = RunId(TaskId(address.key.task_id), address.key.attempt)
     return runs_dir / address.node_id / "runs" / str(run_id) / str(address.key.rank) / "output.log"
 
@@ -57,7 +57,7 @@ class FileSource:
 
 def _read_one(path: Path, request: ReadRequest, bytes_max: int) -> ReadResult:
     try:
-        # A cheap check that ends most passes; nothing else depends on it.
+        # A cheap check that ends most reads; nothing else depends on it.
         size = os.stat(path).st_size  # noqa: PTH116 - the hot path: no Path object
         if size == request.offset:
             return ReadResult()
@@ -91,8 +91,8 @@ def _read_in(folder: int, name: str, offset: int, bytes_max: int) -> ReadResult:
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             return ReadResult(problem="it is not a plain file of its own")
         data = os.pread(number, bytes_max, offset)
-        # The moment of the last write, which is what these bytes were written at or before.
-        written_at = moment_of(os.fstat(number).st_mtime_ns // 1000)
+        # The time of the last write; these bytes were written then or before.
+        written_at = datetime_of(os.fstat(number).st_mtime_ns // 1000)
         return ReadResult(data, timestamps=(Timestamp(0, written_at),))
     finally:
         os.close(number)

@@ -1,8 +1,8 @@
 """Output of ranks that run in pods: by the log agent of each node, else by the API server.
 
-Both give the same bytes at the same offsets. ``read`` asks each node at most once, all of them side
-by side; ``run`` is the part in the background: it finds the agents, passes on what is kept, and
-owns the streams. Made by ``main.py``; its siblings ``kubernetes_*`` are parts of it.
+Both give the same bytes at the same offsets. ``read`` sends at most one request to each node, all
+concurrently. ``run`` works in the background: it finds the agents, reports to them what is kept,
+and owns the streams. Made by ``main.py``; its siblings ``kubernetes_*`` are parts of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import aiohttp
 from libs.service.loop import Wake
 from libs.service.observability import log
 from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
-from services.log_collector.domain import OutputKey, Timestamp, moment_of
+from services.log_collector.domain import OutputKey, Timestamp, datetime_of
 from services.log_collector.sources.kubernetes_agents import AgentError, Agents, Node
 from services.log_collector.sources.kubernetes_api import ClusterError, KubeApi, connect
 from services.log_collector.sources.kubernetes_options import KubernetesOptions, pod_name
@@ -143,7 +143,7 @@ class KubernetesSource:
         """Whether to send a request to this node now; always if an answer has to be certain."""
         now = self._monotonic()
         if node.silent_since is not None:
-            # It may be back in a moment, and nothing is lost meanwhile.
+            # It may come back soon, and nothing is lost meanwhile.
             return now - node.silent_since >= self._options.fallback_seconds
         return now >= node.due_at or any(request.sure for request in requests)
 
@@ -196,7 +196,7 @@ class KubernetesSource:
                 problem=answer.problem,
             )
             return UNSURE
-        stamps = tuple(Timestamp(offset, moment_of(micros)) for offset, micros in answer.stamps)
+        stamps = tuple(Timestamp(offset, datetime_of(micros)) for offset, micros in answer.stamps)
         return ReadResult(
             answer.data, answer.absent, answer.unsure, answer.problem, timestamps=stamps
         )

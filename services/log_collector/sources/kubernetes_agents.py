@@ -65,7 +65,7 @@ class Agents:
     problem: str = ""
 
     def __post_init__(self) -> None:
-        self._room = asyncio.Semaphore(self.options.agent_requests_max)
+        self._requests = asyncio.Semaphore(self.options.agent_requests_max)
         self._log = log(SERVICE)
 
     def node(self, node_id: str) -> Node:
@@ -176,7 +176,7 @@ class Agents:
 
     async def _send(self, url: str, body: bytes, answer_max: int) -> tuple[int, bytes]:
         headers = self._headers()
-        async with self._room, self.session.post(url, data=body, headers=headers) as result:
+        async with self._requests, self.session.post(url, data=body, headers=headers) as result:
             return result.status, await _all_of(result, answer_max)
 
     def _headers(self) -> Mapping[str, str]:

@@ -14,7 +14,7 @@ from services.log_collector.domain import OutputKey
 
 
 class KubernetesOptions(BaseModel):
-    """Where pods, their logs and the log agents are."""
+    """The namespaces and addresses of pods, their logs and the log agents."""
 
     # The cluster of the pods. Without a path: the cluster that this runs in, else KUBECONFIG.
     kube_config: Path | None = None

@@ -36,7 +36,7 @@ class MovedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a log file the output goes on, and what is put before it."""
+    """The position in a log file at which the output continues, and the text put before it."""
 
     at: int
     before: bytes = b""
@@ -95,7 +95,7 @@ class Streams:
     begins: dict[OutputKey, int] = field(default_factory=dict[OutputKey, int])
 
     def __post_init__(self) -> None:
-        self.room = asyncio.Semaphore(self.options.agent_requests_max)
+        self.requests = asyncio.Semaphore(self.options.agent_requests_max)
 
     def read(self, request: ReadRequest, bytes_max: int) -> ReadResult:
         """What has come of one output since the last time; opens its stream if it has none."""
@@ -130,7 +130,7 @@ class Streams:
         if now < self.retry_at.get(key, now):
             return ReadResult(unsure=True)
         self.retry_at.pop(key, None)
-        if len(self.open) >= self.options.stream_count_max and not self._make_room(now):
+        if len(self.open) >= self.options.stream_count_max and not self._drop_quietest(now):
             return ReadResult(unsure=True)
         stream = self.open[key] = Stream(request.offset, now, last_at=now)
         stream.task = self.group.create_task(
@@ -138,8 +138,8 @@ class Streams:
         )
         return ReadResult(unsure=True)
 
-    def _make_room(self, now: float) -> bool:
-        """Close the stream that has been quiet the longest, if its turn is over."""
+    def _drop_quietest(self, now: float) -> bool:
+        """Close the stream that has been quiet the longest, if its minimum time is over."""
         over = [
             (stream.last_at, key)
             for key, stream in self.open.items()
@@ -182,7 +182,7 @@ class Streams:
         except AbsentError:
             stream.absent = True
         except MovedError:
-            stream.ended = True  # it was rotated this very moment: locate it again
+            stream.ended = True  # it was just rotated: locate it again
         except (ClusterError, *BROKEN) as error:
             stream.problem = str(error) or type(error).__name__
 
@@ -199,7 +199,7 @@ class Streams:
                 return result
             self.drop(key)
         try:
-            async with self.room, asyncio.timeout(self.options.agent_timeout_seconds):
+            async with self.requests, asyncio.timeout(self.options.agent_timeout_seconds):
                 return await self._fetch(request, bytes_max)
         except AbsentError:
             return ReadResult(absent=True)
@@ -262,7 +262,7 @@ class Finder:
         self._end = window[-(len(self._before) - 1) :] if len(self._before) > 1 else b""
 
     def place(self) -> Place:
-        """Where it is, after everything has passed."""
+        """The position after everything was read."""
         if self._exact or (not self._before and self._passed >= self._offset):
             return Place(self._offset, self._before)
         if self._last is not None:

@@ -86,7 +86,7 @@ def simulate(  # noqa: PLR0917 - a command: every parameter is an option by name
         float, typer.Option(min=0.0, max=1.0, help="Part of the lines that may be bad.")
     ] = 0.01,
     format: Annotated[  # noqa: A002 - the option's name
-        str, typer.Option(help="csv, swf, kueue or history, where the name does not say it.")
+        str, typer.Option(help="csv, swf, kueue or history; by default from the file's name.")
     ] = "",
 ) -> None:
     """Replay a trace through the scheduler's own policy, and through others to compare.

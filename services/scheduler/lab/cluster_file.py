@@ -1,4 +1,4 @@
-"""The cluster file of the lab: a policy file that also says which nodes there are, and quotas.
+"""The cluster file of the lab: a policy file that also lists the nodes and quotas.
 
 ::
 

@@ -153,13 +153,13 @@ class _Simulation:
                     self._fail_later(_node(group, node))
         began = time.perf_counter()
         while next_job is not None or self._runs or self.index.tasks:
-            moment = self._next(next_job)
-            self._clock.seconds = moment
+            next_s = self._next(next_job)
+            self._clock.seconds = next_s
             for action in self._clock.happening():
                 action()
                 self.record.events += 1
             arrived: list[Task] = []
-            while next_job is not None and next_job.submit_s <= moment:
+            while next_job is not None and next_job.submit_s <= next_s:
                 arrived.append(self._task(next_job))
                 next_job = next(jobs, None)
             self.index.apply(put=arrived)
@@ -175,17 +175,17 @@ class _Simulation:
         """The time of the next event."""
         if not self.index.tasks:
             self._clock.due_s = None
-        moments = self._clock.next_times()
+        times = self._clock.next_times()
         if next_job is not None:
-            moments.append(next_job.submit_s)
-        if not moments:
+            times.append(next_job.submit_s)
+        if not times:
             waiting = sorted(self.index.tasks)[:5]
             raise LabError(
                 f"policy {self.policy}: nothing more happens at {self.now_s:.0f} s, but"
                 f" {len(self.index.tasks)} jobs have not ended (for example {', '.join(waiting)})",
-                fix="look at their quotas and virtual clusters in the cluster file",
+                fix="check their quotas and virtual clusters in the cluster file",
             )
-        return min(moments)
+        return min(times)
 
     @property
     def now_s(self) -> float:
@@ -282,8 +282,8 @@ class _Simulation:
             self.index.apply(put=[observations.started(task, self.now)])
 
     def _save_later(self, task_id: str, attempt: int, restart_s: float) -> None:
-        moment = self.now_s + restart_s + self.options.checkpoint_interval_s
-        self._clock.at(moment, partial(self._save, task_id, attempt), 2)
+        save_s = self.now_s + restart_s + self.options.checkpoint_interval_s
+        self._clock.at(save_s, partial(self._save, task_id, attempt), 2)
 
     def _save(self, task_id: str, attempt: int) -> None:
         task = self.index.tasks.get(task_id)

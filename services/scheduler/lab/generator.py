@@ -61,7 +61,7 @@ def parse_name(name: str) -> tuple[int, int | None] | None:
 
 
 def generate(cluster: Cluster, jobs: int, seed: int, shape: Shape = SHAPE) -> Workload:
-    """That many jobs for the cluster's first group."""
+    """Generate this number of jobs for the cluster's first group."""
     if not cluster.groups or not cluster.groups[0].nodes:
         raise LabError("the cluster has no nodes", where="TRACE", fix="--nodes N")
     group = cluster.groups[0]
@@ -127,7 +127,7 @@ def _draft(
 
 
 def _arrivals(source: random.Random, jobs: int, span_s: float, daily: float) -> list[float]:
-    """Moments of a Poisson process over a span, the first at 0, thinned by the time of day."""
+    """Times of a Poisson process over a span, the first at 0, thinned by the time of day."""
     rate = jobs / max(span_s, 1.0)
     peak = rate * (1.0 + daily)
     found: list[float] = []

@@ -68,7 +68,7 @@ class Timeline:
     wholly: list[float] = field(default_factory=lambda: [0.0] * (2 * BINS + 1))
 
     def add(self, start_s: float, end_s: float, amount: float) -> None:
-        """Count an amount from a moment (not before 0) to another."""
+        """Count an amount from one time (not before 0) to another."""
         if end_s <= start_s:
             return
         while end_s >= self.width_s * 2 * BINS:

@@ -6,7 +6,7 @@
 - *utilisation* and *useful_share*: node-seconds occupied, and those of work that was kept, of the
   capacity between the first and the last submission (the whole run, if all came at once).
 - *lost_share*: node-seconds of restart cost and work done again, of all running.
-- *by_user_gini*: Gini coefficient of the users' mean bounded slowdowns; 0: all are served alike.
+- *by_user_gini*: Gini coefficient of the users' mean bounded slowdowns; 0: all are served equally.
 - Percentiles are interpolated linearly. Jobs that never ended are counted and left out of means.
 """
 

@@ -125,10 +125,10 @@ def _whole(path: Path) -> Generator[TextIO]:
     try:
         with part.open("w", encoding="utf-8", errors="replace", newline="") as file:
             yield file
-        os.replace(part, path)  # noqa: PTH105 - as Path.replace, in one call that says what it is
+        os.replace(part, path)  # noqa: PTH105 - as Path.replace, but explicit
     except OSError as error:
         raise LabError(
-            f"it cannot be written: {error.strerror}", where=str(path), fix="make room"
+            f"it cannot be written: {error.strerror}", where=str(path), fix="free some space"
         ) from None
     finally:
         part.unlink(missing_ok=True)

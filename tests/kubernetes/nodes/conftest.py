@@ -30,15 +30,15 @@ from tools.kubernetes_demo.__main__ import (
     values,
 )
 from tools.kubernetes_demo.kube import Kube
-from tools.kubernetes_demo.stage import Stage
+from tools.kubernetes_demo.platform import Platform
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 REGISTRY, TAG = "localhost", "dev"
 IMAGES = ("platform", "task", "nats", "postgres")
-# So that nobody waits long for programs that do not leave when they are asked, and for the end of
-# what is kept after them.
+# Short times, so that tests need not wait long for programs that ignore requests to leave, or for
+# the deletion of ended pods.
 SOON = {"launcher": {"settings": {"patience_seconds": 5, "kube_pods_keep_seconds": 10}}}
-# Set by people who run one test after the other: the platform stays installed for the next one.
+# Set it to run single tests repeatedly: the platform stays installed for the next one.
 KEEP = "SHIFTWORK_TEST_KEEP_PLATFORM"
 
 
@@ -57,7 +57,7 @@ def k8s(config: str, *command: str) -> None:
 
 @pytest.fixture(scope="session")
 def alone(nodes_cluster: NodesCluster) -> Iterator[None]:
-    """Of several sessions on one cluster, one after the other has it: the platform is one."""
+    """A lock: sessions on the same cluster run one after the other, as they share one platform."""
     name = zlib.crc32(str(nodes_cluster.kubeconfig).encode())
     with (Path(tempfile.gettempdir()) / f"shiftwork-nodes-{name:08x}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -85,8 +85,8 @@ def installed(nodes_cluster: NodesCluster, alone: None) -> Iterator[NodesCluster
 
 
 @pytest_asyncio.fixture
-async def stage(installed: NodesCluster) -> AsyncIterator[Stage]:
-    """The platform as a test sees it: its API, and a diary of events and pods."""
+async def platform(installed: NodesCluster) -> AsyncIterator[Platform]:
+    """The installed platform: its API, and a diary of events and pods."""
     kube = Kube(str(installed.kubectl), str(installed.kubeconfig))
     token = await kube.run(
         *("get", "secret", "shiftwork-keys", "-n", NAMESPACE),
@@ -97,7 +97,7 @@ async def stage(installed: NodesCluster) -> AsyncIterator[Stage]:
         kube.tunnel(NAMESPACE, "shiftwork-gateway", 8642) as url,
         httpx.AsyncClient(base_url=url, headers=headers, timeout=15, trust_env=False) as client,
     ):
-        made = Stage(
+        made = Platform(
             kube=kube,
             client=client,
             namespace=NAMESPACE,

@@ -1,4 +1,4 @@
-"""What goes wrong in a cluster of others: quotas, evictions, their pods, our own pods' deaths."""
+"""Faults in a cluster shared with others: quotas, evictions, others' pods, crashes of our pods."""
 
 from __future__ import annotations
 
@@ -10,53 +10,55 @@ import pytest
 
 from tests.kit.kubernetes import NodesCluster
 from tools.kubernetes_demo.kube import KubeError
-from tools.kubernetes_demo.stage import Stage
+from tools.kubernetes_demo.platform import Platform
 
 pytestmark = pytest.mark.kubernetes
 UP = "trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done"
 
 
-def of_task(stage: Stage, task_id: str, fact: str) -> list[dict[str, Any]]:
-    """What was told of a task, in order."""
-    return [e.data for e in stage.diary if (e.task_id, e.fact) == (task_id, fact)]
+def of_task(platform: Platform, task_id: str, fact: str) -> list[dict[str, Any]]:
+    """The events of one type about a task, in order."""
+    return [e.data for e in platform.diary if (e.task_id, e.fact) == (task_id, fact)]
 
 
-async def test_a_quota_that_refuses_one_pod_of_a_gang(stage: Stage) -> None:
-    """No half gang is left; it is said why; it runs as soon as there is room."""
+async def test_a_quota_that_refuses_one_pod_of_a_gang(platform: Platform) -> None:
+    """No half gang is left; the reason is reported; it runs as soon as the quota allows it."""
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
-        "metadata": {"name": "test", "namespace": stage.tasks_namespace},
+        "metadata": {"name": "test", "namespace": platform.tasks_namespace},
         "spec": {"hard": {"pods": "1"}},
     }
-    await stage.kube.apply(quota)
+    await platform.kube.apply(quota)
     try:
-        task_id = await stage.submit("toomany", ["true"], nodes=2)
+        task_id = await platform.submit("toomany", ["true"], nodes=2)
 
         async def look() -> str:
-            return str(await stage.request("GET", f"/v1/tasks/{task_id}/explain"))
+            return str(await platform.request("GET", f"/v1/tasks/{task_id}/explain"))
 
-        await stage.until_told("run.exited", task_id)
-        assert of_task(stage, task_id, "run.exited")[0]["exit"]["kind"] == "lost"
-        await stage.wait(look, lambda text: "quota" in text, "the quota is named")
-        assert not of_task(stage, task_id, "run.started")
+        await platform.until_recorded("run.exited", task_id)
+        assert of_task(platform, task_id, "run.exited")[0]["exit"]["kind"] == "lost"
+        await platform.wait(look, lambda text: "quota" in text, "the quota is named")
+        assert not of_task(platform, task_id, "run.started")
     finally:
-        await stage.kube.run("delete", "quota", "test", "-n", stage.tasks_namespace)
-    await stage.until_state(task_id, "succeeded")
+        await platform.kube.run("delete", "quota", "test", "-n", platform.tasks_namespace)
+    await platform.until_state(task_id, "succeeded")
 
 
-async def test_launchers_that_die_while_a_gang_is_launched(stage: Stage) -> None:
-    task_id = await stage.submit("launched", ["sleep", "1"], nodes=2)
-    await stage.until_told("run.assigned", task_id)
-    await stage.kube.kill_pods(stage.namespace, "app.kubernetes.io/component=launcher")
-    await stage.until_state(task_id, "succeeded")
-    await stage.until_told("run.exited", task_id)
-    assert [data["attempt"] for data in of_task(stage, task_id, "run.exited")] == [1]
-    observed = {e.data["pod"] for e in stage.diary if e.task_id == task_id and "pod" in e.data}
+async def test_launchers_that_die_while_a_gang_is_launched(platform: Platform) -> None:
+    task_id = await platform.submit("launched", ["sleep", "1"], nodes=2)
+    await platform.until_recorded("run.assigned", task_id)
+    await platform.kube.kill_pods(platform.namespace, "app.kubernetes.io/component=launcher")
+    await platform.until_state(task_id, "succeeded")
+    await platform.until_recorded("run.exited", task_id)
+    assert [data["attempt"] for data in of_task(platform, task_id, "run.exited")] == [1]
+    observed = {e.data["pod"] for e in platform.diary if e.task_id == task_id and "pod" in e.data}
     assert observed == {f"{task_id}-1-{rank}" for rank in range(2)}
 
 
-async def test_gpus_that_somebody_elses_pod_takes(stage: Stage, installed: NodesCluster) -> None:
+async def test_gpus_that_somebody_elses_pod_takes(
+    platform: Platform, installed: NodesCluster
+) -> None:
     node_id = installed.node_names[0]
     pod = {
         "apiVersion": "v1",
@@ -68,7 +70,7 @@ async def test_gpus_that_somebody_elses_pod_takes(stage: Stage, installed: Nodes
             "containers": [
                 {
                     "name": "main",
-                    "image": stage.image,
+                    "image": platform.image,
                     "imagePullPolicy": "IfNotPresent",
                     "command": ["sleep", "3600"],
                     "resources": {"limits": {"nvidia.com/gpu": 1}},
@@ -78,68 +80,68 @@ async def test_gpus_that_somebody_elses_pod_takes(stage: Stage, installed: Nodes
     }
 
     async def look() -> dict[str, Any]:
-        node: dict[str, Any] = await stage.request("GET", f"/v1/nodes/{node_id}")
+        node: dict[str, Any] = await platform.request("GET", f"/v1/nodes/{node_id}")
         return node
 
-    await stage.wait(look, lambda node: not node["unusable_gpus"], "every GPU is ours")
-    await stage.kube.apply(pod)
+    await platform.wait(look, lambda node: not node["unusable_gpus"], "every GPU is ours")
+    await platform.kube.apply(pod)
     try:
-        node = await stage.wait(look, lambda node: bool(node["unusable_gpus"]), "one is theirs")
+        node = await platform.wait(look, lambda node: bool(node["unusable_gpus"]), "one is theirs")
         assert len(node["unusable_gpus"]) == 1
         assert node["free_gpus"] == node["gpus"] - 1
     finally:
-        await stage.kube.run("delete", "pod", "somebody-elses", "-n", "default")
-    await stage.wait(look, lambda node: not node["unusable_gpus"], "it is given back")
+        await platform.kube.run("delete", "pod", "somebody-elses", "-n", "default")
+    await platform.wait(look, lambda node: not node["unusable_gpus"], "it is given back")
 
 
-async def test_the_run_token_is_in_a_secret_only(stage: Stage) -> None:
+async def test_the_run_token_is_in_a_secret_only(platform: Platform) -> None:
     script = (
         "import os, time\n"
-        "token, said = os.environ['SHIFTWORK_RUN_TOKEN'], open('/proc/1/cmdline').read()\n"
-        "print('arguments', said.count(token), flush=True)\n"
+        "token, line = os.environ['SHIFTWORK_RUN_TOKEN'], open('/proc/1/cmdline').read()\n"
+        "print('arguments', line.count(token), flush=True)\n"
         "time.sleep(3600)\n"
     )
-    task_id = await stage.submit("secretive", ["python3", "-c", script], gpus_per_node=0)
-    await stage.until_logged(task_id, "arguments 0")
-    selector, of = f"shiftwork.dev/task={task_id}", ("-n", stage.tasks_namespace)
-    found = await stage.kube.run("get", "secrets", *of, "-l", selector, "-o", "json")
+    task_id = await platform.submit("secretive", ["python3", "-c", script], gpus_per_node=0)
+    await platform.until_logged(task_id, "arguments 0")
+    selector, of = f"shiftwork.dev/task={task_id}", ("-n", platform.tasks_namespace)
+    found = await platform.kube.run("get", "secrets", *of, "-l", selector, "-o", "json")
     [secret] = json.loads(found)["items"]
     token = base64.b64decode(secret["data"]["run-token"]).decode()
     assert len(token) > 20
     kinds = "pods,configmaps,services,events"
-    told = await stage.kube.run("get", kinds, *of, "-o", "yaml", "--show-managed-fields")
-    assert task_id in told
-    assert token not in told
-    asked = str(await stage.request("GET", f"/v1/tasks/{task_id}"))
+    objects = await platform.kube.run("get", kinds, *of, "-o", "yaml", "--show-managed-fields")
+    assert task_id in objects
+    assert token not in objects
+    asked = str(await platform.request("GET", f"/v1/tasks/{task_id}"))
     assert token not in asked
     for component in ("launcher", "gateway", "scheduler", "submit"):
         logs = ("-l", f"app.kubernetes.io/component={component}", "--tail", "-1")
-        assert token not in await stage.kube.run("logs", "-n", stage.namespace, *logs)
+        assert token not in await platform.kube.run("logs", "-n", platform.namespace, *logs)
 
 
 @pytest.mark.parametrize("verb", ["get", "list", "watch", "delete", "update", "patch"])
-async def test_the_launcher_reads_no_secrets(stage: Stage, verb: str) -> None:
-    account = f"system:serviceaccount:{stage.namespace}:shiftwork-launcher"
-    may = ("auth", "can-i", "--as", account, "-n", stage.tasks_namespace)
-    assert (await stage.kube.run(*may, "create", "secrets")).strip() == "yes"
+async def test_the_launcher_reads_no_secrets(platform: Platform, verb: str) -> None:
+    account = f"system:serviceaccount:{platform.namespace}:shiftwork-launcher"
+    may = ("auth", "can-i", "--as", account, "-n", platform.tasks_namespace)
+    assert (await platform.kube.run(*may, "create", "secrets")).strip() == "yes"
     with pytest.raises(KubeError):  # no is an exit status of 1
-        await stage.kube.run(*may, verb, "secrets")
+        await platform.kube.run(*may, verb, "secrets")
 
 
-async def test_a_drained_pod_is_lost_and_runs_again(stage: Stage) -> None:
+async def test_a_drained_pod_is_lost_and_runs_again(platform: Platform) -> None:
     """What ``kubectl drain`` does: the node is closed, its pods are evicted."""
-    task_id = await stage.submit("evicted", ["sh", "-c", UP], nodes=1, gpus_per_node=1)
-    await stage.until_logged(task_id, "up")
-    [place] = (await stage.until_told("run.started", task_id)).data["placements"]
+    task_id = await platform.submit("evicted", ["sh", "-c", UP], nodes=1, gpus_per_node=1)
+    await platform.until_logged(task_id, "up")
+    [place] = (await platform.until_recorded("run.started", task_id)).data["placements"]
     node_id = str(place["node_id"])
     only = ("--pod-selector", f"shiftwork.dev/task={task_id}")
     drain = ("drain", node_id, *only, "--force", "--delete-emptydir-data", "--timeout", "60s")
     try:
-        await stage.kube.run(*drain)
-        resumed = await stage.until_told("run.resumed", task_id)
-        [exited] = of_task(stage, task_id, "run.exited")
+        await platform.kube.run(*drain)
+        resumed = await platform.until_recorded("run.resumed", task_id)
+        [exited] = of_task(platform, task_id, "run.exited")
         assert exited["exit"]["kind"] == "lost"
         assert resumed.data["placements"][0]["node_id"] != node_id
     finally:
-        await stage.kube.run("uncordon", node_id)
-    await stage.until_logged(task_id, "up", attempt=2)
+        await platform.kube.run("uncordon", node_id)
+    await platform.until_logged(task_id, "up", attempt=2)

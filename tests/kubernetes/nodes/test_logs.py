@@ -1,4 +1,4 @@
-"""What pods write, kept whole: while its readers die, its files are rotated, nobody reads them."""
+"""Pods' output is kept whole while its readers die, its files are rotated, or no agent runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from libs.contracts.task_states import TERMINAL_WORDS
-from tools.kubernetes_demo.stage import Stage
+from tools.kubernetes_demo.platform import Platform
 
 pytestmark = pytest.mark.kubernetes
 AGENT = "app.kubernetes.io/component=log-agent"
@@ -32,52 +32,54 @@ def counted(lines: int) -> list[str]:
     return [f"line {number}" for number in range(lines)]
 
 
-async def until_ended(stage: Stage, task_id: str) -> dict[str, Any]:
-    return await stage.until(task_id, "ended", lambda task: task["state"] in TERMINAL_WORDS)
+async def until_ended(platform: Platform, task_id: str) -> dict[str, Any]:
+    return await platform.until(task_id, "ended", lambda task: task["state"] in TERMINAL_WORDS)
 
 
-async def kept(stage: Stage, task_id: str) -> list[str]:
+async def kept(platform: Platform, task_id: str) -> list[str]:
     """Every line that is kept of the first rank."""
-    logs = await stage.request("GET", f"/v1/tasks/{task_id}/logs", params={"rank": 0})
+    logs = await platform.request("GET", f"/v1/tasks/{task_id}/logs", params={"rank": 0})
     return str(logs).split("\n")[:-1]
 
 
-async def follow(stage: Stage, task_id: str) -> list[dict[str, Any]]:
-    """Everything that a reader is told from the first byte until the task has ended; one whose
-    connection breaks goes on where it was."""
-    told: list[dict[str, Any]] = []
+async def follow(platform: Platform, task_id: str) -> list[dict[str, Any]]:
+    """Every event of a reader from the first byte until the task has ended. It reconnects at its
+    position when the connection breaks."""
+    events: list[dict[str, Any]] = []
     while True:
         asked: dict[str, int] = {"follow": 1, "rank": 0}
-        if told:
-            asked["offset"] = told[-1]["offset"] + len(told[-1]["text"].encode())
+        if events:
+            asked["offset"] = events[-1]["offset"] + len(events[-1]["text"].encode())
         try:
-            async with stage.client.stream(
+            async with platform.client.stream(
                 "GET", f"/v1/tasks/{task_id}/logs", params=asked, timeout=60
             ) as answer:
                 assert answer.status_code == 200
                 async for line in answer.aiter_lines():
                     if line == "event: end":
-                        return told
+                        return events
                     if line.startswith("data: "):
-                        told.append(json.loads(line.removeprefix("data: ")))
+                        events.append(json.loads(line.removeprefix("data: ")))
         except httpx.TransportError:
             await asyncio.sleep(0.2)
 
 
-async def test_a_live_reader_misses_nothing_while_the_collector_is_replaced(stage: Stage) -> None:
+async def test_a_live_reader_misses_nothing_while_the_collector_is_replaced(
+    platform: Platform,
+) -> None:
     lines = 1500
-    task_id = await stage.submit("followed", counting(lines, 0.004), gpus_per_node=0)
-    await stage.until_logged(task_id, "line 100")
-    reading = asyncio.ensure_future(follow(stage, task_id))
-    await stage.until_logged(task_id, "line 400")
-    await stage.kube.kill_pods(stage.namespace, COLLECTOR)
-    await until_ended(stage, task_id)
-    told = await asyncio.wait_for(reading, 90)
-    assert "".join(event["text"] for event in told).split("\n")[:-1] == counted(lines)
-    assert await kept(stage, task_id) == counted(lines)
+    task_id = await platform.submit("followed", counting(lines, 0.004), gpus_per_node=0)
+    await platform.until_logged(task_id, "line 100")
+    reading = asyncio.ensure_future(follow(platform, task_id))
+    await platform.until_logged(task_id, "line 400")
+    await platform.kube.kill_pods(platform.namespace, COLLECTOR)
+    await until_ended(platform, task_id)
+    events = await asyncio.wait_for(reading, 90)
+    assert "".join(event["text"] for event in events).split("\n")[:-1] == counted(lines)
+    assert await kept(platform, task_id) == counted(lines)
 
 
-async def test_rotated_output_is_complete(stage: Stage) -> None:
+async def test_rotated_output_is_complete(platform: Platform) -> None:
     lines = ROTATED_BYTES // LINE_BYTES
     script = (
         "import time\n"
@@ -88,16 +90,16 @@ async def test_rotated_output_is_complete(stage: Stage) -> None:
         "print('written', flush=True)\n"
         "time.sleep(3600)\n"
     )
-    task_id = await stage.submit("writer", ["python3", "-c", script], gpus_per_node=0)
-    await stage.until_state(task_id, "running")
+    task_id = await platform.submit("writer", ["python3", "-c", script], gpus_per_node=0)
+    await platform.until_state(task_id, "running")
     size = lines * LINE_BYTES + len("written\n")
 
     async def look() -> int:
-        answer = await stage.request("GET", f"/v1/tasks/{task_id}/logs", params={"list": 1})
+        answer = await platform.request("GET", f"/v1/tasks/{task_id}/logs", params={"list": 1})
         return max((each["size"] for each in answer["logs"]), default=0)
 
-    await stage.wait(look, lambda observed: observed == size, f"{size} bytes are kept")
-    assert await rotated_files(stage, task_id) > 0
+    await platform.wait(look, lambda observed: observed == size, f"{size} bytes are kept")
+    assert await rotated_files(platform, task_id) > 0
     wanted = hashlib.sha256()
     for number in range(lines):
         wanted.update(b"%0*d\n" % (LINE_BYTES - 1, number))
@@ -105,66 +107,68 @@ async def test_rotated_output_is_complete(stage: Stage) -> None:
     got, offset = hashlib.sha256(), 0
     while offset < size:
         asked = {"rank": 0, "offset": offset, "limit_bytes": 2**20}
-        piece = str(await stage.request("GET", f"/v1/tasks/{task_id}/logs", params=asked)).encode()
+        piece = str(
+            await platform.request("GET", f"/v1/tasks/{task_id}/logs", params=asked)
+        ).encode()
         assert piece
         got.update(piece)
         offset += len(piece)
     assert got.hexdigest() == wanted.hexdigest()
-    await stage.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
+    await platform.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
 
 
-async def rotated_files(stage: Stage, task_id: str) -> int:
+async def rotated_files(platform: Platform, task_id: str) -> int:
     """How many files of a task's pod its kubelet has put aside, by the agent of its node."""
     pod = f"{task_id}-1-0"
-    node = await stage.kube.run(
-        *("get", "pod", pod, "-n", stage.tasks_namespace, "-o", "jsonpath={.spec.nodeName}")
+    node = await platform.kube.run(
+        *("get", "pod", pod, "-n", platform.tasks_namespace, "-o", "jsonpath={.spec.nodeName}")
     )
-    agent = await stage.kube.run(
-        *("get", "pods", "-n", stage.namespace, "-l", AGENT, "-o", "name"),
+    agent = await platform.kube.run(
+        *("get", "pods", "-n", platform.namespace, "-l", AGENT, "-o", "name"),
         *("--field-selector", f"spec.nodeName={node}"),
     )
-    pattern = f"/var/log/pods/{stage.tasks_namespace}_{pod}_*/main/0.log.*"
+    pattern = f"/var/log/pods/{platform.tasks_namespace}_{pod}_*/main/0.log.*"
     count = f"import glob; print(len(glob.glob({pattern!r})))"
-    run = ("exec", "-n", stage.namespace, agent.strip(), "--", "python", "-c", count)
-    return int(await stage.kube.run(*run))
+    run = ("exec", "-n", platform.namespace, agent.strip(), "--", "python", "-c", count)
+    return int(await platform.kube.run(*run))
 
 
 @asynccontextmanager
-async def no_agents(stage: Stage) -> AsyncGenerator[None]:
+async def no_agents(platform: Platform) -> AsyncGenerator[None]:
     """No node has a log agent."""
-    agents = (await stage.kube.run("get", "ds", "-n", stage.namespace, "-o", "name")).split()
+    agents = (await platform.kube.run("get", "ds", "-n", platform.namespace, "-o", "name")).split()
     assert len(agents) == 1
 
     async def only_on(label: str | None) -> None:
         selector = {"spec": {"template": {"spec": {"nodeSelector": {"shiftwork.dev/test": label}}}}}
-        await stage.kube.run(
-            *("patch", agents[0], "-n", stage.namespace, "--type", "merge", "-p"),
+        await platform.kube.run(
+            *("patch", agents[0], "-n", platform.namespace, "--type", "merge", "-p"),
             json.dumps(selector),
         )
 
     async def look() -> list[str]:
-        return await stage.kube.pods_of(stage.namespace, AGENT)
+        return await platform.kube.pods_of(platform.namespace, AGENT)
 
     await only_on("nowhere")
     try:
-        await stage.wait(look, lambda names: not names, "no agent is left")
+        await platform.wait(look, lambda names: not names, "no agent is left")
         yield
     finally:
         await only_on(None)
-        await stage.kube.run(
-            *("rollout", "status", agents[0], "-n", stage.namespace, "--timeout", "60s")
+        await platform.kube.run(
+            *("rollout", "status", agents[0], "-n", platform.namespace, "--timeout", "60s")
         )
 
 
-async def test_without_agents_the_api_server_is_read(stage: Stage) -> None:
+async def test_without_agents_the_api_server_is_read(platform: Platform) -> None:
     lines = 1200
-    async with no_agents(stage):
-        task_id = await stage.submit("streamed", counting(lines, 0.01), gpus_per_node=0)
-        await stage.until_logged(task_id, f"line {lines - 1}")
-        await until_ended(stage, task_id)
-        assert await kept(stage, task_id) == counted(lines)
+    async with no_agents(platform):
+        task_id = await platform.submit("streamed", counting(lines, 0.01), gpus_per_node=0)
+        await platform.until_logged(task_id, f"line {lines - 1}")
+        await until_ended(platform, task_id)
+        assert await kept(platform, task_id) == counted(lines)
     # And what began without agents goes on with them.
-    task_id = await stage.submit("again", counting(10, 0.01), gpus_per_node=0)
-    await stage.until_logged(task_id, "line 9")
-    await until_ended(stage, task_id)
-    assert await kept(stage, task_id) == counted(10)
+    task_id = await platform.submit("again", counting(10, 0.01), gpus_per_node=0)
+    await platform.until_logged(task_id, "line 9")
+    await until_ended(platform, task_id)
+    assert await kept(platform, task_id) == counted(10)

@@ -1,4 +1,4 @@
-"""Who reaches whom once the charts' NetworkPolicies are enforced, as pods find it by trying."""
+"""Which pods can connect to which ports once the charts' NetworkPolicies are enforced."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest_asyncio
 
 from tests.kit.kubernetes import NodesCluster
 from tools.kubernetes_demo.kube import KubeError
-from tools.kubernetes_demo.stage import DemoError, Stage
+from tools.kubernetes_demo.platform import DemoError, Platform
 
 pytestmark = pytest.mark.kubernetes
 
-# Tries everything at once, again and again: a new pod's rules come a moment after its start.
+# Tries all ports repeatedly, because a new pod's rules are applied a little after its start.
 TRY = """
 import concurrent.futures, json, socket, sys, time
 def reaches(where):
@@ -39,9 +39,9 @@ def enforced(installed: NodesCluster) -> None:
 
 
 @pytest_asyncio.fixture
-async def places(stage: Stage) -> dict[str, str]:
+async def places(platform: Platform) -> dict[str, str]:
     """What the platform listens on, by short names."""
-    inside = f"{stage.namespace}.svc.cluster.local"
+    inside = f"{platform.namespace}.svc.cluster.local"
     found = {
         "gateway": f"shiftwork-gateway.{inside}:8642",
         "nats": f"shiftwork-nats.{inside}:4222",
@@ -50,8 +50,8 @@ async def places(stage: Stage) -> dict[str, str]:
     }
     for name in ("scheduler", "log-agent"):
         label = f"app.kubernetes.io/component={name}"
-        listed = await stage.kube.run(
-            "get", "pods", "-n", stage.namespace, "-l", label, "-o", "json"
+        listed = await platform.kube.run(
+            "get", "pods", "-n", platform.namespace, "-l", label, "-o", "json"
         )
         pod = json.loads(listed)["items"][0]
         ports = pod["spec"]["containers"][0]["ports"]
@@ -69,25 +69,25 @@ def expected(places: dict[str, str], *reached: str) -> str:
 
 
 @pytest_asyncio.fixture
-async def bystanders(stage: Stage) -> AsyncIterator[None]:
+async def bystanders(platform: Platform) -> AsyncIterator[None]:
     yield
     for space in ("bystanders", "monitoring"):
-        await stage.kube.run("delete", "namespace", space, "--ignore-not-found", "--wait=false")
-    await stage.kube.run(
-        *("delete", "pod", "bystander", "-n", stage.namespace),
+        await platform.kube.run("delete", "namespace", space, "--ignore-not-found", "--wait=false")
+    await platform.kube.run(
+        *("delete", "pod", "bystander", "-n", platform.namespace),
         *("--ignore-not-found", "--grace-period=0", "--force"),
     )
 
 
-async def begin(stage: Stage, namespace: str, places: dict[str, str]) -> None:
+async def begin(platform: Platform, namespace: str, places: dict[str, str]) -> None:
     """Somebody else's pod, without a label of ours."""
-    if namespace != stage.namespace:
-        await stage.kube.apply(
+    if namespace != platform.namespace:
+        await platform.kube.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         )
     container = {
         "name": "main",
-        "image": stage.image,
+        "image": platform.image,
         "command": arguments(places),
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -111,55 +111,59 @@ async def begin(stage: Stage, namespace: str, places: dict[str, str]) -> None:
 
     async def made() -> bool:
         try:
-            await stage.kube.apply(pod)
-        except KubeError:  # the namespace's ServiceAccount comes a moment later
+            await platform.kube.apply(pod)
+        except KubeError:  # the namespace's ServiceAccount does not exist yet
             return False
         return True
 
-    await stage.wait(made, bool, f"a pod in {namespace}")
+    await platform.wait(made, bool, f"a pod in {namespace}")
 
 
-async def until_found(stage: Stage, namespace: str, wanted: str) -> None:
+async def until_found(platform: Platform, namespace: str, wanted: str) -> None:
     """Wait until the pod's last try is as wanted."""
 
     async def look() -> str:
         try:
-            said = await stage.kube.run("logs", "bystander", "-n", namespace, "--tail", "1")
+            output = await platform.kube.run("logs", "bystander", "-n", namespace, "--tail", "1")
         except KubeError as problem:
             return str(problem)
-        return said.strip()
+        return output.strip()
 
-    await stage.wait(look, lambda last: last == wanted, f"{namespace} finds {wanted}", seconds=60)
+    await platform.wait(
+        look, lambda last: last == wanted, f"{namespace} finds {wanted}", seconds=60
+    )
 
 
-async def test_tasks_reach_the_gateway_alone(stage: Stage, places: dict[str, str]) -> None:
+async def test_tasks_reach_the_gateway_alone(platform: Platform, places: dict[str, str]) -> None:
     # It is asked to save first, which it does not know how to do.
     asked = {"ack_deadline_seconds": 1}
-    task_id = await stage.submit("prober", arguments(places), gpus_per_node=0, preemption=asked)
+    task_id = await platform.submit("prober", arguments(places), gpus_per_node=0, preemption=asked)
 
     async def look() -> str:
         query = {"rank": 0, "tail": 1}
         try:
-            said = await stage.request("GET", f"/v1/tasks/{task_id}/logs", params=query)
+            output = await platform.request("GET", f"/v1/tasks/{task_id}/logs", params=query)
         except DemoError as problem:  # no attempt has begun yet
             return str(problem)
-        return str(said).strip()
+        return str(output).strip()
 
     wanted = expected(places, "gateway")
-    await stage.wait(look, lambda last: last == wanted, f"a task finds {wanted}", seconds=60)
-    await stage.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
-    await stage.until_nothing_left(task_id)
+    await platform.wait(look, lambda last: last == wanted, f"a task finds {wanted}", seconds=60)
+    await platform.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
+    await platform.until_nothing_left(task_id)
 
 
 @pytest.mark.usefixtures("bystanders")
-async def test_others_reach_what_is_theirs(stage: Stage, places: dict[str, str]) -> None:
-    """The gateway is everybody's, metrics are Prometheus', the servers the platform's own."""
+async def test_other_pods_reach_only_what_the_policies_allow(
+    platform: Platform, places: dict[str, str]
+) -> None:
+    """All pods reach the gateway, Prometheus the metrics, only the platform its servers."""
     reached = {
         "bystanders": ("gateway", "api"),
         "monitoring": ("gateway", "api", "scheduler", "log-agent"),
-        stage.namespace: ("gateway", "api"),
+        platform.namespace: ("gateway", "api"),
     }
     for namespace in reached:
-        await begin(stage, namespace, places)
+        await begin(platform, namespace, places)
     for namespace, names in reached.items():
-        await until_found(stage, namespace, expected(places, *names))
+        await until_found(platform, namespace, expected(places, *names))

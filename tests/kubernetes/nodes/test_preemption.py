@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.kit.kubernetes import NodesCluster
-from tools.kubernetes_demo.stage import Stage
+from tools.kubernetes_demo.platform import Platform
 
 pytestmark = pytest.mark.kubernetes
-# Saves all the time, and stays when it is told that another attempt has taken its place: on storage
-# of its own, for nobody collects what an attempt writes after its end.
+# Saves all the time, and stays when ``Superseded`` reports that another attempt has taken its
+# place. It notes that in a file, for the output of an attempt after its end is not collected.
 STUBBORN = """
 import shiftwork, time
 step = 0
@@ -23,91 +23,93 @@ while True:
     try:
         shiftwork.checkpoint_saved(step, f"memory:{step}")
     except shiftwork.Superseded:
-        open("MARK", "w").close()
+        open("NOTE", "w").close()
         time.sleep(3600)
 """
 
 
-async def test_a_silent_program_is_ended_at_its_deadline_and_runs_again(stage: Stage) -> None:
+async def test_a_silent_program_is_ended_at_its_deadline_and_runs_again(platform: Platform) -> None:
     script = "import time\nprint('up', flush=True)\nwhile True: time.sleep(1)"
-    victim = await stage.submit(
+    victim = await platform.submit(
         "silent",
         ["python3", "-c", script],
         priority="low",
         nodes=2,
         preemption={"ack_deadline_seconds": 3},
     )
-    await stage.until_logged(victim, "up")
-    newcomer = await stage.submit("urgent", ["sleep", "2"], priority="high", nodes=2)
-    await stage.until_state(newcomer, "succeeded")
-    again = await stage.until(victim, "running again", lambda task: task["attempt"] > 1)
+    await platform.until_logged(victim, "up")
+    newcomer = await platform.submit("urgent", ["sleep", "2"], priority="high", nodes=2)
+    await platform.until_state(newcomer, "succeeded")
+    again = await platform.until(victim, "running again", lambda task: task["attempt"] > 1)
     assert again["exit"] is None or again["state"] != "failed"
-    facts = [entry.fact for entry in stage.diary if entry.task_id == victim]
+    facts = [entry.fact for entry in platform.diary if entry.task_id == victim]
     assert facts.index("run.preemption_requested") < facts.index("run.exited")
     assert "run.checkpoint_saved" not in facts
 
 
-async def test_a_program_that_knows_signals_only(stage: Stage) -> None:
-    script = "trap 'echo told; exit 75' USR1; echo up; while :; do sleep 0.1; done"
-    victim = await stage.submit(
+async def test_a_program_that_handles_signals_only(platform: Platform) -> None:
+    script = "trap 'echo signalled; exit 75' USR1; echo up; while :; do sleep 0.1; done"
+    victim = await platform.submit(
         "signalled",
         ["sh", "-c", script],
         priority="low",
         nodes=2,
         preemption={"mode": "signal", "ack_deadline_seconds": 30},
     )
-    await stage.until_logged(victim, "up")
-    newcomer = await stage.submit("urgent", ["sleep", "2"], priority="high", nodes=2)
-    await stage.until_state(newcomer, "succeeded")
-    await stage.until_logged(victim, "told", attempt=1)
-    exits = [e for e in stage.diary if (e.task_id, e.fact) == (victim, "run.exited")]
+    await platform.until_logged(victim, "up")
+    newcomer = await platform.submit("urgent", ["sleep", "2"], priority="high", nodes=2)
+    await platform.until_state(newcomer, "succeeded")
+    await platform.until_logged(victim, "signalled", attempt=1)
+    exits = [e for e in platform.diary if (e.task_id, e.fact) == (victim, "run.exited")]
     assert exits[0].data["exit"]["kind"] == "preempted"
 
 
-async def test_a_node_whose_kubelet_stops(stage: Stage, installed: NodesCluster) -> None:
+async def test_a_node_whose_kubelet_stops(platform: Platform, installed: NodesCluster) -> None:
     """Lost, run elsewhere; what still runs there acknowledges nothing and keeps its GPUs."""
-    mark = f"superseded-{stage.run}"
-    program = STUBBORN.replace("MARK", f"{stage.mount}/{mark}")
-    victim = await stage.submit("stranded", ["python3", "-c", program], nodes=1, gpus_per_node=1)
-    await stage.until_logged(victim, "up")
-    [place] = (await stage.until_told("run.started", victim)).data["placements"]
+    name = f"superseded-{platform.run}"
+    program = STUBBORN.replace("NOTE", f"{platform.mount}/{name}")
+    victim = await platform.submit("stranded", ["python3", "-c", program], nodes=1, gpus_per_node=1)
+    await platform.until_logged(victim, "up")
+    [place] = (await platform.until_recorded("run.started", victim)).data["placements"]
     first, gpu = str(place["node_id"]), int(place["gpus"][0])
 
     async def look() -> dict[str, Any]:
-        node: dict[str, Any] = await stage.request("GET", f"/v1/nodes/{first}")
+        node: dict[str, Any] = await platform.request("GET", f"/v1/nodes/{first}")
         return node
 
     await asyncio.to_thread(installed.stop_kubelet, first)
     try:
-        resumed = await stage.until_told("run.resumed", victim)
+        resumed = await platform.until_recorded("run.resumed", victim)
         assert resumed.data["placements"][0]["node_id"] != first
-        exits = [e for e in stage.diary if (e.task_id, e.fact) == (victim, "run.exited")]
+        exits = [e for e in platform.diary if (e.task_id, e.fact) == (victim, "run.exited")]
         assert [e.data["exit"]["kind"] for e in exits] == ["lost"]
-        # The containers of the silent node go on, and are told that their time is over.
-        marked = installed.shared_folder / mark
-        while not marked.exists():  # noqa: ASYNC110 - nobody tells of files
+        # The containers of the silent node go on, and learn that they are superseded.
+        file = installed.shared_folder / name
+        while not file.exists():  # noqa: ASYNC110 - there is no event for files
             await asyncio.sleep(0.2)
-        marked.unlink()
-        await stage.until_told("run.checkpoint_saved", victim, after=len(stage.diary))
+        file.unlink()
+        await platform.until_recorded("run.checkpoint_saved", victim, after=len(platform.diary))
         accepted = [
-            e.data for e in stage.diary if (e.task_id, e.fact) == (victim, "run.checkpoint_saved")
+            e.data
+            for e in platform.diary
+            if (e.task_id, e.fact) == (victim, "run.checkpoint_saved")
         ]
         later = accepted[[e["attempt"] for e in accepted].index(2) :]
         assert {e["attempt"] for e in later} == {2}
         node = await look()
         assert not node["ready"]
         assert gpu in node["unusable_gpus"]
-        assert (f"{victim}-1-0", "pod.gone") not in pods_of(stage)
+        assert (f"{victim}-1-0", "pod.gone") not in pods_of(platform)
     finally:
         await asyncio.to_thread(installed.start_kubelet, first)
-    await stage.wait(
+    await platform.wait(
         look, lambda n: bool(n["ready"]) and not n["unusable_gpus"], "the node's GPUs come free"
     )
     # Only what was seen to end is free.
-    assert {(f"{victim}-1-0", "pod.ended"), (f"{victim}-1-0", "pod.gone")} & pods_of(stage)
+    assert {(f"{victim}-1-0", "pod.ended"), (f"{victim}-1-0", "pod.gone")} & pods_of(platform)
 
 
-def pods_of(stage: Stage) -> set[tuple[str, str]]:
-    """Which pod was seen how, so far."""
-    told = (entry for entry in stage.diary if entry.fact.startswith("pod."))
-    return {(str(entry.data["pod"]), entry.fact) for entry in told}
+def pods_of(platform: Platform) -> set[tuple[str, str]]:
+    """Every pod with each state in which it was observed so far."""
+    entries = (entry for entry in platform.diary if entry.fact.startswith("pod."))
+    return {(str(entry.data["pod"]), entry.fact) for entry in entries}

@@ -294,7 +294,7 @@ async def test_events_that_come_before_the_durables_are_made_are_kept(world: Wor
 
 async def test_a_service_may_not_provision(world: World) -> None:
     quota = world.server.user("quota")
-    with pytest.raises(BusDeniedError, match=r"'quota' may not say \$js\.api\.stream"):
+    with pytest.raises(BusDeniedError, match=r"'quota' has no permission for \$js\.api\.stream"):
         await provision([world.server.url], quota, topology_of(HEARS), reply_timeout_s=0.3)
 
 

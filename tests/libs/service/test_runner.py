@@ -475,7 +475,7 @@ def test_a_leader_that_loads_is_not_ready_and_does_not_say_that_it_stands_by() -
         second = asyncio.ensure_future(two.run())
         await asyncio.sleep(10)
         assert one.ready == (False, "begins to lead: loads what it needs from the database")
-        assert two.ready == (True, "standing by: another process leads")
+        assert two.ready == (True, "waiting: another process leads")
         await asyncio.sleep(30)
         assert one.ready == (True, "ready")
         await stopped(first, second)

@@ -226,7 +226,7 @@ def test_errors_name_the_flags_as_they_are_typed(tmp_path: Path) -> None:
     assert failed.fix.startswith("did you mean nobody?")
     options = Options(port=0, tasks_as_root=True, service_user="root")
     failed = refused_usage(tmp_path / "data", options)
-    assert failed.what.endswith(": root is root, as whom PostgreSQL does not run")
+    assert failed.what.endswith(": root is root, and PostgreSQL does not run as root")
     assert "does not exist" not in failed.what
 
 

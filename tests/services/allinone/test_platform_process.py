@@ -56,7 +56,7 @@ data_folder = DataFolder(Path(folder))
 options = Options(port=0, tasks_as_root=True)
 log = voice == "LOG"
 said = getattr(platform_process, voice)
-sys.exit(platform_process.keep_here(data_folder, options, verbose=log, make=Fake, voice=said))
+sys.exit(platform_process.keep_here(data_folder, options, verbose=log, make=Fake, output=said))
 """
 
 
@@ -250,7 +250,7 @@ def test_a_start_that_takes_too_long_is_left_with_how_to_end_it(
     with pytest.raises(Failure, match="not ready after 0 s") as failed:
         cli._wait_ready(DataFolder(tmp_path / "data"), None)
     data = f"--data {tmp_path}/data"
-    assert failed.value.fix.startswith(f"`shiftwork doctor {data}` says what it waits for")
+    assert failed.value.fix.startswith(f"`shiftwork doctor {data}` shows what it waits for")
     assert f"`shiftwork down {data}`" in failed.value.fix
 
 

@@ -23,7 +23,7 @@ def test_root_must_choose_before_anything_is_written(tmp_path: Path) -> None:
     data_folder = DataFolder(tmp_path / "data")
     with pytest.raises(Failure) as refused:
         platform_process.keep_here(data_folder, Options())
-    assert refused.value.what == "run by root, `up` must be told as whom tasks run"
+    assert refused.value.what == "run by root, `up` needs to know which user tasks run as"
     for option in ("--task-users 300000-309999", "--task-user NAME", "--tasks-as-root"):
         assert option in refused.value.fix
     assert not data_folder.data.exists()
@@ -63,7 +63,7 @@ def test_a_service_user_that_is_none_is_refused_also_on_an_old_folder(
         (data_folder.data / "postgres" / "data").mkdir(parents=True)
         os.chown(data_folder.data / "postgres" / "data", 1, 1)
         data_folder.keep_options(Options(port=0))
-    problem = "is root, as whom PostgreSQL does not run" if name == "root" else "does not exist"
+    problem = "is root, and PostgreSQL does not run as root" if name == "root" else "does not exist"
     with pytest.raises(Failure, match=f"{name} {problem}") as refused:
         check_start(
             data_folder, Options(port=0, tasks_as_root=True, service_user=name), lambda _: None
@@ -82,7 +82,7 @@ def test_a_service_user_that_would_have_no_effect_is_refused(
     (data_folder.data / folder).mkdir(parents=True)
     os.chown(data_folder.data / folder, games.pw_uid, games.pw_gid)
     check_service_user(data_folder, Options(service_user="games"))
-    with pytest.raises(Failure, match=f"{server} runs as games, to whom its data") as refused:
+    with pytest.raises(Failure, match=f"{server} runs as games, who owns its data") as refused:
         check_service_user(data_folder, Options(service_user="nobody"))
     assert "--service-user games" in refused.value.fix
     assert f"chown -R nobody: {data_folder.data / folder}" in refused.value.fix
@@ -139,7 +139,7 @@ def test_doctor_says_as_whom_tasks_run(tmp_path: Path) -> None:
     data_folder = DataFolder(tmp_path / "data")
     assert [each.level for each in users()] == ["ok", "warn"]
     data_folder.data.mkdir()
-    assert found(Options()) == [("bad", "run by root, `up` must be told as whom tasks run")]
+    assert found(Options()) == [("bad", "run by root, `up` needs to know which user tasks run as")]
     assert found(Options(tasks_as_root=True))[0][0] == "warn"
     assert found(Options(task_user="games")) == [("ok", "tasks run as games")]
     many = found(Options(task_users="390000-390009"))

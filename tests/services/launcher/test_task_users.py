@@ -35,7 +35,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("choice", "match"),
     [
-        (Choice(), "as whom tasks run: set task_users .*300000-309999.*task_user.*tasks_as_root"),
+        (Choice(), "user tasks run as: set task_users .*300000-309999.*task_user.*tasks_as_root"),
         (Choice(user="nobody", as_root=True), "exclude one another"),
         (Choice(user="nobody", users="300000-300009"), "exclude one another"),
         (Choice(user="no-such-user"), "'no-such-user' is no user of this machine"),

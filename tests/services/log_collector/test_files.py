@@ -15,7 +15,7 @@ from services.log_collector.domain import (
     Address,
     OutputKey,
     Timestamp,
-    moment_of,
+    datetime_of,
     unpacked,
 )
 from services.log_collector.sources.files import FileSource, output_path
@@ -140,7 +140,7 @@ def address(rank: int = 0) -> Address:
 
 @pytest.mark.parametrize(
     ("changed_at", "expected_at"),
-    [(at(5).timestamp(), at(5)), (-5, EPOCH), (2**33, moment_of(2**33 * 1_000_000))],
+    [(at(5).timestamp(), at(5)), (-5, EPOCH), (2**33, datetime_of(2**33 * 1_000_000))],
 )
 async def test_files_have_the_time_of_their_last_write(
     tmp_path: Path, changed_at: float, expected_at: datetime
@@ -156,8 +156,8 @@ async def test_files_have_the_time_of_their_last_write(
 
 
 def test_an_impossible_time_becomes_the_nearest_possible_one() -> None:
-    assert moment_of(2**63 - 1).year == 9999
-    assert moment_of(-(2**63)) == EPOCH
+    assert datetime_of(2**63 - 1).year == 9999
+    assert datetime_of(-(2**63)) == EPOCH
     assert unpacked(b"\xff" * 7 + b"\x7f" + b"\xff" * 7 + b"\x7f" + b"half")[0].at.year == 9999
 
 

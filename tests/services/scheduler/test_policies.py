@@ -180,7 +180,7 @@ def test_an_empty_group_takes_away_what_was_set() -> None:
             "groups: {g: {rotation: {first_slice: 5h}}}",
             "groups.g.rotation.first_slice",
             "5h",
-            "what slice says",
+            "the value of slice",
         ),
         ("groups: {g: {cross_zone_gangs_max: 1.5}}", "groups.g.cross_zone_gangs_max", "1.5", "0"),
         (

@@ -87,7 +87,7 @@ states = _words(parse.STATES)
 
 
 def tasks_then_priority(ctx: typer.Context, incomplete: str) -> Found:
-    """For ``priority TASK... PRIORITY``: the shell does not know which of the two comes."""
+    """Complete ``priority TASK... PRIORITY``, where either a task or a priority may follow."""
     return live_tasks(ctx, incomplete) + priorities(incomplete)
 
 

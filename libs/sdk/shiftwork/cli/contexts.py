@@ -70,7 +70,7 @@ class Choice:
 
 
 def default_path() -> Path:
-    """Where the contexts lie. Raises Failure if there is no such place."""
+    """The path of the contexts file. Raises Failure if no home is known."""
     return homes.config().path / FOLDER / "contexts.json"
 
 

@@ -37,11 +37,11 @@ def add(body: dict[str, Any], target: Target, venv: Path | None) -> None:
         raise usage(
             "--venv names a folder of this machine, and the task runs on another",
             where=str(venv),
-            fix="leave --venv out; --env PATH=... or an image says which programs it finds there",
+            fix="leave --venv out; --env PATH=... or an image sets which programs it finds there",
         )
     if venv is not None and "PATH" in parse.fields(given):
         raise usage(
-            "--venv and the variable PATH both say where programs are found",
+            "--venv and the variable PATH both set where programs are found",
             where=str(venv),
             fix="leave one of them out",
         )
@@ -128,7 +128,7 @@ def pip_install(python: str, what: str) -> str:
 
 
 def sdk(extras: str = "") -> str:
-    """Where this SDK was installed from, as pip takes it: a folder, a wheel or the name."""
+    """The source of this SDK as an argument of pip: a folder, a wheel or the name."""
     try:
         context: Any = json.loads(
             metadata.distribution("shiftwork").read_text("direct_url.json") or "{}"

@@ -1,5 +1,5 @@
-"""What ``explain`` prints: first a sentence that says why the task waits, then what would help,
-then the forecast, then the details. Called by ``tasks.py``. Pure but for ``show_history``.
+"""The output of ``explain``: first a sentence with the reason why the task waits, then what would
+help, then the forecast, then the details. Called by ``tasks.py``. Pure except ``show_history``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def facts(found: dict[str, Any], explained: dict[str, Any]) -> list[tuple[str, s
         ("state", explained["state"]),
         ("reason", parse.fields(explained.get("reason")).get("text", "")),
         ("not started", parse.fields(explained.get("delayed")).get("detail", "")),
-        ("makes room for", _called(explained.get("beneficiary") or "", tasks)),
+        ("preempted for", _called(explained.get("beneficiary") or "", tasks)),
         ("place", f"{place} of {explained.get('queue_length')} in the queue" if place else ""),
         *(("", text) for text in _order(parse.fields(explained.get("order")))),
         ("asked to leave", ", ".join(victims)),
@@ -150,7 +150,7 @@ def _whose(holder: Document, tasks: Document) -> str:
 
 
 def _until(holder: Document) -> str:
-    """Until when it holds what it has."""
+    """The time until which a run holds its nodes."""
     ends = render.ago(holder.get("ends_at"))
     slice_ends = render.ago(holder.get("slice_ends_at"))
     if holder.get("leaving"):

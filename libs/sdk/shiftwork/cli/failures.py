@@ -26,7 +26,7 @@ class Failure(Exception):  # noqa: N818 - it ends a command, which need not be a
         fix: what to do; may be empty.
         code: the exit code.
         problem: the server's own problem document, if there is one.
-        retry_seconds: how long the server asks to wait before the next try.
+        retry_seconds: how long to wait before the next try, as the server requests.
     """
 
     def __init__(

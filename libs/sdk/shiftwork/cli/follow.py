@@ -120,7 +120,7 @@ class Line(NamedTuple):
 
 
 class Times:
-    """When the bytes of one rank's output were written, from the current line on."""
+    """The time stamps of one rank's output, from the current line on."""
 
     def __init__(self) -> None:
         # From which offset on, and whether that is approximate; in their order.
@@ -372,7 +372,7 @@ class _Follower:
         return [line.text.decode("utf-8", "replace") for line in self._screen.last]
 
     def run(self) -> dict[str, Any]:
-        """Until the task has ended and its output is shown."""
+        """Wait until the task has ended and its output is shown."""
         try:
             return self._run()
         finally:

@@ -75,7 +75,7 @@ def check_rights(
             f"put it where every user can read it, such as below /opt or /srv, or open that way:"
             f" chmod o+x {shlex.quote(part)}; {FORCE}"
         )
-        what = f"{where} {wanted}: tasks run as {user.name} here, to whom {part} is closed"
+        what = f"{where} {wanted}: tasks run as {user.name} here, without access to {part}"
         raise Failure(what, where=where, fix=fix)
 
 
@@ -140,8 +140,8 @@ def search_path(env: Mapping[str, Any]) -> str:
 
 
 def missing_scripts(body: Mapping[str, Any]) -> Iterator[str]:
-    """A warning for each missing script that a command passes to an interpreter. It is not an
-    error, because a program may create it before."""
+    """Yield a warning for each missing script that a command gives to an interpreter. It is not an
+    error, because a program may create the script before."""
     folder = Path(str(body.get("working_directory") or os.curdir))
     if not os.access(folder, os.X_OK):
         return

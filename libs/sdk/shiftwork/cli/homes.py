@@ -1,4 +1,4 @@
-"""Folders of the user's own: below HOME, or where the XDG variables say.
+"""The user's own folders: below HOME, or where the XDG variables point.
 
 They are created when they are needed, but the home itself is not: a HOME that does not exist is a
 mistake, and after its correction the files written there would not be found. Of the folder that an
@@ -47,16 +47,16 @@ class Base:
 
 
 def base(variable: str, below: str, instead: str) -> Base:
-    """Where ``variable`` says, else ``~/below``. Raises Failure if nothing names a home."""
+    """Return the folder in ``variable``, else ``~/below``. Raises Failure if no home is known."""
     given = os.environ.get(variable, "")
-    # A path that is not absolute is to be ignored, says the specification.
+    # The XDG specification requires that a relative path is ignored.
     if Path(given).is_absolute():
         return Base(Path(given), Path(given).parent, variable, instead)
     try:
         home = Path.home()
     except RuntimeError as error:
         raise Failure(
-            "nothing says where this user's files lie",
+            "the home of this user is unknown",
             where="HOME",
             fix=f"set HOME or {variable}, or {instead}",
         ) from error
@@ -67,7 +67,7 @@ ANOTHER_FOLDER = "name another folder: --data DIR"
 
 
 def own_data() -> Base:
-    """Where the user's data lies."""
+    """The folder of the user's data."""
     return base("XDG_DATA_HOME", ".local/share", ANOTHER_FOLDER)
 
 

@@ -1,7 +1,7 @@
-"""Short ids and names of tasks, for people. Only ``Names`` asks the server.
+"""Short ids and names of tasks, for people. Only ``Names`` sends requests to the server.
 
 An id begins with its time, so the ids of a list share their first characters. Its last ten are
-random: the last six tell a task among thousands, and every TASK argument takes them.
+random: the last six identify a task among thousands, and every TASK argument accepts them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def short(task_id: str) -> str:
 
 
 def shortened(ids: Iterable[str]) -> dict[str, str]:
-    """For each of these ids its last characters: as many as tell it from the others."""
+    """Return for each id as many of its last characters as distinguish it from the others."""
     known = set(ids)
     found: dict[str, str] = {}
     length = SHORT

@@ -179,8 +179,8 @@ def _yaml(where: str, text: str, not_json: ValueError) -> Any:  # noqa: ANN401 -
     try:
         return yaml.load(text, Loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{where}, line {mark.line + 1}" if mark else where
+        position = getattr(error, "problem_mark", None)
+        place = f"{where}, line {position.line + 1}" if position else where
         what = f"the file is not YAML: {getattr(error, 'problem', None) or error}"
         raise usage(what, where=place, fix="correct that line") from None
     except ValueError as error:

@@ -39,13 +39,13 @@ def logs(
     attempt: Optional[int] = typer.Option(None, "--attempt", min=1, help="Left out: all."),
     role: str = typer.Option("", "--role", help="One role's ranks only."),
     rank: Optional[int] = typer.Option(None, "--rank", min=0, help="One rank only."),
-    since: str = typer.Option("", "--since", help="From 15m ago on, or from a moment."),
+    since: str = typer.Option("", "--since", help="From 15m ago on, or from a time."),
     search: str = typer.Option("", "--search", metavar="RE", help="Only lines that match."),
     tail: Optional[int] = typer.Option(
         None, "--tail", min=0, help="The last lines of each rank of the last attempt."
     ),
     timestamps: bool = typer.Option(
-        False, "-t", "--timestamps", help="With the moment (UTC) at which each line was written."
+        False, "-t", "--timestamps", help="With the time (UTC) at which each line was written."
     ),
 ) -> None:
     """Show a task's output."""
@@ -212,7 +212,7 @@ def _show_merged(kept: Kept, logs: List[Dict[str, Any]], shown: Shown) -> None:
 
 
 class _Begin(NamedTuple):
-    """Where followed output begins: at an attempt, and behind so many bytes of its ranks."""
+    """The start of followed output: an attempt, and the number of bytes to skip for its ranks."""
 
     attempt: int
     sizes: Dict[Tuple[int, int], int]

@@ -67,7 +67,7 @@ def options(
     wide: bool = typer.Option(False, "--wide", help="Tables with everything, however wide."),
     output: str = typer.Option("", "-o", "--output", help="wide or json: the same."),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="Results only."),
-    verbose: bool = typer.Option(False, "-v", "--verbose", help="Say more."),
+    verbose: bool = typer.Option(False, "-v", "--verbose", help="Print more."),
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),

@@ -198,7 +198,7 @@ def label(
         if remove
         else {"set": parse.pairs(labels, "KEY=VALUE")}
     )
-    _put_marks(node, "labels", body)
+    _put_labels_or_taints(node, "labels", body)
 
 
 def taint(
@@ -211,17 +211,17 @@ def taint(
     """Taint a node: new runs come from tasks only that tolerate it; what runs there goes on."""
     keyed = parse.taints(taints, "KEY[=VALUE]")
     if not remove:
-        _put_marks(node, "taints", {"set": keyed})
+        _put_labels_or_taints(node, "taints", {"set": keyed})
         return
     keys = [text.partition("=")[0] for text in keyed]
     before = session.current().api().get(f"/v1/nodes/{part(node)}")
     there = {text.partition("=")[0] for text in parse.listed(before.get("taints"))}
-    _put_marks(node, "taints", {"remove": keys})
+    _put_labels_or_taints(node, "taints", {"remove": keys})
     if missing := [key for key in keys if key not in there]:
         render.warning(f"{node} had no taint {', '.join(missing)}")
 
 
-def _put_marks(node: str, kind: str, body: Dict[str, Any]) -> None:
+def _put_labels_or_taints(node: str, kind: str, body: Dict[str, Any]) -> None:
     now = session.current()
     reply = now.api().put(f"/v1/nodes/{part(node)}/{kind}", body)
     if now.json:

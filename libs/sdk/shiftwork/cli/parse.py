@@ -60,7 +60,7 @@ def timestamp(text: str, option: str, now: datetime) -> str:
             at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
         except ValueError:
             raise usage(
-                f"{text!r} is no moment", where=option, fix="write 15m or 2026-11-21T10:00:00Z"
+                f"{text!r} is not a time", where=option, fix="write 15m or 2026-11-21T10:00:00Z"
             ) from None
     return at.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
 

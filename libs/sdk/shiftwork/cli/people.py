@@ -145,7 +145,7 @@ def team_rm(name: str = typer.Argument(..., metavar="NAME")) -> None:
 
 
 def whoami() -> None:
-    """Say whose token is used, and at which server."""
+    """Show whose token is used, and at which server."""
     now = session.current()
     api = now.api()
     reply = api.get("/v1/whoami")

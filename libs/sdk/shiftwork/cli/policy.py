@@ -118,7 +118,7 @@ def dry_run(
     ),
     force: bool = _FORCE,
 ) -> None:
-    """Show what would be decided at this moment under the policies of a file."""
+    """Show what would be decided now under the policies of a file."""
     now = session.current()
     data = input_files.read(file, FILE_BYTES_MAX)
     query = ([f"limit={limit}"] if limit else []) + (["force=true"] if force else [])
@@ -142,7 +142,7 @@ def dry_run(
             render.Column("THEN", least=14),
         ),
         [_effect(effect, short[effect["task"]]) for effect in reply["effects"]],
-        "nothing would be decided otherwise at this moment",
+        "no decision would be different now",
     )
     if reply["more"]:
         render.note(f"and {render.counted(reply['more'], 'task')} more; --limit N names them")

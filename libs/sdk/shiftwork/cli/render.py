@@ -1,8 +1,8 @@
-"""Everything the command line prints, and nothing else prints.
+"""Prints everything that the command line prints.
 
-Everything that is printed for people passes ``safe``: names, labels, commands and texts of errors
-are other people's, and a terminal obeys escape sequences in them. Only ``raw``, a task's own
-output, goes out byte for byte, as ``docker logs`` and ``kubectl logs`` do it.
+All text for people goes through ``safe``: names, labels, commands and texts of errors come from
+other people, and a terminal obeys escape sequences in them. Only ``raw``, a task's own output, is
+printed byte for byte, as ``docker logs`` and ``kubectl logs`` do.
 
 Results go to standard output, notes about them to standard error. On a terminal there
 are tables, colours and progress lines; elsewhere the same comes as plain lines, one fact
@@ -409,7 +409,7 @@ def wrapped(text: str, width: int, hang: int = 0) -> list[str]:
 
 
 def _wrapped(text: str, stream: IO[str], hang: int) -> list[str]:
-    """A text as it is shown: broken where a person looks at it, unless all is to be on one line."""
+    """Wrap a text for a terminal, unless the user wants wide output."""
     if _Mode.wide or not is_terminal(stream):
         return [text]
     return wrapped(text, shutil.get_terminal_size().columns, hang)

@@ -30,7 +30,7 @@ class User:
     gids: frozenset[int]
     name: str
 
-    def passes(self, status: os.stat_result) -> bool:
+    def may_execute(self, status: os.stat_result) -> bool:
         """True if this user may run the file, or walk through the directory."""
         if self.uid == 0:
             return True
@@ -64,7 +64,7 @@ def closed_part(path: Path, user: User) -> str:
     there is none, or if it is unknown."""
     try:
         for part in _way(path):
-            if not user.passes(part.stat()) and not _has_access_list(part):
+            if not user.may_execute(part.stat()) and not _has_access_list(part):
                 return str(part)
     except OSError:
         return ""

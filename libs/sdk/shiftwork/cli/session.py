@@ -177,7 +177,7 @@ class Command(TyperCommand):
 
 
 def _set_context(error: Any, ctx: Any) -> None:  # noqa: ANN401 - Typer's
-    """The parser does not say which command lacks an option's value."""
+    """Add the command to a parser error: the parser omits it when an option has no value."""
     if getattr(error, "ctx", ctx) is None:
         error.ctx = ctx
 

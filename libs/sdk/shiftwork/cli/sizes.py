@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from shiftwork.cli import parse, render
 
 
-def short(task: Dict[str, Any]) -> str:
+def short(task: dict[str, Any]) -> str:
     """``2x8``: nodes and GPUs on each; ``2`` for whole nodes, ``2x0`` for CPU only.
 
     ``1x0+4x1``: replicas and GPUs of each, for roles with sizes of their own.
@@ -19,7 +19,7 @@ def short(task: Dict[str, Any]) -> str:
     return _times(task["nodes"], common)
 
 
-def long(task: Dict[str, Any]) -> str:
+def long(task: dict[str, Any]) -> str:
     """``2 x 8 GPUs``, ``1 whole node``; by role for roles with sizes of their own."""
     common = task.get("gpus_per_node")
     roles = _roles(task)
@@ -30,29 +30,29 @@ def long(task: Dict[str, Any]) -> str:
     )
 
 
-def _times(count: int, gpus: Optional[int]) -> str:
+def _times(count: int, gpus: int | None) -> str:
     return str(count) if gpus is None else f"{count}x{gpus}"
 
 
-def _in_words(count: int, gpus: Optional[int]) -> str:
+def _in_words(count: int, gpus: int | None) -> str:
     if gpus is None:
         return render.counted(count, "whole node")
     return f"{count} x {render.counted(gpus, 'GPU')}"
 
 
-def _roles(task: Dict[str, Any]) -> List[Dict[str, Any]]:
+def _roles(task: dict[str, Any]) -> list[dict[str, Any]]:
     return [parse.fields(role) for role in parse.listed(task.get("roles"))]
 
 
-def _has_own_size(role: Dict[str, Any]) -> bool:
+def _has_own_size(role: dict[str, Any]) -> bool:
     """True if a role does not simply have the size of its task."""
     amounts = (role.get("gpus"), role.get("cpus"), role.get("memory_bytes"), role.get("spread"))
     return bool(role.get("auxiliary")) or any(each is not None for each in amounts)
 
 
-def _gpus(role: Dict[str, Any], common: Optional[int]) -> Optional[int]:
+def _gpus(role: dict[str, Any], common: int | None) -> int | None:
     """The GPUs of each replica; None for whole nodes."""
-    gpus: Optional[int] = role.get("gpus")
+    gpus: int | None = role.get("gpus")
     if gpus is not None:
         return gpus
     return 0 if role.get("auxiliary") else common

@@ -56,7 +56,7 @@ def failure_of(error: OSError) -> Failure | None:
     if problem is not None:
         return Failure(
             f"the output cannot be written: {problem.strerror}",
-            fix="what the command did stays done; make room, or send its output elsewhere",
+            fix="what the command did stays done; free some space, or send its output elsewhere",
         )
     try:
         os.getcwd()  # noqa: PTH109 - as below

@@ -42,7 +42,7 @@ def submit(
         help="A task in YAML or JSON, - for standard input; options override it.",
     ),
     dry_run: bool = typer.Option(
-        False, "--dry-run", help="Say what would be submitted, and whether it fits; nothing is."
+        False, "--dry-run", help="Show what would be submitted, and whether it fits."
     ),
     force: bool = typer.Option(
         False, "--force", help="Submit what fits no node now, or a program that is not found here."
@@ -195,8 +195,8 @@ def _span(seconds: Optional[float]) -> str:
 
 
 def _overridden(body: Dict[str, Any], given: Mapping[str, Any], source: str) -> Dict[str, Any]:
-    """The API's new task: the file's fields, and over them what the options say. What neither
-    gives the platform fills in."""
+    """Return the API's new task: the file's fields, overridden by the options. The platform fills
+    in fields that neither gives."""
     if "CMD" in given and body.get("roles"):
         raise usage(
             "the roles of the file have commands of their own",

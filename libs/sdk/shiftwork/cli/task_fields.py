@@ -1,6 +1,6 @@
 """The options of ``shiftwork submit`` that set a task's fields: their parameters and their values.
 
-``task_options.py`` (generated) says which there are; here stands how a text becomes a value.
+``task_options.py`` (generated) lists them; this module converts their texts to values.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _mode(value: str, option: str) -> dict[str, str]:
 
 def _document(path: Path, option: str) -> dict[str, Any]:
     del option
-    # A whole Pod is fine, too: what kind of object it is need not be said.
+    # A whole Pod is accepted, too; its apiVersion and kind are not needed.
     found = input_files.document(path, "pod template", "spec: {...}")
     return {name: part for name, part in found.items() if name not in ("apiVersion", "kind")}
 

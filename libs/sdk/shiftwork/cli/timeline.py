@@ -15,8 +15,8 @@ Naming = Callable[[str], str]
 def sentence(kind: str, data: Data, naming: Naming | None = None) -> str:
     """What happened, in a few words; the type itself if it is not known here.
 
-    ``naming`` puts names of tasks into texts that the platform wrote. What programs wrote, such as
-    the path of a checkpoint, never passes it.
+    ``naming`` puts names of tasks into texts that the platform wrote. It is never applied to texts
+    of programs, such as the path of a checkpoint.
     """
     form = SENTENCES.get(kind)
     if form is None:
@@ -64,7 +64,7 @@ def _checkpoint(data: Data) -> str:
 
 
 def _preemption_requested(data: Data) -> str:
-    """Until when it has to leave: earlier for a program that does not poll."""
+    """A sentence with the deadline of a run; a program that does not poll has an earlier one."""
     silent = render.clock(data.get("silent_deadline_at"))
     if silent:
         return (

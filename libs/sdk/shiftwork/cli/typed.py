@@ -1,8 +1,8 @@
 """Errors in the terms of the command line that was typed.
 
 The server's errors name the API's fields, values and routes. People typed options, aliases of
-options, values such as ``9h``, and commands. ``session.report`` passes every failure of every
-command through ``translated``, so that no command has to.
+options, values such as ``9h``, and commands. ``session.report`` applies ``translated`` to every
+failure of every command, so that no command has to.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class _Error:
     value: str
     message: str
     fix: str
-    # The message says what it is about.
+    # True if the message itself names its subject.
     complete: bool = False
 
     def document(self) -> dict[str, str]:

@@ -199,7 +199,7 @@ class CacheSink:
 
 
 def pod_sink(cache: Cache) -> CacheSink:
-    """For pods in the namespace of the tasks."""
+    """The sink for pods in the namespace of the tasks."""
 
     def forget(named: AbstractSet[str], version: int) -> None:
         cache.forget_pods(named, version)
@@ -212,7 +212,7 @@ def pod_sink(cache: Cache) -> CacheSink:
 
 
 def other_pod_sink(cache: Cache) -> CacheSink:
-    """For pods in every other namespace."""
+    """The sink for pods in all other namespaces."""
     return CacheSink(
         lambda thing: cache.put_other(thing, within=False),
         lambda thing: cache.gone_other(thing["metadata"]["uid"]),
@@ -221,7 +221,7 @@ def other_pod_sink(cache: Cache) -> CacheSink:
 
 
 def node_sink(cache: Cache) -> CacheSink:
-    """For nodes of ours."""
+    """The sink for the platform's nodes."""
     return CacheSink(
         cache.put_node,
         lambda thing: cache.gone_node(thing["metadata"]["uid"]),
@@ -230,7 +230,7 @@ def node_sink(cache: Cache) -> CacheSink:
 
 
 def object_sink(cache: Cache) -> CacheSink:
-    """For run objects."""
+    """The sink for run objects."""
 
     def note_version(version: int) -> None:
         cache.objects_version = max(cache.objects_version, version)

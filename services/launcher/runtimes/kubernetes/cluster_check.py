@@ -1,7 +1,7 @@
 """Checks whether the launcher can do its work on a cluster, with the launcher's own credentials.
 
-``runtime.py`` calls ``check`` when a launcher starts. It changes nothing: it asks the API server
-which rights the launcher has, and does not try them out.
+``runtime.py`` calls ``check`` when a launcher starts. It changes nothing: it requests the
+launcher's rights from the API server and does not try them out.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class _Facts:
 
 @dataclass(slots=True)
 class _Held:
-    """Who uses what of a node."""
+    """The pods that use resources of a node."""
 
     # Pods of others, by uid.
     others: dict[str, Use] = field(default_factory=dict[str, Use])

@@ -53,7 +53,7 @@ def main_is_over(pod: Json) -> bool:
 
 def only_others_run(pod: Json) -> bool:
     """Whether the task's own container ended and another one keeps the pod from ending. A kubelet
-    says Running for a moment longer than any container does."""
+    reports the pod as Running slightly longer than its last container."""
     status: Json = pod.get("status", {})
     run_all = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
     others = (each for each in run_all if each["name"] != MAIN)

@@ -170,7 +170,7 @@ class Runs:
             else:
                 ranks.pop(rank, None)
         there = frozenset(rank.node_id for rank in ranks.values())
-        # The API server knows of every pod, whatever its node says.
+        # The API server knows every pod, even if its node does not answer.
         return ObservedRun(run_id, ranks, there, whole=all(map(self._is_certain, pods.values())))
 
     def _is_certain(self, pod: Pod) -> bool:
@@ -290,7 +290,7 @@ class Runs:
         return True
 
     def _since(self, observed: ObservedRank, known: Pod | None) -> ObservedRank:
-        """With the time from which the rank has had its fault."""
+        """Add the time since which the rank has its fault."""
         if observed.state is not RankState.PENDING:
             return observed
         before = known.observed if known is not None else None

@@ -130,7 +130,7 @@ class Reflector:
         return version
 
     async def _watch(self, version: int) -> str:
-        """Follow until the life is over or a new list is wanted; says why it ended."""
+        """Follow until the watch's lifetime ends or a new list is needed; return the reason."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + self._policy.life_seconds * self._rng.uniform(0.8, 1.2)
         backoff = Backoff(self._policy.pause_first_seconds, self._policy.pause_most_seconds)

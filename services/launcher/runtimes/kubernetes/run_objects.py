@@ -59,7 +59,7 @@ class RunObjectWriter:
         self._making = WeakValueDictionary[RunId, asyncio.Lock]()
 
     def path(self, kind: str, name: str = "") -> str:
-        """Of a kind, or of one object."""
+        """The path of a kind, or of one object."""
         return namespaced(self._namespace, kind, name)
 
     # Creation

@@ -1,8 +1,8 @@
 """Delete everything of runs in a namespace, once no launcher is left.
 
-``python -m services.launcher.runtimes.kubernetes.sweep --namespace N`` is run by the chart when the
-platform is removed. Run objects go first, and what they own with them; pods are asked to leave
-with their own grace, and waited for as long as ``--seconds`` says.
+The chart runs ``python -m services.launcher.runtimes.kubernetes.sweep --namespace N`` when the
+platform is removed. It deletes run objects first, together with what they own. Pods end with their
+own grace period, and the program waits for them for ``--seconds``.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Creates a control group for each rank where this machine allows that. It ends all processes of a
 rank at once and limits their number (version 2), and limits memory and CPU (version 2 or 1).
 
-Version 2 has two rules that shape the tree. A group has the controllers that its parent hands down
-(``cgroup.subtree_control``), and a group with processes of its own can hand down no memory. So the
+Version 2 has two rules that shape the tree. A group has the controllers that its parent enables
+(``cgroup.subtree_control``), and a group with processes of its own cannot enable memory. So the
 nodes' groups are not made below the group that the platform itself is in, but beside it:
 
-    BASE                        hands down memory, cpu, pids; has no processes
+    BASE                        enables memory, cpu, pids; has no processes
     BASE/shiftwork-services     the platform
-    BASE/NODE                   hands the same down
+    BASE/NODE                   enables the same
     BASE/NODE/RUN.RANK          a rank
 
 systemd prepares this for a unit with ``Delegate=`` and ``DelegateSubgroup=shiftwork-services``. At
 the top of a container, which no other program manages, the processes that are there are moved into
 ``shiftwork-services``. A unit's group is left as it is: systemd could not start the unit again in a
-group that hands down memory, while ranks of its former life run there.
+group that enables memory while ranks of its former life run there.
 
 Used by ``ranks.py``. ``warnings`` lists what is not available, for ``doctor`` and the
 node's labels; ranks then run without limits and are ended by process group and descent.
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 CPU_PERIOD_US, CPU_QUOTA_US_MIN = 100_000, 1_000
 SERVICES = "shiftwork-services"
-# systemd marks a delegated group with one of these.
+# systemd sets one of these attributes on a delegated group.
 DELEGATED = ("user.delegate", "trusted.delegate")
 # Processes that start while others are moved are moved in the next round.
 MOVE_ROUNDS = 5

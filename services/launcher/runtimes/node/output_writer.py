@@ -326,8 +326,8 @@ class Writer:
             self._report_finished(number)
 
     def _settle(self, output: Output) -> bool:
-        """Write what the output still needs. False if the disk is full: the line that says what is
-        missing is worth waiting for, but not for ever, and no run that is ended waits for it."""
+        """Write what the output still needs. Returns False if the disk is full: the line about the
+        missing bytes is worth waiting for, but not for ever, and an ended run does not wait."""
         if output.gives_up_s is None:
             output.gives_up_s = time.monotonic() + ROOM_SECONDS
         try:

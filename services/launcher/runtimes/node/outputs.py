@@ -60,9 +60,9 @@ class Outputs:
         return self._add(folder, resumed=True)
 
     def finish(self, number: int, *, ending: bool = True) -> bool:
-        """Whether everything of a rank of which no process is left is in its file. Asks the
-        writer the first time; call it again after ``poll``. ``ending``: the run is to end, so it
-        does not wait for room on a full disk."""
+        """Whether all output of a rank without processes is in its file. The first call requests
+        this of the writer; call it again after ``poll``. ``ending``: the run is to end, so it does
+        not wait for space on a full disk."""
         if number in self._open and self._finishing.get(number) not in (ending, True):
             self._finishing[number] = ending
             self._send({"op": "finish", "id": number, "ending": ending})

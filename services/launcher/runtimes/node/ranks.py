@@ -38,7 +38,7 @@ def _ignore(_: Exception | None) -> None:
 
 
 def context_path(runs_folder: str, run: str, rank: int) -> str:
-    """Where the context file of a rank is. The folder is the rank's, and ours to write."""
+    """The path of a rank's context file. The rank's folder is writable for the supervisor."""
     return f"{runs_folder}/{run}/{rank}/context.json"
 
 
@@ -54,7 +54,7 @@ def rank_of_context(rest: str) -> tuple[str, int] | None:
 
 
 class RefusedError(Exception):
-    """The order cannot be carried out; the text says why."""
+    """The order cannot be carried out; the text has the reason."""
 
 
 class EndedError(RefusedError):
@@ -96,7 +96,7 @@ class Rank:
 
     @property
     def folder(self) -> str:
-        """Where its files are."""
+        """The folder of its files."""
         return os.path.dirname(self.context)  # noqa: PTH120 - small imports
 
     @property

@@ -160,7 +160,7 @@ def _exec(program: Program) -> int:
     if closed := _closed_environment(program.argv[0], program.env):
         # The next folder of PATH would have another Python, without the task's packages.
         _print(
-            f"cannot run {closed}: user {os.geteuid()}, as whom this task runs, cannot use it. "
+            f"cannot run {closed}: this task runs as user {os.geteuid()}, who cannot use it. "
             "Make the environment and its Python where every user can read them"
         )
         return NOT_RUN_CODE
@@ -240,7 +240,7 @@ def fork_into(cgroup: str) -> int:
         os.close(fd)
 
 
-def become(who: Identity, processes_max: int) -> None:
+def become(user: Identity, processes_max: int) -> None:
     """Become another user for good: its files are its own, and no setuid program gives it more.
     OSError if any of that cannot be had; then nothing may run. ``processes_max``: so many processes
     and threads may that user have (0: no limit of ours)."""
@@ -250,15 +250,15 @@ def become(who: Identity, processes_max: int) -> None:
         most = processes_max if most == resource.RLIM_INFINITY else min(most, processes_max)
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     if not AFTER_CLONE:
-        os.setgroups(list(who.groups))
-        os.setresgid(who.gid, who.gid, who.gid)
-        os.setresuid(who.uid, who.uid, who.uid)
+        os.setgroups(list(user.groups))
+        os.setresgid(user.gid, user.gid, user.gid)
+        os.setresuid(user.uid, user.uid, user.uid)
     else:
         setgroups, setresgid, setresuid = CALLS[os.uname().machine]
-        groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
+        groups = (ctypes.c_uint32 * len(user.groups))(*user.groups)
         _call(setgroups, ctypes.c_size_t(len(groups)), groups)
-        _call(setresgid, *[ctypes.c_uint32(who.gid)] * 3)
-        _call(setresuid, *[ctypes.c_uint32(who.uid)] * 3)
+        _call(setresgid, *[ctypes.c_uint32(user.gid)] * 3)
+        _call(setresuid, *[ctypes.c_uint32(user.uid)] * 3)
     if _LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot give up new privileges")
 

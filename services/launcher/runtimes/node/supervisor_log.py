@@ -1,5 +1,5 @@
-"""What a program of a node says in its log, ``supervisor.log``. Never raises: a full disk or a
-closed log must not end what ranks depend on."""
+"""The log of a node's programs, ``supervisor.log``. Writing never raises: a full disk or a closed
+log must not end a process that ranks depend on."""
 
 from __future__ import annotations
 

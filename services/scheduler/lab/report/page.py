@@ -32,7 +32,7 @@ _DEFINITIONS = (
         "nodes occupied, and with work that was kept, between the first and the last submission",
     ),
     ("lost work", "restart cost and work done again, of all running"),
-    ("Gini of users", "of the users' mean slowdowns: 0 if all are served alike"),
+    ("Gini of users", "of the users' mean slowdowns: 0 if all are served equally"),
 )
 VCS_SHOWN_MAX = 40
 NOTES_SHOWN_MAX = 60
@@ -369,4 +369,4 @@ def _notes(workload: Workload) -> str:
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     description = f"<h2>About the trace</h2><ul>{listed}</ul>" if notes else ""
     texts = "".join(f"<dt>{text}</dt><dd>{what}</dd>" for text, what in _DEFINITIONS)
-    return f"{description}<h2>What the words mean</h2><dl>{texts}</dl>"
+    return f"{description}<h2>What the terms mean</h2><dl>{texts}</dl>"

@@ -152,8 +152,8 @@ def lines(title: str, description: str, x: Axis, y: Axis, series: Sequence[Serie
         drawn = [f"{_x(x, at):.1f},{_y(y, value):.1f}" for at, value in each.points]
         if len(drawn) == 1:
             px, py = drawn[0].split(",")
-            mark = f'<circle class="s{each.number}" cx="{px}" cy="{py}" r="3.5">'
-            parts.append(f"{mark}<title>{escape(each.name)}</title></circle>")
+            dot = f'<circle class="s{each.number}" cx="{px}" cy="{py}" r="3.5">'
+            parts.append(f"{dot}<title>{escape(each.name)}</title></circle>")
         elif drawn:
             line = f'<polyline class="s{each.number}" points="{" ".join(drawn)}">'
             parts.append(f"{line}<title>{escape(each.name)}</title></polyline>")
@@ -166,11 +166,11 @@ def bars(title: str, description: str, rows: Sequence[tuple[int, str, float, str
     most = max((value for _, _, value, _ in rows), default=0.0) or 1.0
     height = 30.0 * len(rows) + 8.0
     name_width, word_width = 110.0, 96.0
-    room = WIDTH - name_width - word_width
+    bar_width = WIDTH - name_width - word_width
     parts: list[str] = []
     for place, (series, name, value, text) in enumerate(rows):
         y = 30.0 * place + 8.0
-        width = max(1.5, room * value / most)
+        width = max(1.5, bar_width * value / most)
         middle = f"{y + 15:.0f}"
         shown, value_text = escape(name), escape(text)
         box = f'x="{name_width:.0f}" y="{y:.0f}" width="{width:.1f}" height="21" rx="3"'
@@ -193,13 +193,13 @@ class Pair:
 
 
 def pairs(title: str, description: str, axis: Axis, rows: Sequence[Pair]) -> str:
-    """Two marks on each row and the distance between them: a disc for one, a ring for the other."""
+    """Two symbols on each row and the line between them: a disc for one, a ring for the other."""
     name_width, step, top = 150.0, 26.0, 10.0
     floor = top + step * len(rows)
-    room = WIDTH - name_width - RIGHT
+    plot_width = WIDTH - name_width - RIGHT
 
     def at(value: float) -> float:
-        return name_width + room * axis.part(value)
+        return name_width + plot_width * axis.part(value)
 
     parts = ['<g class="grid">']
     parts += [

@@ -22,7 +22,7 @@ WHOLE_GPU_MILLI = 1000
 
 
 def parse(lines: Iterable[str], where: str) -> Parsed:
-    """Read a CSV trace; its header says which of the two it is. Raises LabError."""
+    """Read a CSV trace, whose header decides between the two kinds. Raises LabError."""
     reader = csv.reader(lines)
     header = [name.strip() for name in next(reader, list[str]())]
     if set(KUEUE) <= set(header):

@@ -47,7 +47,7 @@ class Request:
     """The cluster and the limits to which a trace is fitted.
 
     Attributes:
-        nodes: nodes of the cluster; None: what the cluster file or the trace itself says.
+        nodes: nodes of the cluster; None: those of the cluster file or the trace itself.
         gpus_per_node: GPUs on each of ``nodes``.
         cluster: from a cluster file; ``nodes`` and ``gpus_per_node`` are not used then.
         bad_share_max: the part of lines that may be bad; ten always may.
@@ -209,7 +209,7 @@ def _jobs(rows: list[Row], notes: list[str]) -> list[Job]:
 def level_table(numbers: Iterable[int], notes: list[str]) -> Mapping[int, Priority]:
     """A level for each number: as many levels as there are numbers, with NORMAL in the middle.
 
-    More numbers than levels share them, neighbours together; a note says so.
+    If there are more numbers than levels, neighbours share a level, and a note reports it.
     """
     ordered = sorted(set(numbers))
     if not ordered:

@@ -40,7 +40,7 @@ class Row:
         submit_s: seconds, from any zero.
         nodes: whole nodes, if the trace counts those.
         gpus: GPUs in all, if the trace counts those.
-        gpus_per_node: on each of ``nodes``, if the trace says so.
+        gpus_per_node: on each of ``nodes``, if the trace has it.
         priority: a level, or a number of a scale of the trace's own.
     """
 

@@ -1,7 +1,7 @@
 """The Standard Workload Format of the Parallel Workloads Archive.
 
 Header lines are ``; Field: value``, job lines have 18 numbers; -1 means unknown. Processors become
-whole nodes: the header's ``MaxProcs`` over ``MaxNodes`` says how many make one.
+whole nodes: the header's ``MaxProcs`` over ``MaxNodes`` is the number for each node.
 """
 
 from __future__ import annotations

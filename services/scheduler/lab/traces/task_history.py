@@ -112,7 +112,7 @@ def _rows(tasks: Iterable[tuple[int, Any]], notes: list[str]) -> Iterator[Row | 
 
 
 def _task(line: int, task: dict[str, Any]) -> tuple[Row, bool]:
-    submitted = _moment(task, "submitted_at")
+    submitted = _seconds(task, "submitted_at")
     worked, exact = _worked(task)
     gpus = task.get("gpus_per_node")
     most = task.get("max_run_seconds")
@@ -143,16 +143,16 @@ def _worked(task: dict[str, Any]) -> tuple[float, bool]:
             run = cast("dict[str, Any]", each) if isinstance(each, dict) else {}
             ended: Any = run.get("exit") or {}
             if run.get("started_at") and isinstance(ended, dict):
-                total += _moment(cast("dict[str, Any]", ended), "exited_at") - _moment(
+                total += _seconds(cast("dict[str, Any]", ended), "exited_at") - _seconds(
                     run, "started_at"
                 )
         return total, True
-    span = _moment(task, "finished_at") - _moment(task, "started_at")
+    span = _seconds(task, "finished_at") - _seconds(task, "started_at")
     attempt = task.get("attempt")
     return span, not (isinstance(attempt, int) and attempt > 1)
 
 
-def _moment(task: dict[str, Any], name: str) -> float:
+def _seconds(task: dict[str, Any], name: str) -> float:
     text = task.get(name)
     try:
         at = datetime.fromisoformat(str(text))

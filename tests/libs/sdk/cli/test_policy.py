@@ -200,4 +200,4 @@ def test_a_dry_run_without_effect_says_so(
     server.first["POST", "/v1/policies:dry-run"] = [(200, told)]
     done = shiftwork("policy", "dry-run", a_file(tmp_path))
     assert (done.code, done.out) == (0, "")
-    assert "nothing would be decided otherwise" in done.err
+    assert "no decision would be different" in done.err

@@ -99,7 +99,7 @@ def test_an_environment_that_is_closed_to_the_tasks_user_is_refused(
     done = shiftwork("submit", *line)
     home = venv.parent / "root"
     assert done.code == 1
-    assert f"tasks run as users of their own ({RANGE}) here, to whom {home} is closed" in done.err
+    assert f"tasks run as users of their own ({RANGE}) here, without access to {home}" in done.err
     assert f"chmod o+x {home}" in done.err
     assert "where: CMD" in done.err
     assert not [one for one in server.seen if one.method == "POST"]
@@ -128,7 +128,7 @@ def test_a_program_that_needs_no_environment_is_taken_from_the_next_folder(
     assert shiftwork("submit", "--", "sh", "-c", "true").code == 0
     a_program(opened / "mine/only-here")
     done = shiftwork("submit", "--", "only-here")
-    assert (done.code, f"{opened}/mine is closed" in done.err) == (1, True)
+    assert (done.code, f"without access to {opened}/mine" in done.err) == (1, True)
 
 
 def test_a_working_directory_that_is_closed_to_the_tasks_user_is_refused(
@@ -139,7 +139,7 @@ def test_a_working_directory_that_is_closed_to_the_tasks_user_is_refused(
     monkeypatch.chdir(opened / "work")
     done = shiftwork("submit", "--", "/bin/true")
     assert done.code == 1
-    assert f"tasks run as nobody here, to whom {opened}/work is closed" in done.err
+    assert f"tasks run as nobody here, without access to {opened}/work" in done.err
     monkeypatch.chdir("/")
     assert shiftwork("submit", "--", "/bin/true").code == 0
     done = shiftwork("submit", "--workdir", str(opened / "work"), "--", "/bin/true")

@@ -215,7 +215,7 @@ async def test_an_environment_that_the_user_cannot_read_is_named_and_nothing_els
         assert (code, shared.output(run)) == (0, "ran\n")
     else:
         assert code == 126
-        assert f"cannot run {python}: user {UIDS[0]}" in shared.output(run)
+        assert f"cannot run {python}: this task runs as user {UIDS[0]}" in shared.output(run)
 
 
 async def test_a_setuid_program_gains_nothing(shared: Shared) -> None:

@@ -261,6 +261,21 @@ def at_ten_seconds(
     return harness
 
 
+def committed(snapshot: Snapshot, plan: Plan) -> Snapshot:
+    """The same index after the plan was committed, as the leader goes on with it."""
+    index, rows = snapshot.index, dict[str, Task]()
+    for decision in plan.decisions:
+        task = rows.get(decision.task_id) or index.tasks[decision.task_id]
+        rows[task.id] = applied(task, decision, plan.decided_at).task
+    index.settle(plan)
+    ended = [task_id for task_id, task in rows.items() if task.state in TERMINAL]
+    index.apply(
+        put=[*plan.ledgers, *(task for task in rows.values() if task.id not in ended)],
+        deleted=[(Task, (task_id,)) for task_id in ended],
+    )
+    return Snapshot.view(index, snapshot.version)
+
+
 def facts_of(index: Index) -> dict[str, Any]:
     """Everything an index keeps, in a form that can be compared."""
     return {

@@ -27,9 +27,8 @@ from services.scheduler.domain.model.rows import Task
 from tests.kit.builders import a_node, a_snapshot, a_task, some_nodes, submitted_event
 from tests.kit.clock import START, at
 from tests.kit.strategies import NOW, snapshots
-from tests.services.scheduler.domain.domain_harness import DomainHarness
+from tests.services.scheduler.domain.domain_harness import DomainHarness, committed
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
-from tests.services.scheduler.domain.test_properties import committed
 
 EXAMPLES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 YEAR = 365.25 * 86_400.0

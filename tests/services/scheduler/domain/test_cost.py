@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from benchmarks.worlds import KINDS, Event, Kind
+from benchmarks.scaled_clusters import KINDS, Event, Kind
 
 # So many times as many calls are the same cost: hash tables and sorted lists grow, too.
 SAME = 1.4

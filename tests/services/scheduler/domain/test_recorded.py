@@ -1,7 +1,7 @@
 """Histories in which the core once decided wrongly, each cut down to what it takes.
 
-They are played like the random ones of ``test_oracle.py``: every plan is checked in depth and
-compared with what an index decides that is built anew, and the world comes to rest.
+They are replayed by the machine of ``test_index_machine.py``: every plan is checked in depth and
+compared with the plan of an index that is rebuilt from the rows, until nothing more is decided.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.messages import ExitKind, Goal, Priority, Unit
-from tests.services.scheduler.domain.test_oracle import TREES, Histories
+from tests.services.scheduler.domain.test_index_machine import TREES, Histories
 
 # What a submission is unless said otherwise.
 SUBMITTED: dict[str, Any] = {

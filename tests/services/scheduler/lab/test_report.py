@@ -151,7 +151,7 @@ def test_every_policy_and_part_is_there() -> None:
         "What preemption costs",
         "Virtual clusters: shared and alone",
         "About the trace",
-        "What the words mean",
+        "What the terms mean",
     ]
 
 

@@ -1,6 +1,6 @@
 {{/*
-What `global` means where nothing is said. One place for every chart: the umbrella's values.yaml
-shows the same with comments (tests compare the two).
+The defaults of `global`, in one place for every chart. The umbrella's values.yaml has the same with
+comments (tests compare the two).
 */}}
 {{- define "common.defaults" -}}
 name: ""
@@ -100,7 +100,7 @@ postgresql://{{ .role }}@{{ $host }}:{{ $to.port | int }}/{{ $database }}{{ if $
 {{- end -}}
 {{- end -}}
 
-{{/* The pod policy as submit and the launcher read it: the platform's images, then what is said. */}}
+{{/* The pod policy as submit and the launcher read it: the platform's images, then the site's. */}}
 {{- define "common.podPolicy" -}}
 {{- $shared := include "common.shared" . | fromYaml -}}
 {{- $own := dict

@@ -85,7 +85,7 @@ spec:
           ports:
             - name: http
               containerPort: {{ .port }}
-          # While the schema is not there yet, the process waits and says so: up to 10 minutes.
+          # Until the schema exists, the process waits for up to 10 minutes and reports it.
           startupProbe:
             httpGet: {path: /healthz, port: http}
             periodSeconds: 2

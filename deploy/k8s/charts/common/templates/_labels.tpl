@@ -31,7 +31,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* imagePullSecrets, and what `pod` of a chart's values says about where its pods run. */}}
+{{/* imagePullSecrets, and from `pod` of a chart's values the nodes where its pods run. */}}
 {{- define "common.podPlace" -}}
 {{- $shared := include "common.shared" .root | fromYaml -}}
 {{- with $shared.image.pullSecrets }}

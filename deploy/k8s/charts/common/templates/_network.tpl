@@ -1,6 +1,6 @@
 {{/*
-Who may reach a service, and what it may reach: its two servers, the cluster's DNS, and what
-`ingress` and `egress` of the chart add. Probes of the kubelet are let through by network plugins.
+The peers that may reach a service, and those that it may reach: its two servers, the cluster's DNS,
+and what `ingress` and `egress` of the chart add. Network plugins allow probes of the kubelet.
 */}}
 {{- define "common.networkPolicy" -}}
 {{- $shared := include "common.shared" .root | fromYaml -}}

@@ -1,4 +1,4 @@
-{{/* The server's configuration. Users and what they may say and hear: files/accounts.conf. */}}
+{{/* The server's configuration. The users and their permissions: files/accounts.conf. */}}
 {{- define "nats.config" -}}
 server_name: $NATS_SERVER_NAME
 port: 4222
@@ -38,7 +38,7 @@ cluster {
 {{- div (mul $number (get $units $unit | int64) 9) 10 -}}
 {{- end -}}
 
-{{/* Who has a password: the services, and the administrator who makes streams. */}}
+{{/* The users with a password: the services, and the administrator who makes streams. */}}
 {{- define "nats.users" -}}
 [admin, submit, scheduler, launcher, log_collector, quota, gateway]
 {{- end -}}

@@ -1,10 +1,10 @@
 // Gpus is a device plugin that offers GPUs which are not there, so that a machine without any
 // shows the whole way of a GPU through Kubernetes: registration, capacity, allocation to a
-// container, and the kubelet's own book of who has which.
+// container, and the kubelet's own record of the containers that have them.
 //
 //	gpus -resource nvidia.com/gpu -count 2
 //
-// A container gets its devices' indices in NVIDIA_VISIBLE_DEVICES. When the kubelet starts anew it
+// A container gets its devices' indices in NVIDIA_VISIBLE_DEVICES. When the kubelet restarts it
 // empties its folder; the plugin then registers again.
 package main
 
@@ -103,7 +103,7 @@ func serve(ctx context.Context, folder, resource string, count int) error {
 			return err
 		case <-time.After(lookEvery):
 			if _, err := os.Stat(socket); err != nil {
-				return fmt.Errorf("the kubelet started anew")
+				return fmt.Errorf("the kubelet was restarted")
 			}
 		}
 	}

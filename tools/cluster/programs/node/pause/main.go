@@ -1,5 +1,5 @@
-// Pause is the first process of a pod's or of a node's namespaces: it holds them open, takes leave
-// of processes whose parents are gone, and ends when it is told to.
+// Pause is the first process of a pod's or of a node's namespaces: it holds them open, reaps
+// processes whose parents are gone, and ends on SIGTERM.
 package main
 
 import (

@@ -1,11 +1,11 @@
-// Probe is the only program of the image by which the cluster's own tests look at it from inside:
+// Probe is the only program of the image with which the cluster's own tests examine it from inside:
 //
 //	probe serve PORT        answer every HTTP request with this machine's name
 //	probe get URL           fetch and print
 //	probe lookup NAME       resolve and print the addresses
 //	probe exit CODE [TEXT]  print and end
-//	probe eat               take memory until the kernel says no
-//	probe stay SECONDS      on SIGTERM say so, and end that many seconds later
+//	probe eat               take memory until the kernel kills it
+//	probe stay SECONDS      on SIGTERM print a line, and end that many seconds later
 package main
 
 import (
@@ -25,7 +25,7 @@ const limit = 5 * time.Second
 
 func main() {
 	if len(os.Args) < 2 {
-		fail(fmt.Errorf("say what: serve, get, lookup, exit, eat, stay"))
+		fail(fmt.Errorf("usage: serve, get, lookup, exit, eat, stay"))
 	}
 	arguments := append(os.Args[2:], "", "")
 	switch os.Args[1] {

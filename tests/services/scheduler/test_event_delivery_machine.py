@@ -1,5 +1,12 @@
-"""A rule machine: submit, goals, time, starts, saves, exits, lost nodes, restarts; every event
-late, doubled or out of order. The naive model keeps only what really happened on the nodes.
+"""A rule machine over the real service: its messages compared with what happened on the nodes.
+
+People, nodes and runs report events, and each event may arrive late, twice or out of order. The
+leader restarts at any time. A naive model, which shares no code with the scheduler, knows the live
+runs, their checkpoints and the newest revisions. At the end everything is delivered and obeyed;
+then every task has ended and no slot is held.
+
+Only this suite finds, in seconds, an event handler that accepts old news, or a change that is not
+stored. The services around the scheduler, and their faults, are the simulation's (``tests/sim``).
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -45,11 +53,11 @@ from services.scheduler.loop import REFUSED
 from services.scheduler.store import SlotRow
 from tests.kit.builders import a_node, a_spec, a_task, submitted_event
 from tests.kit.clock import at
+from tests.kit.strategies import GANG, PRIORITIES
 from tests.services.scheduler.scheduler_harness import SchedulerHarness, inventory_of, node_changed
 
 NODES = (a_node("n0", gpus=2), a_node("n1", gpus=2), a_node("n2", gpus=4))
 TASKS_MAX = 8
-LEVELS = [Priority.HIGH, Priority.NORMAL, Priority.LOW, Priority.AUTO]
 ENDS = [ExitKind.LOST, ExitKind.PREEMPTED, ExitKind.KILLED, ExitKind.FAILED, ExitKind.OK]
 
 
@@ -72,6 +80,8 @@ class Model:
     live: dict[str, Run] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+    # The newest checkpoint of each task in the events that were delivered.
+    reported: dict[str, Checkpoint] = field(default_factory=dict)
     states: dict[str, TaskState] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
 
@@ -116,9 +126,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.model.goals) < TASKS_MAX)
     @rule(
-        nodes=st.integers(1, 3),
-        gpus=st.sampled_from([None, 0, 1, 2, 2]),
-        priority=st.sampled_from(LEVELS),
+        **GANG,
         retries=st.sampled_from([0, 2]),
         limit=st.sampled_from([None, None, 30.0]),
     )
@@ -146,7 +154,7 @@ class Machine(RuleBasedStateMachine):
             )
 
     @precondition(lambda self: self.model.goals)
-    @rule(data=st.data(), priority=st.sampled_from(LEVELS))
+    @rule(data=st.data(), priority=st.sampled_from(PRIORITIES))
     def change_priority(self, data: st.DataObject, priority: Priority) -> None:
         task_id = data.draw(st.sampled_from(sorted(self.model.goals)))
         self.wire.append(
@@ -205,11 +213,12 @@ class Machine(RuleBasedStateMachine):
             self._end(task_id, then)
 
     @precondition(lambda self: self.model.live)
-    @rule(data=st.data(), kind=st.sampled_from(ENDS))
-    def end(self, data: st.DataObject, kind: ExitKind) -> None:
-        self._end(self._pick(data)[0], kind)
+    @rule(data=st.data(), kind=st.sampled_from(ENDS), bare=st.booleans())
+    def end(self, data: st.DataObject, kind: ExitKind, bare: bool) -> None:
+        self._end(self._pick(data)[0], kind, bare=bare)
 
-    def _end(self, task_id: str, kind: ExitKind) -> None:
+    def _end(self, task_id: str, kind: ExitKind, *, bare: bool = False) -> None:
+        """``bare``: the exit names no checkpoint; only the run's own events do."""
         run = self.model.live.pop(task_id)
         ranks = tuple(RankExit(rank=each.rank, code=0) for each in run.asked.placements)
         self.wire.append(
@@ -219,7 +228,7 @@ class Machine(RuleBasedStateMachine):
                 exit=RunExit(
                     attempt=run.asked.attempt, kind=kind, ranks=ranks, exited_at=at(self.seconds)
                 ),
-                checkpoint=self.model.checkpoints.get(task_id),
+                checkpoint=None if bare else self.model.checkpoints.get(task_id),
                 placements=run.asked.placements,
             )
         )
@@ -241,6 +250,11 @@ class Machine(RuleBasedStateMachine):
 
     def _deliver(self, events: list[Message]) -> None:
         self.history += events
+        for event in events:
+            if isinstance(event, CheckpointSaved | RunExited) and event.checkpoint is not None:
+                newest = self.model.reported.get(event.task_id)
+                if newest is None or newest.no < event.checkpoint.no:
+                    self.model.reported[event.task_id] = event.checkpoint
         self.do(self.scheduler.handle(*events))
 
     @precondition(lambda self: self.wire)
@@ -274,6 +288,19 @@ class Machine(RuleBasedStateMachine):
         for task_id, run in sorted(self.model.live.items()):
             self._start(task_id, run)
 
+    @precondition(lambda self: any(run.told_to_go for run in self.model.live.values()))
+    @rule()
+    def all_that_are_requested_leave(self) -> None:
+        self._leave()
+        self.wire, batch = [], self.wire
+        self._deliver(batch)
+        self._round()
+
+    def _leave(self) -> None:
+        for task_id, run in sorted(self.model.live.items()):
+            if run.told_to_go:
+                self._end(task_id, ExitKind.KILLED if run.killed else ExitKind.PREEMPTED)
+
     @rule(seconds=st.sampled_from([0.0, 1.0, 20.0, 61.0, 301.0]))
     def tick(self, seconds: float) -> None:
         self.seconds += seconds
@@ -297,7 +324,7 @@ class Machine(RuleBasedStateMachine):
             assert message.attempt == last + 1
             assert isinstance(message, RunAssigned) == (message.attempt == 1)
             assert message.task_id not in model.live, "a second live run"
-            assert message.resume_from == model.checkpoints.get(message.task_id), "lost work"
+            assert message.resume_from == model.reported.get(message.task_id), "lost work"
             model.attempts[message.task_id] = message.attempt
             model.live[message.task_id] = Run(message)
         elif isinstance(message, PreemptionRequested | KillRequested):
@@ -360,10 +387,9 @@ class Machine(RuleBasedStateMachine):
             # Everything once more, the newest first: old news changes nothing.
             self.do(self.scheduler.handle(*self.history[::-1]))
         self.tick(10.0)
+        self._leave()
         for task_id, run in sorted(self.model.live.items()):
-            if run.told_to_go:
-                self._end(task_id, ExitKind.KILLED if run.killed else ExitKind.PREEMPTED)
-            elif not run.started:
+            if not run.started:
                 self._start(task_id, run)
             elif number % 3 == 0:
                 self._end(task_id, ExitKind.OK)
@@ -375,10 +401,19 @@ class Machine(RuleBasedStateMachine):
             return await tx.select(SlotRow)
 
 
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=60,
+_SETTINGS = settings(
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+class TestMachine(Machine.TestCase):
+    settings = settings(_SETTINGS, max_examples=60)
+
+
+@pytest.mark.slow
+class TestMachineForLong(Machine.TestCase):
+    """Rare defects take hundreds of histories."""
+
+    settings = settings(_SETTINGS, max_examples=300)

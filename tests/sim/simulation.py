@@ -1,7 +1,7 @@
-"""One world: every service's real build on memory adapters, in one loop of virtual time.
+"""One simulation: every service's real build on memory adapters, in one loop of virtual time.
 
 First a phase with faults in which nothing may ever be wrong, then everything is healed and
-everything has to end within a bound of virtual time. ``endings.py`` judges what is left.
+everything has to end within a bound of virtual time. ``endings.py`` checks the final state.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ KEY_FILE = Path(__file__)
 
 
 class StormError(Exception):
-    """The world does not come to rest."""
+    """The simulation does not come to rest."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one world."""
+    """What became of one sim."""
 
     seed: int
     complaints: tuple[str, ...]
@@ -71,7 +71,7 @@ class Outcome:
     lines: tuple[str, ...] = field(repr=False, default=())
 
 
-class World:
+class Simulation:
     """Everything that outlives the processes, and the processes."""
 
     def __init__(self, plan: Plan) -> None:
@@ -147,7 +147,7 @@ class World:
         asyncio.get_running_loop().call_later(seconds, process.start)
 
     def aside(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do something beside; it is awaited before the world may end."""
+        """Do something beside; it is awaited before the simulation may end."""
         self._aside.append(asyncio.get_running_loop().create_task(work))
 
     def note_clocks(self) -> None:
@@ -160,7 +160,7 @@ class World:
         self.cluster.join(_node(self.plan, node_id))
 
     async def ask(self, command: Message, timeout_s: float) -> Message:
-        """Ask as the gateway does for somebody; BusUnavailableError if no answer came back."""
+        """Send a command as the gateway does. Raises ``BusUnavailableError`` without a reply."""
         alive = [process for process in self.of("gateway") if process.alive]
         if not alive:
             raise BusUnavailableError("no gateway")
@@ -172,7 +172,7 @@ class World:
         return reply
 
     async def poll(self, run_id: RunId) -> None:
-        """The run asks whether it should leave: the gateway reports that, as its route does."""
+        """The run calls ``should_preempt``, and the gateway reports that the run listens."""
         alive = [process for process in self.of("gateway") if process.alive]
         if run_id in self.listened or not alive:
             return
@@ -182,7 +182,7 @@ class World:
             self.listened.setdefault(run_id, asyncio.get_running_loop().time())
 
     def should_preempt(self, task_id: str, attempt: int) -> bool:
-        """What the gateway's long-poll would tell the run."""
+        """The answer of the gateway's long-poll to the run."""
         if not any(process.alive for process in self.of("gateway")):
             return False
         shape = GATEWAY.shape(RunRow)
@@ -195,7 +195,7 @@ class World:
         return max(acks, key=lambda ack: ack.no).step if acks else None
 
     def history(self) -> History:
-        """What the judges judge."""
+        """The history that the checks evaluate."""
         return History(
             envelopes=list(self.broker.history),
             spans=self.cluster.spans(),
@@ -219,10 +219,10 @@ class World:
                     task.cancel()
         except* StormError:
             self.complain(f"more than {EVENTS_MAX} events: something repeats itself without end")
-        endings.judge(self)
+        endings.check_all(self)
 
     async def _guard(self) -> None:
-        """No world needs a tenth of these events."""
+        """No simulation needs a tenth of these events."""
         while len(self.broker.history) < EVENTS_MAX:
             await pause(0.5)
         raise StormError
@@ -285,20 +285,22 @@ def _node(plan: Plan, node_id: str) -> Node:
     )
 
 
-def run_world(
-    seed: int, world_type: type[World] = World, bend: Callable[[Plan], Plan] = lambda plan: plan
+def run_simulation(
+    seed: int,
+    simulation_type: type[Simulation] = Simulation,
+    bend: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Outcome:
-    """Run the world of a seed from its beginning to its verdict; ``bend`` may change its plan."""
+    """Run the simulation of a seed and its checks; ``bend`` may change its plan."""
     plan = bend(draw(seed))
-    made: list[World] = []
+    made: list[Simulation] = []
 
     async def main() -> float:
-        world = world_type(plan)
-        made.append(world)
-        # A crash leaves half-done work behind that nobody asks for any more.
+        sim = simulation_type(plan)
+        made.append(sim)
+        # A crash leaves unfinished work behind that nothing waits for any more.
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
         begin = asyncio.get_running_loop().time()
-        await world.run()
+        await sim.run()
         return asyncio.get_running_loop().time() - begin
 
     free, launcher_loop.is_free = launcher_loop.is_free, lambda _: True
@@ -307,14 +309,14 @@ def run_world(
             seconds = virtually(main())
     finally:
         launcher_loop.is_free = free
-    world = made[0]
+    sim = made[0]
     return Outcome(
         seed=seed,
-        complaints=tuple(world.complaints),
-        digest=world.digest(),
-        events=len(world.broker.history),
-        tasks=len(world.accepted),
-        runs=len({(run.run_id) for run, _ in world.cluster.processes}),
+        complaints=tuple(sim.complaints),
+        digest=sim.digest(),
+        events=len(sim.broker.history),
+        tasks=len(sim.accepted),
+        runs=len({(run.run_id) for run, _ in sim.cluster.processes}),
         virtual_seconds=seconds,
-        lines=tuple(endings.story(world)),
+        lines=tuple(endings.story(sim)),
     )

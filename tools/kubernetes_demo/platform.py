@@ -1,7 +1,7 @@
-"""Where the demo plays: the platform's API through a tunnel, and a diary of what happened.
+"""The installed platform: its API through a tunnel, and a diary of what happened.
 
-Used by ``story.py``. The diary joins two witnesses, the platform's events and the API server's
-watch of pods, in the order in which they were heard.
+Used by ``story.py``. The diary joins two sources, the platform's events and the API server's watch
+of pods, in the order in which they arrived.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that was heard: an event of the platform, or a pod at a moment."""
+    """One observation: an event of the platform, or the state of a pod at one time."""
 
     at: float
     # A type of event such as run.exited, or pod.running, pod.ended, pod.leaving, pod.gone.
@@ -44,15 +44,15 @@ class Entry:
     data: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def say(text: str = "") -> None:
-    """A line for the audience."""
+def print_line(text: str = "") -> None:
+    """Print a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 @dataclass
-class Stage:
-    """One platform on one cluster."""
+class Platform:
+    """The platform on one cluster."""
 
     kube: Kube
     client: httpx.AsyncClient
@@ -63,7 +63,7 @@ class Stage:
     image: str
     storage: str
     mount: str
-    # Makes this demo's names unlike those of an earlier one on the same platform.
+    # Makes the task names of this run differ from those of an earlier one on the same platform.
     run: str
     began: float = field(default_factory=time.monotonic)
     diary: list[Entry] = field(default_factory=list[Entry])
@@ -99,7 +99,7 @@ class Stage:
         self.names[task_id] = name
         # Events may come before the answer does.
         for entry in [entry for entry in self.diary if entry.task_id == task_id]:
-            self._tell(entry)
+            self._print(entry)
         return task_id
 
     async def task(self, task_id: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Stage:
         what: str,
         seconds: float = WAIT_SECONDS_MAX,
     ) -> T:
-        """Look again and again until it is as wanted; DemoError with the last look if never."""
+        """Poll until the result is as wanted. Raises ``DemoError`` with the last result."""
         until = time.monotonic() + seconds
         while not true(seen := await look()):
             if time.monotonic() > until:
@@ -142,8 +142,8 @@ class Stage:
         try:
             return await self.wait(look, true, f"{self.names[task_id]} is {what}", seconds)
         except DemoError as problem:
-            told = await self.request("GET", f"/v1/tasks/{task_id}/explain")
-            raise DemoError(f"{problem}\n{json.dumps(told)[:2000]}") from problem
+            explanation = await self.request("GET", f"/v1/tasks/{task_id}/explain")
+            raise DemoError(f"{problem}\n{json.dumps(explanation)[:2000]}") from problem
 
     async def until_logged(self, task_id: str, text: str, *, attempt: int = 0) -> None:
         """Wait until rank 0 has written something."""
@@ -170,11 +170,11 @@ class Stage:
         await self.wait(look, lambda names: not names.strip(), f"nothing is left of {task_id}")
 
     async def until_state(self, task_id: str, *states: str) -> dict[str, Any]:
-        """Wait until a task stands there."""
+        """Wait until a task is in one of these states."""
         return await self.until(task_id, " or ".join(states), lambda t: t["state"] in states)
 
     async def until_step(self, task_id: str, step: int) -> None:
-        """Wait until a task's training has come so far."""
+        """Wait until a task's training has reached a step."""
         until = time.monotonic() + WAIT_SECONDS_MAX
         while time.monotonic() < until:
             with contextlib.suppress(httpx.HTTPError):
@@ -185,7 +185,7 @@ class Stage:
             await asyncio.sleep(LOOK_SECONDS)
         raise DemoError(f"{self.names[task_id]} did not come to step {step}")
 
-    async def until_told(self, fact: str, task_id: str, *, after: int = 0) -> Entry:
+    async def until_recorded(self, fact: str, task_id: str, *, after: int = 0) -> Entry:
         """Wait until the diary, from an entry on, has a fact of a task."""
         until = time.monotonic() + WAIT_SECONDS_MAX
         while time.monotonic() < until:
@@ -193,7 +193,7 @@ class Stage:
                 if (entry.fact, entry.task_id) == (fact, task_id):
                     return entry
             await asyncio.sleep(LOOK_SECONDS / 5)
-        raise DemoError(f"never heard: {fact} of {self.names[task_id]}")
+        raise DemoError(f"not observed: {fact} of {self.names[task_id]}")
 
     async def weights(self, task_id: str, rank: int = 0) -> str:
         """The digest that a rank printed at its end, from the platform's logs."""
@@ -209,15 +209,15 @@ class Stage:
         assert found is not None, "just seen"
         return found.group(1)
 
-    # The two witnesses
+    # The two sources
 
     async def keep_diary(self) -> None:
         """Write down events and pods, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._hear())
-            group.create_task(self._see())
+            group.create_task(self._follow_events())
+            group.create_task(self._follow_pods())
 
-    async def _hear(self) -> None:
+    async def _follow_events(self) -> None:
         position = 0
         while True:
             with contextlib.suppress(httpx.HTTPError):
@@ -243,7 +243,7 @@ class Stage:
         task_id = event["data"].get("task_id", "")
         self._write(Entry(time.monotonic(), event["type"], task_id, event["data"]))
 
-    async def _see(self) -> None:
+    async def _follow_pods(self) -> None:
         before: dict[str, str] = {}
         while True:
             async for pod in self.kube.watch_pods(self.tasks_namespace):
@@ -257,12 +257,12 @@ class Stage:
     def _write(self, entry: Entry) -> None:
         self.diary.append(entry)
         if entry.task_id in self.names:
-            self._tell(entry)
+            self._print(entry)
 
-    def _tell(self, entry: Entry) -> None:
+    def _print(self, entry: Entry) -> None:
         text = _of_pod(entry) if entry.fact.startswith("pod.") else sentence(entry.fact, entry.data)
         if text is not None:
-            say(f"  {entry.at - self.began:7.2f} s  {self.names[entry.task_id]:9} {text}")
+            print_line(f"  {entry.at - self.began:7.2f} s  {self.names[entry.task_id]:9} {text}")
 
 
 def _fact_of(pod: Sighting) -> str:

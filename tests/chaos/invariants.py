@@ -1,7 +1,7 @@
-"""What was true, as recorded by the tasks and kept by the platform; and judges of it.
+"""What must hold after a chaos run, and the records of tasks and platform that it is checked with.
 
 Spans are bounded from inside: a process certainly lived from its first recorded line to its last.
-So an overlap that a judge reports did happen; one that is shorter than a step goes unnoticed.
+So an overlap that a check reports did happen; one that is shorter than a step goes unnoticed.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ def lives(records: Path) -> list[Life]:
     found: dict[tuple[str, int, int, int], Life] = {}
     for path in sorted(records.glob("*.jsonl")):
         for line in path.read_text().splitlines():
-            said: dict[str, Any] = json.loads(line)
-            key = (said["task"], said["attempt"], said["rank"], said["pid"])
-            if said["t"] == "start":
-                who = (said["task"], said["attempt"], said["rank"], said["node"])
-                span = Span(*who, tuple(said["gpus"]), said["at"], said["at"])
-                found[key] = Life(span, said["pid"], said["step"])
+            record: dict[str, Any] = json.loads(line)
+            key = (record["task"], record["attempt"], record["rank"], record["pid"])
+            if record["t"] == "start":
+                identity = (record["task"], record["attempt"], record["rank"], record["node"])
+                span = Span(*identity, tuple(record["gpus"]), record["at"], record["at"])
+                found[key] = Life(span, record["pid"], record["step"])
                 continue
             life = found[key]
-            life.span = _until(life.span, said["at"])
-            life.lines = said.get("lines", life.lines)
-            if said["t"] == "ack":
-                life.acked_steps.append(said["step"])
+            life.span = _until(life.span, record["at"])
+            life.lines = record.get("lines", life.lines)
+            if record["t"] == "ack":
+                life.acked_steps.append(record["step"])
     return list(found.values())
 
 
 def _until(span: Span, at: float) -> Span:
-    who = (span.task_id, span.attempt, span.rank, span.node_id)
-    return Span(*who, span.gpus, span.start, at)
+    identity = (span.task_id, span.attempt, span.rank, span.node_id)
+    return Span(*identity, span.gpus, span.start, at)
 
 
 async def read_stream(
@@ -91,8 +91,8 @@ async def keep_history(url: str, admin: Credentials) -> None:
     Without it an event goes as soon as every service has received it."""
     client = await nats.connect(url, user=admin.user, password=admin.password)
     try:
-        judge = ConsumerConfig(durable_name="judge", ack_policy=AckPolicy.EXPLICIT)
-        await client.jetstream().add_consumer(EVENTS, judge)
+        consumer = ConsumerConfig(durable_name="chaos", ack_policy=AckPolicy.EXPLICIT)
+        await client.jetstream().add_consumer(EVENTS, consumer)
     finally:
         await client.close()
 
@@ -103,14 +103,14 @@ async def envelopes(url: str, admin: Credentials) -> list[Envelope]:
 
 
 async def dead_letters(url: str, admin: Credentials) -> Iterator[str]:
-    """No message may be set apart as hopeless: nothing but deaths happened here."""
+    """No message may be dead-lettered: the faults only kill and freeze processes."""
     found = await read_stream(url, admin, DEAD_LETTERS)
     return iter([f"dead letter: {headers} {body[:200]!r}" for headers, body in found])
 
 
-def history_of(told: list[Envelope], lived: list[Life], accepted: set[str]) -> History:
-    """For the judges of the simulation."""
-    history = History(told, [life.span for life in lived], [], set(accepted))
+def history_of(published: list[Envelope], lived: list[Life], accepted: set[str]) -> History:
+    """The history as the checks of the simulation expect it."""
+    history = History(published, [life.span for life in lived], [], set(accepted))
     numbers: dict[tuple[str, int, int], int] = {}
     for event in history.of(m.CheckpointSaved):
         saved = event.checkpoint
@@ -119,7 +119,7 @@ def history_of(told: list[Envelope], lived: list[Life], accepted: set[str]) -> H
     for life in lived:
         for step in life.acked_steps:
             key = (life.span.task_id, life.span.attempt, step)
-            # Acknowledged but never told: a number that no resume can reach, so judged as lost.
+            # Acknowledged but not published: a number that no resume reaches, so it counts as lost.
             history.acks.append(Ack(key[0], key[1], numbers.get(key, 1 << 62), step))
     return history
 
@@ -156,48 +156,49 @@ def processes_were_announced(history: History, lived: list[Life]) -> Iterator[st
 
 def output_is_complete(life: Life, kept: bytes) -> Iterator[str]:
     """Every recorded line of a rank's output was kept once, whole and in order, or belongs to a gap
-    that the output marks with at least as many bytes as are missing (a full disk)."""
+    that the output notes with at least as many bytes as are missing (a full disk)."""
     span = life.span
-    who = f"{span.task_id} {span.attempt} {span.rank}"
+    identity = f"{span.task_id} {span.attempt} {span.rank}"
     # The next line; how many bytes of lines from there on may not be there as whole lines.
     following, lacking = 1, 0
-    after_mark = cut = False
+    after_gap = cut = False
     for line in kept.decode().splitlines():
         if gap := _GAP.fullmatch(line):
-            lacking, after_mark, cut = lacking + int(gap[1]), True, False
+            lacking, after_gap, cut = lacking + int(gap[1]), True, False
             continue
-        ends = after_mark and any(
-            _line(who, number).endswith(f"{line}\n") for number in range(following, life.lines + 2)
+        ends = after_gap and any(
+            _line(identity, number).endswith(f"{line}\n")
+            for number in range(following, life.lines + 2)
         )
-        after_mark = False
+        after_gap = False
         if not line.startswith("chaos ") and not cut:
             lacking += len(line) + 1 if ends else 0
             continue
-        number = _whole_line(who, line)
-        begun = f"chaos {who} " if lacking else _line(who, following)
+        number = _whole_line(identity, line)
+        begun = f"chaos {identity} " if lacking else _line(identity, following)
         if not number and not cut and (begun.startswith(line) or line.startswith(begun)):
-            # Only a mark may come next.
+            # Only the note of a gap may come next.
             lacking, cut = lacking + len(line), True
             continue
-        missing = sum(len(_line(who, each)) for each in range(following, number))
+        missing = sum(len(_line(identity, each)) for each in range(following, number))
         if cut or number < following or missing > lacking:
-            yield f"output of {who}: line {following} is {line!r}"
+            yield f"output of {identity}: line {following} is {line!r}"
             return
         following, lacking = number + 1, 0
-    missing = sum(len(_line(who, each)) for each in range(following, life.lines + 1))
+    missing = sum(len(_line(identity, each)) for each in range(following, life.lines + 1))
     if cut or missing > lacking:
-        yield f"output of {who}: {following - 1} of {life.lines} lines were kept"
+        yield f"output of {identity}: {following - 1} of {life.lines} lines were kept"
 
 
-def _line(who: str, number: int) -> str:
+def _line(identity: str, number: int) -> str:
     """A line of the output of ``task.py``."""
-    return f"chaos {who} {number} {'x' * 80}\n"
+    return f"chaos {identity} {number} {'x' * 80}\n"
 
 
-def _whole_line(who: str, line: str) -> int:
+def _whole_line(identity: str, line: str) -> int:
     """The number of a whole line; 0 for anything else."""
-    number = line.removeprefix(f"chaos {who} ").partition(" ")[0]
-    return int(number) if number.isdecimal() and f"{line}\n" == _line(who, int(number)) else 0
+    number = line.removeprefix(f"chaos {identity} ").partition(" ")[0]
+    return int(number) if number.isdecimal() and f"{line}\n" == _line(identity, int(number)) else 0
 
 
 def event_log_is_complete(history: History, log: list[Mapping[str, Any]]) -> Iterator[str]:
@@ -206,10 +207,10 @@ def event_log_is_complete(history: History, log: list[Mapping[str, Any]]) -> Ite
     if positions != list(range(1, len(positions) + 1)):
         yield f"the event log has gaps or repetitions: {positions[:20]}..."
     for kind, name in ((m.RunExited, "run.exited"), (m.RunAssigned, "run.assigned")):
-        told = sorted((event.task_id, event.attempt) for event in history.of(kind))
+        published = sorted((event.task_id, event.attempt) for event in history.of(kind))
         kept = sorted((e["task"], e["attempt"]) for e in log if e["type"] == name)
-        if told != kept:
-            missing, extra = Counter(told) - Counter(kept), Counter(kept) - Counter(told)
+        if published != kept:
+            missing, extra = Counter(published) - Counter(kept), Counter(kept) - Counter(published)
             yield f"{name}: the event log lacks {[*missing]} and has too many of {[*extra]}"
 
 

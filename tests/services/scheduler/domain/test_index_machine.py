@@ -1,5 +1,15 @@
-"""A random history, whatever the discipline: the index that follows the rows change by change
-decides what one built anew from the bare rows decides, and both keep the same.
+"""A rule machine over the pure core: the incremental index compared with a rebuilt one.
+
+A history of submissions, starts, ends, and changes of goals, levels, limits, policies and nodes,
+under every discipline. After each rule the index that followed the changes holds the same values as
+an index rebuilt from the rows, and every plan equals the plan of the rebuilt index. Limits and the
+maxima of virtual clusters hold over the whole history. ``test_recorded.py`` replays histories of
+this machine.
+
+Only this suite finds a wrong incremental update of quota usage or of what a node has left.
+Events always arrive in order here, and nothing is stored:
+``test_event_delivery_machine.py`` covers that. ``test_plan_properties.py`` covers plans for moments
+that no short history reaches.
 """
 
 from __future__ import annotations
@@ -9,13 +19,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from libs.contracts.messages import ExitKind, Goal, PreemptMode, Priority, Role, TaskState, Unit
 from libs.contracts.task_states import HOLDING
 from services.scheduler.domain.disciplines import DISCIPLINES
+from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.limits.quota_usage import Account, QuotaUsage
 from services.scheduler.domain.limits.virtual_clusters import ALMOST, VirtualClusters
 from services.scheduler.domain.model.group_policy import (
@@ -28,19 +41,11 @@ from services.scheduler.domain.model.group_policy import (
 )
 from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
 from tests.kit.builders import a_limit, a_node, a_spec, a_task
-from tests.kit.strategies import GANGS
+from tests.kit.strategies import GANG, GANGS, LIMIT, OWNER, PRIORITIES, TEAM, snapshots
 from tests.services.scheduler.domain.domain_harness import DomainHarness, facts_of
 from tests.services.scheduler.domain.explain.copies import copy_of
 
 TASKS_MAX = 14
-LEVELS = [
-    Priority.HIGH,
-    Priority.ABOVE_NORMAL,
-    Priority.NORMAL,
-    Priority.NORMAL,
-    Priority.LOW,
-    Priority.AUTO,
-]
 DEMOTIONS = (Demotion(Priority.ABOVE_NORMAL, Priority.NORMAL, 600.0),)
 CLUSTERS = (
     VirtualCluster("lab", 2.0, teams=("vision", "speech")),
@@ -143,17 +148,16 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.count < TASKS_MAX)
     @rule(
-        nodes=st.sampled_from([1, 1, 1, 2, 3]),
-        gpus=st.sampled_from([None, None, 0, 1, 2, 4]),
-        priority=st.sampled_from(LEVELS),
-        owner=st.sampled_from(["ann", "bob", "cat"]),
-        team=st.sampled_from(["vision", "speech", "text"]),
+        **GANG,
+        owner=OWNER,
+        team=TEAM,
         limit=st.sampled_from([None, None, 700.0]),
         kill=st.booleans(),
         group=st.sampled_from(["default"] * 5 + ["dev"]),
         memory=st.sampled_from([None, None, 4, 6]),
         cpus=st.sampled_from([None, None, 0.7]),
         roles=st.sampled_from(GANGS),
+        tolerates=st.booleans(),
     )
     def submit(  # noqa: PLR0917 - the rule draws each by name
         self,
@@ -168,6 +172,7 @@ class Histories(RuleBasedStateMachine):
         memory: int | None = None,
         cpus: float | None = None,
         roles: tuple[Role, ...] | None = None,
+        tolerates: bool = False,
     ) -> None:
         spec = a_spec(
             roles=roles,
@@ -180,7 +185,7 @@ class Histories(RuleBasedStateMachine):
             max_run_seconds=limit,
             mode=PreemptMode.KILL if kill else PreemptMode.SDK,
             group=group,
-        )
+        ).model_copy(update={"tolerations": ("old",) if tolerates else ()})
         task = a_task(
             f"t{self.count:02}", spec=spec, owner=owner, team=team, submitted=self.harness.seconds
         )
@@ -193,13 +198,13 @@ class Histories(RuleBasedStateMachine):
         self.harness.want(one(sorted(self.harness.tasks), pick), goal)
 
     @precondition(lambda self: self.harness.tasks)
-    @rule(pick=PICK, priority=st.sampled_from(LEVELS))
+    @rule(pick=PICK, priority=st.sampled_from(PRIORITIES))
     def change_priority(self, pick: int, priority: Priority) -> None:
         self.harness.rank(one(sorted(self.harness.tasks), pick), priority)
 
     @precondition(lambda self: self.harness.tasks)
     @rule(
-        owner=st.sampled_from(["ann", "bob", "cat"]),
+        owner=OWNER,
         priority=st.sampled_from([Priority.HIGH, Priority.NORMAL]),
     )
     def change_all_priorities(self, owner: str, priority: Priority) -> None:
@@ -208,17 +213,7 @@ class Histories(RuleBasedStateMachine):
             if task.owner == owner:
                 self.harness.rank(task.id, priority)
 
-    @rule(
-        limit=st.integers(0, 12),
-        user=st.sampled_from(["", "ann"]),
-        team=st.sampled_from(["", "", "vision"]),
-        priority=st.sampled_from(
-            [Priority.UNSPECIFIED, Priority.NORMAL, Priority.BELOW_NORMAL, Priority.HIGH]
-        ),
-        unit=st.sampled_from([Unit.GPUS, Unit.NODES]),
-        removed=st.booleans(),
-        group=st.sampled_from(["", "", "default"]),
-    )
+    @rule(**LIMIT, removed=st.booleans())
     def change_limit(  # noqa: PLR0917 - the rule draws each by name
         self,
         limit: int,
@@ -239,6 +234,14 @@ class Histories(RuleBasedStateMachine):
             group=group,
         )
         self.harness.put(row)
+
+    @precondition(lambda self: self.harness.index.limits)
+    @rule(pick=PICK, removed=st.booleans())
+    def remove_limit(self, pick: int, removed: bool) -> None:
+        """Remove a limit that exists, or put a removed one back into force."""
+        limits = self.harness.index.limits
+        key = sorted(limits)[pick % len(limits)]
+        self.harness.put(replace(limits[key], removed=removed))
 
     @rule(
         name=st.sampled_from(sorted(DISCIPLINES)),
@@ -305,6 +308,8 @@ class Histories(RuleBasedStateMachine):
                 "group",
                 "rebuilt",
                 "removed",
+                "tainted",
+                "zone",
             ]
         ),
     )
@@ -319,6 +324,8 @@ class Histories(RuleBasedStateMachine):
             "group": replace(node, group="default" if node.group == "dev" else "dev"),
             "rebuilt": replace(node, gpus=4 if node.gpus == 2 else 2, unusable_gpus=()),
             "removed": replace(node, removed=not node.removed),
+            "tainted": replace(node, taints=() if node.taints else ("old",)),
+            "zone": replace(node, labels=() if node.labels else (("zone", "east"),)),
             # Others than the platform's tasks use more of it, or less.
             "memory": replace(node, memory_bytes=20 if node.memory_bytes < 20 else 5),
             "cpus": replace(node, cpus=0.5 if node.cpus > 1.0 else 3.0),
@@ -415,10 +422,42 @@ class Histories(RuleBasedStateMachine):
                 assert book.tokens <= 4 * max(5.0, pool.units) * numbers.restart_seconds + 1e-6
 
 
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(
-    max_examples=25,
+_SETTINGS = settings(
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+class TestHistories(Histories.TestCase):
+    settings = settings(_SETTINGS, max_examples=30)
+
+
+@pytest.mark.slow
+class TestHistoriesForLong(Histories.TestCase):
+    """Rare defects take hundreds of histories."""
+
+    settings = settings(_SETTINGS, max_examples=200)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(snapshots(), min_size=2, max_size=3))
+def test_the_index_follows_a_jump_to_another_snapshot(moments: list[Snapshot]) -> None:
+    """Also changes that no history has: all rows at once, from one random moment to another."""
+    index = Index(moments[0].settings)
+    for moment in moments:
+        gone = set(index.tasks) - set(moment.tasks)
+        index.apply(deleted=[(Task, (task_id,)) for task_id in sorted(gone)])
+        away = [node for node in index.nodes.values() if node.id not in moment.nodes]
+        index.apply(put=[replace(node, removed=True) for node in away])
+        index.apply(put=[*moment.nodes.values(), *moment.index.policies.values()])
+        index.refresh()
+        # What is said of a node that is gone already changes nothing.
+        gone_for_good = [node for node in index.nodes.values() if node.removed]
+        index.apply(put=[replace(node, draining=not node.draining) for node in gone_for_good])
+        index.refresh()
+        index.apply(put=[*moment.tasks.values(), *moment.limits.values()])
+        index.refresh()
+        found, expected = facts_of(index), facts_of(copy_of(index))
+        for name, value in expected.items():
+            assert found[name] == value, name
