@@ -79,6 +79,13 @@ def _roles(spec: TaskSpec, limits: Limits) -> Errors:
             f"a task has 1 to {limits.roles_max} roles",
             "give a command, or at least one role" + (_set_by("roles_max") if spec.roles else ""),
         )
+    if spec.roles and all(role.auxiliary for role in spec.roles):
+        yield field_error(
+            "roles[0].auxiliary",
+            True,
+            "no role is left that it could ride along with",
+            "leave auxiliary out of at least one role",
+        )
     seen: set[str] = set()
     for index, role in enumerate(spec.roles[: limits.roles_max]):
         yield from _role(f"roles[{index}]", role, seen, limits)

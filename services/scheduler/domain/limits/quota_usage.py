@@ -41,7 +41,11 @@ class Excess(NamedTuple):
 def held_need(task: Task) -> Need:
     """What a task's live run holds, or what is promised to it."""
     placements = task.placements or task.promised
-    nodes = len(placements) and task.shape.counted
+    nodes = len(placements)
+    if nodes:
+        for role in task.spec.roles:
+            if role.auxiliary:
+                nodes -= role.replicas
     return Need(sum(len(placement.gpus) for placement in placements), nodes)
 
 

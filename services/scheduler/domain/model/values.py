@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from libs.contracts.messages import Priority, Reason, ReasonCode, TaskSpec
-from libs.contracts.rank_sizes import has_own_size, size_of, sizes_differ
+from libs.contracts.rank_sizes import has_own_size, role_specs, size_of, sizes_differ
 
 WEIGHTS: Mapping[Priority, int] = MappingProxyType(
     {
@@ -85,7 +85,9 @@ class Shape(NamedTuple):
     @property
     def counted(self) -> int:
         """How many nodes it counts as in a limit: auxiliary ranks count as none."""
-        return sum(part.shape.nodes for part in self.parts if not part.auxiliary) or self.nodes
+        if not self.parts:
+            return self.nodes
+        return sum(part.shape.nodes for part in self.parts if not part.auxiliary)
 
     @property
     def numbers(self) -> dict[str, float | None]:
@@ -129,26 +131,32 @@ def _shape(*fields: Any) -> Shape:  # noqa: ANN401 - those of Shape
 
 def shape_of(spec: TaskSpec, avoids: tuple[str, ...] = ()) -> Shape:
     """The shape of a task with this specification."""
-    nodes = (
+    for role in spec.roles:
+        if has_own_size(role):
+            return _of_roles(spec, avoids)
+    return _shape(
+        spec.group,
+        spec.nodes,
+        spec.gpus_per_node,
+        spec.cpus or 0.0,
+        spec.memory_bytes or 0,
         tuple(sorted(spec.node_selector.items())) if spec.node_selector else (),
         tuple(sorted(set(spec.tolerations))) if spec.tolerations else (),
         avoids,
     )
-    group, gpus, cpus, memory = spec.group, spec.gpus_per_node, spec.cpus, spec.memory_bytes
-    if any(map(has_own_size, spec.roles)):
-        sizes = [size_of(spec, role) for role in spec.roles]
-        if sizes_differ(spec):
-            parts = tuple(
-                Part(
-                    _shape(group, role.replicas, size.gpus, size.cpus, size.memory_bytes, *nodes),
-                    size.spread,
-                    size.auxiliary,
-                )
-                for role, size in zip(spec.roles, sizes, strict=True)
-            )
-            return _of_parts(parts)
-        gpus, cpus, memory = sizes[0].gpus, sizes[0].cpus, sizes[0].memory_bytes
-    return _shape(group, spec.nodes, gpus, cpus or 0.0, memory or 0, *nodes)
+
+
+def _of_roles(spec: TaskSpec, avoids: tuple[str, ...]) -> Shape:
+    shapes = [shape_of(own, avoids) for own in role_specs(spec)]
+    if not sizes_differ(spec):
+        return shapes[0]._replace(nodes=spec.nodes)
+    sizes = [size_of(spec, role) for role in spec.roles]
+    return _of_parts(
+        tuple(
+            Part(shape, size.spread, size.auxiliary)
+            for shape, size in zip(shapes, sizes, strict=True)
+        )
+    )
 
 
 @lru_cache(maxsize=SHAPES_KEPT_MAX)
