@@ -337,7 +337,7 @@ class Histories(RuleBasedStateMachine):
         going=st.booleans(),
     )
     def wait(self, seconds: float, going: bool) -> None:
-        """Time passes, with everything started and gone that was to, or with nothing."""
+        """Time advances; if ``going``, all requested starts and exits happen first."""
         self.harness.rounds()
         if going:
             self.leave_all()
@@ -372,8 +372,8 @@ class Histories(RuleBasedStateMachine):
         assert all(len(tasks) == 1 for tasks in owners.values())
 
     @invariant()
-    def no_quota_is_passed(self) -> None:
-        """Whatever priorities and running time do: a limit that was lowered only sees less."""
+    def no_quota_is_exceeded(self) -> None:
+        """No change exceeds a quota; usage above a lowered limit only decreases."""
         if not hasattr(self, "harness"):
             return
         held: Counter[Account] = Counter()
@@ -415,9 +415,9 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "harness"):
             return
         for group, pool in self.harness.index.pools.items():
-            numbers, book = pool.policy.timeshare, self.harness.index.ledgers.get(group)
-            if book is not None and book.tokens_at is not None:
-                assert book.tokens <= 4 * max(5.0, pool.units) * numbers.restart_seconds + 1e-6
+            numbers, ledger = pool.policy.timeshare, self.harness.index.ledgers.get(group)
+            if ledger is not None and ledger.tokens_at is not None:
+                assert ledger.tokens <= 4 * max(5.0, pool.units) * numbers.restart_seconds + 1e-6
 
 
 _SETTINGS = settings(
