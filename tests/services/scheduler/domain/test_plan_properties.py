@@ -1,6 +1,6 @@
 """Properties of single plans: decisions compared with the bare rows of one random snapshot.
 
-A snapshot may be any consistent moment, also one that no short history reaches: promises, runs on
+A snapshot may be any consistent state, also one that no short history reaches: promises, runs on
 their way out, order keys of another discipline, retries that wait. The properties hold for every
 discipline and whatever the policy becomes.
 
@@ -39,7 +39,7 @@ EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[Healt
 
 
 def with_twins(snapshot: Snapshot) -> Snapshot:
-    """The same moment with more tasks for each that waits. All want one GPU; all but the last also
+    """The snapshot with more tasks for each that waits. All want one GPU; all but the last also
     want most of a node's memory."""
     twins = [
         replace(
