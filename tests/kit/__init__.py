@@ -1,1 +1,1 @@
-"""What tests stand on: servers, worlds, and judges of recorded histories."""
+"""The test kit: servers, harnesses, and checkers of recorded histories."""

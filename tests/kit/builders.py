@@ -1,4 +1,4 @@
-"""Builders of domain values for tests: say what matters, get the rest as it usually is."""
+"""Builders of domain values for tests: a test passes what matters, the rest has usual values."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def played(snapshot: Snapshot, plan: Plan, *, now: datetime | None = None) -> Sn
     for decision in plan.decisions:
         change = applied(tasks[decision.task_id], decision, now or plan.decided_at)
         tasks[decision.task_id] = change.task
-    ledgers = {**snapshot.index.ledgers, **{book.group: book for book in plan.ledgers}}
+    ledgers = {**snapshot.index.ledgers, **{ledger.group: ledger for ledger in plan.ledgers}}
     return Snapshot.of(
         version=snapshot.version + 1,
         tasks=[task for task in tasks.values() if task.state not in TERMINAL],
@@ -272,7 +272,7 @@ def started_event(task: Task, *, now: float = 0.0) -> RunStarted:
 
 
 def listened_event(task: Task, *, now: float) -> RunListened:
-    """What the gateway reports when the program of a live run first asks."""
+    """What the gateway publishes when the program of a live run polls for the first time."""
     return RunListened(task_id=task.id, attempt=task.attempt, asked_at=at(now))
 
 

@@ -1,9 +1,9 @@
-"""Independent judges of a recorded history. They share no code with what they judge.
+"""Independent checkers of a recorded history. They share no code with what they check.
 
 A history is what crossed the bus (in stream order, duplicates included), what the processes truly
 did (spans, from the runtime's own records), and what the platform promised to tasks and people
 (acknowledged checkpoints, accepted submissions). The simulation and the chaos tests use the same
-judges; each returns sentences, none means that the property held.
+checkers; each returns sentences, none means that the property held.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Ack:
-    """The platform told a task that its checkpoint is stored."""
+    """The platform confirmed to a task that its checkpoint is stored."""
 
     task_id: str
     attempt: int
@@ -43,7 +43,7 @@ class Ack:
 
 @dataclass
 class History:
-    """Everything recorded of one world."""
+    """Everything recorded of one platform."""
 
     envelopes: list[Envelope] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -70,7 +70,7 @@ ENDED = {
     m.TaskState.REJECTED,
 }
 # Written down a second time on purpose: from the promise to users, not from the scheduler's table.
-# Several steps may be told as one, so these are the reachable successors, not single edges.
+# One event may cover several steps, so these are the reachable successors, not single edges.
 LIVE = {m.TaskState.STARTING, m.TaskState.RUNNING, m.TaskState.PREEMPTING, m.TaskState.KILLING}
 WAITING = {m.TaskState.QUEUED, m.TaskState.PAUSED}
 SUCCESSORS: dict[m.TaskState, set[m.TaskState]] = {
@@ -141,7 +141,7 @@ def ranks_started_once(history: History) -> Iterator[str]:
 def runs_end_exactly_once(history: History) -> Iterator[str]:
     """Every run is announced once (assigned or resumed) and ends at most once.
 
-    An owner that was asked to may say the same fact again; another fact about the run is a second.
+    After a reemit an owner publishes the same event again; a different event is a second end.
     """
     announced: dict[tuple[str, int], object] = {}
     ended: dict[tuple[str, int], m.RunExit] = {}
@@ -161,7 +161,7 @@ def runs_end_exactly_once(history: History) -> Iterator[str]:
 
 
 def all_runs_have_ended(history: History) -> Iterator[str]:
-    """After the end of a world: every announced run has its exit."""
+    """After the end of a history: every announced run has its exit."""
     announced = {(e.task_id, e.attempt) for e in history.of(m.RunAssigned, m.RunResumed)}
     ended = {(e.task_id, e.attempt) for e in history.of(m.RunExited)}
     for task_id, attempt in sorted(announced - ended):
@@ -178,7 +178,7 @@ def attempts_count_up(history: History) -> Iterator[str]:
         if isinstance(event, (m.RunAssigned, m.RunResumed)):
             before = last.get(event.task_id, 0)
             if event.attempt == before:
-                continue  # said again; whether it is the same, ``runs_end_exactly_once`` judges
+                continue  # published again; ``runs_end_exactly_once`` checks that it is the same
             if event.attempt != before + 1:
                 yield f"{event.task_id}: attempt {event.attempt} follows {before}"
             if before and (event.task_id, before) not in ended:
@@ -210,14 +210,14 @@ def acknowledged_checkpoints_survive(history: History) -> Iterator[str]:
 
 
 def states_follow_the_promise(history: History) -> Iterator[str]:
-    """A task's told states go only where the documentation says they can; ended stays ended."""
+    """A task's published states follow the documented transitions; ended stays ended."""
     states: dict[str, tuple[int, m.TaskState]] = {}
     changes = sorted(history.of(m.TaskStateChanged), key=lambda e: (e.task_id, e.version))
     for change in changes:
         version, state = states.get(change.task_id, (0, m.TaskState.UNSPECIFIED))
         if change.version == version:
             if change.state != state:
-                yield f"{change.task_id}: version {version} told as {state} and as {change.state}"
+                yield f"{change.task_id}: version {version} is {state} and also {change.state}"
             continue
         if change.version != version + 1:
             yield f"{change.task_id}: version {change.version} follows {version}"
@@ -246,18 +246,18 @@ def preemption_waits_for_the_ack(history: History) -> Iterator[str]:
 
 
 def no_task_is_lost(history: History) -> Iterator[str]:
-    """After the end of a world: every accepted task was told to the scheduler and has ended."""
+    """After the end of a history: every accepted task was published and has ended."""
     ended = {e.task_id for e in history.of(m.TaskStateChanged) if e.state in ENDED}
-    told = {e.task_id for e in history.of(m.TaskSubmitted)}
+    submitted = {e.task_id for e in history.of(m.TaskSubmitted)}
     for task_id in sorted(history.accepted):
-        if task_id not in told:
-            yield f"{task_id} was accepted but never told"
+        if task_id not in submitted:
+            yield f"{task_id} was accepted but never published"
         elif task_id not in ended:
             yield f"{task_id} never ended"
 
 
-Judge = Callable[[History], Iterable[str]]
-SAFETY: tuple[Judge, ...] = (
+Checker = Callable[[History], Iterable[str]]
+SAFETY: tuple[Checker, ...] = (
     slots_never_double_booked,
     one_live_attempt_per_task,
     ranks_started_once,
@@ -267,9 +267,9 @@ SAFETY: tuple[Judge, ...] = (
     states_follow_the_promise,
     preemption_waits_for_the_ack,
 )
-LIVENESS: tuple[Judge, ...] = (no_task_is_lost, all_runs_have_ended)
+LIVENESS: tuple[Checker, ...] = (no_task_is_lost, all_runs_have_ended)
 
 
-def verdict(history: History, judges: Iterable[Judge]) -> list[str]:
-    """Every complaint of every judge, named."""
-    return [f"{judge.__name__}: {text}" for judge in judges for text in judge(history)]
+def verdict(history: History, checks: Iterable[Checker]) -> list[str]:
+    """Every complaint of every checker, with its name."""
+    return [f"{check.__name__}: {text}" for check in checks for text in check(history)]

@@ -1,4 +1,4 @@
-"""The time of all tests: it begins at ``START`` and passes only when a test moves a clock."""
+"""The time of all tests: it begins at ``START`` and advances only when a test moves a clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def at(seconds: float) -> datetime:
-    """So many seconds after the beginning of all tests."""
+    """The time ``seconds`` after the beginning of all tests."""
     return START + timedelta(seconds=seconds)
 
 
@@ -17,16 +17,16 @@ def at(seconds: float) -> datetime:
 class FakeClock:
     """A clock that tests move; each reading moves it by ``tick_seconds``."""
 
-    moment: datetime = START
+    current_time: datetime = START
     tick_seconds: float = 0.0
 
     def now(self) -> datetime:
         self.advance(self.tick_seconds)
-        return self.moment
+        return self.current_time
 
     def advance(self, seconds: float) -> None:
-        self.moment += timedelta(seconds=seconds)
+        self.current_time += timedelta(seconds=seconds)
 
     def move_to(self, seconds: float) -> None:
-        """So many seconds after ``START``."""
-        self.moment = at(seconds)
+        """Set the clock to ``seconds`` after ``START``."""
+        self.current_time = at(seconds)

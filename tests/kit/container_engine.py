@@ -1,8 +1,8 @@
 """Podman as a Docker for testcontainers: a service of our own on a socket of our own.
 
-Where Docker answers, or ``DOCKER_HOST`` says who does, nothing of this happens. Otherwise podman's
-service is started for this process, and ended with it, together with every container that was
-started through it and not yet removed. Images are those of this user's podman.
+Where Docker answers, or ``DOCKER_HOST`` names an engine, this module does nothing. Otherwise
+podman's service is started for this process, and ended with it, together with every
+container that was started through it and not yet removed. Images are those of this user's podman.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 START_SECONDS_MAX = 30.0
 STOP_SECONDS_MAX = 10.0
-# Without CAP_SYS_RESOURCE no container may have more than its parent; podman asks for a million.
+# Without CAP_SYS_RESOURCE no container may have more than its parent; podman requests a million.
 LIMIT = 1024
 SETTINGS = f"""[engine]
 runtime = "runc"
@@ -39,7 +39,7 @@ class PodmanService:
 
     def _settings(self) -> Path:
         path = self.folder / "containers.conf"
-        # A machine that says itself what its containers need knows better.
+        # The machine's own configuration of its containers takes precedence.
         given = os.environ.get("CONTAINERS_CONF")
         path.write_text(Path(given).read_text() if given else SETTINGS)
         return path
@@ -58,13 +58,13 @@ class PodmanService:
         until = time.monotonic() + START_SECONDS_MAX
         while not self.socket.exists():
             if self._process.poll() is not None or time.monotonic() > until:
-                said = log.read_text(errors="replace").strip()[-2000:]
+                output = log.read_text(errors="replace").strip()[-2000:]
                 self.stop()
-                raise OSError(f"podman's service does not start: {said}")
+                raise OSError(f"podman's service does not start: {output}")
             time.sleep(0.05)
 
     def variables(self) -> dict[str, str]:
-        """What Docker's client and testcontainers are told."""
+        """The environment variables for Docker's client and testcontainers."""
         return {
             "DOCKER_HOST": f"unix://{self.socket}",
             # Its reaper is an image of a registry; ``stop`` does that work.
@@ -97,7 +97,8 @@ class PodmanService:
 
 
 def start_service() -> PodmanService:
-    """Start one for this process, told to Docker's client and testcontainers; ended at its exit.
+    """Start one for this process and point Docker's client and testcontainers at it; it ends at
+    exit.
 
     Call it before testcontainers is imported: it reads the environment once, then.
     """

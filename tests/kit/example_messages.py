@@ -10,7 +10,7 @@ from typing import Any
 
 from libs.contracts.base import Message
 
-MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+TIMESTAMP = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 # Fits whatever a text may name: a task, a node, a group, a person.
 NAME = "x"
 
@@ -34,4 +34,4 @@ def _example(kind: Any) -> Any:
         return example_of(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return next(iter(kind))
-    return MOMENT
+    return TIMESTAMP

@@ -21,6 +21,6 @@ def freeze(pid: int) -> None:
 
 
 def _states(pid: int) -> list[str]:
-    """Of its threads, by /proc/PID/task/TID/stat: the letter after the name in parentheses."""
+    """The states of its threads: the letter after the name in /proc/PID/task/TID/stat."""
     tasks = Path(f"/proc/{pid}/task").glob("*/stat")
     return [each.read_text().rpartition(")")[2].split()[0] for each in tasks]

@@ -36,7 +36,7 @@ def skip_without_control(infra: Infra) -> None:
 
 
 def skip_without_own_users(infra: Infra) -> None:
-    """For tests of who may say what: a given server knows one user, who may do everything."""
+    """For tests of permissions: a given server knows one user, who may do everything."""
     if infra is Infra.EXTERNAL:
         pytest.skip("the given NATS server has no users with the services' permissions")
 

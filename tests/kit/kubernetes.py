@@ -31,7 +31,7 @@ from tools.cluster.programs import BuildError, program
 REQUIRED = "SHIFTWORK_KUBERNETES"
 PLANES = {"control_plane", "control_plane_start"}
 NODES = {"nodes_cluster"}
-# Of a test's own body: what is built and started for the first one may take minutes.
+# The limit of a test's own body: the builds and starts for the first test may take minutes.
 TEST_SECONDS = 180
 
 
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def hosts_of_nodes() -> list[str]:
-    """Where tests with nodes may connect to: this machine, and the cluster's own addresses."""
+    """The addresses that tests with nodes may connect to: this machine and the cluster's own."""
     layout = Layout()
     subnets = (layout.node_subnet, layout.pod_subnet, layout.service_subnet)
     hosts = ["127.0.0.1", "::1", *(str(subnet) for subnet in subnets)]
@@ -145,7 +145,7 @@ class NodesCluster:
             self.own.load(list(images))
 
     def stop_kubelet(self, name: str, *, kill: bool = False) -> None:
-        """Nobody speaks for the node any more; its containers go on."""
+        """The node stops reporting; its containers continue."""
         self._ours("stopping a kubelet").stop_kubelet(name, kill=kill)
 
     def start_kubelet(self, name: str) -> None:

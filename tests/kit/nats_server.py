@@ -104,13 +104,13 @@ class NatsServer:
 
     def _start_container(self) -> str:
         need_containers()
-        # Only where containers are, and once it is known who runs them.
+        # Only where containers are, and once the container engine is known.
         from testcontainers.core.container import DockerContainer
         from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
         home, port = Path("/tmp"), 4222
         wanted = json.loads(configuration(self._options, self._secrets, self._users, home, port))
-        # Its port must be seen from outside, and what it says by the wait below.
+        # Its port must be reachable from outside, and its output visible to the wait below.
         wanted["listen"] = f"0.0.0.0:{port}"
         del wanted["log_file"], wanted["ports_file_dir"]
         config = self.data / "container.conf"

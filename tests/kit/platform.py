@@ -62,7 +62,7 @@ class Platform:
     folder: Path
     dev: Dev
     client: httpx.AsyncClient
-    said: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
 
     @property
     def records(self) -> Path:
@@ -114,22 +114,22 @@ class Platform:
 
 @contextlib.asynccontextmanager
 async def running_platform(nodes: int = 1, slots: int = 2) -> AsyncIterator[Platform]:
-    """A fresh platform; what the services said is printed if the test fails."""
+    """A fresh platform; the output of the services is printed if the test fails."""
     with scratch() as folder:
-        said: list[str] = []
+        output: list[str] = []
         dev = Dev(
             DataFolder(folder / "platform"),
             Options(port=0, nodes=nodes, slots=slots, tasks_as_root=True),
             os.getpid(),
-            report=lambda name, line: said.append(f"{name} | {line}"),
-            # With a server that is not, a kill -9 forgets what was committed a moment ago.
+            report=lambda name, line: output.append(f"{name} | {line}"),
+            # With a server that is not, a kill -9 loses what was committed just before.
             durable=True,
             settings=SETTINGS,
         )
         try:
             async with running(dev), admin_client(dev.data_folder, dev.url) as client:
                 try:
-                    yield Platform(folder, dev, client, said)
+                    yield Platform(folder, dev, client, output)
                 except BaseException:
                     with contextlib.suppress(httpx.HTTPError):
                         for task in await items(client, "/v1/tasks"):
@@ -138,7 +138,7 @@ async def running_platform(nodes: int = 1, slots: int = 2) -> AsyncIterator[Plat
                             print(event["at"], event["type"], event["task"], event["attempt"])
                     raise
         except BaseException:
-            print("\n".join(line for line in said if "database not reached" not in line)[-8000:])
+            print("\n".join(line for line in output if "database not reached" not in line)[-8000:])
             raise
 
 

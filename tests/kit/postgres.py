@@ -144,7 +144,7 @@ class PostgresServer:
 
     def _start_container(self) -> str:
         need_containers()
-        # Only where containers are, and once it is known who runs them.
+        # Only where containers are, and once the container engine is known.
         from testcontainers.community.postgres import PostgresContainer
 
         chosen = image("postgres", PUBLIC_IMAGE)

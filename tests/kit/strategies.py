@@ -155,12 +155,12 @@ def queued_tasks(draw: Draw, task_id: str) -> Task:
         checkpoint=a_checkpoint(3, attempt=attempt) if attempt else None,
         state=draw(st.sampled_from([TaskState.QUEUED] * 3 + [TaskState.PAUSED])),
         not_before_at=draw(st.sampled_from([None, None, at(NOW_SECONDS + 5)])),
-        marks=draw(marks(waiting=True)),
+        marks=draw(order_keys(waiting=True)),
     )
 
 
 @st.composite
-def marks(draw: Draw, *, waiting: bool) -> OrderKey:
+def order_keys(draw: Draw, *, waiting: bool) -> OrderKey:
     """What some discipline noted at some time; or nothing."""
     name = draw(st.sampled_from(["", *NAMES]))
     if not name:
@@ -177,12 +177,12 @@ def marks(draw: Draw, *, waiting: bool) -> OrderKey:
     )
 
 
-def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], room: Capacity) -> Task:
-    """The task with a live run, if there is still room for one."""
-    slots = room.pick(task.shape)
+def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], capacity: Capacity) -> Task:
+    """The task with a live run, if there is still capacity for one."""
+    slots = capacity.pick(task.shape)
     if slots is None:
         return task
-    room.take(slots)
+    capacity.take(slots)
     state = draw(st.sampled_from(HELD))
     started = state in (TaskState.RUNNING, TaskState.PREEMPTING)
     since = draw(st.sampled_from([0.0, 400.0, NOW_SECONDS - 1]))
@@ -197,7 +197,7 @@ def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], room: Capacit
         accepted=True,
         not_before_at=None,
         placements=placements_of(slots, task.spec, snapshot_nodes),
-        marks=draw(marks(waiting=False)),
+        marks=draw(order_keys(waiting=False)),
         assigned_at=at(0),
         start_deadline_at=at(draw(st.sampled_from([900.0, 1300.0]))),
         run_started_at=at(since) if started else None,
@@ -207,12 +207,12 @@ def _live(draw: Draw, task: Task, snapshot_nodes: dict[str, Node], room: Capacit
     )
 
 
-def _promised(task: Task, snapshot_nodes: dict[str, Node], room: Capacity) -> Task:
-    """The task with nodes that are kept for it, if there is still room."""
-    slots = room.pick(task.shape)
+def _promised(task: Task, snapshot_nodes: dict[str, Node], capacity: Capacity) -> Task:
+    """The task with nodes that are kept for it, if there is still capacity."""
+    slots = capacity.pick(task.shape)
     if slots is None or task.state is not TaskState.QUEUED or task.goal is not Goal.RUN:
         return task
-    room.take(slots)
+    capacity.take(slots)
     level = Priority.NORMAL if task.priority is Priority.AUTO else task.priority
     placements = placements_of(slots, task.spec, snapshot_nodes)
     return replace(task, promised=placements, level=level, accepted=True, not_before_at=None)
@@ -241,18 +241,18 @@ def limits(draw: Draw) -> list[Limit]:
 
 @st.composite
 def snapshots(draw: Draw, *, healthy: bool = False) -> Snapshot:
-    """A consistent moment: held capacity fits, everything else may be anything."""
+    """A consistent snapshot: held capacity fits, everything else may be anything."""
     some = draw(nodes(healthy=healthy))
     by_id: dict[str, Node] = {node.id: node for node in some}
-    room = Capacity((replace(node, unusable_gpus=()) for node in some), SETTINGS)
+    capacity = Capacity((replace(node, unusable_gpus=()) for node in some), SETTINGS)
     tasks: list[Task] = []
     for index in range(draw(st.integers(0, 9))):
         task = draw(queued_tasks(f"t{index}"))
         kind = draw(st.sampled_from(["queued", "queued", "live", "live", "live", "promised"]))
         if kind == "live":
-            task = _live(draw, task, by_id, room)
+            task = _live(draw, task, by_id, capacity)
         elif kind == "promised":
-            task = _promised(task, by_id, room)
+            task = _promised(task, by_id, capacity)
         tasks.append(task)
     return a_snapshot(
         tasks,

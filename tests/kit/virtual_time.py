@@ -1,7 +1,7 @@
-"""An event loop on which time passes only by waiting, and which does the same in every run.
+"""An event loop whose time advances only by waiting, and which behaves the same in every run.
 
-It never looks at sockets, so a step costs microseconds; and
-tasks are hashed by their number instead of their address, so that a set of them has one order.
+It never polls sockets, so a step costs microseconds. Tasks are hashed by their
+number instead of their address, so that a set of them has one order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.kit.clock import at
 
 T = TypeVar("T")
 START_SECONDS = 1000.0
-# No moment of a correct simulation takes a hundredth of these turns of the loop.
+# A correct simulation takes less than a hundredth of these iterations for one point in time.
 TURNS_MAX = 50_000
 
 

@@ -1,6 +1,6 @@
 """Submit accepts a task if and only if the scheduler would start it on an empty cluster.
 
-Both judge sizes and quotas, each from its own rows.
+Both validate sizes and quotas, each from its own rows.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ async def test_a_refusal_names_each_field_and_cuts_long_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "body", "says"),
+    ("headers", "body", "message"),
     [
         ({}, b"{}", "has type None"),
         ({"ce-type": "shiftwork.command.v1.SetQuotaReply"}, b"{}", "SetQuotaReply"),
@@ -49,9 +49,9 @@ async def test_a_refusal_names_each_field_and_cuts_long_values() -> None:
     ],
 )
 def test_an_answer_of_another_type_is_no_answer(
-    headers: dict[str, str], body: bytes, says: str
+    headers: dict[str, str], body: bytes, message: str
 ) -> None:
-    with pytest.raises(BusError, match=says):
+    with pytest.raises(BusError, match=message):
         read_reply(m.SetGoal, headers, body)
 
 

@@ -41,7 +41,7 @@ USERS = {
 }
 
 
-class World:
+class BusHarness:
     """A server of this test's own; leaves nothing running."""
 
     def __init__(self, folder: Path, *, store_bytes: int = STORE_BYTES) -> None:
@@ -79,14 +79,14 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = World(tmp_path)
+async def harness(tmp_path: Path) -> AsyncIterator[BusHarness]:
+    harness = BusHarness(tmp_path)
     try:
-        await world.server.start()
-        await world.provision()
-        yield world
+        await harness.server.start()
+        await harness.provision()
+        yield harness
     finally:
-        await world.close()
+        await harness.close()
 
 
 def goal(number: int, asked_by: str = "") -> Envelope:
@@ -105,8 +105,10 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 # Connecting
 
 
-async def test_wrong_credentials_are_told_at_once_without_the_password(world: World) -> None:
-    wrong = BusConfig((world.server.url,), "quota", Credentials("quota", "guessed-secret"))
+async def test_wrong_credentials_are_reported_at_once_without_the_password(
+    harness: BusHarness,
+) -> None:
+    wrong = BusConfig((harness.server.url,), "quota", Credentials("quota", "guessed-secret"))
     start = time.monotonic()
     with (
         structlog.testing.capture_logs() as logs,
@@ -130,12 +132,14 @@ async def test_no_server_is_unavailable_after_the_connect_timeout() -> None:
         pytest.raises(BusUnavailableError, match=r"127\.0\.0\.1:9 within 0\.5 s"),
     ):
         await connect(config)
-    # Tried several times, told once.
+    # The client tried several times and logged the error once.
     assert len(logs) == 1
 
 
-async def test_an_error_that_ends_other_connections_only_interrupts_this_one(world: World) -> None:
-    submit, quota = await world.bus("submit"), await world.bus("quota")
+async def test_an_error_that_ends_other_connections_only_interrupts_this_one(
+    harness: BusHarness,
+) -> None:
+    submit, quota = await harness.bus("submit"), await harness.bus("quota")
     # Longer than the server takes: it answers with an error and hangs up.
     submit._client._max_payload = 1 << 30
     with pytest.raises(BusUnavailableError):
@@ -145,10 +149,10 @@ async def test_an_error_that_ends_other_connections_only_interrupts_this_one(wor
     assert [each.envelope for each in await quota.consumer().fetch(5, 3.0)] == [goal(2)]
 
 
-async def test_a_sender_that_waits_for_a_slow_server_can_be_cancelled(world: World) -> None:
-    async with world.admin() as admin:
-        assert world.server.embedded.child is not None
-        process = world.server.embedded.child.pid
+async def test_a_sender_that_waits_for_a_slow_server_can_be_cancelled(harness: BusHarness) -> None:
+    async with harness.admin() as admin:
+        assert harness.server.embedded.child is not None
+        process = harness.server.embedded.child.pid
         sent = 0
 
         async def flood() -> None:
@@ -175,46 +179,48 @@ async def test_a_sender_that_waits_for_a_slow_server_can_be_cancelled(world: Wor
 # Provisioning
 
 
-async def test_provisioning_again_changes_nothing_and_follows_a_new_topology(world: World) -> None:
+async def test_provisioning_again_changes_nothing_and_follows_a_new_topology(
+    harness: BusHarness,
+) -> None:
     async def state() -> list[object]:
-        async with world.admin() as admin:
+        async with harness.admin() as admin:
             jetstream = admin.jetstream()
             streams = [await jetstream.stream_info(name) for name in ("EVT", "LOG", "DLQ")]
             durable = await jetstream.consumer_info("EVT", "quota")
             return [(each.config, each.created) for each in streams] + [durable.config]
 
     before = await state()
-    await world.provision()
+    await harness.provision()
     assert await state() == before
 
     wider = topology_of({"quota": (m.GoalChanged, m.TaskSubmitted)}, Limits(event_age_s=3600.0))
-    await provision([world.server.url], world.server.admin, wider)
+    await provision([harness.server.url], harness.server.admin, wider)
     (events, _), *_, durable = await state()
     assert events.max_age == 3600.0
     assert sorted(durable.filter_subjects) == ["evt.task.*.goal_changed", "evt.task.*.submitted"]
 
 
-async def test_provisioning_keeps_a_durables_place(world: World) -> None:
-    submit, quota = await world.bus("submit"), await world.bus("quota")
+async def test_provisioning_keeps_a_durables_place(harness: BusHarness) -> None:
+    submit, quota = await harness.bus("submit"), await harness.bus("quota")
     await submit.publish([goal(1), goal(2)])
     one, _two = await quota.consumer().fetch(2, 3.0)
     await one.ack()
     wider = topology_of({"quota": (m.GoalChanged, m.TaskSubmitted)})
-    await provision([world.server.url], world.server.admin, wider)
-    async with world.admin() as admin:
+    await provision([harness.server.url], harness.server.admin, wider)
+    async with harness.admin() as admin:
         info = await admin.jetstream().consumer_info("EVT", "quota")
     assert (info.ack_floor.stream_seq, info.num_ack_pending, info.num_pending) == (1, 1, 0)
 
 
 @contextlib.asynccontextmanager
-async def small_world(folder: Path) -> AsyncIterator[World]:
+async def small_harness(folder: Path) -> AsyncIterator[BusHarness]:
     """A server whose store is soon full."""
-    world = World(folder, store_bytes=SMALL.store_bytes)
+    harness = BusHarness(folder, store_bytes=SMALL.store_bytes)
     try:
-        await world.server.start()
-        yield world
+        await harness.server.start()
+        yield harness
     finally:
-        await world.close()
+        await harness.close()
 
 
 async def fill(submit: JetStreamBus) -> int:
@@ -244,67 +250,67 @@ async def consume(quota: JetStreamBus, count: int) -> list[int]:
 async def test_a_full_stream_refuses_loses_nothing_and_takes_events_again_once_they_are_consumed(
     tmp_path: Path,
 ) -> None:
-    async with small_world(tmp_path) as world:
-        await provision([world.server.url], world.server.admin, topology_of(HEARS, SMALL))
-        submit, quota = await world.bus("submit"), await world.bus("quota")
+    async with small_harness(tmp_path) as harness:
+        await provision([harness.server.url], harness.server.admin, topology_of(HEARS, SMALL))
+        submit, quota = await harness.bus("submit"), await harness.bus("quota")
         taken = await fill(submit)
         assert taken > 1
         assert await consume(quota, taken) == list(range(taken))
-        # Everything is acknowledged, and so there is room.
+        # Everything is acknowledged, and so the stream has space.
         await submit.publish([goal(5_000, asked_by="x" * 512 * 1024)])
         assert await consume(quota, 1) == [5_000]
 
 
 async def test_provisioning_heals_a_store_that_consumed_events_have_filled(tmp_path: Path) -> None:
-    """As a version before this one leaves it: the stream has no limit, the store has."""
-    async with small_world(tmp_path) as world:
+    """An earlier version leaves a stream without a limit in a store with one."""
+    async with small_harness(tmp_path) as harness:
         old = StreamConfig(name="EVT", subjects=["evt.>"], max_age=1_000_000)
         (spec,) = topology_of(HEARS).consumers
-        async with world.admin() as admin:
+        async with harness.admin() as admin:
             jetstream = admin.jetstream()
             await jetstream.add_stream(old)
             await jetstream.add_consumer(
                 "EVT", ConsumerConfig(durable_name="quota", filter_subjects=list(spec.filters))
             )
-        submit, quota = await world.bus("submit"), await world.bus("quota")
+        submit, quota = await harness.bus("submit"), await harness.bus("quota")
         taken = await fill(submit)
         await consume(quota, taken - 1)
         with pytest.raises(BusUnavailableError):
             await submit.publish([goal(5_000, asked_by="x" * 512 * 1024)])
-        await provision([world.server.url], world.server.admin, topology_of(HEARS, SMALL))
+        await provision([harness.server.url], harness.server.admin, topology_of(HEARS, SMALL))
         await submit.publish([goal(5_001, asked_by="x" * 512 * 1024)])
         # What was not consumed is still there.
         assert await consume(quota, 2) == [taken - 1, 5_001]
 
 
-async def test_events_that_come_before_the_durables_are_made_are_kept(world: World) -> None:
-    async with world.admin() as admin:
+async def test_events_that_come_before_the_durables_are_made_are_kept(harness: BusHarness) -> None:
+    async with harness.admin() as admin:
         jetstream = admin.jetstream()
         await jetstream.delete_stream("EVT")
         events, *_ = topology_of(HEARS).streams
         assert await _make_stream(jetstream, events)
-        submit = await world.bus("submit")
+        submit = await harness.bus("submit")
         await submit.publish([goal(1)])
-        await world.provision()
+        await harness.provision()
         await submit.publish([goal(2)])
-        quota = await world.bus("quota")
+        quota = await harness.bus("quota")
         assert await consume(quota, 2) == [1, 2]
         assert (await jetstream.stream_info("EVT")).config.retention == "interest"
 
 
-async def test_a_service_may_not_provision(world: World) -> None:
-    quota = world.server.user("quota")
+async def test_a_service_may_not_provision(harness: BusHarness) -> None:
+    quota = harness.server.user("quota")
     with pytest.raises(BusDeniedError, match=r"'quota' has no permission for \$js\.api\.stream"):
-        await provision([world.server.url], quota, topology_of(HEARS), reply_timeout_s=0.3)
+        await provision([harness.server.url], quota, topology_of(HEARS), reply_timeout_s=0.3)
 
 
 # Permissions
 
 
-async def test_a_refused_publication_is_told_at_once_and_the_others_are_stored(
-    world: World,
+async def test_a_refused_publication_is_reported_at_once_and_the_others_are_stored(
+    harness: BusHarness,
 ) -> None:
-    submit, quota = await world.bus("submit"), await world.bus("quota")
+    submit, quota = await harness.bus("submit"), await harness.bus("quota")
     usage = m.NodeChanged(node_id="N.1", version=1, node=m.Node(id="N.1"), changed_at=NOW)
     foreign = Envelope(id="n", source="submit", time=NOW, message=usage)
     start = time.monotonic()
@@ -315,21 +321,21 @@ async def test_a_refused_publication_is_told_at_once_and_the_others_are_stored(
     assert [each.envelope for each in got] == [goal(1), goal(2)]
 
 
-async def test_commands_are_asked_only_by_those_who_may(world: World) -> None:
-    quota = await world.bus("quota")
+async def test_only_permitted_services_send_commands(harness: BusHarness) -> None:
+    quota = await harness.bus("quota")
     with pytest.raises(BusDeniedError, match=r"cmd\.submit\.set_goal"):
         await quota.request(m.SetGoal(task_id="t"), timeout_s=30.0)
 
 
-async def test_nobody_listens_where_it_may_not(world: World) -> None:
-    quota = await world.bus("quota")
+async def test_subscribing_without_permission_is_denied(harness: BusHarness) -> None:
+    quota = await harness.bus("quota")
     with pytest.raises(BusDeniedError, match="evt"):
         async with quota.listen("evt.>"):
             pass
 
 
-async def test_a_durable_of_another_service_cannot_be_read(world: World) -> None:
-    config = world.config("submit")
+async def test_a_durable_of_another_service_cannot_be_read(harness: BusHarness) -> None:
+    config = harness.config("submit")
     stranger = await connect(
         BusConfig(config.urls, "quota", config.credentials, consumes=HEARS["quota"])
     )
@@ -344,8 +350,8 @@ async def test_a_durable_of_another_service_cannot_be_read(world: World) -> None
 # Limits
 
 
-async def test_what_is_too_large_is_refused_before_it_is_sent(world: World) -> None:
-    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+async def test_what_is_too_large_is_refused_before_it_is_sent(harness: BusHarness) -> None:
+    submit, gateway = await harness.bus("submit"), await harness.bus("gateway")
     with pytest.raises(BusDeniedError, match=f"limit of {PAYLOAD_BYTES_MAX}"):
         await submit.publish([goal(1, "x" * PAYLOAD_BYTES_MAX)])
     with pytest.raises(BusDeniedError, match=f"limit of {PAYLOAD_BYTES_MAX}"):
@@ -353,8 +359,8 @@ async def test_what_is_too_large_is_refused_before_it_is_sent(world: World) -> N
     assert submit.connected
 
 
-async def test_an_answer_that_is_too_large_is_a_refusal(world: World) -> None:
-    submit, gateway = await world.bus("submit"), await world.bus("gateway")
+async def test_an_answer_that_is_too_large_is_a_refusal(harness: BusHarness) -> None:
+    submit, gateway = await harness.bus("submit"), await harness.bus("gateway")
 
     async def talks(_: Message) -> Message:
         return m.SetGoalReply(refusal=m.Refusal(detail="x" * PAYLOAD_BYTES_MAX))
@@ -366,8 +372,8 @@ async def test_an_answer_that_is_too_large_is_a_refusal(world: World) -> None:
     assert "over the bus's limit" in reply.refusal.detail
 
 
-async def test_leaving_answers_commands_that_had_arrived_and_not_begun(world: World) -> None:
-    submit, gateway = await world.bus("submit", commands_max=1), await world.bus("gateway")
+async def test_leaving_answers_commands_that_had_arrived_and_not_begun(harness: BusHarness) -> None:
+    submit, gateway = await harness.bus("submit", commands_max=1), await harness.bus("gateway")
     begun = asyncio.Event()
 
     async def slow(_: Message) -> Message:
@@ -387,8 +393,10 @@ async def test_leaving_answers_commands_that_had_arrived_and_not_begun(world: Wo
 # Fetching
 
 
-async def test_a_message_for_a_fetch_that_was_given_up_waits_for_the_next(world: World) -> None:
-    submit, quota = await world.bus("submit"), await world.bus("quota")
+async def test_a_message_for_a_fetch_that_was_given_up_waits_for_the_next(
+    harness: BusHarness,
+) -> None:
+    submit, quota = await harness.bus("submit"), await harness.bus("quota")
     given_up = asyncio.ensure_future(quota.consumer().fetch(10, 30.0))
     await asyncio.sleep(0.1)
     given_up.cancel()
@@ -442,15 +450,15 @@ async def test_a_cancellation_that_comes_together_with_the_connection_is_not_los
     assert closed
 
 
-async def test_closing_gives_back_what_was_never_fetched(world: World) -> None:
-    submit, first = await world.bus("submit"), await world.bus("quota")
+async def test_closing_gives_back_what_was_never_fetched(harness: BusHarness) -> None:
+    submit, first = await harness.bus("submit"), await harness.bus("quota")
     given_up = asyncio.ensure_future(first.consumer().fetch(10, 30.0))
     await asyncio.sleep(0.1)
     given_up.cancel()
     await submit.publish([goal(1)])
     await asyncio.sleep(0.1)
     await first.close()
-    second = await world.bus("quota")
+    second = await harness.bus("quota")
     start = time.monotonic()
     (one,) = await second.consumer().fetch(10, 20.0)
     # Long before the ack wait of 30 s.
@@ -461,60 +469,60 @@ async def test_closing_gives_back_what_was_never_fetched(world: World) -> None:
 # The server loses its data
 
 
-async def test_a_wiped_server_says_what_is_missing_and_provisioning_heals_it(
-    world: World,
+async def test_a_wiped_server_reports_what_is_missing_and_provisioning_heals_it(
+    harness: BusHarness,
 ) -> None:
-    submit, quota = await world.bus("submit"), await world.bus("quota")
+    submit, quota = await harness.bus("submit"), await harness.bus("quota")
     await submit.publish([goal(1)])
-    world.server.kill()
+    harness.server.kill()
     await until(lambda: not submit.connected and not quota.connected)
-    shutil.rmtree(world.server.data / "nats" / "store")
-    await world.server.start()
+    shutil.rmtree(harness.server.data / "nats" / "store")
+    await harness.server.start()
     await until(lambda: submit.connected and quota.connected)
     with pytest.raises(BusUnavailableError, match=r"nobody takes evt\.task\.t\.goal_changed"):
         await submit.publish([goal(2)])
     with pytest.raises(BusUnavailableError, match="durable quota of stream EVT: it does not exist"):
         await quota.consumer().fetch(1, 5.0)
-    await world.provision()
+    await harness.provision()
     await submit.publish([goal(2)])
     assert [each.envelope for each in await quota.consumer().fetch(5, 3.0)] == [goal(2)]
 
 
-async def test_a_durable_that_is_deleted_ends_the_fetch(world: World) -> None:
-    quota = await world.bus("quota")
+async def test_a_durable_that_is_deleted_ends_the_fetch(harness: BusHarness) -> None:
+    quota = await harness.bus("quota")
     waiting = asyncio.ensure_future(quota.consumer().fetch(1, 30.0))
     await asyncio.sleep(0.1)
-    async with world.admin() as admin:
+    async with harness.admin() as admin:
         await admin.jetstream().delete_consumer("EVT", "quota")
     with pytest.raises(BusUnavailableError, match="Consumer Deleted"):
         await waiting
 
 
 async def test_a_publication_under_way_when_the_server_dies_is_unknown_at_once(
-    world: World,
+    harness: BusHarness,
 ) -> None:
-    submit = await world.bus("submit")
-    assert world.server.embedded.child is not None
-    freeze(world.server.embedded.child.pid)
+    submit = await harness.bus("submit")
+    assert harness.server.embedded.child is not None
+    freeze(harness.server.embedded.child.pid)
     publishing = asyncio.ensure_future(submit.publish([goal(1)]))
     await asyncio.sleep(0.1)
     assert not publishing.done()
     start = time.monotonic()
-    world.server.kill()
+    harness.server.kill()
     with pytest.raises(BusUnavailableError, match="lost"):
         await publishing
     assert time.monotonic() - start < 2
 
 
-async def test_publishing_again_after_a_crash_stores_everything_once(world: World) -> None:
-    submit, quota = await world.bus("submit"), await world.bus("quota")
+async def test_publishing_again_after_a_crash_stores_everything_once(harness: BusHarness) -> None:
+    submit, quota = await harness.bus("submit"), await harness.bus("quota")
     everything = [goal(number) for number in range(5000)]
     publishing = asyncio.ensure_future(submit.publish(everything))
     await asyncio.sleep(0.05)
-    world.server.kill()
+    harness.server.kill()
     with pytest.raises(BusUnavailableError):
         await publishing
-    await world.server.start()
+    await harness.server.start()
     await until(lambda: submit.connected and quota.connected)
     async with asyncio.timeout(10):
         while True:
@@ -528,7 +536,7 @@ async def test_publishing_again_after_a_crash_stores_everything_once(world: Worl
                 batch = await quota.consumer().fetch(256, 1.0)
                 await asyncio.gather(*(each.ack() for each in batch))
                 got |= {each.envelope.id for each in batch if each.envelope}
-    async with world.admin() as admin:
+    async with harness.admin() as admin:
         stored = (await admin.jetstream().stream_info("EVT")).state.last_seq
     # The ids kept the second round from storing anything twice.
     assert stored == 5000

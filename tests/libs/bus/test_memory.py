@@ -42,7 +42,7 @@ def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
     def run(**arguments: Any) -> None:
         virtually(test(**arguments))
 
-    # pytest-asyncio would look through the wrapper and open a loop of its own.
+    # pytest-asyncio would unwrap the function and open a loop of its own.
     run.__signature__ = inspect.signature(test)
     del run.__wrapped__
     return run
@@ -59,7 +59,7 @@ def two(seed: int = 1, faults: Faults | None = None) -> tuple[MemoryBroker, Bus,
 
 
 async def publish_all(bus: Bus, count: int) -> None:
-    """As a relay does: again, under the same ids, until the bus has said that they are stored."""
+    """Publish as a relay does: again, with the same ids, until the bus confirms the storage."""
     for first in range(0, count, 10):
         batch = [goal(number) for number in range(first, min(first + 10, count))]
         while True:
@@ -163,10 +163,10 @@ async def test_commands_and_replies_get_lost_and_a_lost_reply_was_carried_out() 
         return carried_out, sum(outcomes)
 
     assert await run(Faults()) == (50, 50)
-    carried_out, told = await run(Faults(lose_request=0.3))
-    assert carried_out == told < 50
-    carried_out, told = await run(Faults(lose_reply=0.3))
-    assert told < carried_out == 50
+    carried_out, confirmed = await run(Faults(lose_request=0.3))
+    assert carried_out == confirmed < 50
+    carried_out, confirmed = await run(Faults(lose_reply=0.3))
+    assert confirmed < carried_out == 50
 
 
 @on_virtual_time
@@ -205,7 +205,7 @@ async def test_a_restart_may_forget_the_last_seconds_and_shows_as_another_server
     before = submit.server_id
     broker.restart(forget_s=10.0)
     assert submit.server_id != before
-    # Stored anew under another number's place: the old delivery must not settle it.
+    # The message is stored again in another position: the old delivery must not settle it.
     await submit.publish([goal(4), goal(3)])
     await quota.consumer().fetch(10, 1.0)
     await late.ack()

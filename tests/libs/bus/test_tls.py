@@ -1,4 +1,4 @@
-"""TLS between a client and a real server: whom we believe, and that nothing is said before it."""
+"""TLS between a client and a real server: which certificates are trusted, nothing sent in clear."""
 
 from __future__ import annotations
 
@@ -65,11 +65,13 @@ async def enter(url: str, ca_file: Path | None = None) -> None:
     await client.close()
 
 
-async def test_an_authority_of_ones_own(secure: int, keys: Path) -> None:
+async def test_a_private_certificate_authority_is_accepted(secure: int, keys: Path) -> None:
     await enter(f"tls://127.0.0.1:{secure}", keys / "ca.crt")
 
 
-async def test_whom_nobody_vouches_for_is_told_nothing(secure: int) -> None:
+async def test_nothing_is_sent_to_a_server_whose_certificate_nobody_vouches_for(
+    secure: int,
+) -> None:
     with pytest.raises(BusUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
         await enter(f"tls://127.0.0.1:{secure}")
 
@@ -79,13 +81,13 @@ async def test_a_server_that_is_not_the_one_of_the_address(secure: int, keys: Pa
         await enter(f"tls://localhost:{secure}", keys / "ca.crt")
 
 
-async def test_a_password_is_never_said_without_tls(keys: Path) -> None:
-    """Somebody in between who leaves out of the server's greeting that it wants TLS."""
-    heard = bytearray()
+async def test_a_password_is_never_sent_without_tls(keys: Path) -> None:
+    """A man in the middle removes the requirement of TLS from the server's greeting."""
+    received = bytearray()
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"server_id":"x","version":"2.12.0","auth_required":true}\r\n')
-        heard.extend(await reader.read(4096))
+        received.extend(await reader.read(4096))
         writer.close()
 
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
@@ -93,7 +95,7 @@ async def test_a_password_is_never_said_without_tls(keys: Path) -> None:
     async with server:
         with pytest.raises(BusUnavailableError, match="does not speak TLS"):
             await enter(f"tls://127.0.0.1:{port}", keys / "ca.crt")
-    assert USER.password.encode() not in heard
+    assert USER.password.encode() not in received
 
 
 async def test_without_tls_in_the_address_a_plain_server_is_fine(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def example(pattern: str) -> str:
     return pattern.replace("*", "x")
 
 
-def says(service: str, subject: str) -> bool:
+def may_publish(service: str, subject: str) -> bool:
     return any(matches(allowed, subject) for allowed in permissions_of(service).publish)
 
 
@@ -48,7 +48,7 @@ def test_no_command_is_kept_in_a_stream() -> None:
             assert not any(matches(one, subject) for one in stream.subjects)
 
 
-def test_streams_are_bounded_as_told() -> None:
+def test_streams_are_bounded_by_the_given_limits() -> None:
     limits = Limits(event_age_s=60, store_bytes=100 * MIB, log_bytes=7, dead_letter_bytes=9)
     events, logs, letters = topology_of({}, limits).streams
     assert (events.max_age_s, events.duplicate_window_s) == (60, 120)
@@ -79,38 +79,38 @@ def test_a_service_has_one_durable_with_a_filter_per_event() -> None:
     assert only.stream == "EVT"
 
 
-def test_who_hears_the_tasks_states_is_given_everything_and_hears_its_own() -> None:
+def test_a_service_that_receives_the_tasks_states_gets_all_events_and_reads_its_own() -> None:
     spec = consumer_of("quota", (m.TaskStateChanged, m.RunExited))
     assert spec.filters == ("evt.>",)
     assert spec.handled == ("evt.run.*.exited", "evt.task.*.state_changed")
 
 
 @pytest.mark.parametrize("kind", [m.SetGoal, m.SetGoalReply, m.LogChunk])
-def test_only_events_are_heard_by_a_durable(kind: type[m.Message]) -> None:
+def test_only_events_are_delivered_to_a_durable(kind: type[m.Message]) -> None:
     with pytest.raises(ValueError, match=kind.__name__):
         consumer_of("quota", [kind])
 
 
-def test_each_fact_can_be_said_by_its_owner_alone() -> None:
+def test_each_event_can_be_published_by_its_owner_alone() -> None:
     for message in (*types_of(Kind.EVENT), *types_of(Kind.TELEMETRY)):
         subject = example(filter_of(message))
-        assert [each for each in SERVICES if says(each, subject)] == [ROUTES[message].owner]
+        assert [each for each in SERVICES if may_publish(each, subject)] == [ROUTES[message].owner]
 
 
-def test_commands_are_served_by_their_owner_and_asked_by_whom_it_is_allowed() -> None:
+def test_commands_are_served_by_their_owner_and_sent_by_permitted_services() -> None:
     for message, service in itertools.product(types_of(Kind.COMMAND), SERVICES):
         owner = ROUTES[message].owner
         serves = message in served_by(service)
         assert serves == (owner in (service, "every"))
         subject = served_subject(message, service)
-        heard = any(matches(one, subject) for one in permissions_of(service).subscribe)
-        assert heard == serves
-        assert not says(service, subject)
-        asker = permissions_of("gateway", requests=[message]).publish
-        assert any(matches(one, filter_of(message)) for one in asker)
+        subscribed = any(matches(one, subject) for one in permissions_of(service).subscribe)
+        assert subscribed == serves
+        assert not may_publish(service, subject)
+        sender = permissions_of("gateway", requests=[message]).publish
+        assert any(matches(one, filter_of(message)) for one in sender)
 
 
-def test_nobody_hears_another_services_answers_or_durable() -> None:
+def test_no_service_may_subscribe_to_the_answers_or_durable_of_another() -> None:
     for one, other in itertools.permutations(SERVICES, 2):
         allowed = permissions_of(one, consumes=[m.TaskSubmitted], follows=[m.LogChunk])
         for subject in (f"_INBOX.{other}.a.b", "evt.task.t.submitted", ">"):

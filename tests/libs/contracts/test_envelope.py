@@ -15,7 +15,7 @@ from libs.contracts.ids import RunId
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import subject_of
-from tests.kit.example_messages import MOMENT, example_of
+from tests.kit.example_messages import TIMESTAMP, example_of
 
 PUBLISHED = [
     message for message, route in ROUTES.items() if route.kind in (Kind.EVENT, Kind.TELEMETRY)
@@ -24,7 +24,7 @@ OWNERS = sorted({ROUTES[kind].owner for kind in PUBLISHED})
 
 
 def envelope_of(kind: type[Message], source: str = "") -> Envelope:
-    return Envelope("e1", source or ROUTES[kind].owner, MOMENT, example_of(kind))
+    return Envelope("e1", source or ROUTES[kind].owner, TIMESTAMP, example_of(kind))
 
 
 @pytest.mark.parametrize("kind", PUBLISHED, ids=lambda kind: kind.__name__)
@@ -75,7 +75,7 @@ NO_NAMES = ["", "Ann", "ann.b", "-a", "a\n", "a" * 64]
 def test_a_message_with_an_id_that_is_none_is_not_read(
     kind: type[Message], field: str, texts: list[str]
 ) -> None:
-    """Who acts on such an id finds out where nothing can be set apart any more."""
+    """A handler of such an id would fail at a point where the message cannot be dead-lettered."""
     envelope = envelope_of(kind)
     whole = json.loads(envelope.body())
     missing = {name: value for name, value in whole.items() if name != field}
@@ -91,9 +91,9 @@ def test_ids_inside_of_messages_are_checked_too() -> None:
         with pytest.raises(ValidationError):
             m.Node(id=bad)
         with pytest.raises(ValidationError):
-            m.InventoryListed(runtime="process", node_ids=("n1", bad), listed_at=MOMENT)
+            m.InventoryListed(runtime="process", node_ids=("n1", bad), listed_at=TIMESTAMP)
 
 
 def test_every_task_id_that_is_read_names_a_run() -> None:
     for text in ("t", "t1", "a" * 26, "z234567"):
-        assert RunId.parse(f"{m.LogChunk(task_id=text, collected_at=MOMENT).task_id}.1")
+        assert RunId.parse(f"{m.LogChunk(task_id=text, collected_at=TIMESTAMP).task_id}.1")

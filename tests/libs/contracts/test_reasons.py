@@ -30,7 +30,7 @@ NAMES = {
 }
 
 
-def said(code: ReasonCode, numbers: dict[str, float] | None = None, **names: str) -> str:
+def rendered(code: ReasonCode, numbers: dict[str, float] | None = None, **names: str) -> str:
     return render(Reason(code=code, numbers=numbers or {}, names=names))
 
 
@@ -48,19 +48,19 @@ def test_every_reason_has_a_sentence_with_and_without_its_numbers(code: ReasonCo
 def test_sentences_count_in_words() -> None:
     one, two = {"nodes": 1.0}, {"nodes": 2.0}
     waits = ReasonCode.WAITS_FOR_CAPACITY
-    assert said(waits, one, group="g") == "waits for 1 whole node to come free in group g"
-    assert said(waits, two, group="g") == "waits for 2 whole nodes to come free in group g"
-    assert "2 nodes with 1 GPU each" in said(waits, {"nodes": 2, "gpus": 1}, group="g")
-    assert "1 node with 3 GPUs to" in said(waits, {"nodes": 1, "gpus": 3}, group="g")
-    assert "1 node (CPU only)" in said(waits, {"nodes": 1, "gpus": 0}, group="g")
+    assert rendered(waits, one, group="g") == "waits for 1 whole node to come free in group g"
+    assert rendered(waits, two, group="g") == "waits for 2 whole nodes to come free in group g"
+    assert "2 nodes with 1 GPU each" in rendered(waits, {"nodes": 2, "gpus": 1}, group="g")
+    assert "1 node with 3 GPUs to" in rendered(waits, {"nodes": 1, "gpus": 3}, group="g")
+    assert "1 node (CPU only)" in rendered(waits, {"nodes": 1, "gpus": 0}, group="g")
 
 
-def test_the_quotas_sentence_says_whose_it_is_and_whether_waiting_helps() -> None:
+def test_the_quotas_sentence_names_its_owner_and_whether_waiting_helps() -> None:
     code = ReasonCode.WAITS_FOR_QUOTA
     numbers = {"limit": 8.0, "need": 4.0}
-    text = said(code, numbers, user="ann", group="train", unit="UNIT_GPUS")
+    text = rendered(code, numbers, user="ann", group="train", unit="UNIT_GPUS")
     assert text == "waits for the quota of user ann in group train: 8 at once, it needs 4 GPUs"
-    text = said(code, {"limit": 1, "need": 2}, unit="UNIT_NODES", priority="PRIORITY_HIGH")
+    text = rendered(code, {"limit": 1, "need": 2}, unit="UNIT_NODES", priority="PRIORITY_HIGH")
     assert text == ("needs 2 nodes, more than the quota of each user at level high ever allows (1)")
 
 
@@ -69,6 +69,8 @@ def test_levels_are_written_as_people_write_them() -> None:
 
 
 def test_no_checkpoint_is_claimed_of_a_run_that_left() -> None:
-    assert said(ReasonCode.RUN_PREEMPTED, {"attempt": 1}) == ("attempt 1 left when it was asked to")
+    assert rendered(ReasonCode.RUN_PREEMPTED, {"attempt": 1}) == (
+        "attempt 1 left when it was asked to"
+    )
     for text in SENTENCES[ReasonCode.RUN_PREEMPTED][1], SENTENCES[ReasonCode.WAITS_FOR_VICTIMS][1]:
         assert "save" not in text

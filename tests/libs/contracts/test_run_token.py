@@ -17,14 +17,14 @@ def test_a_token_is_good_for_its_run() -> None:
     assert verify_run_token(KEY, token) == RUN
 
 
-def test_another_key_refuses_it() -> None:
+def test_a_token_of_another_key_is_refused() -> None:
     assert verify_run_token(b"x" * 32, make_run_token(KEY, RUN)) is None
 
 
 @pytest.mark.parametrize(
     "text", ["", "srt_", "srt_abc.7", "srt_abc.7.", "abc.7.00", "srt_ABC.7.00", "srt_abc.x.00"]
 )
-def test_nonsense_is_refused(text: str) -> None:
+def test_malformed_tokens_are_refused(text: str) -> None:
     assert verify_run_token(KEY, text) is None
 
 
@@ -44,7 +44,7 @@ def test_a_short_key_is_an_error() -> None:
 
 
 @given(position=st.integers(0, 200), letter=st.characters(codec="utf-8"))
-def test_any_change_is_refused(position: int, letter: str) -> None:
+def test_any_changed_token_is_refused(position: int, letter: str) -> None:
     token = make_run_token(KEY, RUN)
     position %= len(token)
     changed = token[:position] + letter + token[position + 1 :]

@@ -130,7 +130,9 @@ async def test_tries_are_bounded(server: Server, client: KubeClient, trouble: An
     assert len(server.requests) == 3
 
 
-async def test_a_retry_waits_as_long_as_the_server_asks(server: Server, client: KubeClient) -> None:
+async def test_a_retry_waits_as_long_as_the_server_requests(
+    server: Server, client: KubeClient
+) -> None:
     server.answers = [status(429, **{"Retry-After": "1"}), fine()]
     loop = asyncio.get_running_loop()
     began = loop.time()

@@ -98,10 +98,10 @@ def _container(container: Json, pod: Json) -> Iterator[str]:
     yield from _capabilities(security.get("capabilities", {}), name)
     if any(port.get("hostPort") for port in container.get("ports", [])):
         yield f"{name} hostPort"
-    if any(_asks_others(container.get(probe, {})) for probe in PROBES):
+    if any(_contacts_other_hosts(container.get(probe, {})) for probe in PROBES):
         yield f"{name} probes another host"
-    if any(_asks_others(hook) for hook in _hooks(container)):
-        yield f"{name} hook asks another host"
+    if any(_contacts_other_hosts(hook) for hook in _hooks(container)):
+        yield f"{name} hook contacts another host"
 
 
 def _capabilities(capabilities: Json, where: str) -> Iterator[str]:
@@ -120,5 +120,5 @@ def _hooks(container: Json) -> Iterator[Json]:
         yield lifecycle.get(name, {})
 
 
-def _asks_others(probe: Json) -> bool:
+def _contacts_other_hosts(probe: Json) -> bool:
     return any(probe.get(way, {}).get("host") for way in ("httpGet", "tcpSocket"))

@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 EVERYBODY = Scope()
-WHO: list[tuple[Scope, Requester, bool]] = [
+SCOPES: list[tuple[Scope, Requester, bool]] = [
     (EVERYBODY, ADA, True),
     (Scope(users=("ada",)), ADA, True),
     (Scope(users=("bob",)), ADA, False),
@@ -133,7 +133,7 @@ WHO: list[tuple[Scope, Requester, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("scope", "requester", "holds"), WHO, ids=str)
+@pytest.mark.parametrize(("scope", "requester", "holds"), SCOPES, ids=str)
 def test_a_rule_applies_to_the_tasks_in_its_scope(
     scope: Scope, requester: Requester, holds: bool
 ) -> None:

@@ -135,7 +135,7 @@ GRANTABLE: list[tuple[Json, str, Permission]] = [
 @pytest.mark.parametrize(
     ("template", "field", "permission"), GRANTABLE, ids=lambda each: str(each)[:60]
 )
-def test_what_needs_a_permission(template: Json, field: str, permission: Permission) -> None:
+def test_fields_that_need_a_permission(template: Json, field: str, permission: Permission) -> None:
     assert [found for found, _ in errors_of(a_request(template))] == [field]
     others = {each.value: [{}] for each in Permission if each is not permission}
     tables = {
@@ -365,7 +365,7 @@ def test_an_export_may_name_the_owners_own_folder() -> None:
 
 
 @pytest.mark.parametrize(("template", "field"), NEVER, ids=lambda each: str(each)[:70])
-def test_what_is_refused_under_every_policy(template: Json, field: str) -> None:
+def test_fields_that_every_policy_refuses(template: Json, field: str) -> None:
     assert f"{AT}.{field}" in [found for found, _ in errors_of(a_request(template), OPEN)]
     assert errors_of(a_request(template)) != []
 
@@ -387,7 +387,7 @@ def test_where_nothing_is_mounted(path: str) -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "{", '"x"', '{"a": NaN}', "[" * 3000, '{"a":' * 40 + "1" + "}" * 40]
 )
-def test_what_is_no_template(text: str) -> None:
+def test_malformed_templates_are_refused(text: str) -> None:
     [(field, _)] = errors_of(a_request().model_copy(update={"template": text}), OPEN)
     assert field == "pod.template"
 
@@ -463,9 +463,9 @@ BASE: Json = {
 
 def merge(template: Json, policy: PodPolicy | None = None) -> Json:
     before = copy.deepcopy(BASE)
-    said = copy.deepcopy(template)
+    unchanged = copy.deepcopy(template)
     found = merged(BASE, template, policy or PodPolicy())
-    assert (BASE, template) == (before, said), "what goes in is left as it is"
+    assert (BASE, template) == (before, unchanged), "what goes in is left as it is"
     return found
 
 

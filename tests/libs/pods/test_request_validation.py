@@ -1,4 +1,4 @@
-"""What a task asks of its pods beside a template: images, storage, resources, variables."""
+"""What a task requests of its pods beside a template: images, storage, resources, variables."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("more", GOOD, ids=str)
-def test_what_is_let_through(more: dict[str, Any]) -> None:
+def test_permitted_requests_are_accepted(more: dict[str, Any]) -> None:
     assert errors_of(asked(**more), POLICY) == []
 
 
@@ -127,7 +127,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("more", "field"), BAD, ids=str)
-def test_what_is_refused(more: dict[str, Any], field: str) -> None:
+def test_wrong_requests_are_refused(more: dict[str, Any], field: str) -> None:
     assert [found for found, _ in errors_of(asked(**more), POLICY)] == [f"pod.{field}"]
 
 
@@ -147,7 +147,7 @@ def test_images_of_roles_are_validated_too() -> None:
     assert found == [("roles[1].image", "evil:1")]
 
 
-def test_somebody_must_say_an_image() -> None:
+def test_an_image_is_required() -> None:
     assert errors_of(PodRequest(), PodPolicy()) == [("pod.image", "")]
     assert errors_of(PodRequest(), PodPolicy(default_image="x:1")) == []
     role = Role(name="a", replicas=1, command=("x",), image="x:1")

@@ -119,7 +119,7 @@ class RunServer:
                 left = until - time.monotonic()
                 if left <= 0 or not self.changed.wait(left):
                     break
-            told = {
+            body = {
                 "attempt": 1,
                 "revision": self.revision,
                 "preempt": self.preempt,
@@ -127,26 +127,26 @@ class RunServer:
                 "superseded": self.superseded,
                 **({"ask_again_seconds": self.ask_again_seconds} if self.ask_again_seconds else {}),
             }
-        _answer(request, 200, told)
+        _answer(request, 200, body)
 
     def _post(self, request: BaseHTTPRequestHandler) -> None:
         body = json.loads(request.rfile.read(int(request.headers["content-length"])))
         if request.path == "/v1/run/metrics":
-            status, told = self.metrics_answers.pop(0) if self.metrics_answers else (202, {})
+            status, answer = self.metrics_answers.pop(0) if self.metrics_answers else (202, {})
             if status < 300:
                 self.samples += body["samples"]
                 self.ranks.append(body["rank"])
-            _answer(request, status, told)
+            _answer(request, status, answer)
             return
         assert request.path == "/v1/run/checkpoints"
-        status, told = self.checkpoint_answers.pop(0) if self.checkpoint_answers else (201, {})
+        status, answer = self.checkpoint_answers.pop(0) if self.checkpoint_answers else (201, {})
         if status < 300:
             self.checkpoints.append(body)
-        _answer(request, status, told)
+        _answer(request, status, answer)
 
 
-def _answer(request: BaseHTTPRequestHandler, status: int, told: dict[str, Any]) -> None:
-    data = json.dumps(told).encode()
+def _answer(request: BaseHTTPRequestHandler, status: int, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
     try:
         request.send_response(status)
         request.send_header("content-type", "application/json")

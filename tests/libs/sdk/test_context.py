@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHECKPOINT = {"step": 40, "uri": "file:///c/40", "digest": "sha256:ab", "attempt": 2, "no": 3}
-TOLD: dict[str, Any] = {
+CONTEXT: dict[str, Any] = {
     "task": "ta",
     "attempt": 3,
     "node": "local-0",
@@ -37,14 +37,14 @@ ENVIRONMENT = {
 }
 
 
-def written(folder: Path, told: object) -> dict[str, str]:
+def written(folder: Path, content: object) -> dict[str, str]:
     path = folder / "context.json"
-    path.write_text(told if isinstance(told, str) else json.dumps(told))
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
     return {"SHIFTWORK_CONTEXT": str(path)}
 
 
 def test_the_file_wins_over_the_environment(tmp_path: Path) -> None:
-    read = context.read({**ENVIRONMENT, **written(tmp_path, TOLD)}, NOWHERE)
+    read = context.read({**ENVIRONMENT, **written(tmp_path, CONTEXT)}, NOWHERE)
     assert (read.task, read.attempt, read.rank, read.world_size) == ("ta", 3, 1, 2)
     assert read.url == "http://127.0.0.1:8642"
     assert read.resume_from == Checkpoint(40, "file:///c/40", "sha256:ab", 2)
@@ -54,7 +54,7 @@ def test_the_file_wins_over_the_environment(tmp_path: Path) -> None:
 
 def test_null_in_the_file_wins_over_the_environment(tmp_path: Path) -> None:
     read = context.read(
-        {**ENVIRONMENT, **written(tmp_path, {**TOLD, "resume_from": None})}, NOWHERE
+        {**ENVIRONMENT, **written(tmp_path, {**CONTEXT, "resume_from": None})}, NOWHERE
     )
     assert read.resume_from is None
 
@@ -78,25 +78,25 @@ def test_an_empty_resume_from_is_none(tmp_path: Path) -> None:
 
 
 def test_the_fixed_path_is_read_without_a_variable(tmp_path: Path) -> None:
-    path = written(tmp_path, TOLD)["SHIFTWORK_CONTEXT"]
+    path = written(tmp_path, CONTEXT)["SHIFTWORK_CONTEXT"]
     assert context.read({}, path).task == "ta"
 
 
 @pytest.mark.parametrize(
-    ("told", "problem"),
+    ("content", "problem"),
     [
         ("{", "cannot be read"),
         ("[]", "holds no JSON object"),
-        ({**TOLD, "rank": "first"}, "malformed"),
-        ({**TOLD, "resume_from": {"uri": "x"}}, "malformed"),
-        ({**TOLD, "url": "ftp://x"}, "is not an http:// or https:// address"),
-        ({**TOLD, "url": "http://x:port"}, "is not an http:// or https:// address"),
+        ({**CONTEXT, "rank": "first"}, "malformed"),
+        ({**CONTEXT, "resume_from": {"uri": "x"}}, "malformed"),
+        ({**CONTEXT, "url": "ftp://x"}, "is not an http:// or https:// address"),
+        ({**CONTEXT, "url": "http://x:port"}, "is not an http:// or https:// address"),
     ],
 )
 def test_a_malformed_value_is_warned_about_and_ignored(
-    tmp_path: Path, told: object, problem: str
+    tmp_path: Path, content: object, problem: str
 ) -> None:
-    read = context.read(written(tmp_path, told), NOWHERE)
+    read = context.read(written(tmp_path, content), NOWHERE)
     assert problem in read.problem
     assert not read.on_platform
 
@@ -118,7 +118,7 @@ def test_a_missing_context_file_that_the_environment_names_is_a_problem(tmp_path
 def test_ranks_are_the_replicas_and_torchruns_inside_torchrun(
     tmp_path: Path, environ: dict[str, str], expected: tuple[int, int]
 ) -> None:
-    read = context.read(written(tmp_path, TOLD), NOWHERE)
+    read = context.read(written(tmp_path, CONTEXT), NOWHERE)
     found = context.process_rank(read, environ), context.process_world_size(read, environ)
     assert found == expected
 

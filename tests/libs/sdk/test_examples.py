@@ -132,7 +132,7 @@ def gang(
 
 
 def test_a_gang_leaves_at_one_step_and_ends_with_the_same_bits(tmp_path: Path) -> None:
-    # Each rank has a server of its own, so that only one of them hears of the preemption.
+    # Each rank has a server of its own, so that only one of them receives the preemption request.
     servers = [RunServer(), RunServer()]
     try:
         alone, shared = tmp_path / "alone", tmp_path / "shared"

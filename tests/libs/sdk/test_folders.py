@@ -75,7 +75,7 @@ def cut_short(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (cut_short, "is not what was saved: weights has 0 bytes, not 3 bytes"),
         (lambda path: (path / "weights").unlink(), "weights is missing, not 3 bytes"),
@@ -88,7 +88,7 @@ def cut_short(path: Path) -> None:
     ],
 )
 def test_a_checkpoint_that_is_not_the_stored_one_is_refused(
-    tmp_path: Path, change: Callable[[Path], object], said: str
+    tmp_path: Path, change: Callable[[Path], object], message: str
 ) -> None:
     be("ta", 1)
     path, digest = save(tmp_path, 100)
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_is_not_the_stored_one_is_refused(
     change(path)
     with pytest.raises((ValueError, FileNotFoundError)) as error:
         folders.stored(stored)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_an_incomplete_folder_of_a_killed_writer_is_not_listed(tmp_path: Path) -> None:

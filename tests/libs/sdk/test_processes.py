@@ -53,7 +53,7 @@ def test_import_is_quick_and_standard_library_only() -> None:
         assert not heavy, heavy
         import threading
         assert threading.active_count() == 1
-        # Of the processor, so that a busy machine does not change it.
+        # The time of the processor, so that a busy machine does not change it.
         print(took)
     """
     took = []
@@ -115,8 +115,8 @@ def test_a_forked_child_polls_for_itself_and_does_not_disturb_its_parent(server:
     threading.Timer(0.6, server.ask_to_leave).start()
     code, _out, err = run(program, task_environment(server))
     assert (code, err) == (0, "")
-    told = sorted((saved["step"], saved["uri"]) for saved in server.checkpoints)
-    assert told == [
+    saved_checkpoints = sorted((saved["step"], saved["uri"]) for saved in server.checkpoints)
+    assert saved_checkpoints == [
         (1, "file:///parent"),
         (2, "file:///child"),
         (2, "file:///parent"),
@@ -298,7 +298,7 @@ def test_a_checkpoint_saved_while_the_interpreter_ends_is_stored(
 
 
 def test_four_local_ranks_report_each_under_its_own_rank(server: RunServer) -> None:
-    # As torchrun starts them on the second node; the platform answers some with a conflict.
+    # Torchrun starts them so on the second node; the platform answers some with a conflict.
     server.metrics_answers = [(409, {"type": "conflict"})] * 6
     program = """
         import time, shiftwork
@@ -348,7 +348,7 @@ UNTIL_ASKED = """
 
 @pytest.mark.parametrize("on_platform", [True, False])
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
-def test_sigterm_asks_for_a_checkpoint(server: RunServer, python: str, on_platform: bool) -> None:
+def test_sigterm_requests_a_checkpoint(server: RunServer, python: str, on_platform: bool) -> None:
     environment = task_environment(server) if on_platform else {}
     program = textwrap.dedent(UNTIL_ASKED).format(before="", after="")
     assert run(program, environment, python) == (75, "asked\n", "")
@@ -409,7 +409,7 @@ def test_another_thread_than_the_main_one_leaves_the_handler_to_the_main_one() -
 
 
 def test_sigterm_ends_a_forked_worker_that_does_not_ask() -> None:
-    # As multiprocessing's pools and data loaders end their workers.
+    # Pools of multiprocessing and data loaders end their workers so.
     program = """
         import multiprocessing, time, shiftwork
         shiftwork.should_preempt()

@@ -25,14 +25,14 @@ def test_off_the_platform_everything_works_and_does_nothing() -> None:
 
 
 def test_agree_is_called_at_every_step_off_the_platform_too() -> None:
-    heard: list[bool] = []
+    votes: list[bool] = []
 
     def agree(mine: bool) -> bool:
-        heard.append(mine)
+        votes.append(mine)
         return mine
 
     assert [shiftwork.should_preempt(agree) for _ in range(3)] == [False] * 3
-    assert heard == [False] * 3
+    assert votes == [False] * 3
 
 
 def test_the_long_poll_brings_the_request(on_platform: RunServer) -> None:
@@ -47,7 +47,7 @@ def test_the_long_poll_brings_the_request(on_platform: RunServer) -> None:
 
 
 def test_agree_makes_all_ranks_leave_at_the_same_step(on_platform: RunServer) -> None:
-    # Two ranks in two threads; only the first has heard, and both must leave at one step.
+    # Two ranks in two threads; only the first has the request, and both must leave at one step.
     barrier = threading.Barrier(2, timeout=5)
     votes = [False, False]
     left_at = [0, 0]
@@ -213,7 +213,7 @@ def test_metrics_go_under_the_rank_of_the_process(
     assert on_platform.ranks == [6]
 
 
-def test_a_process_that_may_not_wait_pauses_before_it_asks_again(on_platform: RunServer) -> None:
+def test_a_process_that_may_not_wait_pauses_before_it_polls_again(on_platform: RunServer) -> None:
     on_platform.ask_again_seconds = 2.0
     shiftwork.should_preempt()
     time.sleep(0.9)
@@ -223,7 +223,7 @@ def test_a_process_that_may_not_wait_pauses_before_it_asks_again(on_platform: Ru
 
 
 def test_a_pause_and_the_poll_after_it_take_no_longer_than_a_poll(on_platform: RunServer) -> None:
-    """Both lie between two contacts, of which the fence knows only the first."""
+    """Both fall between two contacts, and the fence knows only the first of them."""
     on_platform.ask_again_seconds = 0.4
     shiftwork.should_preempt()
     on_platform.wait_for(lambda: len(on_platform.polls) > 2)

@@ -56,10 +56,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 def test_the_wheel_needs_nothing_and_offers_the_extras(wheel: Path) -> None:
     files = zipfile.ZipFile(wheel)
     (name,) = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
-    told = HeaderParser().parsestr(files.read(name).decode())
-    assert (told["Name"], told["Requires-Python"]) == ("shiftwork", ">=3.8")
-    assert set(told.get_all("Provides-Extra", [])) == EXTRAS
-    wanted = told.get_all("Requires-Dist", [])
+    metadata = HeaderParser().parsestr(files.read(name).decode())
+    assert (metadata["Name"], metadata["Requires-Python"]) == ("shiftwork", ">=3.8")
+    assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
+    wanted = metadata.get_all("Requires-Dist", [])
     assert [line for line in wanted if "extra ==" not in line] == []
 
 
@@ -72,11 +72,11 @@ def test_a_bare_environment_has_the_training_api(bare: Path) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("line", [["shiftwork", "ls"], ["python", "-m", "shiftwork", "--help"]])
-def test_the_command_line_without_its_extra_says_what_to_install(
+def test_the_command_line_without_its_extra_names_what_to_install(
     bare: Path, wheel: Path, line: list[str]
 ) -> None:
     done = in_bare(bare, *line)
     assert (done.returncode, done.stdout) == (1, "")
-    (told,) = done.stderr.splitlines()
-    assert told.startswith("shiftwork: the command line needs typer")
-    assert f" -m pip install '{wheel}[cli]'" in told
+    (error,) = done.stderr.splitlines()
+    assert error.startswith("shiftwork: the command line needs typer")
+    assert f" -m pip install '{wheel}[cli]'" in error

@@ -1,4 +1,4 @@
-"""A little service on the memory adapters: it counts goals per task and says something back."""
+"""A little service on the memory adapters: it counts goals per task and replies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CountingService(MemoryPlatform):
         leader_commands: bool = True,
         checkpoints: bool = False,
     ) -> Runner:
-        """With ``checkpoints`` it also hears of those, as a second type of events."""
+        """With ``checkpoints`` it also handles those, as a second type of events."""
         handlers = {m.RunStarted: self.on_run_started}
         handlers |= {m.CheckpointSaved: self.on_checkpoint_saved} if checkpoints else {}
         ports = Ports(self.store(TABLES), self.bus("quota", handlers), self.clock)

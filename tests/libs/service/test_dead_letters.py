@@ -367,7 +367,7 @@ def test_events_that_are_refused_for_hours_are_all_published_in_the_end(too_larg
         ready, why = runner.ready
         assert ready
         assert f"refuses {runner.relay.refused} events" in why
-        # The operator mends the server.
+        # The operator repairs the server.
         platform.broker.payload_bytes_max, platform.broker.denied = 1 << 23, ()
         reply = await platform.gateway.request(m.ReplayDeadLetters(service="quota"), timeout_s=5)
         assert isinstance(reply, m.ReplayDeadLettersReply)
@@ -432,7 +432,8 @@ def test_a_refused_event_is_not_lost_wherever_the_relay_dies() -> None:
         number = 1
         while await dies_at(number):
             number += 1
-        # Leading, the outbox, the refusal's mark, the letter and its commit, the outbox's mark.
+        # Taking the lead, the outbox, recording the refusal, the letter and its commit, marking the
+        # outbox row as sent.
         assert number > 8
 
     virtually(main())

@@ -22,7 +22,7 @@ from libs.service.settings import BaseServiceSettings
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_connection_on_its_way_in_is_closed_too(turns: int) -> None:
-    """However many turns of the loop have gone into accepting it when the server ends."""
+    """The server closes it at whichever iteration of the loop the accept has reached."""
     bound = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(
         serve_http(
@@ -123,8 +123,8 @@ async def closed(reader: asyncio.StreamReader, seconds_max: float) -> bool:
     return True
 
 
-async def test_silent_connections_leave_room_for_those_that_speak() -> None:
-    """However many come, from one address or in all: the oldest silent one makes room."""
+async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
+    """At the limit, per address or in total, the server closes the oldest silent connection."""
     for limits in (HttpLimits(total_max=100, address_max=20), HttpLimits(total_max=20)):
         async with serving(limits) as port, contextlib.AsyncExitStack() as stack:
             for _ in range(200):
@@ -149,7 +149,9 @@ async def test_connections_that_wait_for_answers_are_not_pushed_out() -> None:
             writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
         await asyncio.sleep(0.2)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await closed(reader, 2)  # the sixth: nobody is silent, so nobody makes room
+        assert await closed(
+            reader, 2
+        )  # the sixth: no connection is silent, so none is closed for it
         writer.close()
         release.set()
         for reader, writer in waiting:
@@ -185,7 +187,7 @@ async def test_websockets_are_counted_until_they_end() -> None:
     [b"", HEAD, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc"],
     ids=["nothing", "half a head", "half a body"],
 )
-async def test_what_never_comes_is_not_waited_for(
+async def test_a_connection_that_stops_sending_is_closed(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "CHECK_SECONDS", 0.05)

@@ -50,7 +50,7 @@ def test_a_file_that_is_not_appended_to_is_left_alone(tmp_path: Path) -> None:
 
 
 @needs_small_disk
-def test_on_a_full_disk_the_log_makes_room(tmp_path: Path) -> None:
+def test_on_a_full_disk_the_log_frees_space(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         file = disk.folder / "log"
         with file.open("ab", buffering=0) as stream:

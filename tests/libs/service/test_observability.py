@@ -23,7 +23,7 @@ def fail(token: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_traceback_tells_no_local_variables(form: str) -> None:
+def test_a_traceback_contains_no_local_variables(form: str) -> None:
     out = io.StringIO()
     observability.set_up_logs(form, "info", out)
     try:
@@ -32,12 +32,12 @@ def test_a_traceback_tells_no_local_variables(form: str) -> None:
         structlog.get_logger(service="x").exception("part died")
     finally:
         structlog.reset_defaults()
-    said = out.getvalue()
-    assert "it broke" in said
-    assert "part died" in said
-    assert "sat_xxxxxxxxx" not in said
+    output = out.getvalue()
+    assert "it broke" in output
+    assert "part died" in output
+    assert "sat_xxxxxxxxx" not in output
     if form == "json":
-        assert json.loads(said)["level"] == "error"
+        assert json.loads(output)["level"] == "error"
 
 
 class Disk(io.StringIO):
@@ -52,7 +52,7 @@ class Disk(io.StringIO):
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_log_on_a_full_disk_ends_nobody_and_says_what_is_missing(form: str) -> None:
+def test_a_log_on_a_full_disk_ends_no_process_and_notes_what_is_missing(form: str) -> None:
     disk = Disk()
     observability.set_up_logs(form, "info", disk)
     try:
@@ -65,10 +65,10 @@ def test_a_log_on_a_full_disk_ends_nobody_and_says_what_is_missing(form: str) ->
         log.info("last")
     finally:
         structlog.reset_defaults()
-    said = disk.getvalue()
-    assert "lost" not in said
-    assert [word for word in ("first", "missing here", "last") if word not in said] == []
-    lines = said.splitlines()
+    output = disk.getvalue()
+    assert "lost" not in output
+    assert [word for word in ("first", "missing here", "last") if word not in output] == []
+    lines = output.splitlines()
     assert json.loads(next(line for line in lines if "missing here" in line))["lines"] == 2
 
 

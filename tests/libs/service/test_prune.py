@@ -22,21 +22,21 @@ DAY = timedelta(days=1)
 
 @dataclass
 class History:
-    """Rows of one kind, by their moments."""
+    """Rows of one kind, by their times."""
 
-    moments: list[datetime]
+    times: list[datetime]
     calls: list[int] = field(default_factory=list[int])
     problem: Exception | None = None
 
     async def oldest(self, _tx: Tx) -> datetime | None:
-        return min(self.moments, default=None)
+        return min(self.times, default=None)
 
     async def drop(self, _tx: Tx, before: datetime, limit: int) -> int:
         if self.problem is not None:
             raise self.problem
-        old = sorted(each for each in self.moments if each < before)[:limit]
+        old = sorted(each for each in self.times if each < before)[:limit]
         self.calls.append(len(old))
-        self.moments = [each for each in self.moments if each not in old]
+        self.times = [each for each in self.times if each not in old]
         return len(old)
 
     def as_old(self, what: str = "rows", keep: timedelta = 90 * DAY) -> PruneRule:
@@ -58,21 +58,21 @@ def test_old_rows_go_in_small_transactions_until_none_is_left() -> None:
         history = History([START - 100 * DAY + timedelta(seconds=n) for n in range(25)])
         made, epoch = await pruning(history.as_old(), days_per_hour=0)
         assert [await made.step(epoch) for _ in range(3)] == [0.0, 0.0, None]
-        assert (history.calls, history.moments) == ([10, 10, 5], [])
+        assert (history.calls, history.times) == ([10, 10, 5], [])
 
     virtually(main())
 
 
 def test_a_clock_that_jumps_ahead_costs_at_most_a_day_of_history_in_an_hour() -> None:
     async def main() -> None:
-        # One row an hour for 80 days; the clock says that all of it is years old.
+        # One row an hour for 80 days; by the clock all of them are years old.
         history = History([START - 2000 * DAY + timedelta(hours=n) for n in range(80 * 24)])
         made, epoch = await pruning(history.as_old(), days_per_hour=1.0)
         for _ in range(3 * 60):
             while await made.step(epoch) is not None:
                 pass
             await pause(60)
-        assert 65 <= 80 * 24 - len(history.moments) <= 72
+        assert 65 <= 80 * 24 - len(history.times) <= 72
         held = observability.PRUNE_HELD.labels("quota", "rows")._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         assert held > 80 * 86_400
 
@@ -86,12 +86,12 @@ def test_a_process_that_restarts_again_and_again_deletes_nothing() -> None:
             made, epoch = await pruning(history.as_old(), days_per_hour=1.0)
             await made.step(epoch)
             await pause(60)
-        assert len(history.moments) == 1
+        assert len(history.times) == 1
 
     virtually(main())
 
 
-def test_what_grows_too_old_meanwhile_goes_at_the_next_tick() -> None:
+def test_rows_that_become_too_old_meanwhile_are_pruned_at_the_next_tick() -> None:
     async def main() -> None:
         cutoff = PruneCutoff("quota", "rows", 1.0)
         assert cutoff.before(START, START) is None
@@ -182,6 +182,6 @@ def test_a_failed_prune_is_counted_and_stops_no_other() -> None:
         before = failures._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         assert await made.step(epoch) is None
         assert failures._value.get() == before + 1  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        assert sound.moments == []
+        assert sound.times == []
 
     virtually(main())

@@ -93,7 +93,7 @@ def test_a_crash_between_commit_and_publication_loses_nothing() -> None:
     virtually(main())
 
 
-def test_a_bus_server_that_forgot_is_told_again() -> None:
+def test_a_bus_server_that_lost_its_data_gets_the_events_again() -> None:
     async def main() -> None:
         platform = CountingService()
         task = asyncio.ensure_future(platform.runner().run())
@@ -143,7 +143,7 @@ def test_a_row_that_cannot_be_read_harms_only_the_events_that_concern_it() -> No
     virtually(main())
 
 
-def test_a_leader_that_cannot_do_its_work_is_not_ready_and_says_why() -> None:
+def test_a_leader_that_cannot_do_its_work_is_not_ready_and_reports_why() -> None:
     async def main() -> None:
         problem = ""
         runner = CountingService().runner()
@@ -153,7 +153,7 @@ def test_a_leader_that_cannot_do_its_work_is_not_ready_and_says_why() -> None:
         problem = "nodes obey another launcher"
         assert runner.ready == (False, problem)
         await stopped(task)
-        # Who does not lead any more has no problem of a leader.
+        # A process that no longer leads reports no problem of a leader.
         assert problem not in runner.ready[1]
 
     virtually(main())
@@ -203,11 +203,11 @@ def test_a_query_is_answered_while_another_has_the_turn() -> None:
         platform = CountingService()
         runner = platform.runner()
 
-        async def told(query: m.SetQuota) -> m.SetQuotaReply:
+        async def answer(query: m.SetQuota) -> m.SetQuotaReply:
             return m.SetQuotaReply(version=query.quota.limit)
 
         del runner.service.commands[m.SetQuota]  # type: ignore[attr-defined]
-        runner.service.queries[m.SetQuota] = told  # type: ignore[index]
+        runner.service.queries[m.SetQuota] = answer  # type: ignore[index]
         task = asyncio.ensure_future(runner.run())
         await asyncio.sleep(1)
         async with runner.turn:
@@ -346,7 +346,7 @@ def test_a_part_that_dies_takes_the_service_down() -> None:
     virtually(main())
 
 
-def test_a_stop_in_the_moment_of_an_outage_is_a_stop() -> None:
+def test_a_stop_during_an_outage_is_a_stop() -> None:
     async def main() -> None:
         platform = CountingService()
         runner = platform.runner()
@@ -414,7 +414,7 @@ def test_a_command_whose_commit_cannot_be_followed_ends_the_term_too() -> None:
         quota = m.SetQuota(quota=m.Quota(group="g", limit=3))
         reply = await platform.gateway.request(quota, timeout_s=5)
         assert isinstance(reply, m.SetQuotaReply)
-        assert reply.refusal is not None, "its asker learns that the outcome is not certain"
+        assert reply.refusal is not None, "the requester learns that the outcome is not certain"
         await until(lambda: runner.epoch == 2, 60)
         assert platform.counts() == {"g": 3}
         await stopped(task)
@@ -462,7 +462,7 @@ def test_terms_that_end_at_once_are_begun_ever_more_slowly() -> None:
     virtually(main())
 
 
-def test_a_leader_that_loads_is_not_ready_and_does_not_say_that_it_stands_by() -> None:
+def test_a_leader_that_loads_is_not_ready_and_does_not_report_that_it_stands_by() -> None:
     async def on_lead(_epoch: int) -> None:
         await asyncio.sleep(30)
 

@@ -50,7 +50,7 @@ async def test_a_service_waits_for_a_role_that_is_not_there_yet(database: Databa
 
 
 @pytest.mark.server
-async def test_patience_ends_with_what_is_missing(database: Database) -> None:
+async def test_the_wait_times_out_naming_what_is_missing(database: Database) -> None:
     role = await database.role("quota")
     with pytest.raises(StoreUnavailableError, match="schema quota is at nothing"):
         await wait_for_schema(WIRING, settings(role.url, role.password_file, 0.5))

@@ -1,4 +1,4 @@
-"""The newest rows: what is kept, and what makes room."""
+"""The newest rows: which are kept, and which are evicted."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ async def test_a_cancelled_transaction_is_rolled_back_and_costs_no_connection(
     await store.close()
 
 
-async def test_a_wrong_password_is_said_and_not_shown(role: Role) -> None:
+async def test_a_wrong_password_is_reported_and_not_shown(role: Role) -> None:
     store = store_at(role.url, "hunter2")
     with pytest.raises(StoreUnavailableError, match="password authentication failed") as caught:
         async with store.transaction():
@@ -225,7 +225,7 @@ async def test_a_server_that_was_away_is_found_again(
     server.kill()
     await asyncio.wait_for(leading.lost(), 5)
     campaign = asyncio.ensure_future(other.lead())
-    # Its helpers answer for a moment after the first process was killed.
+    # Its helpers still answer shortly after the first process was killed.
     async with asyncio.timeout(10):
         with pytest.raises(StoreUnavailableError):  # noqa: PT012 - sooner or later
             while True:
@@ -352,7 +352,7 @@ async def test_each_leaders_transaction_has_the_next_version_whatever_came_betwe
         async with store.transaction(epoch=leadership.epoch) as tx:
             seen.append(tx.version)
             tx.put(a_job("j8", client_key="k"), a_job("j9", client_key="k"))
-    # Somebody else's write to the row makes what this process knows of it wrong.
+    # A write of another process to the row makes the copy in this process wrong.
     connection = await connect(Address(role.url, role.password))
     await connection.execute("UPDATE thing.leader SET version = version + 10")
     async with store.transaction(epoch=leadership.epoch) as tx:
@@ -382,7 +382,7 @@ async def test_what_a_deleted_row_had_is_free_for_another_in_the_same_transactio
     assert len(await store.outgoing(10)) == 1
 
 
-async def test_only_the_mark_of_a_published_event_does_not_wait_for_the_disk(role: Role) -> None:
+async def test_only_marking_an_event_as_published_does_not_wait_for_the_disk(role: Role) -> None:
     store = store_at(role.url, role.password, connections_max=1)
     async with store._pool.use() as connection:
         await connection.execute("SET synchronous_commit = on")
@@ -409,7 +409,7 @@ async def test_a_raised_epoch_ends_the_term_and_the_next_leader_goes_past_it(
     again = await store.lead()
     assert again.epoch == 58
     async with store.transaction(epoch=again.epoch) as tx:
-        # Whoever has heard what was said before the backup was made drops nothing as old.
+        # A consumer that has read events from before the backup drops no new ones as old.
         assert tx.version > 10**12
     # Again, or with a number that is long past: nothing goes back.
     assert await raise_epoch(address, TABLES, 57) == 58
@@ -422,7 +422,7 @@ async def test_the_epoch_can_be_raised_before_anybody_led(store: SqlStore, role:
 
 
 async def test_pruning_the_inbox_reads_only_what_it_deletes(role: Role) -> None:
-    """Also when old and new rows lie in the same blocks, as they do once space is used again."""
+    """This holds when old and new rows share blocks, as they do once space is reused."""
     connection = await connect(Address(role.url, role.password))
     await connection.execute(
         "INSERT INTO thing.inbox SELECT 'e' || n, timestamptz '2026-01-01'"

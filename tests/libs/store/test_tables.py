@@ -43,7 +43,7 @@ class Row:
     share: float
     ended: bool
     secret: bytes
-    moment: datetime
+    occurred_at: datetime
     state: TaskState
     colour: Colour
     level: Level
@@ -76,7 +76,7 @@ def test_the_columns_are_the_fields_in_their_order() -> None:
         ("share", "double precision"),
         ("ended", "boolean"),
         ("secret", "bytea"),
-        ("moment", "timestamptz"),
+        ("occurred_at", "timestamptz"),
         ("state", "text"),
         ("colour", "text"),
         ("level", "text"),
@@ -115,7 +115,9 @@ def test_the_type_of_a_column_follows_from_the_annotation(field: str, sql_type: 
         ("maybe_loud", None, None),
     ],
 )
-def test_a_value_is_encoded_as_its_annotation_says(field: str, value: Any, stored: Any) -> None:
+def test_a_value_is_encoded_according_to_its_annotation(
+    field: str, value: Any, stored: Any
+) -> None:
     assert ROWS.shape(Row).column(field).encoded(value) == stored
 
 
@@ -128,7 +130,7 @@ def test_a_value_is_encoded_as_its_annotation_says(field: str, value: Any, store
         ("maybe_count", "1"),
         ("row_id", 1),
         ("state", "queued"),
-        ("moment", "now"),
+        ("occurred_at", "now"),
         ("reason", None),
     ],
 )
@@ -206,7 +208,7 @@ class Unresolved:
         ),
     ],
 )
-def test_a_mistake_is_named_where_it_is_declared(
+def test_a_wrong_table_is_refused_when_it_is_declared(
     declare: Callable[[], object], expected: str
 ) -> None:
     with pytest.raises(TypeError, match=expected):

@@ -69,8 +69,8 @@ def test_a_missing_home_is_not_created(tmp_path: Path, monkeypatch: pytest.Monke
     checks.check_start(DataFolder(tmp_path / "new" / "data"), PLAIN, lambda _: None)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none" / "share"))
     assert refused(tmp_path / "none" / "share" / "shiftwork").where == "XDG_DATA_HOME"
-    told = chosen.make_current(DataFolder(tmp_path / "data"), "http://127.0.0.1:1")
-    assert told.startswith(f"no context: the home folder {tmp_path}/ann does not exist (HOME)")
+    message = chosen.make_current(DataFolder(tmp_path / "data"), "http://127.0.0.1:1")
+    assert message.startswith(f"no context: the home folder {tmp_path}/ann does not exist (HOME)")
     assert not (tmp_path / "ann").exists()
 
 
@@ -100,13 +100,13 @@ def test_a_folder_of_something_else_is_refused_and_one_of_ours_is_not(tmp_path: 
 
 
 @needs_root
-def test_root_is_told_that_a_folder_is_another_users(tmp_path: Path) -> None:
+def test_root_is_warned_that_a_folder_is_another_users(tmp_path: Path) -> None:
     os.chown(tmp_path, 12_345, 12_345)
-    told: list[str] = []
+    messages: list[str] = []
     checks.check_start(
-        DataFolder(tmp_path), Options(port=0, task_users="390000-390009"), told.append
+        DataFolder(tmp_path), Options(port=0, task_users="390000-390009"), messages.append
     )
-    assert any("belongs to user 12345" in each for each in told)
+    assert any("belongs to user 12345" in each for each in messages)
 
 
 def test_an_ordinary_user_is_refused_a_folder_of_another(
@@ -138,7 +138,7 @@ def test_a_full_disk_and_a_read_only_one_are_named(tmp_path: Path) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_a_taken_port_is_named_with_who_has_it(tmp_path: Path) -> None:
+def test_a_taken_port_is_named_with_the_process_that_has_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         failed = refused(tmp_path / "data", Options(port=port, tasks_as_root=True))
@@ -147,7 +147,7 @@ def test_a_taken_port_is_named_with_who_has_it(tmp_path: Path) -> None:
     assert "--port N" in failed.fix
 
 
-def test_a_port_of_another_platform_is_told_with_how_to_end_it(tmp_path: Path) -> None:
+def test_a_port_of_another_platform_is_reported_with_how_to_end_it(tmp_path: Path) -> None:
     other = DataFolder(tmp_path / "the other")
     other.take()
     try:
@@ -174,7 +174,7 @@ def test_an_address_that_is_not_this_machines_is_refused(
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that everybody may look into; those of tests are closed."""
+    """A folder that every user may read; those of tests are private."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -265,18 +265,23 @@ def test_settings_of_the_environment_that_cannot_be_are_refused(
     checks.check_start(DataFolder(tmp_path / "data"), PLAIN, lambda _: None)
 
 
-def test_settings_of_the_environment_without_effect_are_told(
+def test_settings_of_the_environment_without_effect_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHIFTWORK_SCHEDULER_PROTECED_SECONDS", "60")
     monkeypatch.setenv("SHIFTWORK_GATEWAY_HTTP_PORT", "9000")
     monkeypatch.setenv("SHIFTWORK_GATEWAY_HTTP_HEAD_SECONDS", "20")
-    told = {each.where: each.what for each in checks.settings(DataFolder(tmp_path / "data"), PLAIN)}
-    assert told.keys() == {"SHIFTWORK_SCHEDULER_PROTECED_SECONDS", "SHIFTWORK_GATEWAY_HTTP_PORT"}
-    assert told["SHIFTWORK_SCHEDULER_PROTECED_SECONDS"].endswith(
+    warnings = {
+        each.where: each.what for each in checks.settings(DataFolder(tmp_path / "data"), PLAIN)
+    }
+    assert warnings.keys() == {
+        "SHIFTWORK_SCHEDULER_PROTECED_SECONDS",
+        "SHIFTWORK_GATEWAY_HTTP_PORT",
+    }
+    assert warnings["SHIFTWORK_SCHEDULER_PROTECED_SECONDS"].endswith(
         "='60': there is no such setting; did you mean SHIFTWORK_SCHEDULER_PROTECTED_SECONDS?"
     )
-    fixed = told["SHIFTWORK_GATEWAY_HTTP_PORT"]
+    fixed = warnings["SHIFTWORK_GATEWAY_HTTP_PORT"]
     assert fixed.endswith("='9000': it has no effect here: `up` sets it, some by its options")
 
 
@@ -309,7 +314,7 @@ def live(tmp_path: Path) -> Iterator[DataFolder]:
     "typed",
     [{}, {"nodes": 2}, {"port": 8777}, {"port": 0}, {"nodes": 2, "tasks_as_root": True}],
 )
-def test_the_options_of_the_live_platform_may_be_said_again(
+def test_the_options_of_the_live_platform_may_be_repeated(
     live: DataFolder, typed: Mapping[str, Any]
 ) -> None:
     checks.check_same(live, typed)
@@ -455,9 +460,9 @@ def test_contexts_that_cannot_be_written_end_no_platform(home: Path) -> None:
     (home / ".config").unlink()
     contexts.default_path().parent.mkdir(parents=True)
     contexts.default_path().write_text("{")
-    told = chosen.make_current(data_folder, "http://127.0.0.1:1")
-    assert "not understood: it is not JSON" in told
-    assert "--url http://127.0.0.1:1" in told
+    message = chosen.make_current(data_folder, "http://127.0.0.1:1")
+    assert "not understood: it is not JSON" in message
+    assert "--url http://127.0.0.1:1" in message
     # What somebody wrote by hand is left as it is.
     assert contexts.default_path().read_text() == "{"
 

@@ -1,4 +1,4 @@
-"""Who keeps a data folder, and how the last one ended."""
+"""Which process supervises a data folder, and how the last one ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def running(data_folder: DataFolder) -> list[tuple[str, str]]:
     return [(found.level, found.what) for found in doctor._running(data_folder)]
 
 
-def test_who_was_asked_to_end_left_nothing_to_say(tmp_path: Path) -> None:
+def test_a_supervisor_that_was_asked_to_end_leaves_no_record(tmp_path: Path) -> None:
     data_folder = DataFolder(tmp_path / "data")
     assert running(data_folder) == [("ok", f"not running: shiftwork up --data {data_folder.data}")]
     data_folder.take()
@@ -73,7 +73,7 @@ def test_a_crash_is_remembered_with_its_reason(
     assert running(data_folder) == [("ok", f"not running: shiftwork up --data {data_folder.data}")]
 
 
-def test_who_was_killed_is_missed(tmp_path: Path) -> None:
+def test_a_killed_supervisor_is_reported(tmp_path: Path) -> None:
     data_folder = DataFolder(tmp_path / "data")
     child = subprocess.Popen([sys.executable, "-c", KILLED, str(data_folder.data)])
     child.wait()
@@ -97,8 +97,8 @@ def test_the_url_of_a_platform_is_one_that_this_machine_reaches(host: str, url: 
     assert url_at(host, 8642) == url
 
 
-def test_a_free_port_is_the_one_that_a_killed_keeper_had(tmp_path: Path) -> None:
-    """Its tasks still ask there, for example whether to leave."""
+def test_a_free_port_is_the_one_that_a_killed_supervisor_had(tmp_path: Path) -> None:
+    """The tasks still poll that port, for example whether to leave."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         data_folder = DataFolder(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""How a kept platform ends: signals at each moment of a start, and what is left then."""
+"""How a supervised platform ends: signals at each point of a start, and what is left then."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from services.allinone import cli, dev_command, platform_process, stopping
 from services.allinone.data_folder import DataFolder, Options
 
 Start = Callable[..., subprocess.Popen[str]]
-# A platform of two tasks: one that must be cancelled as often as it says, and one that is ready or
-# never is.
+# A platform of two tasks: one that swallows `swallows` cancellations, and one that becomes ready
+# or never does.
 KEPT = """
 import asyncio, os, signal, sys
 from contextlib import suppress
@@ -55,8 +55,8 @@ platform_process.end_supervisors = lambda folder: folder.with_name("nodes-ended"
 data_folder = DataFolder(Path(folder))
 options = Options(port=0, tasks_as_root=True)
 log = voice == "LOG"
-said = getattr(platform_process, voice)
-sys.exit(platform_process.keep_here(data_folder, options, verbose=log, make=Fake, output=said))
+output = getattr(platform_process, voice)
+sys.exit(platform_process.keep_here(data_folder, options, verbose=log, make=Fake, output=output))
 """
 
 
@@ -143,8 +143,8 @@ def test_a_start_that_is_interrupted_before_it_listens_to_signals_was_not_a_cras
     assert data_folder.ended() is None
 
 
-def test_who_ignores_the_end_of_the_terminal_goes_on(start: Start) -> None:
-    """As under nohup."""
+def test_a_process_that_ignores_the_end_of_the_terminal_goes_on(start: Start) -> None:
+    """SIGHUP is ignored, as under nohup."""
     before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     process = start(before=before)
     process.send_signal(signal.SIGHUP)
@@ -160,21 +160,21 @@ def test_a_part_that_swallows_its_cancellation_is_cancelled_again(start: Start) 
 def test_in_the_background_every_line_is_json(tmp_path: Path, start: Start) -> None:
     process = start(ready="ready", voice="LOG")
     code, err = end(process, signal.SIGQUIT)
-    said = [json.loads(line)["event"] for line in err.splitlines()]
+    events = [json.loads(line)["event"] for line in err.splitlines()]
     assert code == 0
-    assert "Shiftwork is ready at http://127.0.0.1:1" in said
-    assert f"Administrator's token: {tmp_path}/data/admin-token" in said
+    assert "Shiftwork is ready at http://127.0.0.1:1" in events
+    assert f"Administrator's token: {tmp_path}/data/admin-token" in events
 
 
-def test_a_process_in_the_background_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:
+def test_a_process_in_the_background_that_cannot_start_reports_it_in_json(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "data" / "thesis").touch()
     words = [sys.executable, "-m", "services.allinone", str(tmp_path / "data")]
     for given in ('{"port": 0, "tasks_as_root": true}', "{", '{"prot": 0}'):
         done = subprocess.run([*words, given], capture_output=True, text=True, check=False)
         assert done.returncode != 0
-        told = [json.loads(line) for line in done.stderr.splitlines()]
-        assert told[-1]["level"] == "error"
+        events = [json.loads(line) for line in done.stderr.splitlines()]
+        assert events[-1]["level"] == "error"
     assert done.stdout == ""
 
 
@@ -182,10 +182,10 @@ def test_a_process_in_the_background_that_cannot_start_says_so_in_json(tmp_path:
 async def test_a_broken_list_of_drained_nodes_ends_no_platform_and_stays(
     tmp_path: Path, text: str
 ) -> None:
-    data_folder, told = DataFolder(tmp_path), list[str]()
+    data_folder, messages = DataFolder(tmp_path), list[str]()
     data_folder.drained.write_text(text)
-    await stopping.reopen(data_folder, "http://127.0.0.1:1", told.append)
-    assert "shiftwork node uncordon NODE" in told[0]
+    await stopping.reopen(data_folder, "http://127.0.0.1:1", messages.append)
+    assert "shiftwork node uncordon NODE" in messages[0]
     assert data_folder.drained.read_text() == text
 
 
@@ -202,7 +202,7 @@ def test_the_end_of_the_log_is_shown_for_people(line: str, shown: str) -> None:
     assert cli._readable(line) == shown
 
 
-def test_a_process_that_has_ended_does_not_run_even_if_nobody_asks_how() -> None:
+def test_a_process_that_has_ended_does_not_run_even_if_nobody_reads_its_exit_code() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         assert cli._runs(process.pid)
         process.kill()
@@ -254,7 +254,7 @@ def test_a_start_that_takes_too_long_is_left_with_how_to_end_it(
     assert f"`shiftwork down {data}`" in failed.value.fix
 
 
-def test_what_keeps_a_platform_for_developers_from_starting_is_told_with_its_fix(
+def test_what_keeps_a_platform_for_developers_from_starting_is_reported_with_its_fix(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "options.json").write_text("{")

@@ -1,4 +1,4 @@
-"""Servers of one's own are made ready: blank, again, twice at once; and what is said when not."""
+"""Provisioning of external servers: blank, again, twice at once; and the errors when it fails."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ class Blank:
         return ProvisionSettings(**self.values(**changed))
 
     async def run(self, **changed: Any) -> list[str]:
-        said: list[str] = []
-        await provision(self.settings(**changed), WIRINGS, said.append)
-        return said
+        messages: list[str] = []
+        await provision(self.settings(**changed), WIRINGS, messages.append)
+        return messages
 
     def process(self, **changed: Any) -> subprocess.Popen[str]:
-        told = {
+        environment = {
             f"SHIFTWORK_PROVISION_{name.upper()}": str(value)
             for name, value in self.values(**changed).items()
         }
         return subprocess.Popen(
             [sys.executable, "-m", "services.allinone.provision"],
-            env={**os.environ, **told},
+            env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -102,9 +102,9 @@ async def blank(
 @pytest.mark.server
 async def test_two_at_once_on_blank_servers_then_a_service_starts(blank: Blank) -> None:
     both = [blank.process(), blank.process()]
-    said = [await asyncio.to_thread(each.communicate, timeout=50) for each in both]
-    assert [each.returncode for each in both] == [0, 0], said
-    lines = [out.splitlines() for out, _ in said]
+    messages = [await asyncio.to_thread(each.communicate, timeout=50) for each in both]
+    assert [each.returncode for each in both] == [0, 0], messages
+    lines = [out.splitlines() for out, _ in messages]
     assert all(each[-1] == "ready" for each in lines)
     # Each thing was made by one of them.
     together = [*lines[0], *lines[1]]
@@ -164,9 +164,9 @@ def _ready(port: int) -> bool:
 async def test_a_changed_password_is_set_and_the_old_one_is_refused(blank: Blank) -> None:
     await blank.run()
     (blank.folder / "database" / "quota").write_text("another\n")
-    said = await blank.run()
-    assert "role quota: password set" in said
-    assert "role submit: unchanged" in said
+    messages = await blank.run()
+    assert "role quota: password set" in messages
+    assert "role submit: unchanged" in messages
     await roles.enter(blank.url("quota"), "another")
     with pytest.raises(roles.AccessDeniedError, match="password authentication failed"):
         await roles.enter(blank.url("quota"), "database-quota")
@@ -183,15 +183,15 @@ async def test_a_service_sees_no_other_services_schema(blank: Blank) -> None:
 
 @pytest.mark.server
 @pytest.mark.parametrize(
-    ("file", "told"),
+    ("file", "error"),
     [
         ("database-admin", "PostgreSQL .* refuses: password .*DATABASE_PASSWORD_FILE"),
         ("nats/quota", "NATS .* refuses.*'quota'.*NATS_PASSWORD_QUOTA"),
     ],
 )
-async def test_a_wrong_password_is_said_at_once(blank: Blank, file: str, told: str) -> None:
+async def test_a_wrong_password_is_reported_at_once(blank: Blank, file: str, error: str) -> None:
     (blank.folder / file).write_text("wrong\n")
-    with pytest.raises(RefusedError, match=told):
+    with pytest.raises(RefusedError, match=error):
         await blank.run()
 
 
@@ -208,13 +208,13 @@ async def test_a_service_is_no_administrator(blank: Blank) -> None:
 
 @pytest.mark.server
 async def test_an_administrator_need_not_be_a_superuser(blank: Blank) -> None:
-    """As on managed servers: may create roles and databases, and look up no passwords."""
+    """On managed servers it may create roles and databases, but not read passwords."""
     server = blank.postgres
     await _execute(server, "CREATE ROLE boss LOGIN CREATEROLE CREATEDB PASSWORD 'boss'")
     (blank.folder / "database-admin").write_text("boss")
     boss = {"database_url": server.url_of("boss", "postgres")}
-    said = await blank.run(**boss)
-    assert "role quota: made" in said
+    messages = await blank.run(**boss)
+    assert "role quota: made" in messages
     (blank.folder / "database" / "quota").write_text("another\n")
     again = await blank.run(**boss)
     assert "role quota: password set" in again
@@ -240,9 +240,9 @@ async def test_roles_made_by_somebody_else_are_only_migrated(blank: Blank) -> No
         database="shiftwork",
         passwords={name: blank.password(name) for name in NAMES},
     )
-    said = await blank.run(**by_hand)
-    assert [text for text in said if text.startswith("role")] == []
-    assert sum(text.startswith("schema") for text in said) == len(NAMES)
+    messages = await blank.run(**by_hand)
+    assert [text for text in messages if text.startswith("role")] == []
+    assert sum(text.startswith("schema") for text in messages) == len(NAMES)
 
 
 @pytest.mark.server
@@ -253,13 +253,15 @@ async def test_a_server_that_comes_late_is_waited_for_and_one_that_never_does_is
     await blank.nats.stop()
     with pytest.raises(NotInTimeError, match=f"NATS at {url}: no bus server"):
         await blank.run(wait_seconds=1)
-    said: list[str] = []
-    running = asyncio.ensure_future(provision(blank.settings(nats_url=url), WIRINGS, said.append))
+    messages: list[str] = []
+    running = asyncio.ensure_future(
+        provision(blank.settings(nats_url=url), WIRINGS, messages.append)
+    )
     await asyncio.sleep(0.3)
     await blank.nats.start()
     assert blank.nats.url == url
     await running
-    assert "stream EVT made" in said
+    assert "stream EVT made" in messages
     with pytest.raises(NotInTimeError, match=r"PostgreSQL at 127.0.0.1:1: .*Refused"):
         await blank.run(database_url="postgresql://postgres@127.0.0.1:1/x", wait_seconds=0.5)
 
@@ -271,7 +273,7 @@ async def test_more_replicas_than_servers_are_refused_in_words(blank: Blank) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "error"),
     [
         ("DATABASE_URL", "postgresql://admin:secret@host/x", "a password does not belong here"),
         ("DATABASE_URL", "mysql://admin@host/x", "write postgresql://"),
@@ -284,7 +286,7 @@ def test_wrong_settings_are_named(
     capsys: pytest.CaptureFixture[str],
     name: str,
     value: str,
-    told: str,
+    error: str,
 ) -> None:
     from services.allinone.provision import main
 
@@ -297,10 +299,10 @@ def test_wrong_settings_are_named(
         monkeypatch.setenv(f"SHIFTWORK_PROVISION_{key}", good)
     monkeypatch.setenv(f"SHIFTWORK_PROVISION_{name}", value)
     assert main([]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"SHIFTWORK_PROVISION_{name}: ")
-    assert told in said
-    assert "secret" not in said
+    messages = capsys.readouterr().err
+    assert messages.startswith(f"SHIFTWORK_PROVISION_{name}: ")
+    assert error in messages
+    assert "secret" not in messages
 
 
 def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
@@ -315,7 +317,7 @@ def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_server_runs_on_the_printed_configuration(tmp_path: Path) -> None:
-    """As in the chart: the file as it is, passwords in the server's environment."""
+    """The chart does the same: the unchanged file, passwords in the server's environment."""
     passwords = {name: f"7{name.replace('_', '')}Zz0123456789" for name in ("admin", *NAMES)}
     config = tmp_path / "nats.conf"
     config.write_text(nats_config.server(WIRINGS, cluster=False, store=str(tmp_path / "js")))
@@ -337,16 +339,16 @@ async def test_a_server_runs_on_the_printed_configuration(tmp_path: Path) -> Non
         process.wait(10)
 
 
-def test_a_cluster_is_told_its_name_and_routes_by_the_environment(tmp_path: Path) -> None:
+def test_a_cluster_takes_its_name_and_routes_from_the_environment(tmp_path: Path) -> None:
     config = tmp_path / "nats.conf"
     config.write_text(nats_config.server(WIRINGS, cluster=True, store=str(tmp_path / "js")))
     names = {nats_config.variable(name): "x1" for name in ("admin", "route", *NAMES)}
-    told = {
+    cluster = {
         "NATS_SERVER_NAME": "nats-0",
         "NATS_ROUTES": "[nats-route://route:x1@nats-0.nats:6222, nats-route://route:x1@nats-1:6222]",
     }
     command = [str(program()), "-c", str(config), "-t"]
-    checked = check(command, {**names, **told})
+    checked = check(command, {**names, **cluster})
     assert checked.returncode == 0, checked.stderr
     lacking = check(command, names)
     assert lacking.returncode != 0

@@ -58,7 +58,7 @@ def test_silence_is_borne_for_so_many_looks_in_a_row() -> None:
     assert record.problem == "no answer"
 
 
-def test_what_cannot_be_checked_for_want_of_our_own_resources_is_left_alone() -> None:
+def test_a_server_is_left_alone_while_the_supervisor_lacks_the_resources_to_check_it() -> None:
     record = decide(POLICY, Record("p"), WELL, 0)
     for now in range(1, 100):
         record = decide(POLICY, record, UNKNOWN, now)
@@ -91,13 +91,13 @@ async def test_a_process_without_descriptors_does_not_take_its_servers_for_dead(
         listening.close()
 
 
-def test_one_answer_makes_silence_forgotten() -> None:
+def test_one_answer_resets_the_count_of_silent_checks() -> None:
     record = decide(POLICY, Record("p"), SILENT, 1)
     record = decide(POLICY, record, WELL, 2)
     assert (record.state, record.silent_checks, record.problem) == (State.UP, 0, "")
 
 
-def test_the_dead_are_started_at_once_if_they_were_well_for_long() -> None:
+def test_a_dead_process_is_restarted_at_once_if_it_was_well_for_long() -> None:
     record = replace(decide(POLICY, Record("p"), WELL, 0), deaths=7)
     soon = decide(POLICY, record, DEAD, 59)
     assert soon.start_at == 59 + pause_seconds(POLICY, 8)
@@ -108,7 +108,7 @@ def test_the_dead_are_started_at_once_if_they_were_well_for_long() -> None:
 
 
 def test_a_part_that_flaps_waits_longer_each_time() -> None:
-    """It starts well each time and dies a second later: being up for a moment forgives nothing."""
+    """The part starts well each time and dies a second later: a short uptime resets no back-off."""
     record, now, waits = Record("p"), 0.0, []
     for _ in range(6):
         record = decide(POLICY, record, WELL, now)
@@ -120,10 +120,12 @@ def test_a_part_that_flaps_waits_longer_each_time() -> None:
     assert record.restarts == 6
 
 
-looks = st.lists(st.tuples(st.sampled_from([WELL, SILENT, DEAD]), st.floats(0.1, 100)), max_size=40)
+observations = st.lists(
+    st.tuples(st.sampled_from([WELL, SILENT, DEAD]), st.floats(0.1, 100)), max_size=40
+)
 
 
-@given(looks)
+@given(observations)
 def test_whatever_is_seen_the_next_start_is_within_bounds(
     seen: list[tuple[Observation, float]],
 ) -> None:
@@ -164,7 +166,7 @@ class Time:
 
 @dataclass
 class Scripted:
-    """A server that fails its first starts, and its check at given moments."""
+    """A server that fails its first starts, and its check at given times."""
 
     time: Time
     fails: int = 0
@@ -245,7 +247,7 @@ async def test_a_repair_that_fails_is_a_start_that_failed() -> None:
 async def test_a_server_that_hangs_is_ended_after_its_checks() -> None:
     part = Scripted(Time(ends_at=20), alive=True, silent=(5.0, 7.0))
     await keep(part)
-    # Looks at 5.0, 5.5, 6.0, 6.5; then the first pause.
+    # Checks at 5.0, 5.5, 6.0, 6.5; then the first pause.
     assert part.did == [(6.7, "stop"), (6.7, "start")]
 
 
@@ -255,7 +257,7 @@ async def test_a_short_silence_is_no_reason() -> None:
     assert part.did == []
 
 
-async def test_a_service_that_dies_runs_anew_and_the_board_says_why() -> None:
+async def test_a_service_that_dies_is_restarted_and_the_status_file_says_why() -> None:
     time, lives = Time(ends_at=2.0), [0]
 
     async def run() -> None:
@@ -287,7 +289,7 @@ async def test_cancelling_ends_the_service_and_is_not_a_death() -> None:
     assert statuses.records["quota"].state is State.UP
 
 
-async def test_the_board_is_written_when_something_changes(tmp_path: Path) -> None:
+async def test_the_status_file_is_written_when_something_changes(tmp_path: Path) -> None:
     statuses = PartStatuses(tmp_path / "parts.json")
     record = decide(POLICY, Record("postgresql"), WELL, 0)
     statuses.report(record)
@@ -303,7 +305,7 @@ async def test_the_board_is_written_when_something_changes(tmp_path: Path) -> No
     assert "SIGKILL" in written["postgresql"]["problem"]
 
 
-async def test_a_board_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+async def test_a_status_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     statuses = PartStatuses(tmp_path / "missing" / "parts.json")
     statuses.report(decide(POLICY, Record("p"), WELL, 0))
     assert statuses.records["p"].state is State.UP
@@ -324,7 +326,7 @@ async def test_a_real_server_is_back_after_kill_9(tmp_path: Path) -> None:
         first = server.child
         first.kill_now()
         async with asyncio.timeout(10):
-            while not back(statuses):  # noqa: ASYNC110 - looks at another task's work
+            while not back(statuses):  # noqa: ASYNC110 - polls another task's work
                 await asyncio.sleep(0.01)
         assert await server.healthy() == ""
         assert server.child.pid != first.pid

@@ -1,4 +1,4 @@
-"""As whom root lets tasks run: what ``up`` refuses before it starts anything."""
+"""The user that tasks run as when root starts the platform: what ``up`` refuses in advance."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_ordinary_user_can_choose_no_service_user(
 
 
 @needs_root
-def test_what_is_safe_or_said_is_accepted(tmp_path: Path) -> None:
+def test_what_is_safe_or_explicit_is_accepted(tmp_path: Path) -> None:
     data_folder = DataFolder(tmp_path / "data")
     for options in (
         Options(task_users="390000-390009"),
@@ -127,7 +127,7 @@ def test_a_new_choice_replaces_the_former_one() -> None:
 
 
 @needs_root
-def test_doctor_says_as_whom_tasks_run(tmp_path: Path) -> None:
+def test_doctor_reports_the_user_that_tasks_run_as(tmp_path: Path) -> None:
     def found(options: Options) -> list[tuple[str, str]]:
         data_folder.keep_options(options)
         return [(finding.level, finding.what) for finding in users()][1:2]

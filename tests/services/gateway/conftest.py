@@ -1,4 +1,4 @@
-"""A running gateway for every test of the gateway that asks for one."""
+"""A running gateway for every gateway test that requests the fixture."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class GatewayHarness(MemoryPlatform):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[GatewayHarness]:
-        """Everything up; the gateway leads and has projected what there was."""
+        """Start everything; the gateway leads and has projected all existing events."""
         others = self.others
         serving: dict[str, Any] = {
             "scheduler": {

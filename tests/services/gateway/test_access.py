@@ -140,7 +140,7 @@ def test_the_table_has_every_route(tmp_path: Any) -> None:
         for path, methods in app._app.openapi()["paths"].items()  # pyright: ignore[reportAttributeAccessIssue]
         for method in methods
     }
-    judged = {
+    covered = {
         (
             method,
             path.partition("?")[0]
@@ -153,7 +153,7 @@ def test_the_table_has_every_route(tmp_path: Any) -> None:
         )
         for method, path, _, _ in MATRIX
     }
-    assert documented == judged - {("GET", "/v1/openapi.json"), ("GET", "/docs")}
+    assert documented == covered - {("GET", "/v1/openapi.json"), ("GET", "/docs")}
 
 
 async def test_a_forged_run_token_is_refused(harness: GatewayHarness) -> None:

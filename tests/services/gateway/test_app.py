@@ -108,9 +108,9 @@ async def test_the_description_names_every_error_and_every_route(admin: httpx.As
     assert reply["info"]["title"] == "Shiftwork"
     for path, methods in reply["paths"].items():
         for method, operation in methods.items():
-            assert operation["description"], f"{method} {path} says nothing"
+            assert operation["description"], f"{method} {path} has no description"
             assert "4XX" in operation["responses"]
-            assert operation["security"], f"{method} {path} asks for no token"
+            assert operation["security"], f"{method} {path} requires no token"
     page = await admin.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "<script" not in page.text
@@ -119,7 +119,7 @@ async def test_the_description_names_every_error_and_every_route(admin: httpx.As
     assert "Idempotency-Key" in page.text
 
 
-async def test_answers_are_what_the_description_says(
+async def test_answers_match_the_description(
     harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
     """Every field of every documented shape, and no other, with its type."""

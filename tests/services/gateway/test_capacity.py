@@ -1,4 +1,4 @@
-"""What dry runs tell of the cluster, and what they cost."""
+"""What dry runs report of the cluster, and what they cost."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_dry_runs_are_rate_limited_for_each_user(
 async def test_an_expensive_summary_is_cached_for_longer(
     harness: GatewayHarness, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However large the cluster, summaries take a bounded part of the gateway's time."""
+    """Summaries take a bounded part of the gateway's time, also for large clusters."""
     summaries: list[Summary] = []
     waiting = capacity.Capacity._waiting
 

@@ -60,7 +60,7 @@ class Platform:
         self.others = Others()
         self.voices: dict[str, JetStreamBus] = {}
         self.url = ""
-        self.said = 0
+        self.messages_sent = 0
         (folder / "admin-token").write_text(ADMIN_TOKEN)
         (folder / "run-key").write_text(RUN_KEY)
 
@@ -129,9 +129,9 @@ class Platform:
                 for task in tasks:
                     task.cancel()
 
-    async def say(self, owner: str, message: Any) -> None:
-        self.said += 1
-        envelope = Envelope(f"{owner}-{self.said}", owner, at(0), message)
+    async def publish(self, owner: str, message: Any) -> None:
+        self.messages_sent += 1
+        envelope = Envelope(f"{owner}-{self.messages_sent}", owner, at(0), message)
         await self.voices[owner].publish([envelope])
 
 
@@ -158,9 +158,9 @@ async def test_everything_works_under_its_own_credentials(
         waiting = asyncio.ensure_future(
             admin.get("/v1/run?wait_seconds=10&seen=1", headers=run_headers)
         )
-        await platform.say("launcher", a_node("n0"))
-        await platform.say("scheduler", assigned(task))
-        await platform.say("scheduler", preemption(task))
+        await platform.publish("launcher", a_node("n0"))
+        await platform.publish("scheduler", assigned(task))
+        await platform.publish("scheduler", preemption(task))
         assert (await waiting).json()["preempt"] is True
         platform.others.live_attempts = {task: 1}
         platform.others.nodes = {"n0"}
@@ -168,7 +168,7 @@ async def test_everything_works_under_its_own_credentials(
             "/v1/run/checkpoints", json={"step": 1, "uri": "/c"}, headers=run_headers
         )
         assert saved.status_code == 201, saved.text
-        # Every command that the gateway asks, and the telemetry that it listens to.
+        # Every command that the gateway sends, and the telemetry that it subscribes to.
         assert (await admin.put(f"/v1/tasks/{task}/goal", json={"goal": "pause"})).is_success
         assert (await admin.put(f"/v1/tasks/{task}/priority", json={"priority": "low"})).is_success
         assert (await admin.get(f"/v1/tasks/{task}/explain")).is_success
@@ -193,11 +193,11 @@ async def test_everything_works_under_its_own_credentials(
             )
             assert (await anext(lines)).data["text"] == "two\n"
 
-        async def heard() -> bool:
+        async def events_arrived() -> bool:
             reply = await admin.get("/v1/events")
             return len(reply.json()["items"]) >= 6
 
-        await until(heard)
+        await until(events_arrived)
 
 
 async def test_the_gateway_may_not_publish_events_of_another_service(

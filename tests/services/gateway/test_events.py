@@ -185,7 +185,7 @@ async def test_a_deleted_position_is_410_gone(
 
 
 async def test_positions_have_no_gaps_and_no_fact_enters_twice(harness: GatewayHarness) -> None:
-    """Facts that are said again (and some that are old news) leave the log as it is."""
+    """Events that are published again (and some that are outdated) leave the log as it is."""
     facts: list[Any] = [
         a_node("n0", 1),
         a_node("n0", 2),
@@ -216,7 +216,7 @@ async def test_streams_are_bounded(harness: GatewayHarness) -> None:
             assert reply.status_code == 429
             assert reply.json()["type"] == "too-many"
             assert reply.headers["retry-after"]
-        # Those that left make room.
+        # Streams that left free their places.
         async with asyncio.timeout(30):
             while True:
                 try:
@@ -253,7 +253,7 @@ class Socket:
     """A WebSocket client at the ASGI interface: no WebSocket library is needed to test ours."""
 
     def __init__(self, app: Any, query: str, *, headers: Any = (), protocols: Any = ()) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.sent: list[dict[str, Any]] = []
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._inbox.put_nowait({"type": "websocket.connect"})
         self._app = app
@@ -273,7 +273,7 @@ class Socket:
 
     async def run(self) -> None:
         async def send(message: Any) -> None:
-            self.said.append(message)
+            self.sent.append(message)
 
         await self._app(self._scope, self._inbox.get, send)
 
@@ -292,13 +292,13 @@ async def test_a_websocket_carries_the_same_events(harness: GatewayHarness) -> N
     ):
         async with asyncio.TaskGroup() as group:
             group.create_task(socket.run())
-            await until(lambda socket=socket: len(socket.said) >= 2)
-            assert socket.said[0]["type"] == "websocket.accept"
-            assert ADMIN_TOKEN not in str(socket.said[0])
-            assert '"position":1' in socket.said[1]["text"]
+            await until(lambda socket=socket: len(socket.sent) >= 2)
+            assert socket.sent[0]["type"] == "websocket.accept"
+            assert ADMIN_TOKEN not in str(socket.sent[0])
+            assert '"position":1' in socket.sent[1]["text"]
             before = await harness.position()
             await harness.project(a_node("n0", before + 1))
-            await until(lambda socket=socket: len(socket.said) >= 3)
+            await until(lambda socket=socket: len(socket.sent) >= 3)
             socket.leave()
 
 
@@ -311,4 +311,4 @@ async def test_a_websocket_without_permission_is_closed(
 ) -> None:
     socket = Socket(harness.gateway.app, query, headers=headers)
     await socket.run()
-    assert [(each["type"], each.get("code")) for each in socket.said] == [("websocket.close", 1008)]
+    assert [(each["type"], each.get("code")) for each in socket.sent] == [("websocket.close", 1008)]

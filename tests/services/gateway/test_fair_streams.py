@@ -85,13 +85,13 @@ async def test_a_stream_waits_for_its_users_reads_and_not_for_those_of_others() 
     most = 0
     release = asyncio.Event()
 
-    async def enter(who: str) -> None:
+    async def enter(user: str) -> None:
         nonlocal most
-        async with turns.of(who):
-            inside.append(who)
+        async with turns.of(user):
+            inside.append(user)
             most = max(most, len(inside))
             await release.wait()
-            inside.remove(who)
+            inside.remove(user)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(50):
@@ -107,7 +107,7 @@ async def test_a_stream_waits_for_its_users_reads_and_not_for_those_of_others() 
 async def test_a_stream_goes_on_after_the_database_was_away(
     harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither a stream that is open nor one that begins is a defect of the gateway."""
+    """An outage makes neither an open stream nor a new one a defect of the gateway."""
     await harness.project(a_node("n0"), a_node("n1"))
     away = True
 

@@ -1,5 +1,5 @@
-"""Before the routes: who asks is known before a body is read; wrong tokens are bounded, refusals
-are audited, and streams end with the right to read them."""
+"""Before the routes: the requester is known before a body is read; wrong tokens are bounded,
+refusals are audited, and streams end with the right to read them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_wrong_tokens_of_an_address_are_bounded(
         async with harness.client(f"swt_{number}") as wrong:
             statuses.append((await wrong.get("/v1/whoami")).status_code)
     assert statuses == [401, 401, 401, 429, 429, 429]
-    # Whoever was known here, holds the administrator's token or a genuine run's is not shut out.
+    # Known users, the administrator's token and tokens of genuine runs are still admitted.
     assert (await ann.get("/v1/whoami")).status_code == 200
     async with harness.client() as admin, harness.client(run_token("tt")) as run:
         assert (await admin.get("/v1/whoami")).status_code == 200
@@ -91,7 +91,7 @@ async def test_wrong_tokens_of_an_address_are_bounded(
 async def test_a_right_token_is_accepted_however_many_wrong_ones_its_address_shows(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    """Also after a change of a user or token, and for one who was never seen before."""
+    """This holds after a change of a user or token, and for a user that was never seen before."""
     for number in range(4):
         async with harness.client(f"swt_{number}") as wrong:
             await wrong.get("/v1/whoami")
@@ -133,7 +133,7 @@ async def test_few_tokens_of_one_address_are_looked_up_at_a_time(harness: Gatewa
 async def test_requests_without_a_token_are_bounded_and_leave_few_entries(
     harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
 ) -> None:
-    """Nor do they carry text of their own into the audit trail, or hide what others are refused."""
+    """They bring no text of their own into the audit trail, and hide no refusals of others."""
     statuses: list[int] = []
     async with harness.client(None) as nobody:
         for number in range(60):
@@ -165,7 +165,7 @@ async def test_refused_changes_of_one_user_leave_few_entries(
     await asyncio.sleep(0.2)
     trail = (await admin.get("/v1/audit?limit=1000")).json()["items"]
     assert len([each for each in trail if each["who"] == "ann"]) <= 4
-    # They are counted, and entered once there is room.
+    # They are counted, and entered once the limit allows it.
     harness.clock.advance(3600)
 
     async def counted() -> bool:
@@ -302,8 +302,8 @@ async def test_a_drain_does_not_depend_on_fields_that_tasks_set(
 async def test_the_queue_of_tokens_to_look_up_is_bounded(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    """Whoever comes behind it is to try again; a token that was right has a line of its own, also
-    after a look-up that the database did not answer."""
+    """Requests beyond the limit must retry; a token that was valid before has a queue of its own,
+    also after a look-up that the database did not answer."""
     assert (await ann.get("/v1/whoami")).status_code == 200
     harness.clock.advance(60)
     blocked = asyncio.Event()

@@ -119,7 +119,7 @@ async def collected(stream: AsyncIterator[Sent]) -> Ranks:
 
 
 class Writer:
-    """A log-collector at work: keeps bytes, and tells of them as chunks, or does not."""
+    """A log-collector at work: keeps bytes, and announces them as chunks, or does not."""
 
     def __init__(self, harness: GatewayHarness, task: str, seed: int = 1) -> None:
         self.harness = harness
@@ -127,14 +127,14 @@ class Writer:
         self.random = Random(seed)
         self.number = 0
 
-    async def write(self, attempt: int, rank: int, data: bytes, *, tell: bool = True) -> None:
+    async def write(self, attempt: int, rank: int, data: bytes, *, announce: bool = True) -> None:
         kept = self.harness.others.outputs
         offset = len(kept.get((attempt, rank), b""))
         kept[(attempt, rank)] = kept.get((attempt, rank), b"") + data
-        if tell:
-            await self.tell(attempt, rank, offset, data)
+        if announce:
+            await self.announce(attempt, rank, offset, data)
 
-    async def tell(
+    async def announce(
         self, attempt: int, rank: int, offset: int, data: bytes, line: bytes = b""
     ) -> None:
         chunk = m.LogChunk(
@@ -169,7 +169,7 @@ async def test_following_loses_and_doubles_nothing(
     await harness.project(assigned(task, 1, ("n0", "n1")))
     random = Random(seed)
     writer = Writer(harness, task, seed)
-    await writer.write(1, 0, b"before anybody looked\n", tell=False)
+    await writer.write(1, 0, b"before anybody looked\n", announce=False)
     text = "schöne Grüße 東京 🚀\n".encode()
 
     async def write() -> None:
@@ -177,9 +177,9 @@ async def test_following_loses_and_doubles_nothing(
             rank = random.randrange(2)
             piece = text[random.randrange(len(text)) :] + random.randbytes(random.randrange(3))
             before = len(harness.others.outputs.get((1, rank), b""))
-            await writer.write(1, rank, piece, tell=random.random() < 0.6)
+            await writer.write(1, rank, piece, announce=random.random() < 0.6)
             if random.random() < 0.2:
-                await writer.tell(1, rank, before, piece)
+                await writer.announce(1, rank, before, piece)
             if random.random() < 0.3:
                 await asyncio.sleep(0.004)
         await end(harness, task, [(1, 0), (1, 1)])
@@ -199,8 +199,8 @@ async def test_the_state_of_an_unfinished_line_is_forwarded_and_is_not_output(
     async with served(harness) as url, following(url, task) as stream:
         async with asyncio.timeout(30):
             assert (await anext(stream)).data["text"] == "first\n"
-            await writer.tell(1, 0, 0, b"", b"of a line that has ended")
-            await writer.tell(1, 0, 6, b"", "\r 10% é".encode() + b"\xe6\x9d")
+            await writer.announce(1, 0, 0, b"", b"of a line that has ended")
+            await writer.announce(1, 0, 6, b"", "\r 10% é".encode() + b"\xe6\x9d")
             reply = (await anext(stream)).data
             assert (reply["offset"], reply["line"]) == (6, "\r 10% é")
             assert "text" not in reply
@@ -240,9 +240,9 @@ async def test_following_waits_for_output_that_is_late(
 
     async def late() -> None:
         await asyncio.sleep(0.05)
-        await writer.write(1, 0, b"late", tell=False)
+        await writer.write(1, 0, b"late", announce=False)
         await asyncio.sleep(0.1)
-        await writer.write(1, 0, b" later", tell=False)
+        await writer.write(1, 0, b" later", announce=False)
         harness.others.complete.add((1, 0))
 
     async with served(harness) as url, following(url, task) as stream, asyncio.TaskGroup() as group:
@@ -334,10 +334,10 @@ async def test_a_range_ends_where_its_times_become_exact(
 async def test_a_stream_has_time_stamps_on_request(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    """What is kept and what is told of live alike."""
+    """Stored output and live chunks behave the same."""
     task = (await harness.submitted(ann))["id"]
     writer = Writer(harness, task)
-    await writer.write(1, 0, "kept\nhalf é".encode()[:-1], tell=False)
+    await writer.write(1, 0, "kept\nhalf é".encode()[:-1], announce=False)
     harness.others.written = {(1, 0): [stamp(0, 1), stamp(5, 2)]}
     async with (
         served(harness) as url,
@@ -371,7 +371,7 @@ async def test_a_stream_has_time_stamps_on_request(
         reply = (await anext(stream)).data
         assert (reply["offset"], reply["text"]) == (10, "é\n")
         assert reply["timestamps"] == [written(10, 2), written(12, 3)]
-        await writer.tell(1, 0, 13, b"", b"\r 10%")
+        await writer.announce(1, 0, 13, b"", b"\r 10%")
         reply = (await anext(stream)).data
         assert (reply["line"], reply["timestamps"]) == ("\r 10%", [written(13, 1)])
 

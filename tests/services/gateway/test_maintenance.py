@@ -1,4 +1,4 @@
-"""Housekeeping bounds the tables; a new read model asks the owners for their facts."""
+"""Housekeeping bounds the tables; a new read model requests the events of the owners."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_old_events_are_deleted_a_page_at_a_time(harness: GatewayHarness) 
     "harness", [{"events_bytes_max": 1_048_576, "prune_rows_max": 40}], indirect=True
 )
 async def test_the_event_log_is_bounded_in_bytes(harness: GatewayHarness) -> None:
-    """Whatever tasks say: of 4 MB, in a hundred events, the newest megabyte is kept."""
+    """The log keeps the newest megabyte of 4 MB in a hundred events."""
     store = harness.gateway.ports.store
     long = "x" * 40_000
     await harness.project(*(a_node(f"n{number}", gpu_model=long) for number in range(100)))
@@ -159,7 +159,7 @@ async def test_an_unreadable_event_neither_stops_housekeeping_nor_stays(
     keys = sorted(events.rows)
     for key in (keys[0], keys[2], keys[3]):
         events.broken[key] = "column data cannot be decoded"
-    # While there is room, it stays: whoever mends it has lost nothing.
+    # While the limit allows it, a broken row stays: an operator who repairs it loses nothing.
     assert await drop(ends.bytes) == keys
     assert await drop(ends.bytes - rows[1].bytes_before) == keys
     assert await drop(ends.bytes - rows[1].bytes_before - 1) == keys[2:]

@@ -216,14 +216,14 @@ async def test_retry_of_a_live_task_is_refused_as_such(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     task = (await harness.submitted(ann, name="demo"))["id"]
-    for change, said in (
+    for change, current in (
         ((), "queued"),
         ((assigned(task), state(task, m.TaskState.RUNNING, 2)), "running"),
     ):
         await harness.project(*change)
         error = only(await ann.post(f"/v1/tasks/{task}/retry"), 409)
         assert (error["field"], error["value"]) == ("task_id", task)
-        assert error["message"] == f"the task is still {said}"
+        assert error["message"] == f"the task is still {current}"
         assert "PUT /v1/tasks/ID/goal" in error["fix"]
 
 
@@ -260,7 +260,7 @@ async def test_a_list_is_sorted_by_state_in_both_directions(
 
 def test_each_route_that_a_message_names_is_one_and_has_a_command() -> None:
     """Messages of services name routes; the command line shows its command instead."""
-    # The kinds of things that messages say to be absent, each with the route that lists them.
+    # The kinds of things that messages report as absent, each with the route that lists them.
     found = {f"GET /v1/{kind}s" for kind in ("task", "node", "group", "user", "team", "token")}
     for folder in ("services", "libs/contracts", "libs/pods"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -282,7 +282,7 @@ def test_each_route_that_a_message_names_is_one_and_has_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "said"),
+    ("method", "path", "body", "action"),
     [
         ("PUT", "goal", {"goal": "stop"}, "stop it"),
         ("PUT", "goal", {"goal": "pause"}, "pause it"),
@@ -298,12 +298,12 @@ async def test_the_refusal_for_another_users_task_names_the_requested_change(  #
     method: str,
     path: str,
     body: dict[str, Any] | None,
-    said: str,
+    action: str,
 ) -> None:
     task = (await harness.submitted(ann, name="demo"))["id"]
     error = only(await bob.request(method, f"/v1/tasks/{task}/{path}", json=body), 403)
     assert (error["field"], error["value"]) == ("task_id", task)
-    assert error["message"] == f"the task is ann's, and bob may not {said}"
+    assert error["message"] == f"the task is ann's, and bob may not {action}"
     assert error["fix"] == "ask ann or an administrator"
 
 

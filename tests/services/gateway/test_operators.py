@@ -163,7 +163,7 @@ async def test_a_quota_of_an_unknown_user_is_refused_unless_forced(
     assert "GET /v1/users lists them" in reply.json()["errors"][0]["fix"]
     assert (await admin.put("/v1/quotas?force=true", json=body)).status_code == 200
     await listed(admin, 1)
-    # A limit for somebody who has gone can be taken away.
+    # A limit of a user who no longer exists can be removed.
     gone = {"user": "someone-new", "unit": "gpus", "unlimited": True}
     assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
 
@@ -171,7 +171,7 @@ async def test_a_quota_of_an_unknown_user_is_refused_unless_forced(
 async def test_removing_a_limit_of_a_misspelt_user_is_refused(
     harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
-    """It would take nothing away, and nobody would notice."""
+    """Accepting it would remove nothing without a notice."""
     await harness.member("dana")
     body = {"user": "dana", "unit": "gpus", "limit": 3}
     assert (await admin.put("/v1/quotas", json=body)).status_code == 200
@@ -179,7 +179,7 @@ async def test_removing_a_limit_of_a_misspelt_user_is_refused(
     reply = await admin.put("/v1/quotas", json={"user": "dna", "unlimited": True})
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["fix"].startswith("did you mean dana?")
-    # Without a limit it is no mistake to say so of somebody who is there.
+    # Removing a limit that an existing user does not have is no mistake.
     gone = {"user": "dana", "unit": "gpus", "unlimited": True}
     for _ in range(2):
         assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
@@ -283,8 +283,8 @@ async def test_a_replay_is_carried_out_and_audited(
     wrong = {"service": "quota", "ids": ["received-z"]}
     assert (await admin.post("/v1/dead-letters:replay", json=wrong)).status_code == 404
     trail = (await admin.get("/v1/audit?limit=2")).json()["items"]
-    told_of = [(each["action"], each["target"], each["outcome"]) for each in trail]
-    assert told_of == [
+    recorded = [(each["action"], each["target"], each["outcome"]) for each in trail]
+    assert recorded == [
         ("dead-letters.replay", "quota: 1", "not-found"),
         ("dead-letters.replay", "quota: 1", "done"),
     ]

@@ -220,7 +220,7 @@ async def test_a_change_is_in_the_event_log_once(
     record = a_record("training")
     event = m.PolicyChanged(group="training", policy=record, version=3, changed_at=at(5))
     await harness.project(event)
-    # Said again, as after a reemit; the one behind it tells that it has been read.
+    # The event is published again, as after a reemit; the later one shows that it has been read.
     later = event.model_copy(update={"version": 4, "policy": a_record("training", version=4)})
     await harness.publish(event)
     await harness.project(later)

@@ -31,7 +31,7 @@ REPORTS = st.lists(
 def test_moving_samples_into_the_long_row_neither_loses_nor_doubles_any(
     sent: list[tuple[int, list[tuple[int, dict[str, float]]]]], points_max: int, values_max: int
 ) -> None:
-    """Both thin at their limits, at their own moments; until then both have the same points."""
+    """Both rows are thinned at their limits, at different times; until then they are equal."""
     limits = Limits(points_max=points_max, names_max=10, values_max=values_max)
 
     async def main() -> None:

@@ -110,7 +110,7 @@ async def test_the_first_poll_of_an_attempt_is_reported_once(
         return run["listening_at"] is not None
 
     await until(shown)
-    # An attempt that is over is not heard any more.
+    # Reports of an attempt that is over are not accepted any more.
     await harness.project(exited(tid), assigned(tid, 2))
     assert await polled() == [(tid, 1)]
     assert await polled(2) == [(tid, 1), (tid, 2)]
@@ -327,7 +327,7 @@ async def test_the_sdk_waits_until_its_checkpoints_are_accepted(harness: Gateway
             },
             stderr=asyncio.subprocess.PIPE,
         )
-        # Each answer moves the clock a little, so that there is room after a few of them.
+        # Each answer moves the clock a little, so that the rate limit admits more after a few.
         _, errors = await asyncio.wait_for(training_code.communicate(), 60)
     assert (errors, training_code.returncode) == (b"", 0)
     assert harness.others.checkpoints == 4
@@ -435,9 +435,9 @@ async def test_a_rank_that_the_run_does_not_have_reports_nothing(
     body = {"samples": [{"values": {"loss": 1}}]}
     task = await harness.submitted(ann, nodes=2, gpus_per_node=2)
     async with harness.client(run_token(task["id"])) as run:
-        # Before the run is projected, the task's size says which ranks there are; then its places.
-        for heard in ((), (assigned(task["id"], nodes=("n0", "n1")),)):
-            await harness.project(*heard)
+        # Before the run is projected, the task's size determines the ranks; then its places do.
+        for messages in ((), (assigned(task["id"], nodes=("n0", "n1")),)):
+            await harness.project(*messages)
             for rank, status in ((0, 202), (3, 202), (4, 422), (2**31 - 1, 422)):
                 reply = await run.post("/v1/run/metrics", json={**body, "rank": rank})
                 assert reply.status_code == status, reply.text

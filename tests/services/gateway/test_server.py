@@ -40,7 +40,7 @@ test_revoked_tokens_and_disabled_users_are_refused_at_once = (
     test_access.test_revoked_tokens_and_disabled_users_are_refused_at_once
 )
 test_users_and_teams = test_access.test_users_and_teams
-test_answers_are_what_the_description_says = test_app.test_answers_are_what_the_description_says
+test_answers_match_the_description = test_app.test_answers_match_the_description
 test_a_deleted_position_is_410_gone = test_events.test_a_deleted_position_is_410_gone
 test_a_process_that_does_not_project_follows_the_log_too = (
     test_events.test_a_process_that_does_not_project_follows_the_log_too
@@ -125,7 +125,7 @@ async def test_four_local_ranks_that_report_at_once_stay_in_the_gang(
                     "SHIFTWORK_WORLD_SIZE": "1",
                     "SHIFTWORK_URL": url,
                     "SHIFTWORK_RUN_TOKEN": run_token(task["id"]),
-                    # As torchrun sets them.
+                    # The variables that torchrun sets.
                     "RANK": str(rank),
                     "WORLD_SIZE": "4",
                     "TORCHELASTIC_RUN_ID": "none",

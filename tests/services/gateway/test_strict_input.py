@@ -194,8 +194,8 @@ async def test_numbers_and_dates_beyond_every_bound_are_not_5xx(harness: Gateway
         for target in FAR:
             reply = await admin.get(target)
             assert reply.status_code < 500, (target, reply.text)
-        for moment in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", 1e300, -1):
-            body = {"samples": [{"at": moment, "values": {"a": 1}}]}
+        for timestamp in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", 1e300, -1):
+            body = {"samples": [{"at": timestamp, "values": {"a": 1}}]}
             reply = await run.post("/v1/run/metrics", json=body)
             assert reply.status_code == 422, reply.text
             assert reply.json()["errors"][0]["field"] == "samples[0].at"
@@ -388,7 +388,7 @@ async def test_quoted_text_in_a_query_is_accepted(harness: GatewayHarness) -> No
     ],
 )
 async def test_a_name_that_stands_twice_is_refused(harness: GatewayHarness, body: bytes) -> None:
-    """Of the two values readers of JSON take different ones."""
+    """JSON parsers differ in which of the two values they use."""
     async with harness.client() as client:
         headers = {"content-type": "application/json"}
         reply = await client.post("/v1/tasks", content=body, headers=headers)

@@ -86,7 +86,7 @@ async def test_the_same_key_is_the_same_task(
     again = await ann.post("/v1/tasks", json=NEW, headers=key)
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == again.json()["id"]
-    # Submit's own fact first: only then does the next one heard have to be the scheduler's.
+    # Submit's own event first: only then must the next event be the scheduler's.
     await until(lambda: harness.reached(1))
     await harness.project(state(first.json()["id"], m.TaskState.RUNNING, 5, attempt=1))
     later = await ann.post("/v1/tasks", json=NEW, headers=key)
@@ -95,7 +95,7 @@ async def test_the_same_key_is_the_same_task(
     assert len((await ann.get("/v1/tasks")).json()["items"]) == 1
 
 
-async def test_a_dry_run_says_what_would_be_and_stores_nothing(
+async def test_a_dry_run_reports_what_would_happen_and_stores_nothing(
     harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
     await harness.project(a_node("n0"), a_node("n1"))
@@ -321,8 +321,8 @@ async def test_a_pod_request_is_stored_and_shown(
         env_from=(m.EnvSource(name="KEY", secret="user.ann.key", key="k"),),
         template=json.dumps(template, sort_keys=True),
     )
-    for who in (ann, admin):
-        shown = (await who.get(f"/v1/tasks/{task['id']}")).json()
+    for client in (ann, admin):
+        shown = (await client.get(f"/v1/tasks/{task['id']}")).json()
         assert {name: shown["pod"][name] for name in pod if name != "env_from"} == {
             name: value for name, value in pod.items() if name != "env_from"
         }

@@ -118,7 +118,7 @@ async def test_pages_join_to_the_whole_list_although_tasks_are_added_meanwhile(
             break
         if len(found) == 2:
             await harness.submitted(ann, name="newcomer", priority="normal")
-    # Nobody is missing and nobody comes twice; the newcomer may be among them.
+    # No task is missing and none appears twice; the new one may be among them.
     old = [each for each in found if each in {task["id"] for task in whole}]
     assert old == [task["id"] for task in whole]
     assert len(found) == len(set(found))
@@ -159,7 +159,7 @@ async def test_a_goal_of_an_ended_task_is_a_conflict(
     await harness.project(state(task["id"], m.TaskState.SUCCEEDED, 2, finished_at=at(9)))
 
     async def refused() -> bool:
-        """Once submit has heard of the end, too."""
+        """Once submit has received the end, too."""
         reply = await ann.put(f"/v1/tasks/{task['id']}/goal", json={"goal": "pause"})
         return (reply.status_code, reply.json().get("type")) == (409, "conflict")
 

@@ -65,7 +65,7 @@ class CrashError(Exception):
 
 @dataclass
 class LauncherHarness:
-    """Everything but the launcher survives ``crash``. It is also the platform that programs see."""
+    """A launcher and its platform; all but the launcher survives ``crash``."""
 
     nodes: int = 4
     clock: LoopClock = field(default_factory=LoopClock)
@@ -93,7 +93,7 @@ class LauncherHarness:
         del order
         return self.script
 
-    # As the SDK
+    # The calls of the SDK
 
     def should_preempt(self, run_id: RunId) -> bool:
         return run_id in self.wanted
@@ -141,7 +141,7 @@ class LauncherHarness:
             return await table[type(command)](tx, command)
 
     async def run_loops(self, times: int = 1) -> None:
-        """Both loops, one after the other; a crash starts a fresh launcher."""
+        """Run both loops in turn; a crash starts a fresh launcher."""
         for _ in range(times):
             try:
                 await self.launcher.act(self.epoch)

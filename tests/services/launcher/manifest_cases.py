@@ -29,7 +29,7 @@ NODE_LABELS = {
     "n0": {"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": "n0"},
     "n1": {"topology.kubernetes.io/zone": "b", "kubernetes.io/hostname": "n1"},
 }
-# What a site may say; nothing of it loosens the restricted profile.
+# What a site may configure; nothing of it loosens the restricted profile.
 SITES_POLICY: dict[str, Any] = {
     "default_image": "localhost/shiftwork/task:1",
     "image_pull_policy": "IfNotPresent",
@@ -189,7 +189,7 @@ CASES: dict[str, Case] = {
         ),
         node_labels=NODE_LABELS,
     ),
-    "all-that-a-site-may-say": Case(
+    "all-that-a-site-may-configure": Case(
         an_order(
             pod=PodRequest(
                 image="example/train@sha256:" + "0" * 64,

@@ -144,7 +144,7 @@ def test_unknown_gpu_memory_is_0() -> None:
         ("2,0", ["GPU-cc", "GPU-aa"]),
         (" 1 ", ["GPU-bb"]),
         ("GPU-b,GPU-a", ["GPU-bb", "GPU-aa"]),
-        # As CUDA does it: the first one that means nothing ends the list.
+        # As in CUDA, the first entry without meaning ends the list.
         ("0,7,1", ["GPU-aa"]),
         ("0,0", ["GPU-aa"]),
         ("GPU-", []),
@@ -168,7 +168,7 @@ def test_cuda_visible_devices_hides_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_real_library_is_asked() -> None:
-    """Whatever this machine has: GPUs, or the reason why there are none."""
+    """The library returns the GPUs of this machine, or the reason why there are none."""
     found = find_gpus()
     assert found.gpus or found.problem
     assert all(gpu.uuid and gpu.model for gpu in found.gpus)

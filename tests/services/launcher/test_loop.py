@@ -46,10 +46,10 @@ RUN = run_id()
 ENDLESS = Script(steps=100_000, step_seconds=0.5)
 
 
-def in_a_world(
+def with_a_harness(
     **more: Any,
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """A test in a world on virtual time."""
+    """A test with a harness on virtual time."""
 
     def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         @wraps(test)
@@ -61,7 +61,7 @@ def in_a_world(
             work: Coroutine[Any, Any, None] = main()
             virtually(work)
 
-        # pytest asks for what is left of the signature.
+        # pytest provides the fixtures of the remaining signature.
         import inspect
 
         signature = inspect.signature(test)
@@ -78,7 +78,7 @@ async def runs(harness: LauncherHarness) -> list[Run]:
         return await tx.select(Run)
 
 
-@in_a_world()
+@with_a_harness()
 async def test_the_inventory_is_published(harness: LauncherHarness) -> None:
     nodes = await harness.published(NodeChanged)
     assert [(node.node_id, node.version, node.node.ready) for node in nodes] == [
@@ -91,7 +91,7 @@ async def test_the_inventory_is_published(harness: LauncherHarness) -> None:
     assert len(await harness.published(InventoryListed)) == 1
 
 
-@in_a_world()
+@with_a_harness()
 async def test_a_run_from_assignment_to_its_forgotten_state(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(ranks=3))
     started = await harness.until_started()
@@ -110,7 +110,7 @@ async def test_a_run_from_assignment_to_its_forgotten_state(harness: LauncherHar
     assert past.attempt == 1
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_preemption_after_the_acknowledgement(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
@@ -123,7 +123,9 @@ async def test_preemption_after_the_acknowledgement(harness: LauncherHarness) ->
     assert saved.checkpoint.no == 1
 
 
-@in_a_world(script=Script(steps=100_000, step_seconds=0.5, save_every=1, obeys_preemption=False))
+@with_a_harness(
+    script=Script(steps=100_000, step_seconds=0.5, save_every=1, obeys_preemption=False)
+)
 async def test_a_gang_that_acknowledges_and_stays_is_ended_after_the_grace(
     harness: LauncherHarness,
 ) -> None:
@@ -135,11 +137,11 @@ async def test_a_gang_that_acknowledges_and_stays_is_ended_after_the_grace(
     assert exited.exit.kind is ExitKind.PREEMPTED
     assert timedelta(seconds=2) <= exited.exit.exited_at - before < timedelta(seconds=3.5)
     assert exited.checkpoint is not None
-    # Everything it saved until its exit was recorded is in what is said.
+    # The event contains everything that the task saved until its exit was recorded.
     assert harness.saved[-1] == (RUN, exited.checkpoint.step)
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_a_victim_without_an_acknowledgement_is_killed_on_the_schedulers_request(
     harness: LauncherHarness,
 ) -> None:
@@ -152,7 +154,7 @@ async def test_a_victim_without_an_acknowledgement_is_killed_on_the_schedulers_r
     assert (await harness.until_exited()).exit.kind is ExitKind.KILLED
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_signal_mode(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(spec=a_spec(2, mode=PreemptMode.SIGNAL), ranks=2))
     await harness.until_started()
@@ -162,7 +164,7 @@ async def test_signal_mode(harness: LauncherHarness) -> None:
     assert [rank.signal for rank in exited.exit.ranks] == [10, 10]
 
 
-@in_a_world(script=Script(steps=2, step_seconds=0.5, code=3, failing_rank=1))
+@with_a_harness(script=Script(steps=2, step_seconds=0.5, code=3, failing_rank=1))
 async def test_a_failing_rank_ends_the_gang(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(ranks=3))
     exited = await harness.until_exited()
@@ -170,12 +172,14 @@ async def test_a_failing_rank_ends_the_gang(harness: LauncherHarness) -> None:
     assert exited.exit.detail == "rank 1 ended with code 3"
 
 
-@in_a_world()
-async def test_killed_before_it_was_assigned(harness: LauncherHarness) -> None:
+@with_a_harness()
+async def test_a_run_that_is_killed_before_its_assignment_never_starts(
+    harness: LauncherHarness,
+) -> None:
     await harness.handle(a_kill())
     await harness.run_loops(3)
-    [stone] = await runs(harness)
-    assert stone.state is RunState.EARLY_REQUEST
+    [request] = await runs(harness)
+    assert request.state is RunState.EARLY_REQUEST
     await harness.handle(an_assignment())
     exited = await harness.until_exited()
     assert exited.exit.kind is ExitKind.KILLED
@@ -183,13 +187,13 @@ async def test_killed_before_it_was_assigned(harness: LauncherHarness) -> None:
     assert await harness.published(RunStarted) == []
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_killed_while_its_launch_is_under_way(harness: LauncherHarness) -> None:
     """The kill is recorded after the launch was asked for and before it was carried out."""
     await harness.handle(an_assignment())
     await harness.launcher.reconcile(harness.epoch)
     await harness.handle(a_kill())
-    # As the two loops may fall: the launch goes out while the end is being decided.
+    # The two loops may interleave so: the launch is sent while the end is being decided.
     acting = asyncio.ensure_future(harness.launcher.act(harness.epoch))
     await pause(0)
     await harness.launcher.reconcile(harness.epoch)
@@ -203,7 +207,7 @@ async def test_killed_while_its_launch_is_under_way(harness: LauncherHarness) ->
     )
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_a_node_lost_with_its_power(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
@@ -221,7 +225,7 @@ async def test_a_node_lost_with_its_power(harness: LauncherHarness) -> None:
     assert (await harness.published(NodeChanged, node_id="local-1"))[-1].node.ready
 
 
-@in_a_world(script=Script(steps=8, step_seconds=0.5))
+@with_a_harness(script=Script(steps=8, step_seconds=0.5))
 async def test_a_short_silence_costs_nothing(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
@@ -234,7 +238,7 @@ async def test_a_short_silence_costs_nothing(harness: LauncherHarness) -> None:
     assert len(await harness.published(NodeChanged)) == 4
 
 
-@in_a_world()
+@with_a_harness()
 async def test_calls_that_fail_are_tried_again(harness: LauncherHarness) -> None:
     harness.cluster.failure_rate = 0.5
     await harness.handle(*(an_assignment(task=f"task{letter}", ranks=2) for letter in "abcd"))
@@ -244,7 +248,7 @@ async def test_calls_that_fail_are_tried_again(harness: LauncherHarness) -> None
     assert len(harness.cluster.starts) == len(set(harness.cluster.starts)) == 8
 
 
-@in_a_world()
+@with_a_harness()
 async def test_a_failed_action_that_is_no_longer_wanted_is_not_due_for_ever(
     harness: LauncherHarness,
 ) -> None:
@@ -261,7 +265,7 @@ async def test_a_failed_action_that_is_no_longer_wanted_is_not_due_for_ever(
     assert asked is None or asked > 0
 
 
-@in_a_world()
+@with_a_harness()
 async def test_a_timer_that_ended_a_hair_early_is_followed_by_a_pause(
     harness: LauncherHarness,
 ) -> None:
@@ -283,7 +287,7 @@ async def test_a_timer_that_ended_a_hair_early_is_followed_by_a_pause(
     assert harness.cluster.starts == [(RUN, 0)]
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_a_run_without_a_row_is_ended(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(ranks=2))
     await harness.until_started()
@@ -312,7 +316,7 @@ async def steps_within(harness: LauncherHarness, seconds: float) -> int:
     return count
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_ending_a_run_without_a_row_pauses_between_tries(
     harness: LauncherHarness,
 ) -> None:
@@ -326,7 +330,7 @@ async def test_ending_a_run_without_a_row_pauses_between_tries(
     assert harness.cluster.runs == {}
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_a_deposed_launcher_that_may_not_fence_a_node_goes_on(
     harness: LauncherHarness,
 ) -> None:
@@ -340,7 +344,7 @@ async def test_a_deposed_launcher_that_may_not_fence_a_node_goes_on(
     assert "local-0" not in harness.cluster.fenced
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_ports_are_leased_apart(harness: LauncherHarness) -> None:
     await harness.handle(*(an_assignment(task=f"task{letter}") for letter in "abc"))
     await harness.run_loops(3)
@@ -381,7 +385,7 @@ def test_a_port_of_another_program_is_skipped() -> None:
     virtually(main())
 
 
-@in_a_world(script=ENDLESS, limits=limits(ports=PortRange(23_000, 23_000)))
+@with_a_harness(script=ENDLESS, limits=limits(ports=PortRange(23_000, 23_000)))
 async def test_without_a_free_port_a_gang_waits(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(task="taska"), an_assignment(task="taskb"))
     await harness.run_loops(5)
@@ -391,7 +395,7 @@ async def test_without_a_free_port_a_gang_waits(harness: LauncherHarness) -> Non
     await harness.until_started(task="taskb")
 
 
-@in_a_world(script=Script(steps=3, step_seconds=0.5))
+@with_a_harness(script=Script(steps=3, step_seconds=0.5))
 async def test_a_gang_whose_ranks_are_pending_for_a_while(harness: LauncherHarness) -> None:
     harness.cluster.pending_seconds_max = 20.0
     await harness.handle(an_assignment(ranks=3))
@@ -400,7 +404,7 @@ async def test_a_gang_whose_ranks_are_pending_for_a_while(harness: LauncherHarne
     assert delayed
     assert all(event.noted_at <= started.started_at for event in delayed)
     assert delayed[0].detail == "rank 0 on local-0: not started yet"
-    # Said only when it changes, and not all the time.
+    # It is published only when it changes.
     texts = [(event.ranks, event.detail) for event in delayed]
     assert all(one != other for one, other in itertools.pairwise(texts))
     times = [event.noted_at for event in delayed]
@@ -408,7 +412,7 @@ async def test_a_gang_whose_ranks_are_pending_for_a_while(harness: LauncherHarne
     assert (await harness.until_exited()).exit.kind is ExitKind.OK
 
 
-@in_a_world(script=ENDLESS)
+@with_a_harness(script=ENDLESS)
 async def test_a_pending_gang_that_is_killed(harness: LauncherHarness) -> None:
     harness.cluster.pending_seconds_max = 50.0
     await harness.handle(an_assignment(ranks=3))
@@ -440,14 +444,14 @@ def test_a_refused_launch_is_cleaned_up(fault: Fault, kind: ExitKind) -> None:
     virtually(main())
 
 
-@in_a_world(script=ENDLESS, limits=limits(actions_parallel_max=1))
+@with_a_harness(script=ENDLESS, limits=limits(actions_parallel_max=1))
 async def test_a_flood_of_launches_does_not_delay_ends(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(task="first"))
     await harness.until_started(task="first")
     tasks = [f"t{letter}" for letter in "abcdefghijklmnopqrst"]
     await harness.handle(*(an_assignment(task=task) for task in tasks))
     await harness.launcher.reconcile(harness.epoch)
-    # Some of them before the next look, and the loop asks to go on at once.
+    # It launches some of them before the next scan, and the loop continues at once.
     assert await harness.launcher.act(harness.epoch) == 0.0
     launched = len(harness.cluster.runs) - 1
     assert 0 < launched < 8
@@ -459,9 +463,9 @@ async def test_a_flood_of_launches_does_not_delay_ends(harness: LauncherHarness)
         await harness.until_started(task=task)
 
 
-@in_a_world()
+@with_a_harness()
 async def test_a_runtime_that_cannot_be_scanned(harness: LauncherHarness) -> None:
-    """Nothing is concluded, and it is looked at again."""
+    """The launcher concludes nothing and scans again."""
     await harness.handle(an_assignment())
     await harness.until_started()
 
@@ -479,10 +483,10 @@ async def test_a_runtime_that_cannot_be_scanned(harness: LauncherHarness) -> Non
 
 
 class _Blind:
-    """A runtime that cannot be looked at."""
+    """A runtime that cannot be scanned."""
 
-    def __init__(self, runtime: Any, look: Any) -> None:
-        self._runtime, self.list = runtime, look
+    def __init__(self, runtime: Any, scan: Any) -> None:
+        self._runtime, self.list = runtime, scan
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runtime, name)
@@ -585,7 +589,7 @@ class ObeysAnother(FakeRuntime):
             return await super().list()
         self.asked += 1
         await pause(0.001)
-        # As a connection that the other side ends.
+        # Like a connection that the other side ends.
         self._cluster.changed()
         raise RuntimeDeniedError("epoch 1 is over, 57 commands this node")
 
@@ -596,7 +600,7 @@ async def turn_for_ever(loop: Loop, epoch: int) -> None:
         await loop.wake.wait(loop.tick_seconds if seconds is None else seconds)
 
 
-@in_a_world()
+@with_a_harness()
 async def test_a_runtime_that_obeys_another_launcher_is_retried_and_reported(
     harness: LauncherHarness,
 ) -> None:
@@ -611,7 +615,7 @@ async def test_a_runtime_that_obeys_another_launcher_is_retried_and_reported(
         ]
         await pause(30)
     assert "57 commands this node" in harness.launcher.problem
-    # Every second, the most that this world's limits say.
+    # Every second, as often as the limits of this harness allow.
     assert 10 < runtime.asked < 50
     published = [each["event"] for each in logs if each["log_level"] in ("warning", "error")]
     assert published == ["the runtime obeys another launcher"]

@@ -101,7 +101,7 @@ def test_text_that_kubernetes_would_expand_arrives_unchanged() -> None:
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
-    """As Kubernetes does: ``$$`` is one ``$``, ``$(NAME)`` a known variable's value."""
+    """Expand as Kubernetes does: ``$$`` is one ``$``, ``$(NAME)`` a known variable's value."""
     found, at = "", 0
     while at < len(text):
         if text[at] == "$" and text[at + 1 : at + 2] == "$":
@@ -215,7 +215,7 @@ def orders(draw: Draw[Any], pod: PodRequest | None = None) -> RunOrder:
 POLICIES = [
     PodPolicy(),
     PodPolicy(sdk_image="sdk:1", read_only_root=True),
-    CASES["all-that-a-site-may-say"].policy,
+    CASES["all-that-a-site-may-configure"].policy,
 ]
 LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
@@ -326,21 +326,21 @@ NUMBERS = [0, 1, 5, 80, 6006, 10_001, -1, 2**40]
 ANYTHING = st.sampled_from([None, True, False, [], {}, *WORDS, *NUMBERS])
 
 
-def said_of(node: Node) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one for each kind
+def values_of(node: Node) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one for each kind
     """Values as the table of fields has them, right and wrong ones."""
     if isinstance(node, Forbidden):
         return st.sampled_from([*node.harmless, *node.harmless, None, *WORDS, *NUMBERS])
     if isinstance(node, NeedsPermission):
         harmless = [st.sampled_from(node.harmless)] * 2 if node.harmless else []
-        return st.one_of(*harmless, said_of(node.of))
+        return st.one_of(*harmless, values_of(node.of))
     if isinstance(node, SidecarOnly):
-        return said_of(node.of)
+        return values_of(node.of)
     if isinstance(node, Leaf):
         return LEAVES[node.kind]
     if isinstance(node, Mapped):
         return st.dictionaries(st.sampled_from(WORDS), ANYTHING, max_size=2)
     if isinstance(node, Items):
-        return st.lists(st.deferred(lambda: said_of(node.of)), max_size=2)
+        return st.lists(st.deferred(lambda: values_of(node.of)), max_size=2)
     assert isinstance(node, Struct)
     return parts_of(node)
 
@@ -349,7 +349,7 @@ def parts_of(node: Struct) -> st.SearchStrategy[Any]:
     """The required fields and at most two others; what is never let through is rarer."""
 
     def part(name: str) -> st.SearchStrategy[Any]:
-        return st.deferred(lambda: said_of(node.fields[name]))
+        return st.deferred(lambda: values_of(node.fields[name]))
 
     others = [
         name
@@ -439,7 +439,7 @@ TRIED: list[Json] = [
 
 
 def joined(parts: list[Json]) -> Json:
-    """One template with what all of them say; lists are put behind one another."""
+    """One template with the contents of all of them; lists are concatenated."""
     found: Any = {}
     for part in parts:
         found = _joined(found, part)
@@ -468,8 +468,8 @@ TAKEN = [template for template in TRIED if lets_through(template)]
 TEMPLATES = st.one_of(
     st.lists(st.sampled_from(TAKEN), min_size=1, max_size=3).map(joined),
     st.lists(st.sampled_from(TRIED), min_size=1, max_size=2).map(joined),
-    said_of(template_fields.TEMPLATE),
-    st.tuples(st.sampled_from(TAKEN), said_of(template_fields.POD_SPEC)).map(
+    values_of(template_fields.TEMPLATE),
+    st.tuples(st.sampled_from(TAKEN), values_of(template_fields.POD_SPEC)).map(
         lambda both: joined([both[0], {"spec": both[1]}])
     ),
 )
@@ -499,9 +499,9 @@ def keeps_what_was_there(pod: Json, before: Json) -> None:
     spec, old = pod["spec"], before["spec"]
     for name, value in old.items():
         assert name in LISTED or spec[name] == value
-    # What else is said changes nothing that Kubernetes would not do by itself, or is the pod's own.
-    said = {name: value for name, value in spec.items() if name not in old}
-    assert all(name in OWN or value in (False, "ClusterFirst") for name, value in said.items())
+    # Other fields have Kubernetes' own defaults, or are the pod's own.
+    fields = {name: value for name, value in spec.items() if name not in old}
+    assert all(name in OWN or value in (False, "ClusterFirst") for name, value in fields.items())
     for name in ("volumes", "tolerations"):
         assert spec[name][: len(old[name])] == old[name]
     assert spec.get("initContainers", [])[: len(old.get("initContainers", []))] == old.get(

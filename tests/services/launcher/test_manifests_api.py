@@ -1,5 +1,5 @@
 """The objects of runs before a real API server, which stores nothing of them (dry run): it takes
-them, and its Pod Security admission says of every pod what our oracle says.
+them, and its Pod Security admission agrees with our oracle about every pod.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ def after_failures(row: NodeRow, *task_ids: str, seconds: float = 0.0) -> NodeRo
     return row
 
 
-def looked_at(row: NodeRow, seconds: float) -> NodeRow:
-    stock = update_inventory([row], a_listing(nodes=1), lambda _: False, at(seconds), LEASES)
-    return stock.rows[0] if stock.rows else row
+def observed(row: NodeRow, seconds: float) -> NodeRow:
+    changes = update_inventory([row], a_listing(nodes=1), lambda _: False, at(seconds), LEASES)
+    return changes.rows[0] if changes.rows else row
 
 
 def test_a_node_is_quarantined_after_failed_starts_of_different_tasks_in_a_row() -> None:
@@ -81,10 +81,10 @@ def test_a_start_that_works_forgets_the_failures() -> None:
 
 def test_a_quarantine_ends_by_itself_and_the_next_one_is_longer_up_to_the_most() -> None:
     row = after_failures(a_row(), "t1", "t2", "t3")
-    assert looked_at(row, 599).node.quarantined
-    stock = update_inventory([row], a_listing(nodes=1), lambda _: False, at(599), LEASES)
-    assert stock.due_at == at(600)
-    row = looked_at(row, 600)
+    assert observed(row, 599).node.quarantined
+    changes = update_inventory([row], a_listing(nodes=1), lambda _: False, at(599), LEASES)
+    assert changes.due_at == at(600)
+    row = observed(row, 600)
     assert (row.node.schedulable, row.node.quarantined, row.version) == (True, False, 3)
     row = after_failures(row, "t4", seconds=700)
     assert row.quarantined_until == at(700 + 1000)
@@ -93,13 +93,13 @@ def test_a_quarantine_ends_by_itself_and_the_next_one_is_longer_up_to_the_most()
 def test_uncordon_ends_a_quarantine_and_forgets_the_failures() -> None:
     row = cordon(after_failures(a_row(), "t1", "t2", "t3"), True, at(5))
     assert (row.node.schedulable, row.node.quarantined, row.failed_starts) == (True, False, 0)
-    assert looked_at(row, 6) == row
+    assert observed(row, 6) == row
 
 
 def test_a_cordoned_node_stays_cordoned_when_its_quarantine_ends() -> None:
     row = cordon(after_failures(a_row(), "t1", "t2", "t3"), False, at(5))
     assert row.node.quarantined
-    row = looked_at(row, 700)
+    row = observed(row, 700)
     assert (row.node.schedulable, row.node.quarantined) == (False, False)
 
 
@@ -173,7 +173,7 @@ async def hang(harness: LauncherHarness, *tasks: str, nodes: tuple[int, ...] = (
     return {row.node_id for row in rows if row.quarantined_until is not None}
 
 
-async def a_world_in_which_nothing_starts() -> LauncherHarness:
+async def a_harness_in_which_nothing_starts() -> LauncherHarness:
     harness = LauncherHarness(nodes=3)
     harness.cluster.pending_seconds_max = 1e9
     await harness.start()
@@ -183,7 +183,7 @@ async def a_world_in_which_nothing_starts() -> LauncherHarness:
 
 def test_a_node_on_which_starts_hang_is_quarantined() -> None:
     async def main() -> None:
-        harness = await a_world_in_which_nothing_starts()
+        harness = await a_harness_in_which_nothing_starts()
         assert await hang(harness, "adaa", "bobb") == set()
         assert await hang(harness, "annc") == {"local-0"}
 
@@ -192,7 +192,7 @@ def test_a_node_on_which_starts_hang_is_quarantined() -> None:
 
 def test_one_owner_whose_starts_hang_everywhere_takes_one_node_from_the_others() -> None:
     async def main() -> None:
-        harness = await a_world_in_which_nothing_starts()
+        harness = await a_harness_in_which_nothing_starts()
         assert await hang(harness, "adaa", "adab", "adac") == {"local-0"}
         for node in (1, 2):
             tasks = [f"ada{letter}{'abc'[node]}" for letter in "defgh"]
@@ -204,7 +204,7 @@ def test_one_owner_whose_starts_hang_everywhere_takes_one_node_from_the_others()
 
 def test_of_a_gang_only_the_nodes_that_have_not_begun_count() -> None:
     async def main() -> None:
-        harness = await a_world_in_which_nothing_starts()
+        harness = await a_harness_in_which_nothing_starts()
         harness.cluster.pending_nodes = frozenset({"local-1"})
         assert await hang(harness, "adaa", "bobb", "annc", nodes=(0, 1)) == {"local-1"}
 
@@ -213,7 +213,7 @@ def test_of_a_gang_only_the_nodes_that_have_not_begun_count() -> None:
 
 def test_a_run_that_somebody_ends_before_it_begins_counts_against_no_node() -> None:
     async def main() -> None:
-        harness = await a_world_in_which_nothing_starts()
+        harness = await a_harness_in_which_nothing_starts()
         for task in ("adaa", "bobb", "annc", "eved"):
             await harness.handle(
                 an_assignment().model_copy(update={"task_id": task, "owner": task})
@@ -227,7 +227,7 @@ def test_a_run_that_somebody_ends_before_it_begins_counts_against_no_node() -> N
 
 
 def test_a_node_that_cannot_start_a_run_is_quarantined() -> None:
-    """As a supervisor that has no room for its records: it answers, and nothing starts."""
+    """A supervisor without space for its records behaves so: it answers, and nothing starts."""
 
     async def main() -> None:
         harness = LauncherHarness(nodes=3)

@@ -14,7 +14,7 @@ TOKEN = make_run_token(KEY, run_id())
 
 
 def test_the_whole_environment_of_a_first_attempt() -> None:
-    """Nothing else reaches a task but what the runtime adds: the context's path, the devices."""
+    """The runtime adds only the path of the context and the devices."""
     run = a_run(RunState.ASSIGNED, ranks=2, spec=a_spec(2))
     run = replace(run, placements=placements(2, gpus=(1, 3)))
     order = build_order(run, 23_456, SITE)

@@ -27,7 +27,7 @@ UIDS = range(390_000, 390_004)
 
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if run by root."""
+    """Pretend that root runs the process."""
     monkeypatch.setattr(subject.os, "geteuid", lambda: 0)
 
 
@@ -79,7 +79,7 @@ def test_an_ordinary_user_needs_no_choice_and_has_none(
 ) -> None:
     monkeypatch.setattr(subject.os, "geteuid", lambda: 1000)
     assert task_users(Choice(), tmp_path) is None
-    # As in scripts for everybody.
+    # Scripts for many machines set it so.
     assert task_users(Choice(as_root=True), tmp_path) is None
     with pytest.raises(ValueError, match="only root can run tasks as other users"):
         task_users(Choice(users="300000-300009"), tmp_path)

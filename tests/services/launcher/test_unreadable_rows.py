@@ -48,7 +48,7 @@ def test_a_cordon_in_a_row_that_cannot_be_read_is_not_lifted() -> None:
         await harness.run_loops(3)
         assert len(await harness.published(NodeChanged)) == published
         assert [each.id for each in harness.store.unreadable(NodeRow)] == ["local-0"]
-        # The other node is looked after as ever.
+        # The other node is managed as before.
         await harness.command(SetSchedulable(node_id="local-1", schedulable=False))
         assert len(await harness.published(NodeChanged)) == published + 1
         repair(harness, NodeRow)
@@ -79,7 +79,7 @@ def test_runs_start_and_end_on_a_node_that_cannot_be_read() -> None:
         async with running_cluster(LauncherHarness(nodes=1)) as harness:
             await harness.handle(an_assignment())
             await harness.run_loops()
-            # It is started, and nobody notes it: the next leader's first look shows it.
+            # It starts before a leader records it: the next leader's first scan shows it.
             await harness.launcher.act(harness.epoch)
             break_row(harness, NodeRow, "local-0", column="labels")
             assert not await harness.published(RunStarted)

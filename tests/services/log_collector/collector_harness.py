@@ -132,7 +132,7 @@ async def stored(archive: Archive, rank: int = 0) -> bytes:
 
 
 async def times_of(archive: Archive, row: OutputRow) -> list[Timestamp]:
-    """The time stamps that count: as many as the database says."""
+    """The timestamps that count: as many as the database has."""
     key = key_of(row.rank, row.attempt)
     found = await archive.timestamps(key, 0, row.timestamps)
     assert len(found) == row.timestamps

@@ -45,7 +45,7 @@ class Container:
 
     def _time(self) -> str:
         number = next(self.clock)
-        # As Go writes it: without zeros at the end.
+        # Go writes it so: without trailing zeros.
         fraction = f"{number % 10**9:09}".rstrip("0")
         minutes, seconds = divmod(number // 10**9, 60)
         return f"2026-01-01T00:{minutes:02}:{seconds:02}{'.' + fraction if fraction else ''}Z"

@@ -186,7 +186,7 @@ async def test_unreadable_output_is_waited_for_but_not_for_ever() -> None:
     await harness.handle(started(attempt=2), exited(attempt=2, seconds=200))
     await harness.settle()
     assert not (await harness.rows(RunRow))[1].collected
-    harness.clock.moment = at(200 + 301)
+    harness.clock.current_time = at(200 + 301)
     await harness.settle()
     assert (await harness.rows(RunRow))[1].collected
     assert await harness.archive.read(key_of(attempt=2), 0, 1000) == (
@@ -283,7 +283,7 @@ async def test_bytes_during_a_slow_sync_are_copied_and_recorded_next(source: Mem
     assert [row.collected for row in await harness.rows(RunRow)] == [True]
 
 
-async def test_a_new_leader_goes_on_where_the_database_says(source: MemorySource) -> None:
+async def test_a_new_leader_goes_on_where_the_database_ends(source: MemorySource) -> None:
     archive = MemoryArchive()
     harness = await collecting(source, archive)
     await harness.handle(started(2))

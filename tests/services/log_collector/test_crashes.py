@@ -1,4 +1,4 @@
-"""Whatever dies at whatever moment, no byte of an output is lost or there twice."""
+"""Whichever process dies at whichever time, no byte of an output is lost or stored twice."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class CrashingArchive:
 
 
 class Forgetful(MemorySource):
-    """Drops what it is told that it need not keep; asked for it, it has nothing."""
+    """Drops what it no longer needs to keep; a later read of it fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,9 +113,7 @@ class Forgetful(MemorySource):
     ) -> Sequence[ReadResult | None]:
         for request in requests:
             gone = self.dropped.get(request.address.key, 0)
-            assert request.offset >= gone, (
-                f"asks for byte {request.offset}, and {gone} were dropped"
-            )
+            assert request.offset >= gone, f"reads byte {request.offset}, and {gone} were dropped"
         return await super().read(requests, bytes_max)
 
     async def stored(self, stored: Sequence[Stored]) -> None:
@@ -140,7 +138,7 @@ class Written(Forgetful):
         super().append(key, data)
 
     def check_is_not_before(self, rank: int, found: list[Timestamp]) -> None:
-        """No byte was written later than its time stamp says."""
+        """No byte was written later than its timestamp."""
         for came in self.came.get(key_of(rank), []):
             covering = [each for each in found if each.offset <= came.offset]
             assert covering[-1].at >= came.at

@@ -148,7 +148,7 @@ GRAIN = IndexGrain(seconds=10, bytes=50)
     st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), min_size=1, max_size=30),
     st.floats(-10, 1000),
 )
-# Two entries of one moment, which is the one that is asked for.
+# Two entries of one time, which is the requested one.
 @example([(0.0, 10), (0.0, 40), (0.0, 1)], 0.0)
 def test_since_never_skips_and_is_as_fine_as_the_index(
     collected: list[tuple[float, int]], since_s: float
@@ -168,7 +168,7 @@ def test_since_never_skips_and_is_as_fine_as_the_index(
     assert start <= first
     early = [when for when, begin in history if start <= begin < first]
     assert all(since - at(when) <= timedelta(seconds=GRAIN.seconds) for when in early)
-    # The store gives only the entries around the moment: the answer is the same.
+    # The store gives only the entries around the requested time: the answer is the same.
     before = [entry for entry in entries.values() if entry.first_at < since]
     after = [entry for entry in entries.values() if entry.first_at >= since]
     around = before[-1:] + after[:1]
@@ -219,5 +219,7 @@ PACE = Pace()
         (5000, False, 9.0, 1.0),
     ],
 )
-def test_the_pace(outputs: int, more: bool, quiet: float, seconds: float | None) -> None:
+def test_the_scan_interval_depends_on_outputs_and_silence(
+    outputs: int, more: bool, quiet: float, seconds: float | None
+) -> None:
     assert next_scan_seconds(PACE, outputs=outputs, more=more, quiet_seconds=quiet) == seconds

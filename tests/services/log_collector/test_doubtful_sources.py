@@ -1,4 +1,4 @@
-"""A source that cannot say for certain what there is: nothing is completed, and nothing is lost."""
+"""A source that cannot report with certainty: nothing is completed, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.services.log_collector.collector_harness import (
 
 
 class Doubtful(MemorySource):
-    """Cannot say for certain, until it can; remembers what it was asked and told."""
+    """Cannot report with certainty, until it can; records its requests and notifications."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,8 +131,8 @@ async def test_unrecorded_bytes_are_kept_if_the_source_stays_silent() -> None:
     await harness.copy_and_record()
     harness.clock.advance(301)
     await harness.settle()
-    mark = b"[shiftwork: output is missing from here on: its source did not answer]\n"
-    assert await stored(archive) == b"recorded|the only copy" + mark
+    notice = b"[shiftwork: output is missing from here on: its source did not answer]\n"
+    assert await stored(archive) == b"recorded|the only copy" + notice
     assert (await harness.rows(RunRow))[0].collected
 
 

@@ -141,7 +141,7 @@ async def _is_read_by_agent(site: Site, reading: Reading) -> bool:
     return not (logs or result.unsure or result.data)
 
 
-async def test_an_agent_that_is_away_for_a_moment_is_waited_for(site: Site) -> None:
+async def test_an_agent_that_is_briefly_unreachable_is_waited_for(site: Site) -> None:
     container = site.node("n0").create("t1-1-0")
     agent = await site.agent("n0")
     reading = Reading(await site.source(fallback_seconds=60.0))
@@ -238,7 +238,7 @@ async def test_a_wrong_token_is_reported(site: Site, capsys: pytest.CaptureFixtu
 
 
 async def test_a_pod_without_a_log_file_is_read_from_the_api_server_too(site: Site) -> None:
-    """The agent looks into a folder that is not the node's: everything is absent there."""
+    """The agent reads a folder that is not the node's: everything is absent there."""
     container = site.node("n0").create("t1-1-0")
     container.write(b"x\n")
     container.end()
@@ -265,7 +265,7 @@ async def test_a_broken_stream_continues_where_it_was(site: Site) -> None:
         container.write(b"line %d\n" % number)
 
     async def done() -> bool:
-        await reading.once()  # that it broke off is a problem, and passes
+        await reading.once()  # the interruption is reported as a problem, which then clears
         return len(reading.data) == 42
 
     await until(done)
@@ -287,8 +287,8 @@ async def test_a_followed_log_may_be_rotated(site: Site) -> None:
 
 @pytest.mark.parametrize("seen", [True, False])
 async def test_a_missed_rotation_is_noted(site: Site, seen: bool) -> None:
-    """A new collector finds only the newest file: the place is found by its bytes, or it is said
-    that something may be missing."""
+    """A new collector finds only the newest file: it finds the place by its bytes, or it
+    reports that something may be missing."""
     container = site.node("n0").create("t1-1-0")
     container.write(b"in a file that is rotated away\n" * 3)
     first = bytes(container.output)

@@ -91,7 +91,7 @@ async def lines_each_second(harness: CollectorHarness, source: MemorySource) -> 
         harness.clock.advance(1)
 
 
-async def test_since_begins_with_the_first_bytes_of_the_moment(
+async def test_since_begins_with_the_first_bytes_of_that_time(
     harness: CollectorHarness, source: MemorySource
 ) -> None:
     await lines_each_second(harness, source)
@@ -111,7 +111,7 @@ async def upgrade(harness: CollectorHarness) -> None:
     await harness.copy_and_record()
 
 
-async def test_since_begins_with_the_entry_of_the_moment_where_no_times_are_kept(
+async def test_since_begins_with_the_entry_of_that_time_where_no_timestamps_are_kept(
     harness: CollectorHarness, source: MemorySource
 ) -> None:
     await lines_each_second(harness, source)
@@ -122,7 +122,7 @@ async def test_since_begins_with_the_entry_of_the_moment_where_no_times_are_kept
     later = await harness.ask(read(since=at(50)))
     assert (later.offset, later.data) == (400, b"")
     # New output has its time stamps, and what is older is not skipped for that.
-    harness.clock.moment = at(500)
+    harness.clock.current_time = at(500)
     source.append(key_of(), b"new\n")
     await harness.settle()
     for seconds, offset in [(0, 0), (35, 240), (50, 400), (500, 400), (501, 404)]:
@@ -181,7 +181,7 @@ async def test_times_of_older_output_are_called_approximate(
 ) -> None:
     await lines_each_second(harness, source)
     await upgrade(harness)
-    harness.clock.moment = at(500)
+    harness.clock.current_time = at(500)
     source.append(key_of(), b"new\n")
     await harness.copy_and_record()
     reply = await harness.ask(read(timestamps=True))
@@ -194,10 +194,10 @@ async def test_times_of_older_output_are_called_approximate(
     assert (published(new), new.approximate) == ([(400, 500)], False)
 
 
-async def test_since_skips_nothing_of_its_own_moment(
+async def test_since_skips_nothing_of_its_own_time(
     store: Store, platform: MemoryPlatform, source: MemorySource
 ) -> None:
-    """Much at once makes several entries of one moment."""
+    """Much output at once makes several entries of one time."""
     settings = settings_with(index_bytes=4096)
     harness = await collecting(source, settings=settings, platform=platform, store=store)
     await harness.handle(started())

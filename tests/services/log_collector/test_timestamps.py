@@ -50,7 +50,7 @@ async def test_a_clock_that_is_set_back_repeats_the_last_time(
 ) -> None:
     await harness.handle(started())
     for seconds in (10, 3, 9, 11):
-        harness.clock.moment = at(seconds)
+        harness.clock.current_time = at(seconds)
         source.append(key_of(), b"a line\n")
         await harness.copy_and_record()
     await harness.settle()
@@ -60,7 +60,7 @@ async def test_a_clock_that_is_set_back_repeats_the_last_time(
 
 
 class Dated(MemorySource):
-    """Says when each line was written: a second after the one before."""
+    """Reports when each line was written: a second after the one before."""
 
     async def read(
         self, requests: Sequence[ReadRequest], bytes_max: int
@@ -87,7 +87,7 @@ async def test_the_times_of_the_source_are_kept() -> None:
     harness = await collecting(source)
     await harness.handle(started(), exited())
     source.append(key_of(), b"one\ntwo\n\r 10%\r 20%\nfour\nfive: in the future\n")
-    harness.clock.moment = at(3.5)
+    harness.clock.current_time = at(3.5)
     await harness.settle()
     assert await stored(harness.archive) == b"one\ntwo\n\r 20%\nfour\nfive: in the future\n"
     (row,) = await harness.rows(OutputRow)
@@ -108,7 +108,7 @@ async def test_a_read_in_the_middle_of_a_line_goes_on_with_its_time() -> None:
     harness = await collecting(source, settings=settings)
     await harness.handle(started(), exited())
     source.append(key_of(), b"x" * 5000 + b"\nnext\n")
-    harness.clock.moment = at(100)
+    harness.clock.current_time = at(100)
     await harness.settle()
     (row,) = await harness.rows(OutputRow)
     found = await times_of(harness.archive, row)
@@ -122,17 +122,17 @@ async def test_the_only_copy_keeps_its_times(source: MemorySource) -> None:
         archive = MemoryArchive()
         harness = await collecting(source, archive)
         await harness.handle(started())
-        harness.clock.moment = at(0)
+        harness.clock.current_time = at(0)
         source.append(key_of(), b"recorded|")
         await harness.settle()
         for seconds in (100, 101):
-            harness.clock.moment = at(seconds)
+            harness.clock.current_time = at(seconds)
             source.append(key_of(), b"only")
             await harness.step("copy")
         if damaged:
             await archive.write([Write(key_of(), 9, b"", (Timestamp(0, at(0)),), 1)])
         source.outputs.clear()
-        harness.clock.moment = at(200)
+        harness.clock.current_time = at(200)
         await harness.restart()
         await harness.handle(exited())
         await harness.settle()
@@ -150,7 +150,7 @@ async def test_times_go_on_where_an_old_version_kept_none(source: MemorySource) 
     source.append(key_of(), b"before\n")
     await harness.settle()
     await without_times(harness)
-    harness.clock.moment = at(500)
+    harness.clock.current_time = at(500)
     await harness.restart()
     source.append(key_of(), b"after\n")
     await harness.settle()

@@ -87,7 +87,7 @@ def test_a_limit_over_every_group_has_a_subject() -> None:
     assert group_token(Quota(group="train")) == "train"
 
 
-def test_what_a_gang_holds() -> None:
+def test_a_gang_holds_the_gpus_and_nodes_of_its_placements() -> None:
     held_gpus = ((0, 1), (3,), ())
     gang = [Placement(rank=n, node_id=f"n{n}", gpus=gpus) for n, gpus in enumerate(held_gpus)]
     assert held(gang) == (3, 3)

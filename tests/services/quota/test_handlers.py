@@ -216,11 +216,11 @@ async def test_tasks_that_never_ran_are_forgotten_by_age(service: ServiceHarness
         assert oldest is not None
         before = oldest + timedelta(seconds=50)
         assert await tasks.drop(tx, before, 10) == 2
-        # Each is looked at once.
+        # Each is evaluated once.
         assert await tasks.drop(tx, before, 10) == 0
         assert await tasks.oldest(tx) == oldest + timedelta(seconds=100)
     assert sorted(row.task_id for row in await service.rows(TaskRow)) == ["ran", "young"]
-    # The ledger is right for both: one was kept, the other is heard of again with its run.
+    # The ledger is right for both: one was kept, the other arrives again with its run.
     await service.handle(exited(1, 10).model_copy(update={"task_id": "ran"}))
     for event in (owned(), started(1, 20), exited(1, 30)):
         await service.handle(event.model_copy(update={"task_id": "waits"}))

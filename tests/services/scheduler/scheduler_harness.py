@@ -55,7 +55,7 @@ class SchedulerHarness(ServiceHarness):
         store: Store | None = None,
         **settings: object,
     ) -> None:
-        # The clock stands, so decisions wait for further nodes only where a test asks for it.
+        # The clock stands, so decisions wait for further nodes only where a test requests it.
         settings = {"node_settle_seconds": 0.0, **settings}
         made = SchedulerSettings(database_url="-", nats_url="-", dumps=dumps, **settings)
         super().__init__(platform or MemoryPlatform(), WIRING, made, store=store)

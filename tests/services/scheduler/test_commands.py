@@ -85,16 +85,16 @@ async def reemitted(scheduler: SchedulerHarness) -> list[object]:
     await scheduler.published()
     reply = await scheduler.ask(Reemit(service="scheduler"))
     assert isinstance(reply, ReemitReply)
-    said = [*await scheduler.published()]
-    assert reply.events == len(said)
-    return said
+    messages = [*await scheduler.published()]
+    assert reply.events == len(messages)
+    return messages
 
 
 async def test_reemit_publishes_states_live_runs_and_requests_again(
     scheduler: SchedulerHarness,
 ) -> None:
-    said = await reemitted(scheduler)
-    assert [type(each) for each in said] == [
+    messages = await reemitted(scheduler)
+    assert [type(each) for each in messages] == [
         TaskStateChanged,  # high, as its id comes first
         TaskStateChanged,
         RunAssigned,
@@ -102,15 +102,15 @@ async def test_reemit_publishes_states_live_runs_and_requests_again(
     ]
     scheduler.clock.move_to(500)
     await scheduler.settle()
-    said = await reemitted(scheduler)
-    assert isinstance(said[-1], KillRequested)
+    messages = await reemitted(scheduler)
+    assert isinstance(messages[-1], KillRequested)
     await scheduler.handle(exited_event(await scheduler.task("low"), ExitKind.KILLED, now=501))
     await scheduler.handle(CheckpointSaved(task_id="low", attempt=1, checkpoint=a_checkpoint(1)))
     await scheduler.settle()
     await scheduler.handle(exited_event(await scheduler.task("high"), now=600))
     await scheduler.settle()
-    said = await reemitted(scheduler)
-    assert isinstance(said[0], TaskStateChanged)
-    assert said[0].state is TaskState.SUCCEEDED
-    assert isinstance(said[-1], RunResumed)
-    assert said[-1].resume_from == a_checkpoint(1)
+    messages = await reemitted(scheduler)
+    assert isinstance(messages[0], TaskStateChanged)
+    assert messages[0].state is TaskState.SUCCEEDED
+    assert isinstance(messages[-1], RunResumed)
+    assert messages[-1].resume_from == a_checkpoint(1)

@@ -34,12 +34,12 @@ from tests.services.scheduler.scheduler_harness import SchedulerHarness
 if TYPE_CHECKING:
     from tests.kit.postgres import Database
 
-# Nothing is kept; and everything is kept, but nobody hears of it.
+# Nothing is stored; or everything is stored, but the caller gets an error.
 FAILURES = (Point.BEFORE_COMMIT, Point.AFTER_COMMIT)
 
 
 class Trouble:
-    """So many commits fail at a point, then the database works again."""
+    """``times`` commits fail at a point, then the database works again."""
 
     def __init__(self, point: Point, times: int) -> None:
         self.point = point
@@ -57,7 +57,7 @@ async def a_scheduler(nodes: int = 1) -> SchedulerHarness:
 
 
 async def steps(scheduler: SchedulerHarness, number: int = 4) -> None:
-    """As the loop does it: what is down is waited for."""
+    """Step as the loop does: wait for a server that is down."""
     for _ in range(number):
         try:
             await scheduler.step()
@@ -83,8 +83,8 @@ async def test_a_start_whose_commit_failed_is_decided_again(point: Point, times:
     scheduler.platform.database.fault = Trouble(point, times)
     await steps(scheduler)
     assert (await scheduler.task("t1")).state is TaskState.STARTING
-    said = [each for each in await scheduler.published() if isinstance(each, RunAssigned)]
-    assert [each.attempt for each in said] == [1]
+    published = [each for each in await scheduler.published() if isinstance(each, RunAssigned)]
+    assert [each.attempt for each in published] == [1]
     assert await equals_the_rows(scheduler)
 
 
@@ -100,8 +100,8 @@ async def test_a_kill_at_a_deadline_whose_commit_failed_is_decided_again(point: 
     scheduler.clock.move_to(60)
     scheduler.platform.database.fault = Trouble(point, 1)
     await steps(scheduler)
-    said = [each for each in await scheduler.published() if isinstance(each, KillRequested)]
-    assert [each.task_id for each in said] == ["low"]
+    published = [each for each in await scheduler.published() if isinstance(each, KillRequested)]
+    assert [each.task_id for each in published] == ["low"]
     assert (await scheduler.task("low")).state is TaskState.KILLING
     assert await equals_the_rows(scheduler)
 

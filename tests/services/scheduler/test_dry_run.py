@@ -1,4 +1,4 @@
-"""What two plans for one moment differ in."""
+"""The differences between two plans for one time."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def compared(
 
 def test_equal_plans_have_no_effects() -> None:
     same = plan(preempt(RUNS, "new"), new=WAITS)
-    told = compared(same, same)
-    assert (told.effects, told.more) == ((), 0)
-    (outlook,) = told.outlooks
+    result = compared(same, same)
+    assert (result.effects, result.more) == ((), 0)
+    (outlook,) = result.outlooks
     assert outlook.now == outlook.then
 
 
@@ -76,12 +76,12 @@ def test_other_placements_and_other_numbers_are_no_difference() -> None:
 
 def test_an_additional_preemption_is_listed_with_its_costs() -> None:
     tasks = {**TASKS, "runs": replace(RUNS, checkpoint=a_checkpoint(1, saved=400.0))}
-    told = compared(plan(new=WAITS), plan(preempt(RUNS, "new"), new=WAITS), tasks)
-    (effect,) = told.effects
+    result = compared(plan(new=WAITS), plan(preempt(RUNS, "new"), new=WAITS), tasks)
+    (effect,) = result.effects
     assert (effect.task_id, effect.owner, effect.state) == ("runs", "ann", TaskState.RUNNING)
     assert (effect.now.kind, effect.then.kind) == ("", "preempt")
     assert effect.then.beneficiary == "new"
-    (outlook,) = told.outlooks
+    (outlook,) = result.outlooks
     assert (outlook.now.preemptions, outlook.now.gpus_held, outlook.now.waiting) == (0, 8, 1)
     assert (outlook.then.preemptions, outlook.then.promised, outlook.then.waiting) == (1, 1, 1)
     assert outlook.then.gpus_handed_over == 8
@@ -90,10 +90,10 @@ def test_an_additional_preemption_is_listed_with_its_costs() -> None:
 
 
 def test_an_additional_start_counts_its_gpus() -> None:
-    told = compared(plan(new=WAITS), plan(assign(NEW, "n1")))
-    (effect,) = told.effects
+    result = compared(plan(new=WAITS), plan(assign(NEW, "n1")))
+    (effect,) = result.effects
     assert (effect.now.kind, effect.then.kind) == ("wait", "assign")
-    (outlook,) = told.outlooks
+    (outlook,) = result.outlooks
     assert (outlook.then.starts, outlook.then.gpus_held, outlook.then.waiting) == (1, 16, 0)
 
 
@@ -105,10 +105,10 @@ def test_another_reason_to_wait_is_a_difference() -> None:
 
 
 def test_a_demotion_is_a_difference_and_a_new_order_key_is_none() -> None:
-    mark = Reorder(RUNS.id, why(ReasonCode.STARTED), NO_ORDER_KEY)
-    assert compared(plan(), plan(mark)).effects == ()
-    assert compared(plan(), plan(replace(mark, level=RUNS.level))).effects == ()
-    (effect,) = compared(plan(), plan(replace(mark, level=Priority.LOW))).effects
+    reorder = Reorder(RUNS.id, why(ReasonCode.STARTED), NO_ORDER_KEY)
+    assert compared(plan(), plan(reorder)).effects == ()
+    assert compared(plan(), plan(replace(reorder, level=RUNS.level))).effects == ()
+    (effect,) = compared(plan(), plan(replace(reorder, level=Priority.LOW))).effects
     assert effect.then.kind == "sink"
 
 
@@ -118,15 +118,15 @@ def test_the_most_important_effects_come_first_and_the_rest_is_counted() -> None
     before = plan(**dict.fromkeys([*waiting, "new"], WAITS))
     quota = why(ReasonCode.WAITS_FOR_QUOTA)
     after = plan(assign(NEW), preempt(RUNS, "w0"), **dict.fromkeys(waiting, quota))
-    told = compared(before, after, tasks, effects_max=3)
-    assert [effect.task_id for effect in told.effects] == ["runs", "new", "w0"]
-    assert told.more == 4
+    result = compared(before, after, tasks, effects_max=3)
+    assert [effect.task_id for effect in result.effects] == ["runs", "new", "w0"]
+    assert result.more == 4
 
 
 def test_sums_are_kept_for_each_group() -> None:
     elsewhere = a_task("other", group="dev")
-    told = compared(plan(), plan(assign(elsewhere)), {**TASKS, "other": elsewhere})
-    assert [(each.group, each.then.starts) for each in told.outlooks] == [
+    result = compared(plan(), plan(assign(elsewhere)), {**TASKS, "other": elsewhere})
+    assert [(each.group, each.then.starts) for each in result.outlooks] == [
         ("default", 0),
         ("dev", 1),
     ]

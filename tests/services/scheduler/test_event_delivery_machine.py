@@ -67,7 +67,7 @@ class Run:
 
     asked: RunAssigned | RunResumed
     started: bool = False
-    told_to_go: bool = False
+    asked_to_leave: bool = False
     killed: bool = False
 
 
@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.model = Model()
-        # Said and not delivered yet; what comes late; and everything, for deliveries that double.
+        # Published and not delivered yet; delayed; and everything, for duplicate deliveries.
         self.wire: list[Message] = []
         self.late: list[Message] = []
         self.history: list[Message] = []
@@ -281,14 +281,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def all_that_is_assigned_runs(self) -> None:
-        """The ordinary course of things, so that there is something to disturb."""
+        """The ordinary sequence of events, so that there is something to disturb."""
         self.wire, batch = [], self.wire
         self._deliver(batch)
         self.tick(1.0)
         for task_id, run in sorted(self.model.live.items()):
             self._start(task_id, run)
 
-    @precondition(lambda self: any(run.told_to_go for run in self.model.live.values()))
+    @precondition(lambda self: any(run.asked_to_leave for run in self.model.live.values()))
     @rule()
     def all_that_are_requested_leave(self) -> None:
         self._leave()
@@ -298,7 +298,7 @@ class Machine(RuleBasedStateMachine):
 
     def _leave(self) -> None:
         for task_id, run in sorted(self.model.live.items()):
-            if run.told_to_go:
+            if run.asked_to_leave:
                 self._end(task_id, ExitKind.KILLED if run.killed else ExitKind.PREEMPTED)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 20.0, 61.0, 301.0]))
@@ -331,11 +331,11 @@ class Machine(RuleBasedStateMachine):
             assert message.attempt == model.attempts[message.task_id]
             run = model.live.get(message.task_id)
             if run is not None:
-                run.told_to_go = True
+                run.asked_to_leave = True
                 run.killed = run.killed or isinstance(message, KillRequested)
         elif isinstance(message, TaskStateChanged):
             assert message.version > model.versions.get(message.task_id, 0)
-            assert model.states.get(message.task_id) not in TERMINAL, "said after its end"
+            assert model.states.get(message.task_id) not in TERMINAL, "published after its end"
             model.versions[message.task_id] = message.version
             model.states[message.task_id] = message.state
 
@@ -380,7 +380,7 @@ class Machine(RuleBasedStateMachine):
         assert self.do(self._slots()) == []
 
     def _obey(self, number: int) -> None:
-        """One round in which everything arrives and every run does as it is told."""
+        """One round in which everything arrives and every run follows its requests."""
         if self.wire:
             self.deliver(backwards=number == 0)
         if number in (2, 5):

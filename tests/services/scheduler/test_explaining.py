@@ -44,10 +44,10 @@ def slow(
     """Explanations take so long, in the copy that makes them."""
     real = explaining.work
 
-    def work(*told: object) -> Iterator[ExplainReply]:
+    def work(*arguments: object) -> Iterator[ExplainReply]:
         time.sleep(seconds)
         then()
-        yield from real(*told)  # type: ignore[arg-type]
+        yield from real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(explaining, "work", work)
 
@@ -77,7 +77,7 @@ async def test_an_explanation_does_not_block_the_leader(
     await scheduler.settle()
     assert (await scheduler.task("high")).promised
     assert not asked.done()
-    # It tells of the moment at which it was asked.
+    # The reply describes the time of the request.
     assert (await asked).queue_length == 2
     assert (await scheduler.explained("two")).queue_length == 3
 
@@ -132,12 +132,12 @@ def test_a_copy_holds_none_of_the_leaders_connections() -> None:
     """A database connection that stayed open in it would keep a dead leader's lock."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        # As of a leader with many connections: above the pipe on which the copy answers.
+        # Like those of a leader with many connections: above the pipe on which the copy answers.
         high = fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD, 200)
         try:
             connections = (ours.fileno(), theirs.fileno(), high)
-            told = forks.call(lambda: [[_open(each) for each in connections]], 10.0)
-            assert told == [False, False, False]
+            opened = forks.call(lambda: [[_open(each) for each in connections]], 10.0)
+            assert opened == [False, False, False]
             assert all(map(_open, connections))
         finally:
             os.close(high)
@@ -173,7 +173,7 @@ def test_a_copy_ends_when_its_time_is_over_and_what_it_found_before_counts() -> 
 
 
 async def test_a_copy_of_the_process_gives_the_same_answer_as_a_copy_of_the_rows() -> None:
-    """A fork, and an index that is built again from the rows, are the same world."""
+    """A fork equals an index that is rebuilt from the rows."""
     # With all the time that it takes: an answer that is cut off depends on the machine.
     scheduler = await busy(explain_seconds_max=60)
     index, _ = await store.load(scheduler.store, scheduler.settings.policy())

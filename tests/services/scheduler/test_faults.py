@@ -1,4 +1,4 @@
-"""A defect harms as little as can be told: an exception while deciding, checking or committing, or
+"""A defect harms as little as possible: an exception while deciding, checking or committing, or
 a row that cannot be loaded, stops a decision, a group or a task, and never the scheduler."""
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ async def test_an_exception_while_a_group_is_decided_stops_that_group_alone(
     await scheduler.settle()
     assert await started(scheduler) == ["b1"]
     assert "PoisonError: poison" in capsys.readouterr().out
-    # The deadline of the victim and what an owner asks for do not wait.
+    # The deadline of the victim and requests of an owner do not wait.
     scheduler.clock.move_to(60)
     await scheduler.handle(
         GoalChanged(task_id="a2", goal=Goal.PAUSE, revision=2, changed_at=at(60))
     )
     await scheduler.settle()
-    said = await scheduler.published()
-    assert [each.task_id for each in said if isinstance(each, KillRequested)] == ["low"]
+    published = await scheduler.published()
+    assert [each.task_id for each in published if isinstance(each, KillRequested)] == ["low"]
     assert (await scheduler.task("a2")).state is TaskState.PAUSED
     assert metric("group_held_up_rounds_total", group="a") == before + 1
     why = (await scheduler.explained("high")).reason
@@ -129,14 +129,14 @@ async def test_an_exception_about_one_urgent_task_stops_that_task_alone(
         )
     await scheduler.handle(submitted_event(of("a", "a3", gpus=1)))
     await scheduler.settle()
-    said = await scheduler.published()
-    assert [each.task_id for each in said if isinstance(each, PreemptionRequested)] == ["a2"]
-    assert [each.task_id for each in said if isinstance(each, RunAssigned)] == ["a3"]
+    published = await scheduler.published()
+    assert [each.task_id for each in published if isinstance(each, PreemptionRequested)] == ["a2"]
+    assert [each.task_id for each in published if isinstance(each, RunAssigned)] == ["a3"]
     monkeypatch.undo()
     scheduler.clock.move_to(2)
     await scheduler.settle()
-    said = await scheduler.published()
-    assert [each.task_id for each in said if isinstance(each, PreemptionRequested)] == ["a1"]
+    published = await scheduler.published()
+    assert [each.task_id for each in published if isinstance(each, PreemptionRequested)] == ["a1"]
 
 
 async def test_an_exception_that_concerns_no_group_leaves_deadlines_and_goals(
@@ -164,7 +164,7 @@ async def test_a_round_that_fails_as_a_whole_is_tried_again_later(
     monkeypatch.setattr(loop.Snapshot, "view", raising(Snapshot.view, lambda *_: True))
     before = metric("plans_refused_total", why="error")
     assert await scheduler.step() == 1.0
-    # Whatever wakes it: nothing is loaded and decided over and over.
+    # Wake-ups do not make the scheduler load and decide over and over.
     assert await scheduler.step() == 1.0
     assert metric("plans_refused_total", why="error") <= before + 1
     monkeypatch.undo()
@@ -242,7 +242,7 @@ async def test_a_decision_that_cannot_be_carried_out_stops_its_group_alone(
 async def test_a_value_that_no_row_can_hold_stops_its_group_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The database says so for the whole transaction, and not for which row."""
+    """The database reports the whole transaction, not the row."""
     scheduler = await a_scheduler()
     honest = store.commit
 
@@ -263,10 +263,10 @@ async def test_a_value_that_no_row_can_hold_stops_its_group_alone(
 
 
 @pytest.mark.parametrize("way", ["decision", "commit", "database"])
-async def test_a_group_whose_commits_fail_is_tried_less_and_less_often_and_says_so(
+async def test_a_group_whose_commits_fail_is_tried_less_and_less_often_and_reports_it(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Also if the database refuses with an error that says nothing about rows."""
+    """This includes database errors that name no row."""
     scheduler = await a_scheduler(refusals_max=2)
     honest = store.commit
 
@@ -283,7 +283,7 @@ async def test_a_group_whose_commits_fail_is_tried_less_and_less_often_and_says_
 
     async def steps() -> None:
         for _ in range(6):
-            # As the runner does it: what is down is waited for.
+            # Wait for a server that is down, as the runner does.
             with suppress(DatabaseFaultError):
                 await scheduler.step()
 
@@ -341,7 +341,7 @@ async def test_a_group_that_the_tables_refuse_again_costs_no_other_group_its_com
     assert await started(scheduler) == ["b1"]
 
 
-async def a_world_in_which_quota_moves() -> SchedulerHarness:
+async def a_harness_in_which_quota_moves() -> SchedulerHarness:
     """A run of group a is about to sink from HIGH to LOW, and another task of it to start; by that
     a task of group b may start at HIGH, because one limit counts both."""
     scheduler = await a_scheduler()
@@ -368,7 +368,7 @@ async def at_high(scheduler: SchedulerHarness) -> list[str]:
 async def test_what_a_failed_decision_would_give_back_of_a_quota_is_not_taken_by_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scheduler = await a_world_in_which_quota_moves()
+    scheduler = await a_harness_in_which_quota_moves()
     failing = raising(store.applied, lambda task, *_: task.id == "poison")
     monkeypatch.setattr(store, "applied", failing)
     before = metric("plan_violations_total", fault="quota")
@@ -385,7 +385,7 @@ async def test_what_a_refused_commit_would_give_back_of_a_quota_is_not_taken_by_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The tables refuse the part of the group that gives back."""
-    scheduler = await a_world_in_which_quota_moves()
+    scheduler = await a_harness_in_which_quota_moves()
     commit = store.commit
 
     async def refused(tx: Any, plan: Plan, *, version: int) -> None:

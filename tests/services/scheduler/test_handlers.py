@@ -59,15 +59,15 @@ async def test_a_task_goes_from_submission_to_its_end(scheduler: SchedulerHarnes
     assert task.state is TaskState.RUNNING
     await scheduler.handle(exited_event(task, now=5))
     assert await scheduler.tasks() == {}
-    said = await scheduler.published()
-    states = [each.state for each in said if isinstance(each, TaskStateChanged)]
+    published = await scheduler.published()
+    states = [each.state for each in published if isinstance(each, TaskStateChanged)]
     assert states == [
         TaskState.QUEUED,
         TaskState.STARTING,
         TaskState.RUNNING,
         TaskState.SUCCEEDED,
     ]
-    versions = [each.version for each in said if isinstance(each, TaskStateChanged)]
+    versions = [each.version for each in published if isinstance(each, TaskStateChanged)]
     assert versions == sorted(set(versions))
 
 
@@ -196,7 +196,7 @@ async def test_the_newest_limit_wins_also_in_another_unit(scheduler: SchedulerHa
     assert (row.unit, row.limit, row.removed) == (Unit.NODES, 2, False)
 
 
-async def test_retries_wait_as_the_settings_say() -> None:
+async def test_retries_wait_according_to_the_settings() -> None:
     scheduler = await SchedulerHarness(retry_delay_seconds=3.0).start()
     await scheduler.handle(node_changed(a_node("n0")))
     task = a_task()

@@ -246,12 +246,16 @@ async def test_the_loop_commits_the_correct_part_and_tries_the_rest_again(
     scheduler = await a_scheduler(careless, monkeypatch)
     await scheduler.handle(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
     await scheduler.settle()
-    said = [each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)]
-    assert said == ["b1"]
+    published = [
+        each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)
+    ]
+    assert published == ["b1"]
     await scheduler.handle(submitted_event(of("c", "c1")))
     await scheduler.settle()
-    said = [each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)]
-    assert said == ["c1"]
+    published = [
+        each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)
+    ]
+    assert published == ["c1"]
     # Nothing changes, and yet it is tried again, at a tick.
     rounds = careless.rounds
     scheduler.clock.move_to(1)
@@ -261,8 +265,10 @@ async def test_the_loop_commits_the_correct_part_and_tries_the_rest_again(
     # And then after twice as long.
     scheduler.clock.move_to(3)
     await scheduler.settle()
-    said = [each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)]
-    assert said == ["a1"]
+    published = [
+        each.task_id for each in await scheduler.published() if isinstance(each, RunAssigned)
+    ]
+    assert published == ["a1"]
     await scheduler.settle()
     rounds = careless.rounds
     await scheduler.step()
@@ -280,8 +286,10 @@ async def test_deadlines_and_goals_of_a_refused_group_are_committed(
     await scheduler.handle(started_event(await scheduler.task("low")))
     await scheduler.handle(submitted_event(of("a", "high", priority=Priority.HIGH, submitted=1)))
     await scheduler.settle()
-    said = [each for each in await scheduler.published() if isinstance(each, PreemptionRequested)]
-    assert [each.task_id for each in said] == ["low"]
+    published = [
+        each for each in await scheduler.published() if isinstance(each, PreemptionRequested)
+    ]
+    assert [each.task_id for each in published] == ["low"]
     # From here on every round tries a start in the group that is refused.
     careless.twist = twisted("a")
     more = a_node("a1", group="a")
@@ -297,16 +305,16 @@ async def test_deadlines_and_goals_of_a_refused_group_are_committed(
         GoalChanged(task_id="s2", goal=Goal.PAUSE, revision=2, changed_at=at(60))
     )
     await scheduler.settle()
-    said = await scheduler.published()
-    assert [each.task_id for each in said if isinstance(each, KillRequested)] == ["low"]
+    published = await scheduler.published()
+    assert [each.task_id for each in published if isinstance(each, KillRequested)] == ["low"]
     assert (await scheduler.task("s2")).state is TaskState.PAUSED
-    assert not [each for each in said if isinstance(each, RunAssigned)]
+    assert not [each for each in published if isinstance(each, RunAssigned)]
 
 
 async def test_what_came_due_in_a_refused_group_is_still_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A retry's time comes while the group is refused: it is not forgotten with the moment."""
+    """A retry becomes due while the group is refused: it is still due afterwards."""
     careless = Careless(twisted("a"))
     scheduler = await a_scheduler(careless, monkeypatch)
     waits = replace(of("a", "a1"), not_before_at=at(30), accepted=True)
@@ -325,7 +333,7 @@ async def test_what_came_due_in_a_refused_group_is_still_due(
     assert (await scheduler.task("a1")).state is TaskState.STARTING
 
 
-async def test_after_refusals_in_a_row_the_rows_are_loaded_and_explain_says_so(
+async def test_after_refusals_in_a_row_the_rows_are_loaded_and_explain_reports_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     loads: list[int] = []
@@ -376,7 +384,7 @@ async def test_after_refusals_in_a_row_the_rows_are_loaded_and_explain_says_so(
 async def test_a_group_about_which_nothing_is_to_be_decided_is_not_refused_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its tasks have ended, and the rows were loaded since: there is no plan for it that passes."""
+    """Its tasks have ended, and the rows were reloaded: no plan for the group is left to check."""
     careless = Careless(twisted("a"))
     scheduler = await a_scheduler(careless, monkeypatch, refusals_max=2)
     await scheduler.handle(submitted_event(of("a", "a1")))
@@ -408,7 +416,7 @@ async def test_memory_that_differs_from_the_rows_is_repaired_by_the_reload(
     assert isinstance(brain, Brain)
     index = brain.snapshot().index
     wrong: Node = replace(index.nodes["a0"], group="other")
-    # As a defect in following a change would leave it.
+    # A defect in the incremental index would leave it so.
     index.nodes[wrong.id] = wrong
     for minute in range(3):
         scheduler.clock.move_to(60 * minute)

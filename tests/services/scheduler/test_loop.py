@@ -76,8 +76,8 @@ async def test_preempt_save_exit_swap_and_resume() -> None:
         exited_event(low, ExitKind.PREEMPTED, now=21, checkpoint=a_checkpoint(1))
     )
     await scheduler.settle()
-    said = await scheduler.published()
-    assert [each.task_id for each in said if isinstance(each, RunAssigned)] == ["high"]
+    published = await scheduler.published()
+    assert [each.task_id for each in published if isinstance(each, RunAssigned)] == ["high"]
     await scheduler.handle(exited_event(await scheduler.task("high"), now=30))
     await scheduler.settle()
     (resumed,) = [each for each in await scheduler.published() if isinstance(each, RunResumed)]
@@ -213,8 +213,8 @@ async def test_only_one_of_two_schedulers_decides() -> None:
         await scheduler.step()
     await successor.settle()
     assert (await successor.task("t1")).attempt == 1
-    said = [each for each in await successor.published() if isinstance(each, RunAssigned)]
-    assert len(said) == 1
+    published = [each for each in await successor.published() if isinstance(each, RunAssigned)]
+    assert len(published) == 1
 
 
 async def test_after_a_restart_everything_is_loaded_and_nothing_new_is_decided() -> None:
@@ -244,10 +244,12 @@ async def test_after_a_restart_only_new_tasks_are_evaluated_individually() -> No
     await scheduler.published()
     await scheduler.settle()
     # It is seen, takes the place of the one that runs, and the others wait as they did.
-    said = await scheduler.published()
-    assert [each.task_id for each in said if isinstance(each, KillRequested | PreemptionRequested)]
-    told = {each.task_id for each in said if isinstance(each, TaskStateChanged)}
-    assert not told & {f"t{number}" for number in range(1, 6)}
+    published = await scheduler.published()
+    assert [
+        each.task_id for each in published if isinstance(each, KillRequested | PreemptionRequested)
+    ]
+    changed = {each.task_id for each in published if isinstance(each, TaskStateChanged)}
+    assert not changed & {f"t{number}" for number in range(1, 6)}
 
 
 async def test_a_dry_run_knows_what_was_learned_and_changes_nothing() -> None:
@@ -276,8 +278,10 @@ async def test_the_owner_of_a_silent_run_is_warned_of_lost_work() -> None:
         await scheduler.settle()
         await scheduler.handle(started_event(await scheduler.task("t1")))
         await scheduler.handle(exited_event(await scheduler.task("t1"), ExitKind.LOST))
-        told = [each for each in await scheduler.published() if isinstance(each, TaskStateChanged)]
-        assert told[-1].attempts_without_progress == lost
+        changes = [
+            each for each in await scheduler.published() if isinstance(each, TaskStateChanged)
+        ]
+        assert changes[-1].attempts_without_progress == lost
 
 
 async def test_old_decisions_are_pruned_in_pages() -> None:
@@ -347,7 +351,7 @@ def test_a_full_or_broken_dump_folder_stops_nothing(tmp_path: Path) -> None:
 
 
 async def test_nodes_that_come_back_in_a_burst_are_decided_on_together() -> None:
-    """Else a run starts on the first of them and is preempted as soon as the next is there."""
+    """Otherwise a run would start on the first node and be preempted when the next is there."""
     scheduler = await SchedulerHarness(node_settle_seconds=0.5).start()
     some = some_nodes(3)
     await scheduler.handle(node_changed(some[0]), inventory_of(*some))
@@ -366,7 +370,7 @@ async def test_nodes_that_come_back_in_a_burst_are_decided_on_together() -> None
     assert states == {"low": TaskState.QUEUED, "gang": TaskState.STARTING}
 
 
-async def test_nodes_that_keep_coming_do_not_hold_decisions_up_for_ever() -> None:
+async def test_a_steady_stream_of_new_nodes_does_not_delay_decisions_forever() -> None:
     scheduler = await SchedulerHarness(node_settle_seconds=0.5).start()
     some = some_nodes(9)
     await scheduler.handle(submitted_event(a_task("low", priority=Priority.LOW)))

@@ -100,14 +100,14 @@ def test_every_key_is_read() -> None:
 
 
 def test_the_page_for_operators_is_right() -> None:
-    """Its examples are accepted, and its tables name every key, with the default it has."""
+    """The examples of the page are valid, and its tables list every key with its default."""
     page = (Path(__file__).parents[3] / "docs/policies.md").read_text()
     examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert len(examples) >= 4
     for example in examples:
         found = parse(example)
         assert (found.errors, found.warnings) == ((), ()), found
-    told = {
+    documented = {
         key: row.rsplit("|", 2)[1].strip().strip("`")
         for row in page.splitlines()
         if row.startswith("| `")
@@ -121,8 +121,10 @@ def test_the_page_for_operators_is_right() -> None:
         "policy": policy.policy,
     }
     for key, value in defaults.items():
-        assert told[key] == (str(value).lower() if isinstance(value, bool) else str(value)), key
-    assert {*GROUP, *CLUSTER, *POLICIES} - set(told) == set()
+        assert documented[key] == (str(value).lower() if isinstance(value, bool) else str(value)), (
+            key
+        )
+    assert {*GROUP, *CLUSTER, *POLICIES} - set(documented) == set()
 
 
 def test_json_is_read_like_yaml() -> None:
@@ -132,7 +134,7 @@ def test_json_is_read_like_yaml() -> None:
     assert parse(json.dumps(document, indent="\t")).policies == parse(FULL).policies[:1]
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_omitted_fields_have_their_defaults() -> None:
     assert of_group("").policies == (GroupPolicy("g"),)
     assert of_group("timeshare:\nprotected: null").policies == (GroupPolicy("g"),)
     assert of_group("{}", default_policy="fifo").policies == (GroupPolicy("g", policy="fifo"),)
@@ -287,7 +289,7 @@ def test_faults_of_virtual_clusters(text: str, path: str, message: str) -> None:
     assert message in found[0].message
 
 
-def test_a_cycle_is_told_once_for_each_of_its_members() -> None:
+def test_a_cycle_is_reported_once_for_each_of_its_members() -> None:
     text = clusters(
         "name: a, nodes: 1, parent: b", "name: b, nodes: 1, parent: c", "name: c, parent: a",
         "name: d, nodes: 1, parent: a",
@@ -336,7 +338,7 @@ def test_a_parent_without_nodes_guarantees_what_its_parts_do() -> None:
     assert nodes == {"top": 3.5, "mid": 1.5, "a": 1.5, "b": 2.0}
 
 
-def test_strange_things_pass_with_a_warning() -> None:
+def test_unknown_groups_and_empty_clusters_are_accepted_with_a_warning() -> None:
     found = parse("groups: {nowhere: {policy: fifo}}", capacity={"g": 1.0})
     assert [each.field for each in found.warnings] == ["groups.nowhere"]
     assert found.errors == ()
@@ -345,7 +347,7 @@ def test_strange_things_pass_with_a_warning() -> None:
     assert lonely.errors == ()
 
 
-def test_all_faults_are_told_but_not_without_end() -> None:
+def test_all_errors_are_reported_up_to_a_limit() -> None:
     text = "groups:\n" + "".join(f"  g{number}: {{policy: x}}\n" for number in range(300))
     found = parse(text)
     assert len(found.errors) == PROBLEMS_MAX
@@ -369,10 +371,10 @@ def test_a_file_is_loaded_or_refused_with_all_its_errors(tmp_path: Path) -> None
         ("dev", True),
     ]
     path.write_text("groups: {a: {policy: x}, b: {nodes: 3}}")
-    with pytest.raises(PolicyFileError) as told:
+    with pytest.raises(PolicyFileError) as refused:
         load_file(path)
-    assert "groups.a.policy" in str(told.value)
-    assert "groups.b.nodes" in str(told.value)
+    assert "groups.a.policy" in str(refused.value)
+    assert "groups.b.nodes" in str(refused.value)
     path.write_text("groups: {a: null}")
     with pytest.raises(PolicyFileError, match=r"groups\.a is empty"):
         load_file(path)
@@ -442,7 +444,7 @@ def policies(draw: st.DrawFn) -> GroupPolicy:
 
 @settings(max_examples=60)
 @given(policies())
-def test_what_is_written_is_read_as_the_same(policy: GroupPolicy) -> None:
+def test_a_policy_document_parses_to_the_same_policy(policy: GroupPolicy) -> None:
     found = parse(json.dumps(document_of(policy)), group="g", capacity={"g": 1000.0})
     assert found.errors == ()
     assert found.policies == (policy,)

@@ -1,4 +1,4 @@
-"""Policies by command and by file: who wins, what is told, and a dry run that changes nothing."""
+"""Policies by command and by file: precedence, events, and a dry run that changes nothing."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ TASK = a_task("t1")
 
 
 @dataclass
-class World:
-    """The tables and the commands; deciding is a stand-in that says what it was asked."""
+class PolicyHarness:
+    """The tables and the commands; deciding is a stand-in that records its input."""
 
     store: MemoryStore
     of_file: dict[str, GroupPolicy] = field(default_factory=dict[str, GroupPolicy])
@@ -84,9 +84,9 @@ class World:
     async def ask(self, command: Message, kind: type[R]) -> R:
         query = self.commands().queries().get(type(command))
         if query is not None:
-            told = await query(command)
-            assert isinstance(told, kind)
-            return told
+            reply = await query(command)
+            assert isinstance(reply, kind)
+            return reply
         async with self.store.transaction(epoch=self.epoch) as tx:
             reply = await self.commands().table()[type(command)](tx, command)
         assert isinstance(reply, kind)
@@ -104,7 +104,7 @@ class World:
         reply = await self.ask(ListPolicies(), ListPoliciesReply)
         return {each.group: (each.policy, each.source, each.version) for each in reply.policies}
 
-    async def said(self) -> list[PolicyChanged]:
+    async def published(self) -> list[PolicyChanged]:
         found = [row for row in await self.store.outgoing(1000) if row[0] > self.read]
         self.read = max((number for number, _ in found), default=self.read)
         return [each.message for _, each in found if isinstance(each.message, PolicyChanged)]
@@ -118,9 +118,9 @@ def decide(snapshot: Snapshot, now: datetime) -> Plan:
 
 
 @pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
+async def harness() -> AsyncIterator[PolicyHarness]:
     store = MemoryPlatform().store(TABLES)
-    made = World(store)
+    made = PolicyHarness(store)
     await made.lead()
     async with store.transaction(epoch=made.epoch) as tx:
         tx.put(*some_nodes(4))
@@ -128,20 +128,20 @@ async def world() -> AsyncIterator[World]:
     await store.close()
 
 
-async def test_a_policy_is_set_and_said_once(world: World) -> None:
-    reply = await world.set("groups: {default: {policy: fifo}}")
+async def test_a_policy_is_set_and_published_once(harness: PolicyHarness) -> None:
+    reply = await harness.set("groups: {default: {policy: fifo}}")
     assert (reply.refusal, reply.versions, reply.changed) == (None, {"default": 1}, ("default",))
-    (event,) = await world.said()
+    (event,) = await harness.published()
     assert (event.group, event.version, event.changed_at) == ("default", 1, at(0))
     assert (event.policy.policy, event.policy.changed_by) == ("fifo", "ada")
     assert json.loads(event.policy.document)["policy"] == "fifo"
-    again = await world.set("policy: fifo", group="default", asked_by="bob")
+    again = await harness.set("policy: fifo", group="default", asked_by="bob")
     assert (again.versions, again.changed) == ({"default": 1}, ())
-    assert await world.said() == []
+    assert await harness.published() == []
 
 
-async def test_all_of_a_document_is_set_or_nothing(world: World) -> None:
-    reply = await world.set("groups: {default: {policy: fifo}, dev: {policy: x, protected: -1}}")
+async def test_all_of_a_document_is_set_or_nothing(harness: PolicyHarness) -> None:
+    reply = await harness.set("groups: {default: {policy: fifo}, dev: {policy: x, protected: -1}}")
     assert reply.refusal is not None
     assert reply.refusal.code is RefusalCode.INVALID
     assert [each.field for each in reply.refusal.errors] == [
@@ -149,67 +149,69 @@ async def test_all_of_a_document_is_set_or_nothing(world: World) -> None:
         "groups.dev.protected",
     ]
     assert "and 1 more" in reply.refusal.detail
-    assert await world.said() == []
-    assert await world.listed() == {"default": ("timeshare", PolicySource.DEFAULT, 0)}
+    assert await harness.published() == []
+    assert await harness.listed() == {"default": ("timeshare", PolicySource.DEFAULT, 0)}
 
 
-async def test_guarantees_are_held_to_the_nodes_that_are_known(world: World) -> None:
+async def test_guarantees_are_held_to_the_nodes_that_are_known(harness: PolicyHarness) -> None:
     four = "groups: {default: {virtual_clusters: [{name: a, nodes: 4, users: [u]}]}}"
     five = four.replace("nodes: 4", "nodes: 4.5")
-    refused = await world.set(five)
+    refused = await harness.set(five)
     assert refused.refusal is not None
     assert refused.refusal.errors[0].field == "groups.default.virtual_clusters"
-    assert (await world.set(four)).refusal is None
-    strange = await world.set(five.replace("default", "elsewhere"))
+    assert (await harness.set(four)).refusal is None
+    strange = await harness.set(five.replace("default", "elsewhere"))
     assert [each.field for each in strange.warnings] == ["groups.elsewhere"]
 
 
-async def test_taking_away_leaves_the_defaults_and_keeps_the_version(world: World) -> None:
-    await world.set("groups: {default: {policy: fifo}}")
-    gone = await world.set("groups: {default: null, never: null}")
+async def test_taking_away_leaves_the_defaults_and_keeps_the_version(
+    harness: PolicyHarness,
+) -> None:
+    await harness.set("groups: {default: {policy: fifo}}")
+    gone = await harness.set("groups: {default: null, never: null}")
     assert (gone.versions, gone.changed) == ({"default": 2, "never": 0}, ("default",))
-    assert await world.listed() == {"default": ("timeshare", PolicySource.DEFAULT, 2)}
-    assert (await world.set("groups: {default: null}")).changed == ()
-    assert (await world.set("groups: {default: {policy: fifo}}")).versions == {"default": 3}
-    last = [event.policy.source for event in await world.said()]
+    assert await harness.listed() == {"default": ("timeshare", PolicySource.DEFAULT, 2)}
+    assert (await harness.set("groups: {default: null}")).changed == ()
+    assert (await harness.set("groups: {default: {policy: fifo}}")).versions == {"default": 3}
+    last = [event.policy.source for event in await harness.published()]
     assert last == [PolicySource.COMMAND, PolicySource.DEFAULT, PolicySource.COMMAND]
 
 
-async def test_a_command_beats_the_file_until_it_is_taken_away(world: World) -> None:
-    world.of_file["default"] = GroupPolicy("default", policy="easy", from_file=True)
-    await world.lead()
-    assert await world.listed() == {"default": ("easy", PolicySource.FILE, 1)}
-    assert [event.policy.changed_by for event in await world.said()] == ["policy file"]
-    await world.lead()
-    assert await world.said() == []
-    await world.set("groups: {default: {policy: fifo}}")
-    world.of_file["default"] = GroupPolicy("default", policy="backfill", from_file=True)
-    await world.lead()
-    assert await world.listed() == {"default": ("fifo", PolicySource.COMMAND, 2)}
-    await world.set("groups: {default: null}")
-    assert await world.listed() == {"default": ("backfill", PolicySource.FILE, 3)}
+async def test_a_command_beats_the_file_until_it_is_taken_away(harness: PolicyHarness) -> None:
+    harness.of_file["default"] = GroupPolicy("default", policy="easy", from_file=True)
+    await harness.lead()
+    assert await harness.listed() == {"default": ("easy", PolicySource.FILE, 1)}
+    assert [event.policy.changed_by for event in await harness.published()] == ["policy file"]
+    await harness.lead()
+    assert await harness.published() == []
+    await harness.set("groups: {default: {policy: fifo}}")
+    harness.of_file["default"] = GroupPolicy("default", policy="backfill", from_file=True)
+    await harness.lead()
+    assert await harness.listed() == {"default": ("fifo", PolicySource.COMMAND, 2)}
+    await harness.set("groups: {default: null}")
+    assert await harness.listed() == {"default": ("backfill", PolicySource.FILE, 3)}
 
 
-async def test_what_the_file_no_longer_says_is_taken_away(world: World) -> None:
-    world.of_file["default"] = GroupPolicy("default", policy="easy", from_file=True)
-    await world.lead()
-    world.of_file.clear()
-    await world.lead()
-    assert await world.listed() == {"default": ("timeshare", PolicySource.DEFAULT, 2)}
-    await world.lead()
-    assert [event.version for event in await world.said()] == [1, 2]
+async def test_what_the_file_no_longer_contains_is_removed(harness: PolicyHarness) -> None:
+    harness.of_file["default"] = GroupPolicy("default", policy="easy", from_file=True)
+    await harness.lead()
+    harness.of_file.clear()
+    await harness.lead()
+    assert await harness.listed() == {"default": ("timeshare", PolicySource.DEFAULT, 2)}
+    await harness.lead()
+    assert [event.version for event in await harness.published()] == [1, 2]
 
 
-async def test_a_command_that_says_what_the_file_says_is_a_change(world: World) -> None:
+async def test_a_command_that_repeats_the_file_is_a_change(harness: PolicyHarness) -> None:
     """From then on the file may change without changing the group."""
-    world.of_file["default"] = GroupPolicy("default", policy="easy", from_file=True)
-    await world.lead()
-    reply = await world.set("groups: {default: {policy: easy}}")
+    harness.of_file["default"] = GroupPolicy("default", policy="easy", from_file=True)
+    await harness.lead()
+    reply = await harness.set("groups: {default: {policy: easy}}")
     assert reply.changed == ("default",)
-    assert (await world.listed())["default"][1] is PolicySource.COMMAND
+    assert (await harness.listed())["default"][1] is PolicySource.COMMAND
 
 
-async def test_rows_come_back_whole(world: World) -> None:
+async def test_rows_come_back_whole(harness: PolicyHarness) -> None:
     document = """
 groups:
   default:
@@ -218,97 +220,99 @@ groups:
     virtual_clusters: [{name: a, nodes: 1.5, users: [u]}, {name: b, nodes: 1, teams: [t]}]
     protected: 90
 """
-    assert (await world.set(document)).refusal is None
-    await world.lead()
-    row = world.store.resident(GroupPolicy)["default"]
+    assert (await harness.set(document)).refusal is None
+    await harness.lead()
+    row = harness.store.resident(GroupPolicy)["default"]
     assert row.virtual_clusters[0] == VirtualCluster("a", 1.5, users=("u",))
     assert row.demotions[0].after_seconds == 3600.0
     assert row.shares.users == {"ann": 2.0}
     assert row.protected_seconds == 90.0
 
 
-async def test_policies_come_in_pages(world: World) -> None:
+async def test_policies_come_in_pages(harness: PolicyHarness) -> None:
     many = ", ".join(f"g{number}: {{policy: fifo}}" for number in range(4))
-    await world.set(f"groups: {{{many}}}")
+    await harness.set(f"groups: {{{many}}}")
     found: list[str] = []
     more = True
     while more:
         after = found[-1] if found else ""
-        page = await world.ask(ListPolicies(after=after, limit=99), ListPoliciesReply)
+        page = await harness.ask(ListPolicies(after=after, limit=99), ListPoliciesReply)
         assert 1 <= len(page.policies) <= 3
         found += [each.group for each in page.policies]
         more = page.more
     assert found == ["default", "g0", "g1", "g2", "g3"]
 
 
-async def test_a_page_is_no_longer_than_the_bus_carries(world: World) -> None:
+async def test_a_page_is_no_longer_than_the_bus_carries(harness: PolicyHarness) -> None:
     users = ", ".join(f"user-{number}" for number in range(6000))
     for group in ("a", "b", "c"):
         big = f"virtual_clusters: [{{name: all, nodes: 1, users: [{users}]}}]"
-        assert (await world.set(big, group=group)).refusal is None
-    page = await world.ask(ListPolicies(), ListPoliciesReply)
+        assert (await harness.set(big, group=group)).refusal is None
+    page = await harness.ask(ListPolicies(), ListPoliciesReply)
     assert page.more or len(page.policies) == 4
     assert sum(len(each.document) for each in page.policies) < 500_000
 
 
-async def test_one_group_is_shown_or_not_there(world: World) -> None:
-    one = await world.ask(ListPolicies(group="default"), ListPoliciesReply)
+async def test_one_group_is_shown_or_not_there(harness: PolicyHarness) -> None:
+    one = await harness.ask(ListPolicies(group="default"), ListPoliciesReply)
     assert [each.group for each in one.policies] == ["default"]
     assert one.more is False
-    none = await world.ask(ListPolicies(group="nowhere"), ListPoliciesReply)
+    none = await harness.ask(ListPolicies(group="nowhere"), ListPoliciesReply)
     assert none.refusal is not None
     assert none.refusal.code is RefusalCode.NOT_FOUND
 
 
-async def test_a_dry_run_tells_what_differs_and_changes_nothing(world: World) -> None:
+async def test_a_dry_run_reports_what_differs_and_changes_nothing(harness: PolicyHarness) -> None:
     command = DryRunPolicy(document="policy: fifo", group="default")
-    reply = await world.ask(command, DryRunPolicyReply)
+    reply = await harness.ask(command, DryRunPolicyReply)
     (effect,) = reply.effects
     assert effect.now.reason is not None
     assert effect.now.reason.code is ReasonCode.WAITS_FOR_CAPACITY
     assert effect.then.reason is not None
     assert effect.then.reason.code is ReasonCode.WAITS_FOR_QUOTA
     assert (reply.more, reply.decided_at) == (0, at(0))
-    assert await world.said() == []
-    assert (await world.listed())["default"][2] == 0
-    same = await world.ask(DryRunPolicy(document="{}", group="default"), DryRunPolicyReply)
+    assert await harness.published() == []
+    assert (await harness.listed())["default"][2] == 0
+    same = await harness.ask(DryRunPolicy(document="{}", group="default"), DryRunPolicyReply)
     assert same.effects == ()
 
 
-async def test_a_dry_run_that_takes_too_long_is_refused(world: World) -> None:
-    world.seconds_max = 0.001
+async def test_a_dry_run_that_takes_too_long_is_refused(harness: PolicyHarness) -> None:
+    harness.seconds_max = 0.001
     command = DryRunPolicy(document="policy: fifo", group="default")
-    reply = await world.ask(command, DryRunPolicyReply)
+    reply = await harness.ask(command, DryRunPolicyReply)
     assert reply.refusal is not None
     assert reply.refusal.code is RefusalCode.UNAVAILABLE
 
 
-async def test_a_dry_run_of_taking_away_goes_back_to_what_there_was(world: World) -> None:
-    await world.set("groups: {default: {policy: fifo}}")
+async def test_a_dry_run_of_taking_away_goes_back_to_what_there_was(harness: PolicyHarness) -> None:
+    await harness.set("groups: {default: {policy: fifo}}")
     command = DryRunPolicy(document="groups: {default: null}")
-    (effect,) = (await world.ask(command, DryRunPolicyReply)).effects
+    (effect,) = (await harness.ask(command, DryRunPolicyReply)).effects
     assert effect.then.reason is not None
     assert effect.then.reason.code is ReasonCode.WAITS_FOR_CAPACITY
-    world.of_file["default"] = GroupPolicy("default", policy="fifo", from_file=True)
-    assert (await world.ask(command, DryRunPolicyReply)).effects == ()
+    harness.of_file["default"] = GroupPolicy("default", policy="fifo", from_file=True)
+    assert (await harness.ask(command, DryRunPolicyReply)).effects == ()
 
 
-async def test_a_dry_run_refuses_what_setting_refuses(world: World) -> None:
+async def test_a_dry_run_refuses_what_setting_refuses(harness: PolicyHarness) -> None:
     command = DryRunPolicy(document="groups: {default: {polcy: fifo}}")
-    reply = await world.ask(command, DryRunPolicyReply)
+    reply = await harness.ask(command, DryRunPolicyReply)
     assert reply.refusal is not None
     assert reply.refusal.errors[0].fix == "did you mean policy?"
 
 
 @pytest.mark.parametrize("document", ["groups: {default: {policy: fifo}}", "groups: {a: null}"])
-async def test_setting_twice_is_setting_once(world: World, document: str) -> None:
-    first, second = await world.set(document), await world.set(document)
+async def test_setting_twice_is_setting_once(harness: PolicyHarness, document: str) -> None:
+    first, second = await harness.set(document), await harness.set(document)
     assert first.versions == second.versions
     assert second.changed == ()
 
 
-async def test_a_document_is_checked_for_whom_it_names_and_nothing_is_set(world: World) -> None:
-    reply = await world.set(
+async def test_check_only_validates_the_people_that_a_document_names_and_sets_nothing(
+    harness: PolicyHarness,
+) -> None:
+    reply = await harness.set(
         "groups: {default: {shares: {users: {ann: 2}, teams: {red: 1}}, virtual_clusters:"
         " [{name: a, nodes: 0, users: [bob, ann], teams: [blue]}]}}",
         check_only=True,
@@ -323,10 +327,10 @@ async def test_a_document_is_checked_for_whom_it_names_and_nothing_is_set(world:
         "groups.default.virtual_clusters[0].teams[0]": "blue",
     }
     assert reply.groups == {"groups.default": "default"}
-    assert (reply.versions, await world.said()) == ({}, [])
-    gone = await world.set("groups: {default: {}, old: null}", check_only=True)
+    assert (reply.versions, await harness.published()) == ({}, [])
+    gone = await harness.set("groups: {default: {}, old: null}", check_only=True)
     assert gone.groups == {"groups.default": "default", "groups.old": "old"}
-    wrong = await world.set(
+    wrong = await harness.set(
         "groups: {default: {policy: x, shares: {users: {ann: 2}}}}", check_only=True
     )
     assert wrong.refusal is not None

@@ -40,7 +40,7 @@ async def a_scheduler(policy_file: Path | None = None) -> SchedulerHarness:
     return made
 
 
-async def test_what_a_dry_run_says_is_what_then_happens() -> None:
+async def test_what_a_dry_run_predicts_is_what_then_happens() -> None:
     scheduler = await a_scheduler()
     assert isinstance(
         await scheduler.ask(SetPolicy(document="groups: {default: {policy: fifo}}")), SetPolicyReply
@@ -66,12 +66,14 @@ async def test_what_a_dry_run_says_is_what_then_happens() -> None:
     assert isinstance(reply, SetPolicyReply)
     assert reply.changed == ("default",)
     await scheduler.settle()
-    said = await scheduler.published()
-    assert [each.task_id for each in said if isinstance(each, PreemptionRequested)] == ["first"]
+    published = await scheduler.published()
+    assert [each.task_id for each in published if isinstance(each, PreemptionRequested)] == [
+        "first"
+    ]
     assert (await scheduler.task("first")).state is TaskState.PREEMPTING
 
 
-async def test_a_policy_survives_a_restart_and_is_said_again() -> None:
+async def test_a_policy_survives_a_restart_and_is_published_again() -> None:
     scheduler = await a_scheduler()
     await scheduler.ask(SetPolicy(document=LENDS, asked_by="ada"))
     await scheduler.settle()

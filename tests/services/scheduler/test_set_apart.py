@@ -77,7 +77,7 @@ async def test_a_row_that_cannot_be_loaded_is_set_apart_and_keeps_its_nodes(
     await scheduler.settle()
     assert await started(scheduler) == ["poison", "b1"]
     assert (await scheduler.task("a2")).state is TaskState.QUEUED
-    # Its end is recorded, and gives its node back.
+    # The scheduler records its end, which frees its node.
     await scheduler.handle(exited_event(await scheduler.task("poison"), ExitKind.OK))
     await scheduler.settle()
     assert set(await scheduler.tasks()) == {"a2", "b1"}
@@ -112,7 +112,7 @@ async def test_a_task_whose_row_cannot_be_decoded_is_set_apart_and_keeps_its_nod
     await scheduler.settle()
     assert await started(scheduler) == ["poison", "a2"]
     assert metric("plans_refused_total", why="conflict") == before
-    # What is said of it again does not replace it.
+    # A later event about the task does not replace it.
     with pytest.raises(UnreadableRowError):
         await scheduler.handle(submitted_event(poison))
     with pytest.raises(UnreadableRowError):
@@ -177,7 +177,7 @@ async def test_a_row_that_is_set_apart_is_tried_again_when_it_changes(
 async def test_a_set_apart_row_that_changes_often_is_tried_with_growing_pauses(
     monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
-    """As a run's does that saves twice a second; its end, and its leaving, do not wait."""
+    """The row of a run that saves twice a second is one; its end and preemption do not wait."""
     scheduler = await a_scheduler(refusal_backoff_seconds_max=8.0)
     await scheduler.handle(submitted_event(of("a", "poison", gpus=1)))
     await scheduler.settle()
@@ -259,7 +259,7 @@ def test_many_rows_that_cannot_be_loaded_do_not_each_cost_a_build_of_all(
     apart = {each.row.id for each in problems}
     assert bad <= apart
     assert not apart & {each.id for each in (tasks[0], *others)}
-    # Of a group with so many that are bad only together, the rest is set apart as well.
+    # In a group with so many rows that fail only together, the rest is set apart as well.
     assert (apart == bad) is not beside
     assert sum(map(len, good.values())) == len(NODES) + 203 - len(apart)
 
@@ -270,7 +270,7 @@ async def test_a_policy_that_cannot_be_loaded_holds_up_its_group_alone() -> None
     await scheduler.handle(submitted_event(of("a", "a1")), submitted_event(of("b", "b1")))
     with pytest.raises(ObserverError):
         async with scheduler.store.transaction(epoch=scheduler.epoch) as tx:
-            # As a later version of the platform may have written it.
+            # A later version of the platform may have written it.
             tx.put(GroupPolicy("a", policy="unheard of"))
     await scheduler.restart()
     await scheduler.settle()

@@ -29,9 +29,9 @@ def test_a_policy_file_is_read_at_start(tmp_path: Path) -> None:
 def test_a_wrong_policy_file_is_refused_with_all_its_errors(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("groups: {a: {polcy: fifo}, b: {protected: x}}")
-    with pytest.raises(ValidationError) as told:
+    with pytest.raises(ValidationError) as refused:
         settings(policy_file=path)
-    (error,) = told.value.errors()
+    (error,) = refused.value.errors()
     assert error["loc"] == ("policy_file",)
     assert "groups.a.polcy: 'fifo' is no key of this section; did you mean policy?" in error["msg"]
     assert "groups.b.protected: 'x' is not a duration" in error["msg"]

@@ -155,9 +155,9 @@ async def test_an_exit_gives_the_slots_back_and_an_end_keeps_the_last_event(kept
         assert over.last.state is TaskState.SUCCEEDED
         assert over.last.finished_at == at(9)
         assert await store.ended_newest(tx, 5) == [over]
-    said = [envelope.message for _, envelope in await kept.outgoing(10)][-1]
-    assert isinstance(said, TaskStateChanged)
-    assert said == over.last
+    published = [envelope.message for _, envelope in await kept.outgoing(10)][-1]
+    assert isinstance(published, TaskStateChanged)
+    assert published == over.last
 
 
 async def test_a_stale_plan_is_not_committed(kept: Store) -> None:

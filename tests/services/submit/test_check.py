@@ -31,17 +31,17 @@ def filled(spec: TaskSpec) -> TaskSpec:
     return fill_in(spec, task_id=TASK_ID, defaults=Defaults())
 
 
-def judged(spec: TaskSpec, facts: Facts | None = None) -> TaskSpec | Refusal:
+def validated(spec: TaskSpec, facts: Facts | None = None) -> TaskSpec | Refusal:
     return validate(filled(spec), owner="ann", team="", facts=facts or Facts(), limits=LIMITS)
 
 
 @given(valid_specs())
 @settings(max_examples=60, deadline=None)
 def test_a_valid_spec_is_accepted_and_is_a_fixed_point(spec: TaskSpec) -> None:
-    accepted = judged(spec)
+    accepted = validated(spec)
     assert isinstance(accepted, TaskSpec), accepted
     assert filled(accepted) == accepted
-    assert judged(accepted) == accepted
+    assert validated(accepted) == accepted
     assert accepted.nodes == sum(role.replicas for role in spec.roles)
     assert TaskSpec.model_validate_json(accepted.to_json()) == accepted
 
@@ -135,7 +135,7 @@ FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("changes", "field", "value"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS]
 )
 def test_an_error_has_field_value_and_fix(changes: dict[str, Any], field: str, value: str) -> None:
-    refused = judged(asked(**changes))
+    refused = validated(asked(**changes))
     assert isinstance(refused, Refusal)
     assert refused.code is RefusalCode.INVALID
     named = {(error.field, error.value) for error in refused.errors}
@@ -158,18 +158,18 @@ def test_an_error_has_field_value_and_fix(changes: dict[str, Any], field: str, v
 def test_a_limit_that_can_be_set_is_named_with_its_setting(
     changes: dict[str, Any], setting: str
 ) -> None:
-    refused = judged(asked(**changes))
+    refused = validated(asked(**changes))
     assert isinstance(refused, Refusal)
-    said = f"an administrator sets the limit: SHIFTWORK_SUBMIT_{setting}"
-    assert any(error.fix.endswith(said) for error in refused.errors), refused.errors
+    advice = f"an administrator sets the limit: SHIFTWORK_SUBMIT_{setting}"
+    assert any(error.fix.endswith(advice) for error in refused.errors), refused.errors
     assert setting.lower() in SubmitSettings.model_fields
 
 
 def test_durations_in_errors_are_in_seconds() -> None:
-    refused = judged(asked(preemption=policy(ack_deadline_seconds=32_400.0)))
+    refused = validated(asked(preemption=policy(ack_deadline_seconds=32_400.0)))
     assert isinstance(refused, Refusal)
     assert refused.errors[0].message == "is not between 1 s and 3600 s"
-    refused = judged(asked(max_run_seconds=-1.0))
+    refused = validated(asked(max_run_seconds=-1.0))
     assert isinstance(refused, Refusal)
     assert refused.errors[0].message == "is not more than 0 s and at most 316224000 s"
 
@@ -208,13 +208,13 @@ SECRET = "hunter2-very-secret"
     ],
 )
 def test_no_error_shows_a_secret(make: Callable[[], TaskSpec]) -> None:
-    refused = judged(make())
+    refused = validated(make())
     assert isinstance(refused, Refusal)
     assert SECRET not in refused.to_json().decode()
 
 
 def test_the_number_of_errors_is_bounded() -> None:
-    refused = judged(asked(env={f"{number}bad": "" for number in range(400)}))
+    refused = validated(asked(env={f"{number}bad": "" for number in range(400)}))
     assert isinstance(refused, Refusal)
     assert len(refused.errors) == ERRORS_SHOWN_MAX
     assert "(and 399 more)" in refused.detail
@@ -238,11 +238,11 @@ def test_the_requester_is_checked(changes: dict[str, str], field: str) -> None:
 
 
 def test_a_taken_name_is_a_conflict() -> None:
-    refused = judged(asked(name="mine"), Facts(name_taken_by="tother"))
+    refused = validated(asked(name="mine"), Facts(name_taken_by="tother"))
     assert isinstance(refused, Refusal)
     assert refused.code is RefusalCode.CONFLICT
     assert refused.errors[0].field == "name"
-    both = judged(asked(name="mine", cpus=-1.0), Facts(name_taken_by="tother"))
+    both = validated(asked(name="mine", cpus=-1.0), Facts(name_taken_by="tother"))
     assert isinstance(both, Refusal)
     assert both.code is RefusalCode.INVALID
     assert {error.field for error in both.errors} == {"name", "cpus"}
@@ -253,7 +253,7 @@ def test_nodes_can_be_selected_and_taints_tolerated() -> None:
         node_selector={"disk": "nvme", "example.com/gen": "h100", "bare": ""},
         tolerations=("flaky", "reserved=vision"),
     )
-    accepted = judged(spec)
+    accepted = validated(spec)
     assert isinstance(accepted, TaskSpec), accepted
     assert accepted.node_selector == spec.node_selector
     assert accepted.tolerations == spec.tolerations

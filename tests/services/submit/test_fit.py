@@ -83,8 +83,8 @@ def test_taints_that_keep_nodes_from_a_gang_are_named(
     assert isinstance(found, Refusal)
     taint, nodes = found.errors
     assert (taint.field, taint.value) == ("tolerations", ", ".join(tolerations))
-    said = "1 node of group default is kept from the task by the taint reserved=vision"
-    assert (taint.message, taint.fix) == (said, fix)
+    message = "1 node of group default is kept from the task by the taint reserved=vision"
+    assert (taint.message, taint.fix) == (message, fix)
     assert (nodes.field, nodes.value) == ("nodes", "4")
     for right in ("reserved=vision", "reserved"):
         assert refused_fields(asked(nodes=4, gpus_per_node=1, tolerations=(right,)), facts) == []
@@ -151,7 +151,7 @@ def limit(number: int, *, unit: Unit = Unit.GPUS, **changes: Any) -> Quota:
         # A group without GPUs takes nothing of a quota of GPUs.
         (limit(2), {"nodes": 3, "group": "cpu"}, []),
         (limit(2, unit=Unit.NODES), {"nodes": 3, "group": "cpu"}, ["nodes"]),
-        # Every level has room but one.
+        # Every level but one has quota left.
         (limit(0, priority=Priority.NORMAL), {"priority": Priority.AUTO}, []),
         (limit(0), {"priority": Priority.AUTO}, ["nodes"]),
     ],

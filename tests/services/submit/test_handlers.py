@@ -216,7 +216,7 @@ async def test_live_names_of_an_owner_differ(service: ServiceHarness) -> None:
 async def test_the_database_refuses_a_second_task_with_the_same_name_or_key(
     service: ServiceHarness,
 ) -> None:
-    """Whatever the handlers overlook, two tasks never share a live name or a key."""
+    """The database prevents two tasks with one live name or key, even if the handlers miss it."""
     first = await created(service, name="mine")
     (row,) = await service.rows(TaskRow)
     twins = [
@@ -287,7 +287,7 @@ async def test_sizes_are_validated_once_the_inventory_is_known(service: ServiceH
     big = create("big", nodes=3)
     assert (await service.ask(big)).created
     await service.handle(listed("n1", "n2"), node("n1"))
-    assert (await service.ask(create("k2", nodes=3))).created  # n2 was listed but not told yet
+    assert (await service.ask(create("k2", nodes=3))).created  # n2 was listed but not published yet
     await service.handle(node("n2", ready=False, schedulable=False))
     reply = await service.ask(create("k3", nodes=3))
     assert [error.field for error in reply.refusal.errors] == ["nodes"]
@@ -324,10 +324,10 @@ async def test_reemit_publishes_the_events_again(service: ServiceHarness) -> Non
     first, second = await created(service, "k1"), await created(service, "k2")
     await service.ask(SetGoal(task_id=first.task_id, goal=Goal.PAUSE, asked_by="ann"))
     await service.ask(SetPriority(task_id=first.task_id, priority=Priority.LOW, asked_by="ann"))
-    said = await service.published()
+    published = await service.published()
     assert (await service.ask(Reemit(service="submit"))).events == 4
     again = await service.published()
-    assert sorted(again, key=repr) == sorted(said, key=repr)
+    assert sorted(again, key=repr) == sorted(published, key=repr)
     assert [event.task_id for event in again if isinstance(event, TaskSubmitted)] == [
         first.task_id,
         second.task_id,
@@ -384,15 +384,15 @@ async def test_nodes_with_other_taints_have_another_shape(service: ServiceHarnes
 async def test_nodes_that_an_earlier_version_counted_are_counted_once(
     service: ServiceHarness,
 ) -> None:
-    """It wrote the "/" in taints as it is, so that one row counted nodes with other taints."""
+    """It did not escape "/" in taints, so one row counted nodes of several taints."""
     nodes = [node("n1", taints=("a/b",)), node("n2", taints=("a", "b")), node("n3")]
     await service.handle(*nodes)
     rows = await service.rows(ShapeRow)
     async with service.store.transaction() as tx:
         for row in rows:
             tx.delete(ShapeRow, row.shape)
-        alike = f"{rows[0].gpus}/{rows[0].cpus:g}/{rows[0].memory_bytes}"
-        (plain,) = [replace(row, shape=f"{row.group}/{alike}") for row in rows if not row.taints]
+        sizes = f"{rows[0].gpus}/{rows[0].cpus:g}/{rows[0].memory_bytes}"
+        (plain,) = [replace(row, shape=f"{row.group}/{sizes}") for row in rows if not row.taints]
         met = replace(plain, shape=f"{plain.shape}/a/b", taints=("a", "b"), nodes=2)
         tx.put(plain, met)
 
@@ -460,8 +460,8 @@ async def test_a_pod_request_that_the_site_allows_is_stored_unchanged(policy_fil
     pod = PodRequest(storage=("sets",), template='{"spec": {"hostUsers": false}}')
     reply = await service.ask(create(pod=pod))
     assert reply.refusal is None
-    [said] = await service.published()
-    assert said.spec.pod == pod
+    [event] = await service.published()
+    assert event.spec.pod == pod
 
 
 async def test_without_a_policy_no_image_is_needed_and_nothing_is_granted(
@@ -530,10 +530,10 @@ async def test_the_maximum_of_live_tasks_holds_for_each_user(
     assert refused.refusal.code is RefusalCode.FORBIDDEN
     assert "3 tasks" in refused.refusal.detail
     assert "SHIFTWORK_SUBMIT_LIVE_TASKS_PER_USER_MAX" in refused.refusal.errors[0].fix
-    # A key that made a task still says which, and another user has tasks of their own.
+    # A key that made a task still returns it, and another user has tasks of their own.
     assert (await service.ask(create("k0"))).task_id == made[0]
     assert (await service.ask(create("k0", owner="bob"))).refusal is None
-    # An ended task makes room, once, however often its end is said.
+    # An ended task frees its place once, however often its end is published.
     for version in (2, 3):
         await service.handle(moved(made[0], TaskState.SUCCEEDED, version))
     assert (await service.ask(create("k3"))).refusal is None

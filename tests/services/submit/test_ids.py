@@ -25,8 +25,8 @@ def test_ids_are_well_formed_unique_and_sorted_even_if_the_clock_goes_back(
 
 
 @given(st.datetimes(datetime(2000, 1, 1), datetime(2200, 1, 1)), st.integers(1, 10**12))  # noqa: DTZ001 - hypothesis adds the zone below
-def test_text_order_is_time_order_between_processes(moment: datetime, later_ms: int) -> None:
+def test_text_order_is_time_order_between_processes(time: datetime, later_ms: int) -> None:
     first = TimeSortedIds(lambda bits: (1 << bits) - 1)
     second = TimeSortedIds(lambda _bits: 0)
-    now = moment.replace(tzinfo=UTC)
+    now = time.replace(tzinfo=UTC)
     assert first(now) < second(now + timedelta(milliseconds=later_ms))

@@ -35,8 +35,10 @@ class Shiftwork:
     def __call__(self, *arguments: str) -> Done:
         self._capture.readouterr()
         code = main.run(list(arguments))
-        told = self._capture.readouterr()
-        return Done(code, told.out.decode("utf-8", "replace"), told.err.decode("utf-8", "replace"))
+        captured = self._capture.readouterr()
+        return Done(
+            code, captured.out.decode("utf-8", "replace"), captured.err.decode("utf-8", "replace")
+        )
 
 
 # What programs a shell of these tests finds: no environment is activated in it.

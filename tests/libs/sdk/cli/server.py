@@ -20,9 +20,9 @@ NOW = "2026-11-21T10:00:00.123456Z"
 
 
 def at(seconds: float) -> str:
-    """So many seconds after ten o'clock."""
-    moment = datetime(2026, 11, 21, 10, tzinfo=UTC) + timedelta(seconds=seconds)
-    return moment.isoformat().replace("+00:00", "Z")
+    """The time ``seconds`` after ten o'clock."""
+    time = datetime(2026, 11, 21, 10, tzinfo=UTC) + timedelta(seconds=seconds)
+    return time.isoformat().replace("+00:00", "Z")
 
 
 def a_task(task_id: str, **fields: Any) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def an_exit(kind: str, code: int | None) -> dict[str, Any]:
 
 
 def problem(status: int, kind: str, detail: str, *errors: dict[str, str]) -> tuple[int, Any]:
-    told = {"type": kind, "title": "No", "status": status, "detail": detail, "errors": list(errors)}
-    return status, told
+    body = {"type": kind, "title": "No", "status": status, "detail": detail, "errors": list(errors)}
+    return status, body
 
 
 @dataclass
@@ -228,8 +228,8 @@ class CliServer:
             me = {"user": "ada", "role": "admin", "team": None}
             return 200, {**me, "tasks_run_as": self.tasks_run_as}
         if (method, words[0]) == ("PUT", "nodes"):
-            marks = {"labels": {}, "taints": [], words[-1]: body.get("set", {})}
-            return 200, {"id": words[1], **(body if words[-1] == "schedulable" else marks)}
+            labels = {"labels": {}, "taints": [], words[-1]: body.get("set", {})}
+            return 200, {"id": words[1], **(body if words[-1] == "schedulable" else labels)}
         if method == "POST" and words in (["dead-letters:replay"], ["dead-letters:discard"]):
             service = body["service"]
             ids = [each["id"] for each in self.dead_letters if each["service"] == service]
@@ -316,8 +316,8 @@ class CliServer:
             old = begin < self.exact_from
             piece = piece[: self.exact_from - begin] if old else piece
             key = int(query["attempt"]), int(query["rank"])
-            told = {**self.piece(*key, begin, piece), "size": len(data), "complete": ended}
-            _send(request, 200, {**told, **({"approximate": True} if old else {})})
+            answer = {**self.piece(*key, begin, piece), "size": len(data), "complete": ended}
+            _send(request, 200, {**answer, **({"approximate": True} if old else {})})
             return
         request.send_response(200)
         for name, value in (
@@ -386,10 +386,10 @@ class CliServer:
                 if not piece:
                     continue
                 sent[attempt, rank] = begin + len(piece)
-                told = self.piece(attempt, rank, begin, piece)
+                answer = self.piece(attempt, rank, begin, piece)
                 if not query.get("timestamps"):
-                    del told["timestamps"]
-                _frame(request, json.dumps(told))
+                    del answer["timestamps"]
+                _frame(request, json.dumps(answer))
                 pieces += 1
                 whole = sent[attempt, rank] == len(data)
                 if self.cuts and pieces >= 3:
@@ -422,8 +422,8 @@ def _frame(
     request.wfile.flush()
 
 
-def _send(request: BaseHTTPRequestHandler, status: int, told: Any) -> None:
-    data = b"" if told is None else json.dumps(told).encode()
+def _send(request: BaseHTTPRequestHandler, status: int, body: Any) -> None:
+    data = b"" if body is None else json.dumps(body).encode()
     request.send_response(status)
     kind = "application/json" if status < 400 else "application/problem+json"
     request.send_header("content-type", kind)

@@ -1,4 +1,4 @@
-"""Where a task's command is looked up, and what is said when it lacked a module there."""
+"""Where a task's command is looked up, and the hint when a module is missing there."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ REMOTE = (
 )
 
 
-def an_environment(folder: Path, mark: str = "pyvenv.cfg") -> Path:
-    """What the command line looks at in one."""
+def an_environment(folder: Path, marker_file: str = "pyvenv.cfg") -> Path:
+    """Write the files by which the command line recognizes an environment."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/python").write_text("")
     (folder / "bin/python").chmod(0o755)
-    (folder / mark).write_text("")
+    (folder / marker_file).write_text("")
     return folder
 
 
@@ -92,10 +92,10 @@ def test_a_program_called_by_its_path_counts_as_activated(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("mark", "variable"), [("pyvenv.cfg", "VIRTUAL_ENV"), ("conda-meta", "CONDA_PREFIX")]
+    ("marker_file", "variable"), [("pyvenv.cfg", "VIRTUAL_ENV"), ("conda-meta", "CONDA_PREFIX")]
 )
-def test_an_environment_named_by_venv(tmp_path: Path, mark: str, variable: str) -> None:
-    venv = an_environment(tmp_path / "mine", mark)
+def test_an_environment_named_by_venv(tmp_path: Path, marker_file: str, variable: str) -> None:
+    venv = an_environment(tmp_path / "mine", marker_file)
     activated = {"PATH": "/bin", "VIRTUAL_ENV": "/another", "CONDA_DEFAULT_ENV": "base"}
     assert environments.named(venv, activated) == {"PATH": f"{venv}/bin:/bin", variable: str(venv)}
 
@@ -154,7 +154,7 @@ def test_the_hint_names_the_python_and_the_missing_module() -> None:
     assert environments.hint_for(behind) == environments.hint_for(lines)
 
 
-def test_the_hint_for_the_sdk_says_where_it_comes_from() -> None:
+def test_the_hint_for_the_sdk_names_its_source() -> None:
     lines = [line.format(module="shiftwork") for line in TRACEBACK]
     hint = environments.hint_for(lines, "/venv/bin/python")
     assert "install the SDK there (/venv/bin/python -m pip install " in hint

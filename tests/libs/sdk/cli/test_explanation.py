@@ -24,7 +24,7 @@ def soon(seconds: float) -> str:
     return (NOW + timedelta(seconds=seconds)).isoformat()
 
 
-def told(state: str, text: str, **more: Any) -> dict[str, Any]:
+def explained(state: str, text: str, **more: Any) -> dict[str, Any]:
     return {
         "state": state,
         "reason": {"text": text},
@@ -44,25 +44,27 @@ CAPACITY = "waits for 1 whole node to come free in group default"
     ("answer", "sentence"),
     [
         (
-            told("queued", CAPACITY, holders=[holder(ends_at=soon(7200))], holders_count=1),
+            explained("queued", CAPACITY, holders=[holder(ends_at=soon(7200))], holders_count=1),
             f"train {CAPACITY}; held by bob's big (22bbb2, its --max-run-time ends in 2h).",
         ),
         (
-            told("queued", CAPACITY, holders=[holder(slice_ends_at=soon(600))], holders_count=3),
+            explained(
+                "queued", CAPACITY, holders=[holder(slice_ends_at=soon(600))], holders_count=3
+            ),
             (
                 f"train {CAPACITY}; held by bob's big (22bbb2, its time slice ends in 10m) and 2"
                 " other runs."
             ),
         ),
         (
-            told("queued", CAPACITY, holders=[holder()], holders_count=1),
+            explained("queued", CAPACITY, holders=[holder()], holders_count=1),
             (
                 f"train {CAPACITY}; held by bob's big (22bbb2, nobody knows for how long: it has no"
                 " --max-run-time)."
             ),
         ),
         (
-            told(
+            explained(
                 "queued",
                 "waits until the runs that make room for it have saved and left",
                 holders=[holder(leaving=True, ends_at=soon(30))],
@@ -74,29 +76,29 @@ CAPACITY = "waits for 1 whole node to come free in group default"
             ),
         ),
         (
-            told("queued", "no nodes of group default could ever hold 9 whole nodes"),
+            explained("queued", "no nodes of group default could ever hold 9 whole nodes"),
             "train waits: no nodes of group default could ever hold 9 whole nodes.",
         ),
-        (told("running", "attempt 1 runs"), "train runs."),
+        (explained("running", "attempt 1 runs"), "train runs."),
         (
-            told("preempting", f"makes room for task {BIG} at level high"),
+            explained("preempting", f"makes room for task {BIG} at level high"),
             "train was asked to save and leave: makes room for task big (22bbb2) at level high.",
         ),
-        (told("paused", "its owner paused it"), "train is paused: its owner paused it."),
-        (told("succeeded", "finished successfully"), "train finished successfully."),
+        (explained("paused", "its owner paused it"), "train is paused: its owner paused it."),
+        (explained("succeeded", "finished successfully"), "train finished successfully."),
         (
-            told("failed", "attempt 1 failed: rank 0 ended with code 7"),
+            explained("failed", "attempt 1 failed: rank 0 ended with code 7"),
             "train failed in attempt 1: rank 0 ended with code 7.",
         ),
     ],
 )
-def test_the_first_sentence(answer: dict[str, Any], sentence: str) -> None:
+def test_the_headline_explains_the_state(answer: dict[str, Any], sentence: str) -> None:
     assert explanation.headline(FOUND, answer) == sentence
 
 
 def test_a_forecast_is_a_range_where_it_is_not_certain() -> None:
     forecast = {"starts_at": soon(7200), "earliest_at": soon(3600), "latest_at": soon(10_800)}
-    rows = explanation.facts(FOUND, told("queued", CAPACITY, forecast=forecast))
+    rows = explanation.facts(FOUND, explained("queued", CAPACITY, forecast=forecast))
     (text,) = [text for name, text in rows if name == "forecast"]
     assert text.startswith("starts between 20")
     assert [part in text for part in ("(in 1h) and", "(in 3h), most likely", "(in 2h)")] == [

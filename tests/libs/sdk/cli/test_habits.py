@@ -82,7 +82,7 @@ def test_stopping_all_needs_a_confirmation_or_yes(shiftwork: Shiftwork, three: C
 
 
 @pytest.mark.parametrize(("answer", "goal"), [(b"y\n", "stop"), (b"n\n", "run")])
-def test_on_a_terminal_stopping_all_asks(
+def test_on_a_terminal_stopping_all_requests_confirmation(
     three: CliServer, home: Path, answer: bytes, goal: str
 ) -> None:
     ours, theirs = pty.openpty()
@@ -146,7 +146,7 @@ def test_no_other_name_hides_a_command_or_is_in_the_help(elsewhere: Shiftwork) -
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         (("submit", "--gpu", "2", "--", "true"), "did you mean --gpus-per-node?"),
         (("submit", "--prioriti", "high", "--", "true"), "did you mean --priority?"),
@@ -157,11 +157,11 @@ def test_no_other_name_hides_a_command_or_is_in_the_help(elsewhere: Shiftwork) -
     ],
 )
 def test_unknown_commands_and_options_get_a_suggestion(
-    elsewhere: Shiftwork, line: tuple[str, ...], told: str
+    elsewhere: Shiftwork, line: tuple[str, ...], error: str
 ) -> None:
     done = elsewhere(*line)
     assert done.code == 2
-    assert told in done.err
+    assert error in done.err
 
 
 def test_gpus_is_another_name_of_gpus_per_node(shiftwork: Shiftwork, server: CliServer) -> None:
@@ -271,8 +271,8 @@ def test_without_a_token_the_ways_to_give_one_are_named(
 
 def test_whoami_shows_which_token_is_used(shiftwork: Shiftwork, server: CliServer) -> None:
     token = {"id": "tok", "name": "laptop", "expires_at": "2027-01-01T00:00:00Z"}
-    told = {"user": "ada", "role": "member", "team": None, "token": token}
-    server.first["GET", "/v1/whoami"] = [(200, told), (200, {**told, "token": {"id": "tok"}})]
+    answer = {"user": "ada", "role": "member", "team": None, "token": token}
+    server.first["GET", "/v1/whoami"] = [(200, answer), (200, {**answer, "token": {"id": "tok"}})]
     out = shiftwork("whoami").out
     assert "laptop" in out
     assert "2027-01-01" in out

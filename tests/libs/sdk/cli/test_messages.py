@@ -83,7 +83,7 @@ def test_somebody_elses_task_is_named_as_it_was_typed(
     )
 
 
-def test_retry_of_a_live_task_says_what_to_do(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_retry_of_a_live_task_suggests_what_to_do(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task("ta", name="demo", state="running")
     live = field(
         "task_id",
@@ -100,7 +100,7 @@ def test_retry_of_a_live_task_says_what_to_do(shiftwork: Shiftwork, server: CliS
 
 
 @pytest.mark.parametrize(
-    ("verb", "goal", "state", "said"),
+    ("verb", "goal", "state", "message"),
     [
         ("resume", "run", "running", "demo (ta) is already running"),
         ("resume", "run", "queued", "demo (ta) is already queued"),
@@ -110,25 +110,25 @@ def test_retry_of_a_live_task_says_what_to_do(shiftwork: Shiftwork, server: CliS
     ],
 )
 def test_a_goal_that_a_task_has_already(  # noqa: PLR0917 - one row of the table
-    shiftwork: Shiftwork, server: CliServer, verb: str, goal: str, state: str, said: str
+    shiftwork: Shiftwork, server: CliServer, verb: str, goal: str, state: str, message: str
 ) -> None:
     server.tasks["ta"] = a_task("ta", name="demo", state=state, goal=goal)
     server.first["PUT", "/v1/tasks/ta/goal"] = [(202, {"task": "ta", "revision": 1})]
     done = shiftwork(verb, "demo")
-    assert (done.code, done.err) == (0, f"{said}\n")
+    assert (done.code, done.err) == (0, f"{message}\n")
 
 
 @pytest.mark.parametrize(
-    ("verb", "said"),
+    ("verb", "message"),
     [
         ("resume", "demo (ta) is resumed"),
         ("pause", "demo (ta) is being paused"),
         ("stop", "demo (ta) is being stopped"),
     ],
 )
-def test_a_new_goal(shiftwork: Shiftwork, server: CliServer, verb: str, said: str) -> None:
+def test_a_new_goal(shiftwork: Shiftwork, server: CliServer, verb: str, message: str) -> None:
     server.tasks["ta"] = a_task("ta", name="demo", state="paused")
-    assert shiftwork(verb, "demo").err == f"{said}\n"
+    assert shiftwork(verb, "demo").err == f"{message}\n"
 
 
 def test_an_argument_stands_for_the_field_of_the_route(
@@ -140,8 +140,8 @@ def test_an_argument_stands_for_the_field_of_the_route(
         'there is no node "locl-0"',
         "did you mean local-0? GET /v1/nodes lists them",
     )
-    told = problem(404, "not-found", 'there is no node "locl-0"; did you mean local-0?', there)
-    server.first["PUT", "/v1/nodes/locl-0/schedulable"] = [told, told]
+    answer = problem(404, "not-found", 'there is no node "locl-0"; did you mean local-0?', there)
+    server.first["PUT", "/v1/nodes/locl-0/schedulable"] = [answer, answer]
     done = shiftwork("node", "drain", "locl-0")
     assert done.err == (
         'error: there is no node "locl-0"; did you mean local-0?\n  where: NODE\n'
@@ -457,7 +457,7 @@ def test_the_message_for_one_task_is_singular(shiftwork: Shiftwork, server: CliS
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "message"),
     [
         (0, "0 tasks"),
         (1, "1 task"),
@@ -466,8 +466,8 @@ def test_the_message_for_one_task_is_singular(shiftwork: Shiftwork, server: CliS
         (1_234_567, "1234567 tasks"),
     ],
 )
-def test_counted_nouns(number: float, said: str) -> None:
-    assert render.counted(number, "task") == wording.counted(number, "task") == said
+def test_counted_nouns(number: float, message: str) -> None:
+    assert render.counted(number, "task") == wording.counted(number, "task") == message
 
 
 @pytest.mark.parametrize(
@@ -557,7 +557,7 @@ def test_a_misspelt_task_gets_a_suggestion(shiftwork: Shiftwork, server: CliServ
     assert "fix:   did you mean resnet? `shiftwork ls --all` lists the tasks" in done.err
 
 
-def test_every_command_in_place_of_a_route_is_one(shiftwork: Shiftwork) -> None:
+def test_every_command_that_replaces_a_route_exists(shiftwork: Shiftwork) -> None:
     """``--help`` of each of them is understood, so the command is there."""
     for command in typed.COMMANDS.values():
         words = [word for word in command.split()[1:] if not re.search("[A-Z{]", word)]
@@ -634,8 +634,8 @@ def test_sizes_may_end_in_bytes(shiftwork: Shiftwork, server: CliServer, text: s
 
 def test_warnings_of_a_policy_name_commands(shiftwork: Shiftwork, server: CliServer) -> None:
     strange = field("groups.x", "x", "is a group without known nodes", "GET /v1/groups lists them")
-    told = {"versions": {"x": 0}, "changed": [], "warnings": [strange]}
-    server.first["DELETE", "/v1/policies/x"] = [(200, told)]
+    answer = {"versions": {"x": 0}, "changed": [], "warnings": [strange]}
+    server.first["DELETE", "/v1/policies/x"] = [(200, answer)]
     done = shiftwork("policy", "unset", "x")
     assert done.err == (
         "warning: groups.x: is a group without known nodes; `shiftwork group ls` lists them\n"

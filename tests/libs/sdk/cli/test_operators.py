@@ -208,7 +208,7 @@ def test_dead_letters_are_discarded_by_id_or_all_of_a_service(
 @pytest.mark.parametrize(
     "arguments", [(), ("received-1", "--all"), ("--all", "--service", "nobody"), ("received-9",)]
 )
-def test_a_command_says_which_letters(
+def test_a_command_selects_the_dead_letters(
     shiftwork: Shiftwork, verb: str, arguments: tuple[str, ...]
 ) -> None:
     done = shiftwork("dead-letters", verb, *arguments)

@@ -103,8 +103,8 @@ def test_off_a_terminal_a_bar_is_noted_now_and_then(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Standard output gets how it ended, and the beginning of a line at once."""
-    moment = [0.0]
-    monkeypatch.setattr(follow.time, "monotonic", lambda: moment[0])
+    now = [0.0]
+    monkeypatch.setattr(follow.time, "monotonic", lambda: now[0])
     render.configure(json=False, quiet=False, verbose=False)
     screen = follow.Screen(render.Progress(), follow.Printer())
     screen.take(pieces({"offset": 0, "text": "load"})[0])
@@ -112,13 +112,13 @@ def test_off_a_terminal_a_bar_is_noted_now_and_then(
     screen.take(pieces({"offset": 4, "text": "ing\n"})[0])
     assert capfdbinary.readouterr().out == b"ing\n"
     for number in range(1000):
-        moment[0] += 0.05
+        now[0] += 0.05
         screen.take(pieces({"offset": 8, "line": f"\r{number}\x1b]0;x\x07"})[0])
     screen.take(pieces({"offset": 8, "text": "\r1000\nend"})[0])
     screen.end()
-    told = capfdbinary.readouterr()
-    assert told.out == b"1000\nend\n"
-    noted = told.err.decode().splitlines()
+    captured = capfdbinary.readouterr()
+    assert captured.out == b"1000\nend\n"
+    noted = captured.err.decode().splitlines()
     assert 3 <= len(noted) <= 5
     assert noted[0].endswith("\\x1b]0;x\\x07")
 
@@ -139,10 +139,10 @@ def test_on_a_terminal_bars_are_drawn_without_their_control_sequences(
         assert progress.drawn == ["[1] prompt> "]
         screen.end()
         assert progress.drawn == []
-    told = capfdbinary.readouterr()
-    assert told.out == b"[0] 100%\n[1] prompt> \n"
-    assert b"\x1b]0" not in told.err
-    assert b"10%" in told.err
+    captured = capfdbinary.readouterr()
+    assert captured.out == b"[0] 100%\n[1] prompt> \n"
+    assert b"\x1b]0" not in captured.err
+    assert b"10%" in captured.err
 
 
 def test_following_filters(shiftwork: Shiftwork, written: CliServer) -> None:
@@ -151,7 +151,7 @@ def test_following_filters(shiftwork: Shiftwork, written: CliServer) -> None:
 
 
 def at(seconds: float) -> str:
-    """As the command prints it."""
+    """The time in the format of the command's output."""
     return f"2026-11-21T10:00:{seconds:06.3f}Z"
 
 

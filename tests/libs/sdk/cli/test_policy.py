@@ -92,22 +92,22 @@ def test_yaml_is_read_as_what_it_was(value: Any) -> None:
 def test_set_sends_the_file_as_it_is(
     shiftwork: Shiftwork, server: CliServer, tmp_path: Path
 ) -> None:
-    told = {"versions": {"training": 4, "dev": 1}, "changed": ["training"], "warnings": []}
-    server.first["PUT", "/v1/policies"] = [(200, told), (200, told)]
+    answer = {"versions": {"training": 4, "dev": 1}, "changed": ["training"], "warnings": []}
+    server.first["PUT", "/v1/policies"] = [(200, answer), (200, answer)]
     done = shiftwork("policy", "set", a_file(tmp_path))
     assert (done.code, done.out) == (0, "")
     assert done.err.splitlines() == ["dev: version 1, unchanged", "training: version 4"]
     asked = server.asked("PUT", "/v1/policies")
     assert (asked.body, asked.headers["content-type"]) == (FILE.encode(), "application/yaml")
-    assert shiftwork("policy", "set", a_file(tmp_path), "--json").json == told
+    assert shiftwork("policy", "set", a_file(tmp_path), "--json").json == answer
 
 
 def test_set_reads_standard_input(
     shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strange = {"field": "groups.x", "value": "x", "message": "has no nodes", "fix": "add some"}
-    told = {"versions": {"x": 1}, "changed": ["x"], "warnings": [strange]}
-    server.first["PUT", "/v1/policies"] = [(200, told)]
+    answer = {"versions": {"x": 1}, "changed": ["x"], "warnings": [strange]}
+    server.first["PUT", "/v1/policies"] = [(200, answer)]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"groups: {x: {}}")))
     done = shiftwork("policy", "set", "-")
     assert "warning: groups.x: has no nodes; add some" in done.err
@@ -131,8 +131,8 @@ def test_every_error_of_a_file_is_printed(
         assert done.code == 1
         assert "groups.g0.policy: 'x' is not known; fifo?" in done.err
         assert "groups.g1.policy: 'x' is not known; fifo?" in done.err
-        told = json.loads(shiftwork("policy", verb, a_file(tmp_path), "--json").err)
-        assert told["errors"] == [{**each, "option": ""} for each in errors]
+        found = json.loads(shiftwork("policy", verb, a_file(tmp_path), "--json").err)
+        assert found["errors"] == [{**each, "option": ""} for each in errors]
 
 
 def test_files_that_cannot_be_sent(shiftwork: Shiftwork, tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_files_that_cannot_be_sent(shiftwork: Shiftwork, tmp_path: Path) -> None
 
 
 def test_unset(shiftwork: Shiftwork, server: CliServer) -> None:
-    told = {"versions": {"training": 5}, "changed": ["training"], "warnings": []}
-    server.first["DELETE", "/v1/policies/training"] = [(200, told)]
+    answer = {"versions": {"training": 5}, "changed": ["training"], "warnings": []}
+    server.first["DELETE", "/v1/policies/training"] = [(200, answer)]
     assert shiftwork("policy", "unset", "training").err == "training: version 5\n"
 
 
@@ -176,9 +176,9 @@ def test_dry_run(shiftwork: Shiftwork, server: CliServer, tmp_path: Path) -> Non
         },
         {"group": "dev", "now": a_round(), "then": a_round()},
     ]
-    told = {"effects": [effect], "more": 3, "outlooks": outlooks, "warnings": []}
+    answer = {"effects": [effect], "more": 3, "outlooks": outlooks, "warnings": []}
     path = "/v1/policies:dry-run"
-    server.first["POST", path] = [(200, told), (200, told)]
+    server.first["POST", path] = [(200, answer), (200, answer)]
     done = shiftwork("policy", "dry-run", a_file(tmp_path), "--limit", "1")
     lines = done.out.splitlines()
     assert lines[1].split("  ")[0] == "taaa"
@@ -190,14 +190,14 @@ def test_dry_run(shiftwork: Shiftwork, server: CliServer, tmp_path: Path) -> Non
     ]  # fmt: skip
     asked = server.asked("POST", path)
     assert (asked.body, asked.query) == (FILE.encode(), {"limit": "1"})
-    assert shiftwork("policy", "dry-run", a_file(tmp_path), "--json").json == told
+    assert shiftwork("policy", "dry-run", a_file(tmp_path), "--json").json == answer
 
 
-def test_a_dry_run_without_effect_says_so(
+def test_a_dry_run_without_effect_reports_so(
     shiftwork: Shiftwork, server: CliServer, tmp_path: Path
 ) -> None:
-    told: dict[str, Any] = {"effects": [], "more": 0, "outlooks": [], "warnings": []}
-    server.first["POST", "/v1/policies:dry-run"] = [(200, told)]
+    answer: dict[str, Any] = {"effects": [], "more": 0, "outlooks": [], "warnings": []}
+    server.first["POST", "/v1/policies:dry-run"] = [(200, answer)]
     done = shiftwork("policy", "dry-run", a_file(tmp_path))
     assert (done.code, done.out) == (0, "")
     assert "no decision would be different" in done.err

@@ -1,4 +1,4 @@
-"""What is closed to the user as whom tasks run is refused at the submission, not by code 126."""
+"""A path that the user of tasks cannot read is refused at the submission, not by code 126."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other people wrote cannot command the terminal of whoever reads it."""
+"""Text of other users cannot control the reader's terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_no_text_of_a_task_controls_the_terminal(shiftwork: Shiftwork, server: C
 
 @pytest.mark.server
 def test_output_of_tasks_is_unchanged(shiftwork: Shiftwork, server: CliServer) -> None:
-    """As with docker and kubectl: colours and progress bars are part of what was written."""
+    """Colours and progress bars are part of the output, as with docker and kubectl."""
     server.tasks["ta"] = a_task("ta", state="succeeded", exit=an_exit("ok", 0))
     server.output = {(1, 0): b"\x1b[32mgreen\x1b[0m\r100%\n"}
     assert "\x1b[32mgreen\x1b[0m" in shiftwork("logs", "ta").out

@@ -48,7 +48,7 @@ def test_the_current_context_needs_no_options(
 
 
 def test_a_tunnels_end_on_this_machine_is_not_this_machine(home: Path) -> None:
-    """Else a task in a pod would be given a folder of whoever submits it."""
+    """Otherwise a task in a pod would get a folder of the submitter's machine."""
     a_context(home, "local", "http://127.0.0.1:1")
     assert target(home).is_local
     (home / "token").write_text("t")
@@ -184,7 +184,7 @@ def test_a_contexts_file_that_cannot_be_parsed_is_reported_and_never_overwritten
     with pytest.raises(Failure, match="not understood"):
         a_context(home, "local", "http://127.0.0.1:8642")
     assert path.read_bytes() == data
-    # Who gives the address and the token needs no contexts: here by the environment.
+    # With an address and a token from the environment no context is needed.
     assert shiftwork("ls").code == 0
     monkeypatch.delenv("SHIFTWORK_TOKEN")
     done = shiftwork("ls")
@@ -216,7 +216,7 @@ def test_a_missing_home_is_not_created(home: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(Failure) as failed:
         contexts.save(contexts.default_path(), lambda _: "a", Named("http://127.0.0.1:1", ""))
     assert (failed.value.where, f"{home}/ann does not exist" in failed.value.what) == ("HOME", True)
-    # Of the folder that XDG_CONFIG_HOME names the last part is created, as the specification says.
+    # The last part of the folder in XDG_CONFIG_HOME is created, as the specification requires.
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "etc" / "config"))
     with pytest.raises(Failure) as failed:
         contexts.save(contexts.default_path(), lambda _: "a", Named("http://127.0.0.1:1", ""))
@@ -240,7 +240,7 @@ def without_platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_platform")
-def test_without_the_platforms_package_the_error_says_where_its_commands_are(
+def test_without_the_platforms_package_the_error_names_where_its_commands_are(
     elsewhere: Shiftwork, server: CliServer
 ) -> None:
     done = elsewhere("doctor")
@@ -290,15 +290,15 @@ def test_for_a_local_platform_that_is_down_the_start_command_names_its_data_fold
     assert "`shiftwork doctor --data '/srv/my data'` looks closer" in down.err
 
 
-def test_a_server_that_is_down_is_3_and_one_problem_object(
+def test_an_unreachable_server_is_exit_code_3_and_one_problem_object(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
     server.stop()
     done = shiftwork("ls", "--json")
     assert done.code == 3
-    told = json.loads(done.err)
-    assert told["type"] == "unreachable"
-    assert server.url in told["where"]
+    problem = json.loads(done.err)
+    assert problem["type"] == "unreachable"
+    assert server.url in problem["where"]
 
 
 def test_an_invalid_address_is_wrong_usage(elsewhere: Shiftwork) -> None:

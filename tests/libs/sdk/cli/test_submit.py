@@ -99,21 +99,21 @@ def test_a_retried_submission_is_one_task(shiftwork: Shiftwork, server: CliServe
 
 
 def test_a_refusal_names_field_value_and_fix(shiftwork: Shiftwork, server: CliServer) -> None:
-    told = problem(
+    refusal = problem(
         422,
         "invalid",
         "nodes: more than there are",
         {"field": "nodes", "value": "99", "message": "more than there are", "fix": "give 2"},
     )
-    server.first["POST", "/v1/tasks"] = [told, told]
+    server.first["POST", "/v1/tasks"] = [refusal, refusal]
     done = shiftwork("submit", "--nodes", "99", "--", "true")
     assert (done.code, done.out) == (1, "")
     assert "error: --nodes 99: more than there are" in done.err
     assert "fix:   --nodes: give 2" in done.err
     done = shiftwork("submit", "--nodes", "99", "--json", "--", "true")
-    (error,) = told[1]["errors"]
+    (error,) = refusal[1]["errors"]
     assert json.loads(done.err) == {
-        **told[1],
+        **refusal[1],
         "detail": "--nodes 99: more than there are",
         "where": "--nodes",
         "errors": [{**error, "option": "--nodes"}],
@@ -121,7 +121,7 @@ def test_a_refusal_names_field_value_and_fix(shiftwork: Shiftwork, server: CliSe
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "error"),
     [
         (["python", "train.py"], "must follow --"),
         ([], "no command"),
@@ -133,10 +133,10 @@ def test_a_refusal_names_field_value_and_fix(shiftwork: Shiftwork, server: CliSe
         (["--file", "/nonexistent", "--"], "cannot be read"),
     ],
 )
-def test_wrong_usage(shiftwork: Shiftwork, arguments: list[str], told: str) -> None:
+def test_wrong_usage(shiftwork: Shiftwork, arguments: list[str], error: str) -> None:
     done = shiftwork("submit", *arguments)
     assert done.code == 2
-    assert told in done.err
+    assert error in done.err
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_the_options_for_pods_reach_the_server(
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "error"),
     [
         (["--shm", "much"], "'much' is not a size"),
         (["--shm", "0"], "'0' is not a size"),
@@ -212,11 +212,11 @@ def test_the_options_for_pods_reach_the_server(
     ],
 )
 def test_wrong_values_of_the_options_for_pods(
-    shiftwork: Shiftwork, option: list[str], told: str
+    shiftwork: Shiftwork, option: list[str], error: str
 ) -> None:
     done = shiftwork("submit", *option, "--", "run")
     assert done.code == 2
-    assert told in done.err
+    assert error in done.err
 
 
 def test_pods_come_from_the_tasks_file(
@@ -283,8 +283,8 @@ def test_following_shows_everything_and_ends_with_the_tasks_code(
         "step 3",
         "done",
     ]
-    told = [re.sub(r"^\S+  ", "", line) for line in done.err.splitlines()]
-    assert told == [
+    lines = [re.sub(r"^\S+  ", "", line) for line in done.err.splitlines()]
+    assert lines == [
         "submitted by ada",
         "attempt 1  assigned to local-0",
         "attempt 1  running",
@@ -402,13 +402,13 @@ def test_options_override_the_file_and_maps_are_joined(
     shiftwork: Shiftwork, server: CliServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "task.json"
-    told = {
+    spec = {
         "command": ["true"],
         "env": {"A": "1", "B": "2"},
         "tolerations": ["x"],
         "preemption": {"mode": "signal", "signal": "TERM", "ack_deadline_seconds": 5},
     }
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(spec))
     options = ("--env", "B=3", "--tolerate", "y", "--preempt", "kill")
     assert shiftwork("submit", "--file", str(file), *options).code == 0
     sent = body(server)
@@ -442,8 +442,8 @@ def test_a_field_of_the_file_is_named_as_the_file_has_it(
     file.write_text('{"command": ["true"], "preemption": {"ack_deadline_seconds": 0.5}}')
     field = "preemption.ack_deadline_seconds"
     error = {"field": field, "value": "0.5", "message": "is too short", "fix": "give 1"}
-    told = problem(422, "invalid", f"{field}: is too short", error)
-    server.first["POST", "/v1/tasks"] = [told, told]
+    refusal = problem(422, "invalid", f"{field}: is too short", error)
+    server.first["POST", "/v1/tasks"] = [refusal, refusal]
     done = shiftwork("submit", "--file", str(file))
     assert done.err == (
         f"error: {field} 0.5: is too short\n  where: {file}, line 1\n  fix:   {field}: give 1\n"
@@ -490,7 +490,7 @@ def test_a_directory_that_is_not_there_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "error"),
     [
         (["pyton3", "x.py"], "did you mean"),
         (["train.py", "--lr", "1"], "write: -- python train.py --lr 1"),
@@ -501,12 +501,12 @@ def test_a_directory_that_is_not_there_is_refused(
     ],
 )
 def test_a_program_that_cannot_be_found_is_refused_with_advice(
-    shiftwork: Shiftwork, server: CliServer, tmp_path: Path, command: list[str], told: str
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path, command: list[str], error: str
 ) -> None:
     (tmp_path / "train.py").touch()
     done = shiftwork("submit", "--workdir", str(tmp_path), "--", *command)
     assert (done.code, done.out) == (1, "")
-    assert told in done.err
+    assert error in done.err
     assert not server.tasks
     program = tmp_path / "mine"
     program.write_text("#!/bin/sh\n")
@@ -517,7 +517,7 @@ def test_a_program_that_cannot_be_found_is_refused_with_advice(
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "warning"),
     [
         (
             ["python3", "tarin.py"],
@@ -532,13 +532,13 @@ def test_a_program_that_cannot_be_found_is_refused_with_advice(
     ],
 )
 def test_a_script_that_is_not_there_is_a_warning(
-    shiftwork: Shiftwork, server: CliServer, tmp_path: Path, command: list[str], said: str
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path, command: list[str], warning: str
 ) -> None:
     (tmp_path / "train.py").touch()
     done = shiftwork("submit", "--workdir", str(tmp_path), "--", *command)
     assert (done.code, done.out) == (0, "taaaaa\n")
     warnings = [line for line in done.err.splitlines() if line.startswith("warning: ")]
-    assert warnings == ([f"warning: {said.format(at=tmp_path)}"] if said else [])
+    assert warnings == ([f"warning: {warning.format(at=tmp_path)}"] if warning else [])
     assert server.tasks
 
 

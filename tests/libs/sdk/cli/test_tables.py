@@ -190,17 +190,17 @@ def test_facts_events_and_sentences_fit_eighty_columns(
     server.explanation = {"remedies": [f"raise its priority: {REASON}"]}
     for command in ("explain", "events", "show"):
         lines = shiftwork(command, "ta").out.splitlines()
-        told = re.sub(r"\x1b\[\d*m", "", "\n".join(lines))
-        assert max(map(cell_len, told.splitlines())) <= 80, command
-        assert REASON in " ".join(told.split()), command
+        output = re.sub(r"\x1b\[\d*m", "", "\n".join(lines))
+        assert max(map(cell_len, output.splitlines())) <= 80, command
+        assert REASON in " ".join(output.split()), command
         # Nothing but a name of a fact or of a column stands in front.
-        assert REASON not in told
+        assert REASON not in output
         assert REASON in shiftwork(command, "ta", "--wide").out.replace("\x1b[0m", "")
 
 
 @pytest.mark.server
 @pytest.mark.usefixtures("terminal")
-def test_nodes_name_the_tasks_and_say_when_they_are_drained(
+def test_nodes_name_the_tasks_and_show_when_they_are_drained(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
     server.tasks = many()
@@ -291,10 +291,10 @@ def test_events_call_other_tasks_by_their_names_and_leave_paths_alone(
     server.happen(ID, "run.kill_requested", reason={"text": f"makes room for task {gone}"})
     server.decisions = [{"kind": "preempt", "decided_at": None, "reason": {"text": text}}]
     for arguments in (("events", ID), ("events",)):
-        told = shiftwork(*arguments).out
-        assert "makes room for task big (4cbbbb)" in told
-        assert f"checkpoint saved: step 3, {path}\n" in told
-        assert "makes room for task 4ccccc" in told
+        output = shiftwork(*arguments).out
+        assert "makes room for task big (4cbbbb)" in output
+        assert f"checkpoint saved: step 3, {path}\n" in output
+        assert "makes room for task 4ccccc" in output
     for arguments in (("show", ID), ("explain", ID, "--history")):
         assert "makes room for task big (4cbbbb)" in shiftwork(*arguments).out, arguments
     # Programs get ids.
@@ -333,7 +333,7 @@ def test_an_end_of_two_ids_is_refused_with_both(shiftwork: Shiftwork, server: Cl
     assert not [one for one in server.seen if one.method == "PUT"]
 
 
-def test_a_column_without_values_takes_no_room() -> None:
+def test_a_column_without_values_takes_no_width() -> None:
     columns = (render.Column("A"), render.Column("B", drop=1), render.Column("C", drop=2))
     rows = [["a", "", "c"], ["b", "", "d"]]
     assert render.fitted(columns, rows, 80)[0] == ["A  ", "C"]

@@ -91,9 +91,9 @@ def test_show_marks_facts_of_an_earlier_attempt(shiftwork: Shiftwork, server: Cl
     ended = an_exit("preempted", 75)
     fields = {"exit": ended, "checkpoint": saved}
     server.tasks["ta"] = a_task("ta", state="running", attempt=2, **fields)
-    told = shiftwork("show", "ta").out
-    assert "exit        preempted (code 75), attempt 1: rank 0 exited" in told
-    assert "ago, attempt 1: file:///c" in told
+    output = shiftwork("show", "ta").out
+    assert "exit        preempted (code 75), attempt 1: rank 0 exited" in output
+    assert "ago, attempt 1: file:///c" in output
     server.tasks["ta"] = a_task("ta", state="paused", attempt=1, **fields)
     assert "exit        preempted (code 75): rank 0 exited" in shiftwork("show", "ta").out
 
@@ -158,13 +158,13 @@ def test_progress_is_shown_in_the_list_and_for_the_task(
 def test_what_a_start_waits_for_is_shown(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task("ta", state="starting", attempt=2)
     why = "rank 0 on n7: image a/b cannot be pulled"
-    told = {"detail": why, "ranks": 1, "noted_at": "2026-11-21T10:00:00Z"}
+    delayed = {"detail": why, "ranks": 1, "noted_at": "2026-11-21T10:00:00Z"}
     server.runs = [
         {"attempt": 1, "delayed": None, "exit": {"kind": "lost"}},
-        {"attempt": 2, "delayed": told},
+        {"attempt": 2, "delayed": delayed},
     ]
     assert f"not started  {why}" in shiftwork("show", "ta").out
-    server.explanation = {"delayed": told}
+    server.explanation = {"delayed": delayed}
     assert f"not started  {why}" in shiftwork("explain", "ta").out
     server.explanation = {"delayed": None}
     assert "not started" not in shiftwork("explain", "ta").out
@@ -201,7 +201,7 @@ def test_a_task_is_an_id_a_unique_prefix_or_a_name(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error"),
     [
         ("ta", "fits 2 tasks: tabb (theirs of eve), taaa (theirs of bob)"),
         ("x/../y", "there is no task"),
@@ -209,7 +209,7 @@ def test_a_task_is_an_id_a_unique_prefix_or_a_name(
     ],
 )
 def test_an_ambiguous_task_argument_is_refused(
-    shiftwork: Shiftwork, server: CliServer, text: str, told: str
+    shiftwork: Shiftwork, server: CliServer, text: str, error: str
 ) -> None:
     server.tasks = {
         "taaa": a_task("taaa", name="theirs", owner="bob"),
@@ -217,7 +217,7 @@ def test_an_ambiguous_task_argument_is_refused(
     }
     done = shiftwork("show", text)
     assert done.code == 1
-    assert told in done.err
+    assert error in done.err
 
 
 def test_the_history_for_the_policy_lab(shiftwork: Shiftwork, server: CliServer) -> None:
@@ -231,7 +231,7 @@ def test_the_history_for_the_policy_lab(shiftwork: Shiftwork, server: CliServer)
     assert [each["id"] for each in recent] == ["tc"]
 
 
-def test_explain_says_why_and_what_would_help(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_explain_shows_why_and_what_would_help(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"] = a_task("ta")
     server.explanation = {
         "reason": {"code": "waits_for_victims", "text": "waits for tb to save"},
@@ -293,26 +293,26 @@ def test_explain_shows_the_order_the_victims_and_the_forecast(
         },
     }
     lines = shiftwork("explain", "ta").out.splitlines()
-    told = [" ".join(line.split()) for line in lines]
+    rows = [" ".join(line.split()) for line in lines]
     assert (
         "1 task comes before it by a higher level or a guarantee, 1 by the order of level high"
-        " (policy timeshare)" in told
+        " (policy timeshare)" in rows
     )
-    (order,) = [line for line in told if "the earliest comes first" in line]
+    (order,) = [line for line in rows if "the earliest comes first" in line]
     assert order.endswith(
         ", and counts as 1m later for what its owner submitted before and 1h later for its size and"
         " how long it may run"
     )
-    assert any("within its guarantee of 4 nodes, of which it holds 1.5" in line for line in told)
-    (asked,) = [line for line in told if line.startswith("asked to leave")]
+    assert any("within its guarantee of 4 nodes, of which it holds 1.5" in line for line in rows)
+    (asked,) = [line for line in rows if line.startswith("asked to leave")]
     assert asked.startswith(
         "asked to leave tb (low, 2 nodes, loses about 4m of one node's time, until 2026-"
     )
     assert asked.endswith("): level low is below high")
-    assert "kept for it n0, still held by tb" in told
-    assert "kept for it n1, free" in told
-    assert any(line.startswith("forecast starts about 2026-01-01 00:01:00Z (") for line in told)
-    assert "assuming nothing fails" in told
+    assert "kept for it n0, still held by tb" in rows
+    assert "kept for it n1, free" in rows
+    assert any(line.startswith("forecast starts about 2026-01-01 00:01:00Z (") for line in rows)
+    assert "assuming nothing fails" in rows
     server.explanation["forecast"] = {"starts_at": None, "unknown": "nobody knows"}
     assert "nobody knows" in shiftwork("explain", "ta").out
 
@@ -333,10 +333,10 @@ def test_explain_with_the_history_of_decisions(shiftwork: Shiftwork, server: Cli
         )
     ]
     lines = shiftwork("explain", "ta", "--history").out.splitlines()
-    told = [" ".join(line.split()) for line in lines]
-    assert "DECIDED ATTEMPT DECISION REASON" in told
-    assert told[-2].endswith("hold waits for 2 nodes")
-    assert told[-1].endswith("1 assign has 2 nodes")
+    rows = [" ".join(line.split()) for line in lines]
+    assert "DECIDED ATTEMPT DECISION REASON" in rows
+    assert rows[-2].endswith("hold waits for 2 nodes")
+    assert rows[-1].endswith("1 assign has 2 nodes")
     with_json = shiftwork("explain", "ta", "--history", "--json").json
     assert [each["kind"] for each in with_json["decisions"]] == ["hold", "assign"]
 
@@ -364,7 +364,7 @@ A_RUN = {"attempt": 2, "started_at": LONG_AGO, "listening_at": None}
 
 
 @pytest.mark.parametrize(
-    ("run", "task", "said"),
+    ("run", "task", "sentence"),
     [
         ({}, {}, "start from the beginning when preempted"),
         ({}, {"checkpoint": {"no": 1, "step": 7, "uri": "/c"}}, "go back to step 7 when preempted"),
@@ -382,13 +382,13 @@ def test_show_warns_that_a_program_does_not_poll_for_requests(
     server: CliServer,
     run: dict[str, Any],
     task: dict[str, Any],
-    said: str,
+    sentence: str,
 ) -> None:
     runs = {"state": "running", "attempt": 2, "preemption": {"mode": "sdk"}}
     server.tasks["ta"] = a_task("ta", **{**runs, **task})
     server.runs = [{**A_RUN, **run}]
     out = shiftwork("show", "ta").out
-    assert (said in out) if said else "has not asked for preemption" not in out
+    assert (sentence in out) if sentence else "has not asked for preemption" not in out
     # A server from before does not know.
     server.runs[0].pop("listening_at")
     assert "has not asked for preemption" not in shiftwork("show", "ta").out

@@ -1,4 +1,4 @@
-"""What a person sees who follows a task on a terminal: every line of output, whatever is drawn.
+"""Following a task on a terminal shows every line of output, whatever else is drawn.
 
 The command line runs on a pseudo-terminal. A terminal emulator shows what is on the screen and
 what has scrolled off it.
@@ -87,7 +87,7 @@ def terminal(home: Path, server: CliServer) -> Terminal:
 
 
 def split(shown: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The program's rows, and what the events say."""
+    """The program's rows and the rows of the events."""
     events = [row.partition(EVENT)[2] for row in shown if EVENT in row]
     return [row for row in shown if EVENT not in row], events
 
@@ -166,8 +166,8 @@ def test_bars_of_three_ranks_erase_no_line(
     output, events = split(terminal(*options, height=height))
     each = [text for epoch in range(4) for text in (f"bar {epoch} 100%", f"VAL {epoch}")]
     for rank in range(3):
-        mark = f"[{rank}] "
-        assert [row[len(mark) :] for row in output if row.startswith(mark)] == each
+        prefix = f"[{rank}] "
+        assert [row[len(prefix) :] for row in output if row.startswith(prefix)] == each
     assert len(output) == 3 * len(each) + len([ID])
     assert len(events) == 5
 

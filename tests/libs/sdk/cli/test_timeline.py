@@ -141,10 +141,10 @@ def test_a_state_change_that_repeats_an_event_is_not_shown() -> None:
         state(9, "preempting", 4, 1, **OTHER),
         an_event(10, "run.kill_requested", 5, 1, reason=OTHER),
         state(11, "killing", 5, 1, **OTHER),
-        # Another attempt, of which nothing was said before.
+        # Another attempt, which no event named before.
         state(12, "starting", 6, 2, code="placed", text="starts on 1 node"),
         an_event(13, "run.resumed", 6, 2),
-        # The task is told of again because its goal changed.
+        # The task is published again because its goal changed.
         state(14, "running", 7, 2),
         an_event(15, "task.goal_changed", 8, None, goal="pause"),
         state(16, "running", 8, 2),
@@ -162,14 +162,14 @@ def state(position: int, word: str, second: float, attempt: int | None, **reason
 
 
 def test_a_tasks_events_are_in_the_order_in_which_they_happened() -> None:
-    """The scheduler hears of starts and ends later than they are, and the gateway of all that in
-    another order."""
+    """The scheduler learns of starts and ends after they happen, and the gateway receives all
+    events in another order."""
     events = [
         state(2, "queued", 0.1, None),
         an_event(1, "task.submitted", 0.1, None),
         an_event(3, "run.assigned", 1.0, 1),
         state(4, "starting", 1.0, 1),
-        # A short program: it has exited before the scheduler hears that it runs.
+        # A short program: it has exited before the scheduler learns that it runs.
         an_event(5, "run.exited", 1.3, 1, exit={"kind": "preempted"}),
         an_event(6, "run.started", 1.2, 1),
         state(7, "queued", 1.6, 1),
@@ -213,7 +213,7 @@ STORY = [
 
 @given(st.lists(st.integers(0, 4), min_size=14, max_size=14))
 def test_events_have_one_order_live_and_later(late: list[int]) -> None:
-    """Whatever services hear late of each other: the ends come in another order."""
+    """Services learn late of each other: the events of an end arrive in any order."""
     first = {2, 3, 4, 9, 10}
     # What follows a start may come in any order; starts come before what follows them.
     block = [event for event in STORY if event["position"] not in first]
@@ -224,7 +224,7 @@ def test_events_have_one_order_live_and_later(late: list[int]) -> None:
     def shaken(events: list[Any]) -> list[Any]:
         return sorted(events, key=lambda each: (late_of[each["position"]], each["position"]))
 
-    # The next attempt may begin before all is heard of the one before.
+    # The next attempt may begin before all events of the previous one have arrived.
     arrived = [*STORY[:4], *shaken(one), *STORY[8:10], *shaken(two)]
     arrived.sort(key=lambda each: 9 if late[0] and each["position"] == 8 else each["position"] // 9)
     in_order = timeline.InOrder()
@@ -281,7 +281,7 @@ EXITED = {"kind": "preempted", "detail": "by the launcher's words"}
             {"ranks": [{"rank": 0, "code": 0}], "saved_in": 2},
             "the program saved a checkpoint of step 7 and left when asked to (exit code 0)",
         ),
-        # Its processes are gone, and nobody saw how.
+        # Its processes are gone, and their exit codes are unknown.
         (
             {"ranks": [], "saved_in": 2},
             "the program saved a checkpoint of step 7 and left when asked to",

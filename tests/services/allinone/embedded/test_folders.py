@@ -88,7 +88,7 @@ exec cat "$(dirname "$0")/../../../wheel.libs/words"
 
 
 @needs_root
-def test_programs_are_copied_with_their_libraries_for_a_user_who_cannot_reach_them(
+def test_programs_are_copied_with_their_libraries_for_a_user_without_access_to_them(
     tmp_path: Path,
 ) -> None:
     closed = tmp_path / "closed"
@@ -109,7 +109,7 @@ def test_programs_are_copied_with_their_libraries_for_a_user_who_cannot_reach_th
         assert copy.is_relative_to(temporary.path())
         run_once([copy / "bin" / "tool"], NOBODY)
         assert not (copy / "include").exists()
-        # Half a copy, as a kill may leave it, is made anew.
+        # A partial copy, as a kill may leave it, is copied again.
         (copy.parents[1] / "wheel.libs" / "words").unlink()
         assert reachable_programs(programs, NOBODY, temporary, probe="bin/tool") == copy
         run_once([copy / "bin" / "tool"], NOBODY)

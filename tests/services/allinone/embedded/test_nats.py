@@ -1,4 +1,4 @@
-"""The embedded NATS server: who gets in, what each may say, and what it survives."""
+"""The embedded NATS server: logins, permissions to publish, and what it survives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def connect(server: NatsServer, name: str, problems: list[str] | None = No
     return client
 
 
-async def test_nobody_enters_without_the_right_password(nats_start: StartNats) -> None:
+async def test_a_wrong_password_is_refused(nats_start: StartNats) -> None:
     server = await nats_start({"one": ONE})
     port = int(server.url.rpartition(":")[2])
     for user, password in (("", ""), ("one", ""), ("one", "wrong"), ("admin", "wrong"), ("x", "x")):
@@ -59,7 +59,9 @@ async def test_nobody_enters_without_the_right_password(nats_start: StartNats) -
     assert await wire.nats_answers(port, "one", server.user("one").password, 5) == ""
 
 
-async def test_a_client_that_says_nothing_about_itself_gets_nothing(nats_start: StartNats) -> None:
+async def test_a_client_that_does_not_identify_itself_is_served_nothing(
+    nats_start: StartNats,
+) -> None:
     server = await nats_start({})
     reader, writer = await asyncio.open_connection("127.0.0.1", server.url.rpartition(":")[2])
     await reader.readline()
@@ -90,12 +92,12 @@ class Flood:
             self.at_most = max(self.at_most, len(self._open))
             for number, _ in watched.poll(0):
                 try:
-                    said = self._open[number].recv(4096)
+                    answer = self._open[number].recv(4096)
                 except BlockingIOError:
                     continue
                 except OSError:
-                    said = b""
-                if not said or b"-ERR" in said:
+                    answer = b""
+                if not answer or b"-ERR" in answer:
                     watched.unregister(number)
                     self._open.pop(number).close()
             await asyncio.sleep(0.01)
@@ -135,7 +137,7 @@ async def test_more_silent_connections_than_the_server_takes_are_no_reason_to_re
         assert (statuses.records["nats"].state, statuses.records["nats"].restarts) == (State.UP, 0)
         assert statuses.records["nats"].problem == ""
         assert small.child.pid == pid
-        # Who is connected stays so, and is served.
+        # Connected clients stay connected and are served.
         await client.flush(2)
         # Nothing is known of the server by an object that has no connection to it.
         small._disconnect()
@@ -196,18 +198,18 @@ async def test_two_thousand_silent_connections_keep_nobody_out(nats_start: Start
         await flood.end()
 
 
-async def test_a_user_says_its_own_subjects_only(nats_start: StartNats) -> None:
+async def test_a_user_publishes_its_own_subjects_only(nats_start: StartNats) -> None:
     server = await nats_start({"one": ONE, "two": TWO})
     problems: list[str] = []
     one, two = await connect(server, "one", problems), await connect(server, "two")
-    heard = await two.subscribe("one.>")
+    subscription = await two.subscribe("one.>")
     # Twice: the library's flush may overtake a subscription that waits to be sent.
     await two.flush()
     await two.flush()
     await one.publish("two.forged", b"")
     await one.publish("$JS.API.STREAM.CREATE.X", b"{}")
     await one.publish("one.true", b"hello")
-    message = await heard.next_msg(timeout=5)
+    message = await subscription.next_msg(timeout=5)
     assert (message.subject, message.data) == ("one.true", b"hello")
     await one.subscribe("two.>")
     await one.flush()
@@ -359,13 +361,13 @@ async def test_files_are_private_and_no_secret_is_on_the_command_line(
     for folder in ("nats", "nats/store"):
         assert stat.S_IMODE((server.data / folder).stat().st_mode) == 0o700, folder
     process = psutil.Process(server.embedded.child.pid)
-    said = " ".join(process.cmdline()) + " ".join(process.environ().values())
-    said += (server.data / "nats/nats.log").read_text()
+    exposed = " ".join(process.cmdline()) + " ".join(process.environ().values())
+    exposed += (server.data / "nats/nats.log").read_text()
     for name in ("admin", "one"):
-        assert server.user(name).password not in said
+        assert server.user(name).password not in exposed
 
 
-async def test_it_listens_on_this_machine_only_and_has_no_open_monitor(
+async def test_the_server_listens_on_this_machine_only_and_has_no_open_monitor(
     nats_start: StartNats,
 ) -> None:
     server = await nats_start({})

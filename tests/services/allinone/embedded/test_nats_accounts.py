@@ -1,7 +1,7 @@
 """A stolen password of a service against the real server: what reply subjects can reach.
 
-The server itself publishes answers to the reply subject that a request names, and asks nobody
-whether the requester might have published there.
+The server itself publishes answers to the reply subject that a request names, and does not
+check whether the requester may publish there.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def with_long_acknowledgements(*given: Any) -> str:
 
 
 def requests_of(thief: str, body: bytes) -> list[tuple[str, bytes]]:
-    """Everything that the server answers, or lets another service answer."""
+    """All requests that the server answers, or lets another service answer."""
     allowed = USERS[thief]
     nothing_waits = json.dumps({"batch": 5, "no_wait": True}).encode()
     waits = json.dumps({"batch": 5, "expires": 50_000_000}).encode()
@@ -170,7 +170,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 def test_nothing_that_a_service_may_publish_fits_what_another_one_may() -> None:
-    """But for commands, which several services may request."""
+    """Commands are excluded: several services may request them."""
     assert overlap("$JS.ACK.*.*.EVT.quota.>", "$JS.ACK.EVT.scheduler.>")
     for (one, mine), (other, theirs) in itertools.permutations(USERS.items(), 2):
         for ours, others in itertools.product(mine.publish, theirs.publish):
@@ -182,7 +182,7 @@ def test_nothing_that_a_service_may_publish_fits_what_another_one_may() -> None:
 async def test_no_acknowledgement_brings_the_events_of_another_service(
     nats_start: StartNats,
 ) -> None:
-    """``+NXT`` acknowledges a message and asks for the next one of the durable that hears it."""
+    """``+NXT`` acknowledges a message and requests the next one of the durable that reads it."""
     server = await a_server(nats_start)
     submit, admin = await client_of(server, "submit"), await client_of(server, "admin")
     event = Envelope(id="1", source="submit", time=at(1), message=submitted_event(a_task("t1")))
@@ -199,7 +199,7 @@ async def test_no_acknowledgement_brings_the_events_of_another_service(
         inbox = stolen._inbox_prefix.decode()
         name = inbox.removeprefix("_INBOX.")
         await stolen.subscribe(f"{inbox}.>", cb=take)
-        # The scheduler's durable hears $JS.ACK.EVT.scheduler and five more tokens.
+        # The scheduler's durable subscribes to $JS.ACK.EVT.scheduler and five more tokens.
         for subject in (
             "$JS.ACK.EVT.scheduler.1.1.1.1.1",
             f"$JS.ACK.EVT.scheduler.EVT.{name}.1.2.3",
@@ -246,7 +246,7 @@ async def test_a_stolen_password_publishes_no_message_of_another_service(
     events = [each.replace("*", "x") for each in USERS[thief].stores if each.startswith("evt.")]
     telemetry = [each.replace("*", "x") for each in USERS[thief].sends]
     genuine = Envelope("genuine", "log_collector", at(2), example_of(m.LogChunk))
-    async with buses["gateway"].listen("log.>") as heard:
+    async with buses["gateway"].listen("log.>") as received:
         for envelope in forged(thief):
             headers, body = envelope.headers(), envelope.body()
             # Where it belongs the server refuses it; elsewhere it is stored.
@@ -258,7 +258,7 @@ async def test_a_stolen_password_publishes_no_message_of_another_service(
         await stolen.flush()
         await buses["log_collector"].send_telemetry(genuine)
         async with asyncio.timeout(5):
-            assert await anext(heard) == genuine
+            assert await anext(received) == genuine
     stored = {name: count for name, count, _ in await state_of_the_streams(server)}
     assert stored["EVT"] == len(forged(thief)) * len(events)
     believed: list[tuple[str, Envelope]] = []
@@ -281,8 +281,8 @@ async def test_a_stolen_password_publishes_no_message_of_another_service(
 async def test_a_stolen_password_requests_no_command_and_answers_none_of_another_service(
     nats_start: StartNats, thief: str
 ) -> None:
-    """Who requests a command and who answers it is known by the account, not by what either says
-    of itself."""
+    """The account identifies the requester and the responder of a command, not the headers that
+    they send."""
     server = await a_server(nats_start)
     received: list[tuple[str, Msg]] = []
     clients = await serve_everything(server, received)

@@ -1,7 +1,7 @@
 """The embedded NATS server on a disk that is full for a while.
 
 The server refuses every message of a stream after one write of it failed, without an answer, until
-the server is restarted; room on the disk alone heals nothing.
+the server is restarted; free space on the disk alone heals nothing.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def restarted(statuses: PartStatuses, client: Client) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_refusing_stream_heals_by_a_restart_when_there_is_room(
+async def test_a_refusing_stream_heals_by_a_restart_once_space_is_free(
     disk: SmallDisk, server: Nats
 ) -> None:
     statuses = PartStatuses()
@@ -122,7 +122,7 @@ async def test_a_refusing_stream_heals_by_a_restart_when_there_is_room(
             await asyncio.gather(keeping, return_exceptions=True)
 
 
-async def test_a_server_that_ended_on_a_full_disk_starts_when_there_is_room(
+async def test_a_server_that_ended_on_a_full_disk_starts_once_space_is_free(
     disk: SmallDisk, server: Nats
 ) -> None:
     statuses = PartStatuses()

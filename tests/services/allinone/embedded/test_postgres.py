@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: who gets in, what it survives, and under whom it runs."""
+"""The embedded PostgreSQL: logins, what it survives, and the user that it runs as."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ async def test_a_program_that_is_missing_is_named(
         await server.start()
 
 
-async def test_a_cluster_half_made_is_made_anew(tmp_path: Path) -> None:
+async def test_a_half_initialized_cluster_is_initialized_again(tmp_path: Path) -> None:
     half = tmp_path / "sw" / "postgres" / "data.new"
     half.mkdir(parents=True)
     (half / "PG_VERSION").write_text("18")
@@ -367,7 +367,7 @@ async def test_root_makes_a_cluster_with_programs_that_only_root_can_reach(tmp_p
 
 
 def copy_of_wheel(data_folder: Path) -> Path:
-    """PostgreSQL's programs below a folder, with their libraries where they look for them."""
+    """PostgreSQL's programs below a folder, with their libraries where they expect them."""
     programs = programs_folder()
     package = programs.parent
     (data_folder / package.name).mkdir()
@@ -407,14 +407,14 @@ def test_an_ordinary_user_runs_its_own() -> None:
             as_ordinary_user(home / "sw", programs, writer)
         os.close(writer)
         with os.fdopen(reader) as words:
-            said = words.read()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
-        assert said == "65534 healthy"
+            output = words.read()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, output
+        assert output == "65534 healthy"
         assert (home / "sw" / "postgres" / "data").stat().st_uid == 65534
 
 
 def as_ordinary_user(data: Path, programs: Path, writer: int) -> None:
-    """In a child process: become nobody, start, look, stop, tell; never returns."""
+    """In a child process: become nobody, start, check, stop, report; never returns."""
     status = 1
     postgres.programs_folder = lambda: programs
     try:
@@ -433,7 +433,7 @@ def as_ordinary_user(data: Path, programs: Path, writer: int) -> None:
 
         os.write(writer, asyncio.run(work()).encode())
         status = 0
-    except BaseException as problem:  # noqa: BLE001 - told to the parent
+    except BaseException as problem:  # noqa: BLE001 - reported to the parent
         os.write(writer, repr(problem).encode())
     finally:
         os._exit(status)

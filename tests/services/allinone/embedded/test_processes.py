@@ -44,7 +44,7 @@ def launch(home: Path, code: str, **options: object) -> Launch:
     )
 
 
-async def said(log: Path, words: str) -> None:
+async def logged(log: Path, words: str) -> None:
     async with asyncio.timeout(10):
         while words not in processes.tail(log):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(0.01)
@@ -52,12 +52,12 @@ async def said(log: Path, words: str) -> None:
 
 async def test_steps_are_taken_until_one_works(tmp_path: Path) -> None:
     child = await processes.start(launch(tmp_path, STUBBORN), STEPS)
-    await said(tmp_path / "log", "on")
+    await logged(tmp_path / "log", "on")
     await child.end(STEPS)
     assert child.ending == "was ended by signal SIGKILL"
 
 
-async def test_ending_what_has_ended_is_nothing(tmp_path: Path) -> None:
+async def test_ending_a_process_that_has_ended_does_nothing(tmp_path: Path) -> None:
     child = await processes.start(launch(tmp_path, "raise SystemExit(3)"), STEPS)
     async with asyncio.timeout(10):
         while child.alive:  # noqa: ASYNC110 - polled, as its owner does
@@ -67,7 +67,7 @@ async def test_ending_what_has_ended_is_nothing(tmp_path: Path) -> None:
 
 
 async def test_helpers_left_by_a_dead_server_are_ended_too(tmp_path: Path) -> None:
-    """The server itself is gone; only the lock tells that something of it still lives."""
+    """The server itself is gone; only the lock shows that some process of it still lives."""
     child = await processes.start(launch(tmp_path, WITH_HELPER), STEPS)
     async with asyncio.timeout(10):
         while not (helpers := psutil.Process(child.pid).children()):  # noqa: ASYNC110 - as above
@@ -107,7 +107,7 @@ async def test_stale_files_go_before_the_start(tmp_path: Path) -> None:
         tmp_path, "import os; print(os.path.exists('stale.pid'), flush=True)", stale=[stale]
     )
     child = await processes.start(wanted, STEPS)
-    await said(tmp_path / "log", "False")
+    await logged(tmp_path / "log", "False")
     await child.end(STEPS)
 
 
@@ -118,7 +118,7 @@ async def test_a_program_that_cannot_run_frees_the_lock(tmp_path: Path) -> None:
             await processes.start(wrong, STEPS)
 
 
-def test_a_large_log_is_kept_once_and_begun_anew(
+def test_a_large_log_is_kept_once_and_a_new_one_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "LOG_BYTES_MAX", 100)

@@ -16,7 +16,7 @@ INFO = b'INFO {"jetstream": true}\r\n'
 
 
 @asynccontextmanager
-async def nats_that_says(*parts: bytes) -> AsyncIterator[int]:
+async def nats_that_sends(*parts: bytes) -> AsyncIterator[int]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(parts[0])
         for part in parts[1:]:
@@ -41,20 +41,20 @@ async def nats_that_says(*parts: bytes) -> AsyncIterator[int]:
     ],
 )
 async def test_nats(parts: tuple[bytes, ...], words: str) -> None:
-    async with nats_that_says(*parts) as port:
+    async with nats_that_sends(*parts) as port:
         answer = await wire.nats_answers(port, "u", "p", 5)
     assert words in answer
     assert bool(words) == bool(answer)
 
 
-async def test_nobody_there(tmp_path: Path) -> None:
+async def test_a_server_that_does_not_listen_is_named(tmp_path: Path) -> None:
     assert "nowhere" in await wire.postgres_answers(tmp_path / "nowhere", 1)
-    async with nats_that_says(INFO, b"") as port:
+    async with nats_that_sends(INFO, b"") as port:
         pass
     assert f"port {port}" in await wire.nats_answers(port, "u", "p", 1)
 
 
-async def postgres_says(folder: Path, answer: bytes | None) -> str:
+async def postgres_answer(folder: Path, answer: bytes | None) -> str:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         length = struct.unpack("!I", await reader.readexactly(4))[0]
         await reader.readexactly(length - 4)
@@ -71,8 +71,8 @@ async def postgres_says(folder: Path, answer: bytes | None) -> str:
 async def test_postgres(tmp_path: Path) -> None:
     fields = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
     refusal = b"E" + struct.pack("!I", len(fields) + 4) + fields
-    assert await postgres_says(tmp_path, refusal) == "the database system is starting up"
-    asks = b"R" + struct.pack("!II", 8, 10)
-    assert await postgres_says(tmp_path, asks) == ""
-    assert "no answer" in await postgres_says(tmp_path, None)
-    assert await postgres_says(tmp_path, b"") != ""
+    assert await postgres_answer(tmp_path, refusal) == "the database system is starting up"
+    authentication_request = b"R" + struct.pack("!II", 8, 10)
+    assert await postgres_answer(tmp_path, authentication_request) == ""
+    assert "no answer" in await postgres_answer(tmp_path, None)
+    assert await postgres_answer(tmp_path, b"") != ""

@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Operator:
-    """Somebody with a kubeconfig, a home, and a namespace of their own."""
+    """An operator with a kubeconfig, a home, and a namespace of their own."""
 
     plane: ControlPlane
     home: Path
@@ -75,8 +75,8 @@ class Operator:
         return found
 
     def doctor(self, *words: str, code: int = 0) -> list[dict[str, str]]:
-        said = self.run("doctor", "--kubernetes", "--json", *words, code=code)
-        return json.loads(said.stdout)["findings"]
+        done = self.run("doctor", "--kubernetes", "--json", *words, code=code)
+        return json.loads(done.stdout)["findings"]
 
     def exists(self, path: str) -> bool:
         return bool(self.plane.api.items(path))

@@ -56,7 +56,7 @@ def test_options_are_values_of_the_charts() -> None:
         Choices(external_nats="nats://a:4222,nats://b:4222", nats_secret="n", tag="0123"),
     ],
 )
-def test_the_file_says_what_is_chosen_and_shows_the_rest_in_comments(choices: Choices) -> None:
+def test_the_file_contains_what_is_chosen_and_shows_the_rest_in_comments(choices: Choices) -> None:
     text = commented(choices.values())
     assert (yaml.safe_load(text) or {}) == nested(choices.values())
     for entry in ENTRIES:
@@ -92,7 +92,7 @@ def test_every_example_is_a_value_that_the_charts_know() -> None:
         (Choices(external_nats="nats://me:secret@a", nats_secret="s"), "--external-nats"),
     ],
 )
-def test_what_cannot_be_is_wrong_usage(choices: Choices, where: str) -> None:
+def test_invalid_or_incomplete_choices_are_wrong_usage(choices: Choices, where: str) -> None:
     with pytest.raises(Failure) as caught:
         choices.values()
     assert (caught.value.code, caught.value.where) == (USAGE, where)
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_wrong_usage(choices: Choices, where: str) -> None:
         ),
     ],
 )
-def test_values_tell_what_they_want_of_a_cluster(
+def test_values_list_what_they_require_of_a_cluster(
     documents: list[dict[str, Any]], expected: Wants
 ) -> None:
     assert wants_of(documents) == expected

@@ -28,13 +28,15 @@ def test_a_release_comes_up_changes_and_goes(operator: Operator) -> None:
         assert f"\n{service} " in up.stderr
     _the_context_is_kept(operator)
 
-    # What is there is what the charts say: another revision only has another job.
+    # The objects equal those of the charts: a new revision only has a new job.
     again = operator.dryrun()
     assert {each["kind"] for each in again["create"]} == {"Job"}
     assert "change" not in again
-    # What was said is remembered, volumes that are not wanted included.
-    said = operator.run("k8s", "dryrun", "--json", "--nats-replicas", "3").stdout
-    found = {each["name"]: each for each in json.loads(said)["changes"] if each["change"] != "same"}
+    # The options of the last `up` are remembered, including that volumes are not wanted.
+    output = operator.run("k8s", "dryrun", "--json", "--nats-replicas", "3").stdout
+    found = {
+        each["name"]: each for each in json.loads(output)["changes"] if each["change"] != "same"
+    }
     assert "spec.replicas" in found["shiftwork-nats"]["detail"]
     assert "shiftwork-log-collector" not in found
     changed = operator.dryrun("--gpu-resource", "amd.com/gpu")["change"]
@@ -44,7 +46,7 @@ def test_a_release_comes_up_changes_and_goes(operator: Operator) -> None:
     assert status["ready"]
     assert status["release"]["revision"] == 1
     assert {each["name"] for each in status["services"]} >= {*SERVICES, "nats", "postgres"}
-    # Nothing runs in simulated pods: that the API cannot be asked is said, and is no lie.
+    # Nothing runs in simulated pods: the status reports that the API does not answer.
     assert status["nodes"] is None
     assert "the API cannot be asked" in status["problem"]
 
@@ -80,13 +82,13 @@ def _secret(operator: Operator) -> str:
 
 
 def _asking_tasks_fails_before_anything_is_removed(operator: Operator) -> None:
-    said = operator.run("k8s", "down", code=1)
-    assert "running tasks cannot be asked to save" in said.stderr
-    assert "shiftwork k8s down --now" in said.stderr
+    done = operator.run("k8s", "down", code=1)
+    assert "running tasks cannot be asked to save" in done.stderr
+    assert "shiftwork k8s down --now" in done.stderr
     assert json.loads(operator.run("k8s", "status", "--json").stdout)["ready"]
 
 
-def test_what_is_not_ready_is_said_while_waiting(operator: Operator) -> None:
+def test_what_is_not_ready_is_reported_while_waiting(operator: Operator) -> None:
     for space, hard in ((operator.namespace, {"count/deployments.apps": "9", "pods": "40"}),):
         operator.plane.ensure_namespace(space)
         quota = {"metadata": {"name": "few"}, "spec": {"hard": hard}}
@@ -94,17 +96,17 @@ def test_what_is_not_ready_is_said_while_waiting(operator: Operator) -> None:
     nowhere = ("--set", "gateway.pod.nodeSelector.disk=gold")
     # This name is what a simulated kubelet cannot pull.
     missing = ("--set", "quota.image.repository=simulated/missing")
-    said = operator.up(*nowhere, *missing, "--timeout", "12s", code=1)
-    assert "gateway 0/2: shiftwork-gateway-" in said.stderr
-    assert "image simulated/missing:0.1.0 cannot be pulled" in said.stderr
-    assert "has no node: 0/" in said.stderr
-    assert "error: not ready after 12 s: gateway 0/2" in said.stderr
+    done = operator.up(*nowhere, *missing, "--timeout", "12s", code=1)
+    assert "gateway 0/2: shiftwork-gateway-" in done.stderr
+    assert "image simulated/missing:0.1.0 cannot be pulled" in done.stderr
+    assert "has no node: 0/" in done.stderr
+    assert "error: not ready after 12 s: gateway 0/2" in done.stderr
     status = json.loads(operator.run("k8s", "status", "--json", code=1).stdout)
     (gateway,) = (each for each in status["services"] if each["name"] == "gateway")
     assert "didn't match Pod's node affinity/selector" in gateway["problems"][0]
     found = operator.doctor(code=1)
     assert any("not ready: gateway 0/2" in each["what"] for each in found)
-    # Corrected, the same command mends it: what was said before holds unless it is said anew.
+    # The corrected command repairs it: earlier options hold unless they are given again.
     right = ("--set", "gateway.pod.nodeSelector=null", "--set", "quota.image.repository=a/b")
     assert "ready" in operator.run("k8s", "up", *right).stdout
 
@@ -114,13 +116,13 @@ def test_pods_that_a_quota_refuses_are_explained(operator: Operator) -> None:
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "0"}}}
     path = f"/api/v1/namespaces/{operator.namespace}/resourcequotas"
     operator.plane.api.create(path, quota)
-    said = operator.up("--timeout", "8s", code=1)
-    assert "pods are refused" in said.stderr
-    assert "exceeded quota: few" in said.stderr
+    done = operator.up("--timeout", "8s", code=1)
+    assert "pods are refused" in done.stderr
+    assert "exceeded quota: few" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "code"),
+    ("words", "error", "code"),
     [
         (("--set", "gateway.replicas=two"), "replicas", 1),
         (("--set", "gatway.replicas=2"), "gatway", 1),
@@ -131,20 +133,22 @@ def test_pods_that_a_quota_refuses_are_explained(operator: Operator) -> None:
     ],
 )
 def test_wrong_values_are_refused_before_anything_is_made(
-    operator: Operator, words: tuple[str, ...], told: str, code: int
+    operator: Operator, words: tuple[str, ...], error: str, code: int
 ) -> None:
-    said = operator.up(*words, code=code)
-    assert told in said.stderr
-    assert "fix:" in said.stderr
+    done = operator.up(*words, code=code)
+    assert error in done.stderr
+    assert "fix:" in done.stderr
     assert not operator.exists(f"/api/v1/namespaces/{operator.namespace}/services")
 
 
-def test_a_cluster_without_the_resource_or_a_class_of_volumes_is_told(operator: Operator) -> None:
-    said = operator.run("k8s", "up", "--tasks-namespace", operator.tasks, code=1)
-    assert "no StorageClass is the default" in said.stderr
-    assert "--no-persistence" in said.stderr
-    said = operator.run("k8s", "up", "--storage-class", "gold", code=1)
-    assert "there is no StorageClass gold" in said.stderr
+def test_a_cluster_without_the_resource_or_a_class_of_volumes_is_reported(
+    operator: Operator,
+) -> None:
+    done = operator.run("k8s", "up", "--tasks-namespace", operator.tasks, code=1)
+    assert "no StorageClass is the default" in done.stderr
+    assert "--no-persistence" in done.stderr
+    done = operator.run("k8s", "up", "--storage-class", "gold", code=1)
+    assert "there is no StorageClass gold" in done.stderr
     assert not operator.exists(f"/api/v1/namespaces/{operator.namespace}/services")
     found = operator.doctor("--gpu-resource", "amd.com/gpu", code=1)
     (gpus,) = (each for each in found if "amd.com/gpu" in each["what"])
@@ -152,7 +156,7 @@ def test_a_cluster_without_the_resource_or_a_class_of_volumes_is_told(operator: 
     assert "nvidia.com/gpu" in gpus["fix"]
 
 
-def test_who_may_too_little_is_told_what_is_missing(operator: Operator) -> None:
+def test_missing_permissions_are_named(operator: Operator) -> None:
     operator.plane.ensure_namespace(operator.namespace)
     rules = [
         {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["*"]},
@@ -164,18 +168,20 @@ def test_who_may_too_little_is_told_what_is_missing(operator: Operator) -> None:
         operator.namespace, "little", rules, cluster_rules=nodes
     )
     found = [each for each in operator.doctor(code=1) if each["what"].startswith("you may not")]
-    told = {each["what"] for each in found}
-    assert f"you may not create, patch, delete secrets in namespace {operator.namespace}" in told
-    assert "you may not create, patch clusterroles.rbac.authorization.k8s.io " in "".join(
-        sorted(each.partition("in the")[0] for each in told if "clusterroles." in each)
+    findings = {each["what"] for each in found}
+    assert (
+        f"you may not create, patch, delete secrets in namespace {operator.namespace}" in findings
     )
-    assert not [each for each in told if "deployments" in each or " pods in" in each]
-    said = operator.up(code=1)
-    assert "you may not" in said.stderr
-    assert "shiftwork doctor --kubernetes" in said.stderr
+    assert "you may not create, patch clusterroles.rbac.authorization.k8s.io " in "".join(
+        sorted(each.partition("in the")[0] for each in findings if "clusterroles." in each)
+    )
+    assert not [each for each in findings if "deployments" in each or " pods in" in each]
+    done = operator.up(code=1)
+    assert "you may not" in done.stderr
+    assert "shiftwork doctor --kubernetes" in done.stderr
 
 
-def test_an_expired_token_and_a_cluster_that_is_away_are_told_apart(
+def test_an_expired_token_and_an_unreachable_cluster_are_distinguished(
     operator: Operator, tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong"
@@ -192,8 +198,8 @@ def test_an_expired_token_and_a_cluster_that_is_away_are_told_apart(
     (last,) = _bad(operator.doctor(code=1))
     assert "the cluster does not answer" in last["what"]
     assert "does not answer" in operator.up(code=3).stderr
-    said = json.loads(operator.run("k8s", "status", "--json", code=3).stderr)
-    assert said["type"] == "unreachable"
+    problem = json.loads(operator.run("k8s", "status", "--json", code=3).stderr)
+    assert problem["type"] == "unreachable"
 
     operator.kubeconfig = tmp_path / "none"
     assert any("is not there" in each["what"] for each in _bad(operator.doctor(code=1)))

@@ -1,4 +1,4 @@
-"""What kubectl and helm say when they fail, as what, where, fix and an exit code."""
+"""Failures of kubectl and helm become what, where, fix and an exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.allinone.kubernetes import programs
 from services.allinone.kubernetes.helm import Values
 from services.allinone.kubernetes.kubectl import Kubectl, Target, documents, failure
 
-SAID = [
+ERRORS = [
     (
         "error: You must be logged in to the server (Unauthorized)",
         "the cluster does not know who you are",
@@ -53,9 +53,9 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("said", "what", "code"), SAID)
-def test_errors_are_told_as_what_where_fix(said: str, what: str, code: int) -> None:
-    found = failure(said, "kubectl get nodes")
+@pytest.mark.parametrize(("error", "what", "code"), ERRORS)
+def test_errors_are_reported_as_what_where_fix(error: str, what: str, code: int) -> None:
+    found = failure(error, "kubectl get nodes")
     assert found.what.startswith(what)
     assert found.code == code
     assert found.where == "kubectl get nodes"

@@ -13,12 +13,17 @@ LABELS = {**OURS, "app.kubernetes.io/component": "launcher", "app": "launcher"}
 
 
 def deployment(ready: int, wanted: int = 2, **status: Any) -> dict[str, Any]:
-    told = {"observedGeneration": 3, "updatedReplicas": wanted, "readyReplicas": ready, **status}
+    reported = {
+        "observedGeneration": 3,
+        "updatedReplicas": wanted,
+        "readyReplicas": ready,
+        **status,
+    }
     return {
         "kind": "Deployment",
         "metadata": {"name": "shiftwork-launcher", "labels": LABELS, "generation": 3},
         "spec": {"replicas": wanted, "selector": {"matchLabels": {"app": "launcher"}}},
-        "status": told,
+        "status": reported,
     }
 
 
@@ -52,13 +57,13 @@ def only(*objects: dict[str, Any]) -> Part:
     return found
 
 
-def test_what_is_not_the_platforms_does_not_count() -> None:
+def test_workloads_of_other_applications_do_not_count() -> None:
     other = deployment(0)
     other["metadata"]["labels"] = {"app": "somebody else's"}
     assert parts([other]) == ()
 
 
-def test_all_of_it_in_its_newest_form_is_ready() -> None:
+def test_a_workload_is_ready_when_all_its_new_pods_are() -> None:
     assert only(deployment(2)).is_ready
     assert only(deployment(2)).line == "launcher 2/2"
     # The controllers have not seen the change yet, or old pods still serve.
@@ -71,7 +76,7 @@ CRASHED = {"terminated": {"exitCode": 2, "reason": "Error"}}
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "problem"),
     [
         (
             pod(
@@ -137,9 +142,9 @@ CRASHED = {"terminated": {"exitCode": 2, "reason": "Error"}}
         ),
     ],
 )
-def test_what_keeps_a_pod_from_being_ready_is_said(given: dict[str, Any], told: str) -> None:
+def test_what_keeps_a_pod_from_being_ready_is_reported(given: dict[str, Any], problem: str) -> None:
     found = only(deployment(1), given)
-    assert found.line == f"launcher 1/2: {told}"
+    assert found.line == f"launcher 1/2: {problem}"
     assert not found.failed
 
 
@@ -169,14 +174,14 @@ def test_the_newest_warning_explains_what_the_status_does_not() -> None:
     assert found.line == 'launcher 1/2: p1 FailedMount: secret "k" not found'
 
 
-def test_a_workload_whose_pods_are_refused_says_so() -> None:
+def test_a_workload_whose_pods_are_refused_is_reported() -> None:
     refused = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
     assert only(deployment(0, conditions=[refused])).line == (
         "launcher 0/2: pods are refused: exceeded quota"
     )
     stateful = deployment(0) | {"kind": "StatefulSet"}
-    said = warning("StatefulSet", "shiftwork-launcher", "FailedCreate", "violates PodSecurity")
-    assert only(stateful, said).line == "launcher 0/2: FailedCreate: violates PodSecurity"
+    event = warning("StatefulSet", "shiftwork-launcher", "FailedCreate", "violates PodSecurity")
+    assert only(stateful, event).line == "launcher 0/2: FailedCreate: violates PodSecurity"
 
 
 def daemon_set(seen: int, **status: Any) -> dict[str, Any]:

@@ -17,13 +17,13 @@ def known(**more: object) -> Known:
     return replace(Known(a_run(), newest_attempt=1, last=None, same=None), **more)  # type: ignore[arg-type]
 
 
-def test_the_first_is_number_one() -> None:
+def test_the_first_checkpoint_has_number_one() -> None:
     decision = decide(ACK, known(), at(3))
     assert decision.stored is not None
     assert (decision.stored.no, decision.stored.step, decision.stored.saved_at) == (1, 10, at(3))
 
 
-def test_numbers_go_on_from_the_last_and_from_the_resumed_one() -> None:
+def test_checkpoint_numbers_continue_from_the_last_and_from_the_resumed_one() -> None:
     after_last = decide(ACK, known(last=a_checkpoint(4, step=5)), START)
     assert after_last.stored is not None
     assert after_last.stored.no == 5
@@ -39,7 +39,7 @@ def test_accepted_until_the_exit_is_recorded(state: RunState) -> None:
 
 
 @pytest.mark.parametrize("state", [RunState.EXITED, RunState.EARLY_REQUEST, RunState.FORGOTTEN])
-def test_superseded_after_it(state: RunState) -> None:
+def test_a_checkpoint_of_a_run_that_is_not_live_is_superseded(state: RunState) -> None:
     refusal = decide(ACK, known(run=a_run(state)), START).refusal
     assert refusal is not None
     assert refusal.code is RefusalCode.SUPERSEDED

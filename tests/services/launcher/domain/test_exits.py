@@ -94,12 +94,12 @@ def test_signal_mode_exit_zero_is_finished() -> None:
     assert classify(an_ending([exited(0)], mode=PreemptMode.SIGNAL, asked=True)) is K.OK
 
 
-def test_preempted_before_it_began() -> None:
+def test_a_run_preempted_before_it_began_is_preempted() -> None:
     ending = an_ending([], harness=1, asked=True, cause=EndCause.PREEMPTED_BEFORE_START)
     assert classify(ending) is K.PREEMPTED
 
 
-def test_total_and_documented() -> None:
+def test_every_combination_is_classified_and_documented() -> None:
     """Every combination has a kind and a clause."""
     ways = ([], [exited(0)], [exited(0, 1)], [exited(0, None, 9)], [lost(0)], [exited(0, 75)])
     flags = (False, True)

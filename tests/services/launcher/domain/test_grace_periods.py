@@ -32,7 +32,7 @@ def test_every_cause_has_a_grace_period() -> None:
         (EndCause.PREEMPTED_BEFORE_START, P.NONE),
     ],
 )
-def test_by_cause(cause: EndCause, expected: Grace) -> None:
+def test_each_end_cause_has_its_grace_period(cause: EndCause, expected: Grace) -> None:
     assert ending(cause) is expected
 
 
@@ -45,7 +45,7 @@ def test_a_run_without_a_row_gets_the_full_period() -> None:
     assert grace_for(None) is P.FULL
 
 
-def test_the_numbers_rise() -> None:
+def test_grace_periods_increase() -> None:
     policy = GracePeriods()
     seconds = [policy.seconds(each) for each in (P.NONE, P.ACKED, P.MATES, P.FULL)]
     assert seconds == sorted(seconds)

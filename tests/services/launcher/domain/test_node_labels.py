@@ -22,14 +22,14 @@ OWN = Node(
 )
 
 
-def seen(rows: list[NodeRow], node: Node = OWN, *, retired: bool = False) -> list[NodeRow]:
-    """The rows after one look at the runtime."""
+def observed(rows: list[NodeRow], node: Node = OWN, *, retired: bool = False) -> list[NodeRow]:
+    """The rows after one scan of the runtime."""
     listing = Listing({"local-0": ObservedNode(node, retired=retired)})
     return list(update_inventory(rows, listing, lambda _: False, at(1), POLICY).rows) or rows
 
 
 def changed_by(row: NodeRow, **changes: object) -> NodeRow:
-    """The row after an operator's word."""
+    """The row after an operator's command."""
     after = apply_command(
         row, SetNodeMarks.model_validate({"node_id": "local-0", **changes}), at(2)
     )
@@ -38,33 +38,33 @@ def changed_by(row: NodeRow, **changes: object) -> NodeRow:
 
 
 def test_operators_labels_are_added_to_the_nodes_own() -> None:
-    [row] = seen([])
+    [row] = observed([])
     row = changed_by(row, labels={"zone": "a"}, taints=["flaky", "reserved=vision"])
     assert row.node.labels == {"disk": "nvme", "zone": "a"}
     assert row.node.taints == ("flaky", "old", "reserved=vision")
     assert row.version == 2
-    assert seen([row]) == [row], "the next look finds nothing new"
+    assert observed([row]) == [row], "the next scan finds nothing new"
     row = changed_by(row, labels={"zone": "b"}, taints=["reserved=nlp"], untaint=["flaky"])
     assert row.node.labels == {"disk": "nvme", "zone": "b"}
     assert row.node.taints == ("old", "reserved=nlp"), "one for each key"
     row = changed_by(row, unlabel=["zone", "never"], untaint=["reserved"])
     assert (row.node.labels, row.node.taints) == (OWN.labels, OWN.taints)
-    assert seen([row]) == [row]
+    assert observed([row]) == [row]
 
 
 def test_operators_labels_survive_changes_of_the_node() -> None:
-    [row] = seen([])
+    [row] = observed([])
     row = changed_by(row, labels={"zone": "a"}, taints=["flaky"])
-    [row] = seen([row], OWN.model_copy(update={"gpus": 4, "labels": {"disk": "hdd"}}))
+    [row] = observed([row], OWN.model_copy(update={"gpus": 4, "labels": {"disk": "hdd"}}))
     assert (row.node.gpus, row.node.labels) == (4, {"disk": "hdd", "zone": "a"})
-    [row] = seen([row], retired=True)
-    [row] = seen([row])
+    [row] = observed([row], retired=True)
+    [row] = observed([row])
     assert row.node.labels == {"disk": "nvme", "zone": "a"}
     assert row.node.taints == ("flaky", "old")
 
 
 def test_a_repeated_command_changes_nothing() -> None:
-    [row] = seen([])
+    [row] = observed([])
     row = changed_by(row, labels={"zone": "a"}, taints=["flaky"])
     assert changed_by(row, labels={"zone": "a"}, taints=["flaky"], untaint=["other"]) is row
 
@@ -87,7 +87,7 @@ def test_a_repeated_command_changes_nothing() -> None:
 def test_a_wrong_label_is_refused_with_field_value_and_fix(
     changes: dict[str, object], field: str, value: str
 ) -> None:
-    [row] = seen([])
+    [row] = observed([])
     command = SetNodeMarks.model_validate({"node_id": "local-0", **changes})
     refusal = apply_command(row, command, at(2))
     assert isinstance(refusal, Refusal)

@@ -285,7 +285,7 @@ def test_a_rank_unknown_to_a_node_that_answers_is_lost() -> None:
     assert run.end_cause is EndCause.RANK_LOST
 
 
-def test_silence_proves_nothing() -> None:
+def test_a_silent_node_does_not_end_a_run() -> None:
     run, outcome = step(a_run(ranks=2), [observed(0)], silent=["local-1"])
     assert (run.state, outcome.actions) == (RunState.RUNNING, ())
 
@@ -342,7 +342,7 @@ REFUSALS = st.one_of(
     st.none(),
     st.sampled_from([Refused(Fault.OVER_QUOTA, "quota"), Refused(Fault.INVALID_POD, "invalid")]),
 )
-MOMENTS = st.one_of(st.none(), st.integers(-20, 20).map(at))
+TIMES = st.one_of(st.none(), st.integers(-20, 20).map(at))
 
 
 @st.composite
@@ -353,9 +353,9 @@ def runs(draw: st.DrawFn) -> Run:
         state,
         ranks=2,
         spec=a_spec(2, mode=draw(st.sampled_from(PreemptMode))),
-        preempt_requested_at=draw(MOMENTS),
-        kill_requested_at=draw(MOMENTS),
-        acked_at=draw(MOMENTS),
+        preempt_requested_at=draw(TIMES),
+        kill_requested_at=draw(TIMES),
+        acked_at=draw(TIMES),
         ending_at=START if ending else None,
         end_cause=draw(st.sampled_from(EndCause)) if ending else None,
     )
@@ -378,8 +378,8 @@ def test_steps_are_total_idempotent_and_correct(
     silent: set[str],
     refused: Refused | None,
 ) -> None:
-    """Any state meets any look: no exception; a second pass adds nothing; an exit is only said
-    when nothing runs and nothing can begin."""
+    """Any state meets any scan: no exception; a second scan adds nothing; an exit is only
+    published when nothing runs and nothing can begin."""
     ranks = [first] if first else []
     ranks += [replace(second, rank=1, node_id="local-1")] if second else []
     done: list[Action] = [End(RUN)] if ended else []

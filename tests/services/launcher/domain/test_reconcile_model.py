@@ -1,6 +1,6 @@
 """A rule machine: messages, crashes, failing calls and dying ranks in any order, against a model of
-a runtime that does exactly what it is told. The invariants are the launcher's promises. Beside it,
-each round has to come to what a launcher finds that has just begun with the same rows and look.
+a runtime that follows its orders exactly. The invariants are the launcher's promises. In addition,
+each round must agree with a launcher that starts with the same rows and the same scan.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.seconds = 0.0
         self.rows: dict[RunId, Run] = {}
-        self.said_exited: list[RunId] = []
-        self.said_started: list[RunId] = []
-        # Told to end, and not gone yet.
+        self.published_exited: list[RunId] = []
+        self.published_started: list[RunId] = []
+        # Ordered to end, and not gone yet.
         self.dying: set[RunId] = set()
         # The runtime: what exists, what may not begin any more, every process ever begun.
         self.ranks: dict[RunId, dict[int, ObservedRank]] = {}
         self.ended: set[RunId] = set()
         self.begun: list[tuple[RunId, int]] = []
-        # Launches that are refused, whoever asks.
+        # Launches that are always refused.
         self.refusing: dict[RunId, Refused] = {}
         self.refused: dict[RunId, Refused] = {}
         # The launcher's memory.
         self.scan: Scan | None = None
         self.work = Worklist()
-        # The rows that it was told of, and the runtime's last look.
+        # The rows that it received, and the last scan of the runtime.
         self.applied: dict[RunId, Run] = {}
         self.last = Listing()
         self.asked: dict[RunId, Action] = {}
@@ -78,9 +78,9 @@ class Machine(RuleBasedStateMachine):
         self.done: set[Action] = set()
         self.newest = 0
 
-    # What others say
+    # What other services publish
 
-    @precondition(lambda self: len(set(self.said_exited)) == self.newest)
+    @precondition(lambda self: len(set(self.published_exited)) == self.newest)
     @rule(mode=st.sampled_from([PreemptMode.SDK, PreemptMode.SIGNAL, PreemptMode.KILL]))
     def assign(self, mode: PreemptMode) -> None:
         """The scheduler assigns the next attempt only after the exit of the last one."""
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(fails=st.sets(st.integers(0, 3)), half=st.booleans(), hints=st.booleans())
     def act(self, fails: set[int], half: bool, hints: bool = False) -> None:
-        """Carry it out (some calls fail, some only half reach), then look."""
+        """Carry out the actions (some calls fail, some only half reach), then scan."""
         for number, action in enumerate(self.doing):
             if number not in fails:
                 self.carry_out(action)
@@ -177,7 +177,7 @@ class Machine(RuleBasedStateMachine):
         self.doing = []
         listing, before = self.listing(), self.last
         if hints:
-            # As a runtime does that knows what changed.
+            # A runtime that knows what changed reports so.
             every = before.runs.keys() | listing.runs.keys()
             changed = tuple(r for r in every if before.runs.get(r) != listing.runs.get(r))
             listing = replace(listing, number=before.number + 1, changed=changed)
@@ -188,7 +188,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.dying)
     @rule()
     def die(self) -> None:
-        """What was told to end is gone at last."""
+        """What was ordered to end is gone at last."""
         for run in self.dying:
             for rank, found in list(self.ranks.get(run, {}).items()):
                 if found.state is RankState.RUNNING:
@@ -223,11 +223,11 @@ class Machine(RuleBasedStateMachine):
         for run in outcome.runs:
             before = self.rows[run.id]
             if before.started_at is None and run.started_at is not None:
-                self.said_started.append(run.id)
+                self.published_started.append(run.id)
             if before.exit is None and run.exit is not None:
-                self.said_exited.append(run.id)
+                self.published_exited.append(run.id)
                 running = [r for r in self.ranks.get(run.id, {}).values() if not r.over]
-                assert running == [], "said that a run is over, and it runs"
+                assert running == [], "published that a run is over, and it runs"
             if run.state is RunState.FORGOTTEN:
                 del self.rows[run.id]
             else:
@@ -241,7 +241,7 @@ class Machine(RuleBasedStateMachine):
             self.take_dirty()
 
     def apply_commits(self) -> None:
-        """Committed rows, as the store tells of them."""
+        """Committed rows, as the store reports them."""
         put = [row for run, row in self.rows.items() if self.applied.get(run) is not row]
         gone = [(Run, (run.task_id, run.attempt)) for run in self.applied if run not in self.rows]
         self.work.apply(put, gone)
@@ -254,7 +254,7 @@ class Machine(RuleBasedStateMachine):
         self.refused = {}
         self.work, self.applied = Worklist(self.rows.values()), dict(self.rows)
 
-    # The runtime does as it is told
+    # The runtime follows its orders
 
     def make(self, run: RunId, rank: int) -> None:
         ranks = self.ranks.setdefault(run, {})
@@ -292,8 +292,8 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_run_ends_once(self) -> None:
-        assert len(self.said_exited) == len(set(self.said_exited))
-        assert len(self.said_started) == len(set(self.said_started))
+        assert len(self.published_exited) == len(set(self.published_exited))
+        assert len(self.published_started) == len(set(self.published_started))
 
     @invariant()
     def no_process_begins_twice(self) -> None:
@@ -310,7 +310,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_over_stays_over(self) -> None:
-        for run in self.said_exited:
+        for run in self.published_exited:
             ranks = self.ranks.get(run, {}).values()
             assert all(rank.over for rank in ranks)
 

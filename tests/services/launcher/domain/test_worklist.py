@@ -65,7 +65,7 @@ ACTIONS = st.builds(
     st.sampled_from([End, lambda r: Signal(r, 10)]),
 )
 REFUSED = Refused(Fault.OVER_QUOTA, "full")
-# One thing that a look may show otherwise than the last one did.
+# One difference between a scan and the previous one.
 NEWS = st.one_of(
     st.tuples(st.just("ranks"), st.sampled_from(RUNS), st.none() | RANKS),
     st.tuples(st.just("silent"), st.sampled_from(["local-0", "local-1"]), st.booleans()),
@@ -180,7 +180,7 @@ def a_round(
         work.restore_dirty(dirty)
         return
     work.commit(outcome)
-    # Its rows are committed, too, and this is how the store tells of them.
+    # Its rows are committed, too, and this is how the store reports them.
     kept = [run for run in outcome.runs if run.state is not RunState.FORGOTTEN]
     over = [run for run in outcome.runs if run.state is RunState.FORGOTTEN]
     for run in over:
@@ -208,7 +208,7 @@ def test_a_round_steps_only_changed_runs() -> None:
     assert [run.id for run in second.runs] == [one]
     assert second.due_at == at(4)
     work.commit(second)
-    # Nothing is new, and nothing is looked at before its time.
+    # Nothing is new, and nothing is evaluated before its time.
     assert work.step(work.take_dirty(), scan, at(3), POLICY).steps == {}
     due = work.step(work.take_dirty(), scan, at(4), POLICY)
     assert due.steps.keys() == {other}
@@ -229,8 +229,8 @@ def test_launches_come_in_the_order_of_their_assignments() -> None:
 
 
 def test_a_run_with_an_unreadable_row_is_not_changed() -> None:
-    """Its processes are neither ended nor forgotten, and no later attempt starts beside them;
-    without a row that is there, they are cleared away."""
+    """The launcher neither ends nor forgets its processes and starts no later attempt beside them;
+    processes of a run without any row are ended."""
     lost, later = run_id("one", 1), a_run(RunState.ASSIGNED, task_id="one", attempt=2)
     scan = Scan(a_listing({lost: [observed()]}))
     work = Worklist([later], [lost])
@@ -244,7 +244,7 @@ def test_a_run_with_an_unreadable_row_is_not_changed() -> None:
     assert End(lost) in outcome.actions
 
 
-def test_a_refusal_marks_the_run_dirty() -> None:
+def test_a_refusal_makes_the_run_dirty() -> None:
     run = a_run(RunState.ASSIGNED)
     work, scan = Worklist([run]), Scan(a_listing())
     for refused, actions in (({}, Launch), ({run.id: REFUSED}, End), ({}, Launch)):

@@ -1,6 +1,6 @@
-"""Control groups, version 2: which group hands down what. ``Kernel`` follows the kernel's rules on
-plain files; one test checks those rules against the real one, with a controller that is left over
-where the others are in version 1."""
+"""Control groups, version 2: which group enables which controllers for its children. ``Kernel``
+follows the kernel's rules on plain files; one test checks those rules against the real kernel,
+with a controller that is left over where the others are in version 1."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ ALL = (str(1 << 30), "150000 100000", "500")
 
 
 def test_a_unit_without_a_subgroup_is_left_as_it_is(inside: Callable[..., Path]) -> None:
-    """systemd could not start it again in a group that hands down memory."""
+    """systemd could not start it again in a group that enables memory for its children."""
     unit = inside("/system.slice/shiftwork.service", delegated="/system.slice/shiftwork.service")
     found = cgroups.find("node", 500)
     assert not found.can_limit
@@ -143,7 +143,7 @@ def test_limits_are_enforced_beside_the_subgroup_that_systemd_made(
 
 
 def test_limits_are_enforced_in_a_container(kernel: Kernel, inside: Callable[..., Path]) -> None:
-    """Its top group looks like the top of all, but follows the rules of any other."""
+    """The top group of a container resembles the root group, but follows the rules of any other."""
     kernel.is_container = True
     inside("/")
     found = cgroups.find("node", 500)
@@ -201,7 +201,7 @@ def real_group() -> Iterator[tuple[Path, str]]:
         (top / "cgroup.subtree_control").write_text(f"-{control}")
 
 
-def test_the_real_kernel_hands_down_once_the_processes_are_moved(
+def test_the_real_kernel_enables_controllers_once_the_processes_are_moved(
     real_group: tuple[Path, str],
 ) -> None:
     base, control = real_group

@@ -68,7 +68,7 @@ def stranger(context: str, user: int | None = None) -> Iterator[int]:
     ],
 )
 async def test_an_invented_context_variable_names_no_path_and_no_run(box: Box, text: str) -> None:
-    """After a fault of the journal, ranks are looked for by their environment."""
+    """After a fault of the journal, ranks are found by their environment."""
     await box.sh("exit 0")
     await box.over()
     victim = box.folder.parent / "victim"
@@ -87,7 +87,7 @@ async def test_an_invented_context_variable_names_no_path_and_no_run(box: Box, t
 
 
 async def test_a_journal_record_without_meaning_affects_no_other_run(box: Box) -> None:
-    """As an earlier version kept what a process had invented."""
+    """An earlier version recorded what a process had invented."""
     await box.sh("exit 3")
     await box.over()
     holder = box.supervisor
@@ -122,7 +122,7 @@ async def test_a_process_of_another_user_does_not_count_as_a_rank(box: Box) -> N
     (box.rank_folder.parent / "1/context.json").touch()
     os.chown(context, NOBODY - 1, -1)
     start = box.start_record()
-    # Of the rank itself, whose start is known, and of one whose start is not.
+    # The rank itself, whose start is known, and one whose start is not.
     with (
         stranger(str(context), NOBODY) as one,
         stranger(str(context.parents[1] / "1/context.json"), NOBODY) as two,
@@ -144,8 +144,8 @@ async def test_a_process_of_another_user_does_not_count_as_a_rank(box: Box) -> N
 def test_a_process_whose_environment_cannot_be_read_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As one that executes a program of a file system that does not answer: the kernel lets the
-    reader of its environment wait as long."""
+    """One example is a process that executes a program of an unresponsive file system: the kernel
+    blocks the reader of its environment as long."""
     answers = threading.Event()
     asked: list[int] = []
 
@@ -170,7 +170,7 @@ def test_a_process_whose_environment_cannot_be_read_delays_no_other(
         assert read() == {1, 4}
         asked.clear()
         assert read() == {1, 4}
-        # Neither is asked again while the first one's answer is still awaited.
+        # The supervisor reads neither again while the first answer is outstanding.
         assert sorted(asked) == [1, 4]
     finally:
         answers.set()
@@ -274,7 +274,7 @@ async def test_a_full_disk_keeps_no_run_that_is_ended(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], check=True)  # noqa: ASYNC221 - quick
     try:
         await box.lead()
-        # A whole page, behind which the disk has no room for another.
+        # A whole page, after which the disk has no space for another.
         await box.sh("echo ready; head -c 4090 /dev/zero | tr '\\0' x; sleep 1; seq 9; sleep 300")
         await box.started()
         with pytest.raises(OSError, match="No space left"):

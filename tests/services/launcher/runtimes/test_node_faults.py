@@ -55,7 +55,7 @@ async def test_output_is_complete_when_the_supervisor_is_killed(box: Box) -> Non
 
 
 async def test_no_rank_is_ended_by_a_signal_of_its_output(box: Box) -> None:
-    """Neither the supervisor nor the writer of output lives; the rank writes and lives on."""
+    """The supervisor and the writer of output are dead; the rank writes and lives on."""
     go, done = box.folder / "go", box.folder / "done"
     await box.sh(
         f"echo ready; until [ -e {go} ]; do sleep 0.01; done; seq 1000; touch {done}; sleep 300"
@@ -136,9 +136,9 @@ async def test_on_a_full_disk_output_is_dropped_with_a_note_and_continues_later(
         lines = box.output().splitlines()
         assert lines[0] == "ready"
         assert lines[-1] == "again"
-        marks = [line for line in lines if line.startswith("[shiftwork: ")]
-        assert len(marks) == 1
-        assert "bytes of output are missing here: no space left" in marks[0].lower()
+        notes = [line for line in lines if line.startswith("[shiftwork: ")]
+        assert len(notes) == 1
+        assert "bytes of output are missing here: no space left" in notes[0].lower()
         await box.clear()
 
 

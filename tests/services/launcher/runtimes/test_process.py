@@ -209,7 +209,7 @@ async def test_working_directory(box: Box, tmp_path: Path) -> None:
     assert box.output().strip() == str(tmp_path)
 
 
-async def test_without_one_the_runs_own_folder(box: Box) -> None:
+async def test_without_a_workdir_a_task_runs_in_its_own_folder(box: Box) -> None:
     await box.sh("pwd; touch here")
     await box.over()
     assert box.output().strip() == str(box.folder / "work/task.1")
@@ -388,7 +388,7 @@ async def test_a_process_without_a_start_record_never_runs(tmp_path: Path) -> No
         (tmp_path / name).mkdir()
     order = {
         "rank": 0,
-        "argv": ["sh", "-c", f"echo x >> {tmp_path}/mark; exec sleep 300"],
+        "argv": ["sh", "-c", f"echo x >> {tmp_path}/started; exec sleep 300"],
         "env": {"PATH": os.defpath},
         "cwd": "/",
         "context": "{}",
@@ -401,7 +401,7 @@ async def test_a_process_without_a_start_record_never_runs(tmp_path: Path) -> No
     )
     assert await child.wait() == -signal.SIGKILL
     await asyncio.sleep(0.3)
-    assert [path for path in tmp_path.iterdir() if path.name == "mark"] == []  # noqa: ASYNC240 - small
+    assert [path for path in tmp_path.iterdir() if path.name == "started"] == []  # noqa: ASYNC240 - small
     marker = f"{tmp_path}".encode()
     left = [one.pid for one in proc.everyone() if one.alive and one.pgrp == child.pid]
     assert left == []
@@ -416,7 +416,7 @@ def cmdline(pid: int) -> bytes:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can run tasks as another user")
-async def test_another_user_for_tasks() -> None:
+async def test_tasks_run_as_the_configured_user() -> None:
     folder = Path(tempfile.mkdtemp(prefix="swu-"))
     folder.chmod(0o711)  # noqa: ASYNC240 - a local folder
     nobody = pwd.getpwnam("nobody")
@@ -487,7 +487,7 @@ async def test_a_process_with_a_reused_number_is_not_ended(box: Box) -> None:
     os.kill(record["pid"], signal.SIGKILL)
     stranger = await asyncio.create_subprocess_exec("sleep", "300", start_new_session=True)
     journal = box.folder / "nodes/local-0/journal"
-    # As written before lines had checksums.
+    # The format before lines had checksums.
     record["pid"] = stranger.pid
     journal.write_text(json.dumps(record) + "\n")
     rank = await box.over()
@@ -520,8 +520,8 @@ async def test_ranks_go_on_without_a_launcher(box: Box) -> None:
 
 
 async def test_no_double_start_from_many_launchers(box: Box, tmp_path: Path) -> None:
-    mark = tmp_path / "starts"
-    order = an_order(RUN, ["sh", "-c", f"echo x >> {mark}; exec sleep 300"])
+    starts = tmp_path / "starts"
+    order = an_order(RUN, ["sh", "-c", f"echo x >> {starts}; exec sleep 300"])
 
     async def launch(epoch: int) -> None:
         handle = Box(box.folder).runtime
@@ -536,7 +536,7 @@ async def test_no_double_start_from_many_launchers(box: Box, tmp_path: Path) -> 
     await box.lead()
     await box.runtime.launch(order)
     await asyncio.sleep(0.2)
-    assert mark.read_text() == "x\n"
+    assert starts.read_text() == "x\n"
 
 
 async def test_a_node_has_one_supervisor(box: Box) -> None:
@@ -632,7 +632,7 @@ async def test_cpu_limit(box: Box) -> None:
 
 
 async def test_a_run_whose_name_is_no_id_is_set_apart_and_hides_no_other(box: Box) -> None:
-    """It stays in the node's journal: every list has it, also that of the next launcher."""
+    """The record stays in the node's journal: every list contains it, also a later one."""
     await box.sh("echo ready; sleep 300")
     await box.started()
     client = box.runtime._clients["local-0"]

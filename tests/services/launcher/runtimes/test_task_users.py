@@ -264,7 +264,7 @@ async def test_folders_of_a_supervisor_that_ran_tasks_as_root_are_opened(shared:
 async def test_a_supervisor_of_an_earlier_version_starts_nothing_and_is_replaced(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would not know as whom."""
+    """An old supervisor does not know which user the tasks run as."""
     await shared.runtime.list()
     lock = shared.machine / "nodes/local-0/lock"
     holder = lock.read_text()

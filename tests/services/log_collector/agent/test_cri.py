@@ -43,7 +43,7 @@ def entry(tag: bytes, text: bytes, stream: bytes = b"stdout", at: bytes = AT) ->
         (b"12:00 stdout F x\n", b"", 1),
     ],
 )  # fmt: skip
-def test_entries_become_what_was_written(raw: bytes, text: bytes, bad: int) -> None:
+def test_entries_decode_to_the_written_bytes(raw: bytes, text: bytes, bad: int) -> None:
     found = decode(raw, Inside.NOTHING)
     assert (found.data, found.used, found.inside, found.bad) == (
         text,

@@ -34,17 +34,17 @@ async def test_output_is_answered_and_dropped_when_done(
     http: httpx.AsyncClient, kubelet: Kubelet
 ) -> None:
     kubelet.create("t-1-0").write(b"hello\n")
-    asks = [PodRead("t-1-0", 1, 100, ended=True), PodRead("t-1-1", 0, 100, ended=True)]
-    got = await http.post("/read", content=protocol.encode_reads(asks, 1000), headers=SHOWN)
+    reads = [PodRead("t-1-0", 1, 100, ended=True), PodRead("t-1-1", 0, 100, ended=True)]
+    got = await http.post("/read", content=protocol.encode_reads(reads, 1000), headers=SHOWN)
     assert got.status_code == 200
     agent, answers = protocol.decode_answers(got.content)
     assert agent
     assert answers == [PodAnswer(b"ello\n"), PodAnswer(absent=True)]
-    cut = await http.post("/read", content=protocol.encode_reads(asks, 2), headers=SHOWN)
+    cut = await http.post("/read", content=protocol.encode_reads(reads, 2), headers=SHOWN)
     assert protocol.decode_answers(cut.content)[1] == [PodAnswer(b"el"), None]
     body = protocol.encode_stored([PodStored("t-1-0", 6, done=True)])
     assert (await http.post("/done", content=body, headers=SHOWN)).status_code == 200
-    again = await http.post("/read", content=protocol.encode_reads(asks[:1], 1000), headers=SHOWN)
+    again = await http.post("/read", content=protocol.encode_reads(reads[:1], 1000), headers=SHOWN)
     assert protocol.decode_answers(again.content)[1] == [PodAnswer(absent=True, complete=True)]
 
 

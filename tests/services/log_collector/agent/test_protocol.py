@@ -11,8 +11,8 @@ from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored,
 
 
 def test_encoding_and_decoding_changes_nothing() -> None:
-    asks = [PodRead("t-1-0", 5, 10, b"\x00\xff", ended=True), PodRead("t-1-1", 0, 1)]
-    assert protocol.decode_reads(protocol.encode_reads(asks, 99)) == (asks, 99)
+    reads = [PodRead("t-1-0", 5, 10, b"\x00\xff", ended=True), PodRead("t-1-1", 0, 1)]
+    assert protocol.decode_reads(protocol.encode_reads(reads, 99)) == (reads, 99)
     answers = [
         PodAnswer(b"a\nb\x00", complete=True, stamps=(Stamp(0, 5), Stamp(2, 60_000))),
         None,
@@ -36,7 +36,7 @@ ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
 
 
 @pytest.mark.parametrize(
-    ("said", "names"),
+    ("message", "names"),
     [
         (b"", "JSON object"),
         (b"[]", "JSON object"),
@@ -57,8 +57,8 @@ ASK: dict[str, Any] = {"pod": "t-1-0", "offset": 0, "bytes_max": 1}
         ({"bytes_max": 1, "asks": [ASK | {"ended": 1}]}, "ended 1"),
     ],
 )
-def test_a_wrong_field_is_named(said: Any, names: str) -> None:
-    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+def test_a_wrong_field_is_named(message: Any, names: str) -> None:
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
     with pytest.raises(WireError) as refused:
         protocol.decode_reads(body)
     assert names in str(refused.value)
@@ -79,16 +79,16 @@ def test_an_answer_that_was_cut_short_is_refused() -> None:
 )
 def test_impossible_times_are_refused(stamps: Any) -> None:
     head, _, data = protocol.encode_answers_head("me", [PodAnswer(b"12345")]).partition(b"\n")
-    said = json.loads(head)
-    said["answers"][0]["stamps"] = stamps
+    answer = json.loads(head)
+    answer["answers"][0]["stamps"] = stamps
     with pytest.raises(WireError, match="stamps"):
-        protocol.decode_answers(json.dumps(said).encode() + b"\n12345" + data)
+        protocol.decode_answers(json.dumps(answer).encode() + b"\n12345" + data)
 
 
 def test_an_agent_of_an_older_version_knows_no_times() -> None:
     head, _, _ = protocol.encode_answers_head("me", [PodAnswer(b"12345")]).partition(b"\n")
-    said = json.loads(head)
-    del said["answers"][0]["stamps"]
-    _, (published,) = protocol.decode_answers(json.dumps(said).encode() + b"\n12345")
+    answer = json.loads(head)
+    del answer["answers"][0]["stamps"]
+    _, (published,) = protocol.decode_answers(json.dumps(answer).encode() + b"\n12345")
     assert published is not None
     assert (published.data, published.stamps) == (b"12345", ())

@@ -25,7 +25,7 @@ LIMITS = Limits(bytes_max=1 << 30, keep_seconds=3600.0, settle_seconds=1.0, days
 
 @dataclass
 class Node:
-    """A kubelet and an agent's spool that can be started anew, on one disk, with time by hand."""
+    """A kubelet and an agent's spool that can be restarted, on one disk, with a manual clock."""
 
     folder: Path
     limits: Limits = LIMITS
@@ -367,7 +367,7 @@ def test_damaged_positions_are_rebuilt(node: Node) -> None:
         assert node.drain(offset=3 * MIB) == output[3 * MIB :]
 
 
-# -- making room
+# -- freeing space
 
 
 def test_stored_output_is_dropped(node: Node) -> None:

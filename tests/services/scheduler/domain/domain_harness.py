@@ -1,8 +1,8 @@
-"""The pure core on a virtual clock: people, runs and nodes do what a test says, decisions become
-rows, and an index follows them.
+"""The pure core on a virtual clock: a test drives people, runs and nodes, decisions become rows,
+and an index follows them.
 
 After every round the plan is checked in depth and compared with what an index decides that is
-built anew from the bare rows: the slow, obviously right way.
+rebuilt from the bare rows: the slow, obviously right way.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from tests.kit.clock import START, at
 from tests.services.scheduler.domain.explain.copies import copy_of
 
 H = TypeVar("H", bound="DomainHarness")
-# At one moment a small world comes to rest in a few rounds, or never.
+# At one time a small cluster comes to rest in a few rounds, or never.
 ROUNDS_MAX = 40
-# Deadlines that are met on the way when time passes; then the clock jumps.
+# Deadlines that are processed while time advances; then the clock jumps.
 STOPS_MAX = 30
 ALMOST = 1e-6
 
 
 def acts(decision: Decision) -> bool:
-    """True if it does more than to say why a task waits."""
+    """True if it does more than explain why a task waits."""
     if isinstance(decision, Hold):
         return decision.reserved is not None
     return True
@@ -72,8 +72,8 @@ def difference(found: list[Decision], wanted: list[Decision]) -> str:
     ours = [brief(each) for each in found if each not in wanted]
     theirs = [brief(each) for each in wanted if each not in found]
     if ours or theirs:
-        return f"decided {ours}, anew {theirs}"
-    return f"order: {[brief(each) for each in found]}, anew {[brief(each) for each in wanted]}"
+        return f"decided {ours}, rebuilt {theirs}"
+    return f"order: {[brief(each) for each in found]}, rebuilt {[brief(each) for each in wanted]}"
 
 
 class DomainHarness:
@@ -111,7 +111,7 @@ class DomainHarness:
     # Rounds.
 
     def plan(self) -> Plan:
-        """One look, checked and compared; nothing is committed."""
+        """One plan, checked and compared; nothing is committed."""
         snapshot = Snapshot.view(self.index)
         plan = decide(snapshot, self.now)
         faults = check(snapshot, plan, deep=True)
@@ -126,15 +126,17 @@ class DomainHarness:
         found = [each for each in plan.decisions if acts(each)]
         wanted = [each for each in expected.decisions if acts(each)]
         assert found == wanted, f"at {self.seconds}: {difference(found, wanted)}"
-        said = {each.task_id: each for each in expected.decisions if isinstance(each, Hold)}
+        expected_holds = {
+            each.task_id: each for each in expected.decisions if isinstance(each, Hold)
+        }
         for each in plan.decisions:
             if isinstance(each, Hold):
-                anew = said.get(each.task_id)
-                assert anew == each, f"{brief(each)}, anew {anew and brief(anew)}"
+                rebuilt = expected_holds.get(each.task_id)
+                assert rebuilt == each, f"{brief(each)}, rebuilt {rebuilt and brief(rebuilt)}"
         assert plan.ledgers == expected.ledgers
 
     def rounds(self) -> None:
-        """Until nothing more is decided at this moment."""
+        """Run rounds until nothing more is decided at the current time."""
         for _ in range(ROUNDS_MAX):
             plan = self.plan()
             self.index.settle(plan)
@@ -150,7 +152,7 @@ class DomainHarness:
         for decision in plan.decisions:
             task = rows.get(decision.task_id) or self.tasks[decision.task_id]
             after = applied(task, decision, plan.decided_at).task
-            self.tell(f"{decision.kind} {decision.task_id} {decision.reason.code.name}", decision)
+            self.note(f"{decision.kind} {decision.task_id} {decision.reason.code.name}", decision)
             rows[after.id] = after
             if after.state in TERMINAL:
                 gone.append(rows.pop(after.id))
@@ -159,7 +161,7 @@ class DomainHarness:
             deleted=[(Task, (task.id,)) for task in gone],
         )
 
-    def tell(self, text: str, decision: Decision | None = None) -> None:
+    def note(self, text: str, decision: Decision | None = None) -> None:
         if not isinstance(decision, Hold | Reorder):
             self.log.append(f"{self.seconds:.1f} {text}")
 
@@ -167,14 +169,14 @@ class DomainHarness:
         last = state_changed(task, TaskState.RUNNING, self.now)
         return EndedTask(task.id, self.now, last, task.run_seconds)
 
-    def until(self, moment: float) -> None:
+    def until(self, seconds: float) -> None:
         """Let time pass; what comes due on the way is done when it comes."""
         for _ in range(STOPS_MAX):
-            if self.due is None or self.due > moment:
+            if self.due is None or self.due > seconds:
                 break
             self.seconds = max(self.seconds, self.due)
             self.rounds()
-        self.seconds = moment
+        self.seconds = seconds
         self.rounds()
 
     # What people, runs and nodes do.
@@ -205,7 +207,7 @@ class DomainHarness:
             self.listen(task_id)
 
     def listen(self, task_id: str) -> None:
-        """The program asks for the first time whether to leave."""
+        """The program polls for the first time whether to leave."""
         task = self.tasks[task_id]
         self.fact(observations.on_run_listened(task, listened_event(task, now=self.seconds)))
 
@@ -281,7 +283,7 @@ def facts_of(index: Index) -> dict[str, Any]:
     return {
         "free": dict(index.capacity.free),
         "amounts": _amounts(index),
-        "units": {group: round(stock.units(), 6) for group, stock in _stocks(index)},
+        "units": {group: round(free_nodes.units(), 6) for group, free_nodes in _free_nodes(index)},
         "holders": index.holders,
         "keepers": index.keepers,
         "held": sorted(index.held),
@@ -289,7 +291,7 @@ def facts_of(index: Index) -> dict[str, Any]:
         "drained": sorted(index.drained),
         "draining": sorted(index.totals.draining),
         "totals": {task.shape: _answers(index, task.shape) for task in index.tasks.values()},
-        "moments": index.timers.between(None, float("inf")),
+        "timers": index.timers.between(None, float("inf")),
         "ledger": index.quota_usage.counted_accounts(),
         "crossing": {group: index.crossing(group) for group in index.pools},
         "pools": {group: _pool(pool) for group, pool in index.pools.items() if pool.sizes},
@@ -315,7 +317,7 @@ def _answers(index: Index, shape: Shape) -> tuple[object, ...]:
     return (*fits, totals.need(shape), totals.eligible(shape))
 
 
-def _stocks(index: Index) -> Iterable[tuple[str, Any]]:
+def _free_nodes(index: Index) -> Iterable[tuple[str, Any]]:
     return sorted(index.capacity.groups.items())
 
 
@@ -323,10 +325,10 @@ def _pool(pool: Any) -> dict[str, Any]:
     names = tuple(pool.clusters.bounds)
     return {
         "policy": pool.policy,
-        "book": pool.ledger,
+        "ledger": pool.ledger,
         "width": pool.width,
         "units": round(pool.units, 6),
-        "lanes": {key: name for name, key in pool.queues},
+        "queues": {key: name for name, key in pool.queues},
         "length": pool.queues.length,
         "classes": {
             (group, named): _tree(shapes.top)

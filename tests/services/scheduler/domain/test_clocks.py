@@ -33,7 +33,7 @@ from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 EXAMPLES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 YEAR = 365.25 * 86_400.0
 CENTURY = 100 * YEAR
-# What a clock may say: long ago, a little off, years from now.
+# What a clock may show: long ago, a little off, years from now.
 WRONG = st.sampled_from([-CENTURY, -30 * YEAR, -86_400.0, -1.0, 61.0, 3600.0, 30 * YEAR, CENTURY])
 
 
@@ -44,26 +44,26 @@ def moved_in_time(task: Task, seconds: float) -> Task:
 @EXAMPLES
 @given(snapshots(), st.lists(WRONG, min_size=9, max_size=9))
 def test_any_submission_gives_finite_keys_and_a_sound_plan(
-    moment: Snapshot, wrong: list[float]
+    drawn: Snapshot, wrong: list[float]
 ) -> None:
     """Rows as they may come from another clock, not only as the door lets them in."""
     tasks = [
         moved_in_time(task, seconds)
-        for task, seconds in zip(moment.tasks.values(), wrong, strict=False)
+        for task, seconds in zip(drawn.tasks.values(), wrong, strict=False)
     ]
     snapshot = a_snapshot(
         tasks,
-        moment.nodes.values(),
-        limits=moment.limits.values(),
-        policies=moment.index.policies.values(),
-        settings=moment.settings,
+        drawn.nodes.values(),
+        limits=drawn.limits.values(),
+        policies=drawn.index.policies.values(),
+        settings=drawn.settings,
     )
     plan = decide(snapshot, NOW)
     assert check(snapshot, plan, deep=True) == []
-    marks = [
+    order_keys = [
         each.order_key for each in plan.decisions if getattr(each, "order_key", None) is not None
     ]
-    for each in marks:
+    for each in order_keys:
         assert all(map(math.isfinite, (each.key, each.scaled, each.tag, each.user_finish)))
     after = committed(snapshot, plan)
     for pool in after.pools.values():
@@ -78,7 +78,7 @@ def test_any_submission_gives_finite_keys_and_a_sound_plan(
 @EXAMPLES
 @given(snapshots(), st.sampled_from([-CENTURY, -7200.0, -1.0, 0.5]), st.integers(1, 4))
 def test_rounds_go_on_when_the_clock_jumps(snapshot: Snapshot, jump: float, rounds: int) -> None:
-    """Each plan is sound, whatever the clock says from round to round."""
+    """Each plan is sound, whatever the clock shows from round to round."""
     after, now = snapshot, NOW
     for number in range(rounds):
         plan = decide(after, now)
@@ -107,7 +107,7 @@ def test_a_deadline_does_not_pass_because_the_clock_was_set_back(name: str) -> N
     round_at(7200)
     index.apply(put=[a_task("late", submitted=3600)])
     assert [type(each) for each in round_at(3600)] == [Assign]
-    # A limit of 600 s ends at 4200, long before the moment that was settled first.
+    # A limit of 600 s ends at 4200, long before the time that was settled first.
     task = index.tasks["late"]
     spec = task.spec.model_copy(update={"max_run_seconds": 600.0})
     index.settle(decide(Snapshot.view(index), at(7200)))
@@ -132,7 +132,7 @@ def test_submission_times_far_from_the_clock_are_corrected(seconds: float) -> No
 
 @pytest.mark.parametrize("name", sorted(DISCIPLINES))
 def test_a_task_of_a_century_ago_breaks_no_order(name: str) -> None:
-    """It may go first; those after it keep the order that they would have without it."""
+    """The task may go first; the others keep the order that they would have without it."""
     orders = []
     for age in (None, CENTURY):
         harness = DomainHarness(some_nodes(1), policies=[GroupPolicy("default", policy=name)])
@@ -181,7 +181,7 @@ def test_slice_rounds_go_on_after_the_clock_was_set_back() -> None:
 
 
 def test_a_task_submitted_before_any_node_is_known_is_not_delayed_for_days() -> None:
-    """Until then each counts as large as all there is, and nobody knows better than an hour."""
+    """Until nodes are known each task counts as large as the cluster, and takes an hour."""
     tasks = [a_task(f"t{number}", submitted=number) for number in range(3)]
     plan = decide(a_snapshot(tasks, []), at(3))
     tags = [

@@ -31,7 +31,7 @@ def calls(event: Event) -> int:
 
 
 def least_calls(kind: Kind, size: int) -> int:
-    """Of the events after the first two, which fill caches, the one that calls least."""
+    """The fewest calls of an event after the first two, which fill caches."""
     event = kind.build(size)
     event()
     event()

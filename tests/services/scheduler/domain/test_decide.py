@@ -1,4 +1,4 @@
-"""The policy by example: who starts, who waits, who goes."""
+"""The policy by example: which tasks start, which wait, which are preempted."""
 
 from __future__ import annotations
 

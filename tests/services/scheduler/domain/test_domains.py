@@ -1,4 +1,4 @@
-"""Gangs that cross the largest domains of the network: how many may, and who makes room."""
+"""Gangs that cross the largest domains of the network: how many may, and which are preempted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = tuple(range(8))
 
 
 def zones(**sizes: int) -> list[Node]:
-    """So many nodes in each zone: ``a0``, ``a1``, … in zone a."""
+    """The given number of nodes in each zone: ``a0``, ``a1``, … in zone a."""
     return [
         a_node(f"{zone}{place}", labels={"zone": zone})
         for zone, count in sizes.items()
@@ -53,7 +53,7 @@ def test_a_gang_that_must_cross_zones_preempts_a_lower_one_that_crosses(name: st
 
 
 def test_only_the_gang_that_crosses_is_in_the_way_though_enough_gpus_are_free() -> None:
-    """It is asked to go, and has gone before the other begins."""
+    """That gang is asked to leave, and has left before the other begins."""
     harness = DomainHarness(zones(a=1, b=1), policies=[GroupPolicy("default", policy="backfill")])
     harness.submit(a_task("low", nodes=2, gpus=4, priority=Priority.LOW))
     harness.rounds()
@@ -96,7 +96,7 @@ def test_a_guarantee_takes_the_place_of_a_borrower_that_crosses() -> None:
 
 
 def test_no_more_gangs_cross_than_may_while_some_are_on_their_way_out() -> None:
-    """What leaves still crosses: nobody else begins to, who was not promised its place."""
+    """A leaving gang still crosses: no other begins to, unless the place was promised to it."""
     harness = DomainHarness(zones(a=2, b=2), policies=[GroupPolicy("default", policy="backfill")])
     harness.submit(a_task("first", nodes=2, gpus=4))
     harness.submit(a_task("big", nodes=3, gpus=4, submitted=1.0))

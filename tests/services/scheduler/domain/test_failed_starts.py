@@ -16,7 +16,7 @@ ALL = tuple(range(8))
 
 
 def fails(harness: DomainHarness, task_id: str) -> str:
-    """The task's start is lost; returns the node. The retry time passes."""
+    """The task's start is lost; returns the node. The clock advances past the retry time."""
     node_id = harness.tasks[task_id].placements[0].node_id
     lost(harness, harness.tasks[task_id])
     harness.until(harness.seconds + 700.0)

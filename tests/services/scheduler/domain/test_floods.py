@@ -28,14 +28,14 @@ def many(owner: str, count: int, *, submitted: float = 0.0, nodes: int = 1) -> l
     ]
 
 
-def moment(tasks: list[Task], policy: GroupPolicy, *, nodes: int = NODES) -> Snapshot:
+def snapshot_of(tasks: list[Task], policy: GroupPolicy, *, nodes: int = NODES) -> Snapshot:
     return a_snapshot(tasks, some_nodes(nodes), policies=[policy])
 
 
 def decided(snapshot: Snapshot, now: float = 60.0) -> Plan:
     plan = decide(snapshot, at(now))
     assert check(snapshot, plan, deep=True) == []
-    # Each is started once, and said of once why it waits.
+    # Each is started once, or explained once.
     starts = [each.task_id for each in plan.decisions if isinstance(each, Assign)]
     holds = [each.task_id for each in plan.decisions if isinstance(each, Hold)]
     assert len(starts) == len(set(starts))
@@ -53,47 +53,47 @@ def started(plan: Plan, owner: str) -> int:
 def test_a_flood_yields_while_others_wait() -> None:
     """300 tasks of an hour are 30 h of ten nodes: a quarter of them by 24 h in 30 is two nodes."""
     flood, others = many("flo", 300), many("bob", 30, submitted=30)
-    guarded = decided(moment([*flood, *others], GUARDED))
+    guarded = decided(snapshot_of([*flood, *others], GUARDED))
     assert started(guarded, "flo") == 2
     assert started(guarded, "bob") == NODES - 2
     # Without it the first to come are served first.
-    assert started(decided(moment([*flood, *others], OPEN)), "flo") > 2
+    assert started(decided(snapshot_of([*flood, *others], OPEN)), "flo") > 2
 
 
 def test_a_yielding_task_gives_the_flood_as_reason_with_numbers() -> None:
-    plan = decided(moment([*many("flo", 300), *many("bob", 30)], GUARDED))
+    plan = decided(snapshot_of([*many("flo", 300), *many("bob", 30)], GUARDED))
     codes = {
         why.code: why for task_id, why in plan.explanations.items() if task_id.startswith("flo")
     }
     why = codes[ReasonCode.WAITS_FOR_SHARE]
     assert why.numbers["hours"] == 30
     assert why.numbers["limit"] == 2
-    told = {why.code for key, why in plan.explanations.items() if key.startswith("bob")}
-    assert ReasonCode.WAITS_FOR_SHARE not in told
+    codes = {why.code for key, why in plan.explanations.items() if key.startswith("bob")}
+    assert ReasonCode.WAITS_FOR_SHARE not in codes
 
 
 def test_nodes_that_others_leave_free_are_open_to_a_flood() -> None:
-    """Nothing idles: three tasks of others, and the flood has the rest."""
-    plan = decided(moment([*many("flo", 300), *many("bob", 3)], GUARDED))
+    """No node is idle: three run tasks of others, and the flood gets the rest."""
+    plan = decided(snapshot_of([*many("flo", 300), *many("bob", 3)], GUARDED))
     assert started(plan, "bob") == 3
     assert started(plan, "flo") == NODES - 3
 
 
 def test_a_single_owner_causes_no_flood() -> None:
-    plan = decided(moment(many("flo", 300), GUARDED))
+    plan = decided(snapshot_of(many("flo", 300), GUARDED))
     assert started(plan, "flo") == NODES
     assert ReasonCode.WAITS_FOR_SHARE not in {why.code for why in plan.explanations.values()}
 
 
 def test_less_than_a_day_of_all_nodes_is_no_flood() -> None:
-    plan = decided(moment([*many("flo", 40), *many("bob", 40)], GUARDED))
+    plan = decided(snapshot_of([*many("flo", 40), *many("bob", 40)], GUARDED))
     assert ReasonCode.WAITS_FOR_SHARE not in {why.code for why in plan.explanations.values()}
 
 
 def test_one_task_of_each_owner_may_always_run() -> None:
-    """However long the backlog and however big the task."""
+    """This holds for every length of the backlog and every size of the task."""
     flood = many("flo", 300, nodes=4)
-    plan = decided(moment([*flood, *many("bob", 30, submitted=30)], GUARDED))
+    plan = decided(snapshot_of([*flood, *many("bob", 30, submitted=30)], GUARDED))
     assert started(plan, "flo") == 1
 
 
@@ -114,7 +114,7 @@ def test_no_run_is_preempted_for_tasks_beyond_a_floods_part() -> None:
     others = [replace(each, marks=late) for each in others]
     now = 3600.0
     for policy, gone in ((OPEN, {"bob0", "bob1"}), (GUARDED, set[str]())):
-        plan = decide(moment([*flood, *others], policy), at(now))
+        plan = decide(snapshot_of([*flood, *others], policy), at(now))
         assert {each.task_id for each in plan.decisions if isinstance(each, Preempt)} == gone
 
 
@@ -125,13 +125,13 @@ def test_running_tasks_count_towards_the_part_of_a_flood() -> None:
         for place, task in enumerate(many("flo", 3))
     ]
     waiting = [*many("flo", 300)[3:], *many("bob", 30, submitted=30)]
-    plan = decided(moment([*there, *waiting], GUARDED))
+    plan = decided(snapshot_of([*there, *waiting], GUARDED))
     assert started(plan, "flo") == 0
     assert started(plan, "bob") == NODES - 3
 
 
 def test_a_long_flood_is_decided_the_same_incrementally_and_from_scratch() -> None:
-    """What is assigned in the first walk is not looked at in the second."""
+    """Tasks that the first walk assigns are not evaluated in the second."""
     harness = DomainHarness(some_nodes(2), policies=[GUARDED])
     for task in [*many("flo", 90), *many("bob", 2)]:
         harness.submit(task)
@@ -145,7 +145,7 @@ def test_a_long_flood_is_decided_the_same_incrementally_and_from_scratch() -> No
         for task_id in sorted(harness.index.held):
             harness.exit(task_id, ExitKind.OK)
         harness.rounds()
-        # One of the flood's may always run; the other node is for whoever else waits.
+        # One of the flood's may always run; the other node goes to another owner that waits.
         owners = [task.owner for task in harness.index.held.values()]
         assert len(owners) == 2
         assert owners.count("flo") <= 1

@@ -8,7 +8,7 @@ this machine.
 
 Only this suite finds a wrong incremental update of quota usage or of what a node has left.
 Events always arrive in order here, and nothing is stored:
-``test_event_delivery_machine.py`` covers that. ``test_plan_properties.py`` covers plans for moments
+``test_event_delivery_machine.py`` covers that. ``test_plan_properties.py`` covers plans for states
 that no short history reaches.
 """
 
@@ -340,7 +340,7 @@ class Histories(RuleBasedStateMachine):
         going=st.booleans(),
     )
     def wait(self, seconds: float, going: bool) -> None:
-        """Time passes, with everything started and gone that was to, or with nothing."""
+        """Time advances; if ``going``, all requested starts and exits happen first."""
         self.harness.rounds()
         if going:
             self.leave_all()
@@ -374,8 +374,8 @@ class Histories(RuleBasedStateMachine):
         assert all(count == 1 for count in owners.values())
 
     @invariant()
-    def no_quota_is_passed(self) -> None:
-        """Whatever priorities and running time do: a limit that was lowered only sees less."""
+    def no_quota_is_exceeded(self) -> None:
+        """No change exceeds a quota; usage above a lowered limit only decreases."""
         if not hasattr(self, "harness"):
             return
         held: Counter[Account] = Counter()
@@ -417,9 +417,9 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "harness"):
             return
         for group, pool in self.harness.index.pools.items():
-            numbers, book = pool.policy.timeshare, self.harness.index.ledgers.get(group)
-            if book is not None and book.tokens_at is not None:
-                assert book.tokens <= 4 * max(5.0, pool.units) * numbers.restart_seconds + 1e-6
+            numbers, ledger = pool.policy.timeshare, self.harness.index.ledgers.get(group)
+            if ledger is not None and ledger.tokens_at is not None:
+                assert ledger.tokens <= 4 * max(5.0, pool.units) * numbers.restart_seconds + 1e-6
 
 
 _SETTINGS = settings(
@@ -442,21 +442,21 @@ class TestHistoriesForLong(Histories.TestCase):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(snapshots(), min_size=2, max_size=3))
-def test_the_index_follows_a_jump_to_another_snapshot(moments: list[Snapshot]) -> None:
-    """Also changes that no history has: all rows at once, from one random moment to another."""
-    index = Index(moments[0].settings)
-    for moment in moments:
-        gone = set(index.tasks) - set(moment.tasks)
+def test_the_index_follows_a_jump_to_another_snapshot(states: list[Snapshot]) -> None:
+    """Also changes that no history has: all rows at once, from one random state to another."""
+    index = Index(states[0].settings)
+    for state in states:
+        gone = set(index.tasks) - set(state.tasks)
         index.apply(deleted=[(Task, (task_id,)) for task_id in sorted(gone)])
-        away = [node for node in index.nodes.values() if node.id not in moment.nodes]
+        away = [node for node in index.nodes.values() if node.id not in state.nodes]
         index.apply(put=[replace(node, removed=True) for node in away])
-        index.apply(put=[*moment.nodes.values(), *moment.index.policies.values()])
+        index.apply(put=[*state.nodes.values(), *state.index.policies.values()])
         index.refresh()
-        # What is said of a node that is gone already changes nothing.
+        # A change of a node that is already removed has no effect.
         gone_for_good = [node for node in index.nodes.values() if node.removed]
         index.apply(put=[replace(node, draining=not node.draining) for node in gone_for_good])
         index.refresh()
-        index.apply(put=[*moment.tasks.values(), *moment.limits.values()])
+        index.apply(put=[*state.tasks.values(), *state.limits.values()])
         index.refresh()
         found, expected = facts_of(index), facts_of(copy_of(index))
         for name, value in expected.items():

@@ -36,7 +36,7 @@ def arrives(harness: DomainHarness, task_id: str, nodes: int = 1, **how: object)
 
 
 def goes_on(harness: DomainHarness) -> None:
-    """Whatever was started runs, and who was asked to go has gone."""
+    """All assigned tasks run, and all preempted ones have left."""
     harness.rounds()
     for task in list(harness.tasks.values()):
         if task.state is TaskState.STARTING:

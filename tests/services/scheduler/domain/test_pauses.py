@@ -90,9 +90,9 @@ def test_a_pause_does_not_make_a_task_older() -> None:
     harness.want("paused", Goal.RUN)
     harness.rounds()
     pool = harness.index.pool("default")
-    marks = harness.tasks["paused"].marks
-    assert marks.base == pytest.approx(at(5 * HOUR - 100.0).timestamp(), abs=1e-3)
-    assert pool.key(marks) > pool.key(harness.tasks["waits"].marks)
+    order_key = harness.tasks["paused"].marks
+    assert order_key.base == pytest.approx(at(5 * HOUR - 100.0).timestamp(), abs=1e-3)
+    assert pool.key(order_key) > pool.key(harness.tasks["waits"].marks)
     # Waiting goes on to count.
     assert harness.tasks["waits"].marks.base == pytest.approx(at(0.0).timestamp(), abs=1e-3)
 

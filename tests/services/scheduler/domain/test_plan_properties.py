@@ -1,6 +1,6 @@
 """Properties of single plans: decisions compared with the bare rows of one random snapshot.
 
-A snapshot may be any consistent moment, also one that no short history reaches: promises, runs on
+A snapshot may be any consistent state, also one that no short history reaches: promises, runs on
 their way out, order keys of another discipline, retries that wait. The properties hold for every
 discipline and whatever the policy becomes.
 
@@ -39,7 +39,7 @@ EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[Healt
 
 
 def with_twins(snapshot: Snapshot) -> Snapshot:
-    """The same moment with more tasks for each that waits. All want one GPU; all but the last also
+    """The snapshot with more tasks for each that waits. All want one GPU; all but the last also
     want most of a node's memory."""
     twins = [
         replace(
@@ -68,7 +68,7 @@ def with_twins(snapshot: Snapshot) -> Snapshot:
 
 
 def shuffled(snapshot: Snapshot, order: list[int]) -> Snapshot:
-    """The same moment from rows in another order."""
+    """The same snapshot from rows in another order."""
     tasks, nodes = list(snapshot.tasks.values()), list(snapshot.nodes.values())
     limits = list(snapshot.limits.values())
     policies = list(snapshot.index.policies.values())
@@ -195,7 +195,7 @@ def test_deciding_again_on_the_result_decides_nothing(snapshot: Snapshot) -> Non
 @EXAMPLES
 @given(snapshots())
 def test_a_new_leader_decides_nothing_new_without_time_slices(snapshot: Snapshot) -> None:
-    """Where runs of one level take turns, a new leader begins with a pass of its own."""
+    """With time slices a new leader begins with a slice round of its own."""
     after = played(snapshot, decide(snapshot, NOW))
     assume(not any(pool.discipline.preempts for pool in after.pools.values()))
     assert decide(after, NOW).decisions == ()
@@ -261,7 +261,7 @@ def holding(pool: Pool, snapshot: Snapshot) -> list[Task]:
 
 
 def depth_of(pool: Pool, snapshot: Snapshot, task: Task) -> int:
-    """Counted anew from the rows."""
+    """Counted again from the rows."""
     clusters = VirtualClusters(pool.policy)
     for each in holding(pool, snapshot):
         clusters.charge(clusters.of(each), pool.size(each))
@@ -292,7 +292,7 @@ def reclaimable(pool: Pool, snapshot: Snapshot, depth: int) -> list[Slot]:
 @EXAMPLES
 @given(snapshots())
 def test_guaranteed_demand_is_met_by_what_is_free_or_can_be_taken_back(snapshot: Snapshot) -> None:
-    """Nobody waits for capacity that a guarantee covers while borrowers hold enough of it."""
+    """No task waits for capacity that a guarantee covers while borrowers hold enough of it."""
     after = committed(snapshot, decide(snapshot, NOW))
     for pool in after.pools.values():
         if not pool.clusters or pool.discipline.filling is not Filling.GREEDY:

@@ -13,7 +13,7 @@ import pytest
 from libs.contracts.messages import ExitKind, Goal, Priority, Unit
 from tests.services.scheduler.domain.test_index_machine import TREES, Histories
 
-# What a submission is unless said otherwise.
+# The default values of a submission.
 SUBMITTED: dict[str, Any] = {
     "nodes": 1,
     "gpus": None,
@@ -26,7 +26,7 @@ SUBMITTED: dict[str, Any] = {
 }
 
 RECORDED: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
-    "one grant in each pass for all who wait for long": (
+    "one grant in each slice round for all tasks that wait for long": (
         ("begin", {"name": "fifo", "tree": TREES[0], "sizes": [4], "protected": 0.0}),
         ("change_node", {"pick": 20, "what": "draining"}),
         ("submit", {"group": "dev"}),
@@ -188,9 +188,9 @@ RECORDED: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_snapshots_that_were_once_decided_wrongly_are_decided_correctly(name: str) -> None:
-    world = Histories()
+    histories = Histories()
     for rule, values in RECORDED[name]:
         usual = SUBMITTED if rule == "submit" else {}
-        getattr(world, rule)(**usual | values)
-        world.both_keep_the_same()
-        world.no_gpu_has_two_owners()
+        getattr(histories, rule)(**usual | values)
+        histories.both_keep_the_same()
+        histories.no_gpu_has_two_owners()

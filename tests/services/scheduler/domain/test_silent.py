@@ -96,7 +96,7 @@ def test_a_run_that_never_polled_gets_only_the_short_time(
 
 @pytest.mark.parametrize("mode", [PreemptMode.SDK, PreemptMode.SIGNAL])
 @pytest.mark.parametrize("listens", [False, True])
-def test_the_request_says_when_the_run_really_ends(mode: PreemptMode, *, listens: bool) -> None:
+def test_the_request_contains_when_the_run_really_ends(mode: PreemptMode, *, listens: bool) -> None:
     harness = a_harness(mode, listens=listens)
     harness.submit(a_task("high", priority=Priority.HIGH))
     (decision,) = [each for each in harness.plan().decisions if isinstance(each, Preempt)]
@@ -105,7 +105,7 @@ def test_the_request_says_when_the_run_really_ends(mode: PreemptMode, *, listens
     silent = mode is PreemptMode.SDK and not listens
     assert request.silent_deadline_at == (at(10 + SILENT) if silent else None)
     assert request.deadline_at == at(10 + WHOLE)
-    # A stop of a run that was asked already says it again.
+    # A stop of a run that is already asked to leave publishes the request again.
     after = replace(low(preempted(harness)), listens=listens)
     stop = GoalChanged(task_id="low", goal=Goal.STOP, revision=7, changed_at=at(12))
     change = observations.on_goal_changed(after, stop, at(12), harness.settings)
@@ -118,8 +118,8 @@ def test_the_request_carries_the_deadline_that_holds_once_the_program_polls() ->
     harness = a_harness()
     harness.submit(a_task("high", priority=Priority.HIGH))
     (decision,) = [each for each in harness.plan().decisions if isinstance(each, Preempt)]
-    said = applied(low(harness), decision, harness.now).messages
-    (request,) = [each for each in said if isinstance(each, PreemptionRequested)]
+    messages = applied(low(harness), decision, harness.now).messages
+    (request,) = [each for each in messages if isinstance(each, PreemptionRequested)]
     assert request.deadline_at == at(10 + WHOLE)
 
 
@@ -134,7 +134,7 @@ def test_a_program_that_polls_within_the_short_time_has_the_whole_deadline() -> 
 
 
 def test_a_row_of_an_earlier_version_has_the_whole_deadline() -> None:
-    """Its start was recorded by a scheduler that noted nothing about listening."""
+    """An earlier scheduler recorded its start without noting whether it listens."""
     harness = a_harness()
     harness.put(replace(low(harness), listens=None))
     assert killed_after(preempted(harness)) == WHOLE
@@ -239,8 +239,8 @@ def test_a_goal_with_now_ends_the_run_at_once(goal: Goal, state: TaskState, list
     harness.want("low", goal, now=True)
     (decision,) = harness.plan().decisions
     assert isinstance(decision, Kill)
-    said = applied(low(harness), decision, harness.now).messages
-    assert any(isinstance(each, KillRequested) for each in said)
+    messages = applied(low(harness), decision, harness.now).messages
+    assert any(isinstance(each, KillRequested) for each in messages)
     harness.rounds()
     harness.exit("low", ExitKind.KILLED)
     ended = harness.tasks.get("low")

@@ -20,7 +20,7 @@ SETTINGS = PolicySettings(stop_ack_seconds_max=30.0)
 
 
 def a_harness() -> DomainHarness:
-    """One node; its run is asked to make room for a higher task."""
+    """One node; its run is asked to leave for a higher task."""
     harness = DomainHarness([a_node()], settings=SETTINGS)
     harness.submit(a_task("low", priority=Priority.LOW))
     harness.rounds()

@@ -1,8 +1,8 @@
 """Small drivers for whole-node jobs on one pool, written for reading, slow on purpose: what the
 hand-worked schedules are checked with, and something honest for the lab's outside to run.
 
-At every moment at which anything changes, a policy says which live jobs are to run now; who ran and
-is not among them is sent away.
+Whenever anything changes, a policy chooses the live jobs that run now; a job that ran and is not
+among them is preempted.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def _follow(
             each.since, each.starts = now, each.starts + 1
 
 
-def _fill(ordered: list[Live], room: int, *, strict: bool = False) -> list[Live]:
+def _fill(ordered: list[Live], free_nodes: int, *, strict: bool = False) -> list[Live]:
     chosen: list[Live] = []
     for each in ordered:
-        if each.job.nodes <= room:
+        if each.job.nodes <= free_nodes:
             chosen.append(each)
-            room -= each.job.nodes
+            free_nodes -= each.job.nodes
         elif strict:
             break
     return chosen

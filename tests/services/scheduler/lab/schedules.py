@@ -7,16 +7,16 @@ holds its nodes; two that touch are one.
 
 What the policies mean here:
 
-- fifo: first come first served; nobody passes the head.
+- fifo: first come first served; no job overtakes the head.
 - backfill: in order of submission, whatever fits starts; nothing is reserved.
-- easy: as fifo, but a job may pass the head if it does not delay it: it ends before the head's
+- easy: as fifo, but a job may overtake the head if it does not delay it: it ends before the head's
   reservation, or takes only nodes that the head leaves over then.
 - las: attained service (nodes x hours run) below 10 node-hours goes first, then the others; inside
   each queue first come first served; preemptive: in that order, whatever fits runs. A job moves to
   the second queue when it reaches 10 node-hours, also while it runs.
 - rotation: slices of one hour. When a slice ends, the job goes to the end of the line; waiting
   jobs start in the line's order when they fit, whatever fits (the head is not waited for). A job
-  that arrives joins the end of the line, before those whose slice ends at the same moment.
+  that arrives joins the end of the line, before those whose slice ends at the same time.
 - srpt: shortest remaining time first, then the earlier submitted; preemptive: in that order,
   whatever fits runs.
 """
@@ -66,7 +66,7 @@ class Schedule:
 #   of submission: B first: 4-7. Then D 7-8 and E (submitted 4) 7-9: 1 + 2 nodes fit at 7.
 # easy: B is reserved at 4, when A ends. C at 2 would end at 4, not later than that: 2-4. D at 3
 #   finds no node. B 4-7. At 7: D 7-8, E 7-9.
-# las: A passes 10 node-hours never (4 x 2 = 8). B reaches 10 after 2.5 hours of running.
+# las: A never reaches 10 node-hours (4 x 2 = 8). B reaches 10 after 2.5 hours of running.
 #   First queue by submission: A 0-4 always first. B (4 nodes) does not fit beside A. C 2-4, D does
 #   not fit beside A and C. At 4: first queue B, D, E (all 0): B fits and takes all. B runs 4-6.5,
 #   then has 10 node-hours: second queue. Now D and E: D 6.5-7.5, E 6.5-8.5; B does not fit (needs
@@ -82,7 +82,7 @@ class Schedule:
 #   start. 6: C is done (2-3, 5-6). E has one left. Line B, A, E: B starts: 6-7 is its third hour:
 #   done. 7: A (2), E (2): 7-8 both done.
 PASSING = Schedule(
-    name="who may pass the head",
+    name="which jobs may overtake the head",
     jobs=((0, 4, 2), (1, 3, 4), (2, 2, 2), (3, 1, 1), (4, 2, 2)),
     runs={
         "fifo": (((0, 4),), ((4, 7),), ((7, 9),), ((7, 8),), ((8, 10),)),
@@ -183,7 +183,7 @@ RESERVING = Schedule(
 #   fits only if G and B go: F was submitted at 5, G at 6: F first: it takes all: F 8:20-9:20, G
 #   has run 20 min, and B and A wait. 9:20: G (1), then the second queue: A (3): 1:40 left:
 #   9:20-11. G has 1:40 left: 9:20-11. 11: B has 1 hour left: 11-12.
-# srpt: 0: A. 1: C 1, A 4, B 6: C, A. 2: D 2, A 3, E 4, B 6: D, A. 4: A 1, E 4, B 6: A, no room for
+# srpt: 0: A. 1: C 1, A 4, B 6: C, A. 2: D 2, A 3, E 4, B 6: D, A. 4: A 1, E 4, B 6: A, no node for
 #   E, B. 5: F 1, E 4, B 6: F 5-6. 6: G 2, E 4, B 6: G (1), E (2), B no. 8: G done; E 2, B: both.
 #   E 6-10, B 8-14.
 # rotation: 0: A. 1: B, C arrive, A's slice ends: line B, C, A: B (2), C (1), A (3) no: one idle.
@@ -275,7 +275,7 @@ SPARE = Schedule(
 #   A has had 0-1, 2-3, 3-4: done. 4: B, E alone: both run to their ends: B has had 0-1, 2-3: six
 #   left: 4-10. E has had 1-2, 2-3: three left: 4-7.
 SENT_AWAY = Schedule(
-    name="who is sent away",
+    name="which job is preempted",
     jobs=((0, 3, 1), (0, 8, 1), (0, 1, 2), (1, 2, 3), (1, 5, 1)),
     runs={
         "fifo": (((0, 3),), ((0, 8),), ((0, 1),), ((3, 5),), ((5, 10),)),

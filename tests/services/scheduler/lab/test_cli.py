@@ -19,8 +19,8 @@ class Shiftwork:
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         self._capture.readouterr()
         code = main.run(["simulate", *arguments])
-        told = self._capture.readouterr()
-        return code, told.out, told.err
+        captured = self._capture.readouterr()
+        return code, captured.out, captured.err
 
 
 @pytest.fixture
@@ -44,14 +44,16 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_it_writes_results_report_and_jobs(simulate: Shiftwork, trace: str, tmp_path: Path) -> None:
+def test_simulate_writes_results_report_and_jobs(
+    simulate: Shiftwork, trace: str, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    code, told, said = simulate(
+    code, output, errors = simulate(
         trace, "--nodes", "2", "--policy", "fifo,backfill,fifo", "--out", str(out)
     )
-    assert code == 0, said
-    assert [line.split()[0] for line in told.splitlines()] == ["policy", "fifo", "backfill"]
-    assert str(out / "report.html") in said
+    assert code == 0, errors
+    assert [line.split()[0] for line in output.splitlines()] == ["policy", "fifo", "backfill"]
+    assert str(out / "report.html") in errors
     found = json.loads((out / "results.json").read_text())
     assert {key: found[key] for key in ("trace", "nodes", "gpus_per_node", "jobs", "skipped")} == {
         "trace": "trace.csv",
@@ -60,7 +62,7 @@ def test_it_writes_results_report_and_jobs(simulate: Shiftwork, trace: str, tmp_
         "jobs": 3,
         "skipped": 0,
     }
-    # fifo: 0-100, 100-200, 200-250; backfill: the third passes the second: 20-70.
+    # fifo: 0-100, 100-200, 200-250; backfill: the third overtakes the second: 20-70.
     assert found["policies"]["fifo"]["mean_jct_s"] == pytest.approx((100 + 190 + 230) / 3)
     assert found["policies"]["backfill"]["mean_jct_s"] == pytest.approx((100 + 190 + 50) / 3)
     assert sorted(path.name for path in out.iterdir()) == [
@@ -74,19 +76,19 @@ def test_it_writes_results_report_and_jobs(simulate: Shiftwork, trace: str, tmp_
     assert (rows[2]["first_start_s"], rows[2]["finish_s"], rows[2]["wait_s"]) == ("20", "70", "0")
 
 
-def test_json_says_what_the_file_says(simulate: Shiftwork, trace: str, tmp_path: Path) -> None:
-    code, told, said = simulate(
+def test_json_output_equals_the_file(simulate: Shiftwork, trace: str, tmp_path: Path) -> None:
+    code, output, errors = simulate(
         trace, "--nodes", "2", "--policy", "fifo", "--out", str(tmp_path), "--json"
     )
-    assert (code, said) == (0, "")
-    assert json.loads(told) == json.loads((tmp_path / "results.json").read_text())
+    assert (code, errors) == (0, "")
+    assert json.loads(output) == json.loads((tmp_path / "results.json").read_text())
 
 
 def test_scale_limit_and_options(simulate: Shiftwork, trace: str, tmp_path: Path) -> None:
     arguments = ["--nodes", "2", "--policy", "fifo", "--out", str(tmp_path), "--limit", "2"]
     more = ["--arrival-scale", "0.5", "--restart-cost", "5m", "--checkpoint-interval", "1h"]
-    code, _, said = simulate(trace, *arguments, *more, "--with-limits", "--node-mtbf-hours", "10")
-    assert code == 0, said
+    code, _, errors = simulate(trace, *arguments, *more, "--with-limits", "--node-mtbf-hours", "10")
+    assert code == 0, errors
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["jobs"] == 2
     # The second comes after 5 s instead of 10, and waits for both nodes.
@@ -112,7 +114,7 @@ def test_virtual_clusters_are_compared_with_their_private_nodes(
     arguments = [trace, "--cluster", str(cluster), "--policy", "fifo", "--out", str(tmp_path)]
     assert simulate(*arguments)[0] == 0
     by_vc = json.loads((tmp_path / "results.json").read_text())["policies"]["fifo"]["by_vc"]
-    # Of v's jobs one fits a node alone. w waits behind nobody on its own node.
+    # One of v's jobs fits a node alone. w does not wait on its own node.
     assert (by_vc["v"]["jobs"], by_vc["v"]["private_jobs"]) == (2, 1)
     assert (by_vc["w"]["mean_wait_s"], by_vc["w"]["private_mean_wait_s"]) == (80, 0)
     assert simulate(*arguments, "--no-private")[0] == 0
@@ -154,28 +156,28 @@ def test_refusals(  # noqa: PLR0917 - three fixtures and three parameters
     code: int,
     what: str,
 ) -> None:
-    ended, told, said = simulate(trace, "--out", str(tmp_path / "out"), *arguments)
-    assert (ended, told) == (code, "")
-    assert what in said
+    ended, output, errors = simulate(trace, "--out", str(tmp_path / "out"), *arguments)
+    assert (ended, output) == (code, "")
+    assert what in errors
     assert not (tmp_path / "out").exists()
 
 
 def test_a_trace_that_is_refused_names_its_lines(simulate: Shiftwork, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(CSV + "0,-1,1,u,v\n" * 11)
-    code, _, said = simulate(str(path), "--nodes", "2", "--out", str(tmp_path / "out"))
+    code, _, errors = simulate(str(path), "--nodes", "2", "--out", str(tmp_path / "out"))
     assert code == 1
-    assert f"{path}:5: duration_s is '-1': it cannot be negative" in said
-    assert "11 of 14 lines are bad (limit 10)" in said
+    assert f"{path}:5: duration_s is '-1': it cannot be negative" in errors
+    assert "11 of 14 lines are bad (limit 10)" in errors
 
 
 def test_out_that_cannot_be_made(simulate: Shiftwork, trace: str) -> None:
-    code, _, said = simulate(trace, "--nodes", "2", "--policy", "fifo", "--out", f"{trace}/x")
+    code, _, errors = simulate(trace, "--nodes", "2", "--policy", "fifo", "--out", f"{trace}/x")
     assert code == 1
-    assert "the folder cannot be made" in said
+    assert "the folder cannot be made" in errors
 
 
-def told_task(number: int, *, owner: str, submitted: int, ran: float) -> dict[str, object]:
+def a_listed_task(number: int, *, owner: str, submitted: int, ran: float) -> dict[str, object]:
     """A task as ``shiftwork ls --history`` gives it."""
     stamp = f"2026-01-01T00:{submitted // 60:02d}:{submitted % 60:02d}Z"
     return {
@@ -202,10 +204,10 @@ def test_history_under_a_changed_quota(
     """Two nodes, ann's two tasks at once; with a quota of one node they follow each other."""
     monkeypatch.setattr(cli, "_driver", lambda: drive)
     tasks = [
-        told_task(0, owner="ann", submitted=0, ran=100.0),
-        told_task(1, owner="ann", submitted=10, ran=100.0),
-        told_task(2, owner="bob", submitted=20, ran=30.0),
-        {**told_task(3, owner="bob", submitted=30, ran=0.0), "state": "running"},
+        a_listed_task(0, owner="ann", submitted=0, ran=100.0),
+        a_listed_task(1, owner="ann", submitted=10, ran=100.0),
+        a_listed_task(2, owner="bob", submitted=20, ran=30.0),
+        {**a_listed_task(3, owner="bob", submitted=30, ran=0.0), "state": "running"},
     ]
     history = tmp_path / "history.json"
     history.write_text(json.dumps({"items": tasks, "next_cursor": None}))
@@ -216,8 +218,8 @@ def test_history_under_a_changed_quota(
     arguments = [str(history), "--nodes", "2", "--policy", "fifo", "--out", str(tmp_path / "out")]
 
     def waits(*more: str) -> list[str]:
-        code, _, said = simulate(*arguments, *more)
-        assert code == 0, said
+        code, _, errors = simulate(*arguments, *more)
+        assert code == 0, errors
         with (tmp_path / "out" / "jobs-fifo.csv").open() as file:
             return [row["wait_s"] for row in csv.DictReader(file)]
 
@@ -234,9 +236,9 @@ def test_the_folder_is_named_after_the_trace_if_none_is_given(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        code, _, said = simulate(trace, "--nodes", "2", "--policy", "fifo")
-        assert code == 0, said
-        assert "simulation-trace/report.html" in said
+        code, _, errors = simulate(trace, "--nodes", "2", "--policy", "fifo")
+        assert code == 0, errors
+        assert "simulation-trace/report.html" in errors
     assert (tmp_path / "simulation-trace/results.json").exists()
 
 
@@ -244,11 +246,11 @@ def test_round_robin_can_be_chosen(
     simulate: Shiftwork, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "_driver", lambda: drive)
-    code, told, said = simulate(
+    code, output, errors = simulate(
         trace, "--nodes", "2", "--policy", "roundrobin", "--out", str(tmp_path), "--json"
     )
-    assert code == 0, said
-    assert json.loads(told)["policies"]["roundrobin"]["mean_jct_s"] > 0
+    assert code == 0, errors
+    assert json.loads(output)["policies"]["roundrobin"]["mean_jct_s"] > 0
 
 
 def test_the_table_fits_a_terminal_of_80_columns(
@@ -257,8 +259,8 @@ def test_the_table_fits_a_terminal_of_80_columns(
     monkeypatch.setattr(render, "is_terminal", lambda _: True)
     monkeypatch.setenv("COLUMNS", "80")
     options = ("--nodes", "2", "--policy", "backfill,fifo", "--out", str(tmp_path / "out"), "-q")
-    _, told, _ = simulate(trace, *options)
-    head, *rows = told.splitlines()
+    _, output, _ = simulate(trace, *options)
+    head, *rows = output.splitlines()
     assert max(map(len, (head, *rows))) <= 80
     assert head.startswith("policy")
     assert "mean completion" in head

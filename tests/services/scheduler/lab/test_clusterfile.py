@@ -37,7 +37,9 @@ def test_a_cluster_file() -> None:
     assert dict(default.nodes[0].labels) == {"zone": "a", "leaf": "1"}
     research, vision, speech = default.virtual_clusters
     assert (vision.teams, vision.parent, speech.nodes) == (("vision", "robots"), "research", 2.5)
-    assert research.teams == ("research",), "who names nobody is the trace's vc of that name"
+    assert research.teams == ("research",), (
+        "a cluster without users or teams is the trace's vc of that name"
+    )
     assert default.policy.shares.of("anybody", "vision") == 2
     first, second = cluster.quotas
     assert (first.user, first.priority, first.unit, first.limit) == (

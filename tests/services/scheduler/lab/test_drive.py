@@ -27,9 +27,9 @@ from tests.services.scheduler.lab.schedules import (
 Stretches = list[list[tuple[float, float]]]
 DISCIPLINES = {"rotation": "roundrobin"}
 
-# Where two jobs of las were submitted at one moment, neither comes later, and whoever runs of the
-# two is left alone: sending one away for the other would gain nothing and cost a restart. The
-# reckoning of ``schedules.py`` lets the smaller number take the other's nodes.
+# Where two jobs of las were submitted at one time, neither comes later, and the one that runs is
+# not preempted: preempting one for the other would gain nothing and cost a restart. The
+# computation of ``schedules.py`` lets the smaller number take the other's nodes.
 #
 # RESERVING: C (3 nodes) and D (1) both come at 1. 1: A, B run, one node is free: D 1-6. 2: B ends,
 #   two are free; only D could make the third, and D did not come later. E comes: 2-4. 3: F comes:
@@ -166,7 +166,7 @@ def flooded(*, guard: bool) -> Workload:
         for number, (user, submit, duration, nodes) in enumerate(sorted(rows, key=lambda r: r[1]))
     ]
     group = uniform("default", FLOODED_NODES, 8)
-    # No turns: what is compared is who gets what comes free.
+    # No slices: the test compares which users get the nodes that become free.
     numbers = Timeshare(flood_guard=guard, budget_share=0.0)
     group = replace(group, policy=replace(group.policy, timeshare=numbers))
     return Workload("flood", jobs, Cluster((group,)))

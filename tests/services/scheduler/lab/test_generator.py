@@ -17,7 +17,7 @@ def test_the_same_seed_gives_the_same_jobs() -> None:
     assert generate(CLUSTER, 200, 7).jobs != generate(CLUSTER, 200, 8).jobs
 
 
-def test_the_workload_is_what_it_says() -> None:
+def test_the_workload_is_what_it_describes() -> None:
     workload = generate(CLUSTER, 3000, 1)
     jobs = workload.jobs
     assert [job.number for job in jobs] == list(range(3000))

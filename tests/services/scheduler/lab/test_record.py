@@ -126,12 +126,12 @@ def counted(intervals: list[tuple[float, float, float]]) -> Callable[[float, flo
     return area
 
 
-moments = st.floats(0, 1e6, allow_nan=False)
+times = st.floats(0, 1e6, allow_nan=False)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(moments, moments, st.floats(0.1, 10)), min_size=1, max_size=20))
-def test_a_timeline_says_the_mean_of_each_bin(raw: list[tuple[float, float, float]]) -> None:
+@given(st.lists(st.tuples(times, times, st.floats(0.1, 10)), min_size=1, max_size=20))
+def test_a_timeline_shows_the_mean_of_each_bin(raw: list[tuple[float, float, float]]) -> None:
     intervals = [(min(a, b), max(a, b), amount) for a, b, amount in raw]
     line = Timeline(width_s=1.0)
     for start, end, amount in intervals:

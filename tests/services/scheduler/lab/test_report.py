@@ -155,7 +155,7 @@ def test_every_policy_and_part_is_there() -> None:
     ]
 
 
-def test_one_policy_alone() -> None:
+def test_a_report_of_a_single_policy_has_no_comparison() -> None:
     small = generate(Cluster((uniform("default", 4, 8),)), 5, 1)
     run = curves(drive(small, "fifo", Options(), print), small)
     text = page(small, Options(), [run])

@@ -1,4 +1,4 @@
-"""The hand-worked schedules agree with a second, slow reckoning of the same rules."""
+"""The hand-worked schedules agree with a second, slow computation of the same rules."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_every_job_works_its_hours_and_no_node_is_used_twice(schedule: Schedule)
         for (submit, duration, _), stretch in zip(schedule.jobs, runs, strict=True):
             assert sum(end - start for start, end in stretch) == pytest.approx(duration), policy
             assert stretch[0][0] >= submit
-        for moment in {start for stretch in runs for start, _ in stretch}:
+        for time in {start for stretch in runs for start, _ in stretch}:
             used = sum(
                 nodes
                 for (_, _, nodes), stretch in zip(schedule.jobs, runs, strict=True)
-                if any(start <= moment < end for start, end in stretch)
+                if any(start <= time < end for start, end in stretch)
             )
-            assert used <= 4, (policy, moment)
+            assert used <= 4, (policy, time)

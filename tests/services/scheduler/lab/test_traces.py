@@ -93,7 +93,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("row", BAD_ROWS)
-def test_a_bad_row_is_left_out_and_told_with_its_line(tmp_path: Path, row: str) -> None:
+def test_a_bad_row_is_left_out_and_reported_with_its_line(tmp_path: Path, row: str) -> None:
     workload = read(tmp_path, f"{HEAD}\n0,60,1,u,v\n{row}\n9,60,1,u,v\n")
     assert (len(workload.jobs), workload.skipped) == (2, 1)
     assert workload.notes[0] == "1 of 3 lines are bad and left out:"
@@ -101,14 +101,14 @@ def test_a_bad_row_is_left_out_and_told_with_its_line(tmp_path: Path, row: str) 
     assert BAD_ROWS[row] in workload.notes[1]
 
 
-def test_too_many_bad_rows_are_refused_and_the_first_twenty_told(tmp_path: Path) -> None:
+def test_too_many_bad_rows_are_refused_and_the_first_twenty_reported(tmp_path: Path) -> None:
     text = f"{HEAD}\n" + "0,60,1,u,v\n" * 500 + "0,-1,1,u,v\n" * 30
     with pytest.raises(LabError) as refused:
         read(tmp_path, text)
-    said = refused.value.what.splitlines()
-    assert said[0] == "30 of 530 lines are bad (limit 10)"
-    assert said[1].endswith("trace.csv:502: duration_s is '-1': it cannot be negative")
-    assert (len(said), said[-1].strip()) == (22, "… and 10 more")
+    lines = refused.value.what.splitlines()
+    assert lines[0] == "30 of 530 lines are bad (limit 10)"
+    assert lines[1].endswith("trace.csv:502: duration_s is '-1': it cannot be negative")
+    assert (len(lines), lines[-1].strip()) == (22, "… and 10 more")
     allowed = read(tmp_path, text, request=Request(nodes=4, bad_share_max=0.1))
     assert (len(allowed.jobs), allowed.skipped) == (500, 30)
 
@@ -198,12 +198,12 @@ def test_swf_is_known_by_its_lines(tmp_path: Path) -> None:
     assert len(read(tmp_path, SWF, "trace.txt", Request()).jobs) == 2
 
 
-def test_a_broken_swf_line_is_told(tmp_path: Path) -> None:
+def test_a_broken_swf_line_is_reported(tmp_path: Path) -> None:
     workload = read(
         tmp_path, SWF + "5 40 1\n6 x 5 50 1 -1 -1 1 -1 -1 1 3 1 -1 1 -1 -1 -1\n", "a.swf"
     )
-    told = [note.rpartition("a.swf:")[2] for note in workload.notes if "a.swf:" in note]
-    assert told == [
+    notes = [note.rpartition("a.swf:")[2] for note in workload.notes if "a.swf:" in note]
+    assert notes == [
         "9: it has 3 fields: the format has 18",
         "10: submit time is 'x': write a number of seconds",
     ]
@@ -367,7 +367,7 @@ def test_work_of_interrupted_tasks(tmp_path: Path) -> None:
         (history(priority="urgent"), "priority is 'urgent'"),
     ],
 )
-def test_bad_tasks_are_told(tmp_path: Path, line: str, what: str) -> None:
+def test_bad_tasks_are_reported(tmp_path: Path, line: str, what: str) -> None:
     workload = read(tmp_path, f"{history()}\n{line}\n", "week.jsonl")
     assert (len(workload.jobs), workload.skipped) == (1, 1)
     assert what in workload.notes[1]

@@ -152,7 +152,8 @@ def test_our_own_orders_are_listed_at_once() -> None:
 
 
 def test_a_late_answer_does_not_restore_a_deleted_pod() -> None:
-    """The watch has told that the pod is gone before our call's answer, which shows it, is read."""
+    """The watch reports that the pod is gone before the answer of our call, which still shows
+    it, is read."""
     known = Known()
     known.begun()
     known.cache.put_answer(known.object(ended="2026-01-01T00:00:00+00:00"))
@@ -222,7 +223,7 @@ def test_a_pod_that_others_deleted_is_lost_whatever_its_exit(code: int, delivere
 
 
 def test_a_pod_that_we_deleted_keeps_its_exit() -> None:
-    """Also if it is listed before the run's object, as after a change of leaders."""
+    """This holds if it is listed before the run's object, as after a change of leaders."""
     known = Known()
     for number in range(2):
         known.nodes.put(a_node(f"n{number}"))
@@ -333,7 +334,7 @@ def test_pods_of_others_among_ours_and_elsewhere() -> None:
     known.others.put(a_foreign(known, "over", phase="Succeeded"))
     known.others.put(a_foreign(known, "unbound", node=""))
     assert known.cache.listing().nodes["n0"].node.unusable_gpus == (2, 3)
-    # Each list says only what of its own is gone.
+    # Each list reports only which of its own pods are gone.
     known.others.begin()
     known.others.end(10_000)
     assert known.cache.listing().nodes["n0"].node.unusable_gpus == (3,)
@@ -387,7 +388,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.delivered < len(self.history))
     @rule(count=st.integers(1, 3))
     def deliver(self, count: int) -> None:
-        """The watch goes on."""
+        """The watch delivers further events."""
         for kind, pod in self.history[self.delivered : self.delivered + count]:
             getattr(self.known.pods, kind)(pod)
         self.delivered = min(len(self.history), self.delivered + count)
@@ -395,11 +396,11 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.answers)
     @rule(which=st.integers(0, 5))
     def answer(self, which: int) -> None:
-        """An answer is read, in any order."""
+        """The cache reads an answer, in any order."""
         self.known.cache.put_answer(self.answers.pop(which % len(self.answers)))
 
     @rule()
-    def list_anew(self) -> None:
+    def list_again(self) -> None:
         self.known.pods.begin()
         for pod in self.there.values():
             self.known.pods.put(pod)
@@ -407,7 +408,7 @@ class Machine(RuleBasedStateMachine):
         self.delivered = len(self.history)
 
     @invariant()
-    def what_was_told_is_known(self) -> None:
+    def what_was_delivered_is_known(self) -> None:
         if self.delivered == len(self.history) and not self.answers:
             pods = {pod.observed.rank: pod.version for pod in self.known.cache.runs.pods_of(RUN)}
             assert pods == {
@@ -418,7 +419,7 @@ class Machine(RuleBasedStateMachine):
         self.deliver(len(self.history) + 1)
         while self.answers:
             self.answer(0)
-        self.what_was_told_is_known()
+        self.what_was_delivered_is_known()
 
 
 Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -54,7 +54,7 @@ def test_quantities(text: str | None, value: float) -> None:
     assert quantity(text) == pytest.approx(value)
 
 
-def test_what_a_pod_asks_for() -> None:
+def test_what_a_pod_requests() -> None:
     pod = {
         "spec": {
             "containers": [
@@ -91,7 +91,7 @@ def test_a_node_becomes_inventory() -> None:
     assert node.unusable_gpus == ()
 
 
-def test_a_node_that_is_not_ready_says_why() -> None:
+def test_a_node_that_is_not_ready_reports_why() -> None:
     nodes = Nodes(NodeRules())
     assert nodes.put(a_node(ready="Unknown"))
     [observed] = nodes.listing().values()
@@ -122,7 +122,7 @@ def test_others_have_the_highest_gpus_that_we_do_not() -> None:
     assert unusable(nodes) == (1, 2)
     node = nodes.listing()["n1"].node
     assert (node.cpus, node.memory_bytes) == (6.0, 15 << 30)
-    # They stay where they are when ours goes.
+    # They stay when ours is removed.
     nodes.use_by_us("n1", "ours", None)
     assert unusable(nodes) == (1, 2)
     nodes.use_by_other("n1", "b", Use(gpus=1))
@@ -183,6 +183,6 @@ def test_a_listing_evaluates_only_changed_runs() -> None:
     nodes.put(a_node("n3", version=9, unschedulable=True))
     after = nodes.listing()
     assert [name for name in after if after[name] is not before[name]] == ["n3"]
-    # Its heartbeats say nothing new.
+    # Its heartbeats contain nothing new.
     nodes.put(a_node("n3", version=10, unschedulable=True))
     assert nodes.listing()["n3"] == after["n3"]

@@ -47,7 +47,7 @@ def test_a_temporary_refusal_is_tried_again(status: int, message: str) -> None:
     assert message in str(found)
 
 
-def test_a_missing_namespace_says_what_to_do() -> None:
+def test_the_refusal_for_a_missing_namespace_says_what_to_do() -> None:
     found = refusal(ApiError(404, "NotFound", 'namespaces "ns" not found'), "Pod x", "ns")
     assert "Create it" in str(found)
 

@@ -116,7 +116,7 @@ def test_running() -> None:
     assert rank.started_at is not None
 
 
-def test_while_others_of_the_pod_run_it_is_not_over() -> None:
+def test_a_rank_runs_while_other_containers_of_its_pod_do() -> None:
     pod = a_pod("Running", containerStatuses=main(terminated={"exitCode": 0, **ENDED}))
     assert rank_of(pod, PLACE).state is RankState.RUNNING
     assert main_is_over(pod)
@@ -230,7 +230,7 @@ def test_a_pod_that_is_gone() -> None:
         ],
     )
     assert vanished(evicted, RUNNING, ordered=False).fault is Fault.EVICTED
-    told = a_pod("Failed", containerStatuses=main(terminated={"exitCode": 9, **ENDED}))
-    assert vanished(told, RUNNING, ordered=True).code == 9
+    failed = a_pod("Failed", containerStatuses=main(terminated={"exitCode": 9, **ENDED}))
+    assert vanished(failed, RUNNING, ordered=True).code == 9
     exited = ObservedRank(3, "n7", RankState.EXITED, 0)
     assert vanished(None, exited, ordered=False) is exited

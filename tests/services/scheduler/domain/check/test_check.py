@@ -49,7 +49,7 @@ WHY = reason(ReasonCode.QUEUED)
 
 
 def the_snapshot(*more: Task, **changes: Any) -> Snapshot:
-    """A gang that fits, a runner that can be preempted, one that waits for its room."""
+    """A gang that fits, a runner that can be preempted, one that waits for its nodes."""
     gang = replace(a_task("gang", nodes=2, gpus=2), attempt=1, checkpoint=a_checkpoint(3))
     tasks = {
         task.id: task
@@ -131,7 +131,7 @@ PLANTED = {
     "deadline passed": Planted(Fault.DEADLINE, "low", lambda d: replace(d, deadline_at=at(10))),
     "for itself": Planted(Fault.NO_BENEFICIARY, "low", lambda d: replace(d, beneficiary="low")),
     "for nobody": Planted(Fault.NO_BENEFICIARY, "low", lambda d: replace(d, beneficiary="x")),
-    "for one who is promised nothing": Planted(
+    "for a task that is promised nothing": Planted(
         Fault.NO_BENEFICIARY, "low", lambda d: replace(d, beneficiary="gang")
     ),
     "promised and not asked to go": Planted(Fault.PROMISED, "low", lambda _: None),
@@ -158,7 +158,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
 
 def faults(snapshot: Snapshot, plan: Plan) -> set[Fault]:
     found = {violation.fault for violation in check(snapshot, plan)}
-    # What the index says of who holds what, and the bare rows, come to the same.
+    # The index's record of the holders agrees with the bare rows.
     assert found == {violation.fault for violation in check(snapshot, plan, deep=True)}
     return found
 
@@ -168,7 +168,7 @@ def test_a_plan_for_another_version() -> None:
     assert faults(snapshot, replace(good(snapshot), version=99)) == {Fault.STALE}
 
 
-def test_two_decisions_about_one_task() -> None:
+def test_two_decisions_about_one_task_are_refused() -> None:
     snapshot = the_snapshot()
     plan = good(snapshot)
     preempt = next(each for each in plan.decisions if isinstance(each, Preempt))
@@ -266,8 +266,8 @@ def turns(waits: float, runs: float, **changes: Any) -> Snapshot:
     settings = PolicySettings(policy="las")
     run = running(a_task("r", submitted=runs), {"n0": ALL}, since=0)
     run = replace(run, marks=OrderKey(policy="las", waiting=False, key=at(runs).timestamp()))
-    told: dict[str, Any] = {"settings": settings, **changes}
-    return a_snapshot([run, a_task("w", submitted=waits)], [a_node("n0")], **told)
+    options: dict[str, Any] = {"settings": settings, **changes}
+    return a_snapshot([run, a_task("w", submitted=waits)], [a_node("n0")], **options)
 
 
 def test_slice_victims_that_may_not_be_taken() -> None:
@@ -309,32 +309,32 @@ def test_a_run_that_a_guarantee_covers_is_no_victim() -> None:
 
 
 def test_inside_a_virtual_cluster_borrowing_takes_nothing_that_its_guarantee_covers() -> None:
-    """Level counts there, but only for those whom the guarantee would cover instead."""
+    """Level counts there, but only for tasks that the guarantee would cover instead."""
     owned = VirtualCluster("owned", 1.0, users=("ann",))
     policy = GroupPolicy("default", policy="backfill", virtual_clusters=(owned,))
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)
 
-    def moment(size: int, high: Priority) -> Snapshot:
+    def contested(size: int, high: Priority) -> Snapshot:
         waits = a_task("waits", priority=high, nodes=size)
         return a_snapshot([low, waits], some_nodes(size), policies=[policy])
 
     # One node for one node of the guarantee: the higher level has it.
-    plan = good(moment(1, Priority.HIGH))
+    plan = good(contested(1, Priority.HIGH))
     assert [each.task_id for each in plan.decisions if isinstance(each, Preempt)] == ["low"]
     # Two nodes are more than is guaranteed: then the covered run is safe.
-    assert not any(isinstance(d, Preempt) for d in good(moment(2, Priority.HIGH)).decisions)
+    assert not any(isinstance(d, Preempt) for d in good(contested(2, Priority.HIGH)).decisions)
     asked = next(each for each in plan.decisions if isinstance(each, Preempt))
     both = tuple(
         Placement(rank=rank, role="worker", role_index=rank, node_id=f"n{rank}", gpus=ALL)
         for rank in (0, 1)
     )
     hold = Hold(TaskId("waits"), WHY, accepted=True, reserved=both, level=Priority.HIGH)
-    forced = replace(good(moment(2, Priority.HIGH)), decisions=(asked, hold))
-    assert Fault.VICTIM_NOT_LOWER in faults(moment(2, Priority.HIGH), forced)
+    forced = replace(good(contested(2, Priority.HIGH)), decisions=(asked, hold))
+    assert Fault.VICTIM_NOT_LOWER in faults(contested(2, Priority.HIGH), forced)
 
 
 def test_a_start_time_from_a_clock_that_is_ahead_protects_no_run() -> None:
-    """Where nothing is protected; else it is protected from the start that was told."""
+    """Without a protected time; otherwise the reported start protects it."""
     ahead = running(a_task("low", priority=Priority.LOW, owner="bob"), {"n2": ALL}, since=500)
     plan = good(the_snapshot(ahead))
     assert any(isinstance(each, Preempt) for each in plan.decisions)

@@ -30,7 +30,7 @@ LABELS = {"gpu": "a100"}
 
 
 def picky(promised: bool, **asked: Any) -> tuple[Snapshot, Plan]:
-    """A task that asks for something of its node, and a plan that gives or promises it one."""
+    """A task that requires something of its node, and a plan that gives or promises it one."""
     nodes = [a_node("n0", labels=LABELS, taints=("old=yes",))]
     others = [running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=0)]
     task = a_task("picky", spec=a_spec(priority=Priority.HIGH))
@@ -40,7 +40,7 @@ def picky(promised: bool, **asked: Any) -> tuple[Snapshot, Plan]:
 
 
 @pytest.mark.parametrize("promised", [False, True])
-def test_nodes_that_do_not_suit(promised: bool) -> None:
+def test_nodes_that_do_not_match_selector_or_taints_are_refused(promised: bool) -> None:
     tolerant = {"selector": LABELS, "tolerations": ("old",)}
     assert faults(*picky(promised, **tolerant)) == set()
     assert faults(*picky(promised, tolerations=("old=yes",))) == set()
@@ -98,7 +98,7 @@ def test_gangs_that_cross_zones_are_counted() -> None:
 
 
 def test_a_promise_across_zones_is_kept_when_fewer_may_cross_from_now_on() -> None:
-    """It was counted when it was made; the next one is not made."""
+    """The limit counted it when it was made; the next promise is not made."""
     crossing = (
         Placement(rank=0, role="worker", node_id="a1", gpus=ALL),
         Placement(rank=1, role="worker", role_index=1, node_id="b0", gpus=ALL),
@@ -135,7 +135,7 @@ def test_a_promise_across_zones_is_kept_when_fewer_may_cross_from_now_on() -> No
         ),
     ],
 )
-def test_what_never_fits_names_the_cause(asked: dict[str, Any], sentence: str) -> None:
+def test_a_task_that_never_fits_names_the_cause(asked: dict[str, Any], sentence: str) -> None:
     """The selector or the taints if without them it would fit, else nothing but the size."""
     task = a_task("picky", spec=a_spec(**asked), accepted=False)
     nodes = [a_node("n0", labels=LABELS, taints=("old=yes",))]
@@ -145,8 +145,8 @@ def test_what_never_fits_names_the_cause(asked: dict[str, Any], sentence: str) -
     assert render(reject.reason) == sentence
 
 
-def test_what_fits_no_more_names_the_cause_too() -> None:
-    """Of a task that once fitted; the nodes with its label are away."""
+def test_a_task_that_no_longer_fits_names_the_cause_too() -> None:
+    """The task fitted once; the nodes with its label are absent."""
     task = a_task("picky", spec=a_spec(selector=LABELS))
     nodes = [a_node("n0", labels=LABELS, ready=False), a_node("n1")]
     plan = decide(a_snapshot([task], nodes), at(10))
@@ -169,7 +169,7 @@ def test_a_promise_is_void_when_its_node_suits_no_longer() -> None:
 
 
 def test_a_start_with_more_memory_than_is_left() -> None:
-    """Of a start or of a promise; the cpus alike."""
+    """For a start and for a promise; CPUs behave the same."""
     for asked, offered in (
         ({"memory_bytes": 6}, {"memory_bytes": 10}),
         ({"cpus": 0.6}, {"cpus": 1}),

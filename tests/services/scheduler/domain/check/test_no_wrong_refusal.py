@@ -23,7 +23,7 @@ ALL = tuple(range(8))
 
 def test_a_kill_at_a_deadline_is_not_a_victim_of_a_slice_round_in_the_same_plan() -> None:
     """The victim of an earlier turn is silent and its node cordoned; its beneficiary takes another
-    turn at the moment of the deadline. Keys are tried along the reach of that turn."""
+    turn at the time of the deadline. Keys are tried along the reach of that turn."""
     turns = 0
     for key in range(0, 300_000, 1000):
         silent = preempting(a_task("silent", owner="bob"), {"n0": ALL}, deadline=60)
@@ -49,14 +49,14 @@ def test_under_rotation_later_decisions_of_a_plan_do_not_count_for_earlier_ones(
     """A user's first task takes a turn; the second one starts on what is free, in the same plan."""
     both = 0
     for finish in range(-6000, 3000, 20):
-        marks = OrderKey(
+        order_key = OrderKey(
             policy="rotation",
             waiting=False,
             key=at(-5000).timestamp(),
             user_finish=at(finish).timestamp(),
         )
         tasks = [
-            replace(running(a_task("run", owner="bob", gpus=8), {"n0": ALL}), marks=marks),
+            replace(running(a_task("run", owner="bob", gpus=8), {"n0": ALL}), marks=order_key),
             a_task("large", gpus=8, owner="ann", submitted=0),
             a_task("small", gpus=4, owner="ann", submitted=1),
         ]
@@ -116,7 +116,7 @@ def test_a_promise_that_a_start_elsewhere_replaces_is_not_counted_as_a_second_cr
     assert check(snapshot, plan, deep=True) == []
 
 
-def test_a_node_that_is_rebuilt_with_gpus_has_room_for_cpu_ranks_beside_its_whole_run() -> None:
+def test_a_node_that_is_rebuilt_with_gpus_fits_cpu_ranks_beside_its_whole_run() -> None:
     """A whole node without GPUs is shared by nobody; one with GPUs always is."""
     node = a_node("n0", gpus=0, cpus=2.0)
     harness = DomainHarness([node])

@@ -26,7 +26,7 @@ def copy_of(index: Index) -> Index:
     fresh.apply(put=[*index.ledgers.values(), *index.tasks.values()])
     for group, pool in index.pools.items():
         twin = fresh.pool(group)
-        # Learned from what is gone; and the pace of the passes.
+        # Learned from ended tasks; and the time of the last slice round.
         twin.finishes = dict(pool.finishes)
         twin.history = deepcopy(pool.history)
         twin.slice_round_at = pool.slice_round_at

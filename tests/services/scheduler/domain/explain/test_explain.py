@@ -51,7 +51,7 @@ def about(
     listed: bool = True,
     settings: PolicySettings | None = None,
 ) -> ExplainReply:
-    """Decide once, then explain; first come, first served, unless said otherwise."""
+    """Decide once, then explain; first come, first served, unless a policy is given."""
     some = some_nodes(nodes) if isinstance(nodes, int) else nodes
     settings = settings or PolicySettings(policy="fifo")
     snapshot = a_snapshot(tasks, some, limits=limits, listed=listed, settings=settings)
@@ -114,7 +114,7 @@ def test_the_reason_for_waiting_for_quota_has_the_numbers() -> None:
     assert reply.remedies == (
         "2 of the 4 GPUs held under this quota come free",
         "raise the quota from 6 to 8 GPUs (`shiftwork quota set --user ann --gpus 8`)",
-        # A run of the same owner makes room in the quota for the owner's higher task.
+        # A run of the same owner frees quota for the owner's higher task.
         (
             "raise its priority to above_normal (`shiftwork priority q above_normal`):"
             " 1 run would be asked to go (held)"
@@ -196,7 +196,9 @@ def shared(
     return index
 
 
-def told(index: Index, task_id: str, now: float = 12.0, bounds: Bounds = BOUNDS) -> ExplainReply:
+def explained(
+    index: Index, task_id: str, now: float = 12.0, bounds: Bounds = BOUNDS
+) -> ExplainReply:
     return explain(copy_of(index), index.tasks[task_id], at(now), Copies(), bounds).reply
 
 
@@ -204,7 +206,7 @@ TIMESHARE = GroupPolicy("default")
 
 
 def test_the_position_is_that_in_the_sorted_list() -> None:
-    """However the tasks lie in queues: counted by bisection, it is what sorting them says."""
+    """Counting by bisection agrees with sorting, for every distribution of tasks to queues."""
     levels = (Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.AUTO)
     tasks = [
         a_task(
@@ -230,7 +232,7 @@ def test_the_position_is_that_in_the_sorted_list() -> None:
         order = sorted(sharing.entry(t)[:3] for t in waiting if not t.promised)
         promised = len(index.pools["default"].promised)
         for place, (_, _, task_id) in enumerate(order):
-            reply = told(index, task_id, bounds=Bounds(trials_max=0, rounds_max=0))
+            reply = explained(index, task_id, bounds=Bounds(trials_max=0, rounds_max=0))
             assert reply.order is not None
             before = reply.order.above + reply.order.before
             assert place <= before <= place + promised, (policy, task_id)
@@ -245,7 +247,7 @@ def test_the_order_key_is_explained_in_its_parts() -> None:
         a_task("second", submitted=5, nodes=2, owner="bob"),
         policy=TIMESHARE,
     )
-    order = told(index, "second").order
+    order = explained(index, "second").order
     assert order is not None
     assert (order.level, order.policy, order.before) == (Priority.NORMAL, "timeshare", 1)
     assert order.submitted_at == at(5)
@@ -257,7 +259,7 @@ def test_the_order_key_is_explained_in_its_parts() -> None:
 def test_the_chosen_victims_and_the_promised_nodes_are_listed() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL}, since=-90)
     cheap = running(a_task("cheap", priority=Priority.LOW), {"n1": ALL}, since=-30)
-    reply = told(shared(low, cheap, a_task("hi"), policy=TIMESHARE), "hi")
+    reply = explained(shared(low, cheap, a_task("hi"), policy=TIMESHARE), "hi")
     (chosen,) = reply.chosen
     assert (chosen.task_id, chosen.level, chosen.nodes) == ("cheap", Priority.LOW, 1.0)
     # 40 s since it began, and a restart of 60 s.
@@ -273,14 +275,14 @@ def test_the_chosen_victims_and_the_promised_nodes_are_listed() -> None:
 def test_a_preempted_run_names_its_beneficiary() -> None:
     low = running(a_task("low", priority=Priority.LOW), {"n0": ALL})
     index = shared(low, a_task("hi"), policy=TIMESHARE, nodes=1)
-    assert told(index, "low").beneficiary == "hi"
+    assert explained(index, "low").beneficiary == "hi"
 
 
 def test_the_remedy_for_a_virtual_cluster_names_what_it_holds() -> None:
     clusters = (VirtualCluster("red", 1.0, teams=("vision",), nodes_max=1.0),)
     held = running(a_task("held"), {"n0": ALL})
     policy = GroupPolicy("default", policy="backfill", virtual_clusters=clusters)
-    reply = told(shared(held, a_task("more"), policy=policy), "more")
+    reply = explained(shared(held, a_task("more"), policy=policy), "more")
     assert reply.reason is not None
     assert reply.reason.code is ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER
     assert reply.remedies == (
@@ -307,7 +309,7 @@ def test_the_remedy_for_a_missing_budget_names_the_time_at_which_it_is_enough() 
     )
     index.apply(put=[replace(index.ledgers["default"], tokens=40.0, tokens_at=at(10))])
     index.apply(put=[a_task("new", submitted=11, owner="bob")])
-    reply = told(index, "new", 11)
+    reply = explained(index, "new", 11)
     (turn,) = [each for each in reply.remedies if each.startswith("its turn")]
     # A full account of 4 restarts of 60 s pays for everything; 200 are missing, a tenth a second.
     assert turn.startswith(f"its turn comes at {at(11 + 1999):%Y-%m-%d %H:%M:%SZ}: 1 run of level")

@@ -37,16 +37,16 @@ ALL = tuple(range(8))
 
 
 def runs(
-    task_id: str, node: str, *, ends: float | None, since: float = -100.0, **told: object
+    task_id: str, node: str, *, ends: float | None, since: float = -100.0, **options: object
 ) -> Task:
-    """A run on a whole node that its owner's limit ends at a moment of the test's clock."""
-    task = running(a_task(task_id, **told), {node: ALL}, since=since)  # type: ignore[arg-type]
+    """A run on a whole node that its owner's limit ends at a time of the test's clock."""
+    task = running(a_task(task_id, **options), {node: ALL}, since=since)  # type: ignore[arg-type]
     return replace(task, expected_seconds=None if ends is None else ends - since)
 
 
-def waits(task_id: str, *, takes: float | None = None, **told: Any) -> Task:
+def waits(task_id: str, *, takes: float | None = None, **options: Any) -> Task:
     """A task that waits, and how long its owner lets it run."""
-    return replace(a_task(task_id, **told), expected_seconds=takes)
+    return replace(a_task(task_id, **options), expected_seconds=takes)
 
 
 def decided(policy: GroupPolicy | str, *tasks: Task, **more: Any) -> DomainHarness:
@@ -56,12 +56,12 @@ def decided(policy: GroupPolicy | str, *tasks: Task, **more: Any) -> DomainHarne
     return harness
 
 
-def told(harness: DomainHarness, task_id: str) -> ExplainReply:
+def explained(harness: DomainHarness, task_id: str) -> ExplainReply:
     return explain(copy_of(harness.index), harness.tasks[task_id], harness.now, Copies()).reply
 
 
 def forecast(harness: DomainHarness, task_id: str) -> Forecast:
-    found = told(harness, task_id).forecast
+    found = explained(harness, task_id).forecast
     assert found is not None
     return found
 
@@ -72,7 +72,7 @@ def seconds(found: Forecast) -> float:
 
 
 def test_first_come_first_served_by_hand() -> None:
-    """Two nodes that are free at 400 and 1000 s; both for the gang, then one for who follows."""
+    """Two nodes that are free at 400 and 1000 s; both for the gang, then one for the next task."""
     harness = decided(
         "fifo",
         runs("a", "n0", ends=400),
@@ -170,7 +170,7 @@ def test_the_predictor_is_used_for_runs_without_a_limit() -> None:
     harness.rounds()
     found = forecast(harness, "w")
     assert 300 < seconds(found) - harness.seconds < 900
-    # What was learned says between which moments: the six took 600 s each.
+    # The learned durations give the bounds: the six took 600 s each.
     assert found.earliest_at is not None
     assert found.latest_at is not None
     assert harness.now < found.earliest_at < found.starts_at < found.latest_at  # type: ignore[operator]
@@ -232,7 +232,7 @@ def test_a_task_starts_when_a_time_slice_ends() -> None:
     assert rekey_at is not None
     assert found.starts_at is not None
     assert found.starts_at >= rekey_at
-    # The world does what was said, within a pass.
+    # The scheduler does what was predicted, within one slice.
     for _ in range(200):
         if harness.tasks["new"].promised:
             break
@@ -287,7 +287,7 @@ def test_there_is_no_forecast_beyond_the_horizon() -> None:
 
 
 def crowd() -> DomainHarness:
-    """Forty runs that end one after the other, and sixty tasks before the gang that asks."""
+    """Forty runs that end one after the other, and sixty tasks before the gang of the forecast."""
     held = [runs(f"r{n}", f"n{n}", ends=100 + n) for n in range(40)]
     ahead = [waits(f"a{n:03d}", takes=50.0, nodes=1 + n % 7, submitted=1 + n) for n in range(60)]
     return decided("backfill", *held, *ahead, waits("me", nodes=40, submitted=99), nodes=40)
@@ -316,14 +316,16 @@ def test_without_time_the_rest_of_the_answer_is_given() -> None:
     assert found.forecast == Forecast(unknown=NO_TIME)
 
 
-# Exact foresight: where limits are what tasks take and nothing new comes, it happens as was said.
+# Exact foresight: where limits are what tasks take and nothing new comes, the forecast is exact.
 DISCIPLINES = st.sampled_from(["fifo", "backfill", "easy"])
 SIZES = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40)), min_size=2, max_size=9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(DISCIPLINES, SIZES)
-def test_the_task_starts_when_the_forecast_said(policy: str, sizes: list[tuple[int, int]]) -> None:
+def test_the_task_starts_when_the_forecast_predicted(
+    policy: str, sizes: list[tuple[int, int]]
+) -> None:
     tasks = [
         waits(f"t{number}", nodes=nodes, takes=10.0 * length, submitted=number)
         for number, (nodes, length) in enumerate(sizes)
@@ -331,7 +333,7 @@ def test_the_task_starts_when_the_forecast_said(policy: str, sizes: list[tuple[i
     harness = decided(policy, *tasks, nodes=3)
     queued = [each.id for each in tasks if harness.tasks[each.id].state is TaskState.QUEUED]
     found = {task_id: forecast(harness, task_id) for task_id in queued}
-    said = {task_id: seconds(each) for task_id, each in found.items()}
+    predicted = {task_id: seconds(each) for task_id, each in found.items()}
     ends: dict[str, float] = {}
     began: dict[str, float] = {}
     while harness.tasks:
@@ -346,13 +348,13 @@ def test_the_task_starts_when_the_forecast_said(policy: str, sizes: list[tuple[i
             del ends[task_id]
             harness.exit(task_id, ExitKind.OK)
         harness.rounds()
-    assert {task_id: began[task_id] for task_id in queued} == pytest.approx(said)
+    assert {task_id: began[task_id] for task_id in queued} == pytest.approx(predicted)
     for task_id, each in found.items():
         assert in_range(each, at(began[task_id]))
 
 
 def in_range(found: Forecast, began_at: datetime) -> bool:
-    """True if a real start lies where the forecast said."""
+    """True if a real start lies within the forecast."""
     assert found.starts_at is not None
     earliest, latest = found.earliest_at or found.starts_at, found.latest_at or found.starts_at
     return earliest <= began_at <= latest

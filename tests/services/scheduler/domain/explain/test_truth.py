@@ -1,4 +1,4 @@
-"""What ``explain`` says is what the scheduler then does."""
+"""The scheduler does what ``explain`` predicts."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class Real(DomainHarness):
             if self.tasks[task_id].state is not QUEUED:
                 return self.seconds
             ends = {each.id: self.over_at(each) for each in self.tasks.values() if each.holds}
-            moment = min([*ends.values(), float("inf") if self.due is None else self.due])
-            if moment == float("inf"):
+            next_seconds = min([*ends.values(), float("inf") if self.due is None else self.due])
+            if next_seconds == float("inf"):
                 return None
-            self.seconds = max(self.seconds, moment)
+            self.seconds = max(self.seconds, next_seconds)
             for each in sorted(ends, key=lambda each: ends[each]):
                 if ends[each] <= self.seconds:
                     self.exit(each, self.kind(self.tasks[each]))
@@ -109,16 +109,16 @@ def starts(harness: DomainHarness, task_id: str) -> float | None:
     return None if found.starts_at is None else (found.starts_at - START).total_seconds()
 
 
-def runs(task_id: str, *on: str, ends: float | None, since: float = -100.0, **told: Any) -> Task:
-    task = running(a_task(task_id, nodes=len(on), **told), dict.fromkeys(on, ALL), since=since)
+def runs(task_id: str, *on: str, ends: float | None, since: float = -100.0, **options: Any) -> Task:
+    task = running(a_task(task_id, nodes=len(on), **options), dict.fromkeys(on, ALL), since=since)
     return replace(task, expected_seconds=None if ends is None else ends - since)
 
 
-def waits(task_id: str, *, takes: float | None = None, **told: Any) -> Task:
-    return replace(a_task(task_id, **told), expected_seconds=takes)
+def waits(task_id: str, *, takes: float | None = None, **options: Any) -> Task:
+    return replace(a_task(task_id, **options), expected_seconds=takes)
 
 
-# What used to be said wrong.
+# Predictions that were wrong once.
 
 
 def zoned(count: int) -> list[Node]:
@@ -202,7 +202,7 @@ def test_the_forecast_does_not_count_on_a_run_that_a_guarantee_will_cover() -> N
     assert harness.until_started("two") == 2000
 
 
-# For whatever small world.
+# For random small clusters.
 
 PRIORITIES = st.sampled_from([Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.AUTO])
 POLICIES = st.sampled_from(["fifo", "backfill", "easy", "timeshare", "rotation"])
@@ -245,9 +245,9 @@ def test_if_nothing_new_comes_the_forecast_is_right(harness: Real, random: Any) 
     if not queued:
         return
     task_id = random.choice(queued)
-    said = starts(harness, task_id)
+    predicted = starts(harness, task_id)
     found = harness.until_started(task_id)
-    assert said == (found if found is None else pytest.approx(found))
+    assert predicted == (found if found is None else pytest.approx(found))
 
 
 @settings(max_examples=25, deadline=None)
@@ -267,7 +267,7 @@ def test_every_remedy_lets_the_task_start(harness: Real, random: Any) -> None:
 
 
 def happens(harness: Real, change: Change) -> None:
-    """Do what a remedy says to the scheduler's own rows."""
+    """Apply a remedy to the scheduler's own rows."""
     harness.put(*change.put)
     for task_id in change.ends:
         harness.exit(task_id, ExitKind.OK)

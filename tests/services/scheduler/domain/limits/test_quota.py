@@ -59,13 +59,13 @@ def test_a_row_without_a_level_counts_all_levels_and_one_with_it_only_that() -> 
     assert quota_usage.excess(a_task(), HIGH, EIGHT) is None
 
 
-def test_nodes_are_counted_where_the_row_says_so() -> None:
+def test_nodes_are_counted_where_the_row_has_the_unit_nodes() -> None:
     quota_usage = a_quota_usage(a_limit(1, unit=Unit.NODES), held=RUNS)
     assert quota_usage.excess(a_task(gpus=0), NORMAL, Need(0, 1)) is not None
     assert a_quota_usage(a_limit(0)).excess(a_task(gpus=0), NORMAL, Need(0, 1)) is None
 
 
-def test_what_is_given_in_the_round_counts() -> None:
+def test_assignments_of_the_current_round_count() -> None:
     quota_usage = a_quota_usage(a_limit(8))
     quota_usage.charge(a_task(), NORMAL, EIGHT)
     assert quota_usage.excess(a_task(), NORMAL, Need(1, 1)) is not None

@@ -136,7 +136,7 @@ def test_only_a_failure_of_the_program_itself_spends_a_retry() -> None:
     assert spending == set(own)
 
 
-def test_a_failure_without_retries_is_not_said_to_have_used_them_up() -> None:
+def test_a_failure_without_retries_is_not_reported_as_having_used_them_up() -> None:
     assert exit_rule(ended(ExitKind.FAILED), retries_max=0).code is ReasonCode.FAILED
 
 

@@ -53,7 +53,7 @@ def after(outcome: ChangeOrDrop) -> Task:
     return outcome.task
 
 
-def told(outcome: ChangeOrDrop) -> TaskStateChanged:
+def published(outcome: ChangeOrDrop) -> TaskStateChanged:
     assert isinstance(outcome, Change)
     (message,) = outcome.messages
     assert isinstance(message, TaskStateChanged)
@@ -66,11 +66,11 @@ def ended(task: Task, kind: ExitKind, *, now: float = 100.0) -> Task:
     )
 
 
-def test_a_submission_is_queued_and_told() -> None:
+def test_a_submission_is_queued_and_published() -> None:
     task = a_task(priority=Priority.LOW)
     outcome = observations.on_submitted(submitted_event(task), None, at(3))
     assert outcome.task.state is TaskState.QUEUED
-    message = told(outcome)
+    message = published(outcome)
     assert (message.state, message.version, message.observed_revision) == (TaskState.QUEUED, 1, 1)
     assert (message.owner, message.team, message.group) == ("ann", "vision", "default")
 
@@ -105,13 +105,13 @@ def test_goals_and_levels_end_the_same_in_any_order(order: tuple[int, ...]) -> N
     assert (task.goal, task.priority, task.revision) == (Goal.RUN, Priority.LOW, 5)
 
 
-def test_an_old_revision_is_dropped_and_a_new_one_told() -> None:
+def test_an_old_revision_is_dropped_and_a_new_one_published() -> None:
     assert (
         observations.on_goal_changed(a_task(), goal(Goal.STOP, 1), at(1), POLICY)
         is Drop.OLD_REVISION
     )
     assert (
-        told(
+        published(
             observations.on_goal_changed(a_task(), goal(Goal.STOP, 2), at(1), POLICY)
         ).observed_revision
         == 2
@@ -119,7 +119,7 @@ def test_an_old_revision_is_dropped_and_a_new_one_told() -> None:
 
 
 def test_a_priority_is_noted_and_the_level_of_a_live_run_is_left_to_the_next_decision() -> None:
-    """Only a decision knows whether the quota of the new level admits the run."""
+    """The next decision finds out whether the quota of the new level admits the run."""
     run = running(a_task(), ON)
     for value in (Priority.HIGH, Priority.LOW, Priority.AUTO):
         noted = after(observations.on_priority_changed(run, level(value, 2), at(1)))
@@ -143,7 +143,7 @@ def test_a_start_is_noted_once_and_only_of_the_live_attempt() -> None:
 
 
 @pytest.mark.parametrize("off_seconds", [-9 * 3600, 9 * 3600])
-def test_a_run_lasts_as_long_as_our_own_clock_says_if_the_launchers_is_hours_off(
+def test_a_run_lasts_as_long_as_our_own_clock_measures_if_the_launchers_is_hours_off(
     off_seconds: int,
 ) -> None:
     """With that clock behind, a run that has just begun would seem to have had its turn."""
@@ -212,7 +212,7 @@ def test_only_the_live_attempts_exit_counts_and_only_once() -> None:
 def test_an_exit_before_its_start_is_an_exit() -> None:
     task = starting(a_task(), ON)
     outcome = observations.on_run_exited(task, exited_event(task, now=5), at(6), POLICY)
-    message = told(outcome)
+    message = published(outcome)
     assert message.state is TaskState.SUCCEEDED
     assert message.finished_at == at(5)
     assert (message.held_gpus, message.held_nodes) == (0, 0)
@@ -290,4 +290,4 @@ def test_work_that_is_lost_again_and_again_is_counted_until_a_checkpoint() -> No
     # The same checkpoint again is no progress.
     again = running(ended(run, ExitKind.LOST), ON)
     outcome = observations.on_run_exited(again, exited_event(again, ExitKind.LOST), at(100), POLICY)
-    assert told(outcome).attempts_without_progress == 1
+    assert published(outcome).attempts_without_progress == 1

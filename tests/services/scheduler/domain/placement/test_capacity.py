@@ -95,7 +95,7 @@ def test_groups_and_limits_of_nodes_are_filters() -> None:
     st.integers(1, 4),
     st.sampled_from([None, 0, 1, 2, 4]),
 )
-def test_fits_says_whether_there_is_a_pick(
+def test_fits_returns_whether_there_is_a_pick(
     taken: list[tuple[str, int]], nodes: int, gpus: int | None
 ) -> None:
     capacity = a_capacity(
@@ -208,5 +208,7 @@ def test_ranks_follow_the_roles() -> None:
 @pytest.mark.parametrize(
     ("gpus", "where", "mask"), [(2, (0, 3), 9), (0, (), 0), (None, (), 1), (None, (0, 1), 3)]
 )
-def test_what_a_run_holds(gpus: int | None, where: tuple[int, ...], mask: int) -> None:
+def test_a_run_holds_its_gpus_or_the_whole_node(
+    gpus: int | None, where: tuple[int, ...], mask: int
+) -> None:
     assert slots_of(running(a_task(gpus=gpus), {"n0": where})) == (Slot("n0", mask),)

@@ -26,7 +26,7 @@ SETTINGS = PolicySettings(cpu_ranks_per_node=2)
 
 @dataclass
 class Slow:
-    """The obviously right way: every question is answered by looking at every node."""
+    """The obviously right way: every query evaluates every node."""
 
     nodes: dict[str, Node]
     free: dict[str, int]
@@ -140,7 +140,7 @@ def same(fast: Capacity, slow: Slow, shape: Shape) -> None:
 
 
 def picked(fast: Capacity, slow: Slow, shape: Shape) -> tuple[Slot, ...]:
-    """What the fast way picks, every constraint looked at anew."""
+    """What the fast way picks, with every constraint evaluated again."""
     slots = fast.pick(shape) or ()
     assert len({slot.node_id for slot in slots}) == len(slots) == (shape.nodes if slots else 0)
     sizes = {slow.nodes[slot.node_id].gpus for slot in slots}

@@ -98,7 +98,7 @@ def test_borrowers_are_preempted_and_covered_runs_move_together() -> None:
     assert {"g0", "g1"} < gone
 
 
-def test_nothing_moves_where_it_would_have_no_place() -> None:
+def test_no_run_moves_where_it_would_not_fit() -> None:
     runs = [blue("b0", "n0", 0, 1, 2), blue("b1", "n1", 0, 1, 2)]
     policy = two(1.0, 1.5)
     nodes = [a_node(f"n{i}", gpus=GPUS) for i in (0, 1)]

@@ -1,4 +1,4 @@
-"""A user's lower runs make room in the user's quota for the user's higher tasks."""
+"""A user's lower runs free the user's quota for the user's higher tasks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def leaves(harness: DomainHarness, task_id: str) -> None:
 
 
 def test_an_owners_lower_run_is_preempted_for_a_higher_task_of_the_owner_at_quota() -> None:
-    """Also where nodes are free: it is the quota that is full."""
+    """This holds where nodes are free: the quota is full."""
     harness = a_harness(ONE)
     arrives(harness, "low", LOW)
     harness.until(100.0)
@@ -159,7 +159,7 @@ def test_a_protected_run_is_preempted_after_its_protected_minimum() -> None:
 
 
 def test_a_covered_run_is_not_preempted_for_a_borrowing_gang_of_its_owner() -> None:
-    """And one that is not covered goes; ``DomainHarness`` checks every plan."""
+    """A run that is not covered is preempted; ``DomainHarness`` checks every plan."""
     for nodes, goes in ((1.0, False), (0.0, True)):
         cluster = VirtualCluster("anns", nodes, users=("ann",))
         policy = GroupPolicy("default", virtual_clusters=(cluster,))
@@ -269,7 +269,7 @@ def test_a_protected_run_of_another_group_is_preempted_after_its_protected_minim
 
 
 def test_a_run_that_a_guarantee_covers_is_preempted_for_a_higher_task_of_its_owner() -> None:
-    """The guarantee keeps others from the nodes; which task uses the quota the owner says."""
+    """The guarantee keeps others from the nodes; the owner decides which task uses the quota."""
     cluster = VirtualCluster("anns", 1.0, users=("ann",))
     harness = two_groups(EVERYWHERE, policies=[GroupPolicy("dev", virtual_clusters=(cluster,))])
     arrives(harness, "low", LOW, group="dev")
@@ -305,7 +305,7 @@ def test_an_owners_lower_run_is_preempted_if_the_virtual_cluster_is_at_its_maxim
 
 
 def test_runs_of_others_are_not_preempted_if_the_virtual_cluster_is_at_its_maximum() -> None:
-    """As with a limit on a team: runs of others go for nodes alone."""
+    """The same holds for a limit on a team: runs of others are preempted only for nodes."""
     harness = full_cluster()
     arrives(harness, "bobs", LOW, owner="bob")
     arrives(harness, "high", HIGH)
@@ -374,7 +374,7 @@ def test_a_promise_that_is_given_again_under_a_lowered_limit_stands_in_the_plan(
 def test_a_promise_in_another_group_that_gives_its_quota_up_is_withdrawn_in_that_plan(
     here: str, there: str
 ) -> None:
-    """Else more than the quota is promised until that group is evaluated again."""
+    """Otherwise more than the quota stays promised until that group is evaluated again."""
     harness = two_groups(EVERYWHERE)
     arrives(harness, "bobs", LOW, owner="bob", group=there, nodes=2)
     arrives(harness, "waits", group=there)

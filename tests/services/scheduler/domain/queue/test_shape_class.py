@@ -25,7 +25,7 @@ from tests.kit.builders import a_node, a_spec, a_task
 from tests.services.scheduler.domain.domain_harness import DomainHarness
 
 PLAIN = Shape("default", 1, None, 0.0, 0)
-# Some cannot be told apart by thousandths of a CPU.
+# Some are equal in thousandths of a CPU.
 CPUS = st.sampled_from([0.0, 0.5, 0.0001, 0.0002, 1.0, 3.0])
 MEMORY = st.one_of(st.integers(0, 9), st.sampled_from([2**40, 2**40 + 1, 2**70]))
 
@@ -44,7 +44,7 @@ def rows_of(tree: Tree) -> Iterator[ShapeRow]:
 
 
 def verify(tree: Tree, parent: Branch | None = None) -> None:
-    """Every branch knows the first of its tasks and the least that one asks for."""
+    """Every branch knows the first of its tasks and the smallest request of any."""
     assert tree.parent is parent
     rows = list(rows_of(tree))
     assert tree.first == min(head[:2] for row in rows for head in row.heads)
@@ -108,7 +108,7 @@ def test_shapes_that_avoid_nodes_are_classes_of_their_own() -> None:
 
 
 def play(tasks: list[Task], memory: list[int], policy: GroupPolicy, ends: list[int]) -> list[str]:
-    """What is decided in a world in which runs end in turn."""
+    """What is decided in a cluster in which runs end in turn."""
     nodes = [
         a_node(f"n{place}", gpus=4, cpus=4.0, memory_bytes=each)
         for place, each in enumerate(memory)

@@ -1,4 +1,4 @@
-"""A change of a task's level, by its owner or by running time, passes no quota."""
+"""A change of a task's level, by its owner or by running time, exceeds no quota."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def a_harness(
 
 
 def runs(harness: DomainHarness, count: int, priority: Priority, *, name: str = "t") -> list[str]:
-    """So many tasks of one node, one after the other, all started."""
+    """Submit and start ``count`` tasks of one node, one after the other."""
     names = [f"{name}{number}" for number in range(count)]
     for task_id in names:
         harness.submit(a_task(task_id, priority=priority, submitted=harness.seconds))
@@ -92,7 +92,7 @@ def test_a_raise_that_a_quota_stops_takes_effect_when_the_quota_admits_it() -> N
 
 
 def test_a_raise_that_waits_is_kept_by_a_new_leader() -> None:
-    """It is found again in the rows; the harness compares every plan with that."""
+    """The rows contain it; the harness compares every plan with a rebuilt index."""
     harness = a_harness(one_node(HIGH))
     first, second = runs(harness, 2, LOW)
     raised(harness, first, HIGH)
@@ -122,7 +122,7 @@ def of_group(task: object, group: str) -> object:
 
 
 def test_a_quota_over_all_levels_does_not_stop_a_raise() -> None:
-    """It counts the run already."""
+    """The quota over all levels counts the run already."""
     harness = a_harness(a_limit(1, unit=Unit.NODES))
     (name,) = runs(harness, 1, LOW)
     raised(harness, name, HIGH)
@@ -150,23 +150,23 @@ def test_a_run_that_is_raised_is_safe_from_tasks_below_its_new_level_at_once() -
     assert harness.tasks[name].state is TaskState.RUNNING
 
 
-def test_explain_says_that_a_raise_waits_for_quota() -> None:
+def test_explain_reports_that_a_raise_waits_for_quota() -> None:
     harness = a_harness(one_node(HIGH))
     first, second = runs(harness, 2, LOW)
     raised(harness, first, HIGH)
     raised(harness, second, HIGH)
-    said = " ".join(told(harness, second))
-    assert "counts at level low" in said
-    assert "level high as soon as the quota there admits it" in said
-    assert "1 of 1 nodes are held" in said
-    assert not told(harness, first)
+    text = " ".join(remedies(harness, second))
+    assert "counts at level low" in text
+    assert "level high as soon as the quota there admits it" in text
+    assert "1 of 1 nodes are held" in text
+    assert not remedies(harness, first)
 
 
-def told(harness: DomainHarness, task_id: str) -> tuple[str, ...]:
+def remedies(harness: DomainHarness, task_id: str) -> tuple[str, ...]:
     return of_row(harness.index, harness.tasks[task_id], harness.now).remedies
 
 
-def test_the_check_refuses_a_level_that_passes_its_quota_or_the_priority() -> None:
+def test_the_check_refuses_a_level_beyond_its_quota_or_the_priority() -> None:
     harness = a_harness(one_node(HIGH))
     first, second = runs(harness, 2, LOW)
     raised(harness, first, HIGH)
@@ -175,8 +175,10 @@ def test_the_check_refuses_a_level_that_passes_its_quota_or_the_priority() -> No
 
     def faults(task_id: str, level: Priority) -> set[Fault]:
         why = reason(ReasonCode.LEVEL_CHANGED)
-        mark = Reorder(TaskId(task_id), why, harness.tasks[task_id].marks, level)
-        return {each.fault for each in check(snapshot, replace(plan, decisions=(mark,)), deep=True)}
+        reorder = Reorder(TaskId(task_id), why, harness.tasks[task_id].marks, level)
+        return {
+            each.fault for each in check(snapshot, replace(plan, decisions=(reorder,)), deep=True)
+        }
 
     # Only its owner raises a task.
     assert faults(second, NORMAL) == {Fault.LEVEL_ROSE}
@@ -217,7 +219,7 @@ def test_a_run_for_which_no_lower_level_has_quota_stays() -> None:
     assert levels(harness, names) == [LOW]
 
 
-def test_a_run_that_its_owner_lowers_passes_no_quota_either() -> None:
+def test_a_run_that_its_owner_lowers_exceeds_no_quota_either() -> None:
     harness = a_harness(one_node(LOW))
     names = runs(harness, 2, HIGH)
     for name in names:
@@ -236,7 +238,7 @@ def test_two_runs_exchange_their_levels() -> None:
     assert levels(harness, [low, high]) == [HIGH, NORMAL]
 
 
-def test_a_run_at_auto_sinks_and_passes_no_quota() -> None:
+def test_a_run_at_auto_sinks_and_exceeds_no_quota() -> None:
     harness = a_harness(
         one_node(BELOW),
         demotions=(Demotion(NORMAL, BELOW, 60.0),),
@@ -251,7 +253,7 @@ def test_a_run_at_auto_sinks_and_passes_no_quota() -> None:
 
 
 def promised(harness: DomainHarness) -> None:
-    """A LOW run makes room for `mine`, at NORMAL."""
+    """A LOW run is preempted for `mine`, at NORMAL."""
     runs(harness, 1, LOW, name="low")
     harness.submit(a_task("mine", owner="ann", priority=NORMAL))
     harness.rounds()
@@ -275,7 +277,7 @@ def test_a_task_that_is_raised_begins_at_its_new_level() -> None:
     harness = a_harness(nodes=1)
     promised(harness)
     raised(harness, "mine", HIGH)
-    # Nodes that were asked for it are still coming to it.
+    # Nodes that are being released for it still go to it.
     assert harness.tasks["mine"].promised
     harness.submit(a_task("bob", owner="bob", priority=ABOVE))
     harness.rounds()
@@ -325,8 +327,8 @@ def test_a_run_on_its_way_out_keeps_its_level() -> None:
 
 
 def test_a_run_that_is_preempted_does_not_change_its_level_in_the_same_round() -> None:
-    """It would hold quota of the level above until it has gone, and limits would count it there,
-    while what it is about to give back counts where it began."""
+    """Otherwise it would hold quota of the higher level until it has left, while the quota that it
+    releases counts at its old level."""
     harness = a_harness(one_node(HIGH), nodes=2)
     (name,) = runs(harness, 1, LOW)
     harness.rank(name, HIGH)

@@ -65,7 +65,7 @@ def test_the_longest_unserved_is_granted_the_first_place() -> None:
 
 
 def test_a_task_that_its_quota_stops_gets_no_grant() -> None:
-    """However many of them there are, and although they wait for longer."""
+    """Many such tasks wait, and for longer than the task that gets the grant."""
     tasks = [
         runs("anns", "n0", owner="ann"),
         runs("r", "n1"),
@@ -144,7 +144,7 @@ def test_a_smaller_task_does_not_jump_ahead_of_one_whose_nodes_are_only_held_for
 
 
 def test_the_search_for_a_grant_evaluates_each_queue_once() -> None:
-    """Of 3,000 tasks that a quota stops only one is judged."""
+    """The search evaluates only one of 3,000 tasks that a quota stops."""
     tasks = [
         runs("anns", "n0", owner="ann"),
         runs("r", "n1"),

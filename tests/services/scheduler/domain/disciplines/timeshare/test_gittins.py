@@ -20,20 +20,20 @@ def bins(draw: st.DrawFn) -> tuple[list[float], list[float]]:
 
 
 def by_definition(hazards: list[float], widths: list[float], steps: int) -> float:
-    """min over every D of a fine grid of E[min(R, D)] / P(R <= D), each from the masses anew."""
+    """min over every D of a fine grid of E[min(R, D)] / P(R <= D), each from the masses."""
     masses: list[tuple[float, float]] = []  # when, how many
-    moments: list[float] = []
+    ends: list[float] = []
     alive, start = 1.0, 0.0
     for h, width in zip(hazards, widths, strict=True):
         masses += [(start + width * (k + 0.5) / steps, alive * h / steps) for k in range(steps)]
-        moments += [start + width * (k + 1) / steps for k in range(steps)]
+        ends += [start + width * (k + 1) / steps for k in range(steps)]
         alive, start = alive * (1 - h), start + width
     best = CEILING
-    for moment in moments:
-        ended = sum(mass for when, mass in masses if when < moment)
-        spent = sum(mass * min(when, moment) for when, mass in masses if when < moment)
+    for end in ends:
+        ended = sum(mass for when, mass in masses if when < end)
+        spent = sum(mass * min(when, end) for when, mass in masses if when < end)
         if ended > 0.0:
-            best = min(best, (spent + (1 - ended) * moment) / ended)
+            best = min(best, (spent + (1 - ended) * end) / ended)
     return best
 
 
@@ -46,13 +46,13 @@ def test_worked_by_hand() -> None:
     # To the first edge: (0.5 * 5 + 0.5 * 10) / 0.5 = 15.
     # To the second: half lives 10 s more and ends on average in its middle: (7.5 + 5) / 1 = 12.5.
     assert gittins_index([0.5, 1.0], [10.0, 20.0], CEILING) == 15.0 - 15.0 / 2 + 20.0 / 4
-    # A second bin worse than the first: looking again after the first is better.
+    # A second bin worse than the first: evaluating again after the first is better.
     assert gittins_index([0.5, 0.1], [10.0, 20.0], CEILING) == 15.0
     # The mean: half ends at 5; the others go on to 10 + 10.
     assert mean_residual([0.5, 1.0], [10.0, 20.0], CEILING) == 0.5 * 5 + 0.5 * 20
 
 
-def test_what_nobody_ends_in_is_never_reached() -> None:
+def test_bins_in_which_no_task_ends_give_the_ceiling() -> None:
     assert gittins_index([0.0, 0.0], [10.0, 20.0], CEILING) == CEILING
     assert gittins_index([], [], CEILING) == CEILING
     assert mean_residual([0.0, 0.0], [10.0, 20.0], CEILING) == 30.0
@@ -60,9 +60,9 @@ def test_what_nobody_ends_in_is_never_reached() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(bins())
-def test_as_by_definition(case: tuple[list[float], list[float]]) -> None:
+def test_the_index_equals_its_definition(case: tuple[list[float], list[float]]) -> None:
     hazards, widths = case
-    # No moment inside a bin is better than its end: the coarse answer is the fine one's.
+    # No time inside a bin is better than its end: the coarse answer equals the fine one.
     slow = by_definition(hazards, widths, steps=8)
     assert gittins_index(hazards, widths, CEILING) == pytest.approx(slow, rel=1e-6)
 

@@ -40,7 +40,7 @@ def bin_of(seconds: float) -> int:
     return bisect_right(EDGES[:-1], seconds) - 1
 
 
-# --- an obviously right predictor: all observations are kept, everything is counted anew ---
+# --- an obviously right predictor: all observations are kept, everything is recounted ---
 
 
 @dataclass
@@ -130,7 +130,7 @@ seconds = st.floats(0.0, EDGES[41] * 0.999)
 observations = st.lists(st.tuples(st.booleans(), features, seconds, seconds), max_size=25)
 
 
-def told(history: History | Slow, rows: list[tuple[bool, Features, float, float]]) -> None:
+def record_all(history: History | Slow, rows: list[tuple[bool, Features, float, float]]) -> None:
     for is_end, of, one, other in rows:
         low, high = min(one, other), max(one, other)
         if is_end:
@@ -141,12 +141,12 @@ def told(history: History | Slow, rows: list[tuple[bool, Features, float, float]
 
 @settings(max_examples=25, deadline=None)
 @given(observations, features, seconds)
-def test_the_fast_predictor_agrees_with_counting_anew(
+def test_the_fast_predictor_agrees_with_counting_again(
     rows: list[tuple[bool, Features, float, float]], of: Features, attained: float
 ) -> None:
     fast, slow = History(), Slow()
-    told(fast, rows)
-    told(slow, rows)
+    record_all(fast, rows)
+    record_all(slow, rows)
     assert fast.index(of, attained) == pytest.approx(slow.index(of, attained), rel=1e-7)
 
 
@@ -182,7 +182,7 @@ def test_kin_is_how_the_last_one_like_it_ended() -> None:
     history.ended(ANN, HOUR)
     of_an_hour = history.kin("ann", 4)
     assert of_an_hour == 1 + 18 // 3
-    # Of another size: the user's last one, but that is another kin.
+    # Another size: the user's last task counts, but as another kin.
     of_the_user = history.kin("ann", 8)
     assert of_the_user == 1000 + 18 // 3
     history.ended(replace(ANN, size=8, share=8 / 128), 10.0)
@@ -190,7 +190,7 @@ def test_kin_is_how_the_last_one_like_it_ended() -> None:
     assert history.kin("ann", 16) == 1000
     assert history.kin("bob", 4) == nothing_known
     assert len({nothing_known, of_an_hour, of_the_user, 1, 1000}) == 5
-    # Only an end says so: one that goes on may still be anything.
+    # Only an end is evidence: a run that goes on may still have any duration.
     history.outlived(ANN, 0.0, 5 * DAY)
     assert history.kin("ann", 4) == of_an_hour
     history.ended(ANN, 3300.0)
@@ -199,7 +199,7 @@ def test_kin_is_how_the_last_one_like_it_ended() -> None:
     assert history.kin("ann", 4) == 1 + 17 // 3
 
 
-def test_kin_tells_apart_what_a_user_alternates_between() -> None:
+def test_kin_separates_what_a_user_alternates_between() -> None:
     """Failed starts of a minute come in rows, and so do runs of ten hours."""
     history = History()
     for _ in range(8):
@@ -249,7 +249,7 @@ def test_a_limit_is_read_as_an_estimate() -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 0.0, -5.0, nan, inf])
-def test_limits_that_say_nothing_are_none(limit: float | None) -> None:
+def test_limits_without_information_are_none(limit: float | None) -> None:
     history = History()
     history.ended(ANN, HOUR)
     assert history.index(replace(ANN, limit_seconds=limit), 10.0) == history.index(ANN, 10.0)
@@ -280,7 +280,7 @@ def test_of_a_heavy_tail_the_index_grows_with_age() -> None:
     history = from_quantiles(600.0, 1.2)
     at = [history.index(ANN, 1800.0 * 2**k) for k in range(6)]
     assert at == sorted(at)
-    # Of a Pareto it is a / alpha: it doubles with the age.
+    # For a Pareto distribution it is a / alpha: it doubles with the age.
     assert at[4] / at[0] == pytest.approx(16.0, rel=0.3)
     assert at[2] == pytest.approx(7200.0 / 1.2, rel=0.2)
 
@@ -291,7 +291,7 @@ def test_hazards_are_parts_and_the_index_is_positive_and_finite(
     rows: list[tuple[bool, Features, float, float]], of: Features, attained: float
 ) -> None:
     history = History()
-    told(history, rows)
+    record_all(history, rows)
     hazards = history.hazards(of)
     assert len(hazards) == 42
     assert all(0.0 < hazard <= 1.0 for hazard in hazards)
@@ -331,18 +331,18 @@ def test_the_index_hardly_jumps_at_edges() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(features, st.lists(seconds, min_size=2, max_size=5))
-def test_outlived_in_steps_is_outlived_at_once(of: Features, moments: list[float]) -> None:
-    moments = sorted(moments)
+def test_outlived_in_steps_is_outlived_at_once(of: Features, run_times: list[float]) -> None:
+    run_times = sorted(run_times)
     once, steps = History(), History()
     for history in (once, steps):
         history.ended(of, HOUR)
-    once.outlived(of, moments[0], moments[-1])
-    for start, stop in pairwise(moments):
+    once.outlived(of, run_times[0], run_times[-1])
+    for start, stop in pairwise(run_times):
         steps.outlived(of, start, stop)
     assert once.dump() == steps.dump()
     # An end counts only what was not counted yet, so slices change nothing about it but when.
-    once.ended(of, moments[-1], moments[-1])
-    steps.ended(of, moments[-1], moments[-1])
+    once.ended(of, run_times[-1], run_times[-1])
+    steps.ended(of, run_times[-1], run_times[-1])
     assert once.dump() == steps.dump()
 
 
@@ -354,8 +354,8 @@ def test_without_forgetting_the_order_does_not_matter(
     other = list(rows)
     random.shuffle(other)
     one, two = History(FOREVER), History(FOREVER)
-    told(one, rows)
-    told(two, other)
+    record_all(one, rows)
+    record_all(two, other)
     for of in (ANN, replace(ANN, limit_seconds=HOUR), Features("bob", 32, 0.25)):
         assert one.hazards(of) == pytest.approx(two.hazards(of), rel=1e-12)
     assert one.mean_seconds == pytest.approx(two.mean_seconds)
@@ -390,7 +390,7 @@ def test_a_dump_is_json_and_loads_to_the_same(
     rows: list[tuple[bool, Features, float, float]], of: Features, attained: float
 ) -> None:
     history = History()
-    told(history, rows)
+    record_all(history, rows)
     again = History.load(json.loads(json.dumps(history.dump())))
     assert again.hazards(of) == pytest.approx(history.hazards(of), rel=1e-7)
     assert again.index(of, attained) == pytest.approx(history.index(of, attained), rel=1e-3)
@@ -414,7 +414,7 @@ def test_cells_are_bounded_and_the_latest_stay() -> None:
         history.ended(replace(ANN, user=f"user{k}"), HOUR)
         history.ended(ANN, 5.0)
     assert len(rows_of(history.dump())) == 21
-    # The one who is seen again and again is never forgotten; the oldest ones are.
+    # A user who is seen again and again is never forgotten; the oldest ones are.
     first = history.hazards(replace(ANN, user="user0"))
     assert first == history.hazards(replace(ANN, user="never seen"))
     assert history.hazards(ANN)[0] > 0.95 > first[0]
@@ -472,7 +472,7 @@ NO_DUMPS: list[object] = [
 
 
 @pytest.mark.parametrize("value", NO_DUMPS)
-def test_what_is_no_dump_is_refused(value: object) -> None:
+def test_a_malformed_dump_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"histor|argument|unpack"):
         History.load(value)
 

@@ -92,7 +92,7 @@ def test_slices_grow_with_what_was_attained() -> None:
         (0.2499, 10 * DAY, 0.0, 60.0, 0.0),
         # A new one is owed nothing but its restart.
         (0.25, 0.0, 0.0, 60.0, 60.0),
-        # Of 12 h it should have run .40, that is 4.8 h: it has them when it is 8 h older, because
+        # In 12 h it should have run .40, that is 4.8 h: it has them when it is 8 h older, because
         # .40 x (12 + 8) = 8.
         (0.25, 12 * HOUR, 0.0, 60.0, 60.0 + 8 * HOUR),
         # (4.8 - 2.4) / .60 = 4.
@@ -281,7 +281,7 @@ def test_with_the_last_task_what_was_owed_is_forgotten() -> None:
 
 
 def test_tags_survive_a_restart() -> None:
-    """They travel with the marks of the users' tasks, so the rows alone give them back."""
+    """The order keys of the users' tasks contain the tags, so the rows alone restore them."""
     harness = DomainHarness([*some_nodes(2)])
     for place, owner in enumerate(("ann", "ann", "bob", "ann")):
         harness.submit(a_task(f"t{place}", owner=owner, submitted=0))
@@ -296,9 +296,9 @@ def test_tags_survive_a_restart() -> None:
     assert after.finishes == before.finishes
     newcomer = a_task("t9", owner="ann", submitted=0)
     now, finish = at(harness.seconds), before.finishes["ann"]
-    marks = [TIMESHARE.waiting(pool, newcomer, now, finish) for pool in (before, after)]
-    assert marks[0] == marks[1]
-    assert marks[0].tag > 0.0
+    order_keys = [TIMESHARE.waiting(pool, newcomer, now, finish) for pool in (before, after)]
+    assert order_keys[0] == order_keys[1]
+    assert order_keys[0].tag > 0.0
 
 
 arrivals = st.lists(
@@ -359,7 +359,7 @@ def test_paying_worked_by_hand() -> None:
     assert not Budget(0.0, 400.0).covers(Account(400.0, 0.0), 1.0)
 
 
-def test_what_costs_more_than_a_full_account_is_late_never_impossible() -> None:
+def test_a_cost_above_a_full_account_is_delayed_but_never_impossible() -> None:
     budget = Budget(rate=2.0, ceiling=400.0, reserved=100.0)
     full = budget.opened(0.0)
     assert budget.covers(full, 1e6)
@@ -413,7 +413,7 @@ def test_time_that_ran_backwards_adds_nothing(
 
 @settings(max_examples=40)
 @given(budgets, accounts, st.floats(0.0, 1e8), st.booleans())
-def test_what_is_said_to_be_covered_then_is(
+def test_what_is_reported_as_covered_then_is(
     budget: Budget, account: Account, cost: float, entitled: bool
 ) -> None:
     account = budget.accrued(account, account.counted_at)

@@ -59,7 +59,7 @@ def test_times_are_multiplied_and_nothing_else() -> None:
     )
 
 
-def test_who_sets_the_times_for_good_keeps_them() -> None:
+def test_times_that_a_policy_sets_explicitly_are_kept() -> None:
     numbers = Timeshare(adapt_times=False)
     assert tempo_of(RULE, numbers, 0.25).numbers is numbers
     assert tempo_of(RULE, numbers, 8.0).rule is RULE
