@@ -159,6 +159,41 @@ def test_output_of_a_gang(shiftwork: Shiftwork) -> None:
     assert shiftwork("logs", "spoken", "--search", "(").code == 2
 
 
+PACKED = """
+name: packed
+roles:
+  - {name: chief, gpus: 1, command: [sh, -c, 'echo $SHIFTWORK_ROLE $SHIFTWORK_GPUS']}
+  - {name: worker, replicas: 2, gpus: 1, command: [sh, -c, 'echo $SHIFTWORK_ROLE $SHIFTWORK_NODE']}
+  - {name: logs, auxiliary: true, working_directory: /, command: [sh, -c, 'echo in $PWD']}
+"""
+
+
+def test_roles_with_sizes_of_their_own_share_nodes(shiftwork: Shiftwork) -> None:
+    file = shiftwork.home / "packed.yaml"
+    file.write_text(PACKED)
+    dry = shiftwork.good("submit", "--file", str(file), "--dry-run").out
+    assert "chief 1 x 1 GPU, worker 2 x 1 GPU, logs 1 x 0 GPUs" in dry
+    done = shiftwork("submit", "--file", str(file), "-f")
+    assert done.code == 0, done.err
+    lines = sorted(done.out.splitlines()[1:])
+    assert [line.split()[:2] for line in lines] == [
+        ["[0]", "chief"],
+        ["[1]", "worker"],
+        ["[2]", "worker"],
+        ["[3]", "in"],
+    ]
+    run = shiftwork.good("--json", "show", "packed").json
+    assert run["state"] == "succeeded"
+    (row,) = [line for line in shiftwork.good("ls", "--all").out.splitlines() if " packed " in line]
+    assert " 1x1+2x1+1x0 " in row
+    # Two nodes of two slots hold four ranks of one slot, and not five.
+    file.write_text("roles: [{replicas: 5, gpus: 1, command: ['true']}]")
+    refused = shiftwork("submit", "--file", str(file))
+    assert refused.code == 1
+    assert "roles[0].replicas" in refused.err
+    assert "hold 4 replicas of this size" in refused.err
+
+
 def test_events_of_a_task(shiftwork: Shiftwork) -> None:
     task = shiftwork.submit("--name", "reported", "--", "true")
     shiftwork.good("wait", task)

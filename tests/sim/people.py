@@ -54,7 +54,8 @@ def spec_of(job: Job) -> TaskSpec:
         name=job.name,
         group="default",
         priority=job.priority,
-        roles=(Role(name="worker", replicas=job.nodes, command=("python", "train.py")),),
+        roles=job.roles
+        or (Role(name="worker", replicas=job.nodes, command=("python", "train.py")),),
         gpus_per_node=job.gpus,
         env={"JOB": job.name},
         retry=RetryPolicy(max_retries=job.retries),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from libs.bus.memory_broker import Faults
-from libs.contracts.messages import PreemptMode, Priority
+from libs.contracts.messages import PreemptMode, Priority, Role
 from libs.store.memory_database import Point
 from services.allinone.composition import WIRINGS
 
@@ -103,6 +103,8 @@ class Job:
     # What each rank requests of its node beside GPUs.
     cpus: float | None = None
     memory_bytes: int | None = None
+    # Roles with sizes of their own; empty: one role, with ``nodes`` replicas.
+    roles: tuple[Role, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ def draw(seed: int) -> Plan:
     fault_seconds = rng.uniform(30, 120)
     pods = Random(f"pods {seed}")
     jobs = tuple(_job(rng, number, nodes, gpus, fault_seconds) for number in range(_jobs(rng)))
+    roles = Random(f"roles {seed}")
+    jobs = tuple(replace(job, roles=_roles(roles)) if roles.random() < 0.2 else job for job in jobs)
     plan = Plan(
         seed=seed,
         nodes=nodes,
@@ -341,6 +345,23 @@ def _job(rng: Random, number: int, nodes: int, gpus: int, fault_seconds: float) 
         copies=rng.choice([1, 1, 1, 2]),
         wishes=wishes,
         program=_program(rng),
+    )
+
+
+def _roles(rng: Random) -> tuple[Role, ...]:
+    """Ranks that differ or share nodes."""
+    sizes = rng.choice(
+        [
+            [{"replicas": 4, "gpus": 1}],
+            [{"replicas": 2, "gpus": 1}, {"replicas": 1, "gpus": 2}],
+            [{"replicas": 1, "auxiliary": True}, {"replicas": 2, "gpus": 1}],
+            [{"replicas": 1, "gpus": 0}, {"replicas": 1}],
+            [{"replicas": 2, "gpus": 1, "spread": True}, {"replicas": 1, "gpus": 1}],
+        ]
+    )
+    return tuple(
+        Role.model_validate({"name": f"role-{index}", "command": ("python", "train.py"), **size})
+        for index, size in enumerate(sizes)
     )
 
 

@@ -61,6 +61,8 @@ from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
 from services.scheduler.domain.model.lifecycle import Trigger
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.placement.capacity import Capacity
+from services.scheduler.domain.placement.free_nodes import FreeNodes
+from services.scheduler.domain.placement.packing import Packing
 from tests.services.scheduler.domain.explain.copies import Copies, copy_of
 from tests.sim import people
 from tests.sim.bends import OUTBOX_KEPT_SECONDS
@@ -87,10 +89,23 @@ def double_assignment() -> contextlib.AbstractContextManager[None]:
     )
 
 
+def ranks_of_one_gang_overlap() -> contextlib.AbstractContextManager[None]:
+    """Packing forgets which GPUs of a node it gave to the ranks before."""
+
+    def free(packing: Packing, position: int) -> int:
+        return packing.free_nodes.free(position)
+
+    return replaced(
+        (Packing, "free", free),
+        (scheduler_loop, "check", lambda _snapshot, _plan: []),
+        (scheduler_store, "_slots", lambda _task: iter(())),
+    )
+
+
 def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:
     """Each rank's CPUs and memory are compared with what the whole node has."""
     return replaced(
-        (Capacity, "_move_resources", lambda _self, _slots, _each, _times: None),
+        (FreeNodes, "add_resources", lambda _self, _there, _resources, _times: None),
         (scheduler_loop, "check", lambda _snapshot, _plan: []),
     )
 

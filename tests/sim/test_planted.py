@@ -42,6 +42,9 @@ class Planted:
 
 DEFECTS = {
     "double assignment": Planted(planted.double_assignment, "slots_never_double_booked", 0, 10),
+    "ranks of one gang overlap": Planted(
+        planted.ranks_of_one_gang_overlap, "slots_never_double_booked", 0, 20
+    ),
     "amounts not added up": Planted(
         planted.amounts_not_added_up,
         "amounts_are_never_overbooked",

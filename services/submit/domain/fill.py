@@ -50,7 +50,10 @@ def derived_name(roles: tuple[Role, ...], task_id: str) -> str:
 
 def _roles(spec: TaskSpec) -> tuple[Role, ...]:
     if len(spec.roles) != 1:
-        return spec.roles
+        return tuple(
+            role if role.replicas else role.model_copy(update={"replicas": 1})
+            for role in spec.roles
+        )
     role = spec.roles[0]
     replicas = role.replicas or spec.nodes or 1
     name = role.name or DEFAULT_ROLE

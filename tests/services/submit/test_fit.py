@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.messages import Priority, Quota, Refusal, TaskSpec, Unit
+from libs.contracts.messages import Priority, Quota, Refusal, Role, TaskSpec, Unit
 from services.submit.domain.facts import Defaults, Facts, Limits, Shape
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import demand
@@ -52,6 +52,46 @@ def refused_fields(spec: TaskSpec, facts: Facts, owner: str = "ann", team: str =
 def test_only_what_can_never_fit_is_refused(changes: dict[str, Any], fields: list[str]) -> None:
     assert refused_fields(asked(**changes), KNOWN) == fields
     assert refused_fields(asked(**changes), Facts(shapes=SHAPES)) == []
+
+
+@pytest.mark.parametrize(
+    ("roles", "fields"),
+    [
+        # 2 nodes of 8 GPUs and 3 of 4 hold 28 ranks of one, 14 of two, 2 of eight.
+        ([{"replicas": 28, "gpus": 1}], []),
+        ([{"replicas": 29, "gpus": 1}], ["roles[0].replicas"]),
+        ([{"replicas": 6, "gpus": 1, "spread": True}, {"gpus": 1}], ["roles[0].replicas"]),
+        ([{"replicas": 5, "gpus": 1, "spread": True}, {"gpus": 1}], []),
+        ([{"gpus": 0, "cpus": 1.0}, {"replicas": 3, "gpus": 8}], ["roles[1].replicas"]),
+        ([{"gpus": 9}, {"gpus": 1}], ["roles[0].gpus"]),
+        ([{"gpus": 1, "cpus": 65.0}, {"gpus": 1}], ["roles[0].cpus"]),
+        ([{"gpus": 0, "replicas": 6, "cpus": 40.0}], ["roles[0].replicas"]),
+        ([{"auxiliary": True, "gpus": 1}, {"gpus": 1}], ["roles[0].gpus"]),
+        ([{"auxiliary": True}], ["roles[0].auxiliary"]),
+        ([{"gpus": 1025}, {"gpus": 1}], ["roles[0].gpus"]),
+    ],
+)
+def test_roles_that_no_nodes_hold_are_refused_by_name(
+    roles: list[dict[str, Any]], fields: list[str]
+) -> None:
+    own = tuple(
+        Role.model_validate(
+            {"name": f"r{index}", "replicas": 1, "command": ("python", "train.py"), **role}
+        )
+        for index, role in enumerate(roles)
+    )
+    assert refused_fields(asked(roles=own, nodes=0), KNOWN) == fields
+
+
+def test_a_quota_counts_the_gpus_of_all_ranks_and_the_nodes_of_all_but_auxiliary_ones() -> None:
+    roles = (
+        Role(name="launcher", replicas=1, auxiliary=True, command=("a",)),
+        Role(name="worker", replicas=4, gpus=2, command=("b",)),
+        Role(name="ps", replicas=1, gpus=0, command=("c",)),
+    )
+    spec = fill_in(asked(roles=roles, nodes=0), task_id=TASK_ID, defaults=Defaults())
+    assert demand(spec, Unit.GPUS, KNOWN) == 8
+    assert demand(spec, Unit.NODES, KNOWN) == 5
 
 
 PARTLY_TAINTED = (

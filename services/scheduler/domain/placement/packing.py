@@ -32,7 +32,7 @@ class _Used:
 
 
 @dataclass(slots=True)
-class _Packing:
+class Packing:
     """One try to place a gang."""
 
     free_nodes: FreeNodes
@@ -80,7 +80,7 @@ class _Packing:
 
 def pack(free_nodes: FreeNodes, shape: Shape, within: int) -> list[list[Spot]] | None:
     """Spots for all ranks, role by role in the shape's order; None if none are found."""
-    packing = _Packing(free_nodes, within)
+    packing = Packing(free_nodes, within)
     found: dict[int, list[Spot]] = {}
     for number in sorted(range(len(shape.parts)), key=lambda each: _order(shape.parts[each])):
         part = shape.parts[number]
@@ -102,7 +102,7 @@ def _order(part: Part) -> tuple[bool, bool, int, float, int]:
     )
 
 
-def _whole(packing: _Packing, part: Part) -> list[Spot] | None:
+def _whole(packing: Packing, part: Part) -> list[Spot] | None:
     """Whole nodes, all of one kind, the largest first."""
     free_nodes, shape = packing.free_nodes, part.shape
     there = _suitable(packing, part)
@@ -118,7 +118,7 @@ def _whole(packing: _Packing, part: Part) -> list[Spot] | None:
     return None
 
 
-def _below_whole(packing: _Packing, part: Part) -> list[Spot] | None:
+def _below_whole(packing: Packing, part: Part) -> list[Spot] | None:
     """Nodes that the gang uses already, then others."""
     shape, resources = part.shape, part.shape.resources
     spots: list[Spot] = []
@@ -133,7 +133,7 @@ def _below_whole(packing: _Packing, part: Part) -> list[Spot] | None:
     return None
 
 
-def _candidates(packing: _Packing, part: Part, there: int, spots: list[Spot]) -> Iterator[int]:
+def _candidates(packing: Packing, part: Part, there: int, spots: list[Spot]) -> Iterator[int]:
     """The nodes for a role in the order in which they are filled; ``spots``: what is filled."""
     for position in list(packing.used):
         if there >> position & 1:
@@ -158,7 +158,7 @@ def _candidates(packing: _Packing, part: Part, there: int, spots: list[Spot]) ->
             yield position
 
 
-def _tightest(packing: _Packing, part: Part, sets: Iterable[int], wanted: int) -> int | None:
+def _tightest(packing: Packing, part: Part, sets: Iterable[int], wanted: int) -> int | None:
     """The first node that holds so many ranks of a role; the sets are in the order of fit."""
     shape, free_nodes = part.shape, packing.free_nodes
     needed = shape.resources
@@ -177,7 +177,7 @@ def _tightest(packing: _Packing, part: Part, sets: Iterable[int], wanted: int) -
     return None
 
 
-def _suitable(packing: _Packing, part: Part) -> int:
+def _suitable(packing: Packing, part: Part) -> int:
     """The nodes that may be used and that hold one rank of a role as others leave them."""
     suitable = packing.free_nodes.suitable(part.shape)
     return packing.within if suitable is None else packing.within & suitable

@@ -1,0 +1,68 @@
+"""What a rank of a role takes: the role's own size over the task's."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.contracts.messages import Role
+from libs.contracts.rank_sizes import RankSize, role_specs, size_of, sizes_differ
+from tests.kit.builders import a_spec
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("role", "task", "size"),
+    [
+        # As the task says: a node for each replica.
+        ({}, {}, (None, 0.0, 0, True, False)),
+        ({}, {"gpus": 2, "cpus": 3.0}, (2, 3.0, 0, True, False)),
+        # A size of its own: replicas share nodes.
+        ({"gpus": 1}, {"gpus": 2, "cpus": 3.0}, (1, 3.0, 0, False, False)),
+        ({"gpus": 0, "memory_bytes": GIB}, {}, (0, 0.0, GIB, False, False)),
+        ({"gpus": 1, "spread": True}, {}, (1, 0.0, 0, True, False)),
+        ({"spread": False}, {"gpus": 1}, (1, 0.0, 0, False, False)),
+        ({"auxiliary": True}, {"gpus": 4}, (0, 0.0, 0, False, True)),
+        ({"auxiliary": True, "cpus": 0.5}, {"cpus": 8.0}, (0, 0.5, 0, False, True)),
+    ],
+)
+def test_the_size_of_a_rank(
+    role: dict[str, object], task: dict[str, object], size: tuple[object, ...]
+) -> None:
+    own = Role.model_validate({"name": "worker", "replicas": 2, **role})
+    assert size_of(a_spec(roles=(own,), **task), own) == RankSize(*size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("roles", "differ"),
+    [
+        ([{}], False),
+        ([{}, {}], False),
+        ([{"gpus": 1, "spread": True}], False),
+        ([{"gpus": 1, "replicas": 1}], False),
+        ([{"spread": True}], False),
+        ([{"gpus": 1}], True),
+        ([{}, {"gpus": 0}], True),
+        ([{"auxiliary": True}, {}], True),
+        ([{"cpus": 1.0}], False),
+    ],
+)
+def test_which_gangs_have_ranks_that_differ_or_share_nodes(
+    roles: list[dict[str, object]], differ: bool
+) -> None:
+    own = tuple(
+        Role.model_validate({"name": f"r{index}", "replicas": 2, **role})
+        for index, role in enumerate(roles)
+    )
+    assert sizes_differ(a_spec(roles=own)) is differ
+
+
+def test_each_role_by_itself_is_a_task_of_equal_ranks() -> None:
+    chief = Role(name="chief", replicas=1, gpus=0, cpus=2.0)
+    worker = Role(name="worker", replicas=3, gpus=2, memory_bytes=GIB)
+    alone = role_specs(a_spec(roles=(chief, worker), gpus=8))
+    assert [(each.nodes, each.gpus_per_node, each.cpus, each.memory_bytes) for each in alone] == [
+        (1, 0, 2.0, None),
+        (3, 2, None, GIB),
+    ]
+    assert not any(map(sizes_differ, alone))
