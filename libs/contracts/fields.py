@@ -10,7 +10,7 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
     "Role": {
         "name": Shown(about="Unique in the task."),
         "replicas": Shown(
-            about="How many it has; left out: 1, or with a single role the task's nodes."
+            about="How many it has; left out: 1, or with a single role the task's nodes.", min=1.0
         ),
         "command": Shown(about="The program and its arguments.", long=True, required=True),
         "env": Shown(about="Environment variables, over the task's.", secret=True),

@@ -28,7 +28,7 @@ class RoleBody(Body):
     name: Text = Field(default="", description="Unique in the task.")
     replicas: Count = Field(
         default=0,
-        description="How many it has; left out: 1, or with a single role the task's nodes.",
+        description="How many it has; left out: 1, or with a single role the task's nodes. At least 1.",
     )
     command: Texts = Field(min_length=1, description="The program and its arguments.")
     env: TextMap = Field(

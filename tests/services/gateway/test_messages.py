@@ -186,6 +186,12 @@ async def test_zero_is_not_treated_as_missing(
     assert error["fix"] == "give 1 or more, or leave it out"
 
 
+async def test_no_replicas_are_refused(ann: httpx.AsyncClient) -> None:
+    roles = [{"command": ["true"], "replicas": 0}, {"name": "b", "command": ["true"]}]
+    error = only(await ann.post("/v1/tasks", json={"roles": roles}), 422)
+    assert (error["field"], error["message"]) == ("roles[0].replicas", "is less than 1")
+
+
 async def test_errors_name_a_command_as_it_was_given(ann: httpx.AsyncClient) -> None:
     body = {"command": [""], "env": {"1A": "b"}}
     for path in ("/v1/tasks", "/v1/tasks:dry-run"):

@@ -166,8 +166,9 @@ def _gang(snapshot: Snapshot, task: Task, placements: tuple[Placement, ...]) -> 
             own.append((each.node_id, each.role, -1))
     for (node_id, role, gpu), count in Counter(own).items():
         if count > 1:
-            what = f"{role} on {node_id}" if gpu < 0 else f"GPU {gpu} of {node_id}"
-            yield Violation(Fault.GANG, task.id, f"{count} ranks have {what}")
+            ranks = f"{count} ranks of {role}" if role else f"{count} ranks"
+            where = f"on {node_id}" if gpu < 0 else f"have GPU {gpu} of {node_id}"
+            yield Violation(Fault.GANG, task.id, f"{ranks} {where}")
     for placement in placements:
         yield from _on_node(snapshot, task, placement, sizes[placement.role].gpus)
 
