@@ -1,9 +1,10 @@
-"""The task that P5 preempts: steps of a millisecond, a checkpoint that costs nothing.
+"""The victim of ``preempt_to_newcomer`` (P5): it steps each millisecond and its checkpoint is free.
 
     python victim.py NOTES
 
-Every line of NOTES: what, the attempt, the time of day, the step. Its state is its number of
-steps, so a checkpoint is written as soon as it is asked for, and what is lost can be counted.
+Each line of NOTES has four fields: the kind of entry, the attempt, the time in seconds since the
+epoch, and the step. The number of steps is the task's whole state, so a checkpoint is complete as
+soon as it is requested, and the benchmark can count the steps that are lost.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from pathlib import Path
 
 BEGAN = time.time()
 
-import shiftwork  # noqa: E402 - the time before it counts
+import shiftwork  # noqa: E402 - BEGAN includes the time of this import
 
 
 def main() -> None:
-    """Step until asked to go."""
+    """Count steps until a preemption is requested, then leave."""
     notes, attempt = Path(sys.argv[1]), os.environ["SHIFTWORK_ATTEMPT"]
     saved = shiftwork.resume_from()
     step = saved.step if saved else 0

@@ -1,10 +1,10 @@
-"""PyTorch DDP that leaves in the middle of an epoch and ends with the same bits: shiftwork.torch.
+"""Trains with PyTorch DDP and shiftwork.torch; preemption in an epoch does not change the result.
 
     shiftwork submit --nodes 2 -f -- torchrun examples/torch_ddp.py --out DIR
     torchrun --standalone --nproc-per-node 2 examples/torch_ddp.py --out DIR
 
-Lines marked with a number are what a plain DDP script adds. DIR must be where each node finds it.
-Each rank trains on the GPU of its local rank, over NCCL; without GPUs on the CPU, over gloo.
+Lines marked with a number are what a plain DDP script adds. Every node must reach DIR by this path.
+Each rank trains on the GPU of its local rank and uses NCCL; without GPUs it uses the CPU and gloo.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH = 16
 
 
 def rings(seed: int) -> TensorDataset:
-    """Points of the plane, and in which of three rings each one lies."""
+    """Return random points of the plane, each labelled with its ring (one of three)."""
     source = torch.Generator().manual_seed(seed)
     points = torch.randn(POINTS, 2, generator=source)
     return TensorDataset(points, points.norm(dim=1).mul(1.5).long().clamp(max=2))
@@ -59,8 +59,8 @@ def main() -> None:
         nn.ReLU(),
         nn.Linear(256, 3),
     ).to(device)
-    # find_unused_parameters keeps DDP from regrouping its buckets after the first step, which a
-    # resumed run would do at another step than one that was not interrupted.
+    # find_unused_parameters keeps DDP from regrouping its buckets after the first step: a
+    # resumed run would do so at a different step than an uninterrupted run.
     model = DistributedDataParallel(network, find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=500)
@@ -78,8 +78,8 @@ def main() -> None:
     loss = torch.tensor(0.0)
     for epoch in range(loader.epoch, given.epochs):
         for batch in loader:
-            points, kinds = (part.to(device) for part in batch)
-            loss = nn.functional.cross_entropy(model(points), kinds)
+            points, labels = (part.to(device) for part in batch)
+            loss = nn.functional.cross_entropy(model(points), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -1,4 +1,4 @@
-"""``make demo``: the main job on real input, in under a minute, leaving nothing behind.
+"""``make demo`` shows a preemption of real training in under a minute and removes all its files.
 
 A real training task runs at low priority; a gang of higher priority needs every node; the task
 saves, leaves, and resumes when the gang has ended. Its final weights are compared with those of
@@ -37,11 +37,11 @@ from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS, STEP_SECONDS, SEED = 500, 0.012, 7
 GANG_STEPS, GANG_STEP_SECONDS = 40, 0.05
-# The gang comes once training has really begun.
+# The demo submits the gang after the training has made this many steps.
 STEPS_BEFORE_GANG = 120
 DEMO_SECONDS_MAX = 180.0
-# What the demo promises to show, in this order (type of event, name of task).
-PROMISE = (
+# The events that the demo must show, in this order: (type of event, name of task).
+EXPECTED_EVENTS = (
     ("run.preemption_requested", "digits"),
     ("run.checkpoint_saved", "digits"),
     ("run.exited", "digits"),
@@ -71,13 +71,13 @@ def write_line(text: str = "") -> None:
 
 
 async def main() -> int:
-    """Play the demo; 0 if everything was as promised."""
+    """Run the demo; return 0 on success, 1 on failure and 130 if it is interrupted."""
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-demo-"))
     data_folder = DataFolder(folder / "platform")
-    # Virtual nodes where there is no GPU; otherwise this machine as it is.
+    # Without a GPU the demo uses virtual nodes; otherwise it uses this machine as it is.
     virtual = not find_gpus().gpus
     options = Options(port=0, nodes=2, slots=2) if virtual else Options(port=0)
-    # The only tasks are the demo's own, and they are gone with it.
+    # Root is acceptable: the demo runs only its own tasks and ends them when it exits.
     options = replace(options, tasks_as_root=True)
     try:
         data_folder.take()
@@ -108,7 +108,7 @@ async def _on_platform(folder: Path, platform: Platform) -> int:
             nodes = await _nodes(client)
             demo = Demo(client, folder, len(nodes), time.monotonic())
             async with asyncio.timeout(DEMO_SECONDS_MAX):
-                await play(demo)
+                await preempt_and_resume(demo)
     except asyncio.CancelledError:
         write_line("interrupted; ending everything")
         return 130
@@ -123,7 +123,7 @@ async def _on_platform(folder: Path, platform: Platform) -> int:
 
 
 async def _nodes(client: httpx.AsyncClient) -> list[Any]:
-    """The nodes, once the launcher has published them."""
+    """Wait until the launcher has published the nodes, and return them."""
     while not (nodes := await items(client, "/v1/nodes")):
         await pause(0.05)
     listed = ", ".join(f"{node['id']} ({counted(node['gpus'], 'slot')})" for node in nodes)
@@ -131,14 +131,14 @@ async def _nodes(client: httpx.AsyncClient) -> list[Any]:
     return nodes
 
 
-async def play(demo: Demo) -> None:
-    """Run the demo, from the first submission to the comparison."""
+async def preempt_and_resume(demo: Demo) -> None:
+    """Run both tasks, from the first submission to the comparison of the weights."""
     write_line()
-    alone = asyncio.ensure_future(_train_alone(demo.folder / "alone"))
+    uninterrupted = asyncio.ensure_future(_train_uninterrupted(demo.folder / "alone"))
     try:
         digits = await _submit(demo, "digits", "low", 1, _digits(demo.folder / "shared"))
         write_line("Submitted digits (low priority): a network on real handwritten digits")
-        seen = asyncio.ensure_future(_timeline(demo, digits))
+        timeline = asyncio.ensure_future(_timeline(demo, digits))
         try:
             await _until_step(demo, digits, STEPS_BEFORE_GANG)
             gang = await _submit(demo, "gang", "high", demo.nodes, _gang(demo.folder / "gang"))
@@ -146,13 +146,13 @@ async def play(demo: Demo) -> None:
             write_line()
             await _until_ended(demo, gang)
             await _until_ended(demo, digits)
-            facts = await seen
+            events = await timeline
         finally:
-            seen.cancel()
-        expected = await alone
+            timeline.cancel()
+        expected = await uninterrupted
     finally:
-        alone.cancel()
-    _compare(demo, facts, expected)
+        uninterrupted.cancel()
+    _compare(demo, events, expected)
 
 
 def _digits(out: Path) -> list[str]:
@@ -169,8 +169,8 @@ def _gang(out: Path) -> list[str]:
     ]
 
 
-async def _train_alone(out: Path) -> str:
-    """The same training, uninterrupted and outside the platform: the digest of its weights."""
+async def _train_uninterrupted(out: Path) -> str:
+    """Train uninterrupted, outside the platform; return the digest of the weights."""
     command = [*_digits(out)[1:-1], "0"]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -212,11 +212,11 @@ async def _until_step(demo: Demo, task_id: str, step: int) -> None:
         latest = await items(demo.client, f"/v1/tasks/{task_id}/metrics")
         if any(point["latest"].get("step", 0) >= step for point in latest):
             return
-        await _alive(demo, task_id)
+        await _checked_state(demo, task_id)
         await pause(0.05)
 
 
-async def _alive(demo: Demo, task_id: str) -> str:
+async def _checked_state(demo: Demo, task_id: str) -> str:
     task = (await demo.client.get(f"/v1/tasks/{task_id}")).raise_for_status().json()
     if task["state"] in TERMINAL_WORDS and task["state"] != "succeeded":
         logs = await demo.client.get(f"/v1/tasks/{task_id}/logs", params={"rank": 0, "tail": 15})
@@ -225,27 +225,27 @@ async def _alive(demo: Demo, task_id: str) -> str:
 
 
 async def _until_ended(demo: Demo, task_id: str) -> None:
-    while await _alive(demo, task_id) not in TERMINAL_WORDS:
+    while await _checked_state(demo, task_id) not in TERMINAL_WORDS:
         await pause(0.05)
 
 
 async def _timeline(demo: Demo, digits: str) -> list[tuple[str, str]]:
-    """Print the events as they happen until ``digits`` has ended; return the facts in order."""
-    facts: list[tuple[str, str]] = []
+    """Print the events as they happen until ``digits`` has ended; return them in order."""
+    events: list[tuple[str, str]] = []
     async for event in _events(demo.client):
-        fact, data = event["type"], event["data"]
+        event_type, data = event["type"], event["data"]
         name = "digits" if data.get("task_id") == digits else "gang"
-        text = sentence(fact, data)
+        text = sentence(event_type, data)
         if text is not None and "task_id" in data:
-            facts.append((fact, name))
+            events.append((event_type, name))
             write_line(f"  {time.monotonic() - demo.began:7.3f} s  {name:7} {text}")
-        if fact == "task.state_changed" and name == "digits" and data.get("finished_at"):
-            return facts
-    return facts
+        if event_type == "task.state_changed" and name == "digits" and data.get("finished_at"):
+            return events
+    return events
 
 
 async def _events(client: httpx.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
-    """The platform's events from the first one on, as they come."""
+    """Yield the platform's events from the first one on, as they arrive."""
     accept = {"accept": "text/event-stream"}
     async with client.stream("GET", "/v1/events", params={"from": 0}, headers=accept) as answer:
         async for line in answer.aiter_lines():
@@ -253,10 +253,10 @@ async def _events(client: httpx.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def _compare(demo: Demo, facts: list[tuple[str, str]], expected: str) -> None:
-    """Compare the facts with what was promised. Raises DemoError with the difference."""
-    in_order = iter(facts)
-    missing = [promise for promise in PROMISE if promise not in in_order]
+def _compare(demo: Demo, events: list[tuple[str, str]], expected: str) -> None:
+    """Check the order of the events, and the weights. Raises ``DemoError`` at a difference."""
+    remaining = iter(events)
+    missing = [each for each in EXPECTED_EVENTS if each not in remaining]
     if missing:
         raise DemoError(f"not seen in this order: {missing[0]}")
     got = _digest(demo.folder / "shared")

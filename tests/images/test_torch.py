@@ -1,4 +1,4 @@
-"""Two ranks of the PyTorch example in its image: they leave together and end with the same bits."""
+"""Runs the PyTorch example on two ranks in its image: preemption does not change the final bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server() -> Iterator[RunServer]:
 
 
 class Gang:
-    """The example's ranks, as the platform starts them: each a container of its own."""
+    """Starts the example's ranks as the platform does, each in its own container."""
 
     def __init__(self, containers: Containers, image: str, out: Path) -> None:
         self.containers, self.image, self.out = containers, image, out
@@ -68,7 +68,7 @@ class Gang:
             for rank in range(RANKS)
         ]
 
-    def end(self, ranks: list[str]) -> list[tuple[int, str]]:
+    def wait(self, ranks: list[str]) -> list[tuple[int, str]]:
         codes = [int(self.containers.call("wait", each).stdout) for each in ranks]
         return [(code, self.containers.logs(each)) for code, each in zip(codes, ranks, strict=True)]
 
@@ -82,7 +82,9 @@ def gang(containers: Containers, image: Callable[[str], str], tmp_path: Path) ->
     return Gang(containers, image("task-torch"), tmp_path)
 
 
-def attempt(server: RunServer, number: int, saved: dict[str, Any] | None) -> dict[str, str]:
+def attempt_variables(
+    server: RunServer, number: int, saved: dict[str, Any] | None
+) -> dict[str, str]:
     return {
         "SHIFTWORK_TASK": "ta",
         "SHIFTWORK_ATTEMPT": str(number),
@@ -93,35 +95,37 @@ def attempt(server: RunServer, number: int, saved: dict[str, Any] | None) -> dic
     }
 
 
-def test_ranks_that_left_together_end_with_the_same_bits(gang: Gang, server: RunServer) -> None:
-    assert [code for code, _ in gang.end(gang.start(29611, {}))] == [0, 0]
-    alone = gang.final()
-    assert (alone["steps"], alone["ranks"]) == (STEPS, RANKS)
-    assert alone["accuracy"] > 0.6  # it learns; chance is a half
+def test_a_preempted_gang_resumes_and_ends_with_the_same_bits(
+    gang: Gang, server: RunServer
+) -> None:
+    assert [code for code, _ in gang.wait(gang.start(29611, {}))] == [0, 0]
+    uninterrupted = gang.final()
+    assert (uninterrupted["steps"], uninterrupted["ranks"]) == (STEPS, RANKS)
+    assert uninterrupted["accuracy"] > 0.6  # the training learns: guessing gives 0.5
 
-    first = gang.start(29612, attempt(server, 1, None), "--step-seconds=0.05")
+    first = gang.start(29612, attempt_variables(server, 1, None), "--step-seconds=0.05")
     server.wait_for(lambda: len(server.samples) > 3, 30)
     server.ask_to_leave()
-    ended = gang.end(first)
+    ended = gang.wait(first)
     assert [code for code, _ in ended] == [75, 75]
-    left = {log.split("leaves at step ")[1].split()[0] for _, log in ended}
-    assert len(left) == 1
+    leave_steps = {log.split("leaves at step ")[1].split()[0] for _, log in ended}
+    assert len(leave_steps) == 1
     saved = server.checkpoints[-1]
     assert 0 < saved["step"] < STEPS
-    assert {str(saved["step"])} == left
+    assert {str(saved["step"])} == leave_steps
 
     server.preempt = False
     resume = {"step": saved["step"], "uri": saved["uri"], "digest": saved["digest"], "attempt": 1}
-    ended = gang.end(gang.start(29613, attempt(server, 2, resume)))
+    ended = gang.wait(gang.start(29613, attempt_variables(server, 2, resume)))
     assert [code for code, _ in ended] == [0, 0], ended
     assert all(f"from step {saved['step']} of" in log for _, log in ended)
-    assert gang.final() == alone
+    assert gang.final() == uninterrupted
 
 
-def test_under_torchrun_the_bits_are_the_same(
+def test_torchrun_produces_the_same_bits_as_separate_ranks(
     gang: Gang, containers: Containers, tmp_path: Path
 ) -> None:
-    assert [code for code, _ in gang.end(gang.start(29614, {}))] == [0, 0]
+    assert [code for code, _ in gang.wait(gang.start(29614, {}))] == [0, 0]
     plain = gang.final()
     (tmp_path / "final.json").unlink()
     done = containers.run(

@@ -1,7 +1,7 @@
-"""Output files of the process runtime: one for each rank, with standard output and error merged.
+"""Reads the process runtime's output files: one for each rank, with stdout and stderr merged.
 
-Used by ``main.py``. One thread hop for a whole pass, and one ``stat`` for each output that has
-nothing new.
+``main.py`` uses it. A call of ``read`` costs one thread hop, and one ``stat`` for each output that
+has nothing new.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FileSource:
         self._runs_dir = runs_dir
 
     def tasks(self) -> Sequence[Callable[[], Awaitable[None]]]:
-        """Nothing has to run beside it."""
+        """Return no tasks: this source needs no background work."""
         return ()
 
     async def read(
@@ -40,7 +40,7 @@ class FileSource:
         return await asyncio.to_thread(self._read_all, requests, bytes_max)
 
     async def stored(self, stored: Sequence[Stored]) -> None:
-        """Nothing to do: the process runtime removes the files."""
+        """Do nothing: the process runtime removes the files."""
 
     def _read_all(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[ReadResult | None]:
         answers: list[ReadResult | None] = []
@@ -81,18 +81,18 @@ def _read_one(path: Path, request: ReadRequest, bytes_max: int) -> ReadResult:
 def _read_in(folder: int, name: str, offset: int, bytes_max: int) -> ReadResult:
     """Read one file of a folder that the task itself may write to.
 
-    A link there could name a file that the task may not read, and a pipe would block: only a plain
-    file with one name is read.
+    A link there could name a file that the task may not read, and a pipe would block: only a
+    regular file with a single hard link is read.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    number = os.open(name, flags, dir_fd=folder)
+    descriptor = os.open(name, flags, dir_fd=folder)
     try:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             return ReadResult(problem="it is not a plain file of its own")
-        data = os.pread(number, bytes_max, offset)
-        # The time of the last write; these bytes were written then or before.
-        written_at = datetime_of(os.fstat(number).st_mtime_ns // 1000)
+        data = os.pread(descriptor, bytes_max, offset)
+        # These bytes were written at the time of the last write or before it.
+        written_at = datetime_of(os.fstat(descriptor).st_mtime_ns // 1000)
         return ReadResult(data, timestamps=(Timestamp(0, written_at),))
     finally:
-        os.close(number)
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The platform on real nodes, installed once with its charts for all tests of this folder."""
+"""Installs the platform with its charts on real nodes, once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ REGISTRY, TAG = "localhost", "dev"
 IMAGES = ("platform", "task", "nats", "postgres")
 # Short times, so that tests need not wait long for programs that ignore requests to leave, or for
 # the deletion of ended pods.
-SOON = {"launcher": {"settings": {"patience_seconds": 5, "kube_pods_keep_seconds": 10}}}
-# Set it to run single tests repeatedly: the platform stays installed for the next one.
+SHORT_TIMES = {"launcher": {"settings": {"patience_seconds": 5, "kube_pods_keep_seconds": 10}}}
+# If this variable is set, the platform stays installed for the next session.
 KEEP = "SHIFTWORK_TEST_KEEP_PLATFORM"
 
 
 def k8s(config: str, *command: str) -> None:
-    """A ``shiftwork k8s`` command, as an operator would give it."""
+    """Run a ``shiftwork k8s`` command as an operator would."""
     done = subprocess.run(
         [str(Path(sys.executable).with_name("shiftwork")), "k8s", *command],
         env={**os.environ, "KUBECONFIG": config},
@@ -56,8 +56,8 @@ def k8s(config: str, *command: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def alone(nodes_cluster: NodesCluster) -> Iterator[None]:
-    """A lock: sessions on the same cluster run one after the other, as they share one platform."""
+def cluster_lock(nodes_cluster: NodesCluster) -> Iterator[None]:
+    """Hold a lock: only one session at a time uses the platform of a cluster."""
     name = zlib.crc32(str(nodes_cluster.kubeconfig).encode())
     with (Path(tempfile.gettempdir()) / f"shiftwork-nodes-{name:08x}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -65,18 +65,18 @@ def alone(nodes_cluster: NodesCluster) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def installed(nodes_cluster: NodesCluster, alone: None) -> Iterator[NodesCluster]:
-    """The cluster with the platform on it."""
-    del alone
+def installed(nodes_cluster: NodesCluster, cluster_lock: None) -> Iterator[NodesCluster]:
+    """Install the platform on the cluster and remove it after the session."""
+    del cluster_lock
     config = str(nodes_cluster.kubeconfig)
     nodes_cluster.load([f"{REGISTRY}/shiftwork/{name}:{TAG}" for name in IMAGES])
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(values(REGISTRY, TAG) | SOON, file)
+        yaml.safe_dump(values(REGISTRY, TAG) | SHORT_TIMES, file)
         file.flush()
         images = ("--registry", REGISTRY, "--tag", TAG)
         k8s(config, "up", "--values", file.name, "--no-persistence", *images)
-    for wanted in storage(str(nodes_cluster.shared_folder), None):
-        asyncio.run(Kube(str(nodes_cluster.kubectl), config).apply(wanted))
+    for manifest in storage(str(nodes_cluster.shared_folder), None):
+        asyncio.run(Kube(str(nodes_cluster.kubectl), config).apply(manifest))
     yield nodes_cluster
     if os.environ.get(KEEP):
         return
@@ -86,7 +86,7 @@ def installed(nodes_cluster: NodesCluster, alone: None) -> Iterator[NodesCluster
 
 @pytest_asyncio.fixture
 async def platform(installed: NodesCluster) -> AsyncIterator[Platform]:
-    """The installed platform: its API, and a diary of events and pods."""
+    """Connect to the installed platform and record its events and pods in a diary."""
     kube = Kube(str(installed.kubectl), str(installed.kubeconfig))
     token = await kube.run(
         *("get", "secret", "shiftwork-keys", "-n", NAMESPACE),
@@ -97,7 +97,7 @@ async def platform(installed: NodesCluster) -> AsyncIterator[Platform]:
         kube.tunnel(NAMESPACE, "shiftwork-gateway", 8642) as url,
         httpx.AsyncClient(base_url=url, headers=headers, timeout=15, trust_env=False) as client,
     ):
-        made = Platform(
+        connected = Platform(
             kube=kube,
             client=client,
             namespace=NAMESPACE,
@@ -107,10 +107,10 @@ async def platform(installed: NodesCluster) -> AsyncIterator[Platform]:
             mount=MOUNT,
             run=secrets.token_hex(3),
         )
-        writing = asyncio.ensure_future(made.keep_diary())
-        yield made
-        for task_id in made.names:
+        recording = asyncio.ensure_future(connected.keep_diary())
+        yield connected
+        for task_id in connected.names:
             with contextlib.suppress(Exception):
-                await made.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
+                await connected.request("PUT", f"/v1/tasks/{task_id}/goal", json={"goal": "stop"})
+        recording.cancel()
+        await asyncio.gather(recording, return_exceptions=True)

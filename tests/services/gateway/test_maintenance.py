@@ -31,7 +31,7 @@ from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assig
 
 
 async def test_metrics_that_alerts_read_begin_at_zero(harness: GatewayHarness) -> None:
-    """An alert compares a counter with what it was before: there has to be a before."""
+    """An alert compares a counter with its earlier value, so each counter must start at zero."""
     for name, labels in (
         ("shiftwork_terms_failed_total", {}),
         ("shiftwork_prunes_failed_total", {"what": "audit"}),
@@ -42,8 +42,8 @@ async def test_metrics_that_alerts_read_begin_at_zero(harness: GatewayHarness) -
 
 async def test_each_owner_gets_one_reemit_request(harness: GatewayHarness) -> None:
     await until(lambda: len(harness.database.rows(TABLES, RebuildRow)) == len(OWNERS))
-    asked = [each.service for each in harness.others.asked if isinstance(each, m.Reemit)]
-    assert sorted(asked) == ["launcher", "scheduler"]  # submit and quota are the real ones
+    requested = [each.service for each in harness.others.asked if isinstance(each, m.Reemit)]
+    assert sorted(requested) == ["launcher", "scheduler"]  # the real submit and quota reply
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ async def test_old_events_are_deleted_a_page_at_a_time(harness: GatewayHarness) 
     async with store.transaction(epoch=1) as tx:
         tx.put(EventHeadRow("log", 1500, 1))
     step = HistoryPruning(store, harness.settings).step
-    again = [await step(1) for _ in range(3)]
-    assert again == [0.0, None, None]
+    delays = [await step(1) for _ in range(3)]
+    assert delays == [0.0, None, None]
     kept = sorted(harness.database.rows(TABLES, EventRow))
     assert (kept[0], kept[-1], len(kept)) == (501, 1500, 1000)
     await harness.project(a_node("n1"))
@@ -88,7 +88,7 @@ async def test_the_event_log_is_bounded_in_bytes(harness: GatewayHarness) -> Non
 
 
 @pytest.mark.parametrize("harness", [{"prune_days_per_hour": 0}], indirect=True)
-async def test_old_audit_and_settled_rows_are_deleted(
+async def test_old_audit_rows_and_accepted_rows_of_projected_tasks_are_deleted(
     harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
     task = await harness.submitted(ann)
@@ -98,12 +98,12 @@ async def test_old_audit_and_settled_rows_are_deleted(
     async with store.transaction() as tx:
         row = await tx.get(AcceptedRow, waiting["id"])
         assert row is not None
-        # Left over by a POST that ended after its event was projected.
+        # A POST that ends after its event was projected leaves such a row.
         tx.put(replace(row, task_id=task["id"]))
     assert len((await ann.get("/v1/tasks")).json()["items"]) == 2
     harness.clock.advance(harness.settings.accepted_keep_seconds + 60)
     await HistoryPruning(store, harness.settings).step(1)
-    # What is projected needs no stand-in; what is not stays, however old.
+    # The accepted row of a projected task is deleted; any other one stays, whatever its age.
     assert set(harness.database.rows(TABLES, AcceptedRow)) == {waiting["id"]}
     assert harness.database.rows(TABLES, AuditRow)
     harness.clock.advance(harness.settings.audit_keep_seconds + 60)
@@ -116,22 +116,22 @@ async def test_old_audit_and_settled_rows_are_deleted(
 async def test_ended_tasks_are_deleted_with_their_runs_and_metrics(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
-    over, live = await harness.submitted(ann), await harness.submitted(ann)
-    for task in (over, live):
+    ended, live = await harness.submitted(ann), await harness.submitted(ann)
+    for task in (ended, live):
         await harness.project(assigned(task["id"]))
     store = harness.gateway.ports.store
     await harness.project(
-        state(over["id"], m.TaskState.SUCCEEDED, 9, finished_at=harness.clock.now())
+        state(ended["id"], m.TaskState.SUCCEEDED, 9, finished_at=harness.clock.now())
     )
     async with store.transaction() as tx:
-        for task in (over, live):
+        for task in (ended, live):
             for rank in range(150):
                 row = MetricsRow(task["id"], rank, 1, harness.clock.now(), {}, [], 1, 0)
                 tx.put(row)
             tx.put(ProgressRow(task["id"], 1, harness.clock.now(), {"step": 1.0}))
     harness.clock.advance(harness.settings.tasks_keep_seconds + 60)
     prune = Pruning("gateway", store, harness.settings, prune_rules(harness.settings))
-    # Metrics go a hundred at a time.
+    # One step deletes at most a hundred rows of metrics.
     assert await prune.step(1) == 0.0
     assert await prune.step(1) is None
     assert set(harness.database.rows(TABLES, TaskRow)) == {live["id"]}
@@ -141,15 +141,15 @@ async def test_ended_tasks_are_deleted_with_their_runs_and_metrics(
     assert set(harness.database.rows(TABLES, ProgressRow)) == {live["id"]}
 
 
-async def test_an_unreadable_event_neither_stops_housekeeping_nor_stays(
+async def test_unreadable_events_are_deleted_once_the_log_exceeds_its_limit(
     harness: GatewayHarness,
 ) -> None:
-    """Wherever it lies: alone, beside another, or as the oldest that is due."""
+    """The oldest event and two adjacent later ones are unreadable."""
     await harness.project(*(a_node(f"n{number}") for number in range(6)))
     store, table = harness.gateway.ports.store, harness.database.schema("gateway").table
     events = table(TABLES.shape(EventRow))
     rows = [events.rows[key] for key in sorted(events.rows)]
-    ends = next(iter(harness.database.rows(TABLES, EventHeadRow).values()))
+    log_head = next(iter(harness.database.rows(TABLES, EventHeadRow).values()))
 
     async def drop(bytes_max: int) -> list[int]:
         async with store.transaction(epoch=1) as tx:
@@ -160,14 +160,14 @@ async def test_an_unreadable_event_neither_stops_housekeeping_nor_stays(
     for key in (keys[0], keys[2], keys[3]):
         events.broken[key] = "column data cannot be decoded"
     # While the limit allows it, a broken row stays: an operator who repairs it loses nothing.
-    assert await drop(ends.bytes) == keys
-    assert await drop(ends.bytes - rows[1].bytes_before) == keys
-    assert await drop(ends.bytes - rows[1].bytes_before - 1) == keys[2:]
-    assert await drop(ends.bytes - rows[4].bytes_before) == keys[2:]
-    assert await drop(ends.bytes - rows[5].bytes_before) == keys[5:]
+    assert await drop(log_head.bytes) == keys
+    assert await drop(log_head.bytes - rows[1].bytes_before) == keys
+    assert await drop(log_head.bytes - rows[1].bytes_before - 1) == keys[2:]
+    assert await drop(log_head.bytes - rows[4].bytes_before) == keys[2:]
+    assert await drop(log_head.bytes - rows[5].bytes_before) == keys[5:]
 
 
-async def test_an_unreadable_task_keeps_its_own_accepted_row_alone(
+async def test_only_the_accepted_row_of_an_unreadable_task_is_kept(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     tasks = [await harness.submitted(ann) for _ in range(2)]
@@ -180,7 +180,7 @@ async def test_an_unreadable_task_keeps_its_own_accepted_row_alone(
     table = harness.database.schema("gateway").table(TABLES.shape(TaskRow))
     (bad,) = (key for key, row in table.rows.items() if row.task_id == tasks[0]["id"])
     table.broken[bad] = "column spec cannot be decoded"
-    # Another process, which does not have the rows in its memory.
+    # A new gateway does not have the rows in its memory.
     async with harness.new_gateway().ports.store.transaction() as tx:
         assert await drop_settled(tx, tx.now + timedelta(days=1), 100) == 1
     (left,) = harness.database.rows(TABLES, AcceptedRow).values()

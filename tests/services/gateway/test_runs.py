@@ -1,4 +1,4 @@
-"""The SDK's routes: the long-poll, checkpoints, metrics; and runs whose time is over."""
+"""Tests the SDK's routes (long-poll, checkpoints, metrics) for live and for ended runs."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ async def test_a_delayed_start_is_explained_until_the_run_has_started(
 ) -> None:
     task = await harness.submitted(ann)
     tid, why = task["id"], "rank 0 on n0: image a/b cannot be pulled: not found"
-    reply = m.RunDelayed(task_id=tid, attempt=1, ranks=1, detail=why, noted_at=at(12))
+    delayed = m.RunDelayed(task_id=tid, attempt=1, ranks=1, detail=why, noted_at=at(12))
     starting = state(tid, m.TaskState.STARTING, 2, attempt=1)
-    await harness.project(assigned(tid), starting, reply)
+    await harness.project(assigned(tid), starting, delayed)
     shown = {"detail": why, "ranks": 1, "noted_at": "2026-01-01T00:00:12Z"}
     assert await _delayed(ann, tid) == (shown, shown)
-    # Nothing is missing any more, though the start is not announced yet.
-    await harness.project(reply.model_copy(update={"ranks": 0, "detail": "", "noted_at": at(14)}))
+    # No rank is delayed any more, although ``RunStarted`` is not published yet.
+    await harness.project(delayed.model_copy(update={"ranks": 0, "detail": "", "noted_at": at(14)}))
     assert await _delayed(ann, tid) == (None, None)
     await harness.project(
-        reply.model_copy(update={"noted_at": at(16)}),
+        delayed.model_copy(update={"noted_at": at(16)}),
         m.RunStarted(task_id=tid, attempt=1, started_at=at(20)),
     )
     assert await _delayed(ann, tid) == (None, None)
@@ -71,7 +71,7 @@ async def test_the_poll_of_a_run_without_a_preemption_request_reports_none(
         early = (await run.get("/v1/run")).json()
         await harness.project(assigned("tt"))
         reply = (await run.get("/v1/run")).json()
-    # The process may be there before its assignment is projected.
+    # The process may poll before its assignment is projected.
     assert early == reply
     assert reply == {
         "attempt": 1,
@@ -83,7 +83,7 @@ async def test_the_poll_of_a_run_without_a_preemption_request_reports_none(
 
 
 def reported(harness: GatewayHarness) -> list[tuple[str, int]]:
-    """Which attempts the gateway has reported."""
+    """Return the attempts for which the gateway has published ``RunListened``."""
     sent = harness.database.schema("gateway").outbox.values()
     found = [each.envelope.message for each in sent]
     return [(each.task_id, each.attempt) for each in found if isinstance(each, m.RunListened)]
@@ -110,7 +110,7 @@ async def test_the_first_poll_of_an_attempt_is_reported_once(
         return run["listening_at"] is not None
 
     await until(shown)
-    # Reports of an attempt that is over are not accepted any more.
+    # The poll of an ended attempt is not reported.
     await harness.project(exited(tid), assigned(tid, 2))
     assert await polled() == [(tid, 1)]
     assert await polled(2) == [(tid, 1), (tid, 2)]
@@ -146,11 +146,11 @@ async def test_the_long_poll_waits_no_longer_than_requested(harness: GatewayHarn
         reply = await run.get("/v1/run?wait_seconds=0.1&seen=1")
         waited = time.monotonic() - began
     assert reply.json()["revision"] == 1
-    # Released by nothing but the time: nothing happens.
+    # No change releases the poll, so it lasts the whole requested time.
     assert waited > 0.09
 
 
-async def test_a_preemption_releases_the_long_poll_in_milliseconds(harness: GatewayHarness) -> None:
+async def test_a_preemption_releases_the_long_poll_at_once(harness: GatewayHarness) -> None:
     await harness.project(assigned("tt"))
     async with served(harness) as url, httpx.AsyncClient(timeout=20) as client:
         headers = {"authorization": f"Bearer {run_token('tt')}"}
@@ -161,7 +161,7 @@ async def test_a_preemption_releases_the_long_poll_in_milliseconds(harness: Gate
             released.append(time.monotonic())
             return reply.json()
 
-        # What eight answers take that wait for nothing, on this machine as busy as it is.
+        # Measure four polls that need not wait, under the present load of this machine.
         began = time.monotonic()
         await asyncio.gather(*(rank(seen=0) for _ in range(4)))
         floor = time.monotonic() - began
@@ -207,7 +207,7 @@ async def test_an_older_attempt_is_superseded(harness: GatewayHarness) -> None:
         assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
 
 
-async def test_a_runs_token_ends_with_the_run(harness: GatewayHarness) -> None:
+async def test_the_token_of_an_ended_run_is_rejected(harness: GatewayHarness) -> None:
     await harness.project(assigned("tt"), exited("tt"))
     metrics = {"samples": [{"values": {"a": 1}}]}
     async with harness.client(run_token("tt")) as run:
@@ -242,8 +242,8 @@ async def test_a_checkpoint_is_acknowledged_by_the_launcher(harness: GatewayHarn
         reply = await run.post("/v1/run/checkpoints", json=body)
     assert reply.status_code == 201
     assert {"no": 1, "attempt": 2, **body}.items() <= reply.json().items()
-    asked = harness.others.asked[-1]
-    assert asked == m.AckCheckpoint(
+    command = harness.others.asked[-1]
+    assert command == m.AckCheckpoint(
         task_id="tt", attempt=2, step=100, uri="/c/100", digest="sha256:1"
     )
     async with harness.client(run_token("tt", 1)) as old:
@@ -262,7 +262,7 @@ async def test_a_checkpoint_is_acknowledged_by_the_launcher(harness: GatewayHarn
         ({"step": 1, "uri": "/c", "size": 1}, "size"),
     ],
 )
-async def test_a_wrong_checkpoint_names_the_field(
+async def test_the_error_of_an_invalid_checkpoint_names_the_field(
     harness: GatewayHarness, body: dict[str, Any], field: str
 ) -> None:
     async with harness.client(run_token("tt")) as run:
@@ -291,9 +291,9 @@ async def test_a_task_that_saves_without_pause_is_rate_limited(harness: GatewayH
     harness.others.live_attempts = {"tt": 1, "t2": 1}
     body = {"step": 1, "uri": "/c"}
     async with harness.client(run_token("tt")) as run, harness.client(run_token("t2")) as other:
-        reply = [await run.post("/v1/run/checkpoints", json=body) for _ in range(20)]
-        assert [each.status_code for each in reply] == [201] * 5 + [429] * 15
-        assert (reply[-1].json()["type"], reply[-1].headers["retry-after"]) == ("too-many", "1")
+        replies = [await run.post("/v1/run/checkpoints", json=body) for _ in range(20)]
+        assert [each.status_code for each in replies] == [201] * 5 + [429] * 15
+        assert (replies[-1].json()["type"], replies[-1].headers["retry-after"]) == ("too-many", "1")
         assert (await other.post("/v1/run/checkpoints", json=body)).status_code == 201
         harness.clock.advance(1)
         assert (await run.post("/v1/run/checkpoints", json=body)).status_code == 201
@@ -333,7 +333,7 @@ async def test_the_sdk_waits_until_its_checkpoints_are_accepted(harness: Gateway
     assert harness.others.checkpoints == 4
 
 
-async def test_reported_numbers_are_on_the_tasks_page(
+async def test_reported_metrics_are_listed_by_rank(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     task = await harness.submitted(ann, nodes=2)
@@ -357,7 +357,7 @@ async def test_reported_numbers_are_on_the_tasks_page(
     assert [each["rank"] for each in page["items"]] == [1]
 
 
-async def test_what_rank_0_reported_last_is_the_tasks_progress(
+async def test_the_tasks_progress_shows_the_latest_values_of_rank_0(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     task, quiet = await harness.submitted(ann, nodes=2), await harness.submitted(ann)
@@ -399,7 +399,7 @@ async def test_what_rank_0_reported_last_is_the_tasks_progress(
         ({"samples": [{"at": "2026-01-01T00:00:00", "values": {"a": 1}}]}, "samples[0].at"),
     ],
 )
-async def test_wrong_metrics_name_the_field(
+async def test_the_error_of_invalid_metrics_names_the_field(
     harness: GatewayHarness, body: dict[str, Any], field: str
 ) -> None:
     async with harness.client(run_token("tt")) as run:
@@ -429,13 +429,13 @@ def test_a_long_history_is_thinned_and_keeps_its_span() -> None:
 
 
 @pytest.mark.parametrize("harness", [{"metric_ranks_per_replica_max": 1}], indirect=True)
-async def test_a_rank_that_the_run_does_not_have_reports_nothing(
+async def test_metrics_of_a_rank_that_the_run_does_not_have_are_rejected(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:
     body = {"samples": [{"values": {"loss": 1}}]}
     task = await harness.submitted(ann, nodes=2, gpus_per_node=2)
     async with harness.client(run_token(task["id"])) as run:
-        # Before the run is projected, the task's size determines the ranks; then its places do.
+        # Before the run is projected, the task's size determines the ranks; then its placements do.
         for messages in ((), (assigned(task["id"], nodes=("n0", "n1")),)):
             await harness.project(*messages)
             for rank, status in ((0, 202), (3, 202), (4, 422), (2**31 - 1, 422)):
@@ -472,8 +472,8 @@ async def test_processes_that_report_at_the_same_time_never_conflict(
             return [await run.post("/v1/run/metrics", json=body) for _ in range(10)]
 
         answers = await asyncio.gather(*(process(number) for number in range(4)))
-    reply = [each for process in answers for each in process]
-    assert {each.status_code for each in reply} == {202}, [each.text for each in reply]
+    replies = [each for process in answers for each in process]
+    assert {each.status_code for each in replies} == {202}, [each.text for each in replies]
 
 
 @pytest.mark.parametrize(
@@ -488,11 +488,11 @@ async def test_a_task_with_too_many_waiting_processes_is_answered_at_once(
         waiting = [asyncio.ensure_future(run.get(path)) for _ in range(2)]
         await asyncio.sleep(0.1)
         reply = await run.get(path)
-        # It came later, and is answered while those that wait still do.
+        # The third poll is answered while the first two still wait.
         assert not any(each.done() for each in waiting)
         assert reply.status_code == 200
         assert reply.json()["ask_again_seconds"] == 7.0
-        # The bound of one task leaves the others their waits.
+        # The limit of one task does not apply to the polls of another.
         theirs = asyncio.ensure_future(other.get(path))
         await asyncio.sleep(0.1)
         assert not theirs.done()
@@ -548,6 +548,6 @@ async def test_an_ended_attempt_does_not_use_the_live_attempts_rate_limit(
     await harness.project(assigned("tt"), exited("tt"), assigned("tt", 2))
     body = {"step": 1, "uri": "/c"}
     async with harness.client(run_token("tt")) as old, harness.client(run_token("tt", 2)) as live:
-        reply = [await old.post("/v1/run/checkpoints", json=body) for _ in range(5)]
-        assert [each.status_code for each in reply] == [409] * 5
+        replies = [await old.post("/v1/run/checkpoints", json=body) for _ in range(5)]
+        assert [each.status_code for each in replies] == [409] * 5
         assert (await live.post("/v1/run/checkpoints", json=body)).status_code == 201

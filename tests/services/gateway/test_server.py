@@ -58,14 +58,14 @@ test_nodes_come_in_pages = test_operators.test_nodes_come_in_pages
 test_nodes_show_which_tasks_hold_their_gpus = (
     test_operators.test_nodes_show_which_tasks_hold_their_gpus
 )
-test_a_preemption_releases_the_long_poll_in_milliseconds = (
-    test_runs.test_a_preemption_releases_the_long_poll_in_milliseconds
+test_a_preemption_releases_the_long_poll_at_once = (
+    test_runs.test_a_preemption_releases_the_long_poll_at_once
 )
 test_an_older_attempt_is_superseded = test_runs.test_an_older_attempt_is_superseded
 test_processes_that_report_at_the_same_time_never_conflict = (
     test_runs.test_processes_that_report_at_the_same_time_never_conflict
 )
-test_reported_numbers_are_on_the_tasks_page = test_runs.test_reported_numbers_are_on_the_tasks_page
+test_reported_metrics_are_listed_by_rank = test_runs.test_reported_metrics_are_listed_by_rank
 test_a_task_is_readable_and_listed_before_its_event_is_projected = (
     test_tasks.test_a_task_is_readable_and_listed_before_its_event_is_projected
 )

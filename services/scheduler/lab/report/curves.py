@@ -1,4 +1,7 @@
-"""Reduces a run to the curves of the report, small however long the run was. For ``study.py``."""
+"""Reduces a run of any length to the small curves of the report.
+
+``study.py`` uses it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ USERS_MAX = 400
 
 @dataclass(frozen=True, slots=True)
 class SizeCurves:
-    """Distributions of one size class: values against the part of jobs at or below them."""
+    """Distributions of one size class: values against the fraction of jobs at or below them."""
 
     label: str
     jobs: int
@@ -37,7 +40,7 @@ class SizeCurves:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """One policy: its numbers and its lines."""
+    """The numbers and the curves of one policy."""
 
     policy: str
     numbers: Numbers
@@ -61,8 +64,8 @@ def curves(
         utilisation=over_time(record.busy, 1.0 / record.capacity if record.capacity else 0.0),
         waiting=over_time(record.waiting, 1.0),
         sizes=tuple(
-            SizeCurves(size_label(low, high), len(of), cdf(map(jct, of)), cdf(map(wait, of)))
-            for low, high, of in by_size(ended, record.capacity)
+            SizeCurves(size_label(low, high), len(jobs), cdf(map(jct, jobs)), cdf(map(wait, jobs)))
+            for low, high, jobs in by_size(ended, record.capacity)
         ),
         users=_ranked(slowdowns),
         jct=cdf(map(jct, ended)),
@@ -71,37 +74,41 @@ def curves(
 
 
 def size_label(low: int, high: int) -> str:
-    """``1 node``, ``3-4 nodes``."""
+    """Return the label of a size class, such as ``1 node`` or ``3-4 nodes``."""
     if low == high:
         return counted(low, "node")
     return f"{low}\u2013{high} nodes"
 
 
 def cdf(values: Iterable[float]) -> Points:
-    """Value and part of all values at or below it, at evenly spaced parts."""
+    """Return evenly spaced points: a value, and the fraction of all values at or below it."""
     ordered = sorted(values)
-    return [(ordered[place], part) for place, part in _places(len(ordered), CDF_POINTS)]
+    return [
+        (ordered[index], fraction) for index, fraction in _spaced_indexes(len(ordered), CDF_POINTS)
+    ]
 
 
-def over_time(line: Timeline, factor: float) -> Points:
-    """Means over at most ``TIME_POINTS`` equal stretches, each at its middle."""
-    bins = line.bins()
-    each = max(1, math.ceil(len(bins) / TIME_POINTS))
+def over_time(timeline: Timeline, factor: float) -> Points:
+    """Return means over at most ``TIME_POINTS`` equal intervals, each at its interval's middle."""
+    bins = timeline.bins()
+    bins_per_point = max(1, math.ceil(len(bins) / TIME_POINTS))
     found: Points = []
-    for start in range(0, len(bins), each):
-        part = bins[start : start + each]
-        middle = (start + len(part) / 2.0) * line.width_s
+    for start in range(0, len(bins), bins_per_point):
+        part = bins[start : start + bins_per_point]
+        middle = (start + len(part) / 2.0) * timeline.width_s
         found.append((middle, factor * sum(part) / len(part)))
     return found
 
 
 def _ranked(ordered: Sequence[float]) -> Points:
-    """Users from the best served to the worst, as parts of all users."""
-    return [(part, ordered[place]) for place, part in _places(len(ordered), USERS_MAX)]
+    """Return the users' slowdowns in ascending order, each against its fraction of all users."""
+    return [
+        (fraction, ordered[index]) for index, fraction in _spaced_indexes(len(ordered), USERS_MAX)
+    ]
 
 
-def _places(count: int, points_max: int) -> list[tuple[int, float]]:
-    """Evenly spaced indexes of so many values, each with the part of them up to it."""
+def _spaced_indexes(count: int, points_max: int) -> list[tuple[int, float]]:
+    """Return evenly spaced indexes below ``count``, each with the fraction of values up to it."""
     steps = min(count, points_max)
-    places = sorted({round((count - 1) * step / max(1, steps - 1)) for step in range(steps)})
-    return [(place, (place + 1) / count) for place in places]
+    indexes = sorted({round((count - 1) * step / max(1, steps - 1)) for step in range(steps)})
+    return [(index, (index + 1) / count) for index in indexes]

@@ -1,4 +1,4 @@
-"""Refused events stay in the outbox; the bodies of dead letters lie apart."""
+"""Keep refused events in the outbox; move the bodies of dead letters to their own table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people type out of habit: several tasks, other names, options of other tools, Tab."""
+"""Tests what users type out of habit: several tasks, aliases, options of other tools, and Tab."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_stopping_all_needs_a_confirmation_or_yes(shiftwork: Shiftwork, three: C
 
 
 @pytest.mark.parametrize(("answer", "goal"), [(b"y\n", "stop"), (b"n\n", "run")])
-def test_on_a_terminal_stopping_all_requests_confirmation(
+def test_stop_all_requests_confirmation_on_a_terminal(
     three: CliServer, home: Path, answer: bytes, goal: str
 ) -> None:
     ours, theirs = pty.openpty()
@@ -128,14 +128,14 @@ def test_lists_are_sorted_and_filtered_by_the_server(
 def test_command_names_of_other_tools_are_understood(
     shiftwork: Shiftwork, three: CliServer, typed: tuple[str, ...], meant: tuple[str, ...]
 ) -> None:
-    by_habit, asked = shiftwork(*typed), [(s.method, s.path, s.query) for s in three.seen]
+    by_alias, requests = shiftwork(*typed), [(s.method, s.path, s.query) for s in three.seen]
     three.seen.clear()
-    properly = shiftwork(*meant)
-    assert (by_habit.code, by_habit.out) == (properly.code, properly.out)
-    assert [(s.method, s.path, s.query) for s in three.seen] == asked
+    by_command = shiftwork(*meant)
+    assert (by_alias.code, by_alias.out) == (by_command.code, by_command.out)
+    assert [(s.method, s.path, s.query) for s in three.seen] == requests
 
 
-def test_no_other_name_hides_a_command_or_is_in_the_help(elsewhere: Shiftwork) -> None:
+def test_aliases_neither_hide_commands_nor_appear_in_the_help(elsewhere: Shiftwork) -> None:
     root = typer.main.get_command(main.app)
     commands = {*root.list_commands(typer.Context(root))}
     assert not commands & {*guide.ALIASES, "status"}
@@ -164,12 +164,12 @@ def test_unknown_commands_and_options_get_a_suggestion(
     assert error in done.err
 
 
-def test_gpus_is_another_name_of_gpus_per_node(shiftwork: Shiftwork, server: CliServer) -> None:
+def test_gpus_is_an_alias_of_gpus_per_node(shiftwork: Shiftwork, server: CliServer) -> None:
     assert shiftwork("submit", "--gpus", "2", "--", "true").code == 0
     assert server.asked("POST", "/v1/tasks").body["gpus_per_node"] == 2
 
 
-def test_every_example_is_understood() -> None:
+def test_every_example_of_the_help_can_be_parsed() -> None:
     root = typer.main.get_command(main.app)
     for path, lines in guide.EXAMPLES.items():
         for line in lines:
@@ -252,11 +252,11 @@ def test_help_is_a_command_too(shiftwork: Shiftwork) -> None:
     assert shiftwork("--json", "help", "ls").out == shiftwork("ls", "--help").out
 
 
-def test_nodes_are_listed_under_their_noun(shiftwork: Shiftwork) -> None:
+def test_node_ls_prints_the_same_as_nodes(shiftwork: Shiftwork) -> None:
     assert shiftwork("node", "ls").out == shiftwork("nodes").out
 
 
-def test_without_a_token_the_ways_to_give_one_are_named(
+def test_the_error_without_a_token_lists_the_ways_to_provide_one(
     shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SHIFTWORK_TOKEN")

@@ -8,7 +8,7 @@ from services.launcher.domain.master_ports import PortRange
 RANGE = PortRange(20_000, 20_009)
 
 
-def test_round_robin() -> None:
+def test_ports_are_chosen_round_robin() -> None:
     assert RANGE.next_free(0, set()) in range(20_000, 20_010)
     assert RANGE.next_free(20_003, set()) == 20_004
     assert RANGE.next_free(20_009, set()) == 20_000
@@ -16,7 +16,7 @@ def test_round_robin() -> None:
 
 
 @given(after=st.integers(0, 70_000), taken=st.sets(st.integers(20_000, 20_009)))
-def test_the_next_port_is_free_or_none(after: int, taken: set[int]) -> None:
+def test_the_next_port_is_free_or_none_if_all_are_taken(after: int, taken: set[int]) -> None:
     port = RANGE.next_free(after, taken)
     if len(taken) == 10:
         assert port is None
