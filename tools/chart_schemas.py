@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic_settings import BaseSettings
 
-from libs.contracts.ids import NAME_FORM
+from libs.contracts.ids import DNS_LABEL_FORM
 from libs.pods.pod_policy import PodPolicy
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import ProvisionSettings
@@ -44,7 +44,7 @@ PORTS: Schema = {
     "items": {"type": "integer", "minimum": 1, "maximum": 65_535},
 }
 PULL: Schema = {"enum": ["Always", "IfNotPresent", "Never"]}
-NAMESPACE: Schema = {"type": "string", "pattern": f"^{NAME_FORM}$"}
+NAMESPACE: Schema = {"type": "string", "pattern": f"^{DNS_LABEL_FORM}$"}
 IMAGE: Schema = {
     "type": "object",
     "additionalProperties": False,

@@ -13,7 +13,9 @@ NodeId = NewType("NodeId", str)
 # ids of fewer characters; what other versions made must still be read.
 TASK_ID_FORM = r"[a-z][a-z0-9]{0,25}"
 NODE_ID_FORM = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9])?"
-NAME_FORM = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+# Of namespaces, containers and volumes in Kubernetes.
+DNS_LABEL_FORM = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+NAME_FORM = r"[a-z0-9]([-_a-z0-9]{0,61}[a-z0-9])?"
 _TASK_ID = re.compile(TASK_ID_FORM)
 _NAME = re.compile(NAME_FORM)
 
@@ -40,7 +42,7 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-NAME_RULE = "1 to 63 of a-z, 0-9 and -, no - at the ends"
+NAME_RULE = "1 to 63 of a-z, 0-9, - and _, a letter or digit at both ends"
 LABEL_KEY_RULE = "1 to 253 of letters, digits, - _ . and /, a letter or digit at both ends"
 LABEL_VALUE_RULE = "at most 63 of letters, digits, - _ and ., a letter or digit at both ends"
 _LABEL_KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]{0,251}[A-Za-z0-9])?")

@@ -12,11 +12,12 @@ from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from typing import Any
 
-from libs.contracts.ids import LABEL_VALUE_RULE, NAME_RULE, is_label_value
+from libs.contracts.ids import LABEL_VALUE_RULE, is_label_value
 from libs.contracts.messages import FieldError
 from libs.contracts.variables import RESERVED_PREFIXES, is_reserved, is_variable
 from libs.pods.field_errors import field_error
 from libs.pods.formats import (
+    DNS_LABEL_RULE,
     amount,
     is_capability,
     is_dns_label,
@@ -190,7 +191,7 @@ variable_prefix = first_of(
     ),
 )
 container_name = first_of(
-    rule(is_dns_label, "is not a name", f"use {NAME_RULE}"),
+    rule(is_dns_label, "is not a name", f"use {DNS_LABEL_RULE}"),
     rule(
         lambda name: not name.startswith(OWN_PREFIX),
         "is the platform's",

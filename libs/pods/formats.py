@@ -7,8 +7,10 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 
+from libs.contracts.ids import DNS_LABEL_FORM
+
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL = re.compile(DNS_LABEL_FORM)
 _QUALIFIED = re.compile(
     r"(?:(?=[^/]{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
     r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -30,6 +32,9 @@ PLATFORM_PREFIX = "shiftwork"
 def is_object_name(text: str) -> bool:
     """True if ``text`` can name a Secret, ConfigMap or claim (a DNS subdomain)."""
     return _NAME.fullmatch(text) is not None
+
+
+DNS_LABEL_RULE = "1 to 63 of a-z, 0-9 and -, no - at the ends"
 
 
 def is_dns_label(text: str) -> bool:

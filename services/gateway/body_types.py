@@ -14,7 +14,9 @@ from pydantic import (
     model_validator,
 )
 
-NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+from libs.contracts.ids import NAME_FORM
+
+NAME = f"^{NAME_FORM}$"
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 

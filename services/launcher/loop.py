@@ -105,6 +105,7 @@ class Launcher:
         self._failed: dict[Action, tuple[int, float]] = {}
         # Why the last try of an action failed, and which launches are refused for good.
         self._problems: dict[Action, str] = {}
+        self._node_problems: dict[str, str] = {}
         self._refused: dict[RunId, Refused] = {}
         # Why the runtime obeys another launcher, how often in a row it refused, and when to try
         # again (in the event loop's seconds).
@@ -350,6 +351,7 @@ class Launcher:
         except RuntimeDeniedError as problem:
             self._doing = set()
             return self._note_denial(str(problem))
+        self._report_nodes(listing)
         if self.problem:
             self.log.warning("the runtime obeys this launcher again")
         self.problem, self._denials = "", 0
@@ -361,6 +363,14 @@ class Launcher:
         if is_new or tasks:
             self.reconcile_wake.set()
         return 0.0 if self._pending else None
+
+    def _report_nodes(self, listing: Listing) -> None:
+        """Log each problem of a node when it begins."""
+        problems = {name: node.problem for name, node in listing.nodes.items() if node.problem}
+        for node_id, problem in sorted(problems.items()):
+            if self._node_problems.get(node_id) != problem:
+                self.log.warning("a node has a problem", node=node_id, problem=problem)
+        self._node_problems = problems
 
     def _note_denial(self, problem: str) -> float:
         """Note that the runtime obeys another launcher, until a person intervenes. Returns a pause

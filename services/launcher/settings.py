@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.contracts.ids import LABEL_KEY_RULE, NAME_FORM, is_label_key
+from libs.contracts.ids import DNS_LABEL_FORM, LABEL_KEY_RULE, NAME_FORM, is_label_key
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from libs.pods.pod_policy import PodPolicy, read_policy
@@ -19,6 +19,7 @@ from services.launcher.nodes_file import check_labels, check_taints
 
 # A group, or a namespace.
 NAME = f"^{NAME_FORM}$"
+NAMESPACE = f"^{DNS_LABEL_FORM}$"
 
 
 class LauncherSettings(BaseServiceSettings):
@@ -58,7 +59,7 @@ class LauncherSettings(BaseServiceSettings):
     master_port_last: int = Field(default=MASTER_PORTS.last, ge=1024, le=65_535)
 
     # Runtime kubernetes. The namespace of the tasks' pods:
-    kube_namespace: str = Field(default=TASKS_NAMESPACE, pattern=NAME)
+    kube_namespace: str = Field(default=TASKS_NAMESPACE, pattern=NAMESPACE)
     # Empty: the cluster that the launcher runs in; else what KUBECONFIG names.
     kube_config: Path | None = None
     # Which nodes are ours, as `kubectl -l` takes it; empty: all but those of the control plane.

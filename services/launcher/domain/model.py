@@ -243,7 +243,7 @@ class ObservedNode:
     """One node as a runtime sees it. ``node.ready`` is True if it answers now."""
 
     node: Node
-    # Why it does not answer.
+    # Why it does not answer, or why it takes no new runs although nobody closed it.
     problem: str = ""
     # No longer in the inventory; it only finishes what runs there.
     retired: bool = False

@@ -215,7 +215,7 @@ async def test_a_missing_name_has_a_readable_error(admin: httpx.AsyncClient) -> 
     for path in ("/v1/users", "/v1/teams"):
         error = only(await admin.post(path, json={"name": "Bob B"}), 422)
         assert error["message"] == "is not a name"
-        assert error["fix"] == "use 1 to 63 of a-z, 0-9 and -, no - at the ends"
+        assert error["fix"] == "use 1 to 63 of a-z, 0-9, - and _, a letter or digit at both ends"
 
 
 async def test_retry_of_a_live_task_is_refused_as_such(

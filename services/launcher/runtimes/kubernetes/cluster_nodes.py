@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
-from libs.contracts.ids import is_label_key, is_label_value, is_name, is_taint
+from libs.contracts.ids import NAME_RULE, is_label_key, is_label_value, is_name, is_taint
 from libs.contracts.messages import Node
 from libs.pods.formats import TIMES
 from services.launcher.domain.model import ObservedNode
@@ -250,18 +250,25 @@ class Nodes:
             for key, value in sorted(all_labels.items())
             if is_label_key(key) and is_label_value(value)
         }
-        group = labels.get(self._rules.group_label, "")
+        # As the cluster has it: what is no label value here is no group either.
+        group = str(all_labels.get(self._rules.group_label) or self._rules.group_default)
         problem = _not_ready(status)
+        if unfit := not is_name(group):
+            problem = problem or (
+                f"its label {self._rules.group_label} is {group[:63]!r}, which names no group: "
+                f"use {NAME_RULE}"
+            )
         node = Node(
             id=meta["name"],
-            group=group if is_name(group) else self._rules.group_default,
+            group=self._rules.group_default if unfit else group,
             gpus=gpus,
             cpus=quantity(offers.get("cpu")),
             memory_bytes=int(quantity(offers.get("memory"))),
             labels=labels,
             taints=tuple(sorted(self._taints(spec))),
-            schedulable=not spec.get("unschedulable", False),
-            ready=not problem,
+            # In the default group it would run what is not meant for it.
+            schedulable=not (unfit or spec.get("unschedulable", False)),
+            ready=not _not_ready(status),
             gpu_model=labels.get(GPU_MODEL_LABEL, ""),
         )
         return _Facts(node, problem, gpus - int(quantity(offers.get(self._rules.gpu_resource))))

@@ -103,9 +103,20 @@ def test_a_node_that_is_not_ready_reports_why() -> None:
     assert not nodes.listing()["n1"].node.schedulable
 
 
-def test_a_wrong_group_is_the_default_one() -> None:
+def test_a_node_whose_label_names_no_group_takes_no_new_runs() -> None:
     nodes = Nodes(NodeRules(group_default="all"))
     nodes.put(a_node(labels={"shiftwork.dev/group": "No_Group"}))
+    observed = nodes.listing()["n1"]
+    assert (observed.node.ready, observed.node.schedulable) == (True, False)
+    assert observed.problem == (
+        "its label shiftwork.dev/group is 'No_Group', which names no group: "
+        "use 1 to 63 of a-z, 0-9, - and _, a letter or digit at both ends"
+    )
+    # The label is mended.
+    nodes.put(a_node(version=2, labels={"shiftwork.dev/group": "jupyter_cpu"}))
+    node = nodes.listing()["n1"].node
+    assert (node.group, node.schedulable) == ("jupyter_cpu", True)
+    nodes.put(a_node(version=3, labels={}))
     assert nodes.listing()["n1"].node.group == "all"
 
 
