@@ -180,5 +180,10 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         "wait_for_nodes": Shown(
             about="Wait for nodes that are to come, where the known ones could never hold it."
         ),
+        "contract": Shown(
+            about="How its ranks find each other: the variables and files of a framework.",
+            options=("--contract",),
+            initial="torch",
+        ),
     },
 }

@@ -77,6 +77,19 @@ class PreemptMode(StrEnum):
     KILL = "PREEMPT_MODE_KILL"
 
 
+class Contract(StrEnum):
+    """Contract is what the platform gives each rank so that the ranks find each other:
+    variables and files as a framework expects them."""
+
+    UNSPECIFIED = "CONTRACT_UNSPECIFIED"
+    TORCH = "CONTRACT_TORCH"
+    TF_CONFIG = "CONTRACT_TF_CONFIG"
+    RANK = "CONTRACT_RANK"
+    COORDINATOR = "CONTRACT_COORDINATOR"
+    MPI = "CONTRACT_MPI"
+    NONE = "CONTRACT_NONE"
+
+
 class ReasonCode(StrEnum):
     """ReasonCode is why a task stands where it stands; the sentence is rendered at the edge."""
 
@@ -292,6 +305,7 @@ class TaskSpec(Message):
     tolerations: tuple[str, ...] = ()
     pod: PodRequest | None = None
     wait_for_nodes: bool = False
+    contract: Contract = Contract.UNSPECIFIED
 
 
 class Checkpoint(Message):

@@ -6,7 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
-from libs.contracts.enum_words import PreemptModeWord, PriorityWord
+from libs.contracts.enum_words import (
+    ContractWord,
+    PreemptModeWord,
+    PriorityWord,
+)
 from services.gateway.body_types import (
     ENTRIES_MAX,
     Amount,
@@ -191,4 +195,8 @@ class TaskSpecBody(Body):
     wait_for_nodes: Flag = Field(
         default=False,
         description="Wait for nodes that are to come, where the known ones could never hold it.",
+    )
+    contract: ContractWord | None = Field(
+        default=None,
+        description="How its ranks find each other: the variables and files of a framework. Left out: torch.",
     )

@@ -93,3 +93,4 @@ class TaskSpec(_TaskSpecSecrets):
     tolerations: list[str]
     pod: Pod | None
     wait_for_nodes: bool
+    contract: str

@@ -9,7 +9,9 @@ from typing import Any
 
 from libs.contracts.messages import Checkpoint, EnvSource, Placement, PodRequest, Role
 from libs.pods.pod_policy import PodPolicy
+from services.launcher.domain.master_ports import MASTER_PORTS
 from services.launcher.domain.model import RunState
+from services.launcher.hosts import pod_hosts
 from services.launcher.manifests import PodSite, RunManifests, build_manifests
 from services.launcher.run_orders import Site, build_order
 from services.launcher.runtimes.port import RunOrder
@@ -131,7 +133,7 @@ def an_order(
         team="vision",
         resume_from=resume_from,
     )
-    return build_order(run, 0, SITE)
+    return build_order(run, pod_hosts(run, MASTER_PORTS), SITE)
 
 
 SIDECAR = {
