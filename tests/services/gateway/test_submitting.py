@@ -28,6 +28,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
             "max_run_seconds": 3600,
             "preemption": {"mode": "signal", "signal": "TERM", "ack_deadline_seconds": 30},
             "retry": {"max_retries": 2},
+            "contract": "coordinator",
         },
     )
     assert made.status_code == 201, made.text
@@ -53,6 +54,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "env": {"A": "1"},
         "max_run_seconds": 3600.0,
         "retry": {"max_retries": 2},
+        "contract": "coordinator",
     }.items() <= task.items()
     (role,) = task["roles"]
     assert role == {
@@ -218,6 +220,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     ({"roles": [{"name": "a", "command": []}]}, "roles[0].command", "give at least 1"),
     ({"roles": [{"name": "a"}]}, "roles[0].command", "give this field"),
     ({"command": ["x"], "preemption": {"mode": "ask"}}, "preemption.mode", "signal"),
+    ({"command": ["x"], "contract": "tfconfig"}, "contract", "did you mean tf_config?"),
     ({"command": ["x"], "roles": [{"command": ["y"]}]}, "command", "not both"),
     ({"command": ["x"], "max_run_seconds": "soon"}, "max_run_seconds", "give a number"),
 ]

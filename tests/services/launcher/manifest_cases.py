@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from libs.contracts.messages import Checkpoint, EnvSource, Placement, PodRequest, Role
+from libs.contracts.messages import Checkpoint, Contract, EnvSource, Placement, PodRequest, Role
 from libs.pods.pod_policy import PodPolicy
 from services.launcher.domain.master_ports import MASTER_PORTS
 from services.launcher.domain.model import RunState
@@ -114,6 +114,7 @@ def an_order(
     gpus: int = 1,
     pod: PodRequest | None = None,
     resume_from: Checkpoint | None = None,
+    role: str = "worker",
     **spec: Any,
 ) -> RunOrder:
     run = a_run(
@@ -122,7 +123,7 @@ def an_order(
         placements=tuple(
             Placement(
                 rank=rank,
-                role="worker",
+                role=role,
                 role_index=rank,
                 node_id=f"n{rank}",
                 gpus=tuple(range(gpus)),
@@ -228,6 +229,17 @@ CASES: dict[str, Case] = {
                     image="example/ps:1",
                 ),
             ),
+        ),
+        PodPolicy(default_image="example/train:1"),
+    ),
+    "tf-config-of-two": Case(
+        an_order(2, contract=Contract.TF_CONFIG), PodPolicy(default_image="example/train:1")
+    ),
+    "mpi-launcher": Case(
+        an_order(
+            role="launcher",
+            contract=Contract.MPI,
+            roles=(Role(name="launcher", replicas=1, command=("mpirun", "x")),),
         ),
         PodPolicy(default_image="example/train:1"),
     ),
