@@ -227,6 +227,13 @@ class Reason(Message):
     names: Mapping[str, str] = pydantic.Field(default_factory=dict)
 
 
+class Port(Message):
+    """Port is one at which each replica of a role serves others."""
+
+    name: str = ""
+    port: int | None = None
+
+
 class Role(Message):
     """Role is one kind of replica in a gang. What it leaves out is as the task says."""
 
@@ -241,6 +248,7 @@ class Role(Message):
     spread: bool | None = None
     auxiliary: bool = False
     working_directory: str = ""
+    ports: tuple[Port, ...] = ()
 
 
 class EnvSource(Message):
@@ -385,6 +393,16 @@ class Placement(Message):
     role_index: int = 0
     node_id: NodeIdText
     gpus: tuple[int, ...] = ()
+
+
+class Endpoint(Message):
+    """Endpoint is where one declared port of one rank is reached while the run lives."""
+
+    rank: int = 0
+    role: str = ""
+    name: str = ""
+    address: str = ""
+    port: int = 0
 
 
 class FieldError(Message):
@@ -972,6 +990,7 @@ class RunStarted(Message):
     attempt: int = 0
     started_at: Time
     placements: tuple[Placement, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
 
 
 class RunDelayed(Message):

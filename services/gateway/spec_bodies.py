@@ -26,6 +26,18 @@ from services.gateway.body_types import (
 )
 
 
+class PortBody(Body):
+    """Port is one at which each replica of a role serves others."""
+
+    name: Text = Field(
+        description="Lower-case letters, digits and -, at most 15; the program finds the port in SHIFTWORK_PORT_NAME."
+    )
+    port: Count | None = Field(
+        default=None,
+        description="Its number in pods; left out: one of the platform's range. Replicas that share a machine get other ones. At least 1024, at most 65535.",
+    )
+
+
 class RoleBody(Body):
     """Role is one kind of replica in a gang. What it leaves out is as the task says."""
 
@@ -61,6 +73,11 @@ class RoleBody(Body):
     )
     working_directory: Text = Field(
         default="", description="Where its program starts; left out: the task's."
+    )
+    ports: Annotated[list[PortBody], FailFast()] = Field(
+        default_factory=list,
+        max_length=ENTRIES_MAX,
+        description="Ports at which each replica serves others, such as a dashboard.",
     )
 
 

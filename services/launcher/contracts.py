@@ -41,12 +41,12 @@ def renderer(contract: Contract, hosts: Hosts) -> Render:
 def torch(hosts: Hosts) -> Render:
     """The variables of ``torch.distributed`` and of ``torchrun``; rank 0 is the master."""
     first = _first(hosts)
-    world, port, address = str(len(hosts)), str(first.port), first.address
+    world_size, port, address = str(len(hosts)), str(first.port), first.address
     shared = {
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
-        "WORLD_SIZE": world,
-        "PET_NNODES": world,
+        "WORLD_SIZE": world_size,
+        "PET_NNODES": world_size,
         "PET_MASTER_ADDR": address,
         "PET_MASTER_PORT": port,
     }

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from prometheus_client import Counter
 
-from libs.contracts.ids import RunId, TaskId
+from libs.contracts.ids import RunId
 from libs.contracts.messages import InventoryListed
 from libs.service import observability
 from libs.service.loop import Loop, Wake
@@ -37,7 +37,7 @@ from services.launcher.domain.reconcile import (
 from services.launcher.domain.start_delays import DelayPolicy, ReportedDelay
 from services.launcher.domain.worklist import Worklist
 from services.launcher.handlers import exited, started
-from services.launcher.hosts import Host, PortKey, local_hosts, pod_hosts, port_keys
+from services.launcher.hosts import LOCAL, Leased, Network, PortKey, leased_ports, port_keys
 from services.launcher.run_orders import Site, build_order
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
@@ -50,8 +50,6 @@ from services.launcher.runtimes.port import (
 # Timers may end early by the clock's error. A pause for the rest would end at once, again and again
 # while anything else keeps the event loop busy.
 PAUSE_SECONDS_MIN = 0.001
-# The leased ports of one run.
-Ports = Mapping[PortKey, int]
 # Between two scans, each of the parallel actions may be followed by up to this many others.
 ROUNDS_PER_SCAN = 4
 
@@ -84,7 +82,7 @@ class PendingAction:
     node_ids: frozenset[str]
     run: Run | None = None
     # The ports that a launch may use, where they are leased.
-    ports: Ports = field(default_factory=dict[PortKey, int])
+    ports: Leased = field(default_factory=dict[PortKey, int])
 
 
 @dataclass
@@ -100,6 +98,7 @@ class Launcher:
 
     def __post_init__(self) -> None:
         self.log = observability.log("launcher")
+        self.network = Network(self.runtime.shares_ports, self.site.master_addr, self.limits.ports)
         self._scan: Scan | None = None
         self._pending: dict[RunId, PendingAction] = {}
         self._doing: set[Action] = set()
@@ -181,7 +180,9 @@ class Launcher:
             async with self.store.transaction(epoch=epoch) as tx:
                 now = tx.now
                 outcome = work.step(dirty, scan, now, self.limits.policy)
-                await record(tx, work.runs, outcome.runs, self.limits.quarantine)
+                await record(
+                    tx, work.runs, outcome.runs, self.limits.quarantine, network=self.network
+                )
                 changes = await self._update_inventory(tx, scan.listing)
                 ports = await self._lease(tx, outcome.actions)
                 held_up = report_delays(
@@ -264,7 +265,7 @@ class Launcher:
             self._agreed = compared
         return changes
 
-    async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, Ports]:
+    async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, Leased]:
         """Lease the ports of every run that is to be launched, unless it has them; none where
         ranks have their own network. A run that is absent from the answer has to wait."""
         wanted = [action.run_id for action in actions if isinstance(action, Launch)]
@@ -272,11 +273,8 @@ class Launcher:
             return {run_id: {} for run_id in wanted}
         leased = await tables.leases(tx)
         taken = {lease.port for lease in leased} | tables.unreadable_ports(tx)
-        held: dict[RunId, dict[PortKey, int]] = {}
-        for lease in leased:
-            of_run = held.setdefault(RunId(TaskId(lease.task_id), lease.attempt), {})
-            of_run[PortKey(lease.rank)] = lease.port
-        found: dict[RunId, Ports] = {}
+        held = leased_ports(leased)
+        found: dict[RunId, Leased] = {}
         for run_id in wanted:
             keys, ports = port_keys(self._work.runs[run_id]), held.get(run_id, {})
             missing = [key for key in keys if ports.get(key, 0) in {0, *self._busy_ports}]
@@ -289,7 +287,7 @@ class Launcher:
             for key, port in zip(missing, fresh, strict=True):
                 if key in ports:
                     tx.delete(PortLease, ports[key])
-                tx.put(PortLease(port, run_id.task_id, run_id.attempt, key.rank))
+                tx.put(PortLease(port, run_id.task_id, run_id.attempt, key.rank, key.name))
                 self._last_port = port
             taken.update(fresh)
             found[run_id] = {**ports, **dict(zip(missing, fresh, strict=True))}
@@ -318,7 +316,7 @@ class Launcher:
         for run_id in [run_id for run_id in self._unable if not is_live(run_id)]:
             del self._unable[run_id]
 
-    def _enqueue(self, action: Action, scan: Scan, ports: Mapping[RunId, Ports]) -> None:
+    def _enqueue(self, action: Action, scan: Scan, ports: Mapping[RunId, Leased]) -> None:
         """Enqueue an action, unless it is in progress or has just failed."""
         run_id, run = action.run_id, self._work.runs.get(action.run_id)
         observed = scan.listing.runs.get(run_id)
@@ -437,18 +435,13 @@ class Launcher:
             self._failed.pop(action, None)
         return action
 
-    async def _launch(self, run: Run, ports: Ports) -> None:
+    async def _launch(self, run: Run, ports: Leased) -> None:
         observed = self._scan.listing.runs.get(run.id) if self._scan is not None else None
         busy = [port for port in ports.values() if observed is None and not is_free(port)]
         if busy:
             self._busy_ports.update(busy)
             raise RuntimeUnavailableError(f"port {busy[0]} is taken by another program")
-        await self.runtime.launch(build_order(run, self._hosts(run, ports), self.site))
-
-    def _hosts(self, run: Run, ports: Ports) -> tuple[Host, ...]:
-        if self.runtime.shares_ports:
-            return local_hosts(run, self.site.master_addr, ports)
-        return pod_hosts(run, self.limits.ports)
+        await self.runtime.launch(build_order(run, self.network.hosts(run, ports), self.site))
 
     async def _fence(self, node_id: str) -> None:
         try:
@@ -501,7 +494,12 @@ def is_free(port: int) -> bool:
 
 
 async def record(
-    tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run], policy: QuarantinePolicy
+    tx: Tx,
+    before: Mapping[RunId, Run],
+    runs: Sequence[Run],
+    policy: QuarantinePolicy,
+    *,
+    network: Network = LOCAL,
 ) -> None:
     """Write the new rows of runs and publish the changes of the runs and their nodes."""
     forgotten = [run for run in runs if run.state is RunState.FORGOTTEN]
@@ -509,7 +507,7 @@ async def record(
     last = await tables.last_checkpoints(tx, [*ended, *forgotten])
     for run in runs:
         if before[run.id].started_at is None and run.started_at is not None:
-            tx.emit(started(run))
+            tx.emit(started(run, await tables.endpoints(tx, run, network)))
         if before[run.id].exit is None and run.exit is not None:
             tx.emit(exited(run, last[run.id]))
         if run.state is not RunState.FORGOTTEN:

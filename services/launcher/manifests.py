@@ -27,6 +27,7 @@ from libs.pods.pod_policy import PodPolicy
 from libs.pods.pod_template import merged, read_template
 from libs.pods.request_validation import check_pod
 from libs.pods.requester import Requester
+from services.launcher.hosts import has_names
 from services.launcher.pod_spec import (
     TOKEN,
     TOKEN_KEY,
@@ -58,7 +59,7 @@ class RunManifests:
 
     run_object: Json
     secrets: tuple[Json, ...]
-    # Only gangs have one.
+    # Only gangs and pods that serve others have one.
     service: Json | None
     pods: tuple[Json, ...]
 
@@ -115,7 +116,7 @@ def build_manifests(
     return RunManifests(
         run_object=make.run_object(),
         secrets=tuple(secrets),
-        service=make.service() if plan.is_gang else None,
+        service=make.service() if plan.has_names else None,
         pods=tuple(
             make.pod(rank, secret_of[rank.rank], labels_by_node.get(rank.node_id, {}))
             for rank in order.ranks
@@ -128,7 +129,7 @@ def _plan(order: RunOrder, requester: Requester, policy: PodPolicy) -> PodPlan:
     name = run_name(order.run_id)
     return PodPlan(
         name=name,
-        is_gang=len(order.ranks) > 1,
+        has_names=has_names(order.spec, len(order.ranks)),
         spec=order.spec,
         request=order.spec.pod or PodRequest(),
         requester=requester,

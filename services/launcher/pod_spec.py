@@ -38,9 +38,9 @@ _EXPANDED = re.compile(r"\$+(?=\()|\${2,}")
 class PodPlan:
     """The values that all ranks of a run share."""
 
-    # The run's own name; gangs have a Service of this name.
+    # The run's own name; a Service of this name gives its pods theirs.
     name: str
-    is_gang: bool
+    has_names: bool
     spec: TaskSpec
     request: PodRequest
     requester: Requester
@@ -73,6 +73,7 @@ def pod_spec(
                 "command": [literal(word) for word in rank.argv],
                 **({"workingDir": rank.cwd} if rank.cwd else {}),
                 "env": list(_env(plan, rank, topology)),
+                **_ports(rank),
                 "resources": _resources(plan, rank),
                 "securityContext": _security(plan.request.capabilities, policy),
                 "volumeMounts": [*(_mount(each) for each in own), *(m.mount for m in mounts)],
@@ -81,7 +82,7 @@ def pod_spec(
         "volumes": [*(each.volume for each in own), *(each.volume for each in mounts)],
     }
     named = {
-        "subdomain": plan.name if plan.is_gang else "",
+        "subdomain": plan.name if plan.has_names else "",
         "serviceAccountName": policy.service_account,
         "priorityClassName": policy.priority_class,
         "schedulerName": policy.scheduler_name,
@@ -103,6 +104,11 @@ def context_key(rank: int) -> str:
 def file_key(rank: int, name: str) -> str:
     """The key of a file of the contract."""
     return f"file-{rank}-{name}"
+
+
+def _ports(rank: RankOrder) -> Json:
+    ports = [{"name": name, "containerPort": port} for name, port in rank.ports.items()]
+    return {"ports": ports} if ports else {}
 
 
 def literal(text: str) -> str:

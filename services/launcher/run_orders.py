@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libs.contracts.messages import Checkpoint, Placement, Role
+from libs.contracts.port_names import port_variable
 from libs.contracts.rank_sizes import size_of
 from libs.contracts.run_token import make_run_token
 from services.launcher.contracts import renderer
@@ -61,6 +62,7 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
                     **rendered.env,
                     **shared,
                     **_rank_variables(place),
+                    **_port_variables(host),
                 },
                 gpus=place.gpus,
                 cwd=role.working_directory or run.spec.working_directory,
@@ -70,6 +72,7 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
                 role=place.role,
                 files=rendered.files,
                 paths=rendered.paths,
+                ports=host.ports,
             )
             for place, host in zip(run.placements, hosts, strict=True)
             for role in (roles.get(place.role) or Role(),)
@@ -107,6 +110,10 @@ def _rank_variables(place: Placement) -> Mapping[str, str]:
         "SHIFTWORK_RANK": str(place.rank),
         "SHIFTWORK_ROLE": place.role,
     }
+
+
+def _port_variables(host: Host) -> Mapping[str, str]:
+    return {port_variable(name): str(port) for name, port in host.ports.items()}
 
 
 def _context(run: Run, place: Placement, site: Site, token: str) -> Mapping[str, object]:

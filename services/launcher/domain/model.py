@@ -153,6 +153,8 @@ class PortLease:
     task_id: str
     attempt: int
     rank: int = 0
+    # As the rank's role declares it; empty: the port of the task's contract.
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ class RankOrder:
     # are their paths. The runtime knows the folder.
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     paths: Mapping[str, str] = field(default_factory=dict[str, str])
+    # The ports that its role declares, by name.
+    ports: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from libs.contracts.variables import is_variable
 from libs.contracts.wording import field_error
 from services.submit.domain.contract_fields import check_contract
 from services.submit.domain.facts import Limits, bound_setting
+from services.submit.domain.port_fields import check_ports
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
@@ -334,5 +335,6 @@ CHECKS: tuple[Callable[[TaskSpec, Limits], Errors], ...] = (
     _bounds,
     _preemption,
     check_contract,
+    check_ports,
     _total,
 )

@@ -15,6 +15,21 @@ from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import NEW, GatewayHarness, a_node, state
 
 
+async def test_a_role_declares_ports(ann: httpx.AsyncClient) -> None:
+    ports = [{"name": "a", "port": 6006}, {"name": "b"}]
+    role = {"name": "worker", "command": ["serve"], "ports": ports}
+    made = await ann.post("/v1/tasks", json={"roles": [role]})
+    assert made.status_code == 201, made.text
+    (shown,) = made.json()["roles"]
+    assert shown["ports"] == [{"name": "a", "port": 6006}, {"name": "b", "port": None}]
+    # What is shown can be submitted again.
+    again = await ann.post("/v1/tasks", json={"roles": [shown]})
+    assert again.status_code == 201, again.text
+    refused = await ann.post("/v1/tasks", json={"roles": [{**role, "ports": [{"port": 6006}]}]})
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["field"] == "roles[0].ports[0].name"
+
+
 async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
     made = await ann.post(
         "/v1/tasks",
@@ -69,6 +84,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "spread": None,
         "auxiliary": False,
         "working_directory": "",
+        "ports": [],
     }
     assert task["preemption"] == {
         "mode": "signal",

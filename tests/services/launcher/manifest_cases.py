@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from libs.contracts.messages import Checkpoint, Contract, EnvSource, Placement, PodRequest, Role
+from libs.contracts.messages import (
+    Checkpoint,
+    Contract,
+    EnvSource,
+    Placement,
+    PodRequest,
+    Port,
+    Role,
+)
 from libs.pods.pod_policy import PodPolicy
 from services.launcher.domain.master_ports import MASTER_PORTS
 from services.launcher.domain.model import RunState
@@ -240,6 +248,19 @@ CASES: dict[str, Case] = {
             role="launcher",
             contract=Contract.MPI,
             roles=(Role(name="launcher", replicas=1, command=("mpirun", "x")),),
+        ),
+        PodPolicy(default_image="example/train:1"),
+    ),
+    "declared-ports": Case(
+        an_order(
+            roles=(
+                Role(
+                    name="worker",
+                    replicas=1,
+                    command=("serve",),
+                    ports=(Port(name="board", port=6006), Port(name="rpc")),
+                ),
+            ),
         ),
         PodPolicy(default_image="example/train:1"),
     ),
