@@ -36,7 +36,9 @@ from libs.contracts.messages import (
     TaskSpec,
 )
 from libs.pods.pod_policy import read_policy
+from services.launcher.domain.master_ports import MASTER_PORTS
 from services.launcher.domain.model import Run, RunState
+from services.launcher.hosts import pod_hosts
 from services.launcher.manifests import PodSite, RunManifests, build_manifests
 from services.launcher.run_orders import Site, build_order
 
@@ -94,7 +96,8 @@ def run_objects(
     )
     site = Site("http://127.0.0.1:8642", KEY, path="", lang="", master_addr="")
     where = PodSite(cluster.namespace)
-    return build_manifests(build_order(run, 0, site), read_policy(cluster.policy), where)
+    order = build_order(run, pod_hosts(run, MASTER_PORTS), site)
+    return build_manifests(order, read_policy(cluster.policy), where)
 
 
 def gang(

@@ -18,3 +18,4 @@ PriorityWord = Literal[
 PreemptModeWord = Literal["sdk", "signal", "kill"]
 GoalWord = Literal["run", "pause", "stop"]
 UnitWord = Literal["gpus", "nodes"]
+ContractWord = Literal["torch", "tf_config", "rank", "coordinator", "mpi", "none"]

@@ -7,6 +7,17 @@ from collections.abc import Mapping
 from libs.contracts.shown import Read, Shown
 
 SHOWN: Mapping[str, Mapping[str, Shown]] = {
+    "Port": {
+        "name": Shown(
+            about="Lower-case letters, digits and -, at most 15; the program finds the port in SHIFTWORK_PORT_NAME.",
+            required=True,
+        ),
+        "port": Shown(
+            about="Its number in pods; left out: one of the platform's range. Replicas that share a machine get other ones.",
+            min=1024.0,
+            max=65535.0,
+        ),
+    },
     "Role": {
         "name": Shown(about="Unique in the task."),
         "replicas": Shown(
@@ -41,6 +52,7 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             about="Whether it rides along: it has no GPU and counts as no node, such as a launcher."
         ),
         "working_directory": Shown(about="Where its program starts; left out: the task's."),
+        "ports": Shown(about="Ports at which each replica serves others, such as a dashboard."),
     },
     "EnvSource": {
         "name": Shown(about="Of the variable.", required=True),
@@ -179,6 +191,11 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         "pod": Shown(about="For runtimes with pods."),
         "wait_for_nodes": Shown(
             about="Wait for nodes that are to come, where the known ones could never hold it."
+        ),
+        "contract": Shown(
+            about="How its ranks find each other: the variables and files of a framework.",
+            options=("--contract",),
+            initial="torch",
         ),
     },
 }

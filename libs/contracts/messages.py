@@ -77,6 +77,19 @@ class PreemptMode(StrEnum):
     KILL = "PREEMPT_MODE_KILL"
 
 
+class Contract(StrEnum):
+    """Contract is what the platform gives each rank so that the ranks find each other:
+    variables and files as a framework expects them."""
+
+    UNSPECIFIED = "CONTRACT_UNSPECIFIED"
+    TORCH = "CONTRACT_TORCH"
+    TF_CONFIG = "CONTRACT_TF_CONFIG"
+    RANK = "CONTRACT_RANK"
+    COORDINATOR = "CONTRACT_COORDINATOR"
+    MPI = "CONTRACT_MPI"
+    NONE = "CONTRACT_NONE"
+
+
 class ReasonCode(StrEnum):
     """ReasonCode is why a task stands where it stands; the sentence is rendered at the edge."""
 
@@ -214,6 +227,13 @@ class Reason(Message):
     names: Mapping[str, str] = pydantic.Field(default_factory=dict)
 
 
+class Port(Message):
+    """Port is one at which each replica of a role serves others."""
+
+    name: str = ""
+    port: int | None = None
+
+
 class Role(Message):
     """Role is one kind of replica in a gang. What it leaves out is as the task says."""
 
@@ -228,6 +248,7 @@ class Role(Message):
     spread: bool | None = None
     auxiliary: bool = False
     working_directory: str = ""
+    ports: tuple[Port, ...] = ()
 
 
 class EnvSource(Message):
@@ -292,6 +313,7 @@ class TaskSpec(Message):
     tolerations: tuple[str, ...] = ()
     pod: PodRequest | None = None
     wait_for_nodes: bool = False
+    contract: Contract = Contract.UNSPECIFIED
 
 
 class Checkpoint(Message):
@@ -371,6 +393,16 @@ class Placement(Message):
     role_index: int = 0
     node_id: NodeIdText
     gpus: tuple[int, ...] = ()
+
+
+class Endpoint(Message):
+    """Endpoint is where one declared port of one rank is reached while the run lives."""
+
+    rank: int = 0
+    role: str = ""
+    name: str = ""
+    address: str = ""
+    port: int = 0
 
 
 class FieldError(Message):
@@ -958,6 +990,7 @@ class RunStarted(Message):
     attempt: int = 0
     started_at: Time
     placements: tuple[Placement, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
 
 
 class RunDelayed(Message):

@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import re
 
-RESERVED_PREFIXES = ("SHIFTWORK_", "PET_")
-RESERVED_NAMES = frozenset(
-    {
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "WORLD_SIZE",
-        "RANK",
-        "CUDA_VISIBLE_DEVICES",
-        "NVIDIA_VISIBLE_DEVICES",
-    }
-)
+from libs.contracts.messages import Contract
+from libs.contracts.task_contracts import contract_of
+
+# The platform's own in every task; the task's contract reserves others.
+RESERVED_PREFIX = "SHIFTWORK_"
+RESERVED_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
@@ -26,6 +21,16 @@ def is_variable(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def is_reserved(name: str) -> bool:
-    """True if the platform sets it."""
-    return name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES)
+def is_reserved(name: str, contract: Contract = Contract.TORCH) -> bool:
+    """True if the platform sets it in tasks that have this contract."""
+    return is_platforms(name) or contract_of(contract).sets(name)
+
+
+def is_platforms(name: str) -> bool:
+    """True if the platform sets it in every task."""
+    return name in RESERVED_NAMES or name.startswith(RESERVED_PREFIX)
+
+
+def reserved_prefixes(contract: Contract) -> tuple[str, ...]:
+    """Variables that begin with one of these are reserved in tasks that have this contract."""
+    return (RESERVED_PREFIX, *contract_of(contract).prefixes)

@@ -14,7 +14,7 @@ from typing import Any
 
 from libs.contracts.ids import LABEL_VALUE_RULE, is_label_value
 from libs.contracts.messages import FieldError
-from libs.contracts.variables import RESERVED_PREFIXES, is_reserved, is_variable
+from libs.contracts.variables import is_reserved, is_variable, reserved_prefixes
 from libs.pods.field_errors import field_error
 from libs.pods.formats import (
     DNS_LABEL_RULE,
@@ -138,6 +138,16 @@ def _object(kind: str, what: str) -> Validator:
 # Single values
 
 
+def _is_free(field: str, name: str, view: View) -> FieldErrors:
+    if is_reserved(name, view.requester.contract):
+        yield field_error(field, name, "is set by the platform", "remove it, or use another name")
+
+
+def _is_free_prefix(field: str, text: str, view: View) -> FieldErrors:
+    if text.startswith(reserved_prefixes(view.requester.contract)):
+        yield field_error(field, text, "is set by the platform", "use another prefix")
+
+
 def _is_address(text: str) -> bool:
     try:
         ip_address(text)
@@ -172,11 +182,7 @@ variable = first_of(
         "is not a variable's name",
         "use letters, digits and _, not beginning with a digit",
     ),
-    rule(
-        lambda name: not is_reserved(name),
-        "is set by the platform",
-        "remove it, or use another name",
-    ),
+    _is_free,
 )
 variable_prefix = first_of(
     rule(
@@ -184,11 +190,7 @@ variable_prefix = first_of(
         "cannot begin a variable",
         "use letters, digits and _",
     ),
-    rule(
-        lambda text: not text.startswith(RESERVED_PREFIXES),
-        "is set by the platform",
-        "use another prefix",
-    ),
+    _is_free_prefix,
 )
 container_name = first_of(
     rule(is_dns_label, "is not a name", f"use {DNS_LABEL_RULE}"),

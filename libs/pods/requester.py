@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from libs.contracts.messages import Priority, TaskSpec
+from libs.contracts.messages import Contract, Priority, TaskSpec
 from libs.contracts.rank_sizes import sizes_of
 
 
@@ -25,6 +25,8 @@ class Requester:
     priority: str = ""
     nodes: int = 1
     gpus_per_node: int | None = 0
+    # Reserves the names of some variables.
+    contract: Contract = Contract.UNSPECIFIED
 
     @staticmethod
     def of(spec: TaskSpec, owner: str, team: str) -> Requester:
@@ -41,6 +43,7 @@ class Requester:
             priority=spec.priority.removeprefix("PRIORITY_").lower() if has_priority else "",
             nodes=sum(role.replicas for role in spec.roles if not role.auxiliary),
             gpus_per_node=min(gpus, default=None),
+            contract=spec.contract,
         )
 
     def filled(self, template: str) -> str | None:

@@ -206,8 +206,18 @@ async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
     placements = run.placements or event.placements
     live = run.exit is None
     tx.put(
-        replace(run, started_at=event.started_at, placements=placements, live=live, delayed=None)
+        replace(
+            run,
+            started_at=event.started_at,
+            placements=placements,
+            live=live,
+            delayed=None,
+            endpoints=event.endpoints if live else (),
+        )
     )
+    if event.endpoints and live:
+        row = await _task(tx, event.task_id)
+        tx.put(replace(row, endpoints=event.endpoints))
     return True
 
 
@@ -248,11 +258,14 @@ async def on_run_exited(tx: Tx, event: m.RunExited) -> bool:
             live=False,
             placements=run.placements or event.placements,
             delayed=None,
+            endpoints=(),
         ),
         replace(
             row,
             exit=_later(row.exit, event.exit),
             checkpoint=_newer(row.checkpoint, event.checkpoint),
+            # A later run may have its own already.
+            endpoints=() if row.endpoints == run.endpoints else row.endpoints,
         ),
     )
     return True

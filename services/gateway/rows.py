@@ -15,6 +15,7 @@ from pydantic import PlainSerializer
 
 from libs.contracts.messages import (
     Checkpoint,
+    Endpoint,
     Node,
     Placement,
     Reason,
@@ -64,6 +65,8 @@ class TaskRow:
     held_nodes: int = 0
     attempts_without_progress: int = 0
     changed_at: datetime | None = None
+    # Those of its live run.
+    endpoints: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class RunRow:
     exit: RunExit | None = None
     # Placed, and no end is observed.
     live: bool = False
+    # Where its declared ports are reached; none once it has ended.
+    endpoints: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

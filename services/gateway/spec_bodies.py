@@ -6,7 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
-from libs.contracts.enum_words import PreemptModeWord, PriorityWord
+from libs.contracts.enum_words import (
+    ContractWord,
+    PreemptModeWord,
+    PriorityWord,
+)
 from services.gateway.body_types import (
     ENTRIES_MAX,
     Amount,
@@ -20,6 +24,18 @@ from services.gateway.body_types import (
     TextMap,
     Texts,
 )
+
+
+class PortBody(Body):
+    """Port is one at which each replica of a role serves others."""
+
+    name: Text = Field(
+        description="Lower-case letters, digits and -, at most 15; the program finds the port in SHIFTWORK_PORT_NAME."
+    )
+    port: Count | None = Field(
+        default=None,
+        description="Its number in pods; left out: one of the platform's range. Replicas that share a machine get other ones. At least 1024, at most 65535.",
+    )
 
 
 class RoleBody(Body):
@@ -57,6 +73,11 @@ class RoleBody(Body):
     )
     working_directory: Text = Field(
         default="", description="Where its program starts; left out: the task's."
+    )
+    ports: Annotated[list[PortBody], FailFast()] = Field(
+        default_factory=list,
+        max_length=ENTRIES_MAX,
+        description="Ports at which each replica serves others, such as a dashboard.",
     )
 
 
@@ -191,4 +212,8 @@ class TaskSpecBody(Body):
     wait_for_nodes: Flag = Field(
         default=False,
         description="Wait for nodes that are to come, where the known ones could never hold it.",
+    )
+    contract: ContractWord | None = Field(
+        default=None,
+        description="How its ranks find each other: the variables and files of a framework. Left out: torch.",
     )

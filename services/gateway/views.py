@@ -13,6 +13,7 @@ from libs.contracts.fields import SHOWN
 from libs.contracts.messages import (
     Checkpoint,
     DecisionRecord,
+    Endpoint,
     ExitKind,
     LogInfo,
     Placement,
@@ -128,6 +129,7 @@ def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> J
         "held_gpus": row.held_gpus,
         "held_nodes": row.held_nodes,
         "attempts_without_progress": row.attempts_without_progress,
+        "endpoints": [endpoint(each) for each in row.endpoints],
         "revision": row.revision,
         "observed_revision": row.observed_revision,
     }
@@ -145,6 +147,17 @@ def placement(placed: Placement) -> Json:
         "role_index": placed.role_index,
         "node": placed.node_id,
         "gpus": list(placed.gpus),
+    }
+
+
+def endpoint(found: Endpoint) -> Json:
+    """Where one declared port of one rank is reached."""
+    return {
+        "rank": found.rank,
+        "role": found.role,
+        "name": found.name,
+        "address": found.address,
+        "port": found.port,
     }
 
 
@@ -185,6 +198,7 @@ def run(row: RunRow) -> Json:
         "exit": run_exit(row.exit),
         "finished_at": None if row.exit is None else rfc3339(row.exit.exited_at),
         "placements": [placement(placed) for placed in row.placements],
+        "endpoints": [endpoint(each) for each in row.endpoints],
     }
 
 

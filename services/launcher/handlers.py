@@ -6,7 +6,7 @@ arrives before its assignment is kept as an early request, one for an older atte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,7 @@ from libs.contracts.messages import (
     AckCheckpointReply,
     Checkpoint,
     CheckpointSaved,
+    Endpoint,
     InventoryListed,
     KillRequested,
     PreemptionRequested,
@@ -41,6 +42,7 @@ from services.launcher import store
 from services.launcher.domain import checkpoint_acceptance, exits, inventory, node_labels
 from services.launcher.domain.model import NodeRow, PastRun, Run, RunState
 from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
+from services.launcher.hosts import LOCAL, Network
 
 
 async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
@@ -191,6 +193,7 @@ class Commands:
 
     runtime: str
     reemit_runs_max: int
+    network: Network = LOCAL
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
         """Which command is answered by which function."""
@@ -235,13 +238,14 @@ class Commands:
         runs = await store.all_runs(tx)
         last = await store.last_checkpoints(tx, runs)
         for run in runs:
-            events += _events_of(run, last[run.id])
+            found = await store.endpoints(tx, run, self.network)
+            events += _events_of(run, last[run.id], found)
         for event in events:
             tx.emit(event)
         return ReemitReply(events=len(events))
 
 
-def started(run: Run) -> RunStarted:
+def started(run: Run, endpoints: Sequence[Endpoint]) -> RunStarted:
     """The event for a run whose processes all exist."""
     assert run.started_at is not None, "a started run has its time"
     return RunStarted(
@@ -249,6 +253,7 @@ def started(run: Run) -> RunStarted:
         attempt=run.attempt,
         started_at=run.started_at,
         placements=run.placements,
+        endpoints=tuple(endpoints),
     )
 
 
@@ -268,10 +273,12 @@ def _saved(task_id: str, checkpoint: Checkpoint) -> CheckpointSaved:
     return CheckpointSaved(task_id=task_id, attempt=checkpoint.attempt, checkpoint=checkpoint)
 
 
-def _events_of(run: Run, checkpoint: Checkpoint | None) -> list[Message]:
+def _events_of(
+    run: Run, checkpoint: Checkpoint | None, endpoints: Sequence[Endpoint] = ()
+) -> list[Message]:
     events: list[Message] = []
     if run.started_at is not None:
-        events.append(started(run))
+        events.append(started(run, endpoints))
     if checkpoint is not None:
         events.append(_saved(run.task_id, checkpoint))
     if run.exit is not None:

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from prometheus_client import Counter
 
-from libs.contracts.ids import RunId, TaskId
+from libs.contracts.ids import RunId
 from libs.contracts.messages import InventoryListed
 from libs.service import observability
 from libs.service.loop import Loop, Wake
@@ -37,6 +37,7 @@ from services.launcher.domain.reconcile import (
 from services.launcher.domain.start_delays import DelayPolicy, ReportedDelay
 from services.launcher.domain.worklist import Worklist
 from services.launcher.handlers import exited, started
+from services.launcher.hosts import LOCAL, Leased, Network, PortKey, leased_ports, port_keys
 from services.launcher.run_orders import Site, build_order
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
@@ -80,7 +81,8 @@ class PendingAction:
     action: Action
     node_ids: frozenset[str]
     run: Run | None = None
-    master_port: int = 0
+    # The ports that a launch may use, where they are leased.
+    ports: Leased = field(default_factory=dict[PortKey, int])
 
 
 @dataclass
@@ -96,6 +98,7 @@ class Launcher:
 
     def __post_init__(self) -> None:
         self.log = observability.log("launcher")
+        self.network = Network(self.runtime.shares_ports, self.site.master_addr, self.limits.ports)
         self._scan: Scan | None = None
         self._pending: dict[RunId, PendingAction] = {}
         self._doing: set[Action] = set()
@@ -178,7 +181,9 @@ class Launcher:
             async with self.store.transaction(epoch=epoch) as tx:
                 now = tx.now
                 outcome = work.step(dirty, scan, now, self.limits.policy)
-                await record(tx, work.runs, outcome.runs, self.limits.quarantine)
+                await record(
+                    tx, work.runs, outcome.runs, self.limits.quarantine, network=self.network
+                )
                 changes = await self._update_inventory(tx, scan.listing)
                 ports = await self._lease(tx, outcome.actions)
                 held_up = report_delays(
@@ -261,31 +266,44 @@ class Launcher:
             self._agreed = compared
         return changes
 
-    async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, int]:
-        """Lease a port for every run that is to be launched, unless it has one. The port is 0 where
-        ranks have their own network."""
+    async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, Leased]:
+        """Lease the ports of every run that is to be launched, unless it has them; none where
+        ranks have their own network. A run that is absent from the answer has to wait."""
         wanted = [action.run_id for action in actions if isinstance(action, Launch)]
         if not wanted or not self.runtime.shares_ports:
-            return dict.fromkeys(wanted, 0)
+            return {run_id: {} for run_id in wanted}
         leased = await tables.leases(tx)
         taken = {lease.port for lease in leased} | tables.unreadable_ports(tx)
-        found = {RunId(TaskId(each.task_id), each.attempt): each.port for each in leased}
+        held = leased_ports(leased)
+        found: dict[RunId, Leased] = {}
         for run_id in wanted:
-            port = found.get(run_id)
-            if port is not None and port not in self._busy_ports:
-                continue
-            fresh = self.limits.ports.next_free(self._last_port, taken | self._busy_ports)
-            if fresh is None:
+            keys, ports = port_keys(self._work.runs[run_id]), held.get(run_id, {})
+            missing = [key for key in keys if ports.get(key, 0) in {0, *self._busy_ports}]
+            fresh = self._free_ports(len(missing), taken | self._busy_ports)
+            if len(fresh) < len(missing):
                 self.log.warning("no free port for a gang", run=str(run_id))
                 # Ports that other programs held earlier may be free again.
                 self._busy_ports.clear()
                 continue
-            if port is not None:
-                tx.delete(PortLease, port)
-            tx.put(PortLease(fresh, run_id.task_id, run_id.attempt))
-            self._last_port = fresh
-            taken.add(fresh)
-            found[run_id] = fresh
+            for key, port in zip(missing, fresh, strict=True):
+                if key in ports:
+                    tx.delete(PortLease, ports[key])
+                tx.put(PortLease(port, run_id.task_id, run_id.attempt, key.rank, key.name))
+                self._last_port = port
+            taken.update(fresh)
+            found[run_id] = {**ports, **dict(zip(missing, fresh, strict=True))}
+        return found
+
+    def _free_ports(self, count: int, taken: set[int]) -> list[int]:
+        """So many ports that nobody has, or fewer if there are no more."""
+        found, last = list[int](), self._last_port
+        while len(found) < count:
+            port = self.limits.ports.next_free(last, taken)
+            if port is None:
+                break
+            found.append(port)
+            taken.add(port)
+            last = port
         return found
 
     def _forget_done(self) -> None:
@@ -299,7 +317,7 @@ class Launcher:
         for run_id in [run_id for run_id in self._unable if not is_live(run_id)]:
             del self._unable[run_id]
 
-    def _enqueue(self, action: Action, scan: Scan, ports: dict[RunId, int]) -> None:
+    def _enqueue(self, action: Action, scan: Scan, ports: Mapping[RunId, Leased]) -> None:
         """Enqueue an action, unless it is in progress or has just failed."""
         run_id, run = action.run_id, self._work.runs.get(action.run_id)
         observed = scan.listing.runs.get(run_id)
@@ -314,7 +332,7 @@ class Launcher:
         _, not_before = self._failed.get(action, (0, 0.0))
         if action in self._doing or not_before > asyncio.get_running_loop().time():
             return
-        self._pending[run_id] = PendingAction(action, known, run, ports.get(run_id, 0))
+        self._pending[run_id] = PendingAction(action, known, run, ports.get(run_id, {}))
 
     def _due_seconds(self, due: Iterable[datetime | None], now: datetime) -> float | None:
         seconds = [(at - now).total_seconds() for at in due if at is not None]
@@ -400,7 +418,7 @@ class Launcher:
             match action:
                 case Launch():
                     assert run is not None, "only a known run is launched"
-                    await self._launch(run, task.master_port)
+                    await self._launch(run, task.ports)
                 case Signal():
                     await self.runtime.signal(action.run_id, task.node_ids, action.signal)
                 case End():
@@ -427,12 +445,13 @@ class Launcher:
             self._failed.pop(action, None)
         return action
 
-    async def _launch(self, run: Run, master_port: int) -> None:
+    async def _launch(self, run: Run, ports: Leased) -> None:
         observed = self._scan.listing.runs.get(run.id) if self._scan is not None else None
-        if observed is None and self.runtime.shares_ports and not is_free(master_port):
-            self._busy_ports.add(master_port)
-            raise RuntimeUnavailableError(f"port {master_port} is taken by another program")
-        await self.runtime.launch(build_order(run, master_port, self.site))
+        busy = [port for port in ports.values() if observed is None and not is_free(port)]
+        if busy:
+            self._busy_ports.update(busy)
+            raise RuntimeUnavailableError(f"port {busy[0]} is taken by another program")
+        await self.runtime.launch(build_order(run, self.network.hosts(run, ports), self.site))
 
     async def _fence(self, node_id: str) -> None:
         try:
@@ -474,7 +493,7 @@ def _nodes_in_service(listing: Listing) -> frozenset[str]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a gang's rendezvous could listen on this port now."""
+    """Whether a rank could listen on this port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -485,7 +504,12 @@ def is_free(port: int) -> bool:
 
 
 async def record(
-    tx: Tx, before: Mapping[RunId, Run], runs: Sequence[Run], policy: QuarantinePolicy
+    tx: Tx,
+    before: Mapping[RunId, Run],
+    runs: Sequence[Run],
+    policy: QuarantinePolicy,
+    *,
+    network: Network = LOCAL,
 ) -> None:
     """Write the new rows of runs and publish the changes of the runs and their nodes."""
     forgotten = [run for run in runs if run.state is RunState.FORGOTTEN]
@@ -493,7 +517,7 @@ async def record(
     last = await tables.last_checkpoints(tx, [*ended, *forgotten])
     for run in runs:
         if before[run.id].started_at is None and run.started_at is not None:
-            tx.emit(started(run))
+            tx.emit(started(run, await tables.endpoints(tx, run, network)))
         if before[run.id].exit is None and run.exit is not None:
             tx.emit(exited(run, last[run.id]))
         if run.state is not RunState.FORGOTTEN:

@@ -35,7 +35,11 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
     launcher = Launcher(
         store=ports.store, runtime=runtime, site=_site(settings), limits=_limits(settings)
     )
-    commands = Commands(runtime=runtime.name, reemit_runs_max=settings.reemit_runs_max)
+    commands = Commands(
+        runtime=runtime.name,
+        reemit_runs_max=settings.reemit_runs_max,
+        network=launcher.network,
+    )
     return Service(
         name="launcher",
         ports=ports,

@@ -6,13 +6,13 @@ The run object (a ConfigMap) comes first and owns the rest, so that deleting it 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import PodRequest
+from libs.contracts.task_contracts import TORCH, contract_of
 from libs.pods.field_errors import PodRefusedError
 from libs.pods.kubernetes_names import (
     DOMAIN,
@@ -27,8 +27,16 @@ from libs.pods.pod_policy import PodPolicy
 from libs.pods.pod_template import merged, read_template
 from libs.pods.request_validation import check_pod
 from libs.pods.requester import Requester
-from services.launcher.domain.master_ports import MASTER_PORTS
-from services.launcher.pod_spec import TOKEN, TOKEN_KEY, PodPlan, compact, pod_spec
+from services.launcher.hosts import has_names
+from services.launcher.pod_spec import (
+    TOKEN,
+    TOKEN_KEY,
+    PodPlan,
+    compact,
+    context_key,
+    file_key,
+    pod_spec,
+)
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
 Json = dict[str, Any]
@@ -43,8 +51,6 @@ class PodSite:
     """Settings for pods beside the policy."""
 
     namespace: str = TASKS_NAMESPACE
-    master_port_first: int = MASTER_PORTS.first
-    master_port_last: int = MASTER_PORTS.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class RunManifests:
 
     run_object: Json
     secrets: tuple[Json, ...]
-    # Only gangs have one.
+    # Only gangs and pods that serve others have one.
     service: Json | None
     pods: tuple[Json, ...]
 
@@ -89,11 +95,6 @@ def run_labels(run_id: RunId) -> dict[str, str]:
     }
 
 
-def master_port(run_id: RunId, first: int, last: int) -> int:
-    """The port of rank 0. Every pod has its own ports, so the run's id determines it."""
-    return first + zlib.crc32(str(run_id).encode()) % (last - first + 1)
-
-
 def build_manifests(
     order: RunOrder,
     policy: PodPolicy,
@@ -108,14 +109,14 @@ def build_manifests(
     errors = check_pod(order.spec, requester, policy, needs_image=True)
     if errors:
         raise PodRefusedError(errors)
-    plan = _plan(order, requester, policy, site)
+    plan = _plan(order, requester, policy)
     make = _Maker(order, plan, site.namespace, read_template(plan.request.template))
     secrets, secret_of = make.secrets()
     labels_by_node = node_labels or {}
     return RunManifests(
         run_object=make.run_object(),
         secrets=tuple(secrets),
-        service=make.service() if plan.is_gang else None,
+        service=make.service() if plan.has_names else None,
         pods=tuple(
             make.pod(rank, secret_of[rank.rank], labels_by_node.get(rank.node_id, {}))
             for rank in order.ranks
@@ -123,16 +124,12 @@ def build_manifests(
     )
 
 
-def _plan(order: RunOrder, requester: Requester, policy: PodPolicy, site: PodSite) -> PodPlan:
+def _plan(order: RunOrder, requester: Requester, policy: PodPolicy) -> PodPlan:
     assert order.spec is not None, "an order for pods has its specification"
     name = run_name(order.run_id)
-    is_gang = len(order.ranks) > 1
     return PodPlan(
         name=name,
-        is_gang=is_gang,
-        # Rank 0 by its name in the gang's Service, which the pods' search list completes.
-        master_addr=f"{pod_name(order.run_id, 0)}.{name}" if is_gang else "127.0.0.1",
-        master_port=master_port(order.run_id, site.master_port_first, site.master_port_last),
+        has_names=has_names(order.spec, len(order.ranks)),
         spec=order.spec,
         request=order.spec.pod or PodRequest(),
         requester=requester,
@@ -185,17 +182,20 @@ class _Maker:
         }
 
     def secrets(self) -> tuple[list[Json], dict[int, str]]:
-        """The Secrets with token and context files, as few as possible, and each rank's Secret."""
+        """The Secrets with token, context files and files of the contract, as few as possible, and
+        each rank's Secret."""
         ranks = self.order.ranks
         data: dict[str, str] = {TOKEN_KEY: ranks[0].env.get(TOKEN, "") if ranks else ""}
         size, held, secret_of = 0, [data], dict[int, str]()
         for rank in ranks:
-            length = len(rank.context.encode())
+            texts = {context_key(rank.rank): rank.context}
+            texts |= {file_key(rank.rank, name): text for name, text in rank.files.items()}
+            length = sum(len(text.encode()) for text in texts.values())
             full = len(data) > SECRET_RANKS_MAX or size + length > SECRET_BYTES_MAX
             if full and size:
                 data, size = dict[str, str](), 0
                 held.append(data)
-            data[f"context-{rank.rank}"] = rank.context
+            data |= texts
             size += length
             secret_of[rank.rank] = self._secret_name(len(held) - 1)
         return [self._secret(index, data) for index, data in enumerate(held)], secret_of
@@ -223,9 +223,16 @@ class _Maker:
                 "clusterIP": "None",
                 "publishNotReadyAddresses": True,
                 "selector": run_labels(self.order.run_id),
-                "ports": [{"name": "master", "port": self.plan.master_port}],
+                **self._service_ports(),
             },
         }
+
+    def _service_ports(self) -> Json:
+        """The port of rank 0, or of all ranks; a Service without cluster IP needs none."""
+        contract = contract_of(self.plan.spec.contract)
+        name = "master" if contract is TORCH else contract.word.replace("_", "-")
+        ports = [{"name": name, "port": port} for port in self.order.ports]
+        return {"ports": ports} if ports else {}
 
     def pod(self, rank: RankOrder, secret: str, node_labels: Mapping[str, str]) -> Json:
         """One rank, with the task's own template merged in."""

@@ -38,11 +38,9 @@ _EXPANDED = re.compile(r"\$+(?=\()|\${2,}")
 class PodPlan:
     """The values that all ranks of a run share."""
 
-    # The run's own name; gangs have a Service of this name.
+    # The run's own name; a Service of this name gives its pods theirs.
     name: str
-    is_gang: bool
-    master_addr: str
-    master_port: int
+    has_names: bool
     spec: TaskSpec
     request: PodRequest
     requester: Requester
@@ -75,6 +73,7 @@ def pod_spec(
                 "command": [literal(word) for word in rank.argv],
                 **({"workingDir": rank.cwd} if rank.cwd else {}),
                 "env": list(_env(plan, rank, topology)),
+                **_ports(rank),
                 "resources": _resources(plan, rank),
                 "securityContext": _security(plan.request.capabilities, policy),
                 "volumeMounts": [*(_mount(each) for each in own), *(m.mount for m in mounts)],
@@ -83,7 +82,7 @@ def pod_spec(
         "volumes": [*(each.volume for each in own), *(each.volume for each in mounts)],
     }
     named = {
-        "subdomain": plan.name if plan.is_gang else "",
+        "subdomain": plan.name if plan.has_names else "",
         "serviceAccountName": policy.service_account,
         "priorityClassName": policy.priority_class,
         "schedulerName": policy.scheduler_name,
@@ -95,6 +94,21 @@ def pod_spec(
     if policy.sdk_image:
         spec["initContainers"] = [_sdk(policy)]
     return {**spec, **{key: value for key, value in named.items() if value}}
+
+
+def context_key(rank: int) -> str:
+    """The key of a rank's context file in its Secret."""
+    return f"context-{rank}"
+
+
+def file_key(rank: int, name: str) -> str:
+    """The key of a file of the contract."""
+    return f"file-{rank}-{name}"
+
+
+def _ports(rank: RankOrder) -> Json:
+    ports = [{"name": name, "containerPort": port} for name, port in rank.ports.items()]
+    return {"ports": ports} if ports else {}
 
 
 def literal(text: str) -> str:
@@ -194,8 +208,9 @@ def _mount(each: _Volume) -> Json:
 
 
 def _volumes(plan: PodPlan, rank: RankOrder, secret: str) -> Iterator[_Volume]:
-    key = f"context-{rank.rank}"
-    held = {"secretName": secret, "items": [{"key": key, "path": "context.json"}]}
+    items = [{"key": context_key(rank.rank), "path": "context.json"}]
+    items += [{"key": file_key(rank.rank, name), "path": name} for name in rank.files]
+    held = {"secretName": secret, "items": items}
     yield _Volume({"name": "shiftwork-context", "secret": held}, CONTEXT_FOLDER, read_only=True)
     yield _Volume({"name": "shiftwork-home", "emptyDir": {}}, HOME_FOLDER)
     shm = {"medium": "Memory", "sizeLimit": str(_shm_bytes(plan, rank))}
@@ -233,9 +248,7 @@ def _env(plan: PodPlan, rank: RankOrder, topology: Mapping[str, str]) -> Iterato
     """Every variable, by name; values from Secrets and ConfigMaps are references."""
     policy = plan.policy
     values = {"HOME": HOME_FOLDER, **policy.env, **rank.env}
-    for prefix in ("MASTER", "PET_MASTER"):
-        values[f"{prefix}_ADDR"] = plan.master_addr
-        values[f"{prefix}_PORT"] = str(plan.master_port)
+    values |= {name: f"{CONTEXT_FOLDER}/{file}" for name, file in rank.paths.items()}
     values["SHIFTWORK_CONTEXT"] = CONTEXT_PATH
     if topology:
         values["SHIFTWORK_TOPOLOGY"] = compact(topology)

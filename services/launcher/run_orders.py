@@ -7,13 +7,16 @@ Nothing else reaches a task: no credential and no variable of the platform.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libs.contracts.messages import Checkpoint, Placement, Role
+from libs.contracts.port_names import port_variable
 from libs.contracts.rank_sizes import size_of
 from libs.contracts.run_token import make_run_token
+from services.launcher.contracts import renderer
 from services.launcher.domain.model import Run
+from services.launcher.hosts import Host
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
 # A task's own variables override these, with an empty value too. Unbuffered, because output that
@@ -31,17 +34,20 @@ class Site:
     # If one of these two is empty, the task keeps the value of its image.
     path: str
     lang: str
+    # The address of ranks that share this machine's network.
     master_addr: str
 
 
-def build_order(run: Run, master_port: int, site: Site) -> RunOrder:
-    """Build the orders for every rank of a run."""
+def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
+    """Build the orders for every rank of a run. ``hosts`` are its ranks, in the order of their
+    placements."""
     assert run.spec is not None, "an assigned run has its specification"
     roles = {role.name: role for role in run.spec.roles}
     token = make_run_token(site.token_key, run.id)
     given = {"PATH": site.path, "LANG": site.lang}
     defaults = {**DEFAULTS, **{name: value for name, value in given.items() if value}}
-    shared = {**_platform_variables(run, site, token), **_gang_variables(run, master_port, site)}
+    shared = _platform_variables(run, site, token)
+    render = renderer(run.spec.contract, hosts)
     return RunOrder(
         run_id=run.id,
         ranks=tuple(
@@ -49,21 +55,34 @@ def build_order(run: Run, master_port: int, site: Site) -> RunOrder:
                 rank=place.rank,
                 node_id=place.node_id,
                 argv=role.command,
-                env={**defaults, **run.spec.env, **role.env, **shared, **_rank_variables(place)},
+                env={
+                    **defaults,
+                    **run.spec.env,
+                    **role.env,
+                    **rendered.env,
+                    **shared,
+                    **_rank_variables(place),
+                    **_port_variables(host),
+                },
                 gpus=place.gpus,
                 cwd=role.working_directory or run.spec.working_directory,
                 context=json.dumps(_context(run, place, site, token)),
                 cpus=size.cpus or None,
                 memory_bytes=size.memory_bytes or None,
                 role=place.role,
+                files=rendered.files,
+                paths=rendered.paths,
+                ports=host.ports,
             )
-            for place in run.placements
+            for place, host in zip(run.placements, hosts, strict=True)
             for role in (roles.get(place.role) or Role(),)
             for size in (size_of(run.spec, role),)
+            for rendered in (render(host),)
         ),
         owner=run.owner,
         team=run.team,
         spec=run.spec,
+        ports=tuple(sorted({host.port for host in hosts if host.port})),
     )
 
 
@@ -84,30 +103,17 @@ def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:
     }
 
 
-def _gang_variables(run: Run, master_port: int, site: Site) -> Mapping[str, str]:
-    """The variables that let the ranks find each other."""
-    world_size, port = str(len(run.placements)), str(master_port)
-    return {
-        "MASTER_ADDR": site.master_addr,
-        "MASTER_PORT": port,
-        "WORLD_SIZE": world_size,
-        "PET_NNODES": world_size,
-        "PET_MASTER_ADDR": site.master_addr,
-        "PET_MASTER_PORT": port,
-    }
-
-
 def _rank_variables(place: Placement) -> Mapping[str, str]:
-    rank = str(place.rank)
     return {
         "SHIFTWORK_NODE": place.node_id,
         "SHIFTWORK_GPUS": ",".join(str(gpu) for gpu in place.gpus),
-        "SHIFTWORK_RANK": rank,
+        "SHIFTWORK_RANK": str(place.rank),
         "SHIFTWORK_ROLE": place.role,
-        "RANK": rank,
-        "PET_NODE_RANK": rank,
-        "PET_NPROC_PER_NODE": str(max(1, len(place.gpus))),
     }
+
+
+def _port_variables(host: Host) -> Mapping[str, str]:
+    return {port_variable(name): str(port) for name, port in host.ports.items()}
 
 
 def _context(run: Run, place: Placement, site: Site, token: str) -> Mapping[str, object]:

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import cast
 
 from libs.contracts.ids import RunId, TaskId
-from libs.contracts.messages import Checkpoint
+from libs.contracts.messages import Checkpoint, Endpoint
 from libs.service.prune import PruneRule, oldest_of
 from libs.store.port import Op, Order, Store, Tx, UnreadableRowError, Where
 from services.launcher.domain.model import (
@@ -26,6 +26,7 @@ from services.launcher.domain.model import (
     RunState,
 )
 from services.launcher.domain.worklist import Worklist
+from services.launcher.hosts import Network, declares_ports, leased_ports
 
 RESIDENT = (Run, NodeRow, PortLease)
 # Of each task so many checkpoints are remembered; only the last one is ever resumed from.
@@ -127,6 +128,13 @@ async def _forget(tx: Tx, run: Run, last: Checkpoint | None) -> None:
 async def leases(tx: Tx) -> list[PortLease]:
     """Every port that is leased."""
     return await tx.select(PortLease)
+
+
+async def endpoints(tx: Tx, run: Run, network: Network) -> tuple[Endpoint, ...]:
+    """Where the declared ports of a run are reached, as long as it holds them."""
+    if run.spec is None or not declares_ports(run.spec):
+        return ()
+    return network.endpoints(run, leased_ports(await leases(tx)).get(run.id, {}))
 
 
 async def nodes(tx: Tx) -> list[NodeRow]:

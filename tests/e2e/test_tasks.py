@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +69,63 @@ def test_a_task_in_json(shiftwork: Shiftwork) -> None:
     assert task["submitted_at"] <= task["started_at"] <= task["finished_at"]
     listed = shiftwork.good("ls", "--all", "--json").json["items"]
     assert next(each for each in listed if each["id"] == task["id"]) == task
+
+
+def test_ranks_find_each_other_by_their_contract_and_serve_at_their_ports(
+    shiftwork: Shiftwork, tmp_path: Path
+) -> None:
+    serve = (
+        "import json, os, socket\n"
+        "cluster = json.loads(os.environ['TF_CONFIG'])['cluster']\n"
+        "with socket.create_server(('127.0.0.1', int(os.environ['SHIFTWORK_PORT_BOARD']))) as at:\n"
+        "    at.accept()[0].sendall(json.dumps(cluster).encode())\n"
+    )
+    document = {
+        "name": "served",
+        "gpus_per_node": 1,
+        "contract": "tf_config",
+        "preemption": {"mode": "kill"},
+        "roles": [
+            {
+                "name": role,
+                "replicas": 1,
+                "command": ["python", "-c", serve],
+                "ports": [{"name": "board", "port": 6006}],
+            }
+            for role in ("chief", "ps")
+        ],
+    }
+    file = tmp_path / "task.json"
+    file.write_text(json.dumps(document))
+    wrong = shiftwork("submit", "--file", str(file), "--contract", "mpi")
+    assert (wrong.code, "needs a role launcher" in wrong.err) == (1, True)
+    task = shiftwork.submit("--file", str(file))
+    shiftwork.good("wait", task, "--for", "running")
+    endpoints = shiftwork.task(task)["endpoints"]
+    assert [(each["rank"], each["role"], each["name"]) for each in endpoints] == [
+        (0, "chief", "board"),
+        (1, "ps", "board"),
+    ]
+    shown = shiftwork.good("show", task).out
+    told: list[Any] = []
+    for each in endpoints:
+        assert f"{each['address']}:{each['port']}" in shown
+        told.append(json.loads(said_at(each["address"], each["port"])))
+    assert told[0] == told[1]
+    assert {role: len(listed) for role, listed in told[0].items()} == {"chief": 1, "ps": 1}
+    assert shiftwork("wait", task).code == 0
+    assert shiftwork.task(task)["endpoints"] == []
+
+
+def said_at(address: str, port: int) -> str:
+    ends = time.monotonic() + 20
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=20) as connection:
+                return connection.makefile().read()
+        except ConnectionRefusedError:
+            assert time.monotonic() < ends
+            time.sleep(0.05)
 
 
 def test_a_task_is_found_by_id_prefix_and_name(shiftwork: Shiftwork) -> None:

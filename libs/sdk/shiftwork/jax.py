@@ -46,11 +46,16 @@ class Data(Protocol):
 def initialize(**options: Any) -> None:  # noqa: ANN401 - jax.distributed.initialize names them
     """Join the other processes of the task; nothing for a process alone.
 
-    Reads MASTER_ADDR, MASTER_PORT and the rank, which the platform sets. Call it before any other
-    call of JAX. ``options`` go to ``jax.distributed.initialize``.
+    Reads the address of rank 0 as the platform sets it under the contract coordinator or torch,
+    and the rank. Call it before any other call of JAX. ``options`` go to
+    ``jax.distributed.initialize``.
     """
     if shiftwork.world_size() > 1:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        if "COORDINATOR_ADDRESS" in os.environ:
+            names = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT")
+        else:
+            names = ("MASTER_ADDR", "MASTER_PORT")
+        address = ":".join(os.environ[name] for name in names)
         jax.distributed.initialize(address, shiftwork.world_size(), shiftwork.rank(), **options)
 
 

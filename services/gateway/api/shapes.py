@@ -71,6 +71,16 @@ class Progress(TypedDict):
     values: dict[str, float | str]
 
 
+class Endpoint(TypedDict):
+    """Where one declared port of one rank is reached."""
+
+    rank: int
+    role: str
+    name: str
+    address: str
+    port: int
+
+
 class Task(TaskSpec):
     """A task. ``reason`` has ``code`` and ``text``, and the numbers and names in it."""
 
@@ -91,6 +101,8 @@ class Task(TaskSpec):
     held_gpus: int
     held_nodes: int
     attempts_without_progress: int
+    # Where the declared ports of the live run are reached.
+    endpoints: list[Endpoint]
     revision: int
     observed_revision: int
     # Where it was asked for: of all attempts that ended; null where there were too many.
@@ -176,6 +188,8 @@ class Run(TypedDict):
     exit: Exit | None
     finished_at: str | None
     placements: list[Placement]
+    # While it lives.
+    endpoints: list[Endpoint]
 
 
 class RunPage(TypedDict):

@@ -7,6 +7,13 @@ from typing import Any
 from typing_extensions import TypedDict
 
 
+class Port(TypedDict):
+    """Port is one at which each replica of a role serves others."""
+
+    name: str
+    port: int | None
+
+
 class _RoleSecrets(TypedDict, total=False):
     env: dict[str, str]
 
@@ -24,6 +31,7 @@ class Role(_RoleSecrets):
     spread: bool | None
     auxiliary: bool
     working_directory: str
+    ports: list[Port]
 
 
 class Retry(TypedDict):
@@ -93,3 +101,4 @@ class TaskSpec(_TaskSpecSecrets):
     tolerations: list[str]
     pod: Pod | None
     wait_for_nodes: bool
+    contract: str

@@ -1,4 +1,4 @@
-"""The range of ports from which each gang gets its MASTER_PORT. Pure; made by ``main.py``.
+"""The range of ports from which the ranks of each gang get theirs. Pure; made by ``main.py``.
 
 Ports are leased round-robin, so that a port that was just returned rests before it is used again.
 """

@@ -147,11 +147,14 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class PortLease:
-    """A MASTER_PORT held for a run until it is forgotten (row; key: port)."""
+    """A port held for a rank of a run until the run is forgotten (row; key: port)."""
 
     port: int
     task_id: str
     attempt: int
+    rank: int = 0
+    # As the rank's role declares it; empty: the port of the task's contract.
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,8 @@ class NodeClient:
 
     async def launch(self, run: str, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Start ranks. Raises ``RuntimeUnavailableError`` for a supervisor of an earlier version:
-        it does not know the user of ranks, so it is ordered to leave once it has nothing to run."""
+        it does not know all parts of an order, so it is ordered to leave once it has nothing to
+        run."""
         link = await self._connected()
         if self._protocol < PROTOCOL:
             await self._ask(link, {"op": "stop"})

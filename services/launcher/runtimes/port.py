@@ -8,7 +8,7 @@ Each call may be repeated: the run's id is its name, so a second launch finds th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from libs.contracts.ids import RunId
@@ -66,6 +66,12 @@ class RankOrder:
     cpus: float | None = None
     memory_bytes: int | None = None
     role: str = ""
+    # Files of the task's contract, which lie beside the context file, and variables whose values
+    # are their paths. The runtime knows the folder.
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    paths: Mapping[str, str] = field(default_factory=dict[str, str])
+    # The ports that its role declares, by name.
+    ports: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class RunOrder:
     owner: str = ""
     team: str = ""
     spec: TaskSpec | None = None
+    # The ports at which its ranks listen for each other.
+    ports: tuple[int, ...] = ()
 
 
 class Runtime(Protocol):
@@ -90,7 +98,7 @@ class Runtime(Protocol):
 
     @property
     def shares_ports(self) -> bool:
-        """Whether ranks share this machine's ports, so that a gang's MASTER_PORT is leased."""
+        """Whether ranks share this machine's ports, so that those of a gang are leased."""
         ...
 
     async def lead(self, epoch: int) -> None:

@@ -198,6 +198,8 @@ class ProcessRuntime:
             "user": (user.uid, user.gid, user.groups) if user else None,
             "cwd": rank.cwd,
             "context": rank.context,
+            "files": rank.files,
+            "paths": rank.paths,
             "cpus": rank.cpus,
             "memory_bytes": rank.memory_bytes,
         }

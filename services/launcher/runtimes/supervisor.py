@@ -45,8 +45,8 @@ from services.launcher.runtimes.node.outputs import Outputs
 from services.launcher.runtimes.node.ranks import EndedError, Ranks, RefusedError
 from services.launcher.runtimes.node.supervisor_log import report
 
-# 2: each rank's order names the user that it runs as.
-PROTOCOL = 2
+# 2: each rank's order names the user that it runs as. 3: and its files beside the context.
+PROTOCOL = 3
 LINE_BYTES_MAX = 8 << 20
 CONNECTIONS_MAX = 32
 PR_SET_CHILD_SUBREAPER = 36

@@ -8,12 +8,20 @@ from __future__ import annotations
 import re
 
 from libs.contracts.ids import name_ending
-from libs.contracts.messages import PreemptionPolicy, PreemptMode, Priority, Role, TaskSpec
+from libs.contracts.messages import (
+    Contract,
+    PreemptionPolicy,
+    PreemptMode,
+    Priority,
+    Role,
+    TaskSpec,
+)
 from services.submit.domain.facts import Defaults, bound
 
 NAME_LENGTH_MAX = 63
 DEFAULT_ROLE = "worker"
 DEFAULT_PRIORITY = Priority[bound("TaskSpec", "priority").initial.upper()]
+DEFAULT_CONTRACT = Contract[bound("TaskSpec", "contract").initial.upper()]
 DEFAULT_MODE = PreemptMode[bound("PreemptionPolicy", "mode").initial.upper()]
 DEFAULT_SIGNAL = bound("PreemptionPolicy", "signal").initial
 _SCRIPT = re.compile(r"\.(py|sh|bash|R|jl|pl|rb|lua|js|ts)$")
@@ -33,6 +41,9 @@ def fill_in(spec: TaskSpec, *, task_id: str, defaults: Defaults) -> TaskSpec:
             "roles": roles,
             "nodes": spec.nodes or sum(role.replicas for role in roles),
             "preemption": _preemption(spec.preemption, defaults),
+            "contract": (
+                DEFAULT_CONTRACT if spec.contract is Contract.UNSPECIFIED else spec.contract
+            ),
         }
     )
 

@@ -22,9 +22,11 @@ from libs.contracts.ids import (
 )
 from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
-from libs.contracts.variables import is_reserved, is_variable
+from libs.contracts.variables import is_variable
 from libs.contracts.wording import field_error
+from services.submit.domain.contract_fields import check_contract
 from services.submit.domain.facts import Limits, bound_setting
+from services.submit.domain.port_fields import check_ports
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
@@ -177,13 +179,6 @@ def _variable(at: str, name: str, value: str) -> Errors:
             name,
             "is not a variable's name",
             "use letters, digits and _, not beginning with a digit",
-        )
-    elif is_reserved(name):
-        yield field_error(
-            f"{at}.{name}",
-            "(not shown)",
-            "is set by the platform",
-            "remove it, or use another name",
         )
     if "\0" in value:
         yield field_error(
@@ -339,5 +334,7 @@ CHECKS: tuple[Callable[[TaskSpec, Limits], Errors], ...] = (
     _sizes,
     _bounds,
     _preemption,
+    check_contract,
+    check_ports,
     _total,
 )

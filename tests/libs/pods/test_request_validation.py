@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.messages import EnvSource, PodRequest, Role
+from libs.contracts.messages import Contract, EnvSource, PodRequest, Role
 from libs.pods.pod_policy import PodPolicy
 from tests.libs.pods.makers import OPEN, a_request, errors_of
 
@@ -172,3 +172,20 @@ def test_shared_memory_counts_in_the_tasks_memory() -> None:
 def test_a_variable_is_given_in_one_place() -> None:
     found = errors_of(asked(**env(field="status.podIP")), POLICY, env={"KEY": "x"})
     assert found == [("pod.env_from[0].name", "KEY")]
+
+
+def test_the_contract_of_a_task_says_which_variables_are_the_platforms() -> None:
+    pod = a_request(
+        {"spec": {"containers": [{"name": "main", "env": [{"name": "TF_CONFIG", "value": "{}"}]}]}},
+        env_from=(EnvSource(name="RANK", field="status.podIP"),),
+    )
+    template = "pod.template.spec.containers[0].env[0].name"
+    assert errors_of(pod) == [("pod.env_from[0].name", "RANK")]
+    assert errors_of(pod, contract=Contract.TF_CONFIG) == [(template, "TF_CONFIG")]
+    assert errors_of(pod, contract=Contract.NONE) == []
+    prefix = a_request(
+        {"spec": {"containers": [{"name": "main", "envFrom": [{"prefix": "PET_"}]}]}}
+    )
+    at = "pod.template.spec.containers[0].envFrom[0].prefix"
+    assert (at, "PET_") in errors_of(prefix)
+    assert (at, "PET_") not in errors_of(prefix, contract=Contract.NONE)

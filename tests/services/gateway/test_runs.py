@@ -58,6 +58,65 @@ async def test_a_delayed_start_is_explained_until_the_run_has_started(
     assert [each["data"]["ranks"] for each in listed] == [1, 0, 1]
 
 
+async def test_a_live_run_has_its_endpoints(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    task = await harness.submitted(ann)
+    tid = task["id"]
+    endpoint = m.Endpoint(rank=0, role="worker", name="board", address="127.0.0.1", port=20_001)
+    started = m.RunStarted(task_id=tid, attempt=1, started_at=at(20), endpoints=(endpoint,))
+    await harness.project(assigned(tid), started)
+    shown = {
+        "rank": 0,
+        "role": "worker",
+        "name": "board",
+        "address": "127.0.0.1",
+        "port": 20_001,
+    }
+    assert await _endpoints(ann, tid) == [shown]
+    (event,) = (await ann.get(f"/v1/events?task={tid}&type=run.started")).json()["items"]
+    assert event["data"]["endpoints"] == [shown]
+    await harness.project(exited(tid))
+    assert await _endpoints(ann, tid) == []
+
+
+async def test_the_end_of_an_earlier_run_leaves_the_endpoints_of_the_live_one(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    tid = (await harness.submitted(ann))["id"]
+    ports = [
+        m.Endpoint(rank=0, role="worker", name="board", address="127.0.0.1", port=port)
+        for port in (20_001, 20_002)
+    ]
+    for attempt, endpoint in enumerate(ports, 1):
+        await harness.project(
+            assigned(tid, attempt),
+            m.RunStarted(
+                task_id=tid, attempt=attempt, started_at=at(20 + attempt), endpoints=(endpoint,)
+            ),
+        )
+    await harness.project(exited(tid, 1))
+    shown = (await ann.get(f"/v1/tasks/{tid}")).json()["endpoints"]
+    assert [each["port"] for each in shown] == [20_002]
+
+
+async def test_a_start_that_arrives_after_the_end_has_no_endpoints(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    task = await harness.submitted(ann)
+    endpoint = m.Endpoint(rank=0, role="worker", name="board", address="127.0.0.1", port=20_001)
+    started = m.RunStarted(task_id=task["id"], attempt=1, started_at=at(20), endpoints=(endpoint,))
+    await harness.project(assigned(task["id"]), exited(task["id"]), started)
+    assert await _endpoints(ann, task["id"]) == []
+
+
+async def _endpoints(client: httpx.AsyncClient, task: str) -> Any:
+    (run,) = (await client.get(f"/v1/tasks/{task}/runs")).json()["items"]
+    shown = (await client.get(f"/v1/tasks/{task}")).json()
+    assert shown["endpoints"] == run["endpoints"]
+    return run["endpoints"]
+
+
 async def _delayed(client: httpx.AsyncClient, task: str) -> tuple[Any, Any]:
     (run,) = (await client.get(f"/v1/tasks/{task}/runs")).json()["items"]
     explained = (await client.get(f"/v1/tasks/{task}/explain")).json()

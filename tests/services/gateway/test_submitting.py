@@ -15,6 +15,21 @@ from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import NEW, GatewayHarness, a_node, state
 
 
+async def test_a_role_declares_ports(ann: httpx.AsyncClient) -> None:
+    ports = [{"name": "a", "port": 6006}, {"name": "b"}]
+    role = {"name": "worker", "command": ["serve"], "ports": ports}
+    made = await ann.post("/v1/tasks", json={"roles": [role]})
+    assert made.status_code == 201, made.text
+    (shown,) = made.json()["roles"]
+    assert shown["ports"] == [{"name": "a", "port": 6006}, {"name": "b", "port": None}]
+    # What is shown can be submitted again.
+    again = await ann.post("/v1/tasks", json={"roles": [shown]})
+    assert again.status_code == 201, again.text
+    refused = await ann.post("/v1/tasks", json={"roles": [{**role, "ports": [{"port": 6006}]}]})
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["field"] == "roles[0].ports[0].name"
+
+
 async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
     made = await ann.post(
         "/v1/tasks",
@@ -28,6 +43,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
             "max_run_seconds": 3600,
             "preemption": {"mode": "signal", "signal": "TERM", "ack_deadline_seconds": 30},
             "retry": {"max_retries": 2},
+            "contract": "coordinator",
         },
     )
     assert made.status_code == 201, made.text
@@ -53,6 +69,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "env": {"A": "1"},
         "max_run_seconds": 3600.0,
         "retry": {"max_retries": 2},
+        "contract": "coordinator",
     }.items() <= task.items()
     (role,) = task["roles"]
     assert role == {
@@ -67,6 +84,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "spread": None,
         "auxiliary": False,
         "working_directory": "",
+        "ports": [],
     }
     assert task["preemption"] == {
         "mode": "signal",
@@ -218,6 +236,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     ({"roles": [{"name": "a", "command": []}]}, "roles[0].command", "give at least 1"),
     ({"roles": [{"name": "a"}]}, "roles[0].command", "give this field"),
     ({"command": ["x"], "preemption": {"mode": "ask"}}, "preemption.mode", "signal"),
+    ({"command": ["x"], "contract": "tfconfig"}, "contract", "did you mean tf_config?"),
     ({"command": ["x"], "roles": [{"command": ["y"]}]}, "command", "not both"),
     ({"command": ["x"], "max_run_seconds": "soon"}, "max_run_seconds", "give a number"),
 ]

@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from libs.contracts.messages import Checkpoint, EnvSource, Placement, PodRequest, Role
+from libs.contracts.messages import (
+    Checkpoint,
+    Contract,
+    EnvSource,
+    Placement,
+    PodRequest,
+    Port,
+    Role,
+)
 from libs.pods.pod_policy import PodPolicy
+from services.launcher.domain.master_ports import MASTER_PORTS
 from services.launcher.domain.model import RunState
+from services.launcher.hosts import pod_hosts
 from services.launcher.manifests import PodSite, RunManifests, build_manifests
 from services.launcher.run_orders import Site, build_order
 from services.launcher.runtimes.port import RunOrder
@@ -112,6 +122,7 @@ def an_order(
     gpus: int = 1,
     pod: PodRequest | None = None,
     resume_from: Checkpoint | None = None,
+    role: str = "worker",
     **spec: Any,
 ) -> RunOrder:
     run = a_run(
@@ -120,7 +131,7 @@ def an_order(
         placements=tuple(
             Placement(
                 rank=rank,
-                role="worker",
+                role=role,
                 role_index=rank,
                 node_id=f"n{rank}",
                 gpus=tuple(range(gpus)),
@@ -131,7 +142,7 @@ def an_order(
         team="vision",
         resume_from=resume_from,
     )
-    return build_order(run, 0, SITE)
+    return build_order(run, pod_hosts(run, MASTER_PORTS), SITE)
 
 
 SIDECAR = {
@@ -224,6 +235,30 @@ CASES: dict[str, Case] = {
                     replicas=1,
                     command=("serve", "--port=$PORT"),
                     image="example/ps:1",
+                ),
+            ),
+        ),
+        PodPolicy(default_image="example/train:1"),
+    ),
+    "tf-config-of-two": Case(
+        an_order(2, contract=Contract.TF_CONFIG), PodPolicy(default_image="example/train:1")
+    ),
+    "mpi-launcher": Case(
+        an_order(
+            role="launcher",
+            contract=Contract.MPI,
+            roles=(Role(name="launcher", replicas=1, command=("mpirun", "x")),),
+        ),
+        PodPolicy(default_image="example/train:1"),
+    ),
+    "declared-ports": Case(
+        an_order(
+            roles=(
+                Role(
+                    name="worker",
+                    replicas=1,
+                    command=("serve",),
+                    ports=(Port(name="board", port=6006), Port(name="rpc")),
                 ),
             ),
         ),

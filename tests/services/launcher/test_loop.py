@@ -15,6 +15,7 @@ import structlog
 
 from libs.contracts.messages import (
     CheckpointSaved,
+    Contract,
     ExitKind,
     InventoryListed,
     NodeChanged,
@@ -383,6 +384,65 @@ def test_a_port_of_another_program_is_skipped() -> None:
                 assert env["MASTER_PORT"] == str(port + 1)
 
     virtually(main())
+
+
+def ports_of(harness: LauncherHarness, task: str) -> list[str]:
+    """The port of each rank, of a run with the contract rank."""
+    ranks = harness.cluster.runs[run_id(task)].ranks
+    master, *workers = [ranks[rank].order.env for rank in sorted(ranks)]
+    return [master["MASTER_PORT"], *(env["WORKER_PORT"] for env in workers)]
+
+
+@with_a_harness(script=ENDLESS)
+async def test_every_rank_has_a_port_of_its_own_where_the_contract_says_so(
+    harness: LauncherHarness,
+) -> None:
+    spec = a_spec(3, contract=Contract.RANK)
+    tasks = ("taska", "taskb")
+    await harness.handle(*(an_assignment(task=task, spec=spec, ranks=3) for task in tasks))
+    await harness.run_loops(3)
+    found = [ports_of(harness, task) for task in tasks]
+    assert len({port for ports in found for port in ports}) == 6
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
+        leases = await tx.select(PortLease)
+    leased = sorted((each.task_id, each.rank, str(each.port)) for each in leases)
+    assert leased == [
+        (task, rank, port)
+        for task, ports in zip(tasks, found, strict=True)
+        for rank, port in enumerate(ports)
+    ]
+
+
+@pytest.mark.enable_socket
+def test_only_the_port_of_another_program_is_replaced() -> None:
+    async def main() -> None:
+        with taken_port() as port:
+            ports = PortRange(port - 1, port + 2)
+            async with running_cluster(
+                LauncherHarness(limits=limits(ports=ports), script=ENDLESS)
+            ) as harness:
+                spec = a_spec(2, contract=Contract.RANK)
+                await harness.handle(an_assignment(spec=spec, ranks=2))
+                await harness.until_started()
+                assert str(port) not in ports_of(harness, "task")
+                async with harness.store.transaction(epoch=harness.epoch) as tx:
+                    leases = await tx.select(PortLease)
+                assert {each.port for each in leases} == set(map(int, ports_of(harness, "task")))
+
+    virtually(main())
+
+
+@with_a_harness(script=ENDLESS, limits=limits(ports=PortRange(23_000, 23_002)))
+async def test_a_gang_that_waits_for_ports_holds_none(harness: LauncherHarness) -> None:
+    spec = a_spec(2, contract=Contract.RANK)
+    await harness.handle(
+        *(an_assignment(task=task, spec=spec, ranks=2) for task in ("taska", "taskb")),
+        an_assignment(task="taskc"),
+    )
+    await harness.run_loops(5)
+    assert {str(run) for run in harness.cluster.runs} == {"taska.1", "taskc.1"}
+    await harness.handle(a_kill(task="taska"))
+    await harness.until_started(task="taskb")
 
 
 @with_a_harness(script=ENDLESS, limits=limits(ports=PortRange(23_000, 23_000)))

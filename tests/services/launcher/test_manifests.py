@@ -34,12 +34,13 @@ from libs.pods.template_schema import (
     SidecarOnly,
     Struct,
 )
+from services.launcher.domain.master_ports import PortRange
+from services.launcher.hosts import run_port
 from services.launcher.manifests import (
     SECRET_BYTES_MAX,
     SECRET_RANKS_MAX,
     RunManifests,
     build_manifests,
-    master_port,
     run_name,
 )
 from services.launcher.pod_spec import literal
@@ -125,7 +126,7 @@ def test_a_gang_uses_rank_0s_name_and_a_single_rank_uses_localhost() -> None:
     port = str(20_000 + zlib.crc32(b"task.1") % 8_000)
     assert (env[1]["MASTER_ADDR"], env[1]["MASTER_PORT"]) == ("127.0.0.1", port)
     assert (env[3]["MASTER_ADDR"], env[3]["PET_MASTER_PORT"]) == ("task-1-0.task-1", port)
-    assert master_port(run, 5, 5) == 5
+    assert run_port(run, PortRange(5, 5)) == 5
 
 
 def test_many_ranks_get_several_secrets_below_the_size_limit() -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from libs.contracts.messages import Role
 from libs.contracts.run_token import make_run_token
-from services.launcher.domain.model import RunState
+from services.launcher.domain.model import Run, RunState
+from services.launcher.hosts import Host, PortKey, local_hosts
 from services.launcher.run_orders import build_order
 from tests.kit.launcher_builders import KEY, a_checkpoint, a_run, a_spec, placements, run_id
 from tests.services.launcher.launcher_harness import SITE
@@ -13,11 +14,15 @@ from tests.services.launcher.launcher_harness import SITE
 TOKEN = make_run_token(KEY, run_id())
 
 
+def hosts_of(run: Run, port: int = 1) -> tuple[Host, ...]:
+    return local_hosts(run, "127.0.0.1", {PortKey(0): port})
+
+
 def test_the_whole_environment_of_a_first_attempt() -> None:
     """The runtime adds only the path of the context and the devices."""
     run = a_run(RunState.ASSIGNED, ranks=2, spec=a_spec(2))
     run = replace(run, placements=placements(2, gpus=(1, 3)))
-    order = build_order(run, 23_456, SITE)
+    order = build_order(run, hosts_of(run, 23_456), SITE)
     assert [rank.rank for rank in order.ranks] == [0, 1]
     assert order.ranks[1].env == {
         "PATH": "/usr/bin:/bin",
@@ -55,7 +60,8 @@ def test_a_tasks_variables_do_not_override_the_platforms() -> None:
             "working_directory": "/data",
         }
     )
-    [rank] = build_order(a_run(RunState.ASSIGNED, spec=spec), 1, SITE).ranks
+    run = a_run(RunState.ASSIGNED, spec=spec)
+    [rank] = build_order(run, hosts_of(run), SITE).ranks
     wanted = ("A", "B", "C", "HOME", "SHIFTWORK_RANK", "RANK")
     assert {name: rank.env[name] for name in wanted} == {
         "A": "task",
@@ -71,14 +77,14 @@ def test_a_tasks_variables_do_not_override_the_platforms() -> None:
 
 def test_cpu_only_is_one_process_per_node() -> None:
     run = replace(a_run(RunState.ASSIGNED), placements=placements(1, gpus=()))
-    [rank] = build_order(run, 1, SITE).ranks
+    [rank] = build_order(run, hosts_of(run), SITE).ranks
     assert (rank.env["PET_NPROC_PER_NODE"], rank.env["SHIFTWORK_GPUS"]) == ("1", "")
 
 
 def test_the_context_and_the_resumed_checkpoint() -> None:
     spec = a_spec(fence_after_seconds=30.0, cpus=2.0, memory_bytes=1 << 30)
     run = a_run(RunState.ASSIGNED, spec=spec, resume_from=a_checkpoint(4, step=90, uri="/c/90"))
-    [rank] = build_order(run, 1, SITE).ranks
+    [rank] = build_order(run, hosts_of(run), SITE).ranks
     context = json.loads(rank.context)
     assert context == {
         "task": "task",

@@ -83,6 +83,7 @@ def _words(words: Sequence[str]) -> Callable[[str], Found]:
 
 
 priorities = _words(task_options.PRIORITIES)
+contracts = _words(task_options.CONTRACTS)
 states = _words(parse.STATES)
 
 

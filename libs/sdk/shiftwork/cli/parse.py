@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from shiftwork.cli import guide
 from shiftwork.cli.failures import usage
-from shiftwork.cli.task_options import ENDED, LIVE, PRIORITIES
+from shiftwork.cli.task_options import CONTRACTS, ENDED, LIVE, PRIORITIES
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
 _SIZE = re.compile(r"(\d{1,15})(?:([KMGT]i?)B?)?")
@@ -105,6 +105,11 @@ def states(text: str, option: str) -> list[str]:
 def priority(text: str, option: str) -> str:
     """A level in the API's spelling; ``very-high`` and ``VERY_HIGH`` are understood."""
     return choice(_level(text), PRIORITIES, "priority", option)
+
+
+def contract(text: str, option: str) -> str:
+    """A contract in the API's spelling; ``tf-config`` and ``TF_CONFIG`` are understood."""
+    return choice(_level(text), CONTRACTS, "contract", option)
 
 
 def is_priority(text: str) -> bool:

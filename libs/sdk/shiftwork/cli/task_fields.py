@@ -20,6 +20,7 @@ from shiftwork.cli.task_options import TASK_OPTIONS, TaskOption
 COMPLETIONS: dict[str, Callable[..., Any]] = {
     "--priority": complete.priorities,
     "--group": complete.groups,
+    "--contract": complete.contracts,
 }
 # Mappings that replace the file's; others are added to it.
 WHOLE = frozenset({"document"})
@@ -119,6 +120,7 @@ READERS: dict[str, Callable[[Any, str], Any]] = {
     "pairs": parse.pairs,
     "taint": parse.taints,
     "priority": parse.priority,
+    "contract": parse.contract,
     "duration": parse.duration,
     "size": parse.size,
     "folder": _folder,

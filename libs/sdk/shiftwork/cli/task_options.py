@@ -153,6 +153,13 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         False,
         "Part of a pod, merged over the platform's as far as the site allows.",
     ),
+    TaskOption(
+        "contract",
+        ("--contract",),
+        "contract",
+        False,
+        "How its ranks find each other: the variables and files of a framework. Left out: torch.",
+    ),
 )
 # Highest first.
 PRIORITIES = (
@@ -166,6 +173,7 @@ PRIORITIES = (
     "idle",
     "auto",
 )
+CONTRACTS = ("torch", "tf_config", "rank", "coordinator", "mpi", "none")
 # The states of tasks that have not ended, and of those that have.
 LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
 ENDED = ("succeeded", "failed", "stopped", "rejected")

@@ -29,6 +29,8 @@ MATCHES_MAX = 100
 # Whole numbers beyond it are not exact.
 WHOLE_MAX = 1e15
 LISTED_MAX = 100_000
+# Of the ports that `show` prints.
+ENDPOINTS_SHOWN_MAX = 20
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
 
 STOPPED_MAX = 10_000
@@ -309,6 +311,23 @@ def show(tasks: List[str] = _TASKS) -> None:
     each(tasks, act)
 
 
+def _show_endpoints(endpoints: List[Dict[str, Any]]) -> None:
+    if not endpoints:
+        return
+    render.line("")
+    render.table(
+        (render.Column("PORT"), render.Column("RANK"), render.Column("ROLE"), render.Column("AT")),
+        (
+            [each["name"], str(each["rank"]), each["role"], f"{each['address']}:{each['port']}"]
+            for each in endpoints[:ENDPOINTS_SHOWN_MAX]
+        ),
+        "",
+    )
+    more = len(endpoints) - ENDPOINTS_SHOWN_MAX
+    if more > 0:
+        render.line(f"and {more} more: --json has all")
+
+
 def _show(api: Api, found: Dict[str, Any]) -> None:
     checkpoint = found.get("checkpoint")
     ended = found.get("exit")
@@ -360,6 +379,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             map(_run, runs),
             "",
         )
+    _show_endpoints(parse.listed(found.get("endpoints")))
     _show_ending(api, found)
 
 

@@ -335,11 +335,7 @@ def build_runtime(
 ) -> KubernetesRuntime:
     """The runtime. ``transport`` takes the place of the network."""
     policy = settings.pod_policy()
-    site = PodSite(
-        namespace=settings.kube_namespace,
-        master_port_first=settings.master_port_first,
-        master_port_last=settings.master_port_last,
-    )
+    site = PodSite(namespace=settings.kube_namespace)
 
     def build(order: RunOrder, cache: Cache) -> RunManifests:
         labels = {rank.node_id: cache.nodes.labels(rank.node_id) for rank in order.ranks}

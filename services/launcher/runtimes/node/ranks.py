@@ -338,6 +338,10 @@ class Ranks:
         folder = self._folders(run, number, identity)
         context = context_path(self.runs_folder, run, number)
         self._write_private(context, order["context"], identity)
+        # Launchers of earlier versions order no files.
+        for file, text in order.get("files", {}).items():
+            self._write_private(f"{folder}/{file}", text, identity)
+        paths = {name: f"{folder}/{file}" for name, file in order.get("paths", {}).items()}
         name = f"{run}.{number}"
         groups = self.cgroups.create(name, order["cpus"], order["memory_bytes"])
         # The version 2 group, if there is one, is the first.
@@ -346,7 +350,7 @@ class Ranks:
         try:
             program = Program(
                 argv=order["argv"],
-                env={**order["env"], CONTEXT_VARIABLE: context},
+                env={**order["env"], **paths, CONTEXT_VARIABLE: context},
                 cwd=order["cwd"] or f"{self.work_folder}/{run}",
                 output=end,
                 identity=identity,

@@ -63,7 +63,8 @@ def test_every_option_reaches_the_server(
         "--name demo --nodes 2 --gpus-per-node 0 --priority HIGH --group dev --env A=1 "
         "--env B=x=y --label team=nlp --ack-deadline 90 --preempt signal:TERM "
         "--fence-after 15m --max-run-time 4h --retries 2 --key mine "
-        "--node-selector disk=nvme --node-selector gen=h100 --tolerate flaky --tolerate for=vision"
+        "--node-selector disk=nvme --node-selector gen=h100 --tolerate flaky --tolerate for=vision "
+        "--contract tf-config"
     )
     options += f" --workdir {tmp_path}"
     assert shiftwork("submit", *options.split(), "--", "true").code == 0
@@ -82,6 +83,7 @@ def test_every_option_reaches_the_server(
         "fence_after_seconds": 900.0,
         "max_run_seconds": 14400.0,
         "retry": {"max_retries": 2},
+        "contract": "tf_config",
         "command": ["true"],
     }
     assert server.asked("POST", "/v1/tasks").headers["idempotency-key"] == "mine"
@@ -127,6 +129,7 @@ def test_a_refusal_names_field_value_and_fix(shiftwork: Shiftwork, server: CliSe
         ([], "no command"),
         (["--env", "NAME", "--", "x"], "not KEY=VALUE"),
         (["--priority", "urgent", "--", "x"], "not a priority"),
+        (["--contract", "tfconfig", "--", "x"], "did you mean tf_config?"),
         (["--max-run-time", "4 weeks", "--", "x"], "not a duration"),
         (["--preempt", "ask", "--", "x"], "no way to preempt"),
         (["--nodes", "0", "--", "x"], "nodes"),

@@ -86,6 +86,20 @@ def test_show_prints_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServ
     assert "3 attempts in a row" in done.err
 
 
+def test_show_has_the_ports_of_the_live_run(shiftwork: Shiftwork, server: CliServer) -> None:
+    endpoints = [
+        {"rank": rank, "role": "worker", "name": "board", "address": "127.0.0.1", "port": 20_000}
+        for rank in range(22)
+    ]
+    server.tasks["ta"] = a_task("ta", state="running", endpoints=endpoints)
+    shown = shiftwork("show", "ta").out
+    assert "PORT   RANK  ROLE    AT" in shown
+    assert "board  0     worker  127.0.0.1:20000" in shown
+    assert "board  20 " not in shown
+    assert "and 2 more: --json has all" in shown
+    assert shiftwork("show", "ta", "--json").json["endpoints"] == endpoints
+
+
 def test_show_marks_facts_of_an_earlier_attempt(shiftwork: Shiftwork, server: CliServer) -> None:
     saved = {"no": 1, "step": 7, "uri": "file:///c", "saved_at": NOW, "attempt": 1}
     ended = an_exit("preempted", 75)
