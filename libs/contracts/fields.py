@@ -99,6 +99,14 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             max=100.0,
         ),
     },
+    "Completion": {
+        "success": Shown(
+            about="It has succeeded as soon as one of these holds for ranks that exited with 0; left out: all of all roles."
+        ),
+        "failure": Shown(
+            about="It has failed as soon as one of these holds for ranks that failed; left out: any of any role."
+        ),
+    },
     "PreemptionPolicy": {
         "mode": Shown(about="How the task is asked to leave.", initial="sdk"),
         "signal": Shown(
@@ -196,6 +204,9 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             about="How its ranks find each other: the variables and files of a framework.",
             options=("--contract",),
             initial="torch",
+        ),
+        "completion": Shown(
+            about="When an attempt has succeeded or failed; left out: it succeeds when all ranks exit with 0, and fails when any rank fails."
         ),
     },
 }

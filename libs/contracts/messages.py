@@ -283,6 +283,15 @@ class RetryPolicy(Message):
     max_retries: int = 0
 
 
+class Completion(Message):
+    """Completion decides an attempt by the ends of its ranks. A rule is one condition or
+    several joined by "and": ROLE[INDEX], ROLE[any], ROLE[all], ROLE[N+] (at least N of them),
+    ROLE[ended]."""
+
+    success: tuple[str, ...] = ()
+    failure: tuple[str, ...] = ()
+
+
 class PreemptionPolicy(Message):
     """PreemptionPolicy is how and how patiently a run is asked to hand over."""
 
@@ -314,6 +323,7 @@ class TaskSpec(Message):
     pod: PodRequest | None = None
     wait_for_nodes: bool = False
     contract: Contract = Contract.UNSPECIFIED
+    completion: Completion | None = None
 
 
 class Checkpoint(Message):

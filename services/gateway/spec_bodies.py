@@ -151,6 +151,19 @@ class PodBody(Body):
     )
 
 
+class CompletionBody(Body):
+    """Completion decides an attempt by the ends of its ranks. A rule is one condition or several joined by "and": ROLE[INDEX], ROLE[any], ROLE[all], ROLE[N+] (at least N of them), ROLE[ended]."""
+
+    success: NamedTexts = Field(
+        default_factory=list,
+        description="It has succeeded as soon as one of these holds for ranks that exited with 0; left out: all of all roles.",
+    )
+    failure: NamedTexts = Field(
+        default_factory=list,
+        description="It has failed as soon as one of these holds for ranks that failed; left out: any of any role.",
+    )
+
+
 class TaskSpecBody(Body):
     """TaskSpec is what a person submits, complete after submit has filled in the defaults."""
 
@@ -216,4 +229,8 @@ class TaskSpecBody(Body):
     contract: ContractWord | None = Field(
         default=None,
         description="How its ranks find each other: the variables and files of a framework. Left out: torch.",
+    )
+    completion: CompletionBody | None = Field(
+        default=None,
+        description="When an attempt has succeeded or failed; left out: it succeeds when all ranks exit with 0, and fails when any rank fails.",
     )

@@ -254,6 +254,34 @@ def test_roles_with_sizes_of_their_own_share_nodes(shiftwork: Shiftwork) -> None
     assert "hold 4 replicas of this size" in refused.err
 
 
+RULES = """
+name: chief-decides
+completion: {success: ['chief[0]'], failure: ['chief[0]', 'worker[2+]']}
+roles:
+  - {name: chief, gpus: 1, command: [sleep, '2']}
+  - {name: worker, replicas: 2, gpus: 1, command: [sh, -c, 'test $SHIFTWORK_RANK = 1']}
+  - {name: ps, gpus: 0, command: [sleep, '600']}
+"""
+
+
+def test_a_chief_decides_alone_and_the_parameter_server_is_ended(shiftwork: Shiftwork) -> None:
+    file = shiftwork.home / "rules.yaml"
+    file.write_text(RULES)
+    done = shiftwork("submit", "--file", str(file), "-f")
+    assert done.code == 0, done.err
+    task = shiftwork.task("chief-decides")
+    assert (task["state"], task["exit"]["text"]) == ("succeeded", "chief[0] succeeded")
+    file.write_text(RULES.replace("sleep, '2'", "'false'"))
+    failed = shiftwork("submit", "--file", str(file), "--name", "chief-fails", "-f")
+    assert failed.code == 1
+    assert "chief[0] failed: rank 0 ended with code 1" in failed.err
+    file.write_text(RULES.replace("'chief[0]'", "'cheif[0]'"))
+    refused = shiftwork("submit", "--file", str(file))
+    assert refused.code == 1
+    assert "completion.success[0]" in refused.err
+    assert "did you mean chief?" in refused.err
+
+
 def test_events_of_a_task(shiftwork: Shiftwork) -> None:
     task = shiftwork.submit("--name", "reported", "--", "true")
     shiftwork.good("wait", task)

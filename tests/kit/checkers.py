@@ -245,6 +245,40 @@ def preemption_waits_for_the_ack(history: History) -> Iterator[str]:
                 yield f"{event.task_id}.{event.attempt} killed before its deadline {deadline}"
 
 
+def success_follows_the_rules(history: History) -> Iterator[str]:
+    """A run succeeded only if its ranks that exited with 0 meet a rule of its task: by default all
+    of them. Written a second time on purpose."""
+    specs = {event.task_id: event.spec for event in history.of(m.TaskSubmitted)}
+    for event in history.of(m.RunExited):
+        spec = specs.get(event.task_id)
+        if event.exit.kind is not m.ExitKind.OK or spec is None:
+            continue
+        good = {rank.rank for rank in event.exit.ranks if rank.code == 0}
+        ranks = {
+            name: {each.rank: each.role_index for each in event.placements if each.role == name}
+            for name in (role.name for role in spec.roles)
+        }
+        rules = spec.completion.success if spec.completion else ()
+        rules = rules or (" and ".join(f"{name}[all]" for name in ranks),)
+        if not any(_is_met(rule, ranks, good) for rule in rules):
+            yield f"{event.task_id}.{event.exit.attempt} succeeded with ranks {sorted(good)}"
+
+
+def _is_met(rule: str, ranks: dict[str, dict[int, int]], good: set[int]) -> bool:
+    for condition in rule.split(" and "):
+        name, _, which = condition.strip(" ]").partition("[")
+        own = ranks[name]
+        if which == "all":
+            met = set(own) <= good
+        elif which == "any":
+            met = bool(set(own) & good)
+        else:
+            met = any(index == int(which) and rank in good for rank, index in own.items())
+        if not met:
+            return False
+    return True
+
+
 def no_task_is_lost(history: History) -> Iterator[str]:
     """After the end of a history: every accepted task was published and has ended."""
     ended = {e.task_id for e in history.of(m.TaskStateChanged) if e.state in ENDED}
@@ -266,6 +300,7 @@ SAFETY: tuple[Checker, ...] = (
     acknowledged_checkpoints_survive,
     states_follow_the_promise,
     preemption_waits_for_the_ack,
+    success_follows_the_rules,
 )
 LIVENESS: tuple[Checker, ...] = (no_task_is_lost, all_runs_have_ended)
 

@@ -65,6 +65,7 @@ def spec_of(job: Job) -> TaskSpec:
         max_run_seconds=job.max_run_seconds,
         cpus=job.cpus,
         memory_bytes=job.memory_bytes,
+        completion=job.completion,
     )
 
 

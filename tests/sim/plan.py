@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from libs.bus.memory_broker import Faults
-from libs.contracts.messages import PreemptMode, Priority, Role
+from libs.contracts.messages import Completion, PreemptMode, Priority, Role
 from libs.store.memory_database import Point
 from services.allinone.composition import WIRINGS
 
@@ -105,6 +105,7 @@ class Job:
     memory_bytes: int | None = None
     # Roles with sizes of their own; empty: one role, with ``nodes`` replicas.
     roles: tuple[Role, ...] = ()
+    completion: Completion | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ def draw(seed: int) -> Plan:
     jobs = tuple(_job(rng, number, nodes, gpus, fault_seconds) for number in range(_jobs(rng)))
     roles = Random(f"roles {seed}")
     jobs = tuple(replace(job, roles=_roles(roles)) if roles.random() < 0.2 else job for job in jobs)
+    rules = Random(f"rules {seed}")
+    jobs = tuple(replace(job, completion=_completion(rules, job)) for job in jobs)
     plan = Plan(
         seed=seed,
         nodes=nodes,
@@ -363,6 +366,16 @@ def _roles(rng: Random) -> tuple[Role, ...]:
         Role.model_validate({"name": f"role-{index}", "command": ("python", "train.py"), **size})
         for index, size in enumerate(sizes)
     )
+
+
+def _completion(rng: Random, job: Job) -> Completion | None:
+    """Rules of its own for some tasks: one rank decides, or the ranks of one role."""
+    if rng.random() < 0.7:
+        return None
+    name = job.roles[0].name if job.roles else "worker"
+    rule = f"{name}[{rng.choice(['0', 'all', 'any'])}]"
+    failure = rng.choice([(), (), (f"{name}[all]",)])
+    return Completion(success=(rule,), failure=failure)
 
 
 def _orders(

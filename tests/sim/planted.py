@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from libs.bus import command_replies
+from libs.contracts import completion
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import (
     AckCheckpoint,
@@ -100,6 +101,24 @@ def ranks_of_one_gang_overlap() -> contextlib.AbstractContextManager[None]:
         (scheduler_loop, "check", lambda _snapshot, _plan: []),
         (scheduler_store, "_slots", lambda _task: iter(())),
     )
+
+
+def rules_end_too_early() -> contextlib.AbstractContextManager[None]:
+    """The first rank of a role that succeeds counts for all of them."""
+    read = completion.rules_of
+
+    def rules_of(spec: TaskSpec) -> completion.Rules:
+        rules = read(spec)
+        early = tuple(
+            tuple(
+                condition._replace(which="any") if condition.which == "all" else condition
+                for condition in rule
+            )
+            for rule in rules.success
+        )
+        return rules._replace(success=early)
+
+    return replaced((completion, "rules_of", rules_of))
 
 
 def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:

@@ -45,6 +45,7 @@ DEFECTS = {
     "ranks of one gang overlap": Planted(
         planted.ranks_of_one_gang_overlap, "slots_never_double_booked", 0, 20
     ),
+    "rules end too early": Planted(planted.rules_end_too_early, "success_follows_the_rules", 0, 20),
     "amounts not added up": Planted(
         planted.amounts_not_added_up,
         "amounts_are_never_overbooked",

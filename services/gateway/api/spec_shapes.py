@@ -76,6 +76,13 @@ class Pod(_PodSecrets):
     env_from: list[EnvSource]
 
 
+class Completion(TypedDict):
+    """Completion decides an attempt by the ends of its ranks. A rule is one condition or several joined by "and": ROLE[INDEX], ROLE[any], ROLE[all], ROLE[N+] (at least N of them), ROLE[ended]."""
+
+    success: list[str]
+    failure: list[str]
+
+
 class _TaskSpecSecrets(TypedDict, total=False):
     env: dict[str, str]
 
@@ -102,3 +109,4 @@ class TaskSpec(_TaskSpecSecrets):
     pod: Pod | None
     wait_for_nodes: bool
     contract: str
+    completion: Completion | None

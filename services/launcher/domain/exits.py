@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from libs.contracts.completion import Decided, Verdict, text_of
 from libs.contracts.messages import ExitKind, PreemptMode, RunExit
 from services.launcher.domain.model import EndCause, ObservedRank, RankState
 
@@ -34,13 +35,25 @@ class Ending:
     ranks: tuple[ObservedRank, ...]
     # What was known when the launcher decided to end the run.
     note: str = ""
+    # What the task's rules decided by the ranks that ended before the platform ended the others.
+    decided: Decided | None = None
+    # The rules are not the default.
+    own_rules: bool = False
+
+
+def _ended_as_succeeded(ending: Ending) -> bool:
+    return ending.end_cause is EndCause.SUCCEEDED
 
 
 def _acknowledged(ending: Ending) -> bool:
     return ending.preempt_requested and ending.acked
 
 
-def _finished(ending: Ending) -> bool:
+def _succeeded(ending: Ending) -> bool:
+    if ending.end_cause is EndCause.RANK_FAILED:
+        return False
+    if ending.decided is not None:
+        return ending.decided.verdict is Verdict.SUCCEEDED
     return len(ending.ranks) == ending.world_size and all(r.code == 0 for r in ending.ranks)
 
 
@@ -91,8 +104,9 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(_ended_as_succeeded, ExitKind.OK, "a rule for success was met, and the rest was ended"),
     Rule(_acknowledged, ExitKind.PREEMPTED, "acknowledged after the request, whatever the codes"),
-    Rule(_finished, ExitKind.OK, "every rank exited with 0"),
+    Rule(_succeeded, ExitKind.OK, "every rank exited with 0, or a rule for success was met"),
     Rule(_left_on_signal, ExitKind.PREEMPTED, "signal mode: 75, 128+n or death by the signal"),
     Rule(_never_began, ExitKind.PREEMPTED, "preempted before anything was started"),
     Rule(_killed, ExitKind.KILLED, "the platform ordered its end"),
@@ -135,17 +149,48 @@ def signal_number(name: str) -> int:
 
 def detail(ending: Ending, kind: ExitKind) -> str:
     """The deciding reason as one clause for people."""
-    if kind is ExitKind.OK:
-        return "every rank exited with 0"
-    if kind is ExitKind.PREEMPTED:
-        return "released its nodes after a checkpoint" if ending.acked else "left on request"
-    if kind is ExitKind.KILLED:
-        return "ended by the platform"
+    match kind:
+        case ExitKind.OK:
+            return _success(ending)
+        case ExitKind.PREEMPTED:
+            return "released its nodes after a checkpoint" if ending.acked else "left on request"
+        case ExitKind.KILLED:
+            return "ended by the platform"
+        case ExitKind.LOST if ending.end_cause is not EndCause.REJECTED_BY_SITE:
+            return first_loss(ending.ranks) or ending.note or "a rank vanished"
+        case _:
+            return _failure(ending)
+
+
+def _success(ending: Ending) -> str:
+    if ending.end_cause is EndCause.SUCCEEDED:
+        return ending.note or "a rule for success was met"
+    if ending.own_rules and ending.decided is not None:
+        return success_of(ending.decided)
+    return "every rank exited with 0"
+
+
+def success_of(decided: Decided) -> str:
+    """Which rule for success was met."""
+    return f"{text_of(decided.rule)} succeeded"
+
+
+def _failure(ending: Ending) -> str:
     if ending.end_cause in (EndCause.CANNOT_START, EndCause.REJECTED_BY_SITE):
         return ending.note or "it could not start"
-    if kind is ExitKind.LOST:
-        return first_loss(ending.ranks) or ending.note or "a rank vanished"
-    return first_failure(ending.ranks) or ending.note or "not every rank started"
+    if ending.own_rules and ending.end_cause is EndCause.RANK_FAILED:
+        return ending.note
+    failure = first_failure(ending.ranks) or ending.note or "not every rank started"
+    if ending.own_rules and ending.end_cause is None:
+        return failure_of(ending.decided, failure)
+    return failure
+
+
+def failure_of(decided: Decided | None, failure: str) -> str:
+    """Which rule for failure was met, and by which failure; None: not even one for success was."""
+    if decided is None:
+        return f"every rank has ended, and no rule for success is met; {failure}"
+    return f"{text_of(decided.rule)} failed: {failure}"
 
 
 def first_loss(ranks: Iterable[ObservedRank]) -> str:

@@ -49,6 +49,8 @@ P = Grace
 # By the cause, for runs that had started and have acknowledged nothing.
 BY_CAUSE: Mapping[EndCause, Grace] = {
     EndCause.KILL: P.FULL,
+    # The task is done, but those that are left may still be writing.
+    EndCause.SUCCEEDED: P.FULL,
     EndCause.GRACE_OVER: P.ACKED,
     EndCause.RANK_FAILED: P.MATES,
     EndCause.RANK_LOST: P.MATES,

@@ -34,6 +34,8 @@ class EndCause(StrEnum):
     """Why the launcher ended a run's processes; the first cause stays."""
 
     KILL = "kill"
+    # A rule for success is met; what is left of the gang is ended.
+    SUCCEEDED = "succeeded"
     GRACE_OVER = "grace_over"
     RANK_FAILED = "rank_failed"
     RANK_LOST = "rank_lost"

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from math import inf
 
+from libs.contracts import completion
+from libs.contracts.completion import Decided, RankEnd, Verdict
 from libs.contracts.ids import RunId
 from libs.contracts.messages import ExitKind, Placement, PreemptMode, RankExit, RunExit
 from services.launcher.domain import exits, rank_faults
@@ -158,8 +161,15 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[En
     """Why the run has to end now, and details that the runtime may forget."""
     ranks = view.observed.ranks.values()
     match end_cause(run, view.observed, view.scan.listing, now, policy):
+        case EndCause.SUCCEEDED:
+            decided = decide(run, view.observed)
+            assert decided is not None, "a rule was met"
+            return EndCause.SUCCEEDED, exits.success_of(decided)
         case EndCause.RANK_FAILED:
-            return EndCause.RANK_FAILED, exits.first_failure(ranks)
+            failure = exits.first_failure(ranks)
+            if run.spec is not None and completion.has_own(run.spec):
+                failure = exits.failure_of(decide(run, view.observed), failure)
+            return EndCause.RANK_FAILED, failure
         case EndCause.RANK_LOST:
             return EndCause.RANK_LOST, exits.first_loss(ranks)
         case None:
@@ -208,11 +218,17 @@ def end_cause(
     """Why this run's processes have to be ended now, or None. The first reason decides."""
     if run.kill_requested_at is not None:
         return EndCause.KILL
+    decided = decide(run, observed)
+    succeeded = decided is not None and decided.verdict is Verdict.SUCCEEDED
     if run.preempt_requested_at is not None:
-        return _preemption_cause(run, now, policy)
+        cause = _preemption_cause(run, now, policy)
+        # It finished while it was requested to leave.
+        return EndCause.SUCCEEDED if cause is None and succeeded and not run.acked_at else cause
+    if succeeded:
+        return EndCause.SUCCEEDED
     if any(rank.state is RankState.LOST for rank in observed.ranks.values()):
         return EndCause.RANK_LOST
-    if any(_failed(rank) for rank in observed.ranks.values()):
+    if decided is not None:
         return EndCause.RANK_FAILED
     lost = run.state is RunState.RUNNING and _vanished(run, observed, listing)
     return EndCause.RANK_LOST if lost else None
@@ -230,8 +246,29 @@ def _preemption_cause(run: Run, now: datetime, policy: Policy) -> EndCause | Non
     return EndCause.GRACE_OVER if over else None
 
 
-def _failed(rank: ObservedRank) -> bool:
-    return rank.state is RankState.EXITED and rank.code != 0
+def decide(run: Run, observed: ObservedRun) -> Decided | None:
+    """Apply the task's rules to the ranks that ended before the platform ended the others."""
+    if run.spec is None:
+        return None
+    over = [
+        rank
+        for rank in observed.ranks.values()
+        if rank.state is RankState.EXITED and _ended_by_itself(run, rank)
+    ]
+    if not over:
+        return None
+    places = {place.rank: place for place in run.placements}
+    over.sort(key=lambda rank: (rank.exited_at.timestamp() if rank.exited_at else inf, rank.rank))
+    ends = (
+        RankEnd(places[rank.rank].role, places[rank.rank].role_index, ok=rank.code == 0)
+        for rank in over
+        if rank.rank in places
+    )
+    return completion.decide(completion.rules_of(run.spec), run.spec.roles, ends)
+
+
+def _ended_by_itself(run: Run, rank: ObservedRank) -> bool:
+    return run.ending_at is None or (rank.exited_at is not None and rank.exited_at <= run.ending_at)
 
 
 def _vanished(run: Run, observed: ObservedRun, listing: Listing) -> bool:
@@ -355,6 +392,8 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         world_size=len(run.placements),
         ranks=ranks,
         note=run.end_note,
+        decided=decide(run, observed),
+        own_rules=completion.has_own(run.spec),
     )
     kind = exits.classify(ending)
     failed = exits.first_failed(ranks) if kind is ExitKind.FAILED else None

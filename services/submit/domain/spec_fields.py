@@ -24,6 +24,7 @@ from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
 from libs.contracts.variables import is_variable
 from libs.contracts.wording import field_error
+from services.submit.domain.completion_fields import check_completion
 from services.submit.domain.contract_fields import check_contract
 from services.submit.domain.facts import Limits, bound_setting
 from services.submit.domain.port_fields import check_ports
@@ -335,6 +336,7 @@ CHECKS: tuple[Callable[[TaskSpec, Limits], Errors], ...] = (
     _bounds,
     _preemption,
     check_contract,
+    check_completion,
     check_ports,
     _total,
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.messages import ExitKind, PreemptMode
+from libs.contracts.messages import Completion, ExitKind, Placement, PreemptMode, Role
 from services.launcher.domain.model import (
     EndCause,
     Fault,
@@ -178,6 +178,77 @@ def test_a_failing_rank_ends_the_gang() -> None:
     run, _ = step(run, [exited(0, None, 9), exited(1, 3)])
     assert run.exit is not None
     assert run.exit.kind is ExitKind.FAILED
+
+
+CHIEF = Completion(success=("chief[0]",), failure=("chief[0]", "worker[2+]"))
+GANG = tuple(
+    Placement(rank=rank, role=role, role_index=index, node_id=f"n{rank}")
+    for rank, (role, index) in enumerate([("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)])
+)
+
+
+def a_chief_run(state: RunState = RunState.RUNNING, **changes: object) -> Run:
+    roles = (
+        Role(name="chief", replicas=1, command=("a",)),
+        Role(name="worker", replicas=2, command=("b",)),
+        Role(name="ps", replicas=1, command=("c",)),
+    )
+    run = a_run(state, ranks=4)
+    assert run.spec is not None
+    spec = run.spec.model_copy(update={"roles": roles, "nodes": 4, "completion": CHIEF})
+    return replace(run, spec=spec, placements=GANG, **changes)  # type: ignore[arg-type]
+
+
+def test_a_gang_whose_chief_succeeds_is_ended_and_has_succeeded() -> None:
+    ranks = [exited(0), observed(1), exited(2, 1), observed(3)]
+    run, outcome = step(a_chief_run(), ranks)
+    assert (run.state, run.end_cause) == (RunState.ENDING, EndCause.SUCCEEDED)
+    assert outcome.actions == (End(RUN),)
+    # How the others end does not count, nor what a runtime has forgotten meanwhile.
+    for left in ([exited(0), exited(1, 137), exited(2, 1), exited(3, None, 15)], []):
+        over, _ = step(run, left, done=[End(RUN)])
+        assert over.exit is not None
+        assert (over.exit.kind, over.exit.detail) == (ExitKind.OK, "chief[0] succeeded")
+
+
+def test_failures_below_the_threshold_end_nothing() -> None:
+    run, outcome = step(a_chief_run(), [observed(0), exited(1, 1), observed(2), exited(3, 1)])
+    assert (run.state, outcome.actions) == (RunState.RUNNING, ())
+    run, outcome = step(run, [observed(0), exited(1, 1), exited(2, 1), exited(3, 1)])
+    assert (run.state, run.end_cause) == (RunState.ENDING, EndCause.RANK_FAILED)
+    over, _ = step(run, [exited(0), *(exited(rank, 1) for rank in (1, 2, 3))], seconds=9)
+    assert over.exit is not None
+    assert over.exit.kind is ExitKind.FAILED
+    assert over.exit.detail.startswith("worker[2+] failed: rank 1 ended with code 1")
+
+
+def test_a_gang_that_ends_without_a_success_has_failed() -> None:
+    run = a_chief_run()
+    assert run.spec is not None
+    rules = Completion(success=("worker[all]",), failure=("chief[0]",))
+    run = replace(run, spec=run.spec.model_copy(update={"completion": rules}))
+    over, _ = step(run, [exited(0), exited(1, 1), exited(2), exited(3)])
+    assert over.exit is not None
+    assert over.exit.kind is ExitKind.FAILED
+    assert over.exit.detail == (
+        "every rank has ended, and no rule for success is met; rank 1 ended with code 1"
+    )
+
+
+def test_a_gang_that_finishes_while_it_is_requested_to_leave_has_succeeded() -> None:
+    asked = a_chief_run(preempt_requested_at=START)
+    ranks = [exited(0), observed(1), observed(2), observed(3)]
+    run, _ = step(asked, ranks)
+    assert run.end_cause is EndCause.SUCCEEDED
+    # After its acknowledgement it leaves as it does without rules.
+    run, outcome = step(replace(asked, acked_at=at(1)), ranks)
+    assert (run.state, outcome.actions) == (RunState.RUNNING, ())
+    # What ends because the gang is killed proves nothing.
+    killed = a_chief_run(RunState.ENDING, end_cause=EndCause.RANK_LOST, ending_at=at(1))
+    late = [exited(rank) for rank in (0, 2, 3)]
+    over, _ = step(killed, [*late, lost(1)], seconds=9)
+    assert over.exit is not None
+    assert over.exit.kind is ExitKind.LOST
 
 
 def test_a_failing_rank_ends_half_a_gang_too() -> None:
