@@ -52,13 +52,6 @@ class Verdict(Enum):
     FAILED = "failed"
 
 
-class Decided(NamedTuple):
-    """A verdict, and the rule that was met."""
-
-    verdict: Verdict
-    rule: Rule
-
-
 class RankEnd(NamedTuple):
     """The end of one rank."""
 
@@ -66,6 +59,14 @@ class RankEnd(NamedTuple):
     # In its role.
     number: int
     ok: bool
+
+
+class Decided(NamedTuple):
+    """A verdict, the rule that was met, and the end that met it."""
+
+    verdict: Verdict
+    rule: Rule
+    end: RankEnd
 
 
 def parse(text: str) -> Rule:
@@ -114,7 +115,7 @@ def decide(rules: Rules, roles: Sequence[Role], ends: Iterable[RankEnd]) -> Deci
         ):
             for rule in own:
                 if all(count.meets(condition, ended) for condition in rule):
-                    return Decided(verdict, rule)
+                    return Decided(verdict, rule, end)
     return None
 
 

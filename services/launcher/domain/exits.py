@@ -178,12 +178,9 @@ def success_of(decided: Decided) -> str:
 def _failure(ending: Ending) -> str:
     if ending.end_cause in (EndCause.CANNOT_START, EndCause.REJECTED_BY_SITE):
         return ending.note or "it could not start"
-    if ending.own_rules and ending.end_cause is EndCause.RANK_FAILED:
+    if ending.own_rules and ending.end_cause in (None, EndCause.RANK_FAILED):
         return ending.note
-    failure = first_failure(ending.ranks) or ending.note or "not every rank started"
-    if ending.own_rules and ending.end_cause is None:
-        return failure_of(ending.decided, failure)
-    return failure
+    return first_failure(ending.ranks) or ending.note or "not every rank started"
 
 
 def failure_of(decided: Decided | None, failure: str) -> str:
@@ -220,8 +217,11 @@ def first_failed(ranks: Iterable[ObservedRank]) -> ObservedRank | None:
 def first_failure(ranks: Iterable[ObservedRank]) -> str:
     """Which rank failed first, and how; empty if none is known to have failed."""
     rank = first_failed(ranks)
-    if rank is None:
-        return ""
+    return "" if rank is None else failure_text(rank)
+
+
+def failure_text(rank: ObservedRank) -> str:
+    """How a rank failed."""
     how = f"code {rank.code}" if rank.code is not None else f"signal {rank.signal}"
     if rank.code is None and rank.signal is None:
         return f"rank {rank.rank} on {rank.node_id}: {rank.note}"

@@ -166,10 +166,7 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[En
             assert decided is not None, "a rule was met"
             return EndCause.SUCCEEDED, exits.success_of(decided)
         case EndCause.RANK_FAILED:
-            failure = exits.first_failure(ranks)
-            if run.spec is not None and completion.has_own(run.spec):
-                failure = exits.failure_of(decide(run, view.observed), failure)
-            return EndCause.RANK_FAILED, failure
+            return EndCause.RANK_FAILED, _failure(run, view.observed)
         case EndCause.RANK_LOST:
             return EndCause.RANK_LOST, exits.first_loss(ranks)
         case None:
@@ -265,6 +262,27 @@ def decide(run: Run, observed: ObservedRun) -> Decided | None:
         if rank.rank in places
     )
     return completion.decide(completion.rules_of(run.spec), run.spec.roles, ends)
+
+
+def _failed_rank(run: Run, observed: ObservedRun) -> ObservedRank | None:
+    """The rank that decided the failure: with rules of the task's own, that which met the rule."""
+    assert run.spec is not None, "an assigned run has its specification"
+    decided = decide(run, observed)
+    own = completion.has_own(run.spec)
+    if own and decided is not None and decided.verdict is Verdict.FAILED:
+        for place in run.placements:
+            if (place.role, place.role_index) == decided.end[:2]:
+                return observed.ranks.get(place.rank)
+    return exits.first_failed(observed.ranks.values())
+
+
+def _failure(run: Run, observed: ObservedRun) -> str:
+    assert run.spec is not None, "an assigned run has its specification"
+    rank = _failed_rank(run, observed)
+    failure = exits.failure_text(rank) if rank else "not every rank started"
+    if not completion.has_own(run.spec):
+        return failure
+    return exits.failure_of(decide(run, observed), failure)
 
 
 def _ended_by_itself(run: Run, rank: ObservedRank) -> bool:
@@ -382,7 +400,7 @@ def _started(run: Run, observed: ObservedRun, now: datetime) -> Run:
 def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
     assert run.spec is not None, "an assigned run has its specification"
     ranks = tuple(observed.ranks[rank] for rank in sorted(observed.ranks))
-    mode = run.spec.preemption.mode
+    mode, own_rules = run.spec.preemption.mode, completion.has_own(run.spec)
     ending = exits.Ending(
         mode=mode,
         signal=exits.signal_number(run.spec.preemption.signal) if mode is PreemptMode.SIGNAL else 0,
@@ -391,12 +409,12 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         end_cause=run.end_cause,
         world_size=len(run.placements),
         ranks=ranks,
-        note=run.end_note,
+        note=run.end_note or (_failure(run, observed) if own_rules else ""),
         decided=decide(run, observed),
-        own_rules=completion.has_own(run.spec),
+        own_rules=own_rules,
     )
     kind = exits.classify(ending)
-    failed = exits.first_failed(ranks) if kind is ExitKind.FAILED else None
+    failed = _failed_rank(run, observed) if kind is ExitKind.FAILED else None
     times = [rank.exited_at for rank in ranks if rank.exited_at is not None]
     exited_at = max(times, default=now)
     return replace(

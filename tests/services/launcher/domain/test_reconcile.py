@@ -219,7 +219,7 @@ def test_failures_below_the_threshold_end_nothing() -> None:
     over, _ = step(run, [exited(0), *(exited(rank, 1) for rank in (1, 2, 3))], seconds=9)
     assert over.exit is not None
     assert over.exit.kind is ExitKind.FAILED
-    assert over.exit.detail.startswith("worker[2+] failed: rank 1 ended with code 1")
+    assert over.exit.detail.startswith("worker[2+] failed: rank 2 ended with code 1")
 
 
 def test_a_gang_that_ends_without_a_success_has_failed() -> None:
