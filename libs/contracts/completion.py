@@ -21,6 +21,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from libs.contracts.messages import Role, TaskSpec
+from libs.contracts.task_contracts import contract_of
 
 _CONDITION = re.compile(r"\s*([^\[\]\s]+)\s*\[\s*(any|all|ended|\d{1,6}\+?)\s*\]\s*")
 FORM = "ROLE[INDEX], ROLE[any], ROLE[all], ROLE[N+] or ROLE[ended], joined by ' and '"
@@ -86,20 +87,32 @@ def text_of(rule: Rule) -> str:
 
 
 def rules_of(spec: TaskSpec) -> Rules:
-    """The rules of a task, the default for what it leaves out: all succeed, or any fails."""
+    """The rules of a task, with the default for what it leaves out: all of those that decide
+    succeed, or any rank fails."""
     given = spec.completion
-    names = [role.name for role in spec.roles]
     return Rules(
         tuple(map(parse, given.success if given else ()))
-        or (tuple(Condition(name, "all") for name in names),),
+        or (tuple(Condition(name, "all") for name in _deciding(spec)),),
         tuple(map(parse, given.failure if given else ()))
-        or tuple((Condition(name, "any"),) for name in names),
+        or tuple((Condition(role.name, "any"),) for role in spec.roles),
     )
 
 
+def _deciding(spec: TaskSpec) -> list[str]:
+    """The roles that have to succeed by default: that which decides under the task's contract, else
+    all but auxiliary ones."""
+    decides = contract_of(spec.contract).decides
+    if any(role.name == decides for role in spec.roles):
+        return [decides]
+    names = [role.name for role in spec.roles if not role.auxiliary]
+    return names or [role.name for role in spec.roles]
+
+
 def has_own(spec: TaskSpec) -> bool:
-    """True if the task has rules of its own."""
-    return spec.completion is not None and bool(spec.completion.success or spec.completion.failure)
+    """True unless the task succeeds when all of its ranks do."""
+    given = spec.completion
+    own = given is not None and bool(given.success or given.failure)
+    return own or len(_deciding(spec)) < len(spec.roles)
 
 
 def decide(rules: Rules, roles: Sequence[Role], ends: Iterable[RankEnd]) -> Decided | None:

@@ -38,6 +38,8 @@ class TaskContract:
     members: tuple[str, ...] = ()
     # Roles of which there is one replica at most, all together.
     single: tuple[str, ...] = ()
+    # The role whose end decides a task without rules of its own; empty: those of all roles do.
+    decides: str = ""
     # The number of replicas whose addresses fit into one variable.
     ranks_max: int | None = None
 
@@ -125,6 +127,7 @@ MPI = TaskContract(
     },
     files=(HOSTFILE,),
     needs=("launcher", "worker"),
+    decides="launcher",
     single=("launcher",),
 )
 NONE = TaskContract(

@@ -259,7 +259,8 @@ def success_follows_the_rules(history: History) -> Iterator[str]:
             for name in (role.name for role in spec.roles)
         }
         rules = spec.completion.success if spec.completion else ()
-        rules = rules or (" and ".join(f"{name}[all]" for name in ranks),)
+        deciding = [role.name for role in spec.roles if not role.auxiliary]
+        rules = rules or (" and ".join(f"{name}[all]" for name in deciding),)
         if not any(_is_met(rule, ranks, good) for rule in rules):
             yield f"{event.task_id}.{event.exit.attempt} succeeded with ranks {sorted(good)}"
 

@@ -64,7 +64,7 @@ DEFECTS = {
     ),
     "no republishing": Planted(planted.forgotten_republishing, "no_task_is_lost", 19, 30),
     "inbox apart": Planted(planted.inbox_apart, "the_event_log_is_whole", 2, 30),
-    "mark before publishing": Planted(
+    "marked as sent before publishing": Planted(
         planted.mark_before_publishing, "states_follow_the_promise", 16, 30
     ),
     "ack before commit": Planted(planted.ack_before_commit, "no_task_is_lost", 2, 20),

@@ -250,6 +250,11 @@ class Allocation:
         """Node equivalents of a gang."""
         return units_of(shape, self.pool.width)
 
+    def order(self, shape: Shape) -> float:
+        """Where queues of this shape stand among others of a level: a larger one needs more."""
+        # CPU-only ranks have a size, but need no free units.
+        return self.pool.least_units(shape) if shape.parts else self.size(shape)
+
     def units_needed(self, weight: int, shape: Shape, cluster: str) -> float:
         """What would have to be available for evaluating these queues to move anything."""
         pool, round_ = self.pool, self.round

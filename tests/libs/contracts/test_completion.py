@@ -6,8 +6,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from libs.contracts.completion import RankEnd, Rules, Verdict, decide, parse, rules_of, text_of
-from libs.contracts.messages import Completion, Role
+from libs.contracts.completion import (
+    RankEnd,
+    Rules,
+    Verdict,
+    decide,
+    has_own,
+    parse,
+    rules_of,
+    text_of,
+)
+from libs.contracts.messages import Completion, Contract, Role
 from tests.kit.builders import a_spec
 
 ROLES = (
@@ -70,6 +79,21 @@ def test_the_rule_that_is_met_first_decides(
 ) -> None:
     found = decide(rules(success, failure), ROLES, ends(history))
     assert (found.verdict if found else None) is verdict
+
+
+def test_auxiliary_roles_and_workers_of_mpi_need_not_exit() -> None:
+    board = Role(name="board", replicas=1, auxiliary=True, command=("d",))
+    spec = a_spec(roles=(*ROLES[:2], board))
+    found = decide(rules_of(spec), spec.roles, ends("c0+ w0+ w1+ w2+"))
+    assert found is not None
+    assert found.verdict is S
+    assert has_own(spec)
+    assert not has_own(a_spec(roles=ROLES))
+    launcher = Role(name="launcher", replicas=1, command=("mpirun",))
+    mpi = a_spec(roles=(launcher, ROLES[1])).model_copy(update={"contract": Contract.MPI})
+    found = decide(rules_of(mpi), mpi.roles, [RankEnd("launcher", 0, ok=True)])
+    assert found is not None
+    assert found.verdict is S
 
 
 everyone = [(role.name, number) for role in ROLES for number in range(role.replicas)]

@@ -76,7 +76,7 @@ def _ranks(task: Task, placements: Iterable[Placement]) -> Iterator[tuple[str, _
     for placement in placements:
         size = sizes.get(placement.role)
         if size is not None:
-            cpus = max(1, round(size.cpus * 1000)) if size.cpus else 0
+            cpus = max(1, round(min(size.cpus, 1e9) * 1000)) if size.cpus else 0
             yield placement.node_id, _Rank(task.id, cpus, size.memory_bytes)
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Goal, Placement, PreemptMode, Priority, ReasonCode
-from libs.contracts.rank_sizes import sizes_differ, sizes_of
+from libs.contracts.rank_sizes import has_own_size, sizes_differ, sizes_of
 from services.scheduler.domain.check.conservation import (
     clusters_broken,
     limits_broken,
@@ -158,12 +158,14 @@ def _gang(snapshot: Snapshot, task: Task, placements: tuple[Placement, ...]) -> 
     sizes = sizes_of(task.spec)
     # What only one rank of the gang may have: a GPU; a node, for all of its ranks or for a role.
     own: list[tuple[str, str, int]] = []
+    sized = {role.name for role in task.spec.roles if has_own_size(role)}
     for each in placements:
         own += [(each.node_id, "", gpu) for gpu in each.gpus]
         if not sizes_differ(task.spec):
             own.append((each.node_id, "", -1))
         elif sizes[each.role].spread or sizes[each.role].gpus is None:
-            own.append((each.node_id, each.role, -1))
+            # Roles without a size of their own have a node for each of their ranks.
+            own.append((each.node_id, each.role if each.role in sized else "", -1))
     for (node_id, role, gpu), count in Counter(own).items():
         if count > 1:
             ranks = f"{count} ranks of {role}" if role else f"{count} ranks"

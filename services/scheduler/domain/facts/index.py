@@ -438,6 +438,7 @@ class Index:
                 or node.group != task.group
                 or share.mask & ~usable_mask(node)
                 or not admits(node, shape)
+                or share.cpu_ranks > cpu_ranks_max(node, self.settings)
                 or exceeds(node, resources, ())
             ):
                 return True
@@ -457,8 +458,10 @@ class Index:
         }
         return any(
             len(rank.gpus) != nodes[rank.node_id].gpus
-            for rank in task.promised
             if rank.role in whole or (not shape.parts and shape.gpus is None)
+            # The one unit of a node that was rebuilt without GPUs is no GPU.
+            else len(rank.gpus) > nodes[rank.node_id].gpus
+            for rank in task.promised
         )
 
     # Nodes and limits change rarely: what depends on them follows before the next round.

@@ -31,7 +31,8 @@ from services.scheduler.domain.queue.unserved import Unserved
 def units_of(shape: Shape, width: int) -> float:
     """The node equivalents of a gang, on nodes with ``width`` GPUs (1: nodes without)."""
     if shape.parts:
-        return sum(units_of(each, width) for each in shape.each)
+        # Auxiliary ranks ride along.
+        return sum(units_of(part.shape, width) for part in shape.parts if not part.auxiliary)
     if shape.gpus is None:
         return float(shape.nodes)
     return shape.nodes * max(shape.gpus, SLIVER) / max(1, width)

@@ -246,6 +246,9 @@ class Totals:
 
     def competes(self, later: Shape, earlier: Shape) -> bool:
         """True if every node that ``later`` could use is one that ``earlier`` could use."""
+        if later.parts:
+            # Without one of its ranks it cannot begin.
+            return any(self.competes(each, earlier) for each in later.each)
         answers = self._answers[later.group].covers
         key = self._kind(later), self._kind(earlier)
         found = answers.get(key)
@@ -264,8 +267,8 @@ class _Between:
 
     def __contains__(self, shape: Shape) -> bool:
         if shape.parts:
-            # Ranks that share a node add up.
-            return bool(shape.cpus or shape.memory_bytes)
+            # Ranks that share a node add up, and its CPUs bound how many need no GPU.
+            return True
         (less, more), (smaller, larger) = self._cpus, self._memory
         if shape.cpus and less < shape.resources.cpus <= more:
             return True

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from libs.contracts.messages import Priority, Reason, ReasonCode, TaskSpec
-from libs.contracts.rank_sizes import has_own_size, role_specs, size_of, sizes_differ
+from libs.contracts.rank_sizes import has_own_size, size_of, sizes_differ
 
 WEIGHTS: Mapping[Priority, int] = MappingProxyType(
     {
@@ -40,6 +40,8 @@ LEVELS: tuple[Priority, ...] = tuple(
 # The order key in seconds, and the task id, which makes it unique.
 Key: TypeAlias = tuple[float, str]
 
+# More than any node has; what is beyond counts as this.
+CPUS_MAX = 1e9
 SHAPES_KEPT_MAX = 65_536
 REASONS_KEPT_MAX = 65_536
 
@@ -113,15 +115,15 @@ class Part(NamedTuple):
 
     # So many ranks of this size, without parts of its own.
     shape: Shape
-    # No two of them lie on one node.
-    spread: bool
+    # No two ranks of one scope lie on one node; None: they may share nodes with all others.
+    scope: int | None
     # They are placed after all others.
     auxiliary: bool
 
 
 def millicpus(cpus: float) -> int:
     """CPUs in thousandths, as Kubernetes counts them; more than none is at least one."""
-    return max(1, round(cpus * 1000)) if cpus > 0 else 0
+    return max(1, round(min(cpus, CPUS_MAX) * 1000)) if cpus > 0 else 0
 
 
 @lru_cache(maxsize=SHAPES_KEPT_MAX)
@@ -146,21 +148,33 @@ def shape_of(spec: TaskSpec, avoids: tuple[str, ...] = ()) -> Shape:
     )
 
 
+# The scope of all roles without a size of their own: each of their ranks has a node.
+NODE_EACH = -1
+
+
 def _of_roles(spec: TaskSpec, avoids: tuple[str, ...]) -> Shape:
-    shapes = [shape_of(own, avoids) for own in role_specs(spec)]
-    if not sizes_differ(spec):
-        return shapes[0]._replace(nodes=spec.nodes)
-    sizes = [size_of(spec, role) for role in spec.roles]
-    return _of_parts(
-        tuple(
-            Part(shape, size.spread, size.auxiliary)
-            for shape, size in zip(shapes, sizes, strict=True)
-        )
+    rules = (
+        tuple(sorted(spec.node_selector.items())) if spec.node_selector else (),
+        tuple(sorted(set(spec.tolerations))) if spec.tolerations else (),
     )
+    sizes = [size_of(spec, role) for role in spec.roles]
+    if not sizes_differ(spec):
+        gpus, cpus, memory_bytes = sizes[0][:3]
+        return _shape(spec.group, spec.nodes, gpus, cpus, memory_bytes, *rules, avoids)
+    parts = tuple(
+        Part(
+            # What nodes a gang avoids is decided for the whole of it.
+            _shape(spec.group, role.replicas, *size[:3], *rules, ()),
+            (number if has_own_size(role) else NODE_EACH) if size.spread else None,
+            size.auxiliary,
+        )
+        for number, (role, size) in enumerate(zip(spec.roles, sizes, strict=True))
+    )
+    return _of_parts(parts, avoids)
 
 
 @lru_cache(maxsize=SHAPES_KEPT_MAX)
-def _of_parts(parts: tuple[Part, ...]) -> Shape:
+def _of_parts(parts: tuple[Part, ...], avoids: tuple[str, ...]) -> Shape:
     shapes = [part.shape for part in parts]
     whole = any(shape.gpus is None for shape in shapes)
     return shapes[0]._replace(
@@ -168,6 +182,7 @@ def _of_parts(parts: tuple[Part, ...]) -> Shape:
         gpus=None if whole else max(shape.gpus or 0 for shape in shapes),
         cpus=max(shape.cpus for shape in shapes),
         memory_bytes=max(shape.memory_bytes for shape in shapes),
+        avoids=avoids,
         parts=parts,
     )
 

@@ -358,12 +358,19 @@ def _slot(free_nodes: FreeNodes, position: int, shape: Shape, resources: NodeRes
     )
 
 
+def _could_pack(index: NodeIndex, shape: Shape, there: int) -> bool:
+    """True if these nodes, empty, could hold a gang; domains are not compared."""
+    return pack(FreeNodes.of(index), shape, there & index.open) is not None
+
+
 def _packed(
     free_nodes: FreeNodes, shape: Shape, allowed: Allowed | None, topology: Topology | None
 ) -> tuple[Slot, ...] | None:
     """Slots for a gang whose ranks differ or share nodes, in the smallest domain that holds it."""
     index = free_nodes.index
     within = index.open
+    if shape.avoids:
+        within &= ~index.avoided(shape, lambda kept: _could_pack(index, shape, kept))
     if allowed is not None:
         within = _narrowed(free_nodes, within, allowed)
     ranges = [(0, len(index.nodes))]

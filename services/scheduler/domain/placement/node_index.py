@@ -8,7 +8,7 @@ positions are integers (``bitsets.py``). A capacity shares a node index with all
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.rows import Node
@@ -165,17 +165,36 @@ class NodeIndex:
 
     def _without_avoided(self, shape: Shape, found: int) -> int:
         """These nodes without as many of the first avoided ones as the gang can do without."""
+        return found & ~self._dispensable(shape, lambda kept: self._could_hold(shape, found & kept))
+
+    def avoided(self, shape: Shape, could_hold: Callable[[int], bool]) -> int:
+        """The nodes that a gang of ranks that differ or share nodes avoids and can do without."""
+        found = self._avoiding.get(shape)
+        if found is None:
+            if len(self._avoiding) >= _ANSWERS_MAX:
+                self._avoiding.clear()
+            found = self._avoiding[shape] = self._dispensable(shape, could_hold)
+        return found
+
+    def _dispensable(self, shape: Shape, could_hold: Callable[[int], bool]) -> int:
+        """As many of the first avoided nodes as may be left out so that the others could hold it.
+
+        The more nodes are left out, the less the others can hold.
+        """
         there = {each: position for position, each in enumerate(self.ids) if each in shape.avoids}
-        # The more nodes are left out, the less the others can hold.
+        every = bit_range(0, len(self.nodes))
+
+        def first(count: int) -> int:
+            return mask_of(there[each] for each in shape.avoids[:count] if each in there)
+
         least, most = 0, len(shape.avoids)
         while least < most:
             count = (least + most + 1) // 2
-            avoided = mask_of(there[each] for each in shape.avoids[:count] if each in there)
-            if self._could_hold(shape, found & ~avoided):
+            if could_hold(every & ~first(count)):
                 least = count
             else:
                 most = count - 1
-        return found & ~mask_of(there[each] for each in shape.avoids[:least] if each in there)
+        return first(least)
 
     def _could_hold(self, shape: Shape, there: int) -> bool:
         """True if these nodes, empty, could hold a gang; domains are not compared."""

@@ -28,6 +28,8 @@ class _Used:
 
     mask: int = 0
     cpu_ranks: int = 0
+    # Those that have a rank here.
+    scopes: set[int] = field(default_factory=set[int])
     resources: NodeResources = NO_RESOURCES
 
 
@@ -45,9 +47,12 @@ class Packing:
         own = self.used.get(position)
         return self.free_nodes.free(position) & ~(own.mask if own else 0)
 
-    def take(self, position: int, mask: int, resources: NodeResources) -> None:
-        """Count one rank of the gang on a node."""
+    def take(self, position: int, mask: int, part: Part) -> None:
+        """Count one rank of a role on a node."""
+        resources = part.shape.resources
         own = self.used.setdefault(position, _Used())
+        if part.scope is not None:
+            own.scopes.add(part.scope)
         own.mask |= mask
         own.cpu_ranks += not mask
         own.resources = NodeResources(
@@ -75,16 +80,30 @@ class Packing:
             there = left.at(position) if left is not None and each else None
             if there is not None:
                 count = min(count, (there - taken) // each)
-        return max(0, min(count, 1) if part.spread else count)
+        if part.scope is not None:
+            count = 0 if part.scope in own.scopes else min(count, 1)
+        return max(0, count)
 
 
 def pack(free_nodes: FreeNodes, shape: Shape, within: int) -> list[list[Spot]] | None:
     """Spots for all ranks, role by role in the shape's order; None if none are found."""
-    packing = Packing(free_nodes, within)
+    kinds: list[int | None] = [None]
+    if any(each.gpus is None for each in shape.each) and len(free_nodes.index.whole_sizes) > 1:
+        # Whole nodes of the largest kind may leave too little for the smaller ranks.
+        kinds += free_nodes.index.whole_sizes
+    tries = (_pack(Packing(free_nodes, within), shape, kind) for kind in kinds)
+    return next((found for found in tries if found is not None), None)
+
+
+def _pack(packing: Packing, shape: Shape, kind: int | None) -> list[list[Spot]] | None:
+    """``kind``: the number of GPUs that whole nodes have; None: any."""
     found: dict[int, list[Spot]] = {}
     for number in sorted(range(len(shape.parts)), key=lambda each: _order(shape.parts[each])):
         part = shape.parts[number]
-        spots = _whole(packing, part) if part.shape.gpus is None else _below_whole(packing, part)
+        if part.shape.gpus is None:
+            spots = _whole(packing, part, kind)
+        else:
+            spots = _below_whole(packing, part)
         if spots is None:
             return None
         found[number] = sorted(spots)
@@ -102,10 +121,12 @@ def _order(part: Part) -> tuple[bool, bool, int, float, int]:
     )
 
 
-def _whole(packing: Packing, part: Part) -> list[Spot] | None:
-    """Whole nodes, all of one kind, the largest first."""
+def _whole(packing: Packing, part: Part, kind: int | None) -> list[Spot] | None:
+    """Whole nodes, all of one kind, the largest first unless it is given."""
     free_nodes, shape = packing.free_nodes, part.shape
     there = _suitable(packing, part)
+    if kind is not None:
+        there &= free_nodes.index.by_size[kind]
     for (nodes,) in free_nodes.ways(shape):
         spots: list[Spot] = []
         for position in positions(nodes & there):
@@ -113,20 +134,20 @@ def _whole(packing: Packing, part: Part) -> list[Spot] | None:
                 spots.append((position, free_nodes.free(position)))
             if len(spots) == shape.nodes:
                 for spot in spots:
-                    packing.take(*spot, shape.resources)
+                    packing.take(*spot, part)
                 return spots
     return None
 
 
 def _below_whole(packing: Packing, part: Part) -> list[Spot] | None:
     """Nodes that the gang uses already, then others."""
-    shape, resources = part.shape, part.shape.resources
+    shape = part.shape
     spots: list[Spot] = []
     there = _suitable(packing, part)
     for position in _candidates(packing, part, there, spots):
         for _ in range(min(packing.ranks_that_fit(position, part), shape.nodes - len(spots))):
             mask = lowest_bits(packing.free(position), shape.gpus) if shape.gpus else 0
-            packing.take(position, mask, resources)
+            packing.take(position, mask, part)
             spots.append((position, mask))
         if len(spots) == shape.nodes:
             return spots
@@ -142,15 +163,20 @@ def _candidates(packing: Packing, part: Part, there: int, spots: list[Spot]) -> 
         there &= ~(1 << position)
     shape = part.shape
     (sets,) = packing.free_nodes.ways(shape)
-    if part.spread:
+    if part.scope is not None:
         for each in sets:
             yield from positions(each & there)
         return
+    # No node holds more of them.
+    index = packing.free_nodes.index
+    most = max(index.sizes) // shape.gpus if shape.gpus else max(index.cpu_ranks_max)
     # The nodes with the most free units first; those without a GPU in their own order.
     for each in sets[::-1] if shape.gpus else sets:
         for position in positions(each & there):
             wanted = shape.nodes - len(spots)
-            tight = _tightest(packing, part, (one & there for one in sets), wanted)
+            tight = None
+            if wanted <= most:
+                tight = _tightest(packing, part, (one & there for one in sets), wanted)
             if tight is not None:
                 yield tight
                 return

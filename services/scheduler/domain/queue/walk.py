@@ -85,8 +85,8 @@ class Evaluator(Protocol):
         """True if larger gangs of a level always need more node equivalents."""
         ...
 
-    def size(self, shape: Shape) -> float:
-        """Node equivalents of a gang."""
+    def order(self, shape: Shape) -> float:
+        """Where queues of this shape stand among others of a level; see ``larger_needs_more``."""
         ...
 
     def units_available(self) -> float:
@@ -281,7 +281,7 @@ class QueueWalk:
         """Add every queue for which enough is available."""
         self._skipped = []
         for group in self._queues.groups:
-            classes = self._queues.classes(group, evaluator.size)
+            classes = self._queues.classes(group, evaluator.order)
             self._add_group(evaluator, group, range(len(classes)))
         heapq.heapify(self._heap)
         self._skipped.sort(key=_units_needed)
@@ -304,7 +304,7 @@ class QueueWalk:
         weight, cluster = group
         assert self._skipped is not None, "its callers begin with a list"
         classes, larger_needs_more = (
-            self._queues.classes(group, evaluator.size),
+            self._queues.classes(group, evaluator.order),
             evaluator.larger_needs_more(weight),
         )
         units_available = evaluator.units_available()

@@ -209,3 +209,15 @@ def test_leftovers_of_used_nodes_are_used_first(free: int, ranks: int) -> None:
     capacity.take([Slot("b", (1 << (8 - free)) - 1)])
     found = nodes_of(capacity.pick(a_shape(a_role(replicas=ranks, gpus=1))))
     assert set(found) == ({"b"} if ranks <= free else {"a"})
+
+
+def test_roles_without_a_size_keep_a_node_for_each_replica_of_all_of_them() -> None:
+    capacity = Capacity([a_node(each, gpus=8) for each in "ab"], SETTINGS)
+    shape = a_shape(a_role("chief"), a_role("worker"), a_role("board", auxiliary=True), gpus=4)
+    assert nodes_of(capacity.pick(shape)) == ["a", "b", "a"]
+
+
+def test_whole_nodes_leave_the_large_ones_if_smaller_ranks_need_them() -> None:
+    capacity = Capacity([a_node("a", gpus=8), a_node("b", gpus=4)], SETTINGS)
+    found = nodes_of(capacity.pick(a_shape(a_role(), a_role("worker", 8, gpus=1))))
+    assert found == ["b"] + ["a"] * 8
