@@ -154,6 +154,10 @@ def pod_hosts(run: Run, ports: PortRange) -> tuple[Host, ...]:
     assert spec is not None, "an assigned run has its specification"
     named = has_names(spec, len(run.placements))
     fixed = contract_of(spec.contract).pod_port or run_port(run.id, ports)
+    numbers = {port.port for role in spec.roles for port in role.ports if port.port}
+    if fixed in numbers:
+        # The contract's own port is refused at submission; the run's is not known there.
+        fixed = ports.next_free(fixed, numbers) or fixed
     listening = frozenset(_listening(spec.contract, tuple(each.rank for each in run.placements)))
     declared = {role.name: _pod_ports(role, fixed, ports) for role in spec.roles}
     domain = run_name(run.id)

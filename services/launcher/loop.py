@@ -7,6 +7,7 @@ in ``main.py``. The next scan restores everything that is only in memory here.
 from __future__ import annotations
 
 import asyncio
+import errno
 import operator
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -493,13 +494,19 @@ def _nodes_in_service(listing: Listing) -> frozenset[str]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a rank could listen on this port now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
+    """Whether a rank could listen on this port now, under each of the loopback addresses."""
+    families = [(socket.AF_INET, "127.0.0.1")]
+    if socket.has_dualstack_ipv6():
+        families.append((socket.AF_INET6, "::1"))
+    for family, address in families:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError as problem:
+                # A machine may have IPv6 without this address.
+                if problem.errno != errno.EADDRNOTAVAIL:
+                    return False
     return True
 
 

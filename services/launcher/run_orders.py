@@ -94,7 +94,7 @@ def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:
         "SHIFTWORK_TASK": run.task_id,
         "SHIFTWORK_ATTEMPT": str(run.attempt),
         "SHIFTWORK_WORLD_SIZE": str(len(run.placements)),
-        # One process per replica, each on a node of its own.
+        # A replica is one process of the platform, also beside others on its node.
         "SHIFTWORK_LOCAL_RANK": "0",
         "SHIFTWORK_RESUME_FROM": json.dumps(_saved(run.resume_from)) if run.resume_from else "",
         "SHIFTWORK_URL": site.url,

@@ -26,6 +26,7 @@ from libs.contracts.messages import (
 from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.model import PortLease, Run, RunState
 from services.launcher.hosts import Network, PortKey, pod_hosts, port_keys, run_port
+from services.launcher.loop import is_free
 from services.launcher.run_orders import build_order
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.runtimes.node_client import NodePlan
@@ -259,3 +260,25 @@ async def test_every_endpoint_of_two_equal_tasks_is_reached(machine: LauncherHar
         for task in tasks
         for rank, name in ((0, "BOARD"), (0, "RPC_IN"), (1, "RPC_IN"))
     ]
+
+
+def test_the_port_of_a_run_of_pods_is_none_that_a_role_declares() -> None:
+    run = run_of(an_assignment())
+    assert run.spec is not None
+    own = run_port(run.id, PORTS)
+    board = Port(name="board", port=own)
+    role = Role(name="chief", replicas=1, command=("x",), ports=(board,))
+    spec = run.spec.model_copy(
+        update={"roles": (role, *run.spec.roles[1:]), "contract": Contract.TORCH}
+    )
+    first, *_ = pod_hosts(replace(run, spec=spec), PORTS)
+    assert first.ports["board"] == own
+    assert first.port not in (0, own)
+
+
+def test_a_port_in_use_over_ipv6_alone_is_not_free() -> None:
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as other:
+        other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        other.bind(("::1", 0))
+        other.listen()
+        assert not is_free(other.getsockname()[1])
