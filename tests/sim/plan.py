@@ -369,13 +369,15 @@ def _roles(rng: Random) -> tuple[Role, ...]:
 
 
 def _completion(rng: Random, job: Job) -> Completion | None:
-    """Rules of its own for some tasks: one rank decides, or the ranks of one role."""
+    """Rules of its own for some tasks: one rank decides, or the ranks of one role.
+
+    None for failure: the programs of the simulation wait for a rank that failed for ever.
+    """
     if rng.random() < 0.7:
         return None
     name = job.roles[0].name if job.roles else "worker"
     rule = f"{name}[{rng.choice(['0', 'all', 'any'])}]"
-    failure = rng.choice([(), (), (f"{name}[all]",)])
-    return Completion(success=(rule,), failure=failure)
+    return Completion(success=(rule,))
 
 
 def _orders(
