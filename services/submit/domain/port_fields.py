@@ -1,4 +1,5 @@
-"""Checks of the ports that roles declare. Called by ``spec_fields.py``."""
+"""Checks of the ports that roles declare. Called by ``spec_fields.py``, which checks the bounds of
+their numbers."""
 
 from __future__ import annotations
 
@@ -8,13 +9,12 @@ from libs.contracts.messages import FieldError, Port, Role, TaskSpec
 from libs.contracts.port_names import PORT_NAME_RULE, RESERVED_PORT_NAMES, is_port_name
 from libs.contracts.task_contracts import contract_of
 from libs.contracts.wording import field_error
-from services.submit.domain.facts import Limits, bound, most
+from services.submit.domain.facts import Limits
 
 Errors = Iterator[FieldError]
 PORTS_PER_ROLE_MAX = 16
 # One event lists them all.
 ENDPOINTS_MAX = 1024
-LOWEST, HIGHEST = int(bound("Port", "port").min or 1), int(most("Port", "port"))
 
 
 def check_ports(spec: TaskSpec, _limits: Limits) -> Errors:
@@ -63,14 +63,7 @@ def _name(at: str, port: Port, names: set[str]) -> Errors:
 def _number(at: str, port: Port, numbers: set[int], contract_port: int | None) -> Errors:
     if port.port is None:
         return
-    if not LOWEST <= port.port <= HIGHEST:
-        yield field_error(
-            at,
-            port.port,
-            f"is not between {LOWEST} and {HIGHEST}",
-            "leave it out, or choose a value in that range",
-        )
-    elif port.port == contract_port:
+    if port.port == contract_port:
         yield field_error(
             at, port.port, "is the port of the task's contract", "leave it out, or choose another"
         )

@@ -22,6 +22,7 @@ from libs.contracts.ids import (
 )
 from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
+from libs.contracts.rank_sizes import ROLE_FIELDS
 from libs.contracts.variables import is_variable
 from libs.contracts.wording import field_error
 from services.submit.domain.completion_fields import check_completion
@@ -32,6 +33,8 @@ from services.submit.domain.port_fields import check_ports
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 PATH_CHARACTERS_MAX = 4096
+# Fields of a role that are bounded by a setting for the task's field of another name.
+TASK_FIELDS = {name: field for field, name in ROLE_FIELDS.items()}
 SIGNALS = frozenset({"USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM"})
 
 # What a limit's name begins with as an environment variable of this service.
@@ -109,9 +112,10 @@ def _role(at: str, role: Role, seen: set[str], limits: Limits) -> Errors:
             f"{at}.replicas",
             role.replicas,
             f"a role has 1 to {limits.nodes_max} replicas",
-            "change the number of replicas",
+            "leave it out, or choose a number in that range"
+            + (_set_by("nodes_max") if role.replicas > limits.nodes_max else ""),
         )
-    if role.auxiliary and role.gpus:
+    if role.auxiliary and 0 < (role.gpus or 0) <= limits.gpus_per_node_max:
         yield field_error(
             f"{at}.gpus",
             role.gpus,
@@ -271,19 +275,24 @@ def _outside(message: Message, above: str, limits: Limits) -> Errors:
     """Numbers outside of the bounds that ``proto/`` declares or the site chose instead."""
     for name, field in kinds(type(message)).items():
         value = getattr(message, name)
-        if field.message and value is not None and not field.repeated:
-            yield from _outside(value, f"{above}{name}.", limits)
+        if field.message and value is not None and not field.mapped:
+            if field.repeated:
+                for index, each in enumerate(value):
+                    yield from _outside(each, f"{above}{name}[{index}].", limits)
+            else:
+                yield from _outside(value, f"{above}{name}.", limits)
             continue
-        low = getattr(limits, bound_setting(name, "min"), field.shown.min)
-        high = getattr(limits, bound_setting(name, "max"), field.shown.max)
+        known = TASK_FIELDS.get(name, name) if isinstance(message, Role) else name
+        low = getattr(limits, bound_setting(known, "min"), field.shown.min)
+        high = getattr(limits, bound_setting(known, "max"), field.shown.max)
         if value is None or field.repeated or low is None or high is None:
             continue
         exact = field.shown.above
         if (low < value if exact else low <= value) and value <= high:
             continue
         unit = f" {field.shown.unit}" if field.shown.unit else ""
-        lowest, highest = f"{low:.15g}{unit}", f"{high:.15g}{unit}"
-        setting = bound_setting(name, "max" if value > high else "min")
+        lowest, highest = f"{low:.16g}{unit}", f"{high:.16g}{unit}"
+        setting = bound_setting(known, "max" if value > high else "min")
         yield field_error(
             above + name,
             value,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import (
     CreateTask,
+    Port,
     PreemptionPolicy,
     PreemptMode,
     Refusal,
@@ -163,6 +164,59 @@ def test_a_limit_that_can_be_set_is_named_with_its_setting(
     advice = f"an administrator sets the limit: SHIFTWORK_SUBMIT_{setting}"
     assert any(error.fix.endswith(advice) for error in refused.errors), refused.errors
     assert setting.lower() in SubmitSettings.model_fields
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value", "message"),
+    [
+        ({"gpus": -1}, "gpus", "-1", "is not between 0 and 1024"),
+        ({"gpus": 1025}, "gpus", "1025", "is not between 0 and 1024"),
+        ({"gpus": -1, "auxiliary": True}, "gpus", "-1", "is not between 0 and 1024"),
+        ({"gpus": 1025, "auxiliary": True}, "gpus", "1025", "is not between 0 and 1024"),
+        ({"cpus": 1e306}, "cpus", "1e+306", "is not more than 0 cores and at most 65536 cores"),
+        ({"cpus": 1e20}, "cpus", "1e+20", "is not more than 0 cores and at most 65536 cores"),
+        ({"cpus": -0.5}, "cpus", "-0.5", "is not more than 0 cores and at most 65536 cores"),
+        (
+            {"memory_bytes": -5},
+            "memory_bytes",
+            "-5",
+            "is not more than 0 bytes and at most 1125899906842624 bytes",
+        ),
+        ({"replicas": -1}, "replicas", "-1", "a role has 1 to 8192 replicas"),
+        (
+            {"ports": (Port(name="a", port=-1),)},
+            "ports[0].port",
+            "-1",
+            "is not between 1024 and 65535",
+        ),
+        (
+            {"ports": (Port(name="a", port=99999),)},
+            "ports[0].port",
+            "99999",
+            "is not between 1024 and 65535",
+        ),
+    ],
+)
+def test_an_amount_of_a_role_out_of_its_bounds_is_one_error(
+    changes: dict[str, Any], field: str, value: str, message: str
+) -> None:
+    roles = role(name="first") + role(**changes)
+    # A role beside it keeps an auxiliary one from being alone.
+    total = sum(each.replicas for each in roles)
+    found = [
+        error
+        for error in check_fields(filled(asked(roles=roles, nodes=total)), LIMITS)
+        if error.field != "nodes"
+    ]
+    assert [(e.field, e.value, e.message) for e in found] == [(f"roles[1].{field}", value, message)]
+    assert "leave it out, or choose a" in found[0].fix
+
+
+def test_the_limit_of_gpus_per_node_holds_for_roles() -> None:
+    limits = LIMITS.model_copy(update={"gpus_per_node_max": 16})
+    (found,) = check_fields(filled(asked(roles=role(gpus=17))), limits)
+    assert (found.field, found.message) == ("roles[0].gpus", "is not between 0 and 16")
+    assert found.fix.endswith("SHIFTWORK_SUBMIT_GPUS_PER_NODE_MAX")
 
 
 def test_durations_in_errors_are_in_seconds() -> None:
