@@ -53,7 +53,7 @@ class RoleBody(Body):
     image: Text = Field(default="", description="Container image; left out: the task's.")
     gpus: Count | None = Field(
         default=None,
-        description="GPUs of each replica; left out: the task's gpus_per_node; 0: CPU only. At most 1024.",
+        description="GPUs of each replica; left out: the task's gpus_per_node; 0: CPU only. At most 1024 unless the site sets other bounds.",
     )
     cpus: Amount | None = Field(
         default=None,

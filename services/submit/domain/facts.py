@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from libs.contracts.fields import SHOWN
 from libs.contracts.messages import FieldError, Quota
+from libs.contracts.rank_sizes import ROLE_FIELDS
 from libs.contracts.shown import Shown
 
 
@@ -60,10 +61,12 @@ def most(message: str, field: str) -> float:
 
 def bound_setting(field: str, end: str) -> str:
     """What the setting is called, if there is one, that bounds a field's number: ``end`` is ``min``
-    or ``max``."""
-    return f"{field.removeprefix('max_')}_{end}"
+    or ``max``. A role's field has the setting of the task's."""
+    return f"{TASK_FIELDS.get(field, field).removeprefix('max_')}_{end}"
 
 
+# Fields of a task by what they are called in a role.
+TASK_FIELDS = {name: field for field, name in ROLE_FIELDS.items()}
 ACK = bound("PreemptionPolicy", "ack_deadline_seconds")
 
 

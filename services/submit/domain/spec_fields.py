@@ -22,7 +22,6 @@ from libs.contracts.ids import (
 )
 from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
-from libs.contracts.rank_sizes import ROLE_FIELDS
 from libs.contracts.variables import is_variable
 from libs.contracts.wording import field_error
 from services.submit.domain.completion_fields import check_completion
@@ -33,8 +32,6 @@ from services.submit.domain.port_fields import check_ports
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 PATH_CHARACTERS_MAX = 4096
-# Fields of a role that are bounded by a setting for the task's field of another name.
-TASK_FIELDS = {name: field for field, name in ROLE_FIELDS.items()}
 SIGNALS = frozenset({"USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM"})
 
 # What a limit's name begins with as an environment variable of this service.
@@ -282,9 +279,8 @@ def _outside(message: Message, above: str, limits: Limits) -> Errors:
             else:
                 yield from _outside(value, f"{above}{name}.", limits)
             continue
-        known = TASK_FIELDS.get(name, name) if isinstance(message, Role) else name
-        low = getattr(limits, bound_setting(known, "min"), field.shown.min)
-        high = getattr(limits, bound_setting(known, "max"), field.shown.max)
+        low = getattr(limits, bound_setting(name, "min"), field.shown.min)
+        high = getattr(limits, bound_setting(name, "max"), field.shown.max)
         if value is None or field.repeated or low is None or high is None:
             continue
         exact = field.shown.above
@@ -292,7 +288,7 @@ def _outside(message: Message, above: str, limits: Limits) -> Errors:
             continue
         unit = f" {field.shown.unit}" if field.shown.unit else ""
         lowest, highest = f"{low:.16g}{unit}", f"{high:.16g}{unit}"
-        setting = bound_setting(known, "max" if value > high else "min")
+        setting = bound_setting(name, "max" if value > high else "min")
         yield field_error(
             above + name,
             value,
