@@ -88,3 +88,30 @@ def sizes_differ(spec: TaskSpec) -> bool:
     first, *others = {size_of(spec, role) for role in spec.roles}
     alone = first.gpus is None or first.spread or spec.nodes == 1
     return bool(others) or first.auxiliary or not alone
+
+
+def effective(spec: TaskSpec) -> TaskSpec:
+    """The specification with the common size of its ranks as the task's own amounts.
+
+    The same object if its sizes differ, or if no role changes the amounts of the task.
+    """
+    if sizes_differ(spec) or not any(map(has_own_size, spec.roles)):
+        return spec
+    size = size_of(spec, spec.roles[0])
+    amounts = {
+        "gpus_per_node": size.gpus,
+        "cpus": size.cpus or None,
+        "memory_bytes": size.memory_bytes or None,
+    }
+    changed = {name: value for name, value in amounts.items() if value != getattr(spec, name)}
+    return spec.model_copy(update=changed) if changed else spec
+
+
+def given_at(spec: TaskSpec, field: str) -> str:
+    """Where an amount of each rank was given: ``roles[0].gpus`` for ``gpus_per_node`` that the
+    first role has, else the field of the task."""
+    own = ROLE_FIELDS.get(field, field)
+    for index, role in enumerate(spec.roles):
+        if getattr(role, own) is not None:
+            return f"roles[{index}].{own}"
+    return field

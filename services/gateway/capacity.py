@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from libs.contracts.messages import TaskSpec
-from libs.contracts.rank_sizes import sizes_differ
+from libs.contracts.rank_sizes import effective, sizes_differ
 from libs.service.clock import Clock
 from libs.store.port import Op, Store, Where
 from services.gateway.rows import NodeRow, RunRow, TaskRow
@@ -61,6 +61,7 @@ class Summary:
         """
         if self.nodes is None or sizes_differ(spec):
             return None
+        spec = effective(spec)
         kinds: Counter[int] = Counter()
         tolerated = set(spec.tolerations)
         whole = spec.gpus_per_node is None

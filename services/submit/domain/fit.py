@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
-from libs.contracts.rank_sizes import ROLE_FIELDS, RankSize, role_specs, size_of, sizes_differ
+from libs.contracts.rank_sizes import (
+    ROLE_FIELDS,
+    RankSize,
+    effective,
+    given_at,
+    role_specs,
+    size_of,
+    sizes_differ,
+)
 from libs.contracts.whole_nodes import Nodes, kinds_for
 from libs.contracts.wording import are, counted, field_error, meant
 from services.submit.domain.facts import Facts, Shape
@@ -48,8 +56,12 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
     if sizes_differ(spec):
         yield from _roles_that_fit_nowhere(spec, group, suitable)
         return
+    spec = effective(spec)
     tainted = _tainted(spec, facts)
-    too_large = list(_larger_than_any(spec, suitable))
+    too_large = [
+        error.model_copy(update={"field": given_at(spec, error.field)})
+        for error in _larger_than_any(spec, suitable)
+    ]
     yield from too_large
     usable = _usable_count(spec, group, suitable)
     if not too_large and spec.nodes > usable:
@@ -172,8 +184,9 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
     if exceeded and all(exceeded):
         row, needed = next(found for found in exceeded if found)
         unit = "GPU" if row.unit is Unit.GPUS else "node"
+        counts_nodes = row.unit is Unit.NODES or not effective(spec).gpus_per_node
         yield field_error(
-            "nodes" if row.unit is Unit.NODES or not spec.gpus_per_node else "gpus_per_node",
+            "nodes" if counts_nodes else given_at(spec, "gpus_per_node"),
             spec.nodes if row.unit is Unit.NODES else needed,
             f"the task needs {counted(needed, unit)}, "
             f"and the quota of {_holder(row)} is {row.limit}",
@@ -193,6 +206,7 @@ def demand(spec: TaskSpec, unit: Unit, facts: Facts) -> int:
             for role, own in zip(spec.roles, role_specs(spec), strict=True)
             if not (unit is Unit.NODES and role.auxiliary)
         )
+    spec = effective(spec)
     if unit is Unit.NODES:
         return spec.nodes
     if spec.gpus_per_node is not None:

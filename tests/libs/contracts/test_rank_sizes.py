@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from libs.contracts.messages import Role
-from libs.contracts.rank_sizes import RankSize, role_specs, size_of, sizes_differ
+from libs.contracts.rank_sizes import (
+    RankSize,
+    effective,
+    given_at,
+    role_specs,
+    size_of,
+    sizes_differ,
+)
 from tests.kit.builders import a_spec
 
 GIB = 1 << 30
@@ -66,3 +73,22 @@ def test_each_role_by_itself_is_a_task_of_equal_ranks() -> None:
         (3, 2, None, GIB),
     ]
     assert not any(map(sizes_differ, alone))
+
+
+def test_the_common_size_of_all_ranks_stands_for_the_amounts_of_the_task() -> None:
+    one = Role(name="a", replicas=1, gpus=2, cpus=3.0)
+    spec = a_spec(roles=(one,), nodes=1, gpus=8, cpus=1.0, memory_bytes=GIB)
+    found = effective(spec)
+    assert (found.gpus_per_node, found.cpus, found.memory_bytes) == (2, 3.0, GIB)
+    assert effective(found) is found
+    assert given_at(spec, "gpus_per_node") == "roles[0].gpus"
+    assert given_at(spec, "cpus") == "roles[0].cpus"
+    assert given_at(spec, "memory_bytes") == "memory_bytes"
+
+
+@pytest.mark.parametrize("own", [{}, {"gpus": 1}, {"spread": True}], ids=str)
+def test_a_specification_whose_amounts_already_hold_stays_the_same(own: dict[str, object]) -> None:
+    # Nothing of its own; ranks that share nodes; nothing but spread.
+    role = Role.model_validate({"name": "a", "replicas": 2, **own})
+    spec = a_spec(roles=(role,), nodes=2, gpus=8)
+    assert effective(spec) is spec

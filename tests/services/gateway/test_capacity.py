@@ -86,6 +86,26 @@ async def test_free_nodes_and_waiting_tasks_are_counted_over_all_pages(
     assert (await reply(tolerations=["a/b", "a", "b=c"]))[0] == 2
 
 
+@pytest.mark.parametrize("gang", [{"replicas": 1}, {"replicas": 2, "spread": True}], ids=str)
+@pytest.mark.parametrize(
+    ("size", "free"), [({"gpus": 3}, 1), ({"gpus": 0}, 4), ({"cpus": 1.0}, 3)], ids=str
+)
+async def test_free_nodes_are_those_with_enough_for_the_size_of_a_role(
+    harness: GatewayHarness,
+    ann: httpx.AsyncClient,
+    gang: dict[str, Any],
+    size: dict[str, Any],
+    free: int,
+) -> None:
+    await harness.project(*(a_node(f"n{number}", gpus=2) for number in range(3)))
+    await harness.project(a_node("n3", gpus=4))
+    role = {"name": "worker", "command": ["true"], **gang, **size}
+    # The task's amount is another one.
+    common = {"gpus_per_node": 4} if "gpus" in size else {}
+    found = (await ann.post(DRY_RUN, json={"roles": [role], **common})).json()
+    assert found["free_nodes"] == free
+
+
 async def test_a_cluster_that_is_too_large_is_not_counted(
     harness: GatewayHarness,
     ann: httpx.AsyncClient,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,45 @@ def test_roles_that_no_nodes_hold_are_refused_by_name(
         for index, role in enumerate(roles)
     )
     assert refused_fields(asked(roles=own, nodes=0), KNOWN) == fields
+
+
+ONE_SIZE = [{"replicas": 1}, {"replicas": 2, "spread": True}]
+
+
+@pytest.mark.parametrize("gang", ONE_SIZE, ids=["one replica", "spread"])
+@pytest.mark.parametrize(
+    ("size", "too_large", "gpus"),
+    [
+        ({"gpus": 5}, {"gpus": 9}, 5),
+        # Whole nodes: those of 8 GPUs alone are large enough.
+        ({"cpus": 64.0}, {"cpus": 65.0}, 8),
+        ({"memory_bytes": 512 * GIB}, {"memory_bytes": 513 * GIB}, 8),
+        # The role's amount counts, and not the task's.
+        ({"gpus": 0, "cpus": 64.0}, {"gpus": 0, "cpus": 65.0}, 0),
+    ],
+    ids=str,
+)
+def test_the_size_of_a_role_counts_where_it_is_that_of_all_ranks(
+    size: dict[str, Any], too_large: dict[str, Any], gpus: int, gang: dict[str, Any]
+) -> None:
+    def task(own: dict[str, Any]) -> TaskSpec:
+        role = {"name": "worker", "command": ("a",), **gang, **own}
+        # Amounts of the task that fit, and that every quota admits.
+        common = {} if "gpus" not in own else {"gpus_per_node": 1}
+        return asked(roles=(Role.model_validate(role),), cpus=1.0, memory_bytes=GIB, **common)
+
+    last = list(too_large)[-1]
+    assert refused_fields(task(too_large), KNOWN) == [f"roles[0].{last}"]
+    assert refused_fields(task(size), KNOWN) == []
+    needed = gpus * gang["replicas"]
+    spec = fill_in(task(size), task_id=TASK_ID, defaults=Defaults())
+    assert demand(spec, Unit.GPUS, KNOWN) == needed
+    enough = Quota(unit=Unit.GPUS, limit=needed)
+    assert refused_fields(task(size), replace(KNOWN, quotas=(enough,))) == []
+    if needed:
+        too_few = Quota(unit=Unit.GPUS, limit=needed - 1)
+        (field,) = refused_fields(task(size), replace(KNOWN, quotas=(too_few,)))
+        assert field == ("roles[0].gpus" if "gpus" in size else "nodes")
 
 
 def test_a_quota_counts_the_gpus_of_all_ranks_and_the_nodes_of_all_but_auxiliary_ones() -> None:
