@@ -14,6 +14,7 @@ from libs.contracts.rank_sizes import (
     RankSize,
     effective,
     given_at,
+    has_own_size,
     role_specs,
     size_of,
     sizes_differ,
@@ -21,6 +22,7 @@ from libs.contracts.rank_sizes import (
 from libs.contracts.whole_nodes import Nodes, kinds_for
 from libs.contracts.wording import are, counted, field_error, meant
 from services.submit.domain.facts import Facts, Shape
+from services.submit.domain.fill import DEFAULT_ROLE
 
 LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
 GIB = 1 << 30
@@ -69,13 +71,37 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
         nodes = counted(usable, "node") + (" of one kind" if spec.gpus_per_node is None else "")
         if tainted:
             yield _intolerant(spec, tainted)
-        yield field_error(
-            "nodes",
-            spec.nodes,
-            f"{_where(spec)} has {nodes} that one of its replicas fits on"
-            + (" and whose taints it tolerates" if tainted else ""),
-            f"ask for at most {usable}, or use another group; {FOR_NODES_TO_COME}",
+        where = f"{_where(spec)} has {nodes} that one of its replicas fits on" + (
+            " and whose taints it tolerates" if tainted else ""
         )
+        if not has_given_roles(spec):
+            fix = f"ask for at most {usable}, or use another group; {FOR_NODES_TO_COME}"
+            yield field_error("nodes", spec.nodes, where, fix)
+            return
+        index = max(range(len(spec.roles)), key=lambda each: spec.roles[each].replicas)
+        yield field_error(
+            f"roles[{index}].replicas",
+            spec.roles[index].replicas,
+            f"each of the task's {counted(spec.nodes, 'replica')} has a node of its own, and "
+            + where,
+            f"{_to_share(spec)}, ask for at most {counted(usable, 'replica')} in all, "
+            f"or use another group; {FOR_NODES_TO_COME}",
+        )
+
+
+def has_given_roles(spec: TaskSpec) -> bool:
+    """True if the task was surely written with roles: one command becomes a single role, too."""
+    if len(spec.roles) != 1:
+        return True
+    (role,) = spec.roles
+    return role.name != DEFAULT_ROLE or has_own_size(role)
+
+
+def _to_share(spec: TaskSpec) -> str:
+    """What lets replicas share nodes that have a node each."""
+    if spec.gpus_per_node is not None and any(role.spread for role in spec.roles):
+        return "leave spread out, so that replicas share nodes"
+    return "give the roles gpus, so that replicas share nodes"
 
 
 def _roles_that_fit_nowhere(
@@ -101,8 +127,8 @@ def _roles_that_fit_nowhere(
                 f"{at}.replicas",
                 role.replicas,
                 f"the nodes of {_where(spec)} hold {counted(usable, 'replica')} of this size",
-                f"ask for at most {usable}, for less in each, or use another group; "
-                f"{FOR_NODES_TO_COME}",
+                (f"ask for at most {usable}, " if usable else "ask ")
+                + f"for less in each, or use another group; {FOR_NODES_TO_COME}",
             )
 
 
@@ -184,15 +210,33 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
     if exceeded and all(exceeded):
         row, needed = next(found for found in exceeded if found)
         unit = "GPU" if row.unit is Unit.GPUS else "node"
-        counts_nodes = row.unit is Unit.NODES or not effective(spec).gpus_per_node
+        field, value = _counted_by(spec, row.unit, needed, facts)
         yield field_error(
-            "nodes" if counts_nodes else given_at(spec, "gpus_per_node"),
-            spec.nodes if row.unit is Unit.NODES else needed,
+            field,
+            value,
             f"the task needs {counted(needed, unit)}, "
             f"and the quota of {_holder(row)} is {row.limit}",
             f"ask for at most {counted(row.limit, unit)}, choose another priority or group, "
             "or ask an administrator for more (PUT /v1/quotas)",
         )
+
+
+def _counted_by(spec: TaskSpec, unit: Unit, needed: int, facts: Facts) -> tuple[str, int]:
+    """Return the field, and its value, that a quota is exceeded by: of the role that needs most."""
+    if not has_given_roles(spec):
+        by_nodes = unit is Unit.NODES or not spec.gpus_per_node
+        return "nodes" if by_nodes else "gpus_per_node", (
+            spec.nodes if unit is Unit.NODES else needed
+        )
+    alone = role_specs(spec)
+    index = max(
+        range(len(alone)),
+        key=lambda each: (not spec.roles[each].auxiliary, demand(alone[each], unit, facts)),
+    )
+    role = spec.roles[index]
+    if unit is Unit.GPUS and role.gpus is not None:
+        return f"roles[{index}].gpus", role.gpus
+    return f"roles[{index}].replicas", role.replicas
 
 
 def demand(spec: TaskSpec, unit: Unit, facts: Facts) -> int:

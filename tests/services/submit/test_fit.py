@@ -120,7 +120,88 @@ def test_the_size_of_a_role_counts_where_it_is_that_of_all_ranks(
     if needed:
         too_few = Quota(unit=Unit.GPUS, limit=needed - 1)
         (field,) = refused_fields(task(size), replace(KNOWN, quotas=(too_few,)))
-        assert field == ("roles[0].gpus" if "gpus" in size else "nodes")
+        assert field == ("roles[0].gpus" if "gpus" in size else "roles[0].replicas")
+
+
+@pytest.mark.parametrize(
+    ("roles", "field", "value", "way"),
+    [
+        (
+            [{"replicas": 2}, {"replicas": 4}],
+            "roles[1].replicas",
+            "4",
+            "give the roles gpus, so that replicas share nodes, ask for at most 3 replicas in all",
+        ),
+        (
+            [{"replicas": 4, "name": "trainer"}],
+            "roles[0].replicas",
+            "4",
+            "give the roles gpus, so that replicas share nodes, ask for at most 3 replicas in all",
+        ),
+        (
+            [{"replicas": 6, "gpus": 2, "spread": True}],
+            "roles[0].replicas",
+            "6",
+            "leave spread out, so that replicas share nodes, ask for at most 5 replicas in all",
+        ),
+        (
+            [{"replicas": 2, "gpus": 4, "cpus": 40.0}, {"replicas": 3, "gpus": 9}],
+            "roles[1].gpus",
+            "9",
+            "ask for at most 8 on each of more nodes",
+        ),
+    ],
+)
+def test_too_many_replicas_are_named_by_their_role(
+    roles: list[dict[str, Any]], field: str, value: str, way: str
+) -> None:
+    own = tuple(
+        Role.model_validate({"name": f"r{index}", "command": ("a",), **role})
+        for index, role in enumerate(roles)
+    )
+    spec = fill_in(asked(roles=own), task_id=TASK_ID, defaults=Defaults())
+    found = validate(spec, owner="ann", team="", facts=KNOWN, limits=Limits())
+    assert isinstance(found, Refusal)
+    (error,) = found.errors
+    assert (error.field, error.value) == (field, value)
+    assert error.fix == f"{way}, or use another group; {TO_COME}"
+
+
+def test_replicas_that_no_node_holds_are_not_advised_to_be_none() -> None:
+    shapes = (Shape("default", 8, 4.0, 0, nodes=1), Shape("default", 0, 64.0, 0, nodes=1))
+    roles = (
+        Role(name="a", replicas=2, gpus=8, cpus=5.0, command=("a",)),
+        Role(name="b", replicas=1, gpus=0, command=("a",)),
+    )
+    spec = fill_in(asked(roles=roles), task_id=TASK_ID, defaults=Defaults())
+    facts = Facts(shapes=shapes, inventory_known=True)
+    found = validate(spec, owner="ann", team="", facts=facts, limits=Limits())
+    assert isinstance(found, Refusal)
+    assert [error.field for error in found.errors] == ["roles[0].replicas"]
+    assert found.errors[0].fix.startswith("ask for less in each, or use another group")
+
+
+@pytest.mark.parametrize(
+    ("quota", "field", "value"),
+    [
+        (Quota(unit=Unit.GPUS, limit=8), "roles[1].gpus", "2"),
+        (Quota(unit=Unit.NODES, limit=5), "roles[1].replicas", "4"),
+    ],
+)
+def test_a_quota_that_roles_exceed_names_the_role_that_needs_most(
+    quota: Quota, field: str, value: str
+) -> None:
+    roles = (
+        Role(name="chief", replicas=1, gpus=1, command=("a",)),
+        Role(name="worker", replicas=4, gpus=2, command=("b",)),
+        Role(name="ps", replicas=1, gpus=0, command=("c",)),
+        Role(name="launcher", replicas=9, auxiliary=True, command=("d",)),
+    )
+    spec = fill_in(asked(roles=roles), task_id=TASK_ID, defaults=Defaults())
+    facts = replace(KNOWN, quotas=(quota,))
+    found = validate(spec, owner="ann", team="", facts=facts, limits=Limits())
+    assert isinstance(found, Refusal)
+    assert [(error.field, error.value) for error in found.errors] == [(field, value)]
 
 
 def test_a_quota_counts_the_gpus_of_all_ranks_and_the_nodes_of_all_but_auxiliary_ones() -> None:
