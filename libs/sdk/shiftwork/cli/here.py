@@ -33,6 +33,10 @@ class _Program:
     place: str
     words: Sequence[Any]
     env: Mapping[str, Any]
+    # Where it starts: the role's directory, else the task's; empty if none is given.
+    directory: str
+    # The field or option that gave the directory.
+    directory_place: str
 
 
 def check(body: Mapping[str, Any], *, directory: str, command: str, typed: str = "") -> None:
@@ -47,10 +51,13 @@ def check(body: Mapping[str, Any], *, directory: str, command: str, typed: str =
     at = str(body.get("working_directory") or "")
     if at:
         _directory(at, directory, typed or at)
-    for each in _programs(body, command):
+    for each in _programs(body, command, directory):
+        # The server refuses a role's directory that is no absolute path.
+        if each.directory_place != directory and each.directory.startswith("/"):
+            _directory(each.directory, each.directory_place, each.directory)
         # The server refuses values that are not lists of texts.
         if each.words and isinstance(each.words[0], str):
-            _program(each.words, search_path(each.env), at, each.place)
+            _program(each.words, search_path(each.env), each.directory, each.place)
 
 
 def check_rights(
@@ -60,7 +67,7 @@ def check_rights(
 
     ``runs_as`` returns that user; it is called only if something is not readable for everybody.
     """
-    programs = list(_programs(body, command))
+    programs = list(_programs(body, command, directory))
     at = str(body.get("working_directory") or "")
     if not any(_closed(at, directory, programs, rights.ANYBODY)):
         return
@@ -79,14 +86,22 @@ def check_rights(
         raise Failure(what, where=where, fix=fix)
 
 
-def _programs(body: Mapping[str, Any], command: str) -> Iterator[_Program]:
+def _programs(body: Mapping[str, Any], command: str, directory: str) -> Iterator[_Program]:
     env = parse.fields(body.get("env"))
+    at = str(body.get("working_directory") or "")
     if body.get("command"):
-        yield _Program(command, parse.listed(body["command"]), env)
+        yield _Program(command, parse.listed(body["command"]), env, at, directory)
     for index, each in enumerate(parse.listed(body.get("roles"))):
         role = parse.fields(each)
         own = {**env, **parse.fields(role.get("env"))}
-        yield _Program(f"roles[{index}].command", parse.listed(role.get("command")), own)
+        own_at = str(role.get("working_directory") or "")
+        yield _Program(
+            f"roles[{index}].command",
+            parse.listed(role.get("command")),
+            own,
+            own_at or at,
+            f"roles[{index}].working_directory" if own_at else directory,
+        )
 
 
 def _closed(
@@ -97,9 +112,13 @@ def _closed(
     if at and (part := rights.closed_part(Path(at), user)):
         yield directory, at, part
     for each in programs:
+        if each.directory_place != directory and each.directory.startswith("/"):
+            part = rights.closed_part(Path(each.directory), user)
+            if part:
+                yield each.directory_place, each.directory, part
         if not each.words or not isinstance(each.words[0], str):
             continue
-        found = list(_candidates(each.words[0], search_path(each.env), at))
+        found = list(_candidates(each.words[0], search_path(each.env), each.directory))
         if not found:
             continue
         needed = _environments_python(found[0], each.env)
@@ -142,10 +161,10 @@ def search_path(env: Mapping[str, Any]) -> str:
 def missing_scripts(body: Mapping[str, Any]) -> Iterator[str]:
     """Yield a warning for each missing script that a command gives to an interpreter. It is not an
     error, because a program may create the script before."""
-    folder = Path(str(body.get("working_directory") or os.curdir))
-    if not os.access(folder, os.X_OK):
-        return
-    for each in _programs(body, ""):
+    for each in _programs(body, "", ""):
+        folder = Path(each.directory or os.curdir)
+        if not os.access(folder, os.X_OK):
+            continue
         words = [word for word in each.words if isinstance(word, str)]
         if not words or not _INTERPRETER.fullmatch(Path(words[0]).name):
             continue

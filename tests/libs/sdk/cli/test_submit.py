@@ -545,6 +545,38 @@ def test_a_script_that_is_not_there_is_a_warning(
     assert server.tasks
 
 
+def test_a_role_starts_in_its_own_directory(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path
+) -> None:
+    for name in ("common", "own"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "own" / "serve.py").touch()
+    (tmp_path / "own" / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "own" / "run.sh").chmod(0o755)
+    file = tmp_path / "task.json"
+
+    def submitted(own: str, *command: str) -> tuple[int, str]:
+        chief = {"name": "chief", "command": ["true"]}
+        role = {"name": "web", "command": command, "working_directory": own}
+        task = {"working_directory": str(tmp_path / "common"), "roles": [chief, role]}
+        file.write_text(json.dumps(task))
+        done = shiftwork("submit", "--file", str(file))
+        return done.code, done.err
+
+    code, err = submitted(str(tmp_path / "none"), "true")
+    assert code == 1
+    assert f"roles[1].working_directory {tmp_path}/none: there is no such directory" in err
+    assert f"mkdir -p {tmp_path}/none" in err
+    code, err = submitted(str(tmp_path / "own" / "serve.py"), "true")
+    assert (code, "this is a file" in err) == (1, True)
+    assert not server.tasks
+    code, err = submitted(str(tmp_path / "own"), "python3", "serve.py")
+    assert (code, "warning" in err) == (0, False)
+    assert submitted(str(tmp_path / "own"), "./run.sh")[0] == 0
+    code, err = submitted("", "python3", "serve.py")
+    assert f"warning: serve.py: there is no such file in {tmp_path}/common" in err
+
+
 def test_a_directory_is_named_as_it_was_typed(shiftwork: Shiftwork, home: Path) -> None:
     done = shiftwork("submit", "--workdir", "~/none", "--", "true")
     assert "error: --workdir ~/none: there is no such directory\n" in done.err
