@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -73,7 +74,7 @@ def entries(directory: Path) -> list[str]:
 
 def values(path: str, bytes_max: int) -> Any:  # noqa: ANN401 - any document
     """What a file holds: JSON always, YAML where PyYAML is. Raises Failure, with the line, if it
-    is neither."""
+    is neither, or has a number that is not finite."""
     where = name_of(path)
     try:
         text = read(path, bytes_max).decode()
@@ -81,9 +82,25 @@ def values(path: str, bytes_max: int) -> Any:  # noqa: ANN401 - any document
         raise usage("the file is not UTF-8", where=where, fix="save it as UTF-8") from None
     _texts[where] = text
     try:
-        return _parsed(path, where, text)
+        found = _parsed(path, where, text)
+        _require_finite(found, where, "")
     except RecursionError:
         raise usage("the file nests too deep", where=where, fix="write it flatter") from None
+    return found
+
+
+def _require_finite(value: Any, where: str, field: str) -> None:  # noqa: ANN401 - any document
+    """Raises Failure for NaN or an infinity, which no field of the API takes."""
+    if isinstance(value, dict):
+        for name, each in cast("dict[Any, Any]", value).items():
+            _require_finite(each, where, f"{field}.{name}" if field else str(name))
+    elif isinstance(value, list):
+        for index, each in enumerate(cast("list[Any]", value)):
+            _require_finite(each, where, f"{field}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        fix = "give a finite number, or leave it out"
+        what = f"{field} {value}: is not a finite number"
+        raise usage(what.strip(), where=place(where, field), fix=fix)
 
 
 def document(path: Path, what: str = "task", such_as: str = "command: [...]") -> dict[str, Any]:

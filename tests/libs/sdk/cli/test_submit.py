@@ -438,6 +438,29 @@ def test_a_task_from_standard_input(
     assert body(server)["name"] == "piped"
 
 
+@pytest.mark.parametrize(
+    ("text", "named", "line"),
+    [
+        ("command: ['true']\nmax_run_seconds: .nan\n", "max_run_seconds nan", 2),
+        ("roles:\n- command: ['true']\n  gpus: .nan\n", "roles[0].gpus nan", 3),
+        ("command: ['true']\ncpus: -.inf\n", "cpus -inf", 2),
+        ('{"command": ["true"],\n"cpus": NaN}', "cpus nan", 2),
+        ('{"command": ["true"],\n"cpus": 1e999}', "cpus inf", 2),
+    ],
+)
+def test_a_number_that_is_not_finite_is_named(
+    shiftwork: Shiftwork, tmp_path: Path, text: str, named: str, line: int
+) -> None:
+    file = tmp_path / "task"
+    file.write_text(text)
+    done = shiftwork("submit", "--file", str(file))
+    assert done.code == 2
+    assert done.err == (
+        f"error: {named}: is not a finite number\n  where: {file}, line {line}\n"
+        "  fix:   give a finite number, or leave it out\n"
+    )
+
+
 def test_a_field_of_the_file_is_named_as_the_file_has_it(
     shiftwork: Shiftwork, server: CliServer, tmp_path: Path
 ) -> None:
