@@ -23,7 +23,12 @@ def cut(text: str, characters_max: int = VALUE_SHOWN_MAX) -> str:
 
 def field_error(field: str, value: object, message: str, fix: str) -> FieldError:
     """An error of one field. Long values are cut; callers give no secret as ``value``."""
-    return FieldError(field=field, value=cut(str(value)), message=message, fix=fix)
+    return FieldError(field=field, value=cut(as_text(value)), message=message, fix=fix)
+
+
+def as_text(value: object) -> str:
+    """A value as people write it in JSON and YAML: ``true``, not ``True``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def counted(number: float, noun: str) -> str:

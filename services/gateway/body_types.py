@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from functools import partial
+from typing import Annotated, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -13,6 +14,7 @@ from pydantic import (
     Strict,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 from libs.contracts.ids import NAME_FORM
 
@@ -20,12 +22,23 @@ NAME = f"^{NAME_FORM}$"
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 
+
+def _no_flag(kind: Literal["int_type", "float_type"], value: object) -> object:
+    """Refuse true and false, which pydantic would take as 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticKnownError(kind)
+    return value
+
+
+_INT = BeforeValidator(partial(_no_flag, "int_type"))
+_FLOAT = BeforeValidator(partial(_no_flag, "float_type"))
+
 Name = Annotated[str, Field(pattern=NAME)]
-Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
-Big = Annotated[int, Field(ge=0, le=INT64_MAX)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=INT32_MAX), _INT]
+Big = Annotated[int, Field(ge=0, le=INT64_MAX), _INT]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), _FLOAT]
 # At most a century.
-Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False), _FLOAT]
 Text = Annotated[str, Field(max_length=4096)]
 # JSON has words for it: "yes" and 1 are mistakes.
 Flag = Annotated[bool, Strict()]

@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from libs.contracts.base import Message
 from libs.contracts.ids import NAME_RULE
-from libs.contracts.messages import FieldError, Refusal, RefusalCode
-from libs.contracts.wording import meant, not_found
+from libs.contracts.kinds import kinds
+from libs.contracts.messages import FieldError, Refusal, RefusalCode, TaskSpec
+from libs.contracts.shown import Shown
+from libs.contracts.wording import as_text, meant, not_found
 from services.gateway import misnamed
 from services.gateway.bodies import body_around, body_in
 from services.gateway.body_types import NAME
+from services.gateway.spec_bodies import TaskSpecBody
 
 VALUE_CHARACTERS_MAX = 80
 ERRORS_MAX = 50
@@ -202,7 +206,7 @@ def shown(value: object) -> str:
     """A value as an error may show it: simple ones, cut."""
     if value is None or isinstance(value, dict | list | tuple):
         return ""
-    text = str(value)
+    text = as_text(value)
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 1] + "…"
 
 
@@ -215,7 +219,8 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
     context = _Known(
         {name: _limit(value, place) for name, value in (detail.get("ctx") or {}).items()}
     )
-    texts = TEXTS.get(detail["type"], _DESCRIBED)
+    kind = _declare(detail["type"], context, declared(body, place))
+    texts = TEXTS.get(kind, _DESCRIBED)
     message, fix = (text.format_map(context) for text in texts)
     if context["pattern"].endswith(NAME):
         message, fix = _NAME
@@ -238,6 +243,35 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
         message=message or _begun_small(detail["msg"]),
         fix=fix,
     )
+
+
+def declared(body: type[BaseModel] | None, place: Sequence[str | int]) -> Shown:
+    """What ``proto/`` says of a task's field; of other fields nothing."""
+    found = Shown()
+    message: type[Message] | None = None
+    for index, part in enumerate(place):
+        around = body_around(body, place[: index + 1]) if message is None else None
+        if around is not None and issubclass(around, TaskSpecBody):
+            message = TaskSpec
+        if message is None or isinstance(part, int):
+            continue
+        field = kinds(message).get(part)
+        if field is None:
+            return Shown()
+        found, message = field.shown, field.message or message
+    return found
+
+
+def _declare(kind: str, context: dict[str, str], bounds: Shown) -> str:
+    """Put the declared bounds of a field in the place of its type's, which are wider. Returns the
+    kind of error that names them."""
+    if kind == "greater_than_equal" and bounds.min is not None:
+        if bounds.above:
+            kind = "greater_than"
+        context["gt" if bounds.above else "ge"] = f"{bounds.min:.16g}"
+    if kind == "less_than_equal" and bounds.max is not None:
+        context["le"] = f"{bounds.max:.16g}"
+    return kind
 
 
 def _as_fields(

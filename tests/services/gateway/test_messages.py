@@ -142,6 +142,15 @@ async def test_a_name_that_exists_already_is_a_field_error(
             "a number of seconds: 14400",
         ),
         ({"fence_after_seconds": "x"}, "fence_after_seconds", "", "give a number of seconds"),
+        # The declared bounds, and not those of the type.
+        ({"gpus_per_node": 3_000_000_000}, "gpus_per_node", "is more than 1024", "1024 or less"),
+        ({"nodes": -1}, "nodes", "is less than 1", "give 1 or more"),
+        ({"cpus": -1}, "cpus", "is not more than 0", "give more than 0"),
+        ({"max_run_seconds": 4e9}, "max_run_seconds", "is more than 316224000", "316224000 "),
+        ({"gpus_per_node": True}, "gpus_per_node", "is not a whole number", "whole number"),
+        ({"cpus": True}, "cpus", "is not a number", "give a number"),
+        ({"memory_bytes": False}, "memory_bytes", "is not a whole number", "whole number"),
+        ({"max_run_seconds": True}, "max_run_seconds", "is not a number", "a number of seconds"),
     ],
 )
 async def test_an_unknown_field_gets_a_suggestion(
@@ -154,6 +163,27 @@ async def test_an_unknown_field_gets_a_suggestion(
     assert fix in error["fix"]
     batch = await ann.post("/v1/tasks:batch", json={"tasks": [{"command": ["true"], **body}]})
     error = next(e for e in batch.json()["errors"] if e["field"] == f"tasks[0].{field}")
+    assert fix in error["fix"]
+
+
+@pytest.mark.parametrize(
+    ("role", "named", "message", "fix"),
+    [
+        ({"replicas": -1}, "replicas -1", "is less than 1", "give 1 or more"),
+        ({"ports": [{"name": "a", "port": -1}]}, "ports[0].port -1", "", "give 1024 or more"),
+        ({"gpus": 3_000_000_000}, "gpus 3000000000", "is more than 1024", "give 1024 or less"),
+        ({"gpus": 3000}, "gpus 3000", "is not between 0 and 1024", "choose a value in that"),
+        ({"gpus": True}, "gpus true", "is not a whole number", "give a whole number"),
+        ({"auxiliary": True}, "auxiliary true", "no role is left", "leave auxiliary out"),
+    ],
+)
+async def test_a_number_of_a_role_is_compared_with_its_declared_bounds(
+    ann: httpx.AsyncClient, role: dict[str, Any], named: str, message: str, fix: str
+) -> None:
+    task = {"roles": [{"command": ["true"], **role}]}
+    error = only(await ann.post("/v1/tasks", json=task), 422)
+    assert f"{error['field']} {error['value']}" == f"roles[0].{named}"
+    assert message in error["message"]
     assert fix in error["fix"]
 
 

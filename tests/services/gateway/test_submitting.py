@@ -230,7 +230,7 @@ async def test_a_refusal_of_submit_names_field_value_and_fix(ann: httpx.AsyncCli
 
 BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     ({"command": "python"}, "command", "give a list"),
-    ({"command": ["x"], "nodes": -1}, "nodes", "give 0 or more"),
+    ({"command": ["x"], "nodes": -1}, "nodes", "give 1 or more"),
     ({"command": ["x"], "nodez": 1}, "nodez", "leave this field out"),
     ({"command": ["x"], "priority": "urgent"}, "priority", "extreme_high"),
     ({"roles": [{"name": "a", "command": []}]}, "roles[0].command", "give at least 1"),
