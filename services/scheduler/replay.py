@@ -70,14 +70,20 @@ KEPT_FIELDS = (
     "nodes",
     "node_selector",
     "tolerations",
+    "wait_for_nodes",
 )
+# The same of each role: what says how large its ranks are and how many share a node.
+KEPT_ROLE_FIELDS = ("name", "replicas", "gpus", "cpus", "memory_bytes", "spread", "auxiliary")
 _ADAPTER: TypeAdapter[Dump] = TypeAdapter(Dump)
 
 
 def redacted(task: Task) -> Task:
     """The task with only what ``decide`` reads of its specification and its checkpoint."""
     kept = {name: getattr(task.spec, name) for name in KEPT_FIELDS}
-    roles = tuple(Role(name=role.name, replicas=role.replicas) for role in task.spec.roles)
+    roles = tuple(
+        Role.model_validate({name: getattr(role, name) for name in KEPT_ROLE_FIELDS})
+        for role in task.spec.roles
+    )
     checkpoint = task.checkpoint and task.checkpoint.model_copy(update={"uri": "", "digest": ""})
     return replace(task, spec=TaskSpec(roles=roles, **kept), checkpoint=checkpoint)
 

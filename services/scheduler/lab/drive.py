@@ -241,20 +241,22 @@ class _Simulation:
         )
 
     def _spec(self, job: Job) -> TaskSpec:
-        key = (job.group, job.nodes, job.gpus_per_node, job.priority)
+        key = (job.group, job.nodes, job.gpus_per_node, job.priority, job.roles)
         found = self._specs.get(key)
         if found is None:
             asked = self.options.checkpoint_interval_s <= 0
             mode = PreemptMode.SDK if asked else PreemptMode.KILL
+            roles = tuple(role.role for role in job.roles)
+            worker = Role(name="worker", replicas=job.nodes, command=("job",))
             found = self._specs[key] = TaskSpec(
                 name="job",
                 group=job.group,
                 priority=job.priority,
-                roles=(Role(name="worker", replicas=job.nodes, command=("job",)),),
-                gpus_per_node=job.gpus_per_node,
+                roles=roles or (worker,),
+                gpus_per_node=None if roles else job.gpus_per_node,
                 retry=RetryPolicy(max_retries=0),
                 preemption=PreemptionPolicy(mode=mode, ack_deadline_seconds=60.0),
-                nodes=job.nodes,
+                nodes=sum(role.replicas for role in job.roles) or job.nodes,
             )
         return found
 

@@ -7,15 +7,50 @@ Made by the readers in ``traces/``, by ``cluster_file.py`` and by ``generator.py
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
+from typing import NamedTuple
 
-from libs.contracts.messages import Priority
-from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
-from services.scheduler.domain.model.rows import Limit
+from libs.contracts.ids import NodeId
+from libs.contracts.messages import PreemptionPolicy, Priority, RetryPolicy, Role, TaskSpec
+from services.scheduler.domain.model.group_policy import (
+    GroupPolicy,
+    PolicySettings,
+    VirtualCluster,
+)
+from services.scheduler.domain.model.rows import Limit, Node
+from services.scheduler.domain.model.values import shape_of
+from services.scheduler.domain.placement.capacity import Capacity
 
 DEFAULT_GROUP = "default"
+PACKINGS_KEPT_MAX = 10_000
+
+
+class RoleSize(NamedTuple):
+    """One role of a gang whose ranks differ or share nodes."""
+
+    name: str
+    replicas: int
+    # Of each rank; None: a whole node, 0: CPU only.
+    gpus: int | None
+    # No other rank of its role lies on its node.
+    spread: bool
+    auxiliary: bool
+
+    @property
+    def role(self) -> Role:
+        """The same in a specification."""
+        return Role(
+            name=self.name,
+            replicas=self.replicas,
+            command=("job",),
+            gpus=self.gpus,
+            spread=self.spread,
+            auxiliary=self.auxiliary,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +60,11 @@ class Job:
     Attributes:
         number: its place in ``Workload.jobs``, from 0.
         duration_s: work: how long it runs if it is never interrupted.
-        nodes: nodes of its gang.
-        gpus_per_node: GPUs on each of them; None: whole nodes, 0: CPU only.
+        nodes: nodes of its gang; with ``roles`` those that it takes of an empty cluster.
+        gpus_per_node: GPUs on each of them; None: whole nodes, 0: CPU only. With ``roles`` the
+            most that it takes of a node of an empty cluster.
+        roles: the roles of a gang whose ranks differ or share nodes; empty: its ranks have
+            ``gpus_per_node`` and a node each.
         user: the owner; empty is one user, too.
         team: the trace's virtual cluster, queue or team.
         requested_s: the user's own limit on its duration; None: none. It is an estimate: a job
@@ -43,6 +81,7 @@ class Job:
     priority: Priority = Priority.NORMAL
     requested_s: float | None = None
     group: str = DEFAULT_GROUP
+    roles: tuple[RoleSize, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +183,15 @@ class Workload:
 
     def share(self, job: Job) -> float:
         """The nodes that a job occupies while it runs: 1 of 8 GPUs of a node is 0.125."""
-        if job.gpus_per_node is None:
+        if job.gpus_per_node is None and not job.roles:
             return float(job.nodes)
         group = self.cluster.group(job.group)
         gpus = group.gpus_per_node if group else self.gpus_per_node
+        if job.roles and gpus:
+            each = ((gpus if role.gpus is None else role.gpus, role) for role in job.roles)
+            return sum(taken * role.replicas for taken, role in each) / gpus
+        if job.gpus_per_node is None:
+            return float(job.nodes)
         return job.nodes * job.gpus_per_node / gpus if gpus else float(job.nodes)
 
     def virtual_cluster_of(self, job: Job) -> str:
@@ -211,6 +255,8 @@ def _private_nodes(group: LabGroup, amount: float) -> tuple[LabNode, ...]:
 
 def fits(job: Job, nodes: Sequence[LabNode]) -> bool:
     """True if these nodes, all free, could run it."""
+    if job.roles:
+        return packed(job.roles, nodes) is not None
     return fitting_nodes(nodes, job.gpus_per_node) >= job.nodes
 
 
@@ -223,6 +269,42 @@ def fitting_nodes(nodes: Sequence[LabNode], gpus_per_node: int | None) -> int:
         most = max((node.gpus for node in nodes), default=0)
         return sum(node.gpus == most for node in nodes)
     return sum(node.gpus >= gpus_per_node for node in nodes)
+
+
+def packed(roles: tuple[RoleSize, ...], nodes: Sequence[LabNode]) -> tuple[int, int] | None:
+    """How many of these nodes, all free, the gang takes, and the most GPUs that it takes of one.
+
+    None if it does not fit. The scheduler's own placement finds the nodes.
+    """
+    return _packed(roles, tuple(node.gpus for node in nodes))
+
+
+def spec_of(roles: tuple[Role, ...], gpus_per_node: int | None = None) -> TaskSpec:
+    """The least specification of a gang of these roles."""
+    return TaskSpec(
+        group=DEFAULT_GROUP,
+        nodes=sum(role.replicas for role in roles),
+        gpus_per_node=gpus_per_node,
+        roles=roles,
+        retry=RetryPolicy(),
+        preemption=PreemptionPolicy(),
+    )
+
+
+@lru_cache(maxsize=PACKINGS_KEPT_MAX)
+def _packed(roles: tuple[RoleSize, ...], gpus: tuple[int, ...]) -> tuple[int, int] | None:
+    nodes = [
+        Node(id=NodeId(f"n{place}"), version=1, group=DEFAULT_GROUP, gpus=each)
+        for place, each in enumerate(gpus)
+    ]
+    spec = spec_of(tuple(role.role for role in roles))
+    slots = Capacity(nodes, PolicySettings()).pick(shape_of(spec))
+    if slots is None:
+        return None
+    taken: Counter[str] = Counter()
+    for slot in slots:
+        taken[slot.node_id] += slot.mask.bit_count()
+    return len(taken), max(taken.values())
 
 
 def uniform(

@@ -18,6 +18,7 @@ from libs.contracts.messages import (
     Role,
     RunAssigned,
     RunResumed,
+    TaskSpec,
     TaskState,
     TaskStateChanged,
 )
@@ -32,6 +33,8 @@ from services.scheduler.loop import CONFLICT_PAUSE_SECONDS, REFUSED, VIOLATIONS,
 from services.scheduler.store import SlotRow
 from tests.kit.builders import (
     a_checkpoint,
+    a_node,
+    a_snapshot,
     a_spec,
     a_task,
     exited_event,
@@ -340,6 +343,34 @@ def test_a_dump_holds_no_variable_command_template_or_uri() -> None:
     assert kept.spec.roles[0].replicas == 1
     assert kept.checkpoint is not None
     assert kept.checkpoint.step == 7
+
+
+def test_a_dump_keeps_the_sizes_of_roles() -> None:
+    """Four ranks of one GPU share a node of four; as ranks of whole nodes they would never fit."""
+    role = Role(name="w", replicas=4, gpus=1, cpus=1.0, memory_bytes=1, command=("true",))
+    board = Role(name="board", replicas=1, auxiliary=True, spread=False, command=("true",))
+    gang = a_task("gang", accepted=False, spec=a_spec(roles=(role, board)))
+    snapshot = a_snapshot([gang], [a_node("n0", gpus=4, cpus=8.0, memory_bytes=100)])
+    again = replay.read_dump(replay.dump(snapshot, at(5))).snapshot()
+    plan = decide(again, at(5))
+    assert [type(each) for each in plan.decisions] == [Assign]
+    assert plan == decide(snapshot, at(5))
+
+
+def test_a_dump_keeps_that_a_task_waits_for_nodes() -> None:
+    spec = a_spec(nodes=2).model_copy(update={"wait_for_nodes": True})
+    snapshot = a_snapshot([a_task("gang", accepted=False, spec=spec)], some_nodes(1))
+    again = replay.read_dump(replay.dump(snapshot, at(5))).snapshot()
+    assert decide(again, at(5)) == decide(snapshot, at(5))
+
+
+def test_each_field_of_a_task_is_kept_in_dumps_or_left_out_on_purpose() -> None:
+    """A new field belongs to one of the two: kept if ``decide`` reads it, and never if it may
+    contain a secret."""
+    left_out = {"command", "env", "image", "working_directory", "ports"}
+    assert set(Role.model_fields) == {*replay.KEPT_ROLE_FIELDS, *left_out}
+    left_out = {"completion", "contract", "env", "labels", "pod", "working_directory"}
+    assert set(TaskSpec.model_fields) == {*replay.KEPT_FIELDS, "roles", *left_out}
 
 
 def test_a_full_or_broken_dump_folder_stops_nothing(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from services.scheduler.domain.model.decisions import (
 )
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.domain.model.lifecycle import LEAVING
-from services.scheduler.domain.model.rows import Limit, LimitKey, Task
+from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
 
 
 class _Owners:
@@ -35,7 +35,7 @@ class _Owners:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._gpus: dict[tuple[str, int], tuple[str, int]] = {}
-        self._whole: dict[str, str] = {}
+        self._whole: dict[str, tuple[str, int]] = {}
         self._cpu_ranks: Counter[str] = Counter()
 
     def enter(self, task: Task, placement: Placement) -> list[Violation]:
@@ -46,11 +46,11 @@ class _Owners:
             for gpu in placement.gpus
             if self._gpus.setdefault((node_id, gpu), rank) != rank
         ]
-        cpu_only = _is_cpu_only(task, placement)
+        cpu_only = is_cpu_only(task, placement)
         if cpu_only:
             self._cpu_ranks[node_id] += 1
-        elif not placement.gpus and self._whole.setdefault(node_id, task.id) != task.id:
-            clashes.append(f"{node_id} is {self._whole[node_id]}'s")
+        elif not placement.gpus and self._whole.setdefault(node_id, rank) != rank:
+            clashes.append(f"{node_id} is {self._whole[node_id][0]}'s")
         clashes += self._cpu_clashes(node_id, cpu_only=cpu_only)
         return [Violation(Fault.NOT_FREE, task.id, clash) for clash in clashes]
 
@@ -58,9 +58,7 @@ class _Owners:
         node = self._snapshot.nodes.get(node_id)
         if node is None:
             return
-        places = self._snapshot.settings.cpu_ranks_per_node
-        if node.cpus > 0:
-            places = max(1, int(node.cpus))
+        places = cpu_places(self._snapshot, node)
         if cpu_only and self._cpu_ranks[node_id] > places:
             yield f"{node_id} has {places} CPU places"
         # A node that was rebuilt with GPUs has room for CPU-only ranks beside whatever runs there.
@@ -68,7 +66,13 @@ class _Owners:
             yield f"{node_id} is given whole and shared"
 
 
-def _is_cpu_only(task: Task, placement: Placement) -> bool:
+def cpu_places(snapshot: Snapshot, node: Node) -> int:
+    """How many CPU-only ranks a node holds."""
+    return max(1, int(node.cpus)) if node.cpus > 0 else snapshot.settings.cpu_ranks_per_node
+
+
+def is_cpu_only(task: Task, placement: Placement) -> bool:
+    """True for a rank of a size without GPUs, unlike one with a whole node that has none."""
     size = sizes_of(task.spec).get(placement.role)
     return (task.spec.gpus_per_node if size is None else size.gpus) == 0
 

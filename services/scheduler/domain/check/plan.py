@@ -171,6 +171,14 @@ def _gang(snapshot: Snapshot, task: Task, placements: tuple[Placement, ...]) -> 
             ranks = f"{count} ranks of {role}" if role else f"{count} ranks"
             where = f"on {node_id}" if gpu < 0 else f"have GPU {gpu} of {node_id}"
             yield Violation(Fault.GANG, task.id, f"{ranks} {where}")
+    # A node without GPUs that a rank has whole, which no GPU shows.
+    there = Counter(each.node_id for each in placements)
+    without_gpus = (each for each in placements if not each.gpus)
+    whole = {each.node_id for each in without_gpus if sizes[each.role].gpus is None}
+    for node_id in sorted(whole):
+        if there[node_id] > 1:
+            detail = f"{there[node_id]} ranks on {node_id}, which one of them has whole"
+            yield Violation(Fault.GANG, task.id, detail)
     for placement in placements:
         yield from _on_node(snapshot, task, placement, sizes[placement.role].gpus)
 

@@ -20,8 +20,10 @@ from services.scheduler.lab.workload import (
     DEFAULT_GROUP,
     Cluster,
     Job,
+    RoleSize,
     Workload,
     fitting_nodes,
+    packed,
     uniform,
 )
 
@@ -201,6 +203,7 @@ def _jobs(rows: list[Row], notes: list[str]) -> list[Job]:
             else row.priority,
             requested_s=row.requested_s,
             group=row.group,
+            roles=row.roles,
         )
         for place, row in enumerate(rows)
     ]
@@ -230,13 +233,13 @@ class Sizes:
     """Maps each size of a trace to the cluster; each size is computed once."""
 
     cluster: Cluster
-    known: dict[tuple[str, int | None, int | None, int | None], Row | str] = field(
-        default_factory=dict[tuple[str, int | None, int | None, int | None], Row | str]
+    known: dict[tuple[object, ...], Row | str] = field(
+        default_factory=dict[tuple[object, ...], Row | str]
     )
 
     def fitted(self, row: Row) -> Row | SkippedLine:
         """The row with its nodes, GPUs on each and group on this cluster, or why it cannot run."""
-        size = (row.group, row.nodes, row.gpus, row.gpus_per_node)
+        size = (row.group, row.nodes, row.gpus, row.gpus_per_node, row.roles)
         found = self.known.get(size)
         if found is None:
             found = self.known[size] = self._fit(row)
@@ -250,6 +253,12 @@ class Sizes:
         if group is None:
             names = ", ".join(each.name for each in groups)
             return f"group is {row.group!r}: the cluster has {names}"
+        if row.roles:
+            taken = packed(row.roles, group.nodes)
+            if taken is None:
+                gang = " and ".join(map(_described, row.roles))
+                return f"a gang of {gang}: group {group.name} has no room for it"
+            return replace(row, nodes=taken[0], gpus_per_node=taken[1], group=group.name)
         nodes, gpus = _shape(row, group.gpus_per_node)
         offered = fitting_nodes(group.nodes, gpus)
         if nodes > offered:
@@ -257,6 +266,11 @@ class Sizes:
             gang += "" if gpus is None else f" with {counted(gpus, 'GPU')}"
             return f"a gang of {gang}: group {group.name} has {offered}"
         return replace(row, nodes=nodes, gpus_per_node=gpus, group=group.name)
+
+
+def _described(role: RoleSize) -> str:
+    gpus = "a whole node" if role.gpus is None else counted(role.gpus, "GPU")
+    return f"{counted(role.replicas, 'rank')} of {gpus}"
 
 
 def _shape(row: Row, most: int) -> tuple[int, int | None]:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from libs.contracts.messages import Priority
 from services.scheduler.domain.model.group_policy import VirtualCluster
+from services.scheduler.lab.workload import RoleSize
 
 # Times beyond these are mistakes: milliseconds taken for seconds, or a broken line.
 SUBMIT_S_MAX = 1e11
@@ -55,6 +56,8 @@ class Row:
     priority: Priority | int = Priority.NORMAL
     requested_s: float | None = None
     group: str = ""
+    # The roles of a gang whose ranks differ or share nodes; they count instead of the sizes above.
+    roles: tuple[RoleSize, ...] = ()
     # Its share of a GPU was rounded up to a whole one.
     rounded: bool = False
 

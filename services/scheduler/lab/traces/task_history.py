@@ -15,10 +15,13 @@ from datetime import datetime
 from itertools import chain
 from typing import Any, cast
 
+from libs.contracts.messages import Role
+from libs.contracts.rank_sizes import has_own_size, size_of, sizes_differ
 from libs.contracts.wording import counted
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces import row as rows
 from services.scheduler.lab.traces.row import BadRowError, Parsed, Row, SkippedLine
+from services.scheduler.lab.workload import RoleSize, spec_of
 
 # A document that is one JSON value is read whole.
 DOCUMENT_BYTES_MAX = 512 * 1024 * 1024
@@ -88,7 +91,7 @@ def _each_line(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Any]]
 
 
 def _rows(tasks: Iterable[tuple[int, Any]], notes: list[str]) -> Iterator[Row | SkippedLine]:
-    stretched = 0
+    stretched = limited = 0
     for line, value in tasks:
         if not isinstance(value, dict):
             yield SkippedLine(line, "it is no JSON object of a task")
@@ -103,6 +106,7 @@ def _rows(tasks: Iterable[tuple[int, Any]], notes: list[str]) -> Iterator[Row | 
             yield SkippedLine(line, str(bad))
             continue
         stretched += not exact
+        limited += bool(row.roles) and _requests_cpus(task)
         yield row
     if stretched:
         notes.append(
@@ -110,25 +114,89 @@ def _rows(tasks: Iterable[tuple[int, Any]], notes: list[str]) -> Iterator[Row | 
             " end, with the time of waiting in between (add run_seconds to count it exactly)"
         )
 
+    if limited:
+        notes.append(
+            f"{counted(limited, 'task')} with roles of different sizes requested CPUs or memory,"
+            " which are not counted: the nodes here have GPUs alone"
+        )
+
+
+def _requests_cpus(task: dict[str, Any]) -> bool:
+    """True if any rank of a task with roles requested CPUs or memory."""
+    asked = [task, *cast("list[dict[str, Any]]", task.get("roles") or [])]
+    return any(each.get("cpus") or each.get("memory_bytes") for each in asked)
+
 
 def _task(line: int, task: dict[str, Any]) -> tuple[Row, bool]:
     submitted = _seconds(task, "submitted_at")
     worked, exact = _worked(task)
-    gpus = task.get("gpus_per_node")
+    nodes, gpus, roles = _gang(task)
     most = task.get("max_run_seconds")
     row = Row(
         line=line,
         submit_s=rows.number(str(submitted), "submitted_at", rows.SUBMIT_S_MAX),
         duration_s=rows.number(str(worked), "its running time", rows.DURATION_S_MAX),
-        nodes=rows.count(str(task.get("nodes")), "nodes", 1),
-        gpus_per_node=None if gpus is None else rows.count(str(gpus), "gpus_per_node", 0),
+        nodes=nodes,
+        gpus_per_node=gpus,
         user=_name(task, "owner"),
         team=_name(task, "team"),
         priority=rows.priority(str(task.get("priority") or "")),
         requested_s=None if most is None else rows.limit(str(most), "max_run_seconds"),
         group=_name(task, "group"),
+        roles=roles,
     )
     return row, exact
+
+
+def _gang(task: dict[str, Any]) -> tuple[int, int | None, tuple[RoleSize, ...]]:
+    """The ranks with a node each, the GPUs on each node, and the roles if that does not say it."""
+    gpus = _optional_count(task, "gpus_per_node", "")
+    roles = _roles(task)
+    if not any(map(has_own_size, roles)):
+        return rows.count(str(task.get("nodes")), "nodes", 1), gpus, ()
+    spec = spec_of(roles, gpus)
+    ranks = rows.count(str(spec.nodes), "the replicas of its roles", 1)
+    sizes = [(role, size_of(spec, role)) for role in roles]
+    found = tuple(
+        RoleSize(role.name, role.replicas, size.gpus, size.spread, size.auxiliary)
+        for role, size in sizes
+    )
+    # CPUs and memory are not counted here, so they make no difference.
+    if sizes_differ(spec_of(tuple(role.role for role in found))):
+        return ranks, None, found
+    return ranks, found[0].gpus, ()
+
+
+def _roles(task: dict[str, Any]) -> tuple[Role, ...]:
+    """Its roles with what they say about their sizes; none in an older history."""
+    listed: Any = task.get("roles") or []
+    if not isinstance(listed, list):
+        raise BadRowError(f"roles is {rows.shown(cast('object', listed))}: write a list")
+    found: list[Role] = []
+    for place, each in enumerate(cast("list[Any]", listed)):
+        path = f"roles[{place}]"
+        if not isinstance(each, dict):
+            raise BadRowError(f"{path} is {rows.shown(each)}: write an object")
+        role = cast("dict[str, Any]", each)
+        spread = role.get("spread")
+        sized = role.get("cpus") is not None or role.get("memory_bytes") is not None
+        found.append(
+            Role(
+                name=_name(role, "name"),
+                replicas=rows.count(str(role.get("replicas")), f"{path}.replicas", 1),
+                gpus=_optional_count(role, "gpus", f"{path}."),
+                # A size of any kind lets ranks share nodes; how much it is counts nowhere here.
+                cpus=1.0 if sized else None,
+                spread=None if spread is None else bool(spread),
+                auxiliary=bool(role.get("auxiliary")),
+            )
+        )
+    return tuple(found)
+
+
+def _optional_count(of: dict[str, Any], name: str, path: str) -> int | None:
+    value = of.get(name)
+    return None if value is None else rows.count(str(value), f"{path}{name}", 0)
 
 
 def _worked(task: dict[str, Any]) -> tuple[float, bool]:

@@ -14,7 +14,7 @@ from services.scheduler.domain.model.group_policy import Timeshare
 from services.scheduler.lab import drive as lab
 from services.scheduler.lab.record import RunRecord
 from services.scheduler.lab.run_options import Options
-from services.scheduler.lab.workload import Cluster, Job, Workload, uniform
+from services.scheduler.lab.workload import Cluster, Job, RoleSize, Workload, uniform
 from tests.services.scheduler.lab.schedules import (
     HOUR,
     NODES,
@@ -191,3 +191,21 @@ def test_a_guarded_flood_delays_others_by_a_small_part_of_what_it_would() -> Non
         assert max(seen.finish_s for seen in record.jobs) < 1.1 * work
     assert waits[True] < HOUR
     assert waits[True] < 0.1 * waits[False]
+
+
+def test_ranks_that_share_a_node_run_beside_each_other() -> None:
+    """Four nodes of four GPUs: a gang of four ranks of one GPU takes one of them, so that two
+    more gangs of whole nodes run at the same time."""
+    packed = (
+        RoleSize("worker", 4, 1, spread=False, auxiliary=False),
+        RoleSize("board", 1, 0, spread=False, auxiliary=True),
+    )
+    jobs = [
+        Job(0, 0.0, 100.0, 1, 4, roles=packed),
+        Job(1, 0.0, 100.0, 3),
+        Job(2, 0.0, 50.0, 4),
+    ]
+    workload = Workload("packed", jobs, Cluster((uniform("default", 4, 4),)))
+    record = lab.drive(workload, "fifo", Options(), lambda _: None)
+    assert [job.first_start_s for job in record.jobs] == [0.0, 0.0, 100.0]
+    assert record.refused_plans == 0

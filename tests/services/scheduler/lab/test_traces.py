@@ -10,7 +10,7 @@ from libs.contracts.messages import Priority
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces.fitting import Request, level_table
 from services.scheduler.lab.traces.load import load
-from services.scheduler.lab.workload import Job, Workload
+from services.scheduler.lab.workload import Job, RoleSize, Workload
 
 HEAD = "submit_time_s,duration_s,num_gpus,user,vc"
 
@@ -365,12 +365,56 @@ def test_work_of_interrupted_tasks(tmp_path: Path) -> None:
         (history(finished_at="2026-11-21T10:00:00Z"), "it cannot be negative"),
         (history(nodes=0), "nodes is '0'"),
         (history(priority="urgent"), "priority is 'urgent'"),
+        (history(roles=5), "roles is 5"),
+        (history(roles=[5]), "roles[0] is 5"),
+        (history(roles=[{"replicas": 0}]), "roles[0].replicas is '0'"),
+        (history(roles=[{"replicas": 1, "gpus": -1}]), "roles[0].gpus is '-1'"),
     ],
 )
 def test_bad_tasks_are_reported(tmp_path: Path, line: str, what: str) -> None:
     workload = read(tmp_path, f"{history()}\n{line}\n", "week.jsonl")
     assert (len(workload.jobs), workload.skipped) == (1, 1)
     assert what in workload.notes[1]
+
+
+ROLE = {"name": "worker", "replicas": 8, "gpus": 1}
+
+
+def test_a_gang_whose_ranks_share_nodes_takes_as_few_as_hold_it(tmp_path: Path) -> None:
+    board = {"name": "board", "replicas": 1, "auxiliary": True, "cpus": 2.0}
+    lines = [
+        history(nodes=8, roles=[ROLE]),
+        history(nodes=9, roles=[ROLE | {"replicas": 9}, board]),
+        # Nothing to pack: a node for each rank, as older histories have it.
+        history(nodes=2, gpus_per_node=4, roles=[{"name": "worker", "replicas": 2}]),
+        history(nodes=2, roles=[ROLE | {"replicas": 2, "spread": True}]),
+        history(nodes=1, roles=[ROLE | {"replicas": 1}]),
+    ]
+    workload = read(tmp_path, "\n".join(lines), "week.jsonl")
+    assert [(job.nodes, job.gpus_per_node) for job in workload.jobs] == [
+        (1, 8),
+        (2, 8),
+        (2, 4),
+        (2, 1),
+        (1, 1),
+    ]
+    assert [workload.share(job) for job in workload.jobs] == [1.0, 1.125, 1.0, 0.25, 0.125]
+    assert workload.jobs[0].roles == (RoleSize("worker", 8, 1, spread=False, auxiliary=False),)
+    assert workload.jobs[1].roles[1] == RoleSize("board", 1, 0, spread=False, auxiliary=True)
+    assert [bool(job.roles) for job in workload.jobs[2:]] == [False] * 3
+    (note,) = workload.notes
+    assert note.startswith("1 task with roles of different sizes requested CPUs or memory, which")
+
+
+def test_a_packed_gang_that_no_nodes_hold_is_left_out(tmp_path: Path) -> None:
+    lines = [
+        history(),
+        history(roles=[ROLE | {"replicas": 33}]),
+        history(roles=[ROLE | {"gpus": 9}]),
+    ]
+    workload = read(tmp_path, "\n".join(lines), "week.jsonl")
+    assert (len(workload.jobs), workload.skipped) == (1, 2)
+    assert "a gang of 33 ranks of 1 GPU: group default has no room for it" in workload.notes[1]
 
 
 # --- levels ---------------------------------------------------------------------------------

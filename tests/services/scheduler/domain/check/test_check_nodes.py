@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.messages import Placement, Priority, ReasonCode
+from libs.contracts.messages import Placement, Priority, ReasonCode, Role
 from libs.contracts.reasons import render
 from services.scheduler.domain.check.violations import Fault
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.facts.snapshot import Snapshot
-from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Reject
+from services.scheduler.domain.model.decisions import Assign, Hold, Plan, Preempt, Reject
 from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.domain.model.rows import Task
 from tests.kit.builders import a_node, a_snapshot, a_spec, a_task, running
@@ -187,3 +187,98 @@ def test_a_start_with_more_memory_than_is_left() -> None:
         place = (Placement(rank=0, role="worker", node_id="n0", gpus=(1,)),)
         hold = Hold(comes.id, WHY, accepted=True, reserved=place, level=Priority.NORMAL)
         assert faults(snapshot, replace(plan, decisions=(hold,))) == {Fault.TOO_FULL}
+
+
+def plain(cpus: float = 2.0, **fields: Any) -> list[Any]:
+    """One node without GPUs."""
+    return [a_node("plain", gpus=0, cpus=cpus, **fields)]
+
+
+def ranks(*roles: str) -> tuple[Placement, ...]:
+    """A rank on the node without GPUs for each of these roles."""
+    return tuple(
+        Placement(rank=rank, role=role, role_index=roles[:rank].count(role), node_id="plain")
+        for rank, role in enumerate(roles)
+    )
+
+
+def given(snapshot: Snapshot, task: Task, placements: tuple[Placement, ...]) -> list[Plan]:
+    """Two plans: one starts the task on these nodes, one promises them to it."""
+    empty = replace(decide(snapshot, at(10)), decisions=(), scans=())
+    start = Assign(task.id, 1, task.level, placements, at(99), None, WHY)
+    hold = Hold(task.id, WHY, accepted=True, reserved=placements, level=Priority.NORMAL)
+    return [replace(empty, decisions=(each,)) for each in (start, hold)]
+
+
+def a_role(name: str, replicas: int = 1, **fields: Any) -> Role:
+    return Role(name=name, replicas=replicas, command=("true",), **fields)
+
+
+@pytest.mark.parametrize(
+    ("roles", "places"),
+    [
+        ((a_role("a"), a_role("b", spread=True)), ("a", "b")),
+        ((a_role("a", 2), a_role("b", auxiliary=True)), ("a", "a", "b")),
+        ((a_role("a"), a_role("b", gpus=0)), ("a", "b")),
+    ],
+)
+def test_a_rank_with_a_whole_node_shares_it_with_no_rank_of_its_gang(
+    roles: tuple[Role, ...], places: tuple[str, ...]
+) -> None:
+    task = a_task("gang", spec=a_spec(roles=roles))
+    snapshot = a_snapshot([task], plain(8.0))
+    start, promise = given(snapshot, task, ranks(*places))
+    assert faults(snapshot, start) >= {Fault.GANG, Fault.NOT_FREE}
+    assert Fault.GANG in faults(snapshot, promise)
+
+
+def test_roles_of_one_size_that_is_a_whole_node_have_a_node_each() -> None:
+    """Neither shares: the sizes of two such roles may differ in their memory alone."""
+    task = a_task("gang", spec=a_spec(roles=(a_role("a"), a_role("b", memory_bytes=5))))
+    snapshot = a_snapshot([task], plain())
+    for plan in given(snapshot, task, ranks("a", "b")):
+        assert Fault.GANG in faults(snapshot, plan)
+
+
+def test_more_cpu_only_ranks_are_promised_than_a_node_has_places() -> None:
+    comes = a_task("comes", gpus=0)
+    low = a_task("low", gpus=0, priority=Priority.LOW)
+    stays = running(low, {"plain": ()}, since=0)
+    kept = replace(low, promised=ranks("worker"), level=Priority.LOW)
+    for other in (stays, kept):
+        for cpus, found in ((2.0, set[Fault]()), (1.0, {Fault.PROMISED})):
+            snapshot = a_snapshot([comes, other], plain(cpus))
+            _, promise = given(snapshot, comes, ranks("worker"))
+            assert faults(snapshot, promise) == found
+    # A start takes no place that is promised to another task.
+    start, _ = given(snapshot, comes, ranks("worker"))
+    assert faults(snapshot, start) == {Fault.PROMISED}
+    # One gang alone may be too many.
+    pair = a_task("pair", spec=a_spec(roles=(a_role("a", 2, gpus=0),)))
+    snapshot = a_snapshot([pair], plain(1.0))
+    _, promise = given(snapshot, pair, ranks("a", "a"))
+    assert faults(snapshot, promise) == {Fault.PROMISED}
+
+
+def test_a_place_that_a_run_leaves_may_be_promised() -> None:
+    low = running(a_task("low", gpus=0, priority=Priority.LOW), {"plain": ()}, since=0)
+    waits = a_task("waits", gpus=0, priority=Priority.HIGH)
+    snapshot = a_snapshot([low, waits], plain(1.0))
+    plan = good(snapshot)
+    assert {type(each) for each in plan.decisions} >= {Preempt, Hold}
+
+
+def test_a_node_without_gpus_is_promised_whole_only_if_nobody_stays_there() -> None:
+    whole = a_task("whole")
+    for there in (a_task("there", gpus=0), a_task("there")):
+        stays = running(there, {"plain": ()}, since=0)
+        kept = replace(there, promised=ranks("worker"), level=Priority.NORMAL)
+        for other in (stays, kept):
+            snapshot = a_snapshot([whole, other], plain())
+            _, promise = given(snapshot, whole, ranks("worker"))
+            assert faults(snapshot, promise) == {Fault.PROMISED}
+    # And a CPU-only rank is promised nothing beside a run that has the node whole.
+    small = a_task("small", gpus=0)
+    snapshot = a_snapshot([small, running(whole, {"plain": ()}, since=0)], plain())
+    _, promise = given(snapshot, small, ranks("worker"))
+    assert faults(snapshot, promise) == {Fault.PROMISED}
