@@ -81,6 +81,7 @@ class NatsConnection:
         self._port, self._user, self._password = port, user, password
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._turn = asyncio.Lock()
+        self._is_closed = False
 
     async def answers(self, seconds_max: float) -> str:
         """Empty if NATS lets this user in and has JetStream; otherwise why not.
@@ -107,14 +108,18 @@ class NatsConnection:
             return f"port {self._port}: {problem}"
 
     def close(self) -> None:
-        """Disconnect, if it is connected."""
+        """Disconnect for good. A check that is connecting meanwhile keeps no connection."""
+        self._is_closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
     async def _enter(self) -> str:
         """Connect again; keep the connection if the server accepts the user."""
-        self.close()
+        self._disconnect()
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self._port, limit=_LINE_BYTES_MAX
         )
@@ -135,7 +140,7 @@ class NatsConnection:
             problem = _entered(self._port, information, answer)
             return problem
         finally:
-            if problem:
+            if problem or self._is_closed:
                 writer.close()
             else:
                 self._streams = reader, writer

@@ -414,3 +414,27 @@ async def test_root_runs_the_server_as_another_user_where_only_root_can_go(tmp_p
     finally:
         await server.stop()
         server.remove_temporary()
+
+
+async def test_a_connection_that_is_closed_while_a_check_connects_is_not_kept() -> None:
+    accepted, ended = asyncio.Event(), asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await go_on.wait()
+        writer.write(b'INFO {"jetstream": true}\r\nPONG\r\n')
+        while await reader.read(4096):
+            pass
+        ended.set()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port: int = server.sockets[0].getsockname()[1]
+        connection = wire.NatsConnection(port, "admin", "x")
+        check = asyncio.ensure_future(connection.answers(5))
+        await asyncio.wait_for(accepted.wait(), 5)
+        connection.close()
+        go_on.set()
+        assert await check == ""
+        await asyncio.wait_for(ended.wait(), 5)
