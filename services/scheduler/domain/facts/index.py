@@ -328,6 +328,10 @@ class Index:
             else:
                 there[task.id] = there.get(task.id, 0) | mask
         self._sync(slots, shared=False, taken=True)
+        if not task.placements and not self._nodes_stale and self.ripe(task, {}, {}):
+            # Places for CPU-only ranks that others are promised count as taken, so a task may be
+            # promised what is free: the next round starts it, although nothing else changes.
+            self.pool(task.group).full_scan = True
         self.quota_usage.charge(task, task.level, held_need(task))
         if task.group in self.totals.zoned and len(slots) > 1:
             self._note_crossing(task)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from libs.contracts.messages import ExitKind, Priority, Role, TaskState
+from libs.contracts.messages import ExitKind, Goal, Priority, Role, TaskState
 from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
 from services.scheduler.domain.model.rows import Task
 from tests.kit.builders import a_node, a_spec, a_task
@@ -142,3 +142,25 @@ def test_absurd_amounts_harm_only_their_own_task() -> None:
     harness.submit(gang("plain", gpus=1))
     harness.rounds()
     assert harness.tasks["plain"].state is STARTING
+
+
+def test_a_promise_of_what_is_free_begins_without_another_event() -> None:
+    harness = DomainHarness([a_node("a", gpus=1, cpus=4.0)])
+    harness.submit(gang("x", gpus=1, priority=Priority.LOW))
+    for number in range(3):
+        harness.submit(gang(f"low{number}", gpus=0))
+    harness.rounds()
+    for task_id in list(harness.tasks):
+        harness.start(task_id)
+    harness.until(5000)
+    # The fourth place is promised to a gang that waits for the GPU.
+    roles = a_role("trainer", gpus=1), a_role("loader", gpus=0)
+    harness.submit(gang("g", *roles, priority=Priority.HIGH))
+    harness.rounds()
+    assert harness.tasks["g"].promised
+    # A run leaves: of its place and the free one, one is enough for the gang.
+    harness.want("low2", Goal.STOP)
+    harness.rounds()
+    harness.submit(gang("h", gpus=0))
+    harness.rounds()
+    assert harness.tasks["h"].state is STARTING
