@@ -44,7 +44,7 @@ def test_the_page_of_contracts_has_every_variable_as_it_is_declared() -> None:
     page = (ROOT / "docs/contracts.md").read_text()
     for contract in CONTRACTS.values():
         _, _, section = page.partition(f"\n## {contract.word}\n")
-        told = re.findall(r"^\| `([^`]+)` \| (.+) \|$", section.partition("\n## ")[0], re.MULTILINE)
-        assert dict(told) == contract.variables, contract.word
+        rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", section.partition("\n## ")[0], re.MULTILINE)
+        assert dict(rows) == contract.variables, contract.word
         assert f"| `{contract.word}` | {contract.serves} | " in page
         assert contract.pod_port is None or f"in pods {contract.pod_port} |" in page

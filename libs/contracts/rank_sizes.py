@@ -64,21 +64,33 @@ def sizes_of(spec: TaskSpec) -> dict[str, RankSize]:
     return {role.name: size_of(spec, role) for role in spec.roles}
 
 
+def _amounts(size: RankSize) -> dict[str, object]:
+    """A size as the task's own fields."""
+    return {
+        "gpus_per_node": size.gpus,
+        "cpus": size.cpus or None,
+        "memory_bytes": size.memory_bytes or None,
+    }
+
+
+# The update of a role that leaves its size to the task.
+_WITHOUT_SIZE: Mapping[str, object] = MappingProxyType(
+    {"gpus": None, "cpus": None, "memory_bytes": None, "spread": None, "auxiliary": False}
+)
+
+
 def role_specs(spec: TaskSpec) -> tuple[TaskSpec, ...]:
     """For each role the specification of a task that consists of it alone, a node for each rank."""
-    found: list[TaskSpec] = []
-    for role in spec.roles:
-        size = size_of(spec, role)
-        sizes = {
-            "gpus_per_node": size.gpus,
-            "cpus": size.cpus or None,
-            "memory_bytes": size.memory_bytes or None,
-        }
-        alone = {"gpus": None, "cpus": None, "memory_bytes": None}
-        alone |= {"spread": None, "auxiliary": False}
-        roles = (role.model_copy(update=alone),)
-        found.append(spec.model_copy(update={**sizes, "nodes": role.replicas, "roles": roles}))
-    return tuple(found)
+    return tuple(
+        spec.model_copy(
+            update={
+                **_amounts(size_of(spec, role)),
+                "nodes": role.replicas,
+                "roles": (role.model_copy(update=_WITHOUT_SIZE),),
+            }
+        )
+        for role in spec.roles
+    )
 
 
 def sizes_differ(spec: TaskSpec) -> bool:
@@ -97,12 +109,7 @@ def effective(spec: TaskSpec) -> TaskSpec:
     """
     if sizes_differ(spec) or not any(map(has_own_size, spec.roles)):
         return spec
-    size = size_of(spec, spec.roles[0])
-    amounts = {
-        "gpus_per_node": size.gpus,
-        "cpus": size.cpus or None,
-        "memory_bytes": size.memory_bytes or None,
-    }
+    amounts = _amounts(size_of(spec, spec.roles[0]))
     changed = {name: value for name, value in amounts.items() if value != getattr(spec, name)}
     return spec.model_copy(update=changed) if changed else spec
 

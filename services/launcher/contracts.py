@@ -60,8 +60,8 @@ def torch(hosts: Hosts) -> Render:
 
 
 def tf_config(hosts: Hosts) -> Render:
-    """TF_CONFIG. Evaluators are told about the cluster and are no part of it. A program that is
-    alone has no cluster."""
+    """TF_CONFIG. Evaluators know the cluster and are no part of it. A task of one rank has no
+    cluster."""
     if len(hosts) == 1:
         return lambda _: Rendered()
     addresses = {name: _addresses(hosts, name) for name in TF_CONFIG.members}
@@ -88,8 +88,8 @@ def rank(hosts: Hosts) -> Render:
         "WORLD_SIZE": str(len(hosts)),
     }
     if workers:
-        alike = len({host.port for host in workers}) == 1
-        found = (host.address if alike else f"{host.address}:{host.port}" for host in workers)
+        one_port = len({host.port for host in workers}) == 1
+        found = (host.address if one_port else f"{host.address}:{host.port}" for host in workers)
         shared["WORKER_ADDRS"] = ",".join(found)
 
     def render(host: Host) -> Rendered:
@@ -139,7 +139,7 @@ def mpi(hosts: Hosts) -> Render:
 
 
 def none(_hosts: Hosts) -> Render:
-    """Nothing: the platform's own variables say all there is."""
+    """No variable and no file beside the platform's own."""
     return lambda _: Rendered()
 
 

@@ -107,17 +107,17 @@ def test_ranks_find_each_other_by_their_contract_and_serve_at_their_ports(
         (1, "ps", "board"),
     ]
     shown = shiftwork.good("show", task).out
-    told: list[Any] = []
+    clusters: list[Any] = []
     for each in endpoints:
         assert f"{each['address']}:{each['port']}" in shown
-        told.append(json.loads(said_at(each["address"], each["port"])))
-    assert told[0] == told[1]
-    assert {role: len(listed) for role, listed in told[0].items()} == {"chief": 1, "ps": 1}
+        clusters.append(json.loads(response_of(each["address"], each["port"])))
+    assert clusters[0] == clusters[1]
+    assert {role: len(listed) for role, listed in clusters[0].items()} == {"chief": 1, "ps": 1}
     assert shiftwork("wait", task).code == 0
     assert shiftwork.task(task)["endpoints"] == []
 
 
-def said_at(address: str, port: int) -> str:
+def response_of(address: str, port: int) -> str:
     ends = time.monotonic() + 20
     while True:
         try:

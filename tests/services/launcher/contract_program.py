@@ -18,7 +18,7 @@ SECONDS = 20.0
 Address = tuple[str, int]
 
 
-def serve(own: Address, count: int, heard: list[str]) -> threading.Thread:
+def serve(own: Address, count: int, received: list[str]) -> threading.Thread:
     """Take so many names, in a thread."""
     listener = socket.create_server(own)
     listener.settimeout(SECONDS)
@@ -27,7 +27,7 @@ def serve(own: Address, count: int, heard: list[str]) -> threading.Thread:
         for _ in range(count):
             connection, _ = listener.accept()
             with connection:
-                heard.append(connection.makefile().readline().strip())
+                received.append(connection.makefile().readline().strip())
 
     thread = threading.Thread(target=accept)
     thread.start()
@@ -50,13 +50,13 @@ def say(name: str, to: Address) -> None:
 
 def meet(name: str, own: Address | None, others: Iterable[Address], count: int) -> list[str]:
     """The names of the others."""
-    heard: list[str] = []
-    thread = serve(own, count, heard) if own else None
+    received: list[str] = []
+    thread = serve(own, count, received) if own else None
     for other in others:
         say(name, other)
     if thread:
         thread.join()
-    return sorted(heard)
+    return sorted(received)
 
 
 def address(text: str, port: str = "") -> Address:

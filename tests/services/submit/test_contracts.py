@@ -12,7 +12,7 @@ from services.submit.domain.validate import validate
 from tests.kit.specs import TASK_ID, asked
 
 
-def judged(
+def validated(
     contract: Contract, env: dict[str, str] | None = None, **sizes: int
 ) -> TaskSpec | Refusal:
     roles = tuple(Role(name=name, replicas=count, command=("x",)) for name, count in sizes.items())
@@ -26,14 +26,14 @@ def judged(
 
 def errors(contract: Contract, env: dict[str, str] | None = None, **sizes: int) -> list[str]:
     """Field, value and message of each error."""
-    found = judged(contract, env, **sizes)
+    found = validated(contract, env, **sizes)
     assert isinstance(found, Refusal), found
     assert all(each.fix for each in found.errors)
     return [f"{each.field} {each.value}: {each.message}" for each in found.errors]
 
 
 def test_a_task_without_a_contract_gets_torch() -> None:
-    accepted = judged(Contract.UNSPECIFIED)
+    accepted = validated(Contract.UNSPECIFIED)
     assert isinstance(accepted, TaskSpec)
     assert accepted.contract is Contract.TORCH
 
@@ -53,7 +53,7 @@ def test_a_task_without_a_contract_gets_torch() -> None:
 def test_a_task_that_can_have_its_contract_is_accepted(
     contract: Contract, sizes: dict[str, int]
 ) -> None:
-    assert isinstance(judged(contract, None, **sizes), TaskSpec)
+    assert isinstance(validated(contract, None, **sizes), TaskSpec)
 
 
 def test_mpi_needs_a_launcher_and_workers() -> None:
@@ -72,7 +72,7 @@ def test_tf_config_knows_its_own_roles_only() -> None:
     assert errors(Contract.TF_CONFIG, worker=1, workers=2) == [
         "roles[1].name workers: is no role of the contract tf_config"
     ]
-    refused = judged(Contract.TF_CONFIG, worker=1, workers=2)
+    refused = validated(Contract.TF_CONFIG, worker=1, workers=2)
     assert isinstance(refused, Refusal)
     assert refused.errors[0].fix.startswith("did you mean worker?")
     assert errors(Contract.TF_CONFIG, evaluator=1) == [
@@ -85,7 +85,7 @@ def test_tf_config_knows_its_own_roles_only() -> None:
 
 @pytest.mark.parametrize("contract", [Contract.TF_CONFIG, Contract.RANK])
 def test_a_list_of_addresses_has_a_bound(contract: Contract) -> None:
-    assert isinstance(judged(contract, None, worker=LISTED_RANKS_MAX), TaskSpec)
+    assert isinstance(validated(contract, None, worker=LISTED_RANKS_MAX), TaskSpec)
     [error] = errors(contract, None, worker=LISTED_RANKS_MAX + 1)
     assert error.endswith("lists at most 1024 replicas, and the task has 1025")
 
@@ -106,7 +106,7 @@ def test_the_variables_of_the_contract_and_of_the_platform_are_reserved(
 
 
 def test_the_fix_names_the_contract_that_reserves_nothing() -> None:
-    refused = judged(Contract.TORCH, {"WORLD_SIZE": "1"})
+    refused = validated(Contract.TORCH, {"WORLD_SIZE": "1"})
     assert isinstance(refused, Refusal)
     assert "with the contract none it is yours to set" in refused.errors[0].fix
-    assert isinstance(judged(Contract.NONE, {"WORLD_SIZE": "1"}), TaskSpec)
+    assert isinstance(validated(Contract.NONE, {"WORLD_SIZE": "1"}), TaskSpec)

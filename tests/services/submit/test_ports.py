@@ -14,7 +14,7 @@ from services.submit.domain.validate import validate
 from tests.kit.specs import TASK_ID, asked
 
 
-def judged(
+def validated(
     *ports: Port, contract: Contract = Contract.TORCH, replicas: int = 1
 ) -> TaskSpec | Refusal:
     role = Role(name="worker", replicas=replicas, command=("x",), ports=ports)
@@ -27,7 +27,7 @@ def errors(
     *ports: Port, contract: Contract = Contract.TORCH, replicas: int = 1
 ) -> list[tuple[str, str]]:
     """Field and value of each error."""
-    found = judged(*ports, contract=contract, replicas=replicas)
+    found = validated(*ports, contract=contract, replicas=replicas)
     assert isinstance(found, Refusal), found
     assert all(each.message and each.fix for each in found.errors)
     return [(each.field, each.value) for each in found.errors]
@@ -38,7 +38,7 @@ def port(name: str = "board", number: int | None = None) -> Port:
 
 
 def test_ports_with_and_without_a_number_are_accepted() -> None:
-    found = judged(port("board", 6006), port("rpc-in"), port("x1", 65_535), port("a", 1024))
+    found = validated(port("board", 6006), port("rpc-in"), port("x1", 65_535), port("a", 1024))
     assert isinstance(found, TaskSpec), found
 
 
@@ -74,11 +74,11 @@ def test_a_number_has_bounds(number: int) -> None:
 def test_the_port_of_the_contract_is_reserved() -> None:
     refused = errors(port("a", 6666), contract=Contract.COORDINATOR)
     assert refused == [("roles[0].ports[0].port", "6666")]
-    assert isinstance(judged(port("a", 6666)), TaskSpec)
+    assert isinstance(validated(port("a", 6666)), TaskSpec)
 
 
 def test_there_are_not_too_many() -> None:
     many = tuple(port(f"p{number}") for number in range(PORTS_PER_ROLE_MAX + 1))
     assert errors(*many) == [("roles[0].ports", "17 ports")]
     assert errors(port("a"), replicas=ENDPOINTS_MAX + 1) == [("roles", "1025 ports")]
-    assert isinstance(judged(port("a"), replicas=ENDPOINTS_MAX), TaskSpec)
+    assert isinstance(validated(port("a"), replicas=ENDPOINTS_MAX), TaskSpec)

@@ -18,6 +18,7 @@ from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Decision, Hold, Kill, Plan, Preempt
 from services.scheduler.domain.model.lifecycle import LEAVING
 from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.values import CPUS_MAX
 
 
 def overcommitted(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
@@ -116,7 +117,7 @@ def _ranks(task: Task, placements: Iterable[Placement]) -> Iterator[tuple[str, _
     for placement in placements:
         size = sizes.get(placement.role)
         if size is not None:
-            cpus = max(1, round(min(size.cpus, 1e9) * 1000)) if size.cpus else 0
+            cpus = max(1, round(min(size.cpus, CPUS_MAX) * 1000)) if size.cpus else 0
             cpu_only = is_cpu_only(task, placement)
             whole = not placement.gpus and not cpu_only
             yield placement.node_id, _Rank(task.id, cpus, size.memory_bytes, cpu_only, whole)

@@ -5,8 +5,8 @@ largest first; auxiliary ranks last, so that they take what is left over. Each r
 that the gang uses already, then to the node that holds all of its remaining ranks most tightly,
 else to the one that holds most of them. ``capacity.py`` calls this with the nodes that may be used.
 
-For sizes of which each divides the next larger one this finds a place if there is one; for others
-it may miss one, as finding it is bin packing.
+Where only GPUs are requested and each size divides the next larger one, this finds a place if there
+is one. Otherwise it may miss one, as finding it is bin packing.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _order(part: Part) -> tuple[bool, bool, int, float, int]:
         shape.gpus is not None,
         -(shape.gpus or 0),
         -shape.cpus,
-        (-shape.memory_bytes),
+        -shape.memory_bytes,
     )
 
 
