@@ -46,7 +46,7 @@ class _Owners:
             for gpu in placement.gpus
             if self._gpus.setdefault((node_id, gpu), rank) != rank
         ]
-        cpu_only = is_cpu_only(task, placement)
+        cpu_only = not placement.gpus and _is_cpu_only(task, placement)
         if cpu_only:
             self._cpu_ranks[node_id] += 1
         elif not placement.gpus and self._whole.setdefault(node_id, rank) != rank:
@@ -71,7 +71,7 @@ def cpu_places(snapshot: Snapshot, node: Node) -> int:
     return max(1, int(node.cpus)) if node.cpus > 0 else snapshot.settings.cpu_ranks_per_node
 
 
-def is_cpu_only(task: Task, placement: Placement) -> bool:
+def _is_cpu_only(task: Task, placement: Placement) -> bool:
     """True for a rank of a size without GPUs, unlike one with a whole node that has none."""
     size = sizes_of(task.spec).get(placement.role)
     return (task.spec.gpus_per_node if size is None else size.gpus) == 0

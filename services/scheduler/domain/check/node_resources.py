@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from libs.contracts.messages import Placement
 from libs.contracts.rank_sizes import sizes_of
-from services.scheduler.domain.check.conservation import cpu_places, is_cpu_only
+from services.scheduler.domain.check.conservation import cpu_places
 from services.scheduler.domain.check.violations import Fault, Violation
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import Assign, Decision, Hold, Kill, Plan, Preempt
@@ -118,7 +118,7 @@ def _ranks(task: Task, placements: Iterable[Placement]) -> Iterator[tuple[str, _
         size = sizes.get(placement.role)
         if size is not None:
             cpus = max(1, round(min(size.cpus, CPUS_MAX) * 1000)) if size.cpus else 0
-            cpu_only = is_cpu_only(task, placement)
+            cpu_only = size.gpus == 0
             whole = not placement.gpus and not cpu_only
             yield placement.node_id, _Rank(task.id, cpus, size.memory_bytes, cpu_only, whole)
 
