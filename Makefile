@@ -132,7 +132,7 @@ $(FRAMEWORKS_STAMP): $(STAMP) requirements/frameworks.txt libs/sdk/pyproject.tom
 	@touch $@
 
 .PHONY: test-frameworks
-test-frameworks: $(FRAMEWORKS_STAMP) ## The adapters for PyTorch, Lightning, Hugging Face and JAX, with the real libraries
+test-frameworks: $(FRAMEWORKS_STAMP) ## Adapters and contracts with the real libraries: PyTorch, JAX, TensorFlow, XGBoost, MPI and others
 	@$(BIN)/basedpyright --project tests/frameworks/pyrightconfig.json --pythonpath $(FRAMEWORKS)/bin/python
 	@$(BIN)/python -m pytest -n 2 $(TOGETHER) -m "frameworks and not gpu" tests/frameworks
 

@@ -110,22 +110,26 @@ COORDINATOR = TaskContract(
     },
     pod_port=6666,
 )
-HOSTFILE = "hostfile"
+# As Open MPI reads it, and as MPICH and Intel MPI do (Hydra).
+HOSTFILE, HYDRA_HOSTFILE = "hostfile", "hostfile.hydra"
 MPI = TaskContract(
     Contract.MPI,
     serves="MPI, Horovod",
     variables={
-        "OMPI_MCA_orte_default_hostfile": "path of the hostfile; on the launcher alone, as are all"
+        "OMPI_MCA_orte_default_hostfile": "path of `hostfile`; on the launcher alone, as are all"
         " but the last variable",
         "OMPI_MCA_orte_keep_fqdn_hostnames": "`true`",
         "OMPI_MCA_orte_set_default_slots": "slots of the first worker",
         "OMPI_MCA_plm_rsh_args": "`-o ConnectionAttempts=10`",
-        "I_MPI_HYDRA_HOST_FILE": "path of the hostfile, for Intel MPI",
-        "I_MPI_PERHOST": "slots of the first worker, for Intel MPI",
-        "HYDRA_HOST_FILE": "path of the hostfile, for MPICH",
+        "PRTE_MCA_prte_default_hostfile": "path of `hostfile`, for Open MPI 5, as are the next two",
+        "PRTE_MCA_prte_keep_fqdn_hostnames": "`true`",
+        "PRTE_MCA_plm_ssh_args": "`-o ConnectionAttempts=10`",
+        "I_MPI_HYDRA_HOST_FILE": "path of `hostfile.hydra`, for Intel MPI",
+        "I_MPI_PERHOST": "slots of the first address, for Intel MPI",
+        "HYDRA_HOST_FILE": "path of `hostfile.hydra`, for MPICH",
         "K_MPI_JOB_ROLE": "`launcher` or `worker`",
     },
-    files=(HOSTFILE,),
+    files=(HOSTFILE, HYDRA_HOSTFILE),
     needs=("launcher", "worker"),
     decides="launcher",
     single=("launcher",),

@@ -8,11 +8,12 @@ and returns a function that is called for each host, so that what all ranks shar
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libs.contracts.messages import Contract
-from libs.contracts.task_contracts import HOSTFILE, TF_CONFIG, contract_of
+from libs.contracts.task_contracts import HOSTFILE, HYDRA_HOSTFILE, TF_CONFIG, contract_of
 from services.launcher.hosts import Host
 
 LAUNCHER, WORKER, MASTER = "launcher", "worker", "master"
@@ -112,25 +113,38 @@ def coordinator(hosts: Hosts) -> Render:
     return lambda host: Rendered({**shared, "PROCESS_ID": str(host.rank)})
 
 
+SSH_ARGUMENTS = "-o ConnectionAttempts=10"
+
+
 def mpi(hosts: Hosts) -> Render:
-    """The hostfile of the workers, for the launcher alone, and the variables by which Open MPI,
-    Intel MPI and MPICH find it."""
+    """The files of hosts and slots, for the launcher alone, and the variables by which Open MPI,
+    Intel MPI and MPICH find them.
+
+    An address has one line, because Open MPI 5 refuses two lines of one address that name slots.
+    """
     workers = [host for host in hosts if host.role == WORKER]
-    slots = str(workers[0].slots if workers else 1)
-    hostfile = "".join(f"{host.address} slots={host.slots}\n" for host in workers)
+    slots = Counter[str]()
+    for host in workers:
+        slots[host.address] += host.slots
     launcher = Rendered(
         env={
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-            "OMPI_MCA_orte_set_default_slots": slots,
-            "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
-            "I_MPI_PERHOST": slots,
+            "OMPI_MCA_orte_set_default_slots": str(workers[0].slots if workers else 1),
+            "OMPI_MCA_plm_rsh_args": SSH_ARGUMENTS,
+            "PRTE_MCA_prte_keep_fqdn_hostnames": "true",
+            "PRTE_MCA_plm_ssh_args": SSH_ARGUMENTS,
+            "I_MPI_PERHOST": str(next(iter(slots.values()), 1)),
             "K_MPI_JOB_ROLE": LAUNCHER,
         },
-        files={HOSTFILE: hostfile},
+        files={
+            HOSTFILE: "".join(f"{address} slots={count}\n" for address, count in slots.items()),
+            HYDRA_HOSTFILE: "".join(f"{address}:{count}\n" for address, count in slots.items()),
+        },
         paths={
             "OMPI_MCA_orte_default_hostfile": HOSTFILE,
-            "I_MPI_HYDRA_HOST_FILE": HOSTFILE,
-            "HYDRA_HOST_FILE": HOSTFILE,
+            "PRTE_MCA_prte_default_hostfile": HOSTFILE,
+            "I_MPI_HYDRA_HOST_FILE": HYDRA_HOSTFILE,
+            "HYDRA_HOST_FILE": HYDRA_HOSTFILE,
         },
     )
     worker = Rendered({"K_MPI_JOB_ROLE": WORKER})

@@ -108,8 +108,9 @@ def rank() -> list[str]:
 
 def mpi() -> list[str]:
     if os.environ["K_MPI_JOB_ROLE"] == "launcher":
-        return Path(os.environ["HYDRA_HOST_FILE"]).read_text().splitlines()
-    return [name for name in os.environ if name.startswith("OMPI_")]
+        files = ("PRTE_MCA_prte_default_hostfile", "HYDRA_HOST_FILE")
+        return [Path(os.environ[name]).read_text().strip() for name in files]
+    return [name for name in os.environ if name.startswith(("OMPI_", "PRTE_", "HYDRA_"))]
 
 
 def none() -> list[str]:

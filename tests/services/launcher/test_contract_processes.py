@@ -108,7 +108,7 @@ async def test_rank(machine: Machine) -> None:
 
 async def test_mpi(machine: Machine) -> None:
     found = await machine.printed(Contract.MPI, {"launcher": 1, "worker": 2})
-    assert found == [["127.0.0.1 slots=1", "127.0.0.1 slots=1"], [], []]
+    assert found == [["127.0.0.1 slots=2", "127.0.0.1:2"], [], []]
     [hostfile] = machine.folder.rglob("hostfile")
     assert hostfile == machine.rank_folder(0) / "hostfile"
     assert stat.S_IMODE(hostfile.stat().st_mode) == 0o600

@@ -163,14 +163,20 @@ def test_mpi_has_a_hostfile_for_the_launcher_in_which_it_is_no_slot() -> None:
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
             "OMPI_MCA_orte_set_default_slots": "4",
             "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+            "PRTE_MCA_prte_keep_fqdn_hostnames": "true",
+            "PRTE_MCA_plm_ssh_args": "-o ConnectionAttempts=10",
             "I_MPI_PERHOST": "4",
             "K_MPI_JOB_ROLE": "launcher",
         },
-        files={"hostfile": "task-1-1.task-1 slots=4\ntask-1-2.task-1 slots=4\n"},
+        files={
+            "hostfile": "task-1-1.task-1 slots=4\ntask-1-2.task-1 slots=4\n",
+            "hostfile.hydra": "task-1-1.task-1:4\ntask-1-2.task-1:4\n",
+        },
         paths={
             "OMPI_MCA_orte_default_hostfile": "hostfile",
-            "I_MPI_HYDRA_HOST_FILE": "hostfile",
-            "HYDRA_HOST_FILE": "hostfile",
+            "PRTE_MCA_prte_default_hostfile": "hostfile",
+            "I_MPI_HYDRA_HOST_FILE": "hostfile.hydra",
+            "HYDRA_HOST_FILE": "hostfile.hydra",
         },
     )
     assert workers == [Rendered({"K_MPI_JOB_ROLE": "worker"})] * 2
