@@ -22,6 +22,7 @@ from services.launcher.domain import grace_periods, rank_faults
 from services.launcher.domain import run_lifecycle as launcher_lifecycle
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain.model import lifecycle as scheduler_lifecycle
+from services.submit.domain import warnings as task_warnings
 from tools import benchmark_page, import_graph
 from tools.chart_schemas import schemas
 from tools.settings_tables import settings_table
@@ -75,6 +76,14 @@ def messages_page() -> str:
                 )
         lines.append("")
     return NOTE + "\n".join(lines)
+
+
+def warnings_page() -> str:
+    """What a submission warns of."""
+    return (
+        "# Warnings\n\nA task with one of these is accepted."
+        " [What shows them](../guide.md#warnings)\n\n" + task_warnings.render_markdown()
+    )
 
 
 def asyncapi_page() -> str:
@@ -157,6 +166,7 @@ def pages() -> dict[Path, str]:
         + rank_faults.render_markdown()
         + "\n## Grace periods of runs that the launcher ends\n\n"
         + grace_periods.render_markdown(),
+        GENERATED / "warnings.md": NOTE + warnings_page(),
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),
         GENERATED / "asyncapi.json": asyncapi_page(),

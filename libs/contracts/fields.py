@@ -23,7 +23,10 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         "replicas": Shown(
             about="How many it has; left out: 1, or with a single role the task's nodes.", min=1.0
         ),
-        "command": Shown(about="The program and its arguments.", long=True, required=True),
+        "command": Shown(
+            about="The program and its arguments; with args, and where nodes run pods, it may be left out: the image's own.",
+            long=True,
+        ),
         "env": Shown(about="Environment variables, over the task's.", secret=True),
         "image": Shown(about="Container image; left out: the task's."),
         "gpus": Shown(
@@ -53,6 +56,22 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         ),
         "working_directory": Shown(about="Where its program starts; left out: the task's."),
         "ports": Shown(about="Ports at which each replica serves others, such as a dashboard."),
+        "args": Shown(about="Arguments after the command.", long=True),
+        "pod": Shown(about="What the pods of this role request beside what the task's pods do."),
+        "cpus_request": Shown(
+            about="What each replica is planned with; left out: the task's, else its limit.",
+            min=0.0,
+            max=65536.0,
+            above=True,
+            unit="cores",
+        ),
+        "memory_request_bytes": Shown(
+            about="What each replica is planned with; left out: the task's, else its limit.",
+            min=0.0,
+            max=1125899906842624.0,
+            above=True,
+            unit="bytes",
+        ),
     },
     "EnvSource": {
         "name": Shown(about="Of the variable.", required=True),
@@ -207,6 +226,20 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         ),
         "completion": Shown(
             about="When an attempt has succeeded or failed; left out: it succeeds when all ranks exit with 0, and fails when any rank fails."
+        ),
+        "cpus_request": Shown(
+            about="What each replica is planned with; left out: its limit.",
+            min=0.0,
+            max=65536.0,
+            above=True,
+            unit="cores",
+        ),
+        "memory_request_bytes": Shown(
+            about="What each replica is planned with; left out: its limit.",
+            min=0.0,
+            max=1125899906842624.0,
+            above=True,
+            unit="bytes",
         ),
     },
 }

@@ -234,23 +234,6 @@ class Port(Message):
     port: int | None = None
 
 
-class Role(Message):
-    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
-
-    name: str = ""
-    replicas: int = 0
-    command: tuple[str, ...] = ()
-    env: Mapping[str, str] = pydantic.Field(default_factory=dict)
-    image: str = ""
-    gpus: int | None = None
-    cpus: float | None = None
-    memory_bytes: Int64 | None = None
-    spread: bool | None = None
-    auxiliary: bool = False
-    working_directory: str = ""
-    ports: tuple[Port, ...] = ()
-
-
 class EnvSource(Message):
     """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a
     ConfigMap and the pod."""
@@ -275,6 +258,27 @@ class PodRequest(Message):
     capabilities: tuple[str, ...] = ()
     env_from: tuple[EnvSource, ...] = ()
     template: str = ""
+
+
+class Role(Message):
+    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
+
+    name: str = ""
+    replicas: int = 0
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = pydantic.Field(default_factory=dict)
+    image: str = ""
+    gpus: int | None = None
+    cpus: float | None = None
+    memory_bytes: Int64 | None = None
+    spread: bool | None = None
+    auxiliary: bool = False
+    working_directory: str = ""
+    ports: tuple[Port, ...] = ()
+    args: tuple[str, ...] = ()
+    pod: PodRequest | None = None
+    cpus_request: float | None = None
+    memory_request_bytes: Int64 | None = None
 
 
 class RetryPolicy(Message):
@@ -324,6 +328,18 @@ class TaskSpec(Message):
     wait_for_nodes: bool = False
     contract: Contract = Contract.UNSPECIFIED
     completion: Completion | None = None
+    cpus_request: float | None = None
+    memory_request_bytes: Int64 | None = None
+
+
+class TaskWarning(Message):
+    """TaskWarning is about a field of a task that is accepted and has no effect, or will
+    probably surprise."""
+
+    code: str = ""
+    field: str = ""
+    value: str = ""
+    message: str = ""
 
 
 class Checkpoint(Message):
@@ -451,6 +467,7 @@ class CreateTaskReply(Message):
     revision: Int64 = 0
     submitted_at: Time | None = None
     spec: TaskSpec | None = None
+    warnings: tuple[TaskWarning, ...] = ()
 
 
 class CreateTasks(Message):
@@ -1048,6 +1065,7 @@ class TaskSubmitted(Message):
     spec: TaskSpec
     submitted_at: Time
     revision: Int64 = 0
+    warnings: tuple[TaskWarning, ...] = ()
 
 
 class GoalChanged(Message):

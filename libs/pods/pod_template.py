@@ -41,30 +41,53 @@ class _NotJsonError(ValueError):
     """The text is not a JSON object; the message gives the reason."""
 
 
-def check_template(text: str, requester: Requester, policy: PodPolicy) -> Iterator[FieldError]:
-    """Yield every error of a template; an empty template has none."""
+def check_template(
+    text: str, requester: Requester, policy: PodPolicy, *, field: str = FIELD, below: str = ""
+) -> Iterator[FieldError]:
+    """Yield every error of a template; an empty template has none. ``below`` is the template that
+    it is merged over; what both come to is validated as well."""
     if not text:
         return
     most, size = policy.template_bytes_max, len(text.encode())
     if size > most:
         fix = "put large values in a ConfigMap of your own" if most else "leave it out"
-        yield field_error(FIELD, f"{size} bytes", f"is larger than {most} bytes", fix)
+        yield field_error(field, f"{size} bytes", f"is larger than {most} bytes", fix)
         return
     try:
         found = _parsed(text)
     except _NotJsonError as error:
         yield field_error(
-            FIELD, f"{size} bytes", f"is not a pod template: {error}", "write metadata and spec"
+            field, f"{size} bytes", f"is not a pod template: {error}", "write metadata and spec"
         )
         return
-    yield from check_value(
-        TEMPLATE, FIELD, found, View(requester, policy, volumes=_declared(found))
-    )
+    base = _readable(below)
+    view = View(requester, policy, volumes=_declared(found) | _declared(base))
+    clean = True
+    for error in check_value(TEMPLATE, field, found, view):
+        clean = False
+        yield error
+    if clean and base and not any(check_value(TEMPLATE, FIELD, base, view)):
+        yield from check_value(TEMPLATE, field, _merge(base, found), view)
+
+
+def _readable(text: str) -> Json:
+    """Parse another template, whose own errors are reported elsewhere."""
+    try:
+        return read_template(text)
+    except _NotJsonError:
+        return {}
 
 
 def read_template(text: str) -> Json:
     """Parse a validated template; an empty text is an empty template."""
     return _parsed(text) if text else {}
+
+
+def merged_templates(below: str, above: str) -> str:
+    """Merge one validated template over another; the result is a template, too."""
+    if not below or not above:
+        return above or below
+    return json.dumps(_merge(read_template(below), read_template(above)))
 
 
 def merged(pod: Json, template: Json, policy: PodPolicy) -> Json:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from libs.contracts.messages import EnvSource, FieldError, PodRequest, TaskSpec
-from libs.contracts.rank_sizes import sizes_of
+from libs.contracts.messages import EnvSource, FieldError, PodRequest, Role, TaskSpec
+from libs.contracts.rank_sizes import limits_of, size_of
 from libs.pods import field_validators as v
 from libs.pods.field_errors import FIELD_ERRORS_MAX, field_error
 from libs.pods.pod_policy import PodPolicy
 from libs.pods.pod_template import check_template
 from libs.pods.requester import Requester
+from libs.pods.role_requests import image_of
 from libs.pods.storage_mounts import check_storage
 from libs.pods.template_schema import View
 
@@ -36,10 +37,15 @@ FieldErrors = Iterator[FieldError]
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One task's request, and what it is validated against."""
+    """The request of a task or of one role, and what it is validated against."""
 
     spec: TaskSpec
     pod: PodRequest
+    # Where it stands: pod, or roles[0].pod.
+    at: str
+    # The roles whose pods have it, and the request that it is merged over.
+    roles: tuple[Role, ...]
+    below: PodRequest
     view: View
     needs_image: bool
 
@@ -51,54 +57,77 @@ def check_pod(
 
     ``needs_image``: neither the task nor the policy naming an image is an error.
     """
-    request = _Request(spec, spec.pod or PodRequest(), View(requester, policy), needs_image)
-    every = (found for check in CHECKS for found in check(request))
+    view, common = View(requester, policy), spec.pod or PodRequest()
+    requests = [_Request(spec, common, "pod", spec.roles, PodRequest(), view, needs_image)]
+    requests += [
+        _Request(spec, role.pod, f"roles[{index}].pod", (role,), common, view, False)
+        for index, role in enumerate(spec.roles)
+        if role.pod is not None
+    ]
+    every = (found for each in requests for check in CHECKS for found in check(each))
     return list(islice(every, FIELD_ERRORS_MAX))
 
 
 def _images(request: _Request) -> FieldErrors:
-    given = [("pod.image", request.pod.image)]
-    given += [(f"roles[{n}].image", role.image) for n, role in enumerate(request.spec.roles)]
-    for field, image in given:
-        if image:
-            yield from v.image(field, image, request.view)
-    imageless = not all(role.image for role in request.spec.roles)
-    if (
-        request.needs_image
-        and imageless
-        and not (request.pod.image or request.view.policy.default_image)
-    ):
+    at, pod, view = request.at, request.pod, request.view
+    if pod.image:
+        yield from v.image(f"{at}.image", pod.image, view)
+    if at == "pod":
+        yield from _role_images(request)
+    pull = pod.image_pull_policy
+    if pull and pull not in PULL_POLICIES:
+        fix = "use " + ", ".join(PULL_POLICIES)
+        yield field_error(f"{at}.image_pull_policy", pull, "is not a pull policy", fix)
+    for index, name in enumerate(pod.image_pull_secrets):
+        yield from v.secret(f"{at}.image_pull_secrets[{index}]", name, view)
+
+
+def _role_images(request: _Request) -> FieldErrors:
+    """The images that roles name themselves, and those that none names."""
+    roles = request.spec.roles
+    for index, role in enumerate(roles):
+        if role.image:
+            yield from v.image(f"roles[{index}].image", role.image, request.view)
+        if role.image and role.pod and role.pod.image:
+            yield field_error(
+                f"roles[{index}].pod.image",
+                role.pod.image,
+                "stands beside the role's image",
+                "give one of them",
+            )
+    imageless = not all(image_of(request.spec, role) for role in roles)
+    if request.needs_image and imageless and not request.view.policy.default_image:
         yield field_error(
             "pod.image", "", "there is no image to run it in", "name one; none is default"
         )
-    pull = request.pod.image_pull_policy
-    if pull and pull not in PULL_POLICIES:
-        fix = "use " + ", ".join(PULL_POLICIES)
-        yield field_error("pod.image_pull_policy", pull, "is not a pull policy", fix)
-    for index, name in enumerate(request.pod.image_pull_secrets):
-        yield from v.secret(f"pod.image_pull_secrets[{index}]", name, request.view)
 
 
 def _resources(request: _Request) -> FieldErrors:
-    for name, text in request.pod.resources.items():
-        yield from v.resource(f"pod.resources.{name}", (name, text), request.view)
+    at, resources = request.at, request.pod.resources
+    for name, text in resources.items():
+        yield from v.resource(f"{at}.resources.{name}", (name, text), request.view)
     only = request.view.policy.cpu_only
     given = only.cpus is not None or only.memory_bytes is not None
     sized = all(
         size.cpus or size.memory_bytes or (size.gpus == 0 and given)
-        for size in sizes_of(request.spec).values()
+        for size in (size_of(request.spec, role) for role in request.roles)
     )
-    huge = next((name for name in request.pod.resources if name.startswith("hugepages-")), None)
+    huge = next((name for name in resources if name.startswith("hugepages-")), None)
     if huge is not None and not sized:
         fix = "also set how many cpus or how much memory the task needs"
-        yield field_error(f"pod.resources.{huge}", huge, "is given with cpus or memory only", fix)
+        yield field_error(f"{at}.resources.{huge}", huge, "is given with cpus or memory only", fix)
 
 
 def _shm(request: _Request) -> FieldErrors:
     size, most = request.pod.shm_bytes, request.view.policy.shm_bytes_max
-    sizes = [size.memory_bytes for size in sizes_of(request.spec).values() if size.memory_bytes]
-    memory = min(sizes, default=None)
-    field = "pod.shm_bytes"
+    limits = [
+        limits_of(request.spec, role).memory_bytes
+        for role in request.roles
+        # What a role says itself is compared with its own memory.
+        if request.at != "pod" or role.pod is None or role.pod.shm_bytes is None
+    ]
+    memory = min((each for each in limits if each is not None), default=None)
+    field = f"{request.at}.shm_bytes"
     if size is None:
         return
     if size <= 0:
@@ -111,9 +140,9 @@ def _shm(request: _Request) -> FieldErrors:
 
 
 def _env_from(request: _Request) -> FieldErrors:
-    seen = set(request.spec.env).union(*(role.env for role in request.spec.roles))
+    seen = set(request.spec.env).union(*(role.env for role in request.roles))
     for index, source in enumerate(request.pod.env_from):
-        field = f"pod.env_from[{index}]"
+        field = f"{request.at}.env_from[{index}]"
         name = v.first_of(
             v.variable,
             v.rule(lambda it: it not in seen, "is given twice", "give each variable once"),
@@ -150,17 +179,29 @@ def _counts(request: _Request) -> FieldErrors:
         count = len(getattr(pod, name))
         if count > ENTRIES_MAX:
             yield field_error(
-                f"pod.{name}", count, f"has more than {ENTRIES_MAX} entries", "remove some"
+                f"{request.at}.{name}", count, f"has more than {ENTRIES_MAX} entries", "remove some"
             )
 
 
 CHECKS: Sequence[Callable[[_Request], FieldErrors]] = (
     _counts,
     _images,
-    lambda it: check_storage(it.pod.storage, it.view.requester, it.view.policy),
+    lambda it: check_storage(
+        it.pod.storage,
+        it.view.requester,
+        it.view.policy,
+        above=it.at,
+        beside=it.below.storage,
+    ),
     _resources,
     _shm,
-    lambda it: v.every(v.capability)("pod.capabilities", [*it.pod.capabilities], it.view),
+    lambda it: v.every(v.capability)(f"{it.at}.capabilities", [*it.pod.capabilities], it.view),
     _env_from,
-    lambda it: check_template(it.pod.template, it.view.requester, it.view.policy),
+    lambda it: check_template(
+        it.pod.template,
+        it.view.requester,
+        it.view.policy,
+        field=f"{it.at}.template",
+        below=it.below.template,
+    ),
 )

@@ -30,13 +30,19 @@ class Mounted:
 
 
 def check_storage(
-    names: Sequence[str], requester: Requester, policy: PodPolicy
+    names: Sequence[str],
+    requester: Requester,
+    policy: PodPolicy,
+    *,
+    above: str = "pod",
+    beside: Sequence[str] = (),
 ) -> Iterator[FieldError]:
-    """Yield the errors in the grants that a task requests."""
+    """Yield the errors in the grants that a task requests. ``above`` is where the list stands,
+    ``beside`` the grants that are mounted with them and were validated elsewhere."""
     mine = {grant.name: grant for grant in policy.storage if _usable(grant, requester, policy)}
-    at: dict[str, str] = {}
+    at = {requester.filled(mine[name].mount_path) or "": name for name in beside if name in mine}
     for index, name in enumerate(names):
-        field = f"pod.storage[{index}]"
+        field = f"{above}.storage[{index}]"
         if name not in mine:
             fix = f"use of: {', '.join(sorted(mine))}" if mine else "leave it out: there is none"
             # The same error for grants of others, so that their names do not leak.

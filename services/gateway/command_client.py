@@ -110,6 +110,7 @@ def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:
         spec=reply.spec or command.spec,
         submitted_at=reply.submitted_at,
         revision=reply.revision,
+        warnings=reply.warnings,
     )
     queued = AcceptedRow(reply.task_id, reason=m.Reason(code=m.ReasonCode.QUEUED))
     return with_submission(queued, stored)

@@ -35,6 +35,7 @@ def with_submission(row: T, event: m.TaskSubmitted) -> T:
         group=spec.group,
         labels=dict(spec.labels),
         spec=spec,
+        warnings=event.warnings,
         revision=max(row.revision, event.revision),
     )
     return _with_priority(row, spec.priority, event.revision)

@@ -22,6 +22,7 @@ from libs.contracts.messages import (
     RunDelayed,
     RunExit,
     TaskSpec,
+    TaskWarning,
 )
 from services.gateway.json_values import json_number
 
@@ -67,6 +68,8 @@ class TaskRow:
     changed_at: datetime | None = None
     # Those of its live run.
     endpoints: tuple[Endpoint, ...] = ()
+    # From its submission.
+    warnings: tuple[TaskWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

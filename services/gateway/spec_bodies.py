@@ -38,74 +38,6 @@ class PortBody(Body):
     )
 
 
-class RoleBody(Body):
-    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
-
-    name: Text = Field(default="", description="Unique in the task.")
-    replicas: Count = Field(
-        default=0,
-        description="How many it has; left out: 1, or with a single role the task's nodes. At least 1.",
-    )
-    command: Texts = Field(min_length=1, description="The program and its arguments.")
-    env: TextMap = Field(
-        default_factory=dict, description="Environment variables, over the task's."
-    )
-    image: Text = Field(default="", description="Container image; left out: the task's.")
-    gpus: Count | None = Field(
-        default=None,
-        description="GPUs of each replica; left out: the task's gpus_per_node; 0: CPU only. At most 1024 unless the site sets other bounds.",
-    )
-    cpus: Amount | None = Field(
-        default=None,
-        description="Limit of each replica; left out: the task's. At most 65536 cores.",
-    )
-    memory_bytes: Big | None = Field(
-        default=None,
-        description="Limit of each replica; left out: the task's. At most 1125899906842624 bytes.",
-    )
-    spread: Flag | None = Field(
-        default=None,
-        description="Whether each replica has a node that it shares with no other of its role; left out: only if the role has no size of its own.",
-    )
-    auxiliary: Flag = Field(
-        default=False,
-        description="Whether it rides along: it has no GPU and counts as no node, such as a launcher.",
-    )
-    working_directory: Text = Field(
-        default="", description="Where its program starts; left out: the task's."
-    )
-    ports: Annotated[list[PortBody], FailFast()] = Field(
-        default_factory=list,
-        max_length=ENTRIES_MAX,
-        description="Ports at which each replica serves others, such as a dashboard.",
-    )
-
-
-class RetryBody(Body):
-    """RetryPolicy bounds how often a failed run is tried again."""
-
-    max_retries: Count = Field(
-        default=0,
-        description="How often it is tried again after failures. At most 100 unless the site sets other bounds.",
-    )
-
-
-class PreemptionBody(Body):
-    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
-
-    mode: PreemptModeWord | None = Field(
-        default=None, description="How the task is asked to leave. Left out: sdk."
-    )
-    signal: Text = Field(
-        default="",
-        description="Name of the signal for the signal mode, without SIG. Left out: USR1.",
-    )
-    ack_deadline_seconds: Seconds = Field(
-        default=0.0,
-        description="Time to save a checkpoint when preempted. At least 1, at most 3600 s unless the site sets other bounds. Left out: 60 s.",
-    )
-
-
 class EnvSourceBody(Body):
     """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
 
@@ -148,6 +80,90 @@ class PodBody(Body):
     template: dict[str, Any] | None = Field(
         default=None,
         description="Part of a pod, merged over the platform's as far as the site allows.",
+    )
+
+
+class RoleBody(Body):
+    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
+
+    name: Text = Field(default="", description="Unique in the task.")
+    replicas: Count = Field(
+        default=0,
+        description="How many it has; left out: 1, or with a single role the task's nodes. At least 1.",
+    )
+    command: Texts = Field(
+        default_factory=list,
+        description="The program and its arguments; with args, and where nodes run pods, it may be left out: the image's own.",
+    )
+    env: TextMap = Field(
+        default_factory=dict, description="Environment variables, over the task's."
+    )
+    image: Text = Field(default="", description="Container image; left out: the task's.")
+    gpus: Count | None = Field(
+        default=None,
+        description="GPUs of each replica; left out: the task's gpus_per_node; 0: CPU only. At most 1024 unless the site sets other bounds.",
+    )
+    cpus: Amount | None = Field(
+        default=None,
+        description="Limit of each replica; left out: the task's. At most 65536 cores.",
+    )
+    memory_bytes: Big | None = Field(
+        default=None,
+        description="Limit of each replica; left out: the task's. At most 1125899906842624 bytes.",
+    )
+    spread: Flag | None = Field(
+        default=None,
+        description="Whether each replica has a node that it shares with no other of its role; left out: only if the role has no size of its own.",
+    )
+    auxiliary: Flag = Field(
+        default=False,
+        description="Whether it rides along: it has no GPU and counts as no node, such as a launcher.",
+    )
+    working_directory: Text = Field(
+        default="", description="Where its program starts; left out: the task's."
+    )
+    ports: Annotated[list[PortBody], FailFast()] = Field(
+        default_factory=list,
+        max_length=ENTRIES_MAX,
+        description="Ports at which each replica serves others, such as a dashboard.",
+    )
+    args: Texts = Field(default_factory=list, description="Arguments after the command.")
+    pod: PodBody | None = Field(
+        default=None,
+        description="What the pods of this role request beside what the task's pods do.",
+    )
+    cpus_request: Amount | None = Field(
+        default=None,
+        description="What each replica is planned with; left out: the task's, else its limit. At most 65536 cores.",
+    )
+    memory_request_bytes: Big | None = Field(
+        default=None,
+        description="What each replica is planned with; left out: the task's, else its limit. At most 1125899906842624 bytes.",
+    )
+
+
+class RetryBody(Body):
+    """RetryPolicy bounds how often a failed run is tried again."""
+
+    max_retries: Count = Field(
+        default=0,
+        description="How often it is tried again after failures. At most 100 unless the site sets other bounds.",
+    )
+
+
+class PreemptionBody(Body):
+    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
+
+    mode: PreemptModeWord | None = Field(
+        default=None, description="How the task is asked to leave. Left out: sdk."
+    )
+    signal: Text = Field(
+        default="",
+        description="Name of the signal for the signal mode, without SIG. Left out: USR1.",
+    )
+    ack_deadline_seconds: Seconds = Field(
+        default=0.0,
+        description="Time to save a checkpoint when preempted. At least 1, at most 3600 s unless the site sets other bounds. Left out: 60 s.",
     )
 
 
@@ -233,4 +249,12 @@ class TaskSpecBody(Body):
     completion: CompletionBody | None = Field(
         default=None,
         description="When an attempt has succeeded or failed; left out: it succeeds when all ranks exit with 0, and fails when any rank fails.",
+    )
+    cpus_request: Amount | None = Field(
+        default=None,
+        description="What each replica is planned with; left out: its limit. At most 65536 cores.",
+    )
+    memory_request_bytes: Big | None = Field(
+        default=None,
+        description="What each replica is planned with; left out: its limit. At most 1125899906842624 bytes.",
     )

@@ -130,6 +130,7 @@ def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> J
         "held_nodes": row.held_nodes,
         "attempts_without_progress": row.attempts_without_progress,
         "endpoints": [endpoint(each) for each in row.endpoints],
+        "warnings": [each.model_dump() for each in row.warnings],
         "revision": row.revision,
         "observed_revision": row.observed_revision,
     }

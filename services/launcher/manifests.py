@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from libs.contracts.ids import RunId
-from libs.contracts.messages import PodRequest
 from libs.contracts.task_contracts import TORCH, contract_of
 from libs.pods.field_errors import PodRefusedError
 from libs.pods.kubernetes_names import (
@@ -27,6 +26,7 @@ from libs.pods.pod_policy import PodPolicy
 from libs.pods.pod_template import merged, read_template
 from libs.pods.request_validation import check_pod
 from libs.pods.requester import Requester
+from libs.pods.role_requests import request_of
 from services.launcher.hosts import has_names
 from services.launcher.pod_spec import (
     TOKEN,
@@ -110,7 +110,13 @@ def build_manifests(
     if errors:
         raise PodRefusedError(errors)
     plan = _plan(order, requester, policy)
-    make = _Maker(order, plan, site.namespace, read_template(plan.request.template))
+    make = _Maker(
+        order,
+        plan,
+        site.namespace,
+        {name: read_template(each.template) for name, each in plan.requests.items()},
+        read_template(order.spec.pod.template if order.spec.pod else ""),
+    )
     secrets, secret_of = make.secrets()
     labels_by_node = node_labels or {}
     return RunManifests(
@@ -131,7 +137,7 @@ def _plan(order: RunOrder, requester: Requester, policy: PodPolicy) -> PodPlan:
         name=name,
         has_names=has_names(order.spec, len(order.ranks)),
         spec=order.spec,
-        request=order.spec.pod or PodRequest(),
+        requests={role.name: request_of(order.spec, role) for role in order.spec.roles},
         requester=requester,
         policy=policy,
         roles={role.name: role for role in order.spec.roles},
@@ -146,7 +152,8 @@ class _Maker:
     order: RunOrder
     plan: PodPlan
     namespace: str
-    # The task's own part of a pod template.
+    # The task's own part of a pod, by role; and for ranks of no role.
+    templates: Mapping[str, Json]
     template: Json
 
     def metadata(self, name: str, **labels: str) -> Json:
@@ -254,4 +261,4 @@ class _Maker:
             "metadata": metadata,
             "spec": pod_spec(plan, rank, name, secret, topology),
         }
-        return merged(pod, self.template, policy)
+        return merged(pod, self.templates.get(rank.role, self.template), policy)

@@ -17,6 +17,7 @@ from libs.contracts.rank_sizes import sizes_of
 from libs.pods.kubernetes_names import CONTEXT_FOLDER, HOME_FOLDER, MAIN, SDK_CONTAINER, SDK_FOLDER
 from libs.pods.pod_policy import Identity, PodPolicy
 from libs.pods.requester import Requester
+from libs.pods.role_requests import image_of
 from libs.pods.storage_mounts import mounts_of
 from services.launcher.runtimes.port import RankOrder
 
@@ -42,20 +43,25 @@ class PodPlan:
     name: str
     has_names: bool
     spec: TaskSpec
-    request: PodRequest
+    # By role.
+    requests: Mapping[str, PodRequest]
     requester: Requester
     policy: PodPolicy
     roles: Mapping[str, Role]
     # The Secret with the run token.
     token_secret: str
 
+    def request_of(self, rank: RankOrder) -> PodRequest:
+        """What is requested for the pod of this rank."""
+        return self.requests.get(rank.role) or self.spec.pod or PodRequest()
+
 
 def pod_spec(
     plan: PodPlan, rank: RankOrder, hostname: str, secret: str, topology: Mapping[str, str]
 ) -> Json:
     """The spec of a rank. ``secret`` holds its context file; it gets ``topology`` as a variable."""
-    policy = plan.policy
-    mounts = mounts_of(plan.request.storage, plan.requester, policy)
+    policy, request = plan.policy, plan.request_of(rank)
+    mounts = mounts_of(request.storage, plan.requester, policy)
     own = list(_volumes(plan, rank, secret))
     spec: Json = {
         "restartPolicy": "Never",
@@ -70,12 +76,13 @@ def pod_spec(
             {
                 **_image(plan, rank),
                 "name": MAIN,
-                "command": [literal(word) for word in rank.argv],
+                # Without a command of its own, the image's program gets the arguments.
+                "args" if rank.of_image else "command": [literal(word) for word in rank.argv],
                 **({"workingDir": rank.cwd} if rank.cwd else {}),
                 "env": list(_env(plan, rank, topology)),
                 **_ports(rank),
                 "resources": _resources(plan, rank),
-                "securityContext": _security(plan.request.capabilities, policy),
+                "securityContext": _security(request.capabilities, policy),
                 "volumeMounts": [*(_mount(each) for each in own), *(m.mount for m in mounts)],
             }
         ],
@@ -88,7 +95,7 @@ def pod_spec(
         "schedulerName": policy.scheduler_name,
         "runtimeClassName": policy.runtime_class,
     }
-    pull_secrets = dict.fromkeys((*policy.image_pull_secrets, *plan.request.image_pull_secrets))
+    pull_secrets = dict.fromkeys((*policy.image_pull_secrets, *request.image_pull_secrets))
     if pull_secrets:
         spec["imagePullSecrets"] = [{"name": each} for each in pull_secrets]
     if policy.sdk_image:
@@ -122,9 +129,8 @@ def compact(value: object) -> str:
 
 
 def _image(plan: PodPlan, rank: RankOrder) -> Json:
-    role = plan.roles.get(rank.role)
-    image = (role.image if role else "") or plan.request.image or plan.policy.default_image
-    pull = plan.request.image_pull_policy or plan.policy.image_pull_policy
+    image = image_of(plan.spec, plan.roles.get(rank.role) or Role()) or plan.policy.default_image
+    pull = plan.request_of(rank).image_pull_policy or plan.policy.image_pull_policy
     return {"image": image, **({"imagePullPolicy": pull} if pull else {})}
 
 
@@ -170,21 +176,31 @@ def _security(capabilities: Sequence[str], policy: PodPolicy) -> Json:
 
 
 def _resources(plan: PodPlan, rank: RankOrder) -> Json:
-    """Requests equal limits: a rank gets exactly what was planned."""
-    wanted: dict[str, str] = dict(plan.request.resources)
-    cpus, memory = rank.cpus, rank.memory_bytes
+    """What the plan counts is requested, and the limits are the rank's. Of other resources and of
+    GPUs, requests equal limits."""
+    both: dict[str, str] = dict(plan.request_of(rank).resources)
+    if rank.gpus:
+        both[plan.policy.gpu_resource] = str(len(rank.gpus))
+    limits: dict[str, float | None] = {"cpu": rank.cpus, "memory": rank.memory_bytes}
+    wanted = {"cpu": rank.cpus_request, "memory": rank.memory_request_bytes}
+    requests = {name: limits[name] if each is None else each for name, each in wanted.items()}
     size = sizes_of(plan.spec).get(rank.role)
     if (plan.spec.gpus_per_node if size is None else size.gpus) == 0:
-        cpus = cpus if cpus is not None else plan.policy.cpu_only.cpus
-        memory = memory if memory is not None else plan.policy.cpu_only.memory_bytes
-    if cpus is not None:
-        wanted["cpu"] = _cores(cpus)
-    if memory is not None:
-        wanted["memory"] = str(memory)
-    if rank.gpus:
-        wanted[plan.policy.gpu_resource] = str(len(rank.gpus))
-    ordered = dict(sorted(wanted.items()))
-    return {"limits": ordered, "requests": dict(ordered)} if ordered else {}
+        only = plan.policy.cpu_only
+        for name, amount in (("cpu", only.cpus), ("memory", only.memory_bytes)):
+            if requests[name] is None:
+                requests[name] = limits[name] = amount
+    found = {"limits": {**both, **_amounts(limits)}, "requests": {**both, **_amounts(requests)}}
+    return {kind: dict(sorted(amounts.items())) for kind, amounts in found.items() if amounts}
+
+
+def _amounts(wanted: Mapping[str, float | None]) -> dict[str, str]:
+    """Amounts as Kubernetes writes them, without those that are left open."""
+    return {
+        name: _cores(amount) if name == "cpu" else str(amount)
+        for name, amount in wanted.items()
+        if amount is not None
+    }
 
 
 def _cores(cpus: float) -> str:
@@ -224,8 +240,9 @@ def _volumes(plan: PodPlan, rank: RankOrder, secret: str) -> Iterator[_Volume]:
 
 def _shm_bytes(plan: PodPlan, rank: RankOrder) -> int:
     """The requested size, else the site's, at most the rank's memory, in which it counts."""
-    if plan.request.shm_bytes is not None:
-        return plan.request.shm_bytes
+    request = plan.request_of(rank)
+    if request.shm_bytes is not None:
+        return request.shm_bytes
     most = plan.policy.shm_bytes
     return most if rank.memory_bytes is None else min(most, rank.memory_bytes)
 
@@ -258,7 +275,7 @@ def _env(plan: PodPlan, rank: RankOrder, topology: Mapping[str, str]) -> Iterato
         # Some images request every GPU of the node; a rank without GPUs gets none.
         values["NVIDIA_VISIBLE_DEVICES"] = "void"
     found: dict[str, Json] = {name: {"value": literal(text)} for name, text in values.items()}
-    for source in plan.request.env_from:
+    for source in plan.request_of(rank).env_from:
         found[source.name] = {"valueFrom": _value_from(source)}
     token = {"name": plan.token_secret, "key": TOKEN_KEY}
     found[TOKEN] = {"valueFrom": {"secretKeyRef": token}}

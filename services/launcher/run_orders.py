@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from libs.contracts.messages import Checkpoint, Placement, Role
 from libs.contracts.port_names import port_variable
-from libs.contracts.rank_sizes import size_of
+from libs.contracts.rank_sizes import limits_of, size_of
 from libs.contracts.run_token import make_run_token
 from services.launcher.contracts import renderer
 from services.launcher.domain.model import Run
@@ -54,7 +54,8 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
             RankOrder(
                 rank=place.rank,
                 node_id=place.node_id,
-                argv=role.command,
+                argv=argv_of(role),
+                of_image=bool(role.args) and not role.command,
                 env={
                     **defaults,
                     **run.spec.env,
@@ -67,8 +68,10 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
                 gpus=place.gpus,
                 cwd=role.working_directory or run.spec.working_directory,
                 context=json.dumps(_context(run, place, site, token)),
-                cpus=size.cpus or None,
-                memory_bytes=size.memory_bytes or None,
+                cpus=limits.cpus,
+                memory_bytes=limits.memory_bytes,
+                cpus_request=size.cpus or None,
+                memory_request_bytes=size.memory_bytes or None,
                 role=place.role,
                 files=rendered.files,
                 paths=rendered.paths,
@@ -76,7 +79,7 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
             )
             for place, host in zip(run.placements, hosts, strict=True)
             for role in (roles.get(place.role) or Role(),)
-            for size in (size_of(run.spec, role),)
+            for size, limits in ((size_of(run.spec, role), limits_of(run.spec, role)),)
             for rendered in (render(host),)
         ),
         owner=run.owner,
@@ -84,6 +87,11 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
         spec=run.spec,
         ports=tuple(sorted({host.port for host in hosts if host.port})),
     )
+
+
+def argv_of(role: Role) -> tuple[str, ...]:
+    """The program of a role's ranks with all of its arguments."""
+    return (*role.command, *role.args)
 
 
 def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from libs.contracts.messages import Role, TaskSpec
+from libs.contracts.rank_sizes import SIZE_FIELDS
 from libs.contracts.reasons import render
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.decide import decide
@@ -67,13 +68,15 @@ KEPT_FIELDS = (
     "fence_after_seconds",
     "cpus",
     "memory_bytes",
+    "cpus_request",
+    "memory_request_bytes",
     "nodes",
     "node_selector",
     "tolerations",
     "wait_for_nodes",
 )
 # The same of each role: what says how large its ranks are and how many share a node.
-KEPT_ROLE_FIELDS = ("name", "replicas", "gpus", "cpus", "memory_bytes", "spread", "auxiliary")
+KEPT_ROLE_FIELDS = ("name", "replicas", *SIZE_FIELDS)
 _ADAPTER: TypeAdapter[Dump] = TypeAdapter(Dump)
 
 

@@ -34,6 +34,7 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
     TaskSubmitted,
+    TaskWarning,
 )
 from libs.contracts.task_states import TERMINAL
 from libs.contracts.wording import field_error, not_found
@@ -54,6 +55,7 @@ from services.submit.domain.validate import (
     too_many_live,
     validate,
 )
+from services.submit.domain.warnings import find_warnings
 from services.submit.store import Draft, Known, NodeRow, TaskRow
 
 MakeId = Callable[[datetime], str]
@@ -149,13 +151,15 @@ class Commands:
             return CreateTaskReply(refusal=spec), None
         if live >= self.live_tasks_max:
             return CreateTaskReply(refusal=too_many_live(command.owner, self.live_tasks_max)), None
-        row = _new_task(now, draft.task_id, command, spec)
+        warnings = find_warnings(spec, command.spec, facts)
+        row = _new_task(now, draft.task_id, command, spec, warnings)
         reply = CreateTaskReply(
             task_id=row.task_id,
             created=True,
             revision=row.revision,
             submitted_at=row.submitted_at,
             spec=spec,
+            warnings=warnings,
         )
         return reply, row
 
@@ -295,10 +299,17 @@ def _made_before(row: TaskRow, asked: TaskSpec) -> CreateTaskReply:
         revision=row.revision,
         submitted_at=row.submitted_at,
         spec=row.spec,
+        warnings=row.warnings,
     )
 
 
-def _new_task(now: datetime, task_id: str, command: CreateTask, spec: TaskSpec) -> TaskRow:
+def _new_task(
+    now: datetime,
+    task_id: str,
+    command: CreateTask,
+    spec: TaskSpec,
+    warnings: tuple[TaskWarning, ...],
+) -> TaskRow:
     return TaskRow(
         task_id=task_id,
         owner=command.owner,
@@ -320,6 +331,7 @@ def _new_task(now: datetime, task_id: str, command: CreateTask, spec: TaskSpec) 
         state=TaskState.QUEUED,
         state_version=0,
         ended=False,
+        warnings=warnings,
     )
 
 
@@ -342,6 +354,7 @@ def _submitted(row: TaskRow) -> TaskSubmitted:
         spec=row.spec,
         submitted_at=row.submitted_at,
         revision=1,
+        warnings=row.warnings,
     )
 
 

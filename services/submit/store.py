@@ -18,8 +18,11 @@ from libs.contracts.messages import (
     Refusal,
     TaskSpec,
     TaskState,
+    TaskWarning,
     Unit,
 )
+from libs.contracts.rank_sizes import limits_in
+from libs.contracts.runtimes import LIMITS_LABEL, LIMITS_NOT_ENFORCED
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Tx, Where
 from services.submit.domain.facts import Facts, Shape
@@ -57,6 +60,8 @@ class TaskRow:
     ended_at: datetime | None = None
     # With pause or stop: its run ends at once, without being asked to save.
     goal_now: bool = False
+    # What was accepted and has no effect, or will probably surprise.
+    warnings: tuple[TaskWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,8 @@ class Known:
     by_scope: dict[tuple[str, str, str], Facts]
     # What is known of the nodes that a group and labels select.
     by_selector: dict[tuple[str, Selector], Selected] = field(default_factory=dict)
+    # The groups of which it was looked up, with whether a node does not enforce limits.
+    not_enforced: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def made_before(self, command: CreateTask) -> TaskRow | None:
         """The task that this owner made with this key; an empty key never made one."""
@@ -174,7 +181,13 @@ class Known:
         taken_by = self.live.get((draft.command.owner, draft.filled.name), "")
         nodes, labels = self.by_selector.get(draft.selection, (None, ()))
         facts = self.by_scope[draft.scope]
-        return replace(facts, selected=nodes, labels=labels, name_taken_by=taken_by)
+        return replace(
+            facts,
+            selected=nodes,
+            labels=labels,
+            name_taken_by=taken_by,
+            limits_not_enforced=self.not_enforced.get(draft.filled.group, False),
+        )
 
     def add(self, row: TaskRow) -> None:
         """A task was made."""
@@ -203,6 +216,14 @@ async def known_for(tx: Tx, drafts: Sequence[Draft]) -> Known:
             found.by_scope[draft.scope] = await facts_for(tx, owner=owner, team=team, group=group)
         if draft.filled.node_selector and draft.selection not in found.by_selector:
             found.by_selector[draft.selection] = await selected(tx, *draft.selection)
+        group = draft.filled.group
+        if (
+            group not in found.not_enforced
+            # Processes alone have nodes that cannot, and few of them.
+            and found.by_scope[draft.scope].has_pods is False
+            and any(limit is not None for limit in limits_in(draft.filled))
+        ):
+            found.not_enforced[group] = await has_unlimited_nodes(tx, group)
     return found
 
 
@@ -268,6 +289,7 @@ async def facts_for(tx: Tx, *, owner: str, team: str, group: str) -> Facts:
             for row in shapes
         ),
         inventory_known=any(not row.missing for row in inventories),
+        runtimes=frozenset(row.runtime for row in inventories if not row.missing),
         quotas=tuple(_quota(row) for row in quotas),
     )
 
@@ -293,6 +315,18 @@ async def selected(tx: Tx, group: str, selector: Selector) -> Selected:
         ),
         tuple(sorted(labels)),
     )
+
+
+async def has_unlimited_nodes(tx: Tx, group: str) -> bool:
+    """Whether a node of the group reports that it does not enforce limits."""
+    rows = await tx.select(
+        NodeRow,
+        Where("group", Op.EQ, group),
+        Where("removed", Op.EQ, value=False),
+        Where("labels", Op.CONTAINS, {LIMITS_LABEL: LIMITS_NOT_ENFORCED}),
+        limit=1,
+    )
+    return bool(rows)
 
 
 async def record_node(tx: Tx, node: Node, *, version: int, removed: bool) -> None:

@@ -81,6 +81,16 @@ class Endpoint(TypedDict):
     port: int
 
 
+class TaskWarning(TypedDict):
+    """A field that was accepted and has no effect, or will probably surprise."""
+
+    code: str
+    field: str
+    value: str
+    # What happens instead.
+    message: str
+
+
 class Task(TaskSpec):
     """A task. ``reason`` has ``code`` and ``text``, and the numbers and names in it."""
 
@@ -103,6 +113,8 @@ class Task(TaskSpec):
     attempts_without_progress: int
     # Where the declared ports of the live run are reached.
     endpoints: list[Endpoint]
+    # From its submission, or its dry run.
+    warnings: list[TaskWarning]
     revision: int
     observed_revision: int
     # Where it was asked for: of all attempts that ended; null where there were too many.

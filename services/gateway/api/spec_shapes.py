@@ -14,40 +14,6 @@ class Port(TypedDict):
     port: int | None
 
 
-class _RoleSecrets(TypedDict, total=False):
-    env: dict[str, str]
-
-
-class Role(_RoleSecrets):
-    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
-
-    name: str
-    replicas: int
-    command: list[str]
-    image: str
-    gpus: int | None
-    cpus: float | None
-    memory_bytes: int | None
-    spread: bool | None
-    auxiliary: bool
-    working_directory: str
-    ports: list[Port]
-
-
-class Retry(TypedDict):
-    """RetryPolicy bounds how often a failed run is tried again."""
-
-    max_retries: int
-
-
-class Preemption(TypedDict):
-    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
-
-    mode: str
-    signal: str
-    ack_deadline_seconds: float
-
-
 class EnvSource(TypedDict):
     """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
 
@@ -74,6 +40,44 @@ class Pod(_PodSecrets):
     shm_bytes: int | None
     capabilities: list[str]
     env_from: list[EnvSource]
+
+
+class _RoleSecrets(TypedDict, total=False):
+    env: dict[str, str]
+
+
+class Role(_RoleSecrets):
+    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
+
+    name: str
+    replicas: int
+    command: list[str]
+    image: str
+    gpus: int | None
+    cpus: float | None
+    memory_bytes: int | None
+    spread: bool | None
+    auxiliary: bool
+    working_directory: str
+    ports: list[Port]
+    args: list[str]
+    pod: Pod | None
+    cpus_request: float | None
+    memory_request_bytes: int | None
+
+
+class Retry(TypedDict):
+    """RetryPolicy bounds how often a failed run is tried again."""
+
+    max_retries: int
+
+
+class Preemption(TypedDict):
+    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
+
+    mode: str
+    signal: str
+    ack_deadline_seconds: float
 
 
 class Completion(TypedDict):
@@ -110,3 +114,5 @@ class TaskSpec(_TaskSpecSecrets):
     wait_for_nodes: bool
     contract: str
     completion: Completion | None
+    cpus_request: float | None
+    memory_request_bytes: int | None

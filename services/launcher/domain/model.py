@@ -53,6 +53,7 @@ class Fault(StrEnum):
     # The launch was refused.
     INVALID_POD = "invalid pod"
     AGAINST_POLICY = "against the policy"
+    NO_COMMAND = "no command"
     NOT_ADMITTED = "not admitted"
     OVER_QUOTA = "over quota"
     NAME_TAKEN = "name taken"

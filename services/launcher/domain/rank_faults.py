@@ -55,6 +55,7 @@ RULES: tuple[FaultRule, ...] = (
         F.INVALID_POD, S.LAUNCH, ("400", "413", "422"), "the cluster refuses the pod", FAILED
     ),
     FaultRule(F.AGAINST_POLICY, S.LAUNCH, (), "the site's pod policy does not allow it", FAILED),
+    FaultRule(F.NO_COMMAND, S.LAUNCH, (), "it has no command, and its node no images", FAILED),
     FaultRule(
         F.NOT_ADMITTED, S.LAUNCH, ("403 of an admission",), "the cluster does not admit it", FAILED
     ),

@@ -63,9 +63,15 @@ class RankOrder:
     cwd: str
     # Content of the context file, which only the task may read.
     context: str
+    # Its limits; None: as much as there is.
     cpus: float | None = None
     memory_bytes: int | None = None
+    # What it is planned with; None: its limits.
+    cpus_request: float | None = None
+    memory_request_bytes: int | None = None
     role: str = ""
+    # argv are arguments of the program that its image names. A runtime without images refuses it.
+    of_image: bool = False
     # Files of the task's contract, which lie beside the context file, and variables whose values
     # are their paths. The runtime knows the folder.
     files: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -15,15 +15,19 @@ import structlog
 
 from libs.contracts.ids import RunId
 from libs.contracts.messages import Node
+from libs.contracts.runtimes import LIMITS_LABEL, LIMITS_NOT_ENFORCED, PROCESS
 from services.launcher.domain.model import (
+    Fault,
     Listing,
     ObservedNode,
     ObservedRank,
     ObservedRun,
     RankState,
 )
+from services.launcher.domain.rank_faults import describe
 from services.launcher.runtimes.node_client import Machine, NodeClient, NodePlan
 from services.launcher.runtimes.port import (
+    LaunchRefusedError,
     RankOrder,
     RunOrder,
     RuntimeDeniedError,
@@ -32,9 +36,6 @@ from services.launcher.runtimes.port import (
 )
 from services.launcher.task_users import TaskUser, own_environment
 
-# A node has this label if it cannot enforce tasks' CPU and memory limits, or the end of a task that
-# hides; ``ProcessRuntime.warnings`` has the reasons.
-LIMITS_LABEL = "shiftwork.limits"
 # At most this many runs without a readable id are logged, each once.
 UNREADABLE_MAX = 100
 
@@ -44,7 +45,7 @@ _log = structlog.stdlib.get_logger(__name__)
 class ProcessRuntime:
     """``port.Runtime`` on this machine."""
 
-    name = "process"
+    name = PROCESS
     shares_ports = True
 
     def __init__(self, machine: Machine, nodes: Iterable[NodePlan]) -> None:
@@ -76,6 +77,10 @@ class ProcessRuntime:
 
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
+        without = [rank.role for rank in order.ranks if rank.of_image]
+        if without:
+            text = f"role {without[0]} has args alone"
+            raise LaunchRefusedError(Fault.NO_COMMAND, describe(Fault.NO_COMMAND, text))
         user = await self._user_of(order.owner)
         by_node: dict[str, list[dict[str, Any]]] = {}
         for rank in order.ranks:
@@ -170,7 +175,7 @@ class ProcessRuntime:
 
     def _node(self, client: NodeClient, *, ready: bool) -> ObservedNode:
         plan = client.plan.node
-        labels = {**plan.labels, **({LIMITS_LABEL: "not-enforced"} if client.warnings else {})}
+        labels = {**plan.labels, **({LIMITS_LABEL: LIMITS_NOT_ENFORCED} if client.warnings else {})}
         node = plan.model_copy(update={"ready": ready, "labels": labels})
         return ObservedNode(node, problem=client.problem, retired=client.retired)
 

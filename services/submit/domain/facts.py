@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from libs.contracts.fields import SHOWN
 from libs.contracts.messages import FieldError, Quota
 from libs.contracts.rank_sizes import ROLE_FIELDS
+from libs.contracts.runtimes import KUBERNETES, PROCESS
 from libs.contracts.shown import Shown
 
 
@@ -45,6 +46,17 @@ class Facts:
     labels: tuple[str, ...] = ()
     # The owner's live task that has the wanted name already; empty if none.
     name_taken_by: str = ""
+    # The runtimes of which a full list of nodes has been received.
+    runtimes: frozenset[str] = frozenset()
+    # A node of the task's group reports that it does not enforce limits.
+    limits_not_enforced: bool = False
+
+    @property
+    def has_pods(self) -> bool | None:
+        """Whether the nodes run pods; None: not known, or some do."""
+        if len(self.runtimes) != 1:
+            return None
+        return {KUBERNETES: True, PROCESS: False}.get(next(iter(self.runtimes)))
 
 
 def bound(message: str, field: str) -> Shown:

@@ -15,6 +15,7 @@ from libs.contracts.rank_sizes import (
     effective,
     given_at,
     has_own_size,
+    role_given_at,
     role_specs,
     size_of,
     sizes_differ,
@@ -58,10 +59,10 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
     if sizes_differ(spec):
         yield from _roles_that_fit_nowhere(spec, group, suitable)
         return
-    spec = effective(spec)
+    given, spec = spec, effective(spec)
     tainted = _tainted(spec, facts)
     too_large = [
-        error.model_copy(update={"field": given_at(spec, error.field)})
+        error.model_copy(update={"field": given_at(given, error.field)})
         for error in _larger_than_any(spec, suitable)
     ]
     yield from too_large
@@ -89,6 +90,20 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
         )
 
 
+def check_commands(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
+    """Yield the roles that leave the program to an image, where nothing runs in images."""
+    if facts.has_pods is not False:
+        return
+    for index, role in enumerate(spec.roles):
+        if role.args and not role.command:
+            yield field_error(
+                f"roles[{index}].command",
+                "",
+                "is empty, and only an image has a program of its own: no node runs pods",
+                "give the program, too",
+            )
+
+
 def has_given_roles(spec: TaskSpec) -> bool:
     """True if the task was surely written with roles: one command becomes a single role, too."""
     if len(spec.roles) != 1:
@@ -114,7 +129,7 @@ def _roles_that_fit_nowhere(
     for index, (role, own) in enumerate(zip(spec.roles, role_specs(spec), strict=True)):
         at = f"roles[{index}]"
         too_large = [
-            error.model_copy(update={"field": f"{at}.{ROLE_FIELDS.get(error.field, error.field)}"})
+            error.model_copy(update={"field": _counted_at(spec, index, error.field)})
             for error in _larger_than_any(own, suitable)
         ]
         yield from too_large
@@ -130,6 +145,12 @@ def _roles_that_fit_nowhere(
                 (f"ask for at most {usable}, " if usable else "ask ")
                 + f"for less in each, or use another group; {FOR_NODES_TO_COME}",
             )
+
+
+def _counted_at(spec: TaskSpec, index: int, field: str) -> str:
+    """The field by which an amount of a role is counted: its own, or a request of the task."""
+    found = role_given_at(spec, index, field)
+    return found if found != field else f"roles[{index}].{ROLE_FIELDS.get(field, field)}"
 
 
 def _ranks_on(shape: Shape, size: RankSize) -> int:

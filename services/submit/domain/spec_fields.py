@@ -22,8 +22,9 @@ from libs.contracts.ids import (
 )
 from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
+from libs.contracts.rank_sizes import REQUESTS, limits_of, size_of
 from libs.contracts.variables import is_variable
-from libs.contracts.wording import field_error
+from libs.contracts.wording import as_text, field_error
 from services.submit.domain.completion_fields import check_completion
 from services.submit.domain.contract_fields import check_contract
 from services.submit.domain.facts import Limits, bound_setting
@@ -120,22 +121,24 @@ def _role(at: str, role: Role, seen: set[str], limits: Limits) -> Errors:
             "leave gpus out, or auxiliary",
         )
     yield from _directory(f"{at}.working_directory", role.working_directory)
-    yield from _command(f"{at}.command", role.command, limits)
+    yield from _command(at, role, limits)
     yield from _environment(f"{at}.env", role.env, limits)
 
 
-def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
-    if not command or not command[0]:
-        yield field_error(at, "", "is empty", "give the program and its arguments")
+def _command(above: str, role: Role, limits: Limits) -> Errors:
+    """The command with its arguments, or the arguments of the image's own program."""
+    at, words = f"{above}.command" if role.command else f"{above}.args", (*role.command, *role.args)
+    if not words or (role.command and not role.command[0]):
+        yield field_error(f"{above}.command", "", "is empty", "give the program and its arguments")
         return
-    if len(command) > limits.command_arguments_max:
+    if len(words) > limits.command_arguments_max:
         yield field_error(
             at,
-            f"{len(command)} arguments",
+            f"{len(words)} arguments",
             f"has more than {limits.command_arguments_max} arguments",
             f"put them in a file that the program reads{_set_by('command_arguments_max')}",
         )
-    size = sum(len(word.encode()) for word in command)
+    size = sum(len(word.encode()) for word in words)
     if size > limits.command_bytes_max:
         yield field_error(
             at,
@@ -143,11 +146,11 @@ def _command(at: str, command: tuple[str, ...], limits: Limits) -> Errors:
             f"is longer than {limits.command_bytes_max} bytes",
             f"put the script in a file and run that{_set_by('command_bytes_max')}",
         )
-    for index, word in enumerate(command):
-        if "\0" in word:
-            yield field_error(
-                f"{at}[{index}]", "", "holds a NUL character", "remove the NUL character"
-            )
+    for name in ("command", "args"):
+        for index, word in enumerate(getattr(role, name)):
+            if "\0" in word:
+                place = f"{above}.{name}[{index}]"
+                yield field_error(place, "", "holds a NUL character", "remove the NUL character")
 
 
 def _task_environment(spec: TaskSpec, limits: Limits) -> Errors:
@@ -264,6 +267,34 @@ def _sizes(spec: TaskSpec, _limits: Limits) -> Errors:
         )
 
 
+def _requests(spec: TaskSpec, _limits: Limits) -> Errors:
+    """Requests above limits, of the task and of each role with what it inherits."""
+    yield from _above_limits(spec, "", Role(), {name: name for name in FROM_TASK})
+    for index, role in enumerate(spec.roles):
+        own = {name for name in FROM_TASK if getattr(role, name) is not None}
+        places = {name: f"roles[{index}].{name}" if name in own else name for name in FROM_TASK}
+        if own:
+            yield from _above_limits(spec, f"roles[{index}].", role, places)
+
+
+# What a role may leave out of requests and limits.
+FROM_TASK = (*REQUESTS, *REQUESTS.values())
+
+
+def _above_limits(spec: TaskSpec, at: str, role: Role, places: Mapping[str, str]) -> Errors:
+    size, limits = size_of(spec, role), limits_of(spec, role)
+    for name, request in REQUESTS.items():
+        wanted, most = getattr(size, name), getattr(limits, name)
+        # What the role inherits whole is an error of the task.
+        if most is not None and wanted > most and at in (places[name] + places[request]):
+            yield field_error(
+                places[request],
+                wanted,
+                f"is more than the limit {places[name]}, {as_text(most)}",
+                f"request at most {as_text(most)}, or raise {places[name]}",
+            )
+
+
 def _bounds(spec: TaskSpec, limits: Limits) -> Errors:
     yield from _outside(spec, "", limits)
 
@@ -339,6 +370,7 @@ CHECKS: tuple[Callable[[TaskSpec, Limits], Errors], ...] = (
     _working_directory,
     _sizes,
     _bounds,
+    _requests,
     _preemption,
     check_contract,
     check_completion,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from libs.contracts.messages import CreateTask, FieldError, Refusal, RefusalCode, TaskSpec
 from libs.contracts.wording import field_error
 from services.submit.domain.facts import Facts, Limits, sentence
-from services.submit.domain.fit import check_inventory, check_quota
+from services.submit.domain.fit import check_commands, check_inventory, check_quota
 from services.submit.domain.spec_fields import SETTING, check_fields, check_person
 
 ERRORS_SHOWN_MAX = 50
@@ -29,7 +29,7 @@ def validate(
     """The spec if it may run one day, else why not. ``spec`` has its defaults already;
     ``pod_errors`` are the errors under the site's pod policy.
     """
-    errors = [*check_fields(spec, limits), *pod_errors]
+    errors = [*check_fields(spec, limits), *check_commands(spec, facts), *pod_errors]
     if not errors:  # sizes are compared only once they are numbers that make sense
         errors = [*check_inventory(spec, facts), *check_quota(spec, owner, team, facts)]
     clash = _clash(spec.name, facts.name_taken_by)

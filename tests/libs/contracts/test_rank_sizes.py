@@ -9,6 +9,9 @@ from libs.contracts.rank_sizes import (
     RankSize,
     effective,
     given_at,
+    has_own_size,
+    limits_of,
+    role_given_at,
     role_specs,
     size_of,
     sizes_differ,
@@ -92,3 +95,60 @@ def test_a_specification_whose_amounts_already_hold_stays_the_same(own: dict[str
     role = Role.model_validate({"name": "a", "replicas": 2, **own})
     spec = a_spec(roles=(role,), nodes=2, gpus=8)
     assert effective(spec) is spec
+
+
+@pytest.mark.parametrize(
+    ("role", "task", "counted", "limits"),
+    [
+        # Without a request, the limit is counted.
+        ({}, {"cpus": 4.0}, (4.0, 0), (4.0, None)),
+        # A request alone: nothing is enforced.
+        ({}, {"cpus_request": 2.0}, (2.0, 0), (None, None)),
+        ({}, {"cpus": 4.0, "cpus_request": 2.0}, (2.0, 0), (4.0, None)),
+        # Each field of a role is over that of the task.
+        ({"cpus": 3.0}, {"cpus": 4.0, "cpus_request": 2.0}, (2.0, 0), (3.0, None)),
+        ({"cpus_request": 1.0}, {"cpus": 4.0, "cpus_request": 2.0}, (1.0, 0), (4.0, None)),
+        ({"memory_request_bytes": 7}, {"memory_bytes": 9}, (0.0, 7), (None, 9)),
+        ({"memory_bytes": 9}, {"memory_request_bytes": 7}, (0.0, 7), (None, 9)),
+    ],
+    ids=str,
+)
+def test_a_request_is_counted_and_a_limit_enforced(
+    role: dict[str, object],
+    task: dict[str, object],
+    counted: tuple[object, ...],
+    limits: tuple[object, ...],
+) -> None:
+    own = Role.model_validate({"name": "worker", "replicas": 2, **role})
+    spec = a_spec(roles=(own,)).model_copy(update=task)
+    assert size_of(spec, own)[1:3] == counted
+    assert limits_of(spec, own) == limits
+    assert has_own_size(own) is bool(role)
+    (alone,) = role_specs(spec)
+    assert (alone.cpus or 0.0, alone.memory_bytes or 0) == counted
+    assert (alone.cpus_request, alone.memory_request_bytes) == (None, None)
+
+
+def test_a_request_of_the_task_stands_for_its_amount() -> None:
+    spec = a_spec(nodes=2, gpus=1, cpus=4.0).model_copy(update={"cpus_request": 2.0})
+    assert effective(spec).cpus == 2.0
+    assert effective(spec).cpus_request is None
+    assert effective(effective(spec)) == effective(spec)
+    assert given_at(spec, "cpus") == "cpus_request"
+    assert given_at(spec, "memory_bytes") == "memory_bytes"
+
+
+def test_limits_that_differ_do_not_make_sizes_differ() -> None:
+    roles = (
+        Role(name="a", replicas=1, gpus=1, cpus_request=1.0, cpus=2.0, spread=True),
+        Role(name="b", replicas=1, gpus=1, cpus_request=1.0, cpus=4.0, spread=True),
+    )
+    assert not sizes_differ(a_spec(roles=roles))
+
+
+def test_where_a_counted_amount_was_given() -> None:
+    role = Role(name="a", replicas=1, cpus=3.0)
+    spec = a_spec(roles=(role,)).model_copy(update={"cpus_request": 2.0})
+    assert role_given_at(spec, 0, "cpus") == given_at(spec, "cpus") == "cpus_request"
+    spec = a_spec(roles=(role.model_copy(update={"cpus_request": 1.0}),))
+    assert role_given_at(spec, 0, "cpus") == given_at(spec, "cpus") == "roles[0].cpus_request"

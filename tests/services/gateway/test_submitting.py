@@ -85,6 +85,10 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "auxiliary": False,
         "working_directory": "",
         "ports": [],
+        "args": [],
+        "pod": None,
+        "cpus_request": None,
+        "memory_request_bytes": None,
     }
     assert task["preemption"] == {
         "mode": "signal",
@@ -233,8 +237,8 @@ BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     ({"command": ["x"], "nodes": -1}, "nodes", "give 1 or more"),
     ({"command": ["x"], "nodez": 1}, "nodez", "leave this field out"),
     ({"command": ["x"], "priority": "urgent"}, "priority", "extreme_high"),
-    ({"roles": [{"name": "a", "command": []}]}, "roles[0].command", "give at least 1"),
-    ({"roles": [{"name": "a"}]}, "roles[0].command", "give this field"),
+    ({"roles": [{"name": "a", "command": []}]}, "roles[0].command", "give the program"),
+    ({"roles": [{"name": "a"}]}, "roles[0].command", "give the program"),
     ({"command": ["x"], "preemption": {"mode": "ask"}}, "preemption.mode", "signal"),
     ({"command": ["x"], "contract": "tfconfig"}, "contract", "did you mean tf_config?"),
     ({"command": ["x"], "roles": [{"command": ["y"]}]}, "command", "not both"),

@@ -395,3 +395,72 @@ def test_the_error_names_the_existing_labels() -> None:
 def test_a_task_that_waits_for_nodes_to_come_is_held_to_no_size_of_those_there() -> None:
     changes = {"group": "elsewhere", "nodes": 9, "gpus_per_node": 16, "wait_for_nodes": True}
     assert refused_fields(asked(**changes), KNOWN) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "roles", "fields"),
+    [
+        # A limit above every node is fine while the request fits.
+        ({"memory_bytes": 2000 * GIB, "memory_request_bytes": GIB}, [{}], []),
+        ({"cpus": 100.0, "cpus_request": 65.0}, [{}], ["cpus_request"]),
+        ({"cpus_request": 65.0}, [{}], ["cpus_request"]),
+        ({"cpus_request": 65.0}, [{"gpus": 1}, {"gpus": 2}], ["cpus_request", "cpus_request"]),
+        ({}, [{"gpus": 1, "cpus_request": 65.0}, {"gpus": 2}], ["roles[0].cpus_request"]),
+        ({}, [{"gpus": 1, "cpus_request": 65.0}], ["roles[0].cpus_request"]),
+        # A request above its limit.
+        ({"cpus": 1.0, "cpus_request": 2.0}, [{}], ["cpus_request"]),
+        ({"cpus": 1.0}, [{"cpus_request": 2.0}], ["roles[0].cpus_request"]),
+        ({"cpus_request": 2.0}, [{"cpus": 1.0}], ["cpus_request"]),
+        (
+            {},
+            [{"memory_bytes": GIB, "memory_request_bytes": 2 * GIB}],
+            ["roles[0].memory_request_bytes"],
+        ),
+        ({"cpus_request": 0.0}, [{}], ["cpus_request"]),
+        ({}, [{"memory_request_bytes": 1 << 51}], ["roles[0].memory_request_bytes"]),
+    ],
+    ids=str,
+)
+def test_requests_are_compared_with_nodes_and_limits(
+    task: dict[str, Any], roles: list[dict[str, Any]], fields: list[str]
+) -> None:
+    own = tuple(
+        Role.model_validate({"name": f"r{index}", "replicas": 1, "command": ("a",), **role})
+        for index, role in enumerate(roles)
+    )
+    assert refused_fields(asked(roles=own, nodes=0, **task), KNOWN) == fields
+
+
+def test_a_request_above_a_limit_names_both_fields() -> None:
+    role = Role(name="a", command=("a",), cpus_request=2.0)
+    spec = fill_in(asked(roles=(role,), cpus=1.0), task_id=TASK_ID, defaults=Defaults())
+    found = validate(spec, owner="ann", team="", facts=KNOWN, limits=Limits())
+    assert isinstance(found, Refusal)
+    (error,) = found.errors
+    assert (error.field, error.value) == ("roles[0].cpus_request", "2.0")
+    assert error.message == "is more than the limit cpus, 1.0"
+
+
+PROCESSES = replace(KNOWN, runtimes=frozenset({"process"}))
+PODS = replace(KNOWN, runtimes=frozenset({"kubernetes"}))
+
+
+@pytest.mark.parametrize(
+    ("role", "facts", "fields"),
+    [
+        ({"args": ("--epochs", "3")}, PODS, []),
+        ({"args": ("--epochs", "3")}, KNOWN, []),
+        ({"args": ("--epochs", "3")}, PROCESSES, ["roles[0].command"]),
+        ({"command": ("train",), "args": ("--epochs", "3")}, PROCESSES, []),
+        ({}, PODS, ["roles[0].command"]),
+        ({"args": ("a\0",)}, PODS, ["roles[0].args[0]"]),
+        ({"args": ("x",) * 1025}, PODS, ["roles[0].args"]),
+        ({"command": ("x",), "args": ("x",) * 1024}, PODS, ["roles[0].command"]),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_the_command_may_be_left_to_the_image_of_a_pod(
+    role: dict[str, Any], facts: Facts, fields: list[str]
+) -> None:
+    own = Role.model_validate({"name": "worker", **role})
+    assert refused_fields(asked(roles=(own,)), facts) == fields

@@ -601,3 +601,23 @@ async def test_a_dry_run_is_validated_and_not_stored(service: ServiceHarness) ->
         owner = await tx.get(OwnerRow, "ann")
     assert owner is not None
     assert owner.live_tasks == 1
+
+
+async def test_what_has_no_effect_is_warned_of_and_kept(service: ServiceHarness) -> None:
+    await service.handle(node("n1", labels={"shiftwork.limits": "not-enforced"}), listed("n1"))
+    reply = await created(service, pod=PodRequest(image="x:1"), cpus=0.5)
+    assert [(each.code, each.field) for each in reply.warnings] == [
+        ("pods-only", "pod.image"),
+        ("limits-not-enforced", "cpus"),
+    ]
+    (event,) = await service.published()
+    assert isinstance(event, TaskSubmitted)
+    assert event.warnings == reply.warnings
+    again = await created(service, pod=PodRequest(image="x:1"), cpus=0.5)
+    assert again.warnings == reply.warnings
+    dry = create("k2", pod=PodRequest(image="x:1")).model_copy(update={"dry_run": True})
+    assert [each.field for each in (await service.ask(dry)).warnings] == ["pod.image"]
+    await service.ask(Reemit())
+    assert [each for each in await service.published() if isinstance(each, TaskSubmitted)] == [
+        event
+    ]

@@ -6,6 +6,9 @@ from typing import Any
 
 from shiftwork.cli import parse, render
 
+# The fields of a role that give it a size of its own, beside auxiliary.
+SIZE_FIELDS = ("gpus", "cpus", "memory_bytes", "cpus_request", "memory_request_bytes", "spread")
+
 
 def short(task: dict[str, Any]) -> str:
     """``2x8``: nodes and GPUs on each; ``2`` for whole nodes, ``2x0`` for CPU only.
@@ -46,8 +49,7 @@ def _roles(task: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _has_own_size(role: dict[str, Any]) -> bool:
     """True if a role does not simply have the size of its task."""
-    amounts = (role.get("gpus"), role.get("cpus"), role.get("memory_bytes"), role.get("spread"))
-    return bool(role.get("auxiliary")) or any(each is not None for each in amounts)
+    return bool(role.get("auxiliary")) or any(role.get(field) is not None for field in SIZE_FIELDS)
 
 
 def _gpus(role: dict[str, Any], common: int | None) -> int | None:

@@ -95,6 +95,7 @@ def submit(
     if now.json:
         render.record(task)
     else:
+        show_warnings(task)
         render.line(task["id"])
     if follow_it:
         raise typer.Exit(follow.to_the_end(api, task))
@@ -149,6 +150,12 @@ def _tasks_run_as() -> str:
     return str(session.current().api().get("/v1/whoami").get("tasks_run_as") or "")
 
 
+def show_warnings(task: Dict[str, Any]) -> None:
+    """Write what the submission warns of to standard error."""
+    for each in parse.listed(task.get("warnings")):
+        render.warning(f"{each['field']}: {each['message']}")
+
+
 def _show_dry_run(reply: Dict[str, Any]) -> None:
     if session.current().json:
         render.document(reply)
@@ -183,6 +190,7 @@ def _show_dry_run(reply: Dict[str, Any]) -> None:
             ("fits", fits),
         ]
     )
+    show_warnings(task)
     render.note("nothing is submitted")
 
 

@@ -20,6 +20,7 @@ from shiftwork.cli import (
     render,
     session,
     sizes,
+    submit,
 )
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, naming, usage
@@ -311,6 +312,14 @@ def show(tasks: List[str] = _TASKS) -> None:
     each(tasks, act)
 
 
+def _show_warnings(warnings: List[Dict[str, Any]]) -> None:
+    """The warnings of the submission."""
+    if warnings:
+        render.line("")
+    for each in warnings:
+        render.line(f"warning: {each['field']}: {each['message']}")
+
+
 def _show_endpoints(endpoints: List[Dict[str, Any]]) -> None:
     if not endpoints:
         return
@@ -380,6 +389,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             "",
         )
     _show_endpoints(parse.listed(found.get("endpoints")))
+    _show_warnings(parse.listed(found.get("warnings")))
     _show_ending(api, found)
 
 
@@ -649,6 +659,7 @@ def retry(tasks: List[str] = _TASKS) -> None:
         with naming({"name": "TASK"}):
             again: Dict[str, Any] = api.post(path, None, secrets.token_hex(16))
         if not session.current().json:
+            submit.show_warnings(again)
             render.line(again["id"])
         return again
 

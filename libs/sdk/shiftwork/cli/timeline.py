@@ -179,11 +179,19 @@ def _usage(data: Data) -> str:
     return f"used {gpus:.0f} GPU-seconds, {nodes:.0f} node-seconds, for {data.get('owner')}"
 
 
+def _submitted(data: Data) -> str:
+    found = [
+        f"; warning: {each.get('field')}: {each.get('message')}"
+        for each in map(parse.fields, parse.listed(data.get("warnings")))
+    ]
+    return f"submitted by {data.get('owner')}" + "".join(found)
+
+
 _GOALS = {"run": "resumed", "pause": "paused", "stop": "stopped"}
 
 
 SENTENCES: Mapping[str, Callable[[Data], str]] = {
-    "task.submitted": lambda d: f"submitted by {d.get('owner')}",
+    "task.submitted": _submitted,
     "task.goal_changed": lambda d: (
         f"{_GOALS.get(str(d.get('goal')), d.get('goal'))}{' at once' if d.get('now') else ''}"
         f" by {d.get('changed_by')}"

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from libs.contracts.ids import RunId
+from libs.contracts.runtimes import KUBERNETES
 from libs.kube.client import CallLimits, KubeClient
 from libs.kube.transport import Transport
 from libs.pods.field_errors import PodRefusedError
@@ -78,7 +79,7 @@ class KubePolicy:
 class KubernetesRuntime:
     """``port.Runtime`` on a cluster, in one namespace."""
 
-    name = "kubernetes"
+    name = KUBERNETES
     shares_ports = False
 
     def __init__(

@@ -13,7 +13,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from libs.contracts.messages import Priority, Reason, ReasonCode, TaskSpec
-from libs.contracts.rank_sizes import has_own_size, size_of, sizes_differ
+from libs.contracts.rank_sizes import (
+    effective,
+    has_own_size,
+    has_request,
+    size_of,
+    sizes_differ,
+)
 
 WEIGHTS: Mapping[Priority, int] = MappingProxyType(
     {
@@ -136,6 +142,8 @@ def shape_of(spec: TaskSpec, avoids: tuple[str, ...] = ()) -> Shape:
     for role in spec.roles:
         if has_own_size(role):
             return _of_roles(spec, avoids)
+    if has_request(spec):
+        spec = effective(spec)
     return _shape(
         spec.group,
         spec.nodes,

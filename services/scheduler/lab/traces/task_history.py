@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, cast
 
 from libs.contracts.messages import Role
-from libs.contracts.rank_sizes import has_own_size, size_of, sizes_differ
+from libs.contracts.rank_sizes import REQUESTS, has_own_size, size_of, sizes_differ
 from libs.contracts.wording import counted
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces import row as rows
@@ -26,6 +26,7 @@ from services.scheduler.lab.workload import RoleSize, spec_of
 # A document that is one JSON value is read whole.
 DOCUMENT_BYTES_MAX = 512 * 1024 * 1024
 ENDED = frozenset({"succeeded", "failed", "stopped"})
+CPUS_AND_MEMORY = (*REQUESTS, *REQUESTS.values())
 
 
 def parse(lines: Iterable[str], where: str) -> Parsed:
@@ -124,7 +125,7 @@ def _rows(tasks: Iterable[tuple[int, Any]], notes: list[str]) -> Iterator[Row | 
 def _requests_cpus(task: dict[str, Any]) -> bool:
     """True if any rank of a task with roles requested CPUs or memory."""
     asked = [task, *cast("list[dict[str, Any]]", task.get("roles") or [])]
-    return any(each.get("cpus") or each.get("memory_bytes") for each in asked)
+    return any(each.get(name) for each in asked for name in CPUS_AND_MEMORY)
 
 
 def _task(line: int, task: dict[str, Any]) -> tuple[Row, bool]:
@@ -179,7 +180,7 @@ def _roles(task: dict[str, Any]) -> tuple[Role, ...]:
             raise BadRowError(f"{path} is {rows.shown(each)}: write an object")
         role = cast("dict[str, Any]", each)
         spread = role.get("spread")
-        sized = role.get("cpus") is not None or role.get("memory_bytes") is not None
+        sized = any(role.get(field) is not None for field in CPUS_AND_MEMORY)
         found.append(
             Role(
                 name=_name(role, "name"),
