@@ -240,6 +240,40 @@ CASES: dict[str, Case] = {
         ),
         PodPolicy(default_image="example/train:1"),
     ),
+    "a-role-of-its-own": Case(
+        an_order(
+            pod=PodRequest(
+                image="example/train:1",
+                storage=("scratch",),
+                capabilities=(),
+                env_from=(EnvSource(name="IP", field="status.podIP"),),
+                template=json.dumps(SIDECAR),
+            ),
+            cpus=4.0,
+            memory_bytes=8 * GIB,
+            roles=(
+                Role(
+                    name="worker",
+                    replicas=1,
+                    args=("--port=$(PORT)",),
+                    cpus_request=0.5,
+                    memory_request_bytes=GIB,
+                    pod=PodRequest(
+                        image="example/serve:1",
+                        image_pull_policy="Always",
+                        resources={"rdma/hca": "1"},
+                        shm_bytes=GIB,
+                        template=json.dumps({"metadata": {"labels": {"example.com/board": "no"}}}),
+                    ),
+                ),
+            ),
+        ),
+        PodPolicy.model_validate({**SITES_POLICY, "metadata_keys": ["*", "example.com/*"]}),
+    ),
+    "a-request-without-a-limit": Case(
+        an_order(gpus=0, cpus_request=0.5, pod=PodRequest(image="python:3")),
+        PodPolicy.model_validate({"cpu_only": {"cpus": 2, "memory_bytes": GIB}}),
+    ),
     "tf-config-of-two": Case(
         an_order(2, contract=Contract.TF_CONFIG), PodPolicy(default_image="example/train:1")
     ),

@@ -108,3 +108,22 @@ def test_the_context_and_the_resumed_checkpoint() -> None:
 
 def test_the_run_token_key_is_never_printed() -> None:
     assert KEY.decode() not in repr(SITE)
+
+
+def test_arguments_follow_the_command_or_go_to_the_images_program() -> None:
+    for command, of_image in (((), True), (("train",), False)):
+        role = Role(name="worker", replicas=1, command=command, args=("--epochs", "3"))
+        run = a_run(RunState.ASSIGNED, spec=a_spec().model_copy(update={"roles": (role,)}))
+        [rank] = build_order(run, hosts_of(run), SITE).ranks
+        assert rank.argv == (*command, "--epochs", "3")
+        assert rank.of_image is of_image
+
+
+def test_limits_and_requests_of_a_rank() -> None:
+    role = Role(name="worker", replicas=1, command=("train",), cpus_request=0.5)
+    update = {"roles": (role,), "cpus": 2.0, "memory_request_bytes": 7}
+    run = a_run(RunState.ASSIGNED, spec=a_spec().model_copy(update=update))
+    [rank] = build_order(run, hosts_of(run), SITE).ranks
+    assert (rank.cpus, rank.cpus_request) == (2.0, 0.5)
+    # A request alone enforces nothing.
+    assert (rank.memory_bytes, rank.memory_request_bytes) == (None, 7)

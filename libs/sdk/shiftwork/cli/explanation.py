@@ -182,8 +182,13 @@ def _forecast(forecast: Document) -> str:
     )
 
 
+def _figure(number: float) -> str:
+    """A number of nodes, of which tasks may hold parts: ``3``, ``1.27``."""
+    return f"{round(number, 2):g}"
+
+
 def _count(number: float, noun: str) -> str:
-    return f"{number:g} {noun}" + ("" if number == 1 else "s")
+    return f"{_figure(number)} {noun}" + ("" if number == 1 else "s")
 
 
 def _order(order: dict[str, Any]) -> list[str]:
@@ -203,7 +208,7 @@ def _order(order: dict[str, Any]) -> list[str]:
         lines.append(
             f"virtual cluster {order['virtual_cluster']}: {covered} its guarantee of"
             f" {_count(order['guaranteed_nodes'], 'node')}, of which it holds"
-            f" {order['held_nodes']:g}"
+            f" {_figure(order['held_nodes'])}"
         )
     return lines
 

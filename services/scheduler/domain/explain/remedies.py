@@ -426,7 +426,7 @@ class Remedies:
             return
         held = clusters.held(full.name)
         if size <= full.nodes_max:
-            text = f"{number(held + size - full.nodes_max, 'node')} of the {held:g} held by virtual"
+            text = f"{number(held + size - full.nodes_max, 'node')} of the {round(held, 2):g} held by virtual"
             text += f" cluster {full.name} come free"
             yield from self._runs(self._runs_by_end(), instead=text)
         row = pool.policy
@@ -437,7 +437,9 @@ class Remedies:
         change = Change(put=(replace(row, virtual_clusters=changed),))
         if self._helps(change) is not None:
             most = f"the most that virtual cluster {full.name} may hold"
-            text = f"raise {most} from {full.nodes_max:g} to {number(held + size, 'node')}"
+            text = (
+                f"raise {most} from {round(full.nodes_max, 2):g} to {number(held + size, 'node')}"
+            )
             yield Remedy(text, change)
 
     # Nodes.

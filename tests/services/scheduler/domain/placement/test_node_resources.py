@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.messages import ExitKind, Placement, Priority, ReasonCode, TaskState
+from libs.contracts.messages import ExitKind, Placement, Priority, ReasonCode, Role, TaskState
 from services.scheduler.domain.check.plan import check
 from services.scheduler.domain.check.violations import Fault
 from services.scheduler.domain.decide import decide
@@ -141,3 +141,27 @@ def planted(state: TaskState | None) -> set[Fault]:
 
 def test_the_check_adds_up_what_is_held() -> None:
     assert planted(None) == planted(TaskState.PREEMPTING) == {Fault.TOO_FULL}
+
+
+def requesting(task_id: str, **changes: Any) -> Task:
+    """A task whose limits are above every node; what it requests is counted."""
+    spec = a_spec(gpus=1, cpus=100.0, memory_bytes=900 * GB).model_copy(update=changes)
+    return a_task(task_id, spec=spec)
+
+
+def test_requests_are_added_up_and_limits_are_not() -> None:
+    requests = {"cpus_request": 1.3, "memory_request_bytes": GB}
+    tasks = [requesting(f"t{number}", **requests) for number in range(4)]
+    assert len(starts(tasks, [a_node("n0", gpus=8, cpus=4.0, memory_bytes=9 * GB)])) == 3
+    tasks = [requesting(f"t{number}", **requests, memory_bytes=GB) for number in range(4)]
+    assert len(starts(tasks, [a_node("n0", gpus=8, memory_bytes=2 * GB)])) == 2
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_requests_of_roles_are_added_up(gpus: int) -> None:
+    role = Role(
+        name="worker", replicas=3, gpus=gpus, cpus_request=1.3, cpus=50.0, command=("train",)
+    )
+    gang = a_task("gang", spec=a_spec(nodes=3, roles=(role,)))
+    assert starts([gang], [a_node("n0", gpus=8, cpus=4.0)]) == {"gang": "n0"}
+    assert starts([gang], [a_node("n0", gpus=8, cpus=3.0)]) == {}
