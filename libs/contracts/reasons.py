@@ -18,6 +18,7 @@ Sentence = Callable[["Values"], str]
 
 # From this number on, the fraction is left out.
 _MANY = 1000.0
+_GIB = float(1 << 30)
 _SPANS = ((86_400.0, "day", 2.0), (3600.0, "h", 1.0), (60.0, "min", 1.0))
 
 
@@ -87,19 +88,25 @@ class Values:
         return f"; it goes on from step {self.number('step')}" if "step" in self.numbers else ""
 
     def size(self) -> str:
-        """A gang: ``2 nodes with 4 GPUs each``, ``1 whole node``, ``5 replicas (7 GPUs)``."""
+        """A gang: ``2 nodes with 4 GPUs each``, ``1 whole node``, ``5 replicas (7 GPUs)``. A gang
+        of equal ranks has what each requests besides: ``1 node (CPU only) with 2 CPUs``."""
         if "replicas" in self.numbers:
             whole = self.numbers.get("whole_nodes")
             parts = [counted(whole, "whole node")] if whole else []
             parts += [self.count("gpus", "GPU")] if self.numbers.get("gpus") or not whole else []
             return f"{self.count('replicas', 'replica')} ({', '.join(parts)})"
-        nodes = self.numbers["nodes"]
-        if "gpus" not in self.numbers:
-            return counted(nodes, "whole node")
-        if not self.numbers["gpus"]:
-            return f"{self.count('nodes', 'node')} (CPU only)"
-        each = " each" if nodes != 1 else ""
-        return f"{self.count('nodes', 'node')} with {self.count('gpus', 'GPU')}{each}"
+        nodes, gpus = self.numbers["nodes"], self.numbers.get("gpus")
+        what = counted(nodes, "whole node") if gpus is None else self.count("nodes", "node")
+        if gpus == 0:
+            what += " (CPU only)"
+        parts = [self.count("gpus", "GPU")] if gpus else []
+        parts += [self.count("cpus", "CPU")] if self.numbers.get("cpus") else []
+        memory = self.numbers.get("memory_bytes")
+        parts += [f"{figure(memory / _GIB)} GiB of memory"] if memory else []
+        if not parts:
+            return what
+        listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+        return f"{what} with {listed}" + (" each" if nodes != 1 else "")
 
     def nodes_of(self) -> str:
         """The nodes that may hold it: ``those of group a with the labels gpu=a100``."""

@@ -6,7 +6,7 @@ has to wait is accepted. Facts that are not known reject nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
 from libs.contracts.rank_sizes import (
@@ -21,7 +21,7 @@ from libs.contracts.rank_sizes import (
     sizes_differ,
 )
 from libs.contracts.whole_nodes import Nodes, kinds_for
-from libs.contracts.wording import are, counted, field_error, meant
+from libs.contracts.wording import are, as_text, counted, field_error, meant
 from services.submit.domain.facts import Facts, Shape
 from services.submit.domain.fill import DEFAULT_ROLE
 
@@ -57,7 +57,8 @@ def check_inventory(spec: TaskSpec, facts: Facts) -> Iterator[FieldError]:
         return
     suitable = _suitable(spec, facts)
     if sizes_differ(spec):
-        yield from _roles_that_fit_nowhere(spec, group, suitable)
+        alone = list(_roles_that_fit_nowhere(spec, group, suitable))
+        yield from alone or _roles_that_fit_not_together(spec, suitable)
         return
     given, spec = spec, effective(spec)
     tainted = _tainted(spec, facts)
@@ -124,7 +125,7 @@ def _roles_that_fit_nowhere(
 ) -> Iterator[FieldError]:
     """Yield the roles of which no node holds a replica, or all nodes together too few.
 
-    Each role is compared with the empty nodes by itself. The scheduler tries all of them together.
+    Each role is compared with the empty nodes by itself.
     """
     for index, (role, own) in enumerate(zip(spec.roles, role_specs(spec), strict=True)):
         at = f"roles[{index}]"
@@ -145,6 +146,68 @@ def _roles_that_fit_nowhere(
                 (f"ask for at most {usable}, " if usable else "ask ")
                 + f"for less in each, or use another group; {FOR_NODES_TO_COME}",
             )
+
+
+def _roles_that_fit_not_together(spec: TaskSpec, suitable: Sequence[Shape]) -> Iterator[FieldError]:
+    """Yield what all roles together need more of than all nodes have.
+
+    Such a task can never run. One that passes may still find no place, because whole ranks have to
+    be packed into nodes: the scheduler, which packs them, rejects it then.
+    """
+    sizes = [(role.replicas, size_of(spec, role)) for role in spec.roles]
+    nodes = sum(shape.nodes for shape in suitable)
+    whole = sum(count for count, size in sizes if size.gpus is None)
+    one_each = sum(
+        role.replicas
+        for role, (_, size) in zip(spec.roles, sizes, strict=True)
+        if size.gpus is None or not has_own_size(role)
+    )
+    if one_each > nodes:
+        why = (
+            f"{counted(one_each, 'replica')} of several roles have a node each, and "
+            f"{_where(spec)} has {counted(nodes, 'node')}"
+        )
+        yield _not_together(spec, _largest(sizes, "gpus"), why)
+        return
+    for name, noun in RESOURCES.items():
+        if name != "gpus" and not _all_known(suitable, name):
+            continue
+        needed = sum(_total(each, name) for each in sizes if each[1].gpus is not None)
+        # Which nodes are taken whole is not known: the smallest leave the most to the others.
+        smallest = sorted(getattr(each, name) for each in suitable for _ in range(each.nodes))
+        there = sum(smallest[whole:])
+        if needed > there * (1 + ROUNDING):
+            beside = f" beside {counted(whole, 'whole node')}" if whole else ""
+            why = (
+                f"all roles together need {as_text(needed)} {noun}{beside}, and the nodes of "
+                f"{_where(spec)} have {as_text(there)}"
+            )
+            yield _not_together(spec, _largest(sizes, name), why)
+            return
+
+
+RESOURCES: Mapping[str, str] = {"gpus": "GPUs", "cpus": "CPUs", "memory_bytes": "bytes of memory"}
+
+
+def _not_together(spec: TaskSpec, index: int, why: str) -> FieldError:
+    fix = f"ask for fewer replicas or less in each, or use another group; {FOR_NODES_TO_COME}"
+    return field_error(f"roles[{index}].replicas", spec.roles[index].replicas, why, fix)
+
+
+def _largest(sizes: Sequence[tuple[int, RankSize]], name: str) -> int:
+    """The role that takes the most of a resource."""
+    return max(range(len(sizes)), key=lambda index: _total(sizes[index], name))
+
+
+def _total(role: tuple[int, RankSize], name: str) -> float:
+    """What all replicas of a role take of a resource; whole nodes are not counted."""
+    count, size = role
+    amount: float = getattr(size, name) or 0
+    return count * amount
+
+
+# CPUs are fractions, whose sums are not exact.
+ROUNDING = 1e-9
 
 
 def _counted_at(spec: TaskSpec, index: int, field: str) -> str:

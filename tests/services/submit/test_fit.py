@@ -464,3 +464,34 @@ def test_the_command_may_be_left_to_the_image_of_a_pod(
 ) -> None:
     own = Role.model_validate({"name": "worker", **role})
     assert refused_fields(asked(roles=(own,)), facts) == fields
+
+
+@pytest.mark.parametrize(
+    ("roles", "fields"),
+    [
+        # Two nodes of 8 GPUs and three of 4: 28 GPUs, 224 CPUs.
+        ([{"replicas": 14, "gpus": 1}, {"replicas": 14, "gpus": 1}], []),
+        ([{"replicas": 14, "gpus": 1}, {"replicas": 15, "gpus": 1}], ["roles[1].replicas"]),
+        ([{"replicas": 2, "gpus": 8}, {"replicas": 13, "gpus": 1}], ["roles[0].replicas"]),
+        ([{"gpus": 0, "cpus": 32.0, "replicas": 4}, {"gpus": 1, "cpus": 32.0, "replicas": 3}], []),
+        (
+            [{"gpus": 0, "cpus": 32.0, "replicas": 4}, {"gpus": 1, "cpus": 32.0, "replicas": 4}],
+            ["roles[0].replicas"],
+        ),
+        # Whole nodes leave the others.
+        ([{"replicas": 2}, {"replicas": 20, "gpus": 1}], []),
+        ([{"replicas": 2}, {"replicas": 21, "gpus": 1}], ["roles[1].replicas"]),
+        ([{"replicas": 3}, {"replicas": 3}, {"gpus": 0}], ["roles[0].replicas"]),
+        ([{"replicas": 3}, {"replicas": 1}, {"auxiliary": True}], []),
+    ],
+    ids=str,
+)
+def test_roles_that_fit_by_themselves_and_not_together_are_refused(
+    roles: list[dict[str, Any]], fields: list[str]
+) -> None:
+    own = tuple(
+        Role.model_validate({"name": f"r{index}", "replicas": 1, "command": ("a",), **role})
+        for index, role in enumerate(roles)
+    )
+    assert refused_fields(asked(roles=own, nodes=0), KNOWN) == fields
+    assert refused_fields(asked(roles=own, nodes=0, wait_for_nodes=True), KNOWN) == []

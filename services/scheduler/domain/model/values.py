@@ -101,7 +101,12 @@ class Shape(NamedTuple):
     def numbers(self) -> dict[str, float | None]:
         """Its size in numbers, as reasons name it."""
         if not self.parts:
-            return {"nodes": self.nodes, "gpus": self.gpus}
+            return {
+                "nodes": self.nodes,
+                "gpus": self.gpus,
+                "cpus": self.cpus or None,
+                "memory_bytes": self.memory_bytes or None,
+            }
         return {
             "replicas": self.nodes,
             "whole_nodes": sum(each.nodes for each in self.each if each.gpus is None) or None,
