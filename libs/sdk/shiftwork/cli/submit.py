@@ -6,7 +6,17 @@ from typing import Any, Dict, List, Mapping, Optional
 
 import typer
 
-from shiftwork.cli import environments, follow, here, input_files, parse, render, session, sizes
+from shiftwork.cli import (
+    environments,
+    follow,
+    here,
+    input_files,
+    parse,
+    render,
+    role_facts,
+    session,
+    sizes,
+)
 from shiftwork.cli.failures import Failure, naming, usage
 from shiftwork.cli.task_fields import set_field, with_task_options
 from shiftwork.cli.task_options import TASK_OPTIONS
@@ -95,7 +105,7 @@ def submit(
     if now.json:
         render.record(task)
     else:
-        show_warnings(task)
+        role_facts.show_warnings(task)
         render.line(task["id"])
     if follow_it:
         raise typer.Exit(follow.to_the_end(api, task))
@@ -150,12 +160,6 @@ def _tasks_run_as() -> str:
     return str(session.current().api().get("/v1/whoami").get("tasks_run_as") or "")
 
 
-def show_warnings(task: Dict[str, Any]) -> None:
-    """Write what the submission warns of to standard error."""
-    for each in parse.listed(task.get("warnings")):
-        render.warning(f"{each['field']}: {each['message']}")
-
-
 def _show_dry_run(reply: Dict[str, Any]) -> None:
     if session.current().json:
         render.document(reply)
@@ -168,7 +172,6 @@ def _show_dry_run(reply: Dict[str, Any]) -> None:
     if ahead:
         fits += f"; {ahead} of its group wait at its level or above"
     preemption = task["preemption"]
-    command = "; ".join(" ".join(role["command"]) for role in task["roles"])
     render.facts(
         [
             ("name", task["name"]),
@@ -178,8 +181,7 @@ def _show_dry_run(reply: Dict[str, Any]) -> None:
             ("size", sizes.long(task)),
             ("labels", render.labels(task["labels"])),
             ("on nodes with", render.labels(task["node_selector"])),
-            ("command", command),
-            ("directory", task["working_directory"]),
+            *role_facts.facts(task),
             ("variables", ", ".join(sorted(parse.fields(task.get("env"))))),
             ("preemption", ":".join(filter(None, (preemption["mode"], preemption.get("signal"))))),
             ("ack deadline", _span(preemption.get("ack_deadline_seconds"))),
@@ -190,7 +192,7 @@ def _show_dry_run(reply: Dict[str, Any]) -> None:
             ("fits", fits),
         ]
     )
-    show_warnings(task)
+    role_facts.show_warnings(task)
     render.note("nothing is submitted")
 
 

@@ -18,9 +18,9 @@ from shiftwork.cli import (
     listening,
     parse,
     render,
+    role_facts,
     session,
     sizes,
-    submit,
 )
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, naming, usage
@@ -312,12 +312,12 @@ def show(tasks: List[str] = _TASKS) -> None:
     each(tasks, act)
 
 
-def _show_warnings(warnings: List[Dict[str, Any]]) -> None:
+def _show_warnings(warnings: List[str]) -> None:
     """The warnings of the submission."""
     if warnings:
         render.line("")
     for each in warnings:
-        render.line(f"warning: {each['field']}: {each['message']}")
+        render.line(f"warning: {each}")
 
 
 def _show_endpoints(endpoints: List[Dict[str, Any]]) -> None:
@@ -359,9 +359,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("labels", render.labels(parse.fields(found.get("labels")))),
             ("on nodes with", render.labels(parse.fields(found.get("node_selector")))),
             ("tolerates", " ".join(parse.listed(found.get("tolerations")))),
-            ("command", _commands(found)),
-            ("pod", _pod(parse.fields(found.get("pod")))),
-            ("directory", found.get("working_directory") or ""),
+            *role_facts.facts(found),
             ("attempt", str(found["attempt"] or "")),
             ("progress", _reported(found)),
             ("checkpoint", _checkpoint(checkpoint, found)),
@@ -389,7 +387,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             "",
         )
     _show_endpoints(parse.listed(found.get("endpoints")))
-    _show_warnings(parse.listed(found.get("warnings")))
+    _show_warnings(role_facts.warnings(found))
     _show_ending(api, found)
 
 
@@ -401,32 +399,12 @@ def _show_ending(api: Api, task: Dict[str, Any]) -> None:
         render.line(text)
 
 
-def _pod(pod: Dict[str, Any]) -> str:
-    """What was asked of its pods, in one line."""
-    parts = [
-        pod.get("image") or "",
-        *(f"mounts {name}" for name in parse.listed(pod.get("storage"))),
-        *(f"{name}={amount}" for name, amount in parse.fields(pod.get("resources")).items()),
-        *([f"shm {pod['shm_bytes']}"] if pod.get("shm_bytes") else []),
-        *parse.listed(pod.get("capabilities")),
-        *(["a template"] if pod.get("template") else []),
-    ]
-    return ", ".join(word for word in parts if word)
-
-
 def _delayed(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
     """What the launcher waits for before the current attempt runs; empty if nothing."""
     for run in runs:
         if run["attempt"] == task["attempt"]:
             return str(parse.fields(run.get("delayed")).get("detail", ""))
     return ""
-
-
-def _commands(task: Dict[str, Any]) -> str:
-    roles = parse.listed(task.get("roles"))
-    if len(roles) == 1:
-        return " ".join(roles[0]["command"])
-    return "; ".join(f"{r['name']} x{r['replicas']}: {' '.join(r['command'])}" for r in roles)
 
 
 def _checkpoint(saved: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
@@ -659,7 +637,7 @@ def retry(tasks: List[str] = _TASKS) -> None:
         with naming({"name": "TASK"}):
             again: Dict[str, Any] = api.post(path, None, secrets.token_hex(16))
         if not session.current().json:
-            submit.show_warnings(again)
+            role_facts.show_warnings(again)
             render.line(again["id"])
         return again
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from shiftwork.cli import parse, render
+from shiftwork.cli import parse, render, role_facts
 
 Data = Mapping[str, Any]
 
@@ -180,10 +180,7 @@ def _usage(data: Data) -> str:
 
 
 def _submitted(data: Data) -> str:
-    found = [
-        f"; warning: {each.get('field')}: {each.get('message')}"
-        for each in map(parse.fields, parse.listed(data.get("warnings")))
-    ]
+    found = [f"; warning: {each}" for each in role_facts.warnings(parse.fields(data))]
     return f"submitted by {data.get('owner')}" + "".join(found)
 
 

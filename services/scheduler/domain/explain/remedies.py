@@ -426,8 +426,8 @@ class Remedies:
             return
         held = clusters.held(full.name)
         if size <= full.nodes_max:
-            text = f"{number(held + size - full.nodes_max, 'node')} of the {round(held, 2):g} held by virtual"
-            text += f" cluster {full.name} come free"
+            text = f"{number(held + size - full.nodes_max, 'node')} of the {round(held, 2):g}"
+            text += f" held by virtual cluster {full.name} come free"
             yield from self._runs(self._runs_by_end(), instead=text)
         row = pool.policy
         changed = tuple(

@@ -459,3 +459,62 @@ def test_wait_for_a_state(shiftwork: Shiftwork, server: CliServer) -> None:
     server.tasks["ta"]["state"] = "stopped"
     assert "will not be paused" in shiftwork("wait", "ta", "--for", "paused").err
     assert shiftwork("wait", "ta", "--for", "flying").code == 2
+
+
+WARNINGS = [
+    {"code": "pods-only", "field": "pod.image", "value": "x:1", "message": "there are no pods"},
+    {"code": "spread-unused", "field": "roles[0].spread", "value": "true", "message": "no effect"},
+]
+WARNED = ["warning: pod.image: there are no pods", "warning: roles[0].spread: no effect"]
+
+
+def test_what_a_submission_warns_of_is_shown(shiftwork: Shiftwork, server: CliServer) -> None:
+    task = a_task("ta", warnings=WARNINGS)
+    server.first["POST", "/v1/tasks"] = [(201, task), (201, task)]
+    done = shiftwork("submit", "--force", "--", "true")
+    assert done.out.splitlines() == ["ta"]
+    assert [line for line in done.err.splitlines() if "warning" in line] == WARNED
+    done = shiftwork("submit", "--json", "--force", "--", "true")
+    assert done.json["warnings"] == WARNINGS
+    assert "warning" not in done.err
+    server.tasks["ta"] = task
+    assert shiftwork("show", "ta").out.splitlines()[-2:] == WARNED
+    answer = {"task": {**a_dry_task(), "warnings": WARNINGS}, "free_nodes": 1, "ahead": 0}
+    server.first["POST", "/v1/tasks:dry-run"] = [(200, answer)]
+    err = shiftwork("submit", "--dry-run", "--force", "--", "true").err.splitlines()
+    assert [line for line in err if "warning" in line] == WARNED
+
+
+def a_dry_task() -> dict[str, Any]:
+    return a_task("", node_selector={}, preemption={"mode": "sdk"})
+
+
+def test_show_and_dry_run_print_what_each_role_has(shiftwork: Shiftwork, server: CliServer) -> None:
+    roles = [
+        {"name": "chief", "replicas": 1, "command": ["a"], "args": ["b"]},
+        {
+            "name": "ps",
+            "replicas": 2,
+            "command": [],
+            "args": ["--port", "1"],
+            "working_directory": "/data",
+            "cpus_request": 0.5,
+            "cpus": 2,
+            "memory_request_bytes": 3 << 29,
+            "pod": {"image": "x:1", "storage": ["sets"]},
+        },
+    ]
+    task = {**a_dry_task(), "roles": roles, "contract": "tf_config", "cpus": 4}
+    server.tasks["ta"] = {**task, "id": "ta"}
+    answer = {"task": task, "free_nodes": None, "ahead": None}
+    server.first["POST", "/v1/tasks:dry-run"] = [(200, answer)]
+    for words in (("show", "ta"), ("submit", "--dry-run", "--force", "--", "true")):
+        lines = {" ".join(line.split()) for line in shiftwork(*words).out.splitlines()}
+        assert {
+            "command chief x1: a b; ps x2: (the image's) --port 1",
+            "contract tf_config",
+            "resources 4 CPUs",
+            "directory /home/ada",
+            "role ps in /data, 0.5 CPUs (limit 2), 1.5 GiB (no limit), x:1, mounts sets",
+        } <= lines
+        assert not any(line.startswith("role chief") for line in lines)

@@ -308,3 +308,11 @@ def test_a_draining_node_is_drained_once_nothing_runs_there() -> None:
 def test_every_event_of_a_run_has_its_step() -> None:
     kinds = {kind for kind in timeline.SENTENCES if kind.startswith("run.")}
     assert kinds - set(timeline._STEPS) == set()
+
+
+def test_a_submission_names_its_warnings() -> None:
+    warning = {"code": "c", "field": "pod.image", "message": "there are no pods"}
+    data = {"owner": "ann", "warnings": [warning]}
+    text = timeline.sentence("task.submitted", data)
+    assert text == "submitted by ann; warning: pod.image: there are no pods"
+    assert timeline.sentence("task.submitted", {"owner": "ann"}) == "submitted by ann"
