@@ -67,10 +67,10 @@ def _added(common: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _by_name(common: Any, own: Any) -> Any:  # noqa: ANN401 - a map, or variables with names
-    if isinstance(own, tuple):
-        sources: tuple[EnvSource, ...] = (*common, *own)
-        return tuple({each.name: each for each in sources}.values())
-    return {**common, **own}
+    if isinstance(own, Mapping):
+        return dict[str, str](common) | dict[str, str](own)
+    sources: list[EnvSource] = [*common, *own]
+    return tuple({each.name: each for each in sources}.values())
 
 
 _MERGED: Mapping[Merge, Callable[[Any, Any], Any]] = {

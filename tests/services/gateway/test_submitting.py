@@ -370,3 +370,22 @@ async def test_a_pod_template_that_is_not_allowed_is_refused_with_its_path(
     assert "hush" not in refused.text
     refused = await ann.post("/v1/tasks", json={**NEW, "pod": {"immage": "x"}})
     assert refused.json()["errors"][0]["field"] == "pod.immage"
+
+
+async def test_warnings_stay_with_the_task(harness: GatewayHarness, ann: httpx.AsyncClient) -> None:
+    body = {**NEW, "preemption": {"mode": "kill"}, "fence_after_seconds": 30.0}
+    dry = (await ann.post("/v1/tasks:dry-run", json=body)).json()["task"]["warnings"]
+    made = (await ann.post("/v1/tasks", json=body)).json()
+    assert made["warnings"] == dry
+    (warning,) = dry
+    assert (warning["code"], warning["field"], warning["value"]) == (
+        "fence-needs-sdk",
+        "fence_after_seconds",
+        "30.0",
+    )
+    # Before and after its event is projected.
+    assert (await ann.get(f"/v1/tasks/{made['id']}")).json()["warnings"] == dry
+    await until(lambda: harness.reached(1))
+    assert (await ann.get(f"/v1/tasks/{made['id']}")).json()["warnings"] == dry
+    (event,) = (await ann.get("/v1/events", params={"task": made["id"]})).json()["items"]
+    assert event["data"]["warnings"] == dry

@@ -22,11 +22,11 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from libs.service.deletion_limit import DeletionLimit
-from services.launcher.domain.model import Listing, ObservedRank, RankState
+from services.launcher.domain.model import Fault, Listing, ObservedRank, RankState
 from services.launcher.runtimes.node import cgroups, proc
 from services.launcher.runtimes.node.journal import Journal
 from services.launcher.runtimes.node_client import NodePlan
-from services.launcher.runtimes.port import RuntimeUnavailableError
+from services.launcher.runtimes.port import LaunchRefusedError, RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
 from services.launcher.runtimes.supervisor import clear_output
 from services.launcher.task_users import OneUser, TaskUser, own_environment
@@ -645,3 +645,9 @@ async def test_a_run_whose_name_is_no_id_is_set_apart_and_hides_no_other(box: Bo
             assert RUN in (await box.runtime.list()).runs
     problems = [each["problem"] for each in logs if each["event"] == "run set apart"]
     assert len(problems) == len(set(problems)) == 2
+
+
+async def test_arguments_of_an_images_program_cannot_start(box: Box) -> None:
+    with pytest.raises(LaunchRefusedError, match="no command.*role worker has args alone") as found:
+        await box.runtime.launch(an_order(RUN, ["--epochs", "3"], of_image=True, role="worker"))
+    assert found.value.refused.fault is Fault.NO_COMMAND
