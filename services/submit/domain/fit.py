@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
 from libs.contracts.rank_sizes import (
-    ROLE_FIELDS,
     RankSize,
     effective,
     given_at,
@@ -127,13 +126,16 @@ def _roles_that_fit_nowhere(
 
     Each role is compared with the empty nodes by itself.
     """
+    seen: set[str] = set()
     for index, (role, own) in enumerate(zip(spec.roles, role_specs(spec), strict=True)):
         at = f"roles[{index}]"
         too_large = [
-            error.model_copy(update={"field": _counted_at(spec, index, error.field)})
+            error.model_copy(update={"field": role_given_at(spec, index, error.field)})
             for error in _larger_than_any(own, suitable)
         ]
-        yield from too_large
+        # Several roles may have it from the task.
+        yield from (error for error in too_large if error.field not in seen)
+        seen |= {error.field for error in too_large}
         usable = _usable_count(own, group, suitable)
         size = size_of(spec, role)
         if size.gpus is not None and not size.spread:
@@ -208,12 +210,6 @@ def _total(role: tuple[int, RankSize], name: str) -> float:
 
 # CPUs are fractions, whose sums are not exact.
 ROUNDING = 1e-9
-
-
-def _counted_at(spec: TaskSpec, index: int, field: str) -> str:
-    """The field by which an amount of a role is counted: its own, or a request of the task."""
-    found = role_given_at(spec, index, field)
-    return found if found != field else f"roles[{index}].{ROLE_FIELDS.get(field, field)}"
 
 
 def _ranks_on(shape: Shape, size: RankSize) -> int:

@@ -404,7 +404,8 @@ def test_a_task_that_waits_for_nodes_to_come_is_held_to_no_size_of_those_there()
         ({"memory_bytes": 2000 * GIB, "memory_request_bytes": GIB}, [{}], []),
         ({"cpus": 100.0, "cpus_request": 65.0}, [{}], ["cpus_request"]),
         ({"cpus_request": 65.0}, [{}], ["cpus_request"]),
-        ({"cpus_request": 65.0}, [{"gpus": 1}, {"gpus": 2}], ["cpus_request", "cpus_request"]),
+        ({"cpus_request": 65.0}, [{"gpus": 1}, {"gpus": 2}], ["cpus_request"]),
+        ({"cpus": 65.0}, [{"gpus": 1}, {"gpus": 2}], ["cpus"]),
         ({}, [{"gpus": 1, "cpus_request": 65.0}, {"gpus": 2}], ["roles[0].cpus_request"]),
         ({}, [{"gpus": 1, "cpus_request": 65.0}], ["roles[0].cpus_request"]),
         # A request above its limit.

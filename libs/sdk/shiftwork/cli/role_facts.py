@@ -17,7 +17,7 @@ def facts(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("pod", _pod(parse.fields(task.get("pod")))),
         ("directory", str(task.get("working_directory") or "")),
     ]
-    return [*found, *((f"role {role.get('name')}", _own(role)) for role in roles)]
+    return [*found, *((f"role {role.get('name')}", _own(role, task)) for role in roles)]
 
 
 def _commands(roles: list[dict[str, Any]]) -> str:
@@ -32,33 +32,47 @@ def _command(role: dict[str, Any]) -> str:
     return " ".join(map(str, [*words, *args]))
 
 
-def _own(role: dict[str, Any]) -> str:
+def _own(role: dict[str, Any], task: dict[str, Any]) -> str:
     """What a role has of its own beside its size and command; empty for most."""
     parts = [
         role.get("working_directory") and f"in {role['working_directory']}",
         role.get("image") or "",
-        _amounts(role),
+        _amounts(role, task),
         _pod(parse.fields(role.get("pod"))),
     ]
     return ", ".join(str(part) for part in parts if part)
 
 
-def _amounts(given: dict[str, Any]) -> str:
-    """CPUs and memory of each replica: what is planned, and the limit where that is another."""
-    cpus = _amount(given.get("cpus_request"), given.get("cpus"), "{:g} CPUs")
-    wanted, limit = given.get("memory_request_bytes"), given.get("memory_bytes")
-    return ", ".join(filter(None, (cpus, _amount(_gib(wanted), _gib(limit), "{:g} GiB"))))
+def _amounts(given: dict[str, Any], task: dict[str, Any] | None = None) -> str:
+    """CPUs and memory of each replica: what is planned, and the limit where that is another.
+
+    With a task, what a role gives of each pair, and what it leaves out of it as the task says.
+    """
+    parts: list[str] = []
+    for form, request, limit in (
+        (_cpus, "cpus_request", "cpus"),
+        (_memory, "memory_request_bytes", "memory_bytes"),
+    ):
+        wanted, most = given.get(request), given.get(limit)
+        if wanted is None and most is None:
+            continue
+        wanted = (task or {}).get(request) if wanted is None else wanted
+        most = (task or {}).get(limit) if most is None else most
+        if wanted is None:
+            parts.append(form(most))
+        else:
+            parts.append(
+                f"{form(wanted)} ({'no limit' if most is None else f'limit {form(most)}'})"
+            )
+    return ", ".join(parts)
 
 
-def _gib(size: int | None) -> float | None:
-    return None if size is None else round(size / (1 << 30), 3)
+def _cpus(count: float) -> str:
+    return f"{count:g} CPU" + ("" if count == 1 else "s")
 
 
-def _amount(wanted: float | None, limit: float | None, form: str) -> str:
-    if wanted is None:
-        return "" if limit is None else form.format(limit)
-    most = "no limit" if limit is None else f"limit {limit:g}"
-    return f"{form.format(wanted)} ({most})"
+def _memory(size: int) -> str:
+    return f"{round(size / (1 << 30), 3):g} GiB"
 
 
 def _pod(pod: dict[str, Any]) -> str:

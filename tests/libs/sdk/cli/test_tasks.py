@@ -503,6 +503,7 @@ def test_show_and_dry_run_print_what_each_role_has(shiftwork: Shiftwork, server:
             "memory_request_bytes": 3 << 29,
             "pod": {"image": "x:1", "storage": ["sets"]},
         },
+        {"name": "worker", "replicas": 1, "command": ["w"], "cpus_request": 1},
     ]
     task = {**a_dry_task(), "roles": roles, "contract": "tf_config", "cpus": 4}
     server.tasks["ta"] = {**task, "id": "ta"}
@@ -511,10 +512,12 @@ def test_show_and_dry_run_print_what_each_role_has(shiftwork: Shiftwork, server:
     for words in (("show", "ta"), ("submit", "--dry-run", "--force", "--", "true")):
         lines = {" ".join(line.split()) for line in shiftwork(*words).out.splitlines()}
         assert {
-            "command chief x1: a b; ps x2: (the image's) --port 1",
+            "command chief x1: a b; ps x2: (the image's) --port 1; worker x1: w",
             "contract tf_config",
             "resources 4 CPUs",
             "directory /home/ada",
-            "role ps in /data, 0.5 CPUs (limit 2), 1.5 GiB (no limit), x:1, mounts sets",
+            "role ps in /data, 0.5 CPUs (limit 2 CPUs), 1.5 GiB (no limit), x:1, mounts sets",
+            # Its limit is the task's.
+            "role worker 1 CPU (limit 4 CPUs)",
         } <= lines
         assert not any(line.startswith("role chief") for line in lines)
