@@ -67,8 +67,8 @@ def _added(common: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _by_name(common: Any, own: Any) -> Any:  # noqa: ANN401 - a map, or variables with names
-    if isinstance(own, Mapping):
-        return dict[str, str](common) | dict[str, str](own)
+    if not isinstance(own, tuple):
+        return {**common, **own}
     sources: list[EnvSource] = [*common, *own]
     return tuple({each.name: each for each in sources}.values())
 

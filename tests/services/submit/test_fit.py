@@ -458,7 +458,16 @@ PODS = replace(KNOWN, runtimes=frozenset({"kubernetes"}))
         ({"args": ("x",) * 1025}, PODS, ["roles[0].args"]),
         ({"command": ("x",), "args": ("x",) * 1024}, PODS, ["roles[0].command"]),
     ],
-    ids=lambda value: str(value)[:60],
+    ids=[
+        "args in pods",
+        "args where nodes are not known",
+        "args of processes",
+        "both",
+        "neither",
+        "a NUL",
+        "too many args",
+        "too many words",
+    ],
 )
 def test_the_command_may_be_left_to_the_image_of_a_pod(
     role: dict[str, Any], facts: Facts, fields: list[str]

@@ -143,14 +143,18 @@ def test_every_rule_has_a_test() -> None:
     assert [case[0] for case in CASES] == [rule.code for rule in RULES]
 
 
-@pytest.mark.parametrize("facts", [Facts(), PROCESSES, PODS, LAX, BOTH], ids=str)
+@pytest.mark.parametrize(
+    "facts",
+    [Facts(), PROCESSES, PODS, LAX, BOTH],
+    ids=["unknown", "processes", "pods", "without limits", "both"],
+)
 def test_a_plain_task_has_no_warning(facts: Facts) -> None:
     assert warned(facts) == ()
     assert warned(facts, nodes=2, gpus_per_node=1) == ()
     assert warned(facts, **roles(role(gpus=1), role("b", gpus=1, spread=True))) == ()
 
 
-@pytest.mark.parametrize("facts", [Facts(), BOTH], ids=str)
+@pytest.mark.parametrize("facts", [Facts(), BOTH], ids=["unknown", "both"])
 def test_nothing_is_said_about_nodes_that_are_not_known(facts: Facts) -> None:
     task = {**roles(role(image="y:1", ports=PORTS)), "cpus": 1e4, "tolerations": ("gone",)}
     assert warned(facts, **task) == ()

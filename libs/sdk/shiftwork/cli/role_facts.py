@@ -67,11 +67,11 @@ def _amounts(given: dict[str, Any], task: dict[str, Any] | None = None) -> str:
     return ", ".join(parts)
 
 
-def _cpus(count: float) -> str:
+def _cpus(count: Any) -> str:  # noqa: ANN401 - a number in JSON
     return f"{count:g} CPU" + ("" if count == 1 else "s")
 
 
-def _memory(size: int) -> str:
+def _memory(size: Any) -> str:  # noqa: ANN401 - a number in JSON
     return f"{round(size / (1 << 30), 3):g} GiB"
 
 
