@@ -86,11 +86,11 @@ class Platform:
             raise DemoError(f"{method} {path}: {answer.text}")
         return answer.json() if "json" in answer.headers.get("content-type", "") else answer.text
 
-    async def submit(self, name: str, command: list[str], **fields: object) -> str:
-        """A new task in pods; its id."""
+    async def submit(self, name: str, command: list[str] | None = None, **fields: object) -> str:
+        """A new task in pods; its id. Without a command ``fields`` has roles."""
         body = {
             "name": f"{name}-{self.run}",
-            "command": command,
+            **({"command": command} if command else {}),
             "pod": {"image": self.image, "storage": [self.storage]},
             **fields,
         }
