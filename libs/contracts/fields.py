@@ -123,7 +123,7 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             about="It has succeeded as soon as one of these holds for ranks that exited with 0; left out: all of all roles."
         ),
         "failure": Shown(
-            about="It has failed as soon as one of these holds for ranks that failed; left out: any of any role."
+            about='It has failed as soon as one of these holds for ranks that failed, or no rule for success can be met any more; left out: any of any role. The rule "never" is never met.'
         ),
     },
     "PreemptionPolicy": {

@@ -4,6 +4,7 @@ words of other tools. Called by ``problems.py`` for a field that is not known. P
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 
@@ -98,10 +99,12 @@ def is_secret(name: str) -> bool:
     return {**ALIASES, **_fields_of_options()}.get(name) in _SECRET
 
 
-def example(path: str, value: object) -> str:
+def example(path: str, value: object, *, of_list: bool = False) -> str:
     """A field with its value as a task file has it: ``retry: {max_retries: 3}``."""
     head, _, last = path.partition(".")
     shown = "..." if path in _SECRET else _shown(value)
+    if of_list:
+        shown = f"[{json.dumps(shown)}]"
     if last == "mode" and ":" in shown:
         mode, _, signal = shown.partition(":")
         shown = f"{mode}, signal: {signal}"

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -289,7 +290,9 @@ def _as_fields(
     # A list of objects; or an object, whose first field is the one that is usually meant.
     if isinstance(place[-1], int):
         return f"{name}: [{{{next(iter(below.model_fields))}: ...}}]"
-    return misnamed.example(f"{name}.{next(iter(below.model_fields))}", detail["input"])
+    first, field = next(iter(below.model_fields.items()))
+    of_list = get_origin(field.annotation) is list
+    return misnamed.example(f"{name}.{first}", detail["input"], of_list=of_list)
 
 
 def _as_seconds(value: object) -> str:

@@ -176,7 +176,7 @@ class CompletionBody(Body):
     )
     failure: NamedTexts = Field(
         default_factory=list,
-        description="It has failed as soon as one of these holds for ranks that failed; left out: any of any role.",
+        description='It has failed as soon as one of these holds for ranks that failed, or no rule for success can be met any more; left out: any of any role. The rule "never" is never met.',
     )
 
 

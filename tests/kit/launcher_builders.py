@@ -113,8 +113,10 @@ def pending(rank: int = 0, **more: Any) -> ObservedRank:
     return ObservedRank(rank, f"local-{rank}", RankState.PENDING, **more)
 
 
-def exited(rank: int = 0, code: int | None = 0, signal: int | None = None) -> ObservedRank:
-    return observed(rank, RankState.EXITED, code=code, signal=signal)
+def exited(
+    rank: int = 0, code: int | None = 0, signal: int | None = None, *, seconds: float = 5
+) -> ObservedRank:
+    return observed(rank, RankState.EXITED, code=code, signal=signal, exited_at=at(seconds))
 
 
 def lost(rank: int = 0) -> ObservedRank:

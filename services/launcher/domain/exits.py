@@ -39,10 +39,14 @@ class Ending:
     decided: Decided | None = None
     # The rules are not the default.
     own_rules: bool = False
+    # A rule for success was met before the request to leave.
+    finished: bool = False
+    # The ranks that ended after that request.
+    left: tuple[ObservedRank, ...] = ()
 
 
 def _ended_as_succeeded(ending: Ending) -> bool:
-    return ending.end_cause is EndCause.SUCCEEDED
+    return ending.end_cause is EndCause.SUCCEEDED or ending.finished
 
 
 def _acknowledged(ending: Ending) -> bool:
@@ -57,14 +61,21 @@ def _succeeded(ending: Ending) -> bool:
     return len(ending.ranks) == ending.world_size and all(r.code == 0 for r in ending.ranks)
 
 
+def left_by(rank: ObservedRank, signal: int) -> bool:
+    """Whether a rank ended in one of the ways in which programs leave on a signal."""
+    return rank.code in (0, PREEMPTED_CODE, SHELL_SIGNAL_BASE + signal) or rank.signal == signal
+
+
 def _left_on_signal(ending: Ending) -> bool:
-    """Signal mode: every rank left in one of the signal's ways, or had finished."""
-    codes = (0, PREEMPTED_CODE, SHELL_SIGNAL_BASE + ending.signal)
+    """Signal mode: every rank that ended after the request left in one of the signal's ways. What
+    ended before it had not failed the attempt."""
     return (
         ending.mode is PreemptMode.SIGNAL
         and ending.preempt_requested
         and len(ending.ranks) == ending.world_size
-        and all(r.code in codes or r.signal == ending.signal for r in ending.ranks)
+        and bool(ending.left)
+        and all(left_by(rank, ending.signal) for rank in ending.left)
+        and not (ending.decided is not None and ending.decided.verdict is Verdict.FAILED)
     )
 
 
@@ -187,6 +198,8 @@ def failure_of(decided: Decided | None, failure: str) -> str:
     """Which rule for failure was met, and by which failure; None: not even one for success was."""
     if decided is None:
         return f"every rank has ended, and no rule for success is met; {failure}"
+    if not decided.rule:
+        return f"no rule for success can be met any more: {failure}"
     return f"{text_of(decided.rule)} failed: {failure}"
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from math import inf
 
 from libs.contracts import completion
-from libs.contracts.completion import Decided, RankEnd, Verdict
 from libs.contracts.ids import RunId
 from libs.contracts.messages import ExitKind, Placement, PreemptMode, RankExit, RunExit
 from services.launcher.domain import exits, rank_faults
@@ -29,6 +27,7 @@ from services.launcher.domain.model import (
     RunState,
 )
 from services.launcher.domain.run_lifecycle import Trigger, move
+from services.launcher.domain.verdicts import Verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +159,14 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
 def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
     """Why the run has to end now, and details that the runtime may forget."""
     ranks = view.observed.ranks.values()
-    match end_cause(run, view.observed, view.scan.listing, now, policy):
+    verdicts = Verdicts(run, view.observed)
+    match end_cause(verdicts, view.scan.listing, now, policy):
         case EndCause.SUCCEEDED:
-            decided = decide(run, view.observed)
+            decided = verdicts.before_request if verdicts.finished else verdicts.decided
             assert decided is not None, "a rule was met"
             return EndCause.SUCCEEDED, exits.success_of(decided)
         case EndCause.RANK_FAILED:
-            return EndCause.RANK_FAILED, _failure(run, view.observed)
+            return EndCause.RANK_FAILED, verdicts.failure
         case EndCause.RANK_LOST:
             return EndCause.RANK_LOST, exits.first_loss(ranks)
         case None:
@@ -210,22 +210,21 @@ def _pending_faults(
 
 
 def end_cause(
-    run: Run, observed: ObservedRun, listing: Listing, now: datetime, policy: Policy
+    verdicts: Verdicts, listing: Listing, now: datetime, policy: Policy
 ) -> EndCause | None:
     """Why this run's processes have to be ended now, or None. The first reason decides."""
-    if run.kill_requested_at is not None:
-        return EndCause.KILL
-    decided = decide(run, observed)
-    succeeded = decided is not None and decided.verdict is Verdict.SUCCEEDED
-    if run.preempt_requested_at is not None:
-        cause = _preemption_cause(run, now, policy)
-        # It finished while it was requested to leave.
-        return EndCause.SUCCEEDED if cause is None and succeeded and not run.acked_at else cause
-    if succeeded:
+    run, observed = verdicts.run, verdicts.observed
+    if verdicts.finished:
         return EndCause.SUCCEEDED
+    if run.kill_requested_at is not None or run.preempt_requested_at is not None:
+        kill = run.kill_requested_at is not None
+        cause = EndCause.KILL if kill else _preemption_cause(run, now, policy)
+        # It finished while it was requested to leave.
+        done = verdicts.succeeded and run.acked_at is None and (kill or cause is None)
+        return EndCause.SUCCEEDED if done else cause
     if any(rank.state is RankState.LOST for rank in observed.ranks.values()):
         return EndCause.RANK_LOST
-    if decided is not None:
+    if verdicts.decided is not None:
         return EndCause.RANK_FAILED
     lost = run.state is RunState.RUNNING and _vanished(run, observed, listing)
     return EndCause.RANK_LOST if lost else None
@@ -241,52 +240,6 @@ def _preemption_cause(run: Run, now: datetime, policy: Policy) -> EndCause | Non
         return EndCause.KILL
     over = run.acked_at is not None and now >= run.acked_at + policy.exit_grace
     return EndCause.GRACE_OVER if over else None
-
-
-def decide(run: Run, observed: ObservedRun) -> Decided | None:
-    """Apply the task's rules to the ranks that ended before the platform ended the others."""
-    if run.spec is None:
-        return None
-    over = [
-        rank
-        for rank in observed.ranks.values()
-        if rank.state is RankState.EXITED and _ended_by_itself(run, rank)
-    ]
-    if not over:
-        return None
-    places = {place.rank: place for place in run.placements}
-    over.sort(key=lambda rank: (rank.exited_at.timestamp() if rank.exited_at else inf, rank.rank))
-    ends = (
-        RankEnd(places[rank.rank].role, places[rank.rank].role_index, ok=rank.code == 0)
-        for rank in over
-        if rank.rank in places
-    )
-    return completion.decide(completion.rules_of(run.spec), run.spec.roles, ends)
-
-
-def _failed_rank(run: Run, observed: ObservedRun) -> ObservedRank | None:
-    """The rank that decided the failure: with rules of the task's own, that which met the rule."""
-    assert run.spec is not None, "an assigned run has its specification"
-    decided = decide(run, observed)
-    own = completion.has_own(run.spec)
-    if own and decided is not None and decided.verdict is Verdict.FAILED:
-        for place in run.placements:
-            if (place.role, place.role_index) == decided.end[:2]:
-                return observed.ranks.get(place.rank)
-    return exits.first_failed(observed.ranks.values())
-
-
-def _failure(run: Run, observed: ObservedRun) -> str:
-    assert run.spec is not None, "an assigned run has its specification"
-    rank = _failed_rank(run, observed)
-    failure = exits.failure_text(rank) if rank else "not every rank started"
-    if not completion.has_own(run.spec):
-        return failure
-    return exits.failure_of(decide(run, observed), failure)
-
-
-def _ended_by_itself(run: Run, rank: ObservedRank) -> bool:
-    return run.ending_at is None or (rank.exited_at is not None and rank.exited_at <= run.ending_at)
 
 
 def _vanished(run: Run, observed: ObservedRun, listing: Listing) -> bool:
@@ -401,20 +354,23 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
     assert run.spec is not None, "an assigned run has its specification"
     ranks = tuple(observed.ranks[rank] for rank in sorted(observed.ranks))
     mode, own_rules = run.spec.preemption.mode, completion.has_own(run.spec)
+    verdicts = Verdicts(run, observed)
     ending = exits.Ending(
         mode=mode,
         signal=exits.signal_number(run.spec.preemption.signal) if mode is PreemptMode.SIGNAL else 0,
-        preempt_requested=run.preempt_requested_at is not None,
+        preempt_requested=_requested_in_time(run),
         acked=run.acked_at is not None,
         end_cause=run.end_cause,
         world_size=len(run.placements),
         ranks=ranks,
-        note=run.end_note or (_failure(run, observed) if own_rules else ""),
-        decided=decide(run, observed),
+        note=run.end_note or (verdicts.failure if own_rules else ""),
+        decided=verdicts.decided,
         own_rules=own_rules,
+        finished=verdicts.finished and run.end_cause is not EndCause.RANK_FAILED,
+        left=verdicts.left,
     )
     kind = exits.classify(ending)
-    failed = _failed_rank(run, observed) if kind is ExitKind.FAILED else None
+    failed = verdicts.failed_rank if kind is ExitKind.FAILED else None
     times = [rank.exited_at for rank in ranks if rank.exited_at is not None]
     exited_at = max(times, default=now)
     return replace(
@@ -431,6 +387,13 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
             failed_rank=failed.rank if failed else None,
         ),
     )
+
+
+def _requested_in_time(run: Run) -> bool:
+    """Whether the run was requested to leave before it was decided to end it. A later request
+    changes no decision."""
+    requested_at = run.preempt_requested_at
+    return requested_at is not None and (run.ending_at is None or requested_at <= run.ending_at)
 
 
 def _actions(run: Run, view: RunView) -> list[Action]:

@@ -70,6 +70,15 @@ S, F = Verdict.SUCCEEDED, Verdict.FAILED
         # Every one has ended, in whatever way.
         ("worker[ended]", "chief[0]", "w0- w1+ w2-", S),
         ("worker[ended]", "chief[0]", "w0- c0- w1+ w2-", F),
+        # No rule for success can be met any more.
+        ("chief[0]", "ps[all]", "c0-", F),
+        ("chief[0], worker[2+]", "ps[all]", "c0- w0-", None),
+        ("chief[0], worker[2+]", "ps[all]", "c0- w0- w1-", F),
+        ("worker[any]", "ps[all]", "w0- w2-", None),
+        ("worker[any]", "ps[all]", "w0- w2- w1-", F),
+        # Nothing fails it.
+        ("worker[ended]", "never", "c0- w0- w1-", None),
+        ("worker[ended]", "never", "c0- w0- w1- w2-", S),
         # Failure comes first if one end meets both.
         ("worker[ended]", "worker[2+]", "w0- w1+ w2-", F),
     ],
@@ -104,6 +113,53 @@ histories = st.permutations(everyone).flatmap(
 )
 
 
+conditions = st.builds(
+    "{0.name}[{1}]".format,
+    st.sampled_from(ROLES),
+    st.sampled_from(["any", "all", "ended", "0", "1+"]),
+)
+several = st.lists(st.lists(conditions, min_size=1, max_size=3).map(" and ".join), max_size=3)
+
+
+def meets(condition: tuple[str, str], seen: list[RankEnd], *, ok: bool) -> bool:
+    """Whether ends meet a condition, from its meaning."""
+    role, which = condition
+    replicas = next(each.replicas for each in ROLES if each.name == role)
+    so = [end.number for end in seen if end.role == role and end.ok is ok]
+    return {
+        "any": len(so) >= 1,
+        "all": len(so) == replicas,
+        "ended": len([end for end in seen if end.role == role]) == replicas,
+        "0": 0 in so,
+        "1+": len(so) >= 1,
+    }[which]
+
+
+@given(several, several, histories)
+def test_what_is_counted_is_what_the_rules_mean(
+    success: list[str], failure: list[str], history: list[RankEnd]
+) -> None:
+    own = rules(", ".join(success), ", ".join(failure))
+    expected: Verdict | None = None
+    for length in range(1, len(history) + 1):
+        seen = history[:length]
+        failed, succeeded = (
+            any(all(meets(each, seen, ok=ok) for each in rule) for rule in of)
+            for of, ok in ((own.failure, False), (own.success, True))
+        )
+        # What is left could not help, even if all of it succeeded or all failed.
+        left = [each for each in everyone if each not in {end[:2] for end in seen}]
+        best = [*seen, *(RankEnd(*each, ok=True) for each in left)]
+        hopeless = not any(all(meets(each, best, ok=True) for each in rule) for rule in own.success)
+        expected = F if failed else S if succeeded else F if hopeless else None
+        if expected is not None:
+            break
+    found = decide(own, ROLES, history)
+    assert (found.verdict if found else None) is expected
+    if found is not None:
+        assert found.end == history[length - 1]
+
+
 @given(histories, st.integers(0, 6))
 def test_the_default_is_all_or_any_in_every_history(history: list[RankEnd], length: int) -> None:
     seen = history[:length]
@@ -125,14 +181,17 @@ def test_a_decision_stands_whatever_ends_later(
         assert decide(own, ROLES, history[: some + more]) == first
 
 
-@pytest.mark.parametrize("text", ["chief[0]", "a[all] and b-2[any]", "w[3+]", "ps[ended]"])
+@pytest.mark.parametrize(
+    "text", ["chief[0]", "a[all] and b-2[any]", "w[3+]", "ps[ended]", "r-and-d[0] and and[1]"]
+)
 def test_rules_are_written_as_they_are_read(text: str) -> None:
     assert text_of(parse(text)) == text
     assert parse(f"  {text.replace('[', ' [ ')} ") == parse(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "chief", "chief[]", "chief[-1]", "[0]", "a[0] or b[0]", "a[0] and", "a[some]"]
+    "text",
+    ["", "chief", "chief[]", "chief[-1]", "[0]", "a[0] or b[0]", "a[0] and", "a[some]", "a[٢]"],
 )
 def test_what_is_no_rule(text: str) -> None:
     with pytest.raises(ValueError, match="is no condition"):

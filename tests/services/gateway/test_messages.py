@@ -131,6 +131,12 @@ async def test_a_name_that_exists_already_is_a_field_error(
             "is not an object",
             "write preemption: {mode: kill}",
         ),
+        (
+            {"completion": "chief[0]"},
+            "completion",
+            "is not an object",
+            'write completion: {success: ["chief[0]"]}',
+        ),
         ({"env": "A=1"}, "env", "is not an object", "write env: {NAME: VALUE}"),
         ({"labels": ["a"]}, "labels", "is not an object", "write labels: {NAME: VALUE}"),
         ({"roles": ["a"]}, "roles[0]", "is not an object", "write roles: [{name: ...}]"),

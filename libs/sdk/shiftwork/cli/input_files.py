@@ -199,7 +199,19 @@ def _yaml(where: str, text: str, not_json: ValueError) -> Any:  # noqa: ANN401 -
         position = getattr(error, "problem_mark", None)
         place = f"{where}, line {position.line + 1}" if position else where
         what = f"the file is not YAML: {getattr(error, 'problem', None) or error}"
-        raise usage(what, where=place, fix="correct that line") from None
+        raise usage(
+            what, where=place, fix=_yaml_fix(text, position.line if position else None)
+        ) from None
     except ValueError as error:
         what = f"the file is not YAML: {error}"
         raise usage(what, where=where, fix="put that value in quotation marks") from None
+
+
+def _yaml_fix(text: str, line: int | None) -> str:
+    """How to correct a line that is not YAML. Often it has a rule such as ``chief[0]``."""
+    lines = text.splitlines()
+    found = lines[line] if line is not None and line < len(lines) else ""
+    bare = re.search(r"[\[,]\s*([\w-]+\[[\w+]*\])", found)
+    if bare is None:
+        return "correct that line"
+    return f'put a text with brackets in quotation marks: "{bare.group(1)}"'

@@ -503,6 +503,13 @@ def test_an_unknown_sort_order_lists_the_choices(shiftwork: Shiftwork, server: C
     ("name", "text", "line", "problem_", "fix"),
     [
         ("task.yaml", "command: [true\nnodes: 1\n", 2, "expected ',' or ']'", "correct that line"),
+        (
+            "task.yaml",
+            "completion:\n  success: [chief[0], worker[all]]\n",
+            2,
+            "expected ',' or ']'",
+            'put a text with brackets in quotation marks: "chief[0]"',
+        ),
         ("task.yaml", "a: b: c\n", 1, "mapping values are not allowed", "correct that line"),
         ("task.json", '{"command": ["x"]\n "nodes": 1}', 2, "Expecting ','", "correct that line"),
         ("task.yaml", "nodes: !!int x\n", 0, "invalid literal", "quotation marks"),

@@ -230,9 +230,7 @@ def test_a_gang_that_ends_without_a_success_has_failed() -> None:
     over, _ = step(run, [exited(0), exited(1, 1), exited(2), exited(3)])
     assert over.exit is not None
     assert over.exit.kind is ExitKind.FAILED
-    assert over.exit.detail == (
-        "every rank has ended, and no rule for success is met; rank 1 ended with code 1"
-    )
+    assert over.exit.detail == ("no rule for success can be met any more: rank 1 ended with code 1")
 
 
 def test_a_gang_that_finishes_while_it_is_requested_to_leave_has_succeeded() -> None:
