@@ -261,16 +261,20 @@ def success_follows_the_rules(history: History) -> Iterator[str]:
         rules = spec.completion.success if spec.completion else ()
         deciding = [role.name for role in spec.roles if not role.auxiliary]
         rules = rules or (" and ".join(f"{name}[all]" for name in deciding),)
-        if not any(_is_met(rule, ranks, good) for rule in rules):
+        # A rank that left because it was asked proves nothing.
+        over = {rank.rank for rank in event.exit.ranks if rank.code not in (None, 75)}
+        if not any(_is_met(rule, ranks, good, over) for rule in rules):
             yield f"{event.task_id}.{event.exit.attempt} succeeded with ranks {sorted(good)}"
 
 
-def _is_met(rule: str, ranks: dict[str, dict[int, int]], good: set[int]) -> bool:
+def _is_met(rule: str, ranks: dict[str, dict[int, int]], good: set[int], over: set[int]) -> bool:
     for condition in rule.split(" and "):
         name, _, which = condition.strip(" ]").partition("[")
         own = ranks[name]
         if which == "all":
             met = set(own) <= good
+        elif which == "ended":
+            met = set(own) <= over
         elif which == "any":
             met = bool(set(own) & good)
         else:

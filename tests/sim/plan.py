@@ -376,7 +376,7 @@ def _completion(rng: Random, job: Job) -> Completion | None:
     if rng.random() < 0.7:
         return None
     name = job.roles[0].name if job.roles else "worker"
-    rule = f"{name}[{rng.choice(['0', 'all', 'any'])}]"
+    rule = f"{name}[{rng.choice(['0', 'all', 'any', 'ended'])}]"
     return Completion(success=(rule,))
 
 
