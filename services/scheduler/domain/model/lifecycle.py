@@ -162,6 +162,8 @@ class RunEnd:
     retries_left: bool
     # It was lost before every process of it existed, as often as is allowed.
     starts_used_up: bool = False
+    # Its program handed the nodes over on its own.
+    yielded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,12 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         lambda end: end.kind is ExitKind.LOST and end.starts_used_up,
         Trigger.EXIT_FAILED,
         ReasonCode.START_ATTEMPTS_USED_UP,
+    ),
+    ExitLine(
+        "handed its nodes over on its own, before it was asked to go (the next start waits)",
+        lambda end: end.yielded and end.state not in LEAVING,
+        Trigger.EXIT_REQUEUED,
+        ReasonCode.YIELDED,
     ),
     ExitLine(
         "preempted, killed or lost (lost before it had started: the next start waits)",

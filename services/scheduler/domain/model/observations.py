@@ -123,6 +123,7 @@ def on_submitted(event: TaskSubmitted, early: EarlyFacts | None, now: datetime) 
         priority_revision=max(event.revision, early.priority_revision),
         version=1,
         expected_seconds=event.spec.max_run_seconds,
+        checkpoint=event.spec.continues.checkpoint if event.spec.continues else None,
     )
     return Change(task, (state_changed(task, TaskState.UNSPECIFIED, now),))
 
@@ -228,7 +229,8 @@ def started(task: Task, at: datetime) -> Task:
     }
     if (task.state, Trigger.STARTED) not in TRANSITIONS:
         return replace(task, **noted)
-    again = _resume_point(task, task.began_from_checkpoint) if task.attempt > 1 else {}
+    resumes = task.attempt > 1 or task.began_from_checkpoint
+    again = _resume_point(task, task.began_from_checkpoint) if resumes else {}
     why = reason(ReasonCode.STARTED, names=None, attempt=task.attempt, **again)
     return transitioned(task, Trigger.STARTED, why, **noted)
 
@@ -280,13 +282,18 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         end_reason=task.end_reason.code if task.end_reason else None,
         retries_left=task.retries_used < retries_max,
         starts_used_up=lost_start and start_attempts >= settings.start_attempts_max,
+        yielded=event.exit.yielded,
     )
     verdict = exit_rule(end, retries_max=retries_max)
     checkpoint = newest(task.checkpoint, event.checkpoint)
+    short_yields = _short_yields(task, event, verdict, settings, now)
+    not_before_at = _not_before(task, verdict, lost_start, settings, now)
+    if verdict.code is ReasonCode.YIELDED:
+        not_before_at = _after_yield(short_yields, settings, now)
     return transitioned(
         task,
         verdict.trigger,
-        _exit_reason(task, event, verdict, checkpoint),
+        _exit_reason(task, event, verdict, checkpoint, not_before_at),
         level=Priority.UNSPECIFIED,
         live_attempt=None,
         placements=(),
@@ -307,7 +314,8 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         retries_used=task.retries_used + verdict.spends_retry,
         start_attempts=start_attempts,
         avoids=_avoids(task, event) if lost_start or expired else task.avoids,
-        not_before_at=_not_before(task, verdict, lost_start, settings, now),
+        not_before_at=not_before_at,
+        short_yields=short_yields,
     )
 
 
@@ -371,6 +379,22 @@ def _not_before(
     return now + timedelta(seconds=min(delay, settings.retry_delay_seconds_max))
 
 
+def _short_yields(
+    task: Task, event: ExitReport, verdict: ExitVerdict, settings: PolicySettings, now: datetime
+) -> int:
+    """The number of runs in a row that handed their nodes over on their own soon after the start.
+    One that ran longer ends the row, however it ended."""
+    soon = _run_seconds(task, event, now) < settings.yield_soon_seconds
+    return task.short_yields + 1 if soon and verdict.code is ReasonCode.YIELDED else 0
+
+
+def _after_yield(short_yields: int, settings: PolicySettings, now: datetime) -> datetime:
+    """When a task that handed its nodes over on its own may start again: the others are decided on
+    first, and a task that yields again and again keeps no node busy with starts."""
+    delay = settings.yield_delay_seconds * 2.0 ** min(short_yields, 30)
+    return now + timedelta(seconds=min(delay, settings.yield_delay_seconds_max))
+
+
 def _resume_point(task: Task, checkpoint_no: int) -> dict[str, float]:
     """Where a later attempt resumes, for its reason: at a step, or at the beginning. Nobody knows
     what a program saves that is requested to leave by a signal."""
@@ -382,8 +406,15 @@ def _resume_point(task: Task, checkpoint_no: int) -> dict[str, float]:
     return {"step": saved.step} if saved is not None and saved.no == checkpoint_no else {}
 
 
+_SAY_WHERE_IT_GOES_ON = (ReasonCode.RUN_KILLED, ReasonCode.RUN_LOST, ReasonCode.YIELDED)
+
+
 def _exit_reason(
-    task: Task, event: ExitReport, verdict: ExitVerdict, checkpoint: Checkpoint | None
+    task: Task,
+    event: ExitReport,
+    verdict: ExitVerdict,
+    checkpoint: Checkpoint | None,
+    not_before_at: datetime | None,
 ) -> Reason:
     if verdict.trigger is Trigger.EXIT_FAILED and task.end_reason is not None:
         return task.end_reason
@@ -392,7 +423,9 @@ def _exit_reason(
     used_up = verdict.code is ReasonCode.START_ATTEMPTS_USED_UP
     attempts = task.start_attempts + 1 if used_up else None
     code, again = verdict.code, {}
-    if code in (ReasonCode.RUN_KILLED, ReasonCode.RUN_LOST) and task.run_started_at is not None:
+    if code is ReasonCode.YIELDED and not_before_at is not None:
+        names["at"] = not_before_at.isoformat(timespec="seconds")
+    if code in _SAY_WHERE_IT_GOES_ON and task.run_started_at is not None:
         again = _resume_point(
             replace(task, checkpoint=checkpoint), checkpoint.no if checkpoint else 0
         )

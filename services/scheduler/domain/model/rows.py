@@ -98,6 +98,8 @@ class Task:
     exit: RunExit | None = None
     # Nodes on which its last starts failed, by name; empty once it has started.
     avoids: tuple[str, ...] = ()
+    # How often in a row it handed its nodes over on its own soon after its start.
+    short_yields: int = 0
 
     @property
     def group(self) -> str:
