@@ -16,11 +16,13 @@ from pydantic import PlainSerializer
 from libs.contracts.messages import (
     Checkpoint,
     Endpoint,
+    LifeStateSaved,
     Node,
     Placement,
     Reason,
     RunDelayed,
     RunExit,
+    RunYielded,
     TaskSpec,
     TaskWarning,
 )
@@ -70,6 +72,10 @@ class TaskRow:
     endpoints: tuple[Endpoint, ...] = ()
     # From its submission.
     warnings: tuple[TaskWarning, ...] = ()
+    # The first task of those that go on with one another; itself, if it goes on with none.
+    chain: str = ""
+    # The size and time of its life state; the launcher has the content.
+    life_state: LifeStateSaved | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,8 @@ class RunRow:
     live: bool = False
     # Where its declared ports are reached; none once it has ended.
     endpoints: tuple[Endpoint, ...] = ()
+    # Its program handed the nodes over on its own.
+    yielded: RunYielded | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -15,6 +16,8 @@ from libs.contracts.messages import (
     DecisionRecord,
     Endpoint,
     ExitKind,
+    LifeState,
+    LifeStateSaved,
     LogInfo,
     Placement,
     PreemptionPolicy,
@@ -72,6 +75,36 @@ def checkpoint(saved: Checkpoint | None) -> Json | None:
         "uri": saved.uri,
         "digest": saved.digest,
         "saved_at": rfc3339(saved.saved_at),
+        "task": saved.task_id or None,
+    }
+
+
+def life_state(saved: LifeStateSaved | None) -> Json | None:
+    """How large a life state is, and when it was saved."""
+    if saved is None:
+        return None
+    return {
+        "version": saved.version,
+        "bytes": saved.size,
+        "attempt": saved.attempt,
+        "saved_at": rfc3339(saved.saved_at),
+    }
+
+
+def life_state_content(state: LifeState | None) -> Json:
+    """A life state with its content; version 0 and no content if there is none."""
+    if state is None:
+        return {"version": 0, "bytes": 0, "attempt": 0, "saved_at": None} | {
+            "media_type": "",
+            "data": None,
+        }
+    return {
+        "version": state.version,
+        "bytes": len(state.data),
+        "attempt": state.attempt,
+        "saved_at": rfc3339(state.saved_at),
+        "media_type": state.media_type,
+        "data": b64encode(state.data).decode(),
     }
 
 
@@ -101,6 +134,7 @@ def run_exit(ended: RunExit | None) -> Json | None:
         "exited_at": rfc3339(ended.exited_at),
         "ranks": [{"rank": r.rank, "code": r.code, "signal": r.signal} for r in ended.ranks],
         "failed_rank": ended.failed_rank,
+        "yielded": ended.yielded,
     }
 
 
@@ -124,6 +158,9 @@ def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> J
         "started_at": rfc3339(row.started_at),
         "finished_at": rfc3339(row.finished_at),
         "checkpoint": checkpoint(row.checkpoint),
+        "life_state": life_state(row.life_state),
+        "chain": row.chain or row.task_id,
+        "continues": row.spec.continues.task_id if row.spec and row.spec.continues else None,
         "progress": progress(report),
         "exit": run_exit(row.exit),
         "held_gpus": row.held_gpus,
@@ -194,6 +231,12 @@ def run(row: RunRow) -> Json:
         else {
             "requested_at": rfc3339(row.kill_requested_at),
             "reason": reason(row.kill_reason),
+        },
+        "yielded": None
+        if row.yielded is None
+        else {
+            "requested_at": rfc3339(row.yielded.requested_at),
+            "reason": row.yielded.reason,
         },
         "checkpoint": checkpoint(row.checkpoint),
         "exit": run_exit(row.exit),
