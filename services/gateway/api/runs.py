@@ -31,7 +31,7 @@ from services.gateway.api.deps import (
     task_or_404,
 )
 from services.gateway.api.tasks import number_cursor
-from services.gateway.auth import Identity, forbidden, require_owner
+from services.gateway.auth import Identity, require_owner
 from services.gateway.bodies import (
     CheckpointBody,
     LifeStateBody,
@@ -248,7 +248,8 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
     caller = Identity(row.owner, "member", row.team, token_id="", token_name=program)
     async with parts.changing(caller, f"task.own_priority.{body.priority}", run.task_id) as change:
         if owner is None or owner.disabled:
-            raise forbidden(f"{row.owner}, the owner of {run.task_id}, may change nothing any more")
+            message = f"cannot be changed: {row.owner}, the owner of the task, is disabled"
+            raise invalid("priority", body.priority, message, "ask an administrator")
         command = m.SetPriority(
             task_id=run.task_id, priority=PRIORITIES[body.priority], asked_by=program
         )

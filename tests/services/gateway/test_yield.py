@@ -163,8 +163,9 @@ async def test_a_program_changes_its_own_priority_with_its_owners_rights(
         (event,) = (await ann.get("/v1/events?type=task.priority_changed")).json()["items"]
         assert event["data"]["changed_by"] == "its program (attempt 1)"
         # What the owner may not do by hand is refused with the same error.
-        limit = {"user": "ann", "priority": "very_high", "group": "default", "limit": 1}
-        assert (await admin.put("/v1/quotas", json=limit)).status_code == 200
+        limit = {"user": "ann", "priority": "very_high", "group": "default", "unit": "gpus", "limit": 1}
+        reply = await admin.put("/v1/quotas?force=true", json=limit)
+        assert reply.status_code == 200, reply.text
         await until(lambda: harness.reached(3))
         by_hand = await ann.put(f"/v1/tasks/{task}/priority", json={"priority": "very_high"})
         by_itself = await run.put("/v1/run/priority", json={"priority": "very_high"})
@@ -186,7 +187,8 @@ async def test_the_program_of_a_disabled_owner_changes_nothing(
     await admin.patch("/v1/users/ann", json={"disabled": True})
     async with harness.client(run_token(task)) as run:
         reply = await run.put("/v1/run/priority", json={"priority": "low"})
-    assert reply.status_code == 403
+    assert reply.status_code == 422
+    assert "ann, the owner of the task, is disabled" in reply.json()["detail"]
 
 
 async def ended(
