@@ -125,7 +125,7 @@ async def inherit(tx: Tx, task_id: str, continues: Continuation | None) -> None:
             attempt=0,
             media_type=row.media_type,
             size=row.size,
-            saved_at=row.saved_at,
+            saved_at=tx.now,
         ),
         content.data,
     )

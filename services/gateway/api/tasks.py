@@ -144,9 +144,8 @@ async def continue_(task_id: str, caller: Caller, parts: Parts, key: Key = None)
         owner = await tx.get(UserRow, row.owner)
     async with parts.changing(caller, "task.continue", task_id) as change:
         require_owner(caller, row, "go on with it")
-        _require_ended(
-            row, "resume it if it is paused, or wait for its end: PUT /v1/tasks/ID/goal"
-        )
+        fix = "if it is paused, resume it; else wait for its end, or end it first with:"
+        _require_ended(row, f"{fix} PUT /v1/tasks/ID/goal")
         team = _present_team(task_id, row.owner, owner)
         continues = await _continuation(parts, row)
         command = continue_task(row, team, key or parts.mint.id(), continues)

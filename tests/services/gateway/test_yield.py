@@ -251,7 +251,7 @@ async def test_what_cannot_be_gone_on_with_says_what_to_do(
     live = (await harness.submitted(ann))["id"]
     refused = await ann.post(f"/v1/tasks/{live}/continue")
     assert refused.status_code == 409
-    assert "resume it if it is paused" in refused.json()["detail"]
+    assert "if it is paused, resume it" in refused.json()["detail"]
     forgotten = await ended(harness, ann, name="forgotten")
     refused = await ann.post(f"/v1/tasks/{forgotten}/continue")
     assert refused.status_code == 409

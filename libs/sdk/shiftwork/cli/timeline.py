@@ -222,7 +222,10 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "run.kill_requested": lambda d: f"the platform ends it by force{_reason(d)}",
     "run.checkpoint_saved": _checkpoint,
     "run.yielded": _yielded,
-    "run.life_state_saved": lambda d: f"life state saved: {render.counted(d['size'], 'byte')}",
+    "run.life_state_saved": lambda d: (
+        f"life state {'saved' if d.get('attempt') else 'taken over'}:"
+        f" {render.counted(d['size'], 'byte')}"
+    ),
     "run.exited": _exited,
     "node.changed": _node,
     "quota.changed": _quota,

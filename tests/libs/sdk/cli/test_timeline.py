@@ -322,7 +322,10 @@ def test_a_yield_and_a_continuation_read_as_sentences() -> None:
     assert sentence("run.yielded", {"reason": "no data"}) == (
         "the program hands its nodes over on its own: no data"
     )
-    assert sentence("run.life_state_saved", {"size": 1}) == "life state saved: 1 byte"
+    state = {"size": 1, "attempt": 2}
+    assert sentence("run.life_state_saved", state) == "life state saved: 1 byte"
+    state = {"size": 13, "attempt": 0}
+    assert sentence("run.life_state_saved", state) == "life state taken over: 13 bytes"
     left = {
         "attempt": 1,
         "exit": {"kind": "preempted", "yielded": True, "ranks": [{"rank": 0, "code": 75}]},
