@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from libs.contracts.base import Message
+from libs.contracts.limits import YIELD_REASON_MAX
 from libs.contracts.messages import (
     AckCheckpoint,
     AckCheckpointReply,
@@ -41,7 +42,6 @@ from libs.contracts.messages import (
     YieldRun,
     YieldRunReply,
 )
-from libs.contracts.limits import YIELD_REASON_MAX
 from libs.contracts.wording import not_found
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
@@ -162,9 +162,7 @@ async def yield_run(tx: Tx, command: YieldRun) -> YieldRunReply:
     """
     run = await tx.get(Run, command.task_id, command.attempt)
     newest = await store.newest_attempt(tx, command.task_id)
-    refused = checkpoint_acceptance.refused_attempt(
-        command.task_id, command.attempt, run, newest
-    )
+    refused = checkpoint_acceptance.refused_attempt(command.task_id, command.attempt, run, newest)
     if refused is not None or run is None:
         return YieldRunReply(refusal=refused)
     is_ending = run.state is RunState.ENDING or run.kill_requested_at is not None

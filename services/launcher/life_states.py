@@ -143,9 +143,7 @@ async def prepare_continuation(tx: Tx, command: PrepareContinuation) -> PrepareC
     ]
     if past is None and not runs:
         detail = f"no run of task {task_id} is remembered"
-        return PrepareContinuationReply(
-            refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail)
-        )
+        return PrepareContinuationReply(refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail))
     if past is not None:
         store.renew(tx, past)
     return PrepareContinuationReply(checkpoint=await _last(tx, task_id, past, runs))

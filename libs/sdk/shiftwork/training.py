@@ -45,6 +45,7 @@ URI_BYTES_MAX = 1024
 DIGEST_CHARACTERS_MAX = 256
 METRICS_PER_REPORT_MAX = 64
 YIELD_REASON_CHARACTERS_MAX = 200
+PRIORITY_BYTES_MAX = 64
 LIFE_STATE_BYTES_MAX = 65_536
 METRIC_NAME_CHARACTERS_MAX = 128
 
@@ -247,8 +248,8 @@ def yield_now(reason: str = "") -> None:
     Call it after ``checkpoint_saved``, then leave with ``exit_preempted``: the task goes back to
     the queue, other tasks are considered first, and it resumes from its last checkpoint, or from
     the beginning if it saved none. One rank may call it for the gang: ``should_preempt`` turns true
-    on the others. Ranks that have not left after the exit grace (10 s by default) are ended. While the
-    platform is out of reach the request is sent again and again.
+    on the others. Ranks that have not left after the exit grace (10 s by default) are ended. While
+    the platform is out of reach the request is sent again and again.
 
     Args:
         reason: for people, in a few words; ``shiftwork events`` shows it. What is beyond 200
@@ -318,9 +319,9 @@ def set_priority(priority: str) -> None:
     Raises:
         Superseded: this attempt is no longer the live one; stop.
         ValueError: there is no such level, or the owner may not have it.
+        TypeError: the level is no text.
     """
-    if not isinstance(priority, str):
-        raise TypeError(f"priority must be text, not {priority!r}")
+    _text("priority", priority, PRIORITY_BYTES_MAX)
     live = _process.conversation()
     if live is not None:
         live.ask("PUT", "/v1/run/priority", {"priority": priority}, f"priority {priority}")

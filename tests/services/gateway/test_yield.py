@@ -163,7 +163,13 @@ async def test_a_program_changes_its_own_priority_with_its_owners_rights(
         (event,) = (await ann.get("/v1/events?type=task.priority_changed")).json()["items"]
         assert event["data"]["changed_by"] == "its program (attempt 1)"
         # What the owner may not do by hand is refused with the same error.
-        limit = {"user": "ann", "priority": "very_high", "group": "default", "unit": "gpus", "limit": 1}
+        limit = {
+            "user": "ann",
+            "priority": "very_high",
+            "group": "default",
+            "unit": "gpus",
+            "limit": 1,
+        }
         reply = await admin.put("/v1/quotas?force=true", json=limit)
         assert reply.status_code == 200, reply.text
         await until(lambda: harness.reached(3))
@@ -205,9 +211,7 @@ async def test_an_ended_task_goes_on_as_a_new_one_of_its_chain(
     first = await ended(harness, ann, env={"A": "secret"})
     harness.others.ended = {first: SAVED}
     key = {"idempotency-key": "on"}
-    made, same = [
-        await ann.post(f"/v1/tasks/{first}/continue", headers=key) for _ in range(2)
-    ]
+    made, same = [await ann.post(f"/v1/tasks/{first}/continue", headers=key) for _ in range(2)]
     assert (made.status_code, same.status_code) == (201, 200)
     second = made.json()
     assert second["id"] == same.json()["id"] != first

@@ -25,7 +25,13 @@ from libs.contracts.messages import (
     YieldRunReply,
 )
 from services.launcher import store as tables
-from services.launcher.domain.model import EndCause, LifeStateContent, LifeStateRow, PastRun, RunState
+from services.launcher.domain.model import (
+    EndCause,
+    LifeStateContent,
+    LifeStateRow,
+    PastRun,
+    RunState,
+)
 from tests.kit.clock import START, at
 from tests.kit.launcher_builders import (
     a_checkpoint,
@@ -44,7 +50,9 @@ def wish(attempt: int = 1, reason: str = "no data") -> YieldRun:
     return YieldRun(task_id="task", attempt=attempt, reason=reason)
 
 
-def new_state(data: bytes = b"7", attempt: int = 1, media_type: str = "application/json"):
+def new_state(
+    data: bytes = b"7", attempt: int = 1, media_type: str = "application/json"
+) -> SetLifeState:
     return SetLifeState(task_id="task", attempt=attempt, media_type=media_type, data=data)
 
 

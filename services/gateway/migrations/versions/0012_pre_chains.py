@@ -17,7 +17,9 @@ def upgrade() -> None:
     for table in ("task", "accepted"):
         op.add_column(
             table,
-            sa.Column("chain", sa.Text(collation="C"), nullable=False, server_default=sa.text("''")),
+            sa.Column(
+                "chain", sa.Text(collation="C"), nullable=False, server_default=sa.text("''")
+            ),
             schema="gateway",
         )
         op.add_column(

@@ -333,9 +333,7 @@ def test_a_task_that_goes_on_with_another_begins_at_its_last_checkpoint() -> Non
     continues = Continuation(task_id="before", chain="before", checkpoint=saved)
     event = submitted_event(a_task())
     spec = event.spec.model_copy(update={"continues": continues})
-    task = after(
-        observations.on_submitted(event.model_copy(update={"spec": spec}), None, at(3))
-    )
+    task = after(observations.on_submitted(event.model_copy(update={"spec": spec}), None, at(3)))
     assert task.checkpoint == saved
     # Leaving without a newer one is no progress.
     run = running(replace(task, began_from_checkpoint=saved.no), ON)
