@@ -28,5 +28,5 @@ def upgrade() -> None:
     # Until now each task was by itself.
     op.execute("UPDATE gateway.task SET chain = task_id")
     op.execute("UPDATE gateway.accepted SET chain = task_id")
-    op.create_index("task_chain", "task", ["chain"], schema="gateway")
+    op.create_index("task_chain_idx", "task", ["chain"], schema="gateway")
     op.add_column("run", sa.Column("yielded", postgresql.JSONB(), nullable=True), schema="gateway")
