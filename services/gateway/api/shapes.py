@@ -88,6 +88,8 @@ class Exit(TypedDict):
     ranks: list[RankExit]
     # The rank that failed first, where that is known.
     failed_rank: int | None
+    # Its program handed the nodes over on its own.
+    yielded: bool
 
 
 class Progress(TypedDict):

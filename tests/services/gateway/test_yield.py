@@ -280,6 +280,7 @@ async def test_a_retry_of_a_task_that_went_on_begins_at_the_beginning(
     first = await ended(harness, ann)
     harness.others.ended = {first: SAVED}
     second = (await ann.post(f"/v1/tasks/{first}/continue")).json()["id"]
+    await until(lambda: harness.reached(3))
     await harness.project(state(second, m.TaskState.FAILED, 1, attempt=1))
     again = (await ann.post(f"/v1/tasks/{second}/retry")).json()
     assert (again["checkpoint"], again["continues"], again["chain"]) == (None, None, again["id"])
