@@ -38,6 +38,7 @@ KINDS = {
     Kind.EVENT: "Events (durable, many hearers, never refused)",
     Kind.COMMAND: "Commands (one receiver, answered, may be refused)",
     Kind.TELEMETRY: "Telemetry (bounded, best effort)",
+    Kind.SESSION: "Sessions (between two services, not stored, ended by a loss)",
 }
 
 
@@ -45,7 +46,7 @@ def consumers_of_events() -> dict[str, list[str]]:
     """Event name -> services that consume it, from their handlers."""
     found: dict[str, list[str]] = {}
     for service in WIRINGS:
-        for kind in service.consumes:
+        for kind in (*service.consumes, *service.hears):
             found.setdefault(kind.__name__, []).append(service.name)
     return found
 

@@ -62,7 +62,8 @@ def _connect_to_streams(accounts: Json, name: str, allowed: Permissions) -> None
 
 
 def _connect_to_services(accounts: Json, name: str, users: Mapping[str, Permissions]) -> None:
-    """The commands that a service may request of others, and the telemetry that it receives."""
+    """The commands that a service may request of others, and the telemetry and the frames of
+    sessions that it receives."""
     allowed = users[name]
     for other, others in users.items():
         if other == name:
@@ -72,6 +73,9 @@ def _connect_to_services(accounts: Json, name: str, users: Mapping[str, Permissi
                 _export(accounts, "service", other, subject, name)
         for subject in others.sends:
             if any(matches(pattern, subject) for pattern in allowed.receives):
+                _export(accounts, "stream", other, subject, name)
+        for subject in others.talks:
+            if subject in allowed.hears:
                 _export(accounts, "stream", other, subject, name)
 
 

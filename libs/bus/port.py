@@ -131,7 +131,7 @@ class Bus(Protocol):
         ...
 
     async def send_telemetry(self, envelope: Envelope) -> None:
-        """Send telemetry, without a delivery guarantee."""
+        """Send telemetry or a frame of a session, without a delivery guarantee."""
         ...
 
     async def request(self, command: Message, *, timeout_s: float) -> Message:
@@ -155,7 +155,8 @@ class Bus(Protocol):
         ...
 
     def listen(self, subject_filter: str) -> AbstractAsyncContextManager[AsyncIterator[Envelope]]:
-        """Receive telemetry that is published from now on; a slow reader loses the oldest."""
+        """Receive telemetry, or the frames of a session, published from now on; a slow reader
+        loses the oldest."""
         ...
 
     @property

@@ -149,6 +149,9 @@ class Permissions:
     # Telemetry that it sends, and telemetry of others that it receives.
     sends: tuple[str, ...] = ()
     receives: tuple[str, ...] = ()
+    # Its own frames of sessions, and those of others that it receives. No stream stores them.
+    talks: tuple[str, ...] = ()
+    hears: tuple[str, ...] = ()
     # It may ask how full the stream of events is.
     watches: bool = False
 
@@ -156,12 +159,13 @@ class Permissions:
     def publish(self) -> tuple[str, ...]:
         """Every subject on which it may publish."""
         watched = (WATCHED_STREAM,) if self.watches else ()
-        return (*self.stores, *self.sends, *self.requests, *self.durable, *self.pulls, *watched)
+        own = (*self.stores, *self.sends, *self.talks)
+        return (*own, *self.requests, *self.durable, *self.pulls, *watched)
 
     @property
     def subscribe(self) -> tuple[str, ...]:
         """Every subject to which it may subscribe."""
-        return (self.inbox, *self.serves, *self.receives)
+        return (self.inbox, *self.serves, *self.receives, *self.hears)
 
     def as_config(self) -> dict[str, object]:
         """The ``permissions`` block of a user in the server's configuration (JSON is accepted)."""
@@ -238,13 +242,15 @@ def permissions_of(
     consumes: Iterable[type[Message]] = (),
     requests: Iterable[type[Message]] = (),
     follows: Iterable[type[Message]] = (),
+    hears: Iterable[type[Message]] = (),
     watches: bool = False,
 ) -> Permissions:
     """What the user of ``service`` may do.
 
-    It publishes the events and telemetry that it owns and serves the commands that it owns without
-    being named here; ``consumes`` are the events of its durable, ``requests`` the commands it may
-    request of others, ``follows`` the telemetry it may receive; ``watches``: it may read how full
+    It publishes the events, telemetry and frames of sessions that it owns and serves the commands
+    that it owns without being named here; ``consumes`` are the events of its durable, ``requests``
+    the commands it may request of others, ``follows`` the telemetry it may receive, ``hears`` the
+    frames of sessions that it may receive; ``watches``: it may read how full
     the stream of events is. ValueError if a type is of another kind.
     """
 
@@ -267,6 +273,8 @@ def permissions_of(
         sends=owned(Kind.TELEMETRY),
         # Everything of that kind, so that a narrower filter of any form is allowed.
         receives=(_everything(Kind.TELEMETRY),) if _filters(follows, Kind.TELEMETRY) else (),
+        talks=owned(Kind.SESSION),
+        hears=_filters(hears, Kind.SESSION),
         watches=watches,
     )
 

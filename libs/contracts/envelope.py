@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from libs.contracts.base import Message
 from libs.contracts.registry import ROUTES
+from libs.contracts.routes import Kind
 from libs.contracts.subjects import subject_of
 
 T = TypeVar("T")
@@ -115,7 +116,10 @@ class Envelope:
         through ``decode``. UndecodableError if it is no message."""
         try:
             kind = TYPES[headers["ce-type"]]
-            return _decoded(
+            # What people type and read is not kept, not even in memory.
+            in_session = ROUTES[kind].kind is Kind.SESSION
+            decode = _decoded.__wrapped__ if in_session else _decoded
+            return decode(
                 kind,
                 headers["ce-id"],
                 headers["ce-source"],

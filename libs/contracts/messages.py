@@ -177,6 +177,15 @@ class LetterDirection(StrEnum):
     SENT = "LETTER_DIRECTION_SENT"
 
 
+class ExecStream(StrEnum):
+    """ExecStream says which stream the data of a frame belongs to."""
+
+    UNSPECIFIED = "EXEC_STREAM_UNSPECIFIED"
+    STDIN = "EXEC_STREAM_STDIN"
+    STDOUT = "EXEC_STREAM_STDOUT"
+    STDERR = "EXEC_STREAM_STDERR"
+
+
 class LogTimestamp(Message):
     """LogTimestamp says when bytes of an output were written: those from the offset on, up to
     the next one's offset."""
@@ -1004,6 +1013,66 @@ class DiscardDeadLettersReply(Message):
     refusal: Refusal | None = None
     ids: tuple[str, ...] = ()
     more_after: str = ""
+
+
+class OpenExec(Message):
+    """OpenExec asks for a command or a terminal in a live rank. The requester listens for the
+    frames of the session before it asks."""
+
+    session: str = ""
+    task_id: TaskIdText
+    rank: int = 0
+    role: str = ""
+    command: tuple[str, ...] = ()
+    terminal: bool = False
+    rows: int = 0
+    columns: int = 0
+    term: str = ""
+
+
+class OpenExecReply(Message):
+    """OpenExecReply says where the command runs."""
+
+    refusal: Refusal | None = None
+    attempt: int = 0
+    rank: int = 0
+    node_id: str = ""
+
+
+class ExecEnd(Message):
+    """ExecEnd is how the command of a session ended."""
+
+    code: int | None = None
+    problem: str = ""
+
+
+class ExecFrame(Message):
+    """ExecFrame is one piece of a session, in either direction."""
+
+    number: Int64 = 0
+    stream: ExecStream = ExecStream.UNSPECIFIED
+    data: Base64 = b""
+    granted: int = 0
+    eof: bool = False
+    rows: int = 0
+    columns: int = 0
+    over: bool = False
+    end: ExecEnd | None = None
+
+
+class ExecInput(Message):
+    """ExecInput is a frame from the gateway: what the user types, and what the user's terminal
+    does."""
+
+    session: str = ""
+    frame: ExecFrame
+
+
+class ExecOutput(Message):
+    """ExecOutput is a frame from the launcher: what the command writes, and how it ends."""
+
+    session: str = ""
+    frame: ExecFrame
 
 
 class Node(Message):

@@ -16,6 +16,7 @@ class Kind(Enum):
     COMMAND = "command"
     REPLY = "reply"
     TELEMETRY = "telemetry"
+    SESSION = "session"
 
 
 @dataclass(frozen=True, slots=True)

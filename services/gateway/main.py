@@ -204,7 +204,9 @@ WIRING = Wiring(
         m.ListDeadLetters,
         m.ReplayDeadLetters,
         m.DiscardDeadLetters,
+        m.OpenExec,
     ),
     follows=(m.LogChunk,),
+    hears=(m.ExecOutput,),
     watches=True,
 )

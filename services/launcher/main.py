@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
+from libs.contracts.messages import ExecInput
 from libs.service.definition import Ports, Service
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
@@ -160,4 +161,5 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).with_name("migrations"),
     consumes=tuple(HANDLERS),
+    hears=(ExecInput,),
 )

@@ -7,7 +7,9 @@ what runs. This side connects, starts a supervisor where none answers, and sends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +27,9 @@ from services.launcher.domain.model import (
     RankState,
 )
 from services.launcher.domain.rank_faults import describe
+from services.launcher.runtimes.exec_port import ExecOrder
 from services.launcher.runtimes.node_client import Machine, NodeClient, NodePlan
+from services.launcher.runtimes.node_exec import NodeExec, open_node_exec, shell_of
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
     RankOrder,
@@ -103,6 +107,15 @@ class ProcessRuntime:
         """See ``port.Runtime``. Output is a file, which is kept in any case."""
         del keep
         await self._call_nodes(node_ids, {"op": "forget", "run": str(run_id)})
+
+    @asynccontextmanager
+    async def open_exec(self, order: ExecOrder) -> AsyncGenerator[NodeExec]:
+        """See ``exec_port.ExecRuntime``."""
+        client, user = self._client(order.place.node_id), await self._user_of(order.owner)
+        shell = await asyncio.to_thread(shell_of, os.getuid() if user is None else user.uid)
+        seconds = self._machine.call_seconds
+        async with open_node_exec(client.folder, client.epoch, order, shell, seconds) as process:
+            yield process
 
     async def fence(self, node_id: str) -> None:
         """See ``port.Runtime``."""

@@ -76,6 +76,8 @@ class Connection:
         self.received = bytearray()
         self.to_send = bytearray()
         self.commands = False
+        # It belongs to a session in a rank, and is sent nothing else.
+        self.of_session = False
 
 
 class Supervisor:
@@ -225,6 +227,8 @@ class Supervisor:
             answer({"runs": self.ranks.listing()})
         elif op == "hello":
             answer(self._hello(connection, int(request["epoch"])))
+        elif op == "exec":
+            self._open_session(connection, request)
         elif not connection.commands:
             answer({"denied": "a newer leader commands this node"})
         else:
@@ -254,6 +258,32 @@ class Supervisor:
         else:
             raise RefusedError(f"no such operation: {op}")
 
+    def _open_session(self, connection: Connection, request: Mapping[str, Any]) -> None:
+        """Start a command in a rank. Its streams go back with the answer; its end follows on the
+        same connection, and the end of the connection ends it."""
+        number, connection.of_session = request["id"], True
+        if int(request["epoch"]) != self.ranks.epoch:
+            self._send(connection, {"id": number, "denied": "another leader commands this node"})
+            return
+
+        def done(status: Mapping[str, Any]) -> None:
+            if connection in self.connections:
+                try:
+                    self._send(connection, {"exit": status})
+                except OSError:
+                    self._drop(connection)
+
+        try:
+            ends = self.ranks.open_session(request, connection, done)
+        except (RefusedError, OSError) as problem:
+            self._send(connection, {"id": number, "error": str(problem)})
+            return
+        try:
+            socket.send_fds(connection.sock, [json.dumps({"id": number}).encode() + b"\n"], ends)
+        finally:
+            for end in ends:
+                os.close(end)
+
     def _hello(self, connection: Connection, epoch: int) -> Mapping[str, Any]:
         if epoch < self.ranks.epoch:
             return {
@@ -261,6 +291,8 @@ class Supervisor:
                 "epoch": self.ranks.epoch,
             }
         if epoch > self.ranks.epoch:
+            # Sessions belong to the launcher that led before.
+            self.ranks.sessions.end_with(None)
             self.ranks.commanded_by(epoch)
         self.leaving = False
         for other in list(self.connections):
@@ -276,7 +308,7 @@ class Supervisor:
         }
 
     def _broadcast(self, message: Mapping[str, Any]) -> None:
-        for connection in list(self.connections):
+        for connection in [each for each in self.connections if not each.of_session]:
             try:
                 self._send(connection, message)
             except OSError:
@@ -301,6 +333,7 @@ class Supervisor:
 
     def _drop(self, connection: Connection) -> None:
         if connection in self.connections:
+            self.ranks.sessions.end_with(connection)
             self.connections.discard(connection)
             self.selector.unregister(connection.sock)
             connection.sock.close()

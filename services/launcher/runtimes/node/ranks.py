@@ -20,6 +20,7 @@ from typing import Any
 from libs.contracts.ids import RunId
 from services.launcher.runtimes.node import proc, rank_processes
 from services.launcher.runtimes.node.cgroups import Cgroups
+from services.launcher.runtimes.node.exec_sessions import SESSIONS_MAX, ExecSession, ExecSessions
 from services.launcher.runtimes.node.journal import Journal, Record, Then
 from services.launcher.runtimes.node.outputs import Outputs
 from services.launcher.runtimes.node.spawn import Gated, Identity, Program, spawn
@@ -89,6 +90,9 @@ class Rank:
     output: int = 0
     # It waits until its start is on disk.
     gated: Gated | None = None
+    # Its program and control groups, for sessions in it; None if it is not ours.
+    program: Program | None = None
+    groups: Sequence[str] = ()
     # Its exit is on the way to the disk.
     recording: bool = False
     # Some process of it may not be ended by us, and that has been reported.
@@ -144,6 +148,8 @@ class Ranks:
     epoch_ordered: bool = True
     # Exits could not be recorded; they are tried again then, in seconds of the monotonic clock.
     record_at_s: float = 0.0
+    # Commands and terminals that people run in ranks.
+    sessions: ExecSessions = field(default_factory=ExecSessions)
     # How many ranks are over since the start.
     _over: int = 0
 
@@ -211,6 +217,30 @@ class Ranks:
                 # Not reaped, so the number is still its own.
                 self._check_permitted(rank, proc.sent(os.kill, rank.pid, number))
 
+    def open_session(
+        self,
+        order: Mapping[str, Any],
+        connection: object,
+        done: Callable[[Mapping[str, Any]], None],
+    ) -> list[int]:
+        """Start a command in a rank that runs; see ``ExecSessions.start``."""
+        run, number = order["run"], int(order["rank"])
+        rank = self.table.get((run, number))
+        if rank is None or rank.gated is not None:
+            raise RefusedError(f"rank {number} of run {run} does not run here")
+        if rank.program is None or rank.ending or rank.status or rank.exit:
+            raise RefusedError(f"rank {number} of run {run} is over")
+        if len(self.sessions.table) >= SESSIONS_MAX:
+            raise RefusedError(f"{SESSIONS_MAX} sessions are open on this node; close one")
+        session = ExecSession(order["name"], run, number, 0, rank.uid, connection, done)
+        groups = rank.groups
+
+        def join(pid: int, joined: bool) -> None:
+            self.cgroups.join(list(groups[1:] if joined else groups), pid)
+
+        group = groups[0] if self.cgroups.unified else ""
+        return self.sessions.start(session, rank.program, order, cgroup=group, join=join)
+
     def end(self, run: str, done: Done = _ignore) -> None:
         """Start ending all processes of a run; ``tend`` continues until nothing is left."""
         for rank in self._of(run):
@@ -268,6 +298,7 @@ class Ranks:
         self.journal.poll()
         delays = [delay for delay in (self.outputs.poll(),) if delay is not None]
         self._learn()
+        delays += self.sessions.tend(self._members_of_session)
         found: list[Rank] = []
         for rank in self.table.values():
             if rank.exit is not None or rank.gated is not None:
@@ -366,6 +397,7 @@ class Ranks:
         assert seen is not None, "an unreaped child has an entry in /proc"
         rank = Rank(run, number, gated.pid, seen.ticks, self.boot, context, self.now(), uid)
         rank.output, rank.gated = output, gated
+        rank.program, rank.groups = program, groups
         try:
             self.cgroups.join(groups[1:] if gated.joined else groups, gated.pid)
         except OSError:
@@ -425,7 +457,7 @@ class Ranks:
     def _learn(self) -> None:
         """See which main processes ended (without reaping them), and reap adopted orphans."""
         # Children whose end other code awaits.
-        others = {self.outputs.writer_pid}
+        others = {self.outputs.writer_pid, *self.sessions.pids}
         for rank in self.table.values():
             if not rank.ours or (rank.exit is not None and not rank.recording):
                 continue
@@ -443,6 +475,9 @@ class Ranks:
         """Kill what is left of a rank's group; True when nothing is. What we may not end (a setuid
         program of another user, where there is no control group) is waited for: its rank is not
         over, and no other rank is held up."""
+        if self.sessions.end_of(rank.run, rank.rank):
+            # One may be about to begin: it has nothing yet by which it could be found.
+            return False
         if rank.ours and rank.status is None:
             self._check_permitted(rank, proc.sent(os.killpg, rank.pid, signal.SIGKILL))
         populated = self.cgroups.populated(rank.name)
@@ -486,6 +521,12 @@ class Ranks:
             if other is not rank and other.ours and (other.exit is None or other.recording)
         }
         return rank_processes.members(rank.pid, others, self._marker(rank), self.outputs.writer_pid)
+
+    def _members_of_session(self, session: ExecSession) -> list[proc.Stat]:
+        others = self.sessions.pids - {session.pid}
+        others |= {rank.pid for rank in self.table.values() if rank.ours}
+        marker = rank_processes.Marker(session.variable, session.uid)
+        return rank_processes.members(session.pid, others, marker, self.outputs.writer_pid)
 
     def _find_forgotten(self) -> None:
         """After a fault of the journal: enter running ranks whose start record is lost, so that

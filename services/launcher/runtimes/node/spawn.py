@@ -7,10 +7,12 @@ of the pipe and exits: a process without a record never becomes a rank.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import resource
 import signal
 import struct
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -57,6 +59,10 @@ class Program:
     identity: Identity | None
     # The limit of that user's processes and threads; 0: the supervisor's own.
     processes_max: int = 0
+    # Standard input, output and error; empty: no input, and ``output`` for both others.
+    stdio: tuple[int, ...] = ()
+    # These are a terminal, which becomes the session's.
+    terminal: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,8 @@ def spawn(program: Program, *, cgroup: str = "", warning: str = "") -> Gated:
     warning, if any, is the first line of its output."""
     if program.identity is not None:
         # The rank's user must be able to open it again as /dev/stdout. The folder stays ours.
-        os.fchown(program.output, program.identity.uid, program.identity.gid)
+        for end in {program.output, *program.stdio}:
+            os.fchown(end, program.identity.uid, program.identity.gid)
     if warning:
         os.write(program.output, f"shiftwork: {warning}\n".encode())
     reader, gate = os.pipe()
@@ -121,9 +128,12 @@ def _become(program: Program, reader: int, gate: int) -> NoReturn:
         os.close(gate)
         if not os.read(reader, 1):
             os._exit(code)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(program.output, 1)
-        os.dup2(program.output, 2)
+        if not program.stdio:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, end in enumerate(program.stdio or (0, program.output, program.output)):
+            os.dup2(end, number)
+        if program.terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         _restore_signals()
         resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES)
         code = _exec(program)
