@@ -94,9 +94,12 @@ class Reader:
 
 class StreamLimit:
     """Bounds the number of open readers, in all and for each user. ``reserved`` further places
-    are for administrators."""
+    are for administrators. ``what`` is their name in the refusal."""
 
-    def __init__(self, total_max: int, each_max: int, reserved: int = 0) -> None:
+    def __init__(
+        self, total_max: int, each_max: int, reserved: int = 0, what: str = "streams"
+    ) -> None:
+        self._what = what
         self._total_max = total_max
         self._each_max = each_max
         self._reserved = reserved
@@ -120,7 +123,7 @@ class StreamLimit:
         if self._is_full(key, is_admin=is_admin):
             raise ProblemError(
                 TOO_MANY,
-                f"{self._open.get(key, 0)} streams are open for {key}, {self._total} in all; close"
+                f"{self._open.get(key, 0)} {self._what} are open for {key}, {self._total} in all; close"
                 f" some (at most {self._each_max} each, {self._total_max} in all)",
                 headers={"retry-after": "5"},
             )

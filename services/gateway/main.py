@@ -76,6 +76,9 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
             settings.streams_max, settings.streams_per_user_max, settings.streams_reserved
         ),
         waits=StreamLimit(settings.waits_max, settings.waits_per_task_max),
+        exec_sessions=StreamLimit(
+            settings.exec_sessions_max, settings.exec_sessions_per_user_max, what="sessions"
+        ),
         mint=made,
         wrong_tokens=_rates(settings, ports, "wrong_tokens"),
         checkpoints=_rates(settings, ports, "checkpoints"),

@@ -92,6 +92,23 @@ class GatewaySettings(BaseServiceSettings):
     log_list_seconds: float = Field(default=1.0, gt=0, le=60)
     log_missing_rounds_max: int = Field(default=10, ge=0, le=1000)
 
+    # Terminals and commands in running ranks: how many at once, in all and of one user.
+    exec_sessions_max: int = Field(default=64, ge=0)
+    exec_sessions_per_user_max: int = Field(default=8, ge=1)
+    # A session in which nothing is typed or written for so long ends, and so does one that has
+    # lasted so long in all.
+    exec_idle_seconds: float = Field(default=3600.0, gt=0)
+    exec_seconds_max: float = Field(default=86_400.0, gt=0)
+    # The command's words and their bytes together.
+    exec_words_max: int = Field(default=1000, ge=1, le=10_000)
+    exec_words_bytes_max: int = Field(default=32_768, ge=1, le=60_000)
+    # How long the message with the command may take.
+    exec_command_seconds: float = Field(default=10.0, gt=0, le=600)
+    # Each side of a session breaks its silence after this time, and ends the session if it hears
+    # nothing for the other.
+    exec_heartbeat_seconds: float = Field(default=5.0, gt=0, le=60)
+    exec_silence_seconds: float = Field(default=20.0, gt=0, le=600)
+
     # What is kept.
     events_kept_max: int = Field(default=1_000_000, ge=1000)
     # As texts; in the database they take less or more.

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
-from libs.contracts.messages import ExecInput
+from libs.contracts.messages import ExecInput, OpenExec
 from libs.service.definition import Ports, Service
+from libs.bus.sessions import SessionTimes
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
 from services.launcher.domain.grace_periods import GracePeriods
@@ -16,6 +17,7 @@ from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.rank_faults import PendingLimits
 from services.launcher.domain.reconcile import Policy
 from services.launcher.domain.start_delays import DelayPolicy
+from services.launcher.exec_sessions import ExecLimits, ExecSessions
 from services.launcher.gpus import find_gpus
 from services.launcher.handlers import HANDLERS, READS, Commands
 from services.launcher.local_nodes import pids_max, plan_nodes
@@ -41,12 +43,16 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
         reemit_runs_max=settings.reemit_runs_max,
         network=launcher.network,
     )
+    sessions = ExecSessions(
+        ports.bus, ports.store, runtime, _exec_limits(settings), ports.clock.now
+    )
     return Service(
         name="launcher",
         ports=ports,
         handlers=HANDLERS,
         reads=READS,
         commands=commands.table(),
+        queries={OpenExec: sessions.open},
         loops=(
             *launcher.loops(settings.look_tick_seconds, settings.reconcile_tick_seconds),
             prune_loop(
@@ -60,8 +66,9 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
             ),
         ),
         on_lead=launcher.on_lead,
+        on_lead_end=sessions.end_all,
         problem=lambda: launcher.problem,
-        tasks=(launcher.hold,),
+        tasks=(launcher.hold, sessions.hold),
     )
 
 
@@ -82,6 +89,11 @@ def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
     # Virtual nodes have slots that stand for nothing real, so the driver is not queried.
     gpus = find_gpus().gpus if settings.virtual_nodes == 0 else ()
     return ProcessRuntime(machine, plan_nodes(settings, gpus))
+
+
+def _exec_limits(settings: LauncherSettings) -> ExecLimits:
+    times = SessionTimes(settings.exec_heartbeat_seconds, settings.exec_silence_seconds)
+    return ExecLimits(sessions_max=settings.exec_sessions_max, times=times)
 
 
 def _choice(settings: LauncherSettings) -> Choice:

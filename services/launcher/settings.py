@@ -126,6 +126,12 @@ class LauncherSettings(BaseServiceSettings):
     output_keep_seconds: float = Field(default=14 * 86_400.0, gt=0)
     # Ended runs and their checkpoints are remembered so long after the task's last run.
     past_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
+    # Terminals and commands in running ranks, in all.
+    exec_sessions_max: int = Field(default=64, ge=0, le=10_000)
+    # Each side of a session breaks its silence after this time, and ends the session if it hears
+    # nothing for the other.
+    exec_heartbeat_seconds: float = Field(default=5.0, gt=0, le=60)
+    exec_silence_seconds: float = Field(default=20.0, gt=0, le=600)
     reemit_runs_max: int = Field(default=20_000, ge=0)
 
     @model_validator(mode="after")

@@ -93,6 +93,33 @@ class Client:
             self.close()
             raise Unreachable(_cause(error)) from error
 
+    def upgrade(
+        self, path: str, headers: Mapping[str, str], timeout_seconds: float
+    ) -> Answer | tuple[socket.socket, bytes, Mapping[str, str]]:
+        """Ask for another protocol: the connection, what came behind the answer, and the answer's
+        headers; any answer but 101 as it is. The connection is the caller's. Raises Unreachable."""
+        self.close()
+        try:
+            response = self._send("GET", path, None, headers, timeout_seconds)
+            names = {name.lower(): value for name, value in response.getheaders()}
+            if response.status != http.client.SWITCHING_PROTOCOLS:
+                data = response.read(ANSWER_BYTES_MAX)
+                self.close()
+                return Answer(response.status, data, names)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Unreachable(_cause(error)) from error
+        connection, self._connection = self._connection, None
+        assert connection is not None, "the answer came by it"
+        opened = connection.sock
+        opened.setblocking(False)
+        try:
+            # What the reader of the headers has read ahead.
+            received = bytes(response.fp.peek(1)) if response.fp is not None else b""
+        except (OSError, ValueError):
+            received = b""
+        return opened, received, names
+
     def close(self) -> None:
         """Drop the connection; the next call opens another."""
         connection, self._connection = self._connection, None

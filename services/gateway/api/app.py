@@ -23,6 +23,7 @@ from services.gateway.api import (
     dead_letters,
     docs,
     events,
+    exec_sessions,
     logs,
     nodes,
     people,
@@ -48,7 +49,10 @@ from services.gateway.problems import (
 PREFIX = "/v1"
 ROUTERS = tuple(
     module.router
-    for module in (tasks, logs, events, nodes, quotas, policies, people, runs, dead_letters)
+    for module in (
+        *(tasks, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
+        dead_letters,
+    )
 )
 PROBLEM_JSON = "application/problem+json"
 DESCRIPTION = (

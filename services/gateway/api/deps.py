@@ -80,6 +80,7 @@ class Context:
     live: LiveEvents
     streams: StreamLimit
     waits: StreamLimit
+    exec_sessions: StreamLimit
     mint: Mint
     bus: Bus
     wrong_tokens: RateLimits

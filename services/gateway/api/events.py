@@ -180,7 +180,7 @@ async def events_socket(socket: WebSocket) -> None:
     parts = await context(socket)
     query: Mapping[str, str] = socket.query_params
     try:
-        token, protocol = _token_of(socket)
+        token, protocol = token_of(socket)
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
         socket.scope[CALLER] = caller
         wanted = topic_of(query.get("task"), query.get("type"))
@@ -196,7 +196,8 @@ async def events_socket(socket: WebSocket) -> None:
         await socket.close(TRY_LATER, "the gateway's database does not answer now")
 
 
-def _token_of(socket: WebSocket) -> tuple[str, str | None]:
+def token_of(socket: WebSocket) -> tuple[str, str | None]:
+    """The token of a WebSocket's header or subprotocol, and the subprotocol to answer with."""
     scheme, _, token = socket.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token, None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence, cast
 from urllib.parse import quote, urlencode
 
-from shiftwork.cli import installed, parse, render
+from shiftwork.cli import installed, parse, render, websocket
 from shiftwork.cli.failures import UNREACHABLE, Failure, refused, usage
 from shiftwork.transport import Answer, Client, Unreachable
 
@@ -160,6 +160,32 @@ class Api:
             int(headers.get("x-shiftwork-size", "0")),
             headers.get("x-shiftwork-complete", "").lower() in ("true", "1"),
         )
+
+    def upgrade(self, path: str, query: Query | None = None) -> websocket.WebSocket:
+        """Open a WebSocket. Raises Failure if the server refuses it."""
+        where, key = path + _query(query), websocket.key()
+        headers = {
+            "connection": "Upgrade",
+            "upgrade": "websocket",
+            "sec-websocket-version": "13",
+            "sec-websocket-key": key,
+        }
+        try:
+            found = self._client.upgrade(where, headers, CALL_SECONDS)
+        except Unreachable as error:
+            raise self._unreachable(error) from error
+        if isinstance(found, Answer):
+            request, after = f"GET {path}", found.headers.get("retry-after")
+            raise self._refused(found.fields(), found.status, request=request, retry_after=after)
+        connection, received, names = found
+        if names.get("sec-websocket-accept") != websocket.answer_of(key):
+            connection.close()
+            raise Failure(
+                "the server's answer is no WebSocket",
+                where=self.url,
+                fix="does a proxy in between pass WebSockets on?",
+            )
+        return websocket.WebSocket(connection, received)
 
     def stream(self, path: str, query: Query | None = None) -> Iterator[StreamEvent]:
         """Server-sent events until the server ends the stream. Raises Stopped when cut off."""

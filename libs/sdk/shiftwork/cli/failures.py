@@ -15,6 +15,8 @@ REFUSED = 1
 USAGE = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
+# Of exec, whose other codes are the command's: there is no session, or it was lost.
+SESSION = 255
 
 
 class Failure(Exception):  # noqa: N818 - it ends a command, which need not be an error

@@ -1,7 +1,8 @@
 """The command ``shiftwork``: its commands by noun, and how the process ends.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 the server cannot be reached, 130
-interrupted; ``wait`` and ``submit -f`` end with the task's own code.
+interrupted; ``wait`` and ``submit -f`` end with the task's own code, ``exec`` with the command's,
+or with 255 where there is no session.
 """
 
 import sys
@@ -26,6 +27,7 @@ from shiftwork.cli import (
     streams,
     submit,
     tasks,
+    terminal,
 )
 from shiftwork.cli.failures import INTERRUPTED, REFUSED, USAGE, Failure, usage
 
@@ -35,7 +37,8 @@ app = session.App(
     no_args_is_help=True,
     help="Time-sharing for deep-learning training.",
     epilog="Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 cannot reach the server,"
-    " 130 interrupted; wait and submit -f end with the task's own code.",
+    " 130 interrupted; wait and submit -f end with the task's own code,"
+    " exec with the command's (255: no session).",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     # Typer's own drawing of help imports most of rich and pygments: half of a start.
@@ -43,7 +46,7 @@ app = session.App(
 )
 
 NOUNS = (
-    *(submit, tasks, logs, events, nodes, quota, policy, people),
+    *(submit, tasks, terminal, logs, events, nodes, quota, policy, people),
     *(dead_letters, context_commands, shell),
 )
 for noun in NOUNS:
