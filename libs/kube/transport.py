@@ -35,6 +35,14 @@ class ConnectionFailedError(Exception):
     """No answer arrived: it is unknown whether the request took effect."""
 
 
+class UpgradeRefusedError(ConnectionFailedError):
+    """The API server answered an upgrade with another status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the API server answered {status} to an upgrade")
+        self.status = status
+
+
 class ConfigurationError(Exception):
     """There is no cluster to connect to, or no credentials for it."""
 
@@ -141,11 +149,40 @@ class Transport:
             ):
                 yield _messages(opened)
         except aiohttp.WSServerHandshakeError as problem:
-            raise ConnectionFailedError(
-                f"the API server answered {problem.status} to an upgrade"
-            ) from problem
+            raise UpgradeRefusedError(problem.status) from problem
         except BROKEN as problem:
             raise failed(problem) from problem
+
+    @asynccontextmanager
+    async def dialog(
+        self,
+        path: str,
+        *,
+        query: Query,
+        protocols: Sequence[str],
+        open_seconds: float,
+        heartbeat_seconds: float,
+    ) -> AsyncGenerator[aiohttp.ClientWebSocketResponse]:
+        """A web socket for both directions, for as long as it lasts. ``UpgradeRefusedError`` if the
+        server answers something else."""
+        session, arguments = await self._request(path, query, {"Accept": "*/*"})
+        url = "ws" + arguments.pop("url").removeprefix("http")
+        try:
+            async with asyncio.timeout(open_seconds):
+                opened = cast(
+                    "aiohttp.ClientWebSocketResponse",
+                    await session.http.ws_connect(
+                        url, **arguments, protocols=protocols, heartbeat=heartbeat_seconds
+                    ),
+                )
+        except aiohttp.WSServerHandshakeError as problem:
+            raise UpgradeRefusedError(problem.status) from problem
+        except BROKEN as problem:
+            raise failed(problem) from problem
+        try:
+            yield opened
+        finally:
+            await opened.close()
 
     async def renew(self) -> None:
         """Read the credentials again: a token or certificate may have expired."""

@@ -94,13 +94,13 @@ def _read(kind: type[Any], text: str | None) -> Any:  # noqa: ANN401 - a value o
         raise ProblemError(MALFORMED, "this message is bytes; send JSON as text")
     try:
         return kind.model_validate(json_of(text.encode(), JSON_VALUES_MAX))
-    except InvalidInputError as problem:
-        raise ProblemError(MALFORMED, f"the message cannot be read: {problem}") from None
     except ValidationError as error:
         details = error.errors()
         for detail in details:
             detail["loc"] = ("body", *detail["loc"])
         raise of_validation(details, kind) from None
+    except (InvalidInputError, ValueError) as problem:
+        raise ProblemError(MALFORMED, f"the message cannot be read: {problem}") from None
 
 
 async def relay(

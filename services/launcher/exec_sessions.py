@@ -132,9 +132,7 @@ class ExecSessions:
                             node_id=order.place.node_id,
                         )
                     )
-                    end = await converse(session, process)
-                # Nothing of the command is left, or will be soon: a platform that does not answer
-                # now is the runtime's matter.
+                    end = await self._end_of(session, process)
                 if end is not None:
                     await session.end(end)
         except ExecRefusedError as problem:
@@ -149,6 +147,24 @@ class ExecSessions:
             _settle(opened, RefusalCode.FAILED, f"the session failed ({type(problem).__name__})")
         finally:
             _settle(opened, RefusalCode.UNAVAILABLE, "the launcher stops; try again")
+
+
+    async def _end_of(self, session: Session, process: ExecProcess) -> ExecEnd | None:
+        """How the command ends, or why the session ends before it. A defect ends this session
+        only; the other side learns the reason instead of waiting for its silence to end."""
+        try:
+            return await converse(session, process)
+        except ExecRefusedError as problem:
+            return ExecEnd(problem=str(problem))
+        except asyncio.CancelledError:
+            with contextlib.suppress(BusError):
+                await session.end(ExecEnd(problem="the launcher stops, or leads no longer"))
+            raise
+        except SessionLostError:
+            raise
+        except Exception as problem:
+            _log.exception("a session failed")
+            return ExecEnd(problem=f"the session failed ({type(problem).__name__})")
 
 
 async def converse(session: Session, process: ExecProcess) -> ExecEnd | None:

@@ -54,7 +54,7 @@ RIGHTS: tuple[Right, ...] = (
     Right("secrets", ("create",), needed_for="the tokens of runs"),
     Right("services", ("create",), needed_for="the names of ranks"),
     Right("events", ("list",), needed_for="reporting why a pod is not created yet"),
-    Right("pods/exec", ("get", "create"), needed_for="preemption by signal"),
+    Right("pods/exec", ("get", "create"), needed_for="preemption by signal, and sessions in ranks"),
     Right("nodes", ("list", "watch"), within=False, needed_for="the inventory"),
     Right("pods", ("list", "watch"), within=False, needed_for="what others use of nodes"),
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from random import Random
@@ -25,6 +26,7 @@ from libs.service.loop import pause
 from services.launcher.domain.model import Fault, Listing, RankState
 from services.launcher.domain.rank_faults import describe
 from services.launcher.manifests import PodSite, RunManifests, build_manifests, run_name
+from services.launcher.runtimes.exec_port import ExecOrder, ExecRefusedError
 from services.launcher.runtimes.kubernetes.cache import (
     Cache,
     node_sink,
@@ -36,6 +38,7 @@ from services.launcher.runtimes.kubernetes.cluster_check import check
 from services.launcher.runtimes.kubernetes.cluster_nodes import CONTROL_PLANE_LABEL, NodeRules
 from services.launcher.runtimes.kubernetes.connect import connect_client
 from services.launcher.runtimes.kubernetes.epoch_fence import EpochFence
+from services.launcher.runtimes.kubernetes.pod_exec import PodExec, open_pod_exec
 from services.launcher.runtimes.kubernetes.pods import (
     FORGOTTEN,
     Pod,
@@ -223,6 +226,22 @@ class KubernetesRuntime:
         }
         if silent:
             raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
+
+    @asynccontextmanager
+    async def open_exec(self, order: ExecOrder) -> AsyncGenerator[PodExec]:
+        """See ``exec_port.ExecRuntime``."""
+        await self._fence.check()
+        rank = order.place.rank
+        pods = [
+            pod
+            for pod in self.cache.runs.pods_of(order.run_id)
+            if pod.observed.rank == rank and pod.observed.state is RankState.RUNNING
+        ]
+        if not pods or pods[0].deleting is not None:
+            raise ExecRefusedError(f"rank {rank} of run {order.run_id} is over, or not started yet")
+        path = self._objects.path("pods", pods[0].name)
+        async with open_pod_exec(self._client, path, order) as process:
+            yield process
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
         """See ``port.Runtime``. Kept pods stay for a while, for people who describe them. The run

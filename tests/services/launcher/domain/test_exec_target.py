@@ -1,0 +1,72 @@
+"""Which rank of which run a command runs in."""
+
+from __future__ import annotations
+
+import pytest
+
+from libs.contracts.messages import Placement, Refusal, RefusalCode
+from services.launcher.domain.exec_target import find_rank
+from services.launcher.domain.model import Run, RunState
+
+PLACES = (
+    Placement(rank=0, role="chief", role_index=0, node_id="n0"),
+    Placement(rank=1, role="worker", role_index=0, node_id="n1"),
+    Placement(rank=2, role="worker", role_index=1, node_id="n2"),
+)
+
+
+def a_run(state: RunState, attempt: int = 1) -> Run:
+    return Run("task", attempt, state, placements=PLACES)
+
+
+@pytest.mark.parametrize(
+    ("rank", "role", "node"),
+    [(0, "", "n0"), (2, "", "n2"), (0, "worker", "n1"), (1, "worker", "n2"), (0, "chief", "n0")],
+)
+def test_a_rank_is_counted_in_the_task_or_in_its_role(rank: int, role: str, node: str) -> None:
+    found = find_rank([a_run(RunState.RUNNING)], rank, role)
+    assert not isinstance(found, Refusal)
+    assert found[1].node_id == node
+
+
+@pytest.mark.parametrize(
+    ("rank", "role", "detail"),
+    [
+        (3, "", "the task has no rank 3; give 0 to 2"),
+        (2, "worker", "role worker has no rank 2; give 0 to 1"),
+        (-1, "", "no rank -1"),
+        (0, "ps", "the task has no role ps; give one of chief, worker"),
+    ],
+)
+def test_a_rank_that_does_not_exist_is_named_with_those_that_do(
+    rank: int, role: str, detail: str
+) -> None:
+    found = find_rank([a_run(RunState.RUNNING)], rank, role)
+    assert isinstance(found, Refusal)
+    assert found.code is RefusalCode.NOT_FOUND
+    assert detail in found.detail
+    assert len(found.errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("states", "detail"),
+    [
+        ([], "does not run"),
+        ([RunState.EARLY_REQUEST], "does not run"),
+        ([RunState.ASSIGNED], "is starting"),
+        ([RunState.ENDING], "is ending"),
+        ([RunState.EXITED, RunState.ASSIGNED], "is starting"),
+    ],
+)
+def test_a_task_that_does_not_run_is_refused(states: list[RunState], detail: str) -> None:
+    runs = [a_run(state, attempt) for attempt, state in enumerate(states, 1)]
+    found = find_rank(runs, 0, "")
+    assert isinstance(found, Refusal)
+    assert (found.code, detail in found.detail) == (RefusalCode.CONFLICT, True)
+
+
+def test_the_newest_running_attempt_counts() -> None:
+    runs = [a_run(RunState.EXITED, 1), a_run(RunState.RUNNING, 2)]
+    found = find_rank(runs, 0, "")
+    assert not isinstance(found, Refusal)
+    assert found[0].attempt == 2
