@@ -176,7 +176,7 @@ class Session:
 async def open_session(
     bus: Bus,
     name: str,
-    sends: type[ExecInput] | type[ExecOutput],
+    sends: type[ExecInput | ExecOutput],
     now: Callable[[], datetime],
     times: SessionTimes,
 ) -> AsyncGenerator[Session]:

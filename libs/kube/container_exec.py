@@ -77,7 +77,8 @@ class ContainerExec:
 async def open_exec(
     transport: Transport, pod_path: str, container: str, argv: Sequence[str], *, terminal: bool
 ) -> AsyncGenerator[ContainerExec]:
-    """Start a command in a container. Raises what ``Transport.dialog`` raises. Closing the context only hangs up: the command may go on."""
+    """Start a command in a container. Raises what ``Transport.dialog`` raises. Closing the context
+    only hangs up: the command may go on."""
     query = [("container", container), ("stdin", "true"), ("stdout", "true")]
     query += [("tty", "true")] if terminal else [("stderr", "true")]
     query += [("command", word) for word in argv]

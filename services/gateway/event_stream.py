@@ -123,8 +123,8 @@ class StreamLimit:
         if self._is_full(key, is_admin=is_admin):
             raise ProblemError(
                 TOO_MANY,
-                f"{self._open.get(key, 0)} {self._what} are open for {key}, {self._total} in all; close"
-                f" some (at most {self._each_max} each, {self._total_max} in all)",
+                f"{self._open.get(key, 0)} {self._what} are open for {key}, {self._total} in all;"
+                f" close some (at most {self._each_max} each, {self._total_max} in all)",
                 headers={"retry-after": "5"},
             )
         self._open[key] = self._open.get(key, 0) + 1

@@ -1,7 +1,7 @@
 """A terminal or command in a running rank: what goes between a WebSocket and the launcher.
 
-Called by ``api/exec_sessions.py``. A message of bytes is data: the first byte names the stream (0 standard
-input, 1 output, 2 error), the rest is the data. A message of text is JSON: from the client
+Called by ``api/exec_sessions.py``. A message of bytes is data: the first byte names the stream (0
+standard input, 1 output, 2 error), the rest is the data. A message of text is JSON: from the client
 ``{"resize": {"rows": R, "columns": C}}`` and ``{"eof": true}``; to the client, as the last one,
 ``{"exit": {"code": N}}`` or ``{"problem": {...}}``.
 """
@@ -108,35 +108,11 @@ async def relay(
 ) -> m.ExecEnd:
     """Carry data in both directions until the command ends; returns how it ended. Raises the
     problem that ended the session, and ``WebSocketDisconnect`` if the client is gone."""
-
-    async def to_client() -> m.ExecEnd:
-        while True:
-            frame = await session.receive()
-            if frame.end is not None:
-                return frame.end
-            if frame.data:
-                async with asyncio.timeout(times.send_seconds_max):
-                    await socket.send_bytes(CHANNELS[frame.stream] + frame.data)
-
-    async def from_client() -> None:
-        while True:
-            message = await socket.receive()
-            if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect(message.get("code") or 1006)
-            data = message.get("bytes")
-            if data is None:
-                await _control(session, _read(ExecControl, message.get("text")))
-            elif data[:1] != STDIN:
-                detail = f"there is no input stream {data[:1].hex()}; begin a message with byte 0"
-                raise ProblemError(MALFORMED, detail)
-            else:
-                await session.send(m.ExecStream.STDIN, data[1:])
-
-    command = asyncio.ensure_future(to_client())
+    command = asyncio.ensure_future(_to_client(socket, session, times.send_seconds_max))
     parts: list[asyncio.Future[Any]] = [
         command,
         *_started(
-            from_client(),
+            _from_client(socket, session),
             session.run(),
             _until_idle(session, times.idle_seconds),
             _until_late(times.seconds_max),
@@ -144,14 +120,12 @@ async def relay(
         ),
     ]
     try:
-        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        if command.done() and not command.exception():
-            return command.result()
-        for part in parts:
-            if part.done():
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        if command not in done or command.exception():
+            for part in done:
                 # Raises what ended the session.
                 part.result()
-        raise AssertionError("only the command's end ends a part without an error")
+        return command.result()
     except SessionLostError as problem:
         detail = f"the session was lost: {problem}; what ran in it is ended"
         raise ProblemError(UNAVAILABLE, detail) from problem
@@ -162,6 +136,31 @@ async def relay(
         for part in parts:
             part.cancel()
         await asyncio.gather(*parts, return_exceptions=True)
+
+
+async def _to_client(socket: WebSocket, session: Session, send_seconds_max: float) -> m.ExecEnd:
+    while True:
+        frame = await session.receive()
+        if frame.end is not None:
+            return frame.end
+        if frame.data:
+            async with asyncio.timeout(send_seconds_max):
+                await socket.send_bytes(CHANNELS[frame.stream] + frame.data)
+
+
+async def _from_client(socket: WebSocket, session: Session) -> None:
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code") or 1006)
+        data = message.get("bytes")
+        if data is None:
+            await _control(session, _read(ExecControl, message.get("text")))
+        elif data[:1] != STDIN:
+            detail = f"there is no input stream {data[:1].hex()}; begin a message with byte 0"
+            raise ProblemError(MALFORMED, detail)
+        else:
+            await session.send(m.ExecStream.STDIN, data[1:])
 
 
 def _started(*parts: Coroutine[Any, Any, Any]) -> list[asyncio.Future[Any]]:

@@ -148,7 +148,6 @@ class ExecSessions:
         finally:
             _settle(opened, RefusalCode.UNAVAILABLE, "the launcher stops; try again")
 
-
     async def _end_of(self, session: Session, process: ExecProcess) -> ExecEnd | None:
         """How the command ends, or why the session ends before it. A defect ends this session
         only; the other side learns the reason instead of waiting for its silence to end."""
@@ -162,7 +161,7 @@ class ExecSessions:
             raise
         except SessionLostError:
             raise
-        except Exception as problem:
+        except Exception as problem:  # noqa: BLE001 - one session's failure is its own
             _log.exception("a session failed")
             return ExecEnd(problem=f"the session failed ({type(problem).__name__})")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
+from libs.bus.sessions import SessionTimes
 from libs.contracts.messages import ExecInput, OpenExec
 from libs.service.definition import Ports, Service
-from libs.bus.sessions import SessionTimes
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
 from services.launcher.domain.grace_periods import GracePeriods

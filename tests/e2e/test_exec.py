@@ -30,7 +30,9 @@ def task(shiftwork: Shiftwork) -> str:
     return found
 
 
-def run(shiftwork: Shiftwork, *arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def run(
+    shiftwork: Shiftwork, *arguments: str, data: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         shiftwork.command(*arguments),
         env={"PATH": os.environ["PATH"], "HOME": str(shiftwork.home)},
@@ -62,7 +64,9 @@ def test_pipes_carry_data_and_the_exit_code_is_the_commands(
     done = run(shiftwork, "exec", task, "--rank", "1", "--", "sh", "-c", line)
     assert (done.returncode, done.stderr) == (7, b"error\n")
     assert done.stdout.decode() == f"rank 1 of {task}\n"
-    done = run(shiftwork, "exec", task, "--role", "worker", "--rank", "1", "--", "sh", "-c", "kill $$")
+    done = run(
+        shiftwork, "exec", task, "--role", "worker", "--rank", "1", "--", "sh", "-c", "kill $$"
+    )
     assert done.returncode == 128 + signal.SIGTERM
 
 
@@ -101,7 +105,7 @@ class Screen:
             stdout=inner,
             stderr=inner,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - a terminal has to be its own
         )
         self.seen = b""
 
@@ -165,7 +169,9 @@ def test_a_signal_restores_the_terminal_and_leaves_nothing(
     shiftwork: Shiftwork, task: str, screens: list[Screen], tmp_path: Path, number: int
 ) -> None:
     alive = tmp_path / "pid"
-    screen = Screen(shiftwork, task, "--", "sh", "-c", f"echo $$ > {alive}; echo o''n; sleep 600; :")
+    screen = Screen(
+        shiftwork, task, "--", "sh", "-c", f"echo $$ > {alive}; echo o''n; sleep 600; :"
+    )
     screens.append(screen)
     screen.until("on")
     pid = int(alive.read_text())
@@ -203,7 +209,7 @@ def test_only_the_owner_and_administrators_open_sessions_and_each_is_audited(
     shiftwork.wait(hers, "running")
     done = shiftwork("--token", token, "exec", hers, "--", "sh", "-c", "exit 3")
     assert done.code == 3
-    secret = "hunter-2"  # noqa: S105 - of this test
+    secret = "hunter-2"
     shiftwork("exec", hers, "--", "echo", "--password", secret, f"API_KEY={secret}", "x")
     found = audited(shiftwork, task)
     assert [(what, who) for what, who, _ in found] == [("task.exec", "mallory")]

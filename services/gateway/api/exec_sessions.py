@@ -109,12 +109,14 @@ async def _serve(
     )
     times = SessionTimes(settings.exec_heartbeat_seconds, settings.exec_silence_seconds)
     try:
-        async with open_session(
-            parts.bus, request.session, m.ExecInput, parts.clock.now, times
-        ) as session:
-            async with _audited(parts, caller, request) as outcome:
-                end = await _converse(parts, socket, caller, session)
-                outcome.append(_how(end))
+        async with (
+            open_session(
+                parts.bus, request.session, m.ExecInput, parts.clock.now, times
+            ) as session,
+            _audited(parts, caller, request) as outcome,
+        ):
+            end = await _converse(parts, socket, caller, session)
+            outcome.append(_how(end))
     except BusError as problem:
         detail = "the bus does not answer now; try again"
         raise ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"}) from problem
@@ -199,7 +201,9 @@ def audited_words(command: Sequence[str]) -> str:
 
 def _check_words(command: Sequence[str], count_max: int, bytes_max: int) -> None:
     if len(command) > count_max:
-        raise invalid("command", len(command), f"has more than {count_max} words", "put it in a file")
+        raise invalid(
+            "command", len(command), f"has more than {count_max} words", "put it in a file"
+        )
     size = sum(len(word.encode()) for word in command)
     if size > bytes_max:
         raise invalid("command", size, f"has more than {bytes_max} bytes", "put it in a file")

@@ -165,10 +165,7 @@ def _opened(
         link.sendall(json.dumps(request).encode() + b"\n")
         raw, ends, _, _ = socket.recv_fds(link, ANSWER_BYTES_MAX, 3)
         answer: Mapping[str, Any] = json.loads(raw) if raw else {"denied": "it hung up"}
-        if "error" in answer:
-            raise ExecRefusedError(str(answer["error"]))
-        if "denied" in answer:
-            raise RuntimeUnavailableError(str(answer["denied"]))
+        _raise_refused(answer)
     except (OSError, ValueError) as problem:
         _abandon(link, ends)
         raise RuntimeUnavailableError(f"its node's supervisor does not answer: {problem}") from None
@@ -176,6 +173,13 @@ def _opened(
         _abandon(link, ends)
         raise
     return link, ends
+
+
+def _raise_refused(answer: Mapping[str, Any]) -> None:
+    if "error" in answer:
+        raise ExecRefusedError(str(answer["error"]))
+    if "denied" in answer:
+        raise RuntimeUnavailableError(str(answer["denied"]))
 
 
 def _abandon(link: socket.socket, ends: list[int]) -> None:

@@ -203,7 +203,8 @@ class Supervisor:
             line = bytes(connection.received[:end])
             del connection.received[: end + 1]
             request = json.loads(line)
-            self._serve_request(connection, request)
+            serve = self._open_session if request["op"] == "exec" else self._serve_request
+            serve(connection, request)
             if connection not in self.connections:
                 return
         if len(connection.received) > LINE_BYTES_MAX:
@@ -227,8 +228,6 @@ class Supervisor:
             answer({"runs": self.ranks.listing()})
         elif op == "hello":
             answer(self._hello(connection, int(request["epoch"])))
-        elif op == "exec":
-            self._open_session(connection, request)
         elif not connection.commands:
             answer({"denied": "a newer leader commands this node"})
         else:

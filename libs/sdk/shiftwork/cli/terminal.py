@@ -4,15 +4,12 @@ One thread waits for the keyboard, the connection and signals at once. The termi
 session lasts and is restored however it ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import select
 import shutil
 import signal
-import sys
 import termios
 import time
 import tty
@@ -20,7 +17,7 @@ from typing import Any, Dict, Generator, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, parse, render, session, tasks
+from shiftwork.cli import complete, parse, session, tasks
 from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import SESSION, USAGE, Failure, naming, refused
 from shiftwork.cli.websocket import BYTES, TEXT, Closed, WebSocket
@@ -34,18 +31,20 @@ QUIET_SECONDS = 15.0
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
+_TASK = typer.Argument(
+    ..., metavar="TASK", help=tasks.TASK_HELP, autocompletion=complete.live_tasks
+)
+_COMMAND = typer.Argument(None, metavar="[-- COMMAND...]", help="What to run. Default: a shell.")
+
+
 def register(app: session.App) -> None:
     """Add the command."""
     app.command("exec")(exec_command)
 
 
 def exec_command(
-    task: str = typer.Argument(
-        ..., metavar="TASK", help=tasks.TASK_HELP, autocompletion=complete.live_tasks
-    ),
-    command: Optional[List[str]] = typer.Argument(
-        None, metavar="[-- COMMAND...]", help="What to run. Default: a shell."
-    ),
+    task: str = _TASK,
+    command: Optional[List[str]] = _COMMAND,
     rank: int = typer.Option(0, "--rank", min=0, help="The rank; with --role, of that role."),
     role: str = typer.Option("", "--role", help="The role whose ranks --rank counts."),
 ) -> None:

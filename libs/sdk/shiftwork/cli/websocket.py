@@ -12,12 +12,13 @@ import os
 import socket
 import ssl
 import struct
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator
 
 TEXT, BYTES, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _MESSAGE_BYTES_MAX = 1 << 20
 _FINAL, _MASKED = 0x80, 0x80
+_HEAD_BYTES = 2
 _SHORT, _MIDDLE, _LONG = 125, 126, 127
 
 
@@ -80,7 +81,7 @@ class WebSocket:
                 raise Closed(str(error)) from error
             del self._to_send[:sent]
 
-    def messages(self) -> Iterator[Tuple[int, bytes]]:
+    def messages(self) -> Iterator[tuple[int, bytes]]:
         """The messages that have come: their kind and data. Raises Closed at the end."""
         ended = self._read()
         while True:
@@ -119,19 +120,19 @@ class WebSocket:
                 if pending is None or not pending():
                     return False
 
-    def _frame(self) -> Tuple[int, bytes] | None:
+    def _frame(self) -> tuple[int, bytes] | None:
         """The next whole message; None if it has not come yet."""
         while True:
             raw = self._received
-            if len(raw) < 2:
+            if len(raw) < _HEAD_BYTES:
                 return None
-            length, start = raw[1] & 0x7F, 2
+            length, start = raw[1] & 0x7F, _HEAD_BYTES
             for marker, form in ((_MIDDLE, "!H"), (_LONG, "!Q")):
                 if length == marker:
                     start += struct.calcsize(form)
                     if len(raw) < start:
                         return None
-                    (length,) = struct.unpack_from(form, raw, 2)
+                    (length,) = struct.unpack_from(form, raw, _HEAD_BYTES)
                     break
             if length + len(self._message) > _MESSAGE_BYTES_MAX:
                 raise Closed("a message of the server is too long")
