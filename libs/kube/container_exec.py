@@ -97,7 +97,8 @@ def _read_status(raw: bytes) -> Ended:
         status: dict[str, Any] = orjson.loads(raw)
         if status.get("status") == "Success":
             return Ended(0)
-        causes = (status.get("details") or {}).get("causes") or ()
+        details: dict[str, Any] = status.get("details") or {}
+        causes: list[dict[str, Any]] = details.get("causes") or []
         for cause in causes:
             if cause.get("reason") == EXIT_CODE:
                 return Ended(int(cause["message"]))

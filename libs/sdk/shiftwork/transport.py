@@ -115,8 +115,8 @@ class Client:
         opened.setblocking(False)
         try:
             # What the reader of the headers has read ahead.
-            received = bytes(response.fp.peek(1)) if response.fp is not None else b""
-        except (OSError, ValueError):
+            received = bytes(response.fp.peek(1))
+        except (OSError, ValueError, AttributeError):
             received = b""
         return opened, received, names
 
