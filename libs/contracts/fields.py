@@ -56,6 +56,9 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         ),
         "working_directory": Shown(about="Where its program starts; left out: the task's."),
         "ports": Shown(about="Ports at which each replica serves others, such as a dashboard."),
+        "resume": Shown(
+            about="What every attempt after the first does differently; left out: nothing."
+        ),
         "args": Shown(about="Arguments after the command.", long=True),
         "pod": Shown(about="What the pods of this role request beside what the task's pods do."),
         "cpus_request": Shown(
@@ -72,6 +75,13 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             above=True,
             unit="bytes",
         ),
+    },
+    "Override": {
+        "command": Shown(
+            about="The program and its arguments, in the place of the role's command and args; left out: those.",
+            long=True,
+        ),
+        "env": Shown(about="Environment variables, over the role's.", secret=True),
     },
     "EnvSource": {
         "name": Shown(about="Of the variable.", required=True),

@@ -244,6 +244,13 @@ class Port(Message):
     port: int | None = None
 
 
+class Override(Message):
+    """Override takes the place of a part of a role."""
+
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = pydantic.Field(default_factory=dict)
+
+
 class EnvSource(Message):
     """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a
     ConfigMap and the pod."""
@@ -285,6 +292,7 @@ class Role(Message):
     auxiliary: bool = False
     working_directory: str = ""
     ports: tuple[Port, ...] = ()
+    resume: Override | None = None
     args: tuple[str, ...] = ()
     pod: PodRequest | None = None
     cpus_request: float | None = None

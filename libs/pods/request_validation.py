@@ -140,7 +140,9 @@ def _shm(request: _Request) -> FieldErrors:
 
 
 def _env_from(request: _Request) -> FieldErrors:
-    seen = set(request.spec.env).union(*(role.env for role in request.roles))
+    roles = request.roles
+    seen = set(request.spec.env).union(*(role.env for role in roles))
+    seen = seen.union(*(role.resume.env for role in roles if role.resume is not None))
     for index, source in enumerate(request.pod.env_from):
         field = f"{request.at}.env_from[{index}]"
         name = v.first_of(

@@ -38,6 +38,18 @@ class PortBody(Body):
     )
 
 
+class OverrideBody(Body):
+    """Override takes the place of a part of a role."""
+
+    command: Texts = Field(
+        default_factory=list,
+        description="The program and its arguments, in the place of the role's command and args; left out: those.",
+    )
+    env: TextMap = Field(
+        default_factory=dict, description="Environment variables, over the role's."
+    )
+
+
 class EnvSourceBody(Body):
     """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
 
@@ -126,6 +138,10 @@ class RoleBody(Body):
         default_factory=list,
         max_length=ENTRIES_MAX,
         description="Ports at which each replica serves others, such as a dashboard.",
+    )
+    resume: OverrideBody | None = Field(
+        default=None,
+        description="What every attempt after the first does differently; left out: nothing.",
     )
     args: Texts = Field(default_factory=list, description="Arguments after the command.")
     pod: PodBody | None = Field(

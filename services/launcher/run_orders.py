@@ -17,6 +17,7 @@ from libs.contracts.run_token import make_run_token
 from services.launcher.contracts import renderer
 from services.launcher.domain.model import Run
 from services.launcher.hosts import Host
+from services.launcher.role_overrides import role_of_attempt
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
 # A task's own variables override these, with an empty value too. Unbuffered, because output that
@@ -78,7 +79,7 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
                 ports=host.ports,
             )
             for place, host in zip(run.placements, hosts, strict=True)
-            for role in (roles.get(place.role) or Role(),)
+            for role in (role_of_attempt(roles.get(place.role) or Role(), run.attempt),)
             for size, limits in ((size_of(run.spec, role), limits_of(run.spec, role)),)
             for rendered in (render(host),)
         ),

@@ -14,6 +14,16 @@ class Port(TypedDict):
     port: int | None
 
 
+class _OverrideSecrets(TypedDict, total=False):
+    env: dict[str, str]
+
+
+class Override(_OverrideSecrets):
+    """Override takes the place of a part of a role."""
+
+    command: list[str]
+
+
 class EnvSource(TypedDict):
     """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
 
@@ -60,6 +70,7 @@ class Role(_RoleSecrets):
     auxiliary: bool
     working_directory: str
     ports: list[Port]
+    resume: Override | None
     args: list[str]
     pod: Pod | None
     cpus_request: float | None

@@ -5,7 +5,7 @@ Called by ``spec_fields.py``. The values of variables may be secrets, and are no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from libs.contracts.messages import FieldError, TaskSpec
 from libs.contracts.task_contracts import TaskContract, contract_of
@@ -86,8 +86,11 @@ def _size(spec: TaskSpec, contract: TaskContract) -> Errors:
 
 
 def _variables(spec: TaskSpec) -> Errors:
-    given = [("env", spec.env)]
-    given += [(f"roles[{index}].env", role.env) for index, role in enumerate(spec.roles)]
+    given: list[tuple[str, Mapping[str, str]]] = [("env", spec.env)]
+    for index, role in enumerate(spec.roles):
+        given.append((f"roles[{index}].env", role.env))
+        if role.resume is not None:
+            given.append((f"roles[{index}].resume.env", role.resume.env))
     for at, env in given:
         for name in env:
             if is_reserved(name, spec.contract):

@@ -21,7 +21,7 @@ from libs.contracts.ids import (
     is_taint,
 )
 from libs.contracts.kinds import kinds
-from libs.contracts.messages import FieldError, PreemptMode, Role, TaskSpec
+from libs.contracts.messages import FieldError, Override, PreemptMode, Role, TaskSpec
 from libs.contracts.rank_sizes import REQUESTS, limits_of, size_of
 from libs.contracts.variables import is_variable
 from libs.contracts.wording import as_text, field_error
@@ -123,6 +123,16 @@ def _role(at: str, role: Role, seen: set[str], limits: Limits) -> Errors:
     yield from _directory(f"{at}.working_directory", role.working_directory)
     yield from _command(at, role, limits)
     yield from _environment(f"{at}.env", role.env, limits)
+    if role.resume is not None:
+        yield from _override(f"{at}.resume", role.resume, limits)
+
+
+def _override(at: str, override: Override, limits: Limits) -> Errors:
+    if not override.command and not override.env:
+        yield field_error(at, "", "changes nothing", "give it a command or env, or leave it out")
+    if override.command:
+        yield from _command(at, Role(command=override.command), limits)
+    yield from _environment(f"{at}.env", override.env, limits)
 
 
 def _command(above: str, role: Role, limits: Limits) -> Errors:

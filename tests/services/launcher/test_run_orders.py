@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from libs.contracts.messages import Role
+import pytest
+
+from libs.contracts.messages import Override, Placement, Role
 from libs.contracts.run_token import make_run_token
 from services.launcher.domain.model import Run, RunState
 from services.launcher.hosts import Host, PortKey, local_hosts
@@ -127,3 +129,57 @@ def test_limits_and_requests_of_a_rank() -> None:
     assert (rank.cpus, rank.cpus_request) == (2.0, 0.5)
     # A request alone enforces nothing.
     assert (rank.memory_bytes, rank.memory_request_bytes) == (None, 7)
+
+
+RESUME = Override(command=("train", "--resume"), env={"B": "resume", "D": "resume"})
+
+
+@pytest.mark.parametrize(
+    ("attempt", "resume", "argv", "env"),
+    [
+        (1, None, ("train",), {"A": "task", "B": "role"}),
+        (2, None, ("train",), {"A": "task", "B": "role"}),
+        (1, RESUME, ("train",), {"A": "task", "B": "role"}),
+        (2, RESUME, ("train", "--resume"), {"A": "task", "B": "resume", "D": "resume"}),
+        (7, RESUME, ("train", "--resume"), {"A": "task", "B": "resume", "D": "resume"}),
+        (2, Override(command=("other",)), ("other",), {"A": "task", "B": "role"}),
+        (2, Override(env={"A": "resume"}), ("train",), {"A": "resume", "B": "role"}),
+        # The platform's variables cannot be overridden.
+        (2, Override(env={"RANK": "9"}), ("train",), {"RANK": "0"}),
+    ],
+)
+def test_every_attempt_after_the_first_has_its_roles_override(
+    attempt: int, resume: Override | None, argv: tuple[str, ...], env: dict[str, str]
+) -> None:
+    role = Role(name="worker", replicas=1, command=("train",), env={"B": "role"}, resume=resume)
+    spec = a_spec().model_copy(update={"roles": (role,), "env": {"A": "task"}})
+    run = replace(a_run(RunState.ASSIGNED, spec=spec), attempt=attempt)
+    (rank,) = build_order(run, hosts_of(run), SITE).ranks
+    assert rank.argv == argv
+    assert {name: rank.env.get(name) for name in env} == env
+    assert ("D" in rank.env) == ("D" in env)
+    assert rank.env["SHIFTWORK_ATTEMPT"] == str(attempt)
+
+
+def test_an_overrides_command_takes_the_place_of_the_roles_arguments_too() -> None:
+    for resume, argv in ((Override(command=("other",)), ("other",)), (Override(env={"A": ""}), ("-x",))):
+        role = Role(name="worker", replicas=1, args=("-x",), resume=resume)
+        spec = a_spec().model_copy(update={"roles": (role,)})
+        run = replace(a_run(RunState.ASSIGNED, spec=spec), attempt=2)
+        (rank,) = build_order(run, hosts_of(run), SITE).ranks
+        assert (rank.argv, rank.of_image) == (argv, argv == ("-x",))
+
+
+def test_only_the_role_that_has_an_override_changes() -> None:
+    roles = (
+        Role(name="chief", replicas=1, command=("lead",), resume=Override(command=("lead", "-r"))),
+        Role(name="worker", replicas=1, command=("train",)),
+    )
+    spec = a_spec(2).model_copy(update={"roles": roles})
+    places = (
+        Placement(rank=0, role="chief", role_index=0, node_id="local-0", gpus=(0,)),
+        Placement(rank=1, role="worker", role_index=0, node_id="local-1", gpus=(0,)),
+    )
+    run = replace(a_run(RunState.ASSIGNED, ranks=2, spec=spec), attempt=2, placements=places)
+    order = build_order(run, hosts_of(run), SITE)
+    assert [rank.argv for rank in order.ranks] == [("lead", "-r"), ("train",)]

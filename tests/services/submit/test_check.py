@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import (
     CreateTask,
+    Override,
     Port,
     PreemptionPolicy,
     PreemptMode,
@@ -72,6 +73,30 @@ FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("group", {"group": "Default"}, "group", "Default"),
     ("no roles", {"roles": ()}, "roles", "0"),
     ("too many roles", {"roles": SEVERAL}, "roles", "33"),
+    (
+        "resume changes nothing",
+        {"roles": role(resume=Override())},
+        "roles[0].resume",
+        "",
+    ),
+    (
+        "resume without a program",
+        {"roles": role(resume=Override(command=("",)))},
+        "roles[0].resume.command",
+        "",
+    ),
+    (
+        "variable of resume",
+        {"roles": role(resume=Override(env={"1A": ""}))},
+        "roles[0].resume.env",
+        "1A",
+    ),
+    (
+        "platform's variable in resume",
+        {"roles": role(resume=Override(env={"SHIFTWORK_RANK": "1"}))},
+        "roles[0].resume.env.SHIFTWORK_RANK",
+        "(not shown)",
+    ),
     ("role name", {"roles": role(name="Worker")}, "roles[0].name", "Worker"),
     ("role names", {"roles": role() + role()}, "roles[1].name", "worker"),
     ("replicas", {"roles": role(replicas=-1)}, "roles[0].replicas", "-1"),

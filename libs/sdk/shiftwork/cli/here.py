@@ -95,13 +95,19 @@ def _programs(body: Mapping[str, Any], command: str, directory: str) -> Iterator
         role = parse.fields(each)
         own = {**env, **parse.fields(role.get("env"))}
         own_at = str(role.get("working_directory") or "")
-        yield _Program(
-            f"roles[{index}].command",
-            parse.listed(role.get("command")),
-            own,
-            own_at or at,
-            f"roles[{index}].working_directory" if own_at else directory,
-        )
+        resume = parse.fields(role.get("resume"))
+        of_resume = {**own, **parse.fields(resume.get("env"))}
+        for place, words, variables in (
+            ("command", role.get("command"), own),
+            ("resume.command", resume.get("command"), of_resume),
+        ):
+            yield _Program(
+                f"roles[{index}].{place}",
+                parse.listed(words),
+                variables,
+                own_at or at,
+                f"roles[{index}].working_directory" if own_at else directory,
+            )
 
 
 def _closed(
