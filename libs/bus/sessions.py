@@ -6,8 +6,7 @@ have only ``WINDOW`` of data on the way; the receiver grants more as it uses up 
 reader slows the writer down instead of filling a queue. Both sides send a frame at least every
 ``heartbeat_seconds``, and end the session when they hear nothing for ``silence_seconds``.
 
-Called by the gateway (``services/gateway/exec_relay.py``) and the launcher
-(``services/launcher/exec_sessions.py``).
+The gateway and the launcher each open their end of a session.
 """
 
 from __future__ import annotations

@@ -76,9 +76,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
             settings.streams_max, settings.streams_per_user_max, settings.streams_reserved
         ),
         waits=StreamLimit(settings.waits_max, settings.waits_per_task_max),
-        exec_sessions=StreamLimit(
-            settings.exec_sessions_max, settings.exec_sessions_per_user_max, what="sessions"
-        ),
+        exec_sessions=_exec_sessions(settings),
         mint=made,
         wrong_tokens=_rates(settings, ports, "wrong_tokens"),
         checkpoints=_rates(settings, ports, "checkpoints"),
@@ -121,6 +119,11 @@ def _rates(settings: GatewaySettings, ports: Ports, name: str) -> RateLimits:
     burst: int = getattr(settings, f"{name}_burst")
     per_second: float = getattr(settings, f"{name}_per_second")
     return RateLimits(ports.clock, burst=burst, per_second=per_second)
+
+
+def _exec_sessions(settings: GatewaySettings) -> StreamLimit:
+    each_max = settings.exec_sessions_per_user_max
+    return StreamLimit(settings.exec_sessions_max, each_max, what="sessions")
 
 
 def _live(settings: GatewaySettings, ports: Ports) -> LiveEvents:

@@ -179,7 +179,8 @@ def _raise_refused(answer: Mapping[str, Any]) -> None:
     if "error" in answer:
         raise ExecRefusedError(str(answer["error"]))
     if "denied" in answer:
-        raise RuntimeUnavailableError(str(answer["denied"]))
+        later = "a supervisor of an earlier version runs no commands and ends with its runs"
+        raise RuntimeUnavailableError(f"{answer['denied']}, or {later}")
 
 
 def _abandon(link: socket.socket, ends: list[int]) -> None:

@@ -21,12 +21,14 @@ from libs.bus.connection import NO_RESPONDERS, BusConfig
 from libs.bus.deliveries import JetStreamDelivery
 from libs.bus.jetstream import JetStreamBus, connect
 from libs.bus.provision import provision
+from libs.bus.sessions import SessionTimes, open_session
 from libs.bus.topology import WATCHED_STREAM
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import filter_of, matches, types_of
+from libs.service.clock import SystemClock
 from libs.service.wiring import topology
 from services.allinone.composition import WIRINGS
 from services.allinone.embedded import nats
@@ -217,8 +219,8 @@ async def test_no_acknowledgement_brings_the_events_of_another_service(
 
 
 def forged(thief: str) -> list[Envelope]:
-    """Each event and each piece of telemetry that another service owns, with its owner's name."""
-    kinds = (*types_of(Kind.EVENT), *types_of(Kind.TELEMETRY))
+    """Each event, piece of telemetry and frame that another service owns, with its owner's name."""
+    kinds = (*types_of(Kind.EVENT), *types_of(Kind.TELEMETRY), *types_of(Kind.SESSION))
     return [
         Envelope(f"forged-{kind.__name__}", ROUTES[kind].owner, at(1), example_of(kind))
         for kind in kinds
@@ -365,3 +367,63 @@ async def test_the_streams_of_a_server_without_accounts_are_kept(nats_start: Sta
     (store / STREAMS_ACCOUNT).rename(store / "$G")
     await server.start()
     assert [name for name, *_ in await state_of_the_streams(server)] == ["DLQ", "EVT", "LOG"]
+
+
+async def forge_frames(client: Client, thief: str) -> None:
+    """Publish frames of others in a session: each would be a gap, or would end the session."""
+    frame = m.ExecFrame(number=99, over=True)
+    for kind in (m.ExecInput, m.ExecOutput):
+        owner = ROUTES[kind].owner
+        if owner != thief:
+            forgery = Envelope("x", owner, at(1), kind(session="one", frame=frame))
+            await client.publish(forgery.subject, forgery.body(), headers=forgery.headers())
+    await client.flush()
+
+
+async def listen_to_sessions(client: Client, name: str, heard: list[tuple[str, str]]) -> None:
+    """Subscribe to all sessions, if the server allows it."""
+
+    async def take(message: Msg) -> None:
+        heard.append((name, message.subject))
+
+    await client.subscribe("exec.>", cb=take)
+    await client.flush()
+
+
+async def test_a_session_reaches_its_two_services_and_nobody_else(nats_start: StartNats) -> None:
+    server = await a_server(nats_start)
+    buses = {name: await bus_of(server, name) for name in USERS}
+    clock, times = SystemClock(), SessionTimes(heartbeat_seconds=0.2, silence_seconds=2)
+    thieves = {name: await client_of(server, name) for name in USERS}
+    heard: list[tuple[str, str]] = []
+    for name in thieves.keys() - {"gateway", "launcher"}:
+        await listen_to_sessions(thieves[name], name, heard)
+    async with (
+        open_session(buses["gateway"], "one", m.ExecInput, clock.now, times) as near,
+        open_session(buses["launcher"], "one", m.ExecOutput, clock.now, times) as far,
+    ):
+        running = [asyncio.ensure_future(each.run()) for each in (near, far)]
+        data = bytes(range(256)) * 4096
+        writing = asyncio.ensure_future(far.send(m.ExecStream.STDOUT, data))
+        received = b""
+        async with asyncio.timeout(10):
+            while len(received) < len(data):
+                received += (await near.receive()).data
+        assert received == data
+        await writing
+        await near.send(m.ExecStream.STDIN, b"typed")
+        for name, client in thieves.items():
+            await forge_frames(client, name)
+        async with asyncio.timeout(5):
+            assert (await far.receive()).data == b"typed"
+        await asyncio.sleep(0.5)
+        assert not any(each.done() for each in running)
+        assert not far.over.is_set()
+        for each in running:
+            each.cancel()
+    assert heard == []
+    assert all(count == 0 for _, count, _ in await state_of_the_streams(server))
+    for client in thieves.values():
+        await client.close()
+    for bus in buses.values():
+        await bus.close()
