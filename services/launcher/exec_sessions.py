@@ -71,6 +71,8 @@ class ExecSessions:
         if not isinstance(self._runtime, ExecRuntime):
             detail = f"the runtime {self._runtime.name} runs no commands in ranks"
             return _refused(RefusalCode.CONFLICT, detail)
+        if self._limits.sessions_max == 0:
+            return _refused(RefusalCode.CONFLICT, "this site runs no sessions in ranks")
         if len(self._tasks) >= self._limits.sessions_max:
             detail = f"{self._limits.sessions_max} sessions are open on this platform; close one"
             return _refused(RefusalCode.UNAVAILABLE, detail)

@@ -10,9 +10,7 @@ import os
 import select
 import shutil
 import signal
-import termios
 import time
-import tty
 from typing import Any, Dict, Generator, List, Optional
 
 import typer
@@ -22,13 +20,20 @@ from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import SESSION, USAGE, Failure, naming, refused
 from shiftwork.cli.websocket import BYTES, TEXT, Closed, WebSocket
 
+try:
+    import termios
+    import tty
+except ImportError:  # Windows
+    termios = tty = None  # type: ignore[assignment]
+
 STDIN, STDOUT = 0, 1
 READ_BYTES = 32 * 1024
 # Bytes that wait for the server: above this, nothing is read from standard input.
 AHEAD_BYTES_MAX = 256 * 1024
-# The connection is checked with a message after such a silence, and given up after twice as much.
-QUIET_SECONDS = 15.0
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+# The server sends something at least every 20 seconds, so the connection is lost after this.
+SILENCE_SECONDS = 60.0
+WAIT_SECONDS = 15.0
+_ENDINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 _TASK = typer.Argument(
@@ -55,6 +60,9 @@ def exec_command(
     is the command's; 255 if there is no session, or it was lost.
     """
     try:
+        if termios is None:
+            fix = "call it on Linux, macOS or in WSL"
+            raise Failure("exec needs a system with POSIX terminals", where="exec", fix=fix)
         api = session.current().api()
         with naming({"task_id": "TASK", "role": "--role", "rank": "--rank"}, task=task):
             found = tasks.find(api, task)
@@ -160,7 +168,7 @@ class _Conversation:
         if self._reads_input and self._connection.pending < AHEAD_BYTES_MAX:
             readers.append(STDIN)
         writers = [self._connection] if self._connection.pending else []
-        readable, writable, _ = select.select(readers, writers, [], QUIET_SECONDS)
+        readable, writable, _ = select.select(readers, writers, [], WAIT_SECONDS)
         if signals in readable:
             self._handle_signals(os.read(signals, 64))
         if writable:
@@ -171,9 +179,8 @@ class _Conversation:
                 self._take(kind, data)
                 if self._code is not None:
                     return
-        elif time.monotonic() - self._heard_at > 4 * QUIET_SECONDS:
-            # The server breaks its own silence more often.
-            raise Closed("the server has sent nothing for a minute")
+        elif time.monotonic() - self._heard_at > SILENCE_SECONDS:
+            raise Closed(f"the server has sent nothing for {SILENCE_SECONDS:.0f} s")
         if STDIN in readable and self._code is None:
             self._read_input()
 
