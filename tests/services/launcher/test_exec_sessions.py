@@ -124,10 +124,10 @@ async def test_refusals_have_their_reasons(box: Box) -> None:
     async with site.opened("one", "true") as (reply, *_):
         assert "does not run" in refused(reply)
     await site.put(a_run(RunState.RUNNING))
-    async with site.opened("two", "sleep", "600") as (reply, *_):
-        assert reply.refusal is None
-        async with site.opened("three", "true") as (reply, *_):
-            assert "1 sessions are open on this platform" in refused(reply)
+    async with site.opened("two", "sleep", "600") as first:
+        assert first[0].refusal is None
+        async with site.opened("three", "true") as second:
+            assert "1 sessions are open on this platform" in refused(second[0])
     site.sessions.end_all()
     none = Site(box.runtime, sessions_max=0)
     async with none.opened("four", "true") as (reply, *_):

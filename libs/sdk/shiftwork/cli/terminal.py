@@ -17,7 +17,7 @@ import typer
 
 from shiftwork.cli import complete, parse, session, tasks
 from shiftwork.cli.client import Api, part
-from shiftwork.cli.failures import SESSION, USAGE, Failure, naming, refused
+from shiftwork.cli.failures import SESSION, USAGE, Failure, naming, refused, usage
 from shiftwork.cli.websocket import BYTES, TEXT, Closed, WebSocket
 
 try:
@@ -59,10 +59,10 @@ def exec_command(
     With its input and output at a terminal it has a terminal, too; otherwise pipes. The exit code
     is the command's; 255 if there is no session, or it was lost.
     """
+    if termios is None:
+        fix = "call it on Linux, macOS or in WSL"
+        raise usage("exec needs a system with POSIX terminals", where="exec", fix=fix)
     try:
-        if termios is None:
-            fix = "call it on Linux, macOS or in WSL"
-            raise Failure("exec needs a system with POSIX terminals", where="exec", fix=fix)
         api = session.current().api()
         with naming({"task_id": "TASK", "role": "--role", "rank": "--rank"}, task=task):
             found = tasks.find(api, task)
