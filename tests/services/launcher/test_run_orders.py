@@ -162,7 +162,10 @@ def test_every_attempt_after_the_first_has_its_roles_override(
 
 
 def test_an_overrides_command_takes_the_place_of_the_roles_arguments_too() -> None:
-    for resume, argv in ((Override(command=("other",)), ("other",)), (Override(env={"A": ""}), ("-x",))):
+    for resume, argv in (
+        (Override(command=("other",)), ("other",)),
+        (Override(env={"A": ""}), ("-x",)),
+    ):
         role = Role(name="worker", replicas=1, args=("-x",), resume=resume)
         spec = a_spec().model_copy(update={"roles": (role,)})
         run = replace(a_run(RunState.ASSIGNED, spec=spec), attempt=2)
