@@ -20,12 +20,6 @@ from shiftwork.cli.client import Api, part
 from shiftwork.cli.failures import SESSION, USAGE, Failure, naming, refused, usage
 from shiftwork.cli.websocket import BYTES, TEXT, Closed, WebSocket
 
-try:
-    import termios
-    import tty
-except ImportError:  # Windows
-    termios = tty = None  # type: ignore[assignment]
-
 STDIN, STDOUT = 0, 1
 READ_BYTES = 32 * 1024
 # Bytes that wait for the server: above this, nothing is read from standard input.
@@ -59,7 +53,7 @@ def exec_command(
     With its input and output at a terminal it has a terminal, too; otherwise pipes. The exit code
     is the command's; 255 if there is no session, or it was lost.
     """
-    if termios is None:
+    if os.name != "posix":
         fix = "call it on Linux, macOS or in WSL"
         raise usage("exec needs a system with POSIX terminals", where="exec", fix=fix)
     try:
@@ -111,6 +105,10 @@ class _Interrupted(Exception):  # noqa: N818 - a signal
 @contextlib.contextmanager
 def _raw() -> Generator[None, None, None]:
     """Give every key to the session. The terminal is restored in any case."""
+    # Windows has neither, and the other commands work there.
+    import termios  # noqa: PLC0415
+    import tty  # noqa: PLC0415
+
     before = termios.tcgetattr(STDIN)
     tty.setraw(STDIN, termios.TCSADRAIN)
     try:
