@@ -207,7 +207,8 @@ from services.launcher.runtimes.node_exec import open_node_exec
 made = ExecOrder({made.session!r}, RunId.parse({str(RUN)!r}), Placement(rank=0, node_id='local-0'),
                  'ann', ('sh', '-c', 'echo on; sleep 600; :'), False, 0, 0, '')
 async def main():
-    async with open_node_exec(pathlib.Path({str(busy.node)!r}), {busy.epoch}, made, 'sh', 5):
+    async with open_node_exec(pathlib.Path({str(busy.node)!r}), {busy.epoch}, made, 'sh', 5) as it:
+        await it.read()
         print('on', flush=True)
         await asyncio.sleep(600)
 asyncio.run(main())
