@@ -11,7 +11,17 @@ from typing import Any, Iterable, Mapping, Sequence
 # The groups of the main help, the first steps first. A command that is in none is among the last.
 PANELS: Mapping[str, tuple[str, ...]] = {
     "First steps": ("up", "submit", "ls", "show", "logs", "stop", "doctor"),
-    "Tasks": ("explain", "wait", "exec", "events", "pause", "resume", "priority", "retry", "continue"),
+    "Tasks": (
+        "explain",
+        "wait",
+        "exec",
+        "events",
+        "pause",
+        "resume",
+        "priority",
+        "retry",
+        "continue",
+    ),
     "Nodes and sharing": ("nodes", "node", "group", "quota", "policy", "simulate"),
     "People and access": ("whoami", "context", "user", "team", "token"),
     "The platform": ("down", "k8s", "dead-letters", "completion", "version"),
