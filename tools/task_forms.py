@@ -32,6 +32,7 @@ ENUMS = (
     m.Contract,
     m.RestartWhen,
     m.RestartScope,
+    m.StartCondition,
 )
 SCALARS = {str: "Text", bool: "Flag", int: "Count", float: "Amount"}
 ZEROS = {str: '""', bool: "False", int: "0", float: "0.0"}

@@ -7,6 +7,30 @@ from collections.abc import Mapping
 from libs.contracts.shown import Read, Shown
 
 SHOWN: Mapping[str, Mapping[str, Shown]] = {
+    "StartsAfter": {
+        "role": Shown(about="Name of the other role.", required=True),
+        "condition": Shown(
+            about="What has to be true of all ranks of that role.", initial="running"
+        ),
+    },
+    "ReadyProbe": {
+        "port": Shown(
+            about="Name of one of the role's ports: the rank is ready when that accepts a connection; left out: the program says so."
+        ),
+        "path": Shown(
+            about="Asked for over HTTP at that port instead, such as /healthz: ready when the answer is 200 to 399."
+        ),
+        "period_seconds": Shown(
+            about="Time between two probes of a rank.", min=1.0, max=300.0, unit="s", initial="2"
+        ),
+        "within_seconds": Shown(
+            about="Time that a rank has to become ready, from its start, while other roles wait for it.",
+            min=1.0,
+            max=86400.0,
+            unit="s",
+            initial="600",
+        ),
+    },
     "Port": {
         "name": Shown(
             about="Lower-case letters, digits and -, at most 15; the program finds the port in SHIFTWORK_PORT_NAME.",
@@ -76,6 +100,12 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         "ports": Shown(about="Ports at which each replica serves others, such as a dashboard."),
         "restart": Shown(
             about="What a failure of one of its replicas leads to; left out: a retry of the whole task, as far as retries are left."
+        ),
+        "starts_after": Shown(
+            about="Roles that have to be there before the ranks of this one start; they also end after it."
+        ),
+        "ready": Shown(
+            about="How and by when each replica becomes ready, for the roles that wait for that."
         ),
         "args": Shown(about="Arguments after the command.", long=True),
         "pod": Shown(about="What the pods of this role request beside what the task's pods do."),

@@ -136,6 +136,14 @@ class ReasonCode(StrEnum):
     NEVER_ASKED = "REASON_CODE_NEVER_ASKED"
 
 
+class StartCondition(StrEnum):
+    """StartCondition is what has to be true of a role before another one starts."""
+
+    UNSPECIFIED = "START_CONDITION_UNSPECIFIED"
+    RUNNING = "START_CONDITION_RUNNING"
+    READY = "START_CONDITION_READY"
+
+
 class RestartWhen(StrEnum):
     """RestartWhen is which ends of a rank lead to a restart."""
 
@@ -256,6 +264,23 @@ class Reason(Message):
     names: Mapping[str, str] = pydantic.Field(default_factory=dict)
 
 
+class StartsAfter(Message):
+    """StartsAfter names a role that has to be there before the ranks of this one start."""
+
+    role: str = ""
+    condition: StartCondition = StartCondition.UNSPECIFIED
+
+
+class ReadyProbe(Message):
+    """ReadyProbe is how the platform learns that a rank is ready: by its port, or by its
+    program, which calls shiftwork.ready()."""
+
+    port: str = ""
+    path: str = ""
+    period_seconds: float = 0.0
+    within_seconds: float = 0.0
+
+
 class Port(Message):
     """Port is one at which each replica of a role serves others."""
 
@@ -316,6 +341,8 @@ class Role(Message):
     working_directory: str = ""
     ports: tuple[Port, ...] = ()
     restart: RestartRule | None = None
+    starts_after: tuple[StartsAfter, ...] = ()
+    ready: ReadyProbe | None = None
     args: tuple[str, ...] = ()
     pod: PodRequest | None = None
     cpus_request: float | None = None
@@ -574,6 +601,22 @@ class AckCheckpointReply(Message):
 
     refusal: Refusal | None = None
     checkpoint: Checkpoint | None = None
+
+
+class ReportReady(Message):
+    """ReportReady says that a rank of the live attempt is ready for the roles that wait for it."""
+
+    task_id: str = ""
+    attempt: int = 0
+    rank: int = 0
+    restarts: int = 0
+
+
+class ReportReadyReply(Message):
+    """ReportReadyReply comes after it is stored; SUPERSEDED if the attempt or that process is
+    over."""
+
+    refusal: Refusal | None = None
 
 
 class SetSchedulable(Message):
@@ -1067,6 +1110,20 @@ class RunDelayed(Message):
     task_id: TaskIdText
     attempt: int = 0
     ranks: int = 0
+    detail: str = ""
+    noted_at: Time
+
+
+class RankRestarted(Message):
+    """RankRestarted: one rank of the run ended and is started again on its node; the others go
+    on."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    rank: int = 0
+    role: str = ""
+    restarts: int = 0
+    restarts_max: int = 0
     detail: str = ""
     noted_at: Time
 

@@ -12,6 +12,7 @@ from libs.contracts.enum_words import (
     PriorityWord,
     RestartScopeWord,
     RestartWhenWord,
+    StartConditionWord,
 )
 from services.gateway.body_types import (
     ENTRIES_MAX,
@@ -58,6 +59,37 @@ class RestartRuleBody(Body):
     max_restarts: Count | None = Field(
         default=None,
         description="How often a rank is restarted in its place; only with the scope rank. At most 1000.",
+    )
+
+
+class StartsAfterBody(Body):
+    """StartsAfter names a role that has to be there before the ranks of this one start."""
+
+    role: Text = Field(description="Name of the other role.")
+    condition: StartConditionWord | None = Field(
+        default=None,
+        description="What has to be true of all ranks of that role. Left out: running.",
+    )
+
+
+class ReadyProbeBody(Body):
+    """ReadyProbe is how the platform learns that a rank is ready: by its port, or by its program, which calls shiftwork.ready()."""
+
+    port: Text = Field(
+        default="",
+        description="Name of one of the role's ports: the rank is ready when that accepts a connection; left out: the program says so.",
+    )
+    path: Text = Field(
+        default="",
+        description="Asked for over HTTP at that port instead, such as /healthz: ready when the answer is 200 to 399.",
+    )
+    period_seconds: Seconds = Field(
+        default=0.0,
+        description="Time between two probes of a rank. At least 1, at most 300 s. Left out: 2 s.",
+    )
+    within_seconds: Seconds = Field(
+        default=0.0,
+        description="Time that a rank has to become ready, from its start, while other roles wait for it. At least 1, at most 86400 s. Left out: 600 s.",
     )
 
 
@@ -153,6 +185,15 @@ class RoleBody(Body):
     restart: RestartRuleBody | None = Field(
         default=None,
         description="What a failure of one of its replicas leads to; left out: a retry of the whole task, as far as retries are left.",
+    )
+    starts_after: Annotated[list[StartsAfterBody], FailFast()] = Field(
+        default_factory=list,
+        max_length=ENTRIES_MAX,
+        description="Roles that have to be there before the ranks of this one start; they also end after it.",
+    )
+    ready: ReadyProbeBody | None = Field(
+        default=None,
+        description="How and by when each replica becomes ready, for the roles that wait for that.",
     )
     args: Texts = Field(default_factory=list, description="Arguments after the command.")
     pod: PodBody | None = Field(

@@ -7,7 +7,7 @@ Nothing else reaches a task: no credential and no variable of the platform.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libs.contracts.messages import Checkpoint, Placement, Role
@@ -38,9 +38,11 @@ class Site:
     master_addr: str
 
 
-def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
+def build_order(
+    run: Run, hosts: Sequence[Host], site: Site, starting: Iterable[int] | None = None
+) -> RunOrder:
     """Build the orders for every rank of a run. ``hosts`` are its ranks, in the order of their
-    placements."""
+    placements; ``starting`` are the ranks to start, all if it is None."""
     assert run.spec is not None, "an assigned run has its specification"
     roles = {role.name: role for role in run.spec.roles}
     token = make_run_token(site.token_key, run.id)
@@ -76,6 +78,7 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
                 files=rendered.files,
                 paths=rendered.paths,
                 ports=host.ports,
+                ready=role.ready if role.ready is not None and role.ready.port else None,
             )
             for place, host in zip(run.placements, hosts, strict=True)
             for role in (roles.get(place.role) or Role(),)
@@ -86,6 +89,7 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
         team=run.team,
         spec=run.spec,
         ports=tuple(sorted({host.port for host in hosts if host.port})),
+        starting=None if starting is None else frozenset(starting),
     )
 
 

@@ -23,6 +23,22 @@ class RestartRule(TypedDict):
     max_restarts: int | None
 
 
+class StartsAfter(TypedDict):
+    """StartsAfter names a role that has to be there before the ranks of this one start."""
+
+    role: str
+    condition: str
+
+
+class ReadyProbe(TypedDict):
+    """ReadyProbe is how the platform learns that a rank is ready: by its port, or by its program, which calls shiftwork.ready()."""
+
+    port: str
+    path: str
+    period_seconds: float
+    within_seconds: float
+
+
 class EnvSource(TypedDict):
     """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
 
@@ -70,6 +86,8 @@ class Role(_RoleSecrets):
     working_directory: str
     ports: list[Port]
     restart: RestartRule | None
+    starts_after: list[StartsAfter]
+    ready: ReadyProbe | None
     args: list[str]
     pod: Pod | None
     cpus_request: float | None

@@ -117,6 +117,8 @@ class Run:
     failed_nodes: tuple[str, ...] = ()
     # A kill was requested because its start took too long.
     start_expired: bool = False
+    # The ranks that have been ready, if other roles wait for theirs; kept until the run starts.
+    ready_ranks: tuple[int, ...] = ()
 
     @property
     def id(self) -> RunId:
@@ -216,6 +218,10 @@ class ObservedRank:
     fault: Fault | None = None
     # Since when a rank that is pending has this fault.
     fault_since: datetime | None = None
+    # How often it had been restarted in place when this process was ordered.
+    start: int = 0
+    # The runtime itself probes its readiness, and finds it ready.
+    ready: bool = False
 
     @property
     def over(self) -> bool:

@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 from libs.contracts import completion
 from libs.contracts.ids import RunId
 from libs.contracts.messages import ExitKind, Placement, PreemptMode, RankExit, RunExit
-from services.launcher.domain import exits, rank_faults
+from services.launcher.domain import exits, rank_faults, role_order
+from services.launcher.domain.grace_periods import STAGED, GracePeriods, grace_for
 from services.launcher.domain.model import (
     EndCause,
     Fault,
@@ -32,9 +33,10 @@ from services.launcher.domain.verdicts import Verdicts
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start every rank that does not exist yet."""
+    """Start every rank that does not exist yet, or only these where others have to wait."""
 
     run_id: RunId
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,22 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class EndRanks:
+    """End the processes of these ranks, and let none of the run begin any more."""
+
+    run_id: RunId
+    ranks: tuple[int, ...]
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """Drop the runtime's records of the run."""
 
     run_id: RunId
 
 
-Action = Launch | Signal | End | Forget
+Action = Launch | Signal | End | EndRanks | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,8 @@ class Policy:
     exit_grace: timedelta
     # How long a rank may be pending with a fault.
     pending_limits: rank_faults.PendingLimits = field(default_factory=rank_faults.PendingLimits)
+    # How long processes have to leave that the launcher ends.
+    grace: GracePeriods = field(default_factory=GracePeriods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +95,10 @@ class Scan:
     refused: Mapping[RunId, Refused] = field(default_factory=dict[RunId, Refused])
     # Nodes that answer, but could not start a run at the last try.
     unable: Mapping[RunId, frozenset[str]] = field(default_factory=dict[RunId, frozenset[str]])
+    # Rank and start of processes that have answered the launcher's probes.
+    probed: Mapping[RunId, frozenset[tuple[int, int]]] = field(
+        default_factory=dict[RunId, frozenset[tuple[int, int]]]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +132,13 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
         due.append(after.acked_at + policy.exit_grace)
     if after.state is RunState.ASSIGNED:
         due += [at for _, at in _pending_faults(view.observed, policy) if at is not None]
-    return Step(after, tuple(_actions(after, view)), min(due, default=None))
+        plan = role_order.start_plan(after, view.observed.ranks)
+        if plan is not None and plan.limit is not None:
+            due.append(plan.limit.at)
+    stage = _end_stage(after, view, now, policy)
+    if stage is not None:
+        due.append(stage.due_at)
+    return Step(after, tuple(_actions(after, view, stage)), min(due, default=None))
 
 
 def step_orphan(observed: ObservedRun | None) -> Step:
@@ -136,7 +159,7 @@ def answers(node_id: str, listing: Listing) -> bool:
 
 def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     """The run after this scan; each step is one transition of the lifecycle."""
-    run = _note_signal(run, view, now)
+    run = _note_ready(_note_signal(run, view, now), view)
     if run.state is RunState.ASSIGNED and _all_exist(run, view):
         run = _started(run, view.observed, now)
     if run.state is RunState.RUNNING and _all_ended(run, view):
@@ -180,6 +203,9 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[En
             if rank_faults.is_own_fault(found.fault):
                 cause = EndCause.CANNOT_START
             return cause, found.text
+        never = role_order.why_never(run, view.observed.ranks, now)
+        if never:
+            return EndCause.CANNOT_START, never
     return (EndCause.SUPERSEDED if view.superseded else None), ""
 
 
@@ -332,6 +358,12 @@ def _note_signal(run: Run, view: RunView, now: datetime) -> Run:
     return run
 
 
+def _note_ready(run: Run, view: RunView) -> Run:
+    probed = view.scan.probed.get(run.id, ())
+    new = role_order.newly_ready(run, view.observed.ranks, probed)
+    return replace(run, ready_ranks=tuple(sorted((*run.ready_ranks, *new)))) if new else run
+
+
 def _signal(run: Run) -> Signal | None:
     """The preemption signal, while it is still to be sent."""
     if (
@@ -396,17 +428,42 @@ def _requested_in_time(run: Run) -> bool:
     return requested_at is not None and (run.ending_at is None or requested_at <= run.ending_at)
 
 
-def _actions(run: Run, view: RunView) -> list[Action]:
+def _end_stage(
+    run: Run, view: RunView, now: datetime, policy: Policy
+) -> role_order.EndStage | None:
+    """The stage of a run that ends role by role; None: everything of it ends at once."""
+    if run.state is not RunState.ENDING or run.end_cause not in STAGED:
+        return None
+    if End(run.id) in view.scan.done:
+        return None
+    grace_seconds = policy.grace.seconds(grace_for(run))
+    return role_order.end_stage(run, view.observed.ranks, now, grace_seconds)
+
+
+def _actions(run: Run, view: RunView, stage: role_order.EndStage | None) -> list[Action]:
     """The actions that the new state of a run requires."""
     if run.state is RunState.ASSIGNED and not view.must_wait:
-        absent = any(place.rank not in view.observed.ranks for place in run.placements)
-        return [Launch(run.id)] if absent else []
+        return _launch(run, view)
     if run.state is RunState.RUNNING:
         signal = _signal(run)
         return [signal] if signal is not None else []
+    if run.state is RunState.ENDING and stage is not None:
+        part = EndRanks(run.id, stage.ranks, stage.grace_seconds)
+        return [] if part in view.scan.done else [part]
     if run.state is RunState.ENDING and End(run.id) not in view.scan.done:
         return [End(run.id)]
     if run.state is RunState.EXITED and run.id in view.scan.listing.runs:
         # Orders of an earlier leader may take effect only now.
         return [Forget(run.id) if _nothing_left(view.observed) else End(run.id)]
     return []
+
+
+def _launch(run: Run, view: RunView) -> list[Action]:
+    """Start the ranks that do not exist yet, if their roles may start."""
+    ranks = view.observed.ranks
+    plan = role_order.start_plan(run, ranks)
+    everyone = frozenset(place.rank for place in run.placements)
+    may = everyone if plan is None else plan.ranks
+    if may <= ranks.keys():
+        return []
+    return [Launch(run.id, None if may == everyone else tuple(sorted(may)))]

@@ -242,7 +242,7 @@ class Supervisor:
         if op == "launch":
             self.ranks.launch(request["run"], request["ranks"], done)
         elif op == "end":
-            self.ranks.end(request["run"], done)
+            self.ranks.end(request["run"], done, request.get("ranks"))
         elif op == "forget":
             self.ranks.forget(request["run"], done)
         elif op == "signal":

@@ -211,10 +211,12 @@ class Ranks:
                 # Not reaped, so the number is still its own.
                 self._check_permitted(rank, proc.sent(os.kill, rank.pid, number))
 
-    def end(self, run: str, done: Done = _ignore) -> None:
-        """Start ending all processes of a run; ``tend`` continues until nothing is left."""
+    def end(self, run: str, done: Done = _ignore, only: Sequence[int] | None = None) -> None:
+        """Start ending all processes of a run, or those of some ranks; ``tend`` continues until
+        nothing of them is left. None of the run starts any more. Which ranks end is not recorded:
+        if we die, all of them are ended."""
         for rank in self._of(run):
-            rank.ending = True
+            rank.ending = rank.ending or only is None or rank.rank in only
         new = run not in self.ended
         self.ended.add(run)
 
