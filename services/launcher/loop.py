@@ -24,7 +24,7 @@ from libs.service import observability
 from libs.service.loop import Loop, Wake
 from libs.store.port import Delta, Store, Tx
 from services.launcher import store as tables
-from services.launcher.domain import exits, inventory, start_delays
+from services.launcher.domain import exits, inventory, rank_restarts, start_delays
 from services.launcher.domain.grace_periods import grace_for
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
@@ -583,6 +583,8 @@ async def record(
             tx.emit(started(run, await tables.endpoints(tx, run, network)))
         if before[run.id].exit is None and run.exit is not None:
             tx.emit(exited(run, last[run.id]))
+        for event in rank_restarts.events(before[run.id], run, tx.now):
+            tx.emit(event)
         if run.state is not RunState.FORGOTTEN:
             tx.put(run)
     await tables.forget(tx, forgotten, last)
@@ -666,7 +668,10 @@ def report_delays(
         if run.state is not RunState.ASSIGNED:
             continue
         changed_events = reported_before.get(run.id)
-        delay = start_delays.delay_of(run, listing.runs.get(run.id), problems.get(run.id, ""))
+        observed = listing.runs.get(run.id)
+        if observed is not None:
+            observed = rank_restarts.current(run, observed)
+        delay = start_delays.delay_of(run, observed, problems.get(run.id, ""))
         event = start_delays.next_delay_event(run, delay, changed_events, tx.now, policy)
         if isinstance(event, datetime):
             due.append(event)

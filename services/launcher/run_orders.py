@@ -15,6 +15,7 @@ from libs.contracts.port_names import port_variable
 from libs.contracts.rank_sizes import limits_of, size_of
 from libs.contracts.run_token import make_run_token
 from services.launcher.contracts import renderer
+from services.launcher.domain import rank_restarts
 from services.launcher.domain.model import Run
 from services.launcher.hosts import Host
 from services.launcher.runtimes.port import RankOrder, RunOrder
@@ -50,6 +51,7 @@ def build_order(
     defaults = {**DEFAULTS, **{name: value for name, value in given.items() if value}}
     shared = _platform_variables(run, site, token)
     render = renderer(run.spec.contract, hosts)
+    starts = rank_restarts.counts(run)
     return RunOrder(
         run_id=run.id,
         ranks=tuple(
@@ -66,6 +68,7 @@ def build_order(
                     **shared,
                     **_rank_variables(place),
                     **_port_variables(host),
+                    **_restart_variables(role, start),
                 },
                 gpus=place.gpus,
                 cwd=role.working_directory or run.spec.working_directory,
@@ -78,12 +81,14 @@ def build_order(
                 files=rendered.files,
                 paths=rendered.paths,
                 ports=host.ports,
+                start=start,
                 ready=role.ready if role.ready is not None and role.ready.port else None,
             )
             for place, host in zip(run.placements, hosts, strict=True)
             for role in (roles.get(place.role) or Role(),)
             for size, limits in ((size_of(run.spec, role), limits_of(run.spec, role)),)
             for rendered in (render(host),)
+            for start in (starts.get(place.rank, 0),)
         ),
         owner=run.owner,
         team=run.team,
@@ -122,6 +127,10 @@ def _rank_variables(place: Placement) -> Mapping[str, str]:
         "SHIFTWORK_RANK": str(place.rank),
         "SHIFTWORK_ROLE": place.role,
     }
+
+
+def _restart_variables(role: Role, start: int) -> Mapping[str, str]:
+    return {"SHIFTWORK_RESTARTS": str(start)} if rank_restarts.restarts_in_place(role) else {}
 
 
 def _port_variables(host: Host) -> Mapping[str, str]:

@@ -79,6 +79,19 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RankRestart:
+    """The last restart of one rank in its place."""
+
+    rank: int
+    # How often it was restarted, which is the number of its process.
+    count: int
+    # Its process does not start before this time.
+    not_before: datetime
+    # How its former process ended.
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One attempt of one task (row; key: task_id, attempt).
 
@@ -119,6 +132,8 @@ class Run:
     start_expired: bool = False
     # The ranks that have been ready, if other roles wait for theirs; kept until the run starts.
     ready_ranks: tuple[int, ...] = ()
+    # The ranks that were started again in their places, by number.
+    restarts: tuple[RankRestart, ...] = ()
 
     @property
     def id(self) -> RunId:

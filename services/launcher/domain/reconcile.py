@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from libs.contracts import completion
 from libs.contracts.ids import RunId
 from libs.contracts.messages import ExitKind, Placement, PreemptMode, RankExit, RunExit
-from services.launcher.domain import exits, rank_faults, role_order
+from services.launcher.domain import exits, rank_faults, rank_restarts, role_order
 from services.launcher.domain.grace_periods import STAGED, GracePeriods, grace_for
 from services.launcher.domain.model import (
     EndCause,
@@ -106,7 +106,10 @@ class RunView:
     """The input of one run's step, beside its row."""
 
     scan: Scan
+    # Without ends after which a rank is started again.
     observed: ObservedRun
+    # All that the runtime lists of it.
+    listed: ObservedRun
     # An older attempt of the task is not over; a newer one is assigned.
     must_wait: bool
     superseded: bool
@@ -126,6 +129,9 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
     """Advance a run by what was observed."""
     if run.state is RunState.EARLY_REQUEST:
         return Step(run)
+    if not view.superseded:
+        run = rank_restarts.note(run, view.listed, now)
+    view = replace(view, observed=rank_restarts.current(run, view.listed))
     after = _advance(run, view, now, policy)
     due: list[datetime] = []
     if after.state is RunState.RUNNING and after.acked_at is not None:
@@ -135,10 +141,12 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
         plan = role_order.start_plan(after, view.observed.ranks)
         if plan is not None and plan.limit is not None:
             due.append(plan.limit.at)
+    if after.state in (RunState.ASSIGNED, RunState.RUNNING):
+        due += [each.not_before for each in rank_restarts.waiting(after, view.observed)]
     stage = _end_stage(after, view, now, policy)
     if stage is not None:
         due.append(stage.due_at)
-    return Step(after, tuple(_actions(after, view, stage)), min(due, default=None))
+    return Step(after, tuple(_actions(after, view, now, stage)), min(due, default=None))
 
 
 def step_orphan(observed: ObservedRun | None) -> Step:
@@ -163,7 +171,7 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     if run.state is RunState.ASSIGNED and _all_exist(run, view):
         run = _started(run, view.observed, now)
     if run.state is RunState.RUNNING and _all_ended(run, view):
-        return _exited(run, view.observed, now)
+        return _exited(run, view.listed, now)
     if run.state in (RunState.ASSIGNED, RunState.RUNNING):
         cause, note = _why_end(run, view, now, policy)
         if cause is not None:
@@ -173,7 +181,7 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
             run = replace(run, state=state, end_cause=cause, end_note=note, ending_at=now)
             run = replace(run, failed_nodes=failed)
     if run.state is RunState.ENDING and _is_over(run, view):
-        return _exited(run, view.observed, now)
+        return _exited(run, view.listed, now)
     if run.state is RunState.EXITED and _is_forgotten(run, view):
         return replace(run, state=move(run.state, Trigger.FORGOTTEN))
     return run
@@ -199,26 +207,25 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[En
     if run.state is RunState.ASSIGNED:
         found = _why_not_startable(run, view, now, policy)
         if found is not None:
-            cause = EndCause.REJECTED_BY_SITE
-            if rank_faults.is_own_fault(found.fault):
-                cause = EndCause.CANNOT_START
-            return cause, found.text
-        never = role_order.why_never(run, view.observed.ranks, now)
-        if never:
-            return EndCause.CANNOT_START, never
+            return found
     return (EndCause.SUPERSEDED if view.superseded else None), ""
 
 
-def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> Refused | None:
-    """Why an assigned run will never start: a refusal, or a fault that has lasted too long."""
+def _why_not_startable(
+    run: Run, view: RunView, now: datetime, policy: Policy
+) -> tuple[EndCause, str] | None:
+    """Why an assigned run will never start: a refusal, a fault that has lasted too long, or a role
+    for which another one waits in vain."""
     refused = view.scan.refused.get(run.id)
-    if refused is not None:
-        return refused
     for rank, at in _pending_faults(view.observed, policy):
-        if at is not None and now >= at:
+        if refused is None and at is not None and now >= at:
             assert rank.fault is not None, "only a rank with a fault is due"
-            return Refused(rank.fault, f"rank {rank.rank} on {rank.node_id}: {rank.note}")
-    return None
+            refused = Refused(rank.fault, f"rank {rank.rank} on {rank.node_id}: {rank.note}")
+    if refused is not None:
+        own = rank_faults.is_own_fault(refused.fault)
+        return EndCause.CANNOT_START if own else EndCause.REJECTED_BY_SITE, refused.text
+    never = role_order.why_never(run, view.observed.ranks, now)
+    return (EndCause.CANNOT_START, never) if never else None
 
 
 def _pending_faults(
@@ -270,8 +277,11 @@ def _preemption_cause(run: Run, now: datetime, policy: Policy) -> EndCause | Non
 
 def _vanished(run: Run, observed: ObservedRun, listing: Listing) -> bool:
     """Whether a node that answers does not know a rank that once existed."""
+    awaited = {each.rank for each in rank_restarts.waiting(run, observed)}
     return any(
-        place.rank not in observed.ranks and answers(place.node_id, listing)
+        place.rank not in observed.ranks
+        and place.rank not in awaited
+        and answers(place.node_id, listing)
         for place in run.placements
     )
 
@@ -329,7 +339,7 @@ def _all_ended(run: Run, view: RunView) -> bool:
 def _is_over(run: Run, view: RunView) -> bool:
     if _all_ended(run, view):
         return True
-    return End(run.id) in view.scan.done and _all_answer(run, view) and _nothing_left(view.observed)
+    return End(run.id) in view.scan.done and _all_answer(run, view) and _nothing_left(view.listed)
 
 
 def _all_answer(run: Run, view: RunView) -> bool:
@@ -437,16 +447,18 @@ def _end_stage(
     if End(run.id) in view.scan.done:
         return None
     grace_seconds = policy.grace.seconds(grace_for(run))
-    return role_order.end_stage(run, view.observed.ranks, now, grace_seconds)
+    return role_order.end_stage(run, view.listed.ranks, now, grace_seconds)
 
 
-def _actions(run: Run, view: RunView, stage: role_order.EndStage | None) -> list[Action]:
+def _actions(
+    run: Run, view: RunView, now: datetime, stage: role_order.EndStage | None
+) -> list[Action]:
     """The actions that the new state of a run requires."""
     if run.state is RunState.ASSIGNED and not view.must_wait:
-        return _launch(run, view)
+        return _launch(run, view, now)
     if run.state is RunState.RUNNING:
         signal = _signal(run)
-        return [signal] if signal is not None else []
+        return [signal] if signal is not None else _restart(run, view, now)
     if run.state is RunState.ENDING and stage is not None:
         part = EndRanks(run.id, stage.ranks, stage.grace_seconds)
         return [] if part in view.scan.done else [part]
@@ -454,16 +466,28 @@ def _actions(run: Run, view: RunView, stage: role_order.EndStage | None) -> list
         return [End(run.id)]
     if run.state is RunState.EXITED and run.id in view.scan.listing.runs:
         # Orders of an earlier leader may take effect only now.
-        return [Forget(run.id) if _nothing_left(view.observed) else End(run.id)]
+        return [Forget(run.id) if _nothing_left(view.listed) else End(run.id)]
     return []
 
 
-def _launch(run: Run, view: RunView) -> list[Action]:
-    """Start the ranks that do not exist yet, if their roles may start."""
+def _launch(run: Run, view: RunView, now: datetime) -> list[Action]:
+    """Start the ranks that do not exist yet, if their roles may start and no pause before a restart
+    is left."""
     ranks = view.observed.ranks
     plan = role_order.start_plan(run, ranks)
     everyone = frozenset(place.rank for place in run.placements)
     may = everyone if plan is None else plan.ranks
+    pausing = {each.rank for each in run.restarts if each.not_before > now}
+    may -= pausing - ranks.keys()
     if may <= ranks.keys():
         return []
     return [Launch(run.id, None if may == everyone else tuple(sorted(may)))]
+
+
+def _restart(run: Run, view: RunView, now: datetime) -> list[Action]:
+    """Start the ranks again whose pause is over."""
+    if run.preempt_requested_at is not None:
+        return []
+    waiting = rank_restarts.waiting(run, view.observed)
+    ranks = tuple(each.rank for each in waiting if each.not_before <= now)
+    return [Launch(run.id, ranks)] if ranks else []

@@ -192,6 +192,7 @@ class Worklist:
         sight = RunView(
             scan=scan,
             observed=observed or NOTHING,
+            listed=observed or NOTHING,
             must_wait=any(other.attempt < run.attempt and other.state in LIVE for other in attempts)
             or any(
                 other.task_id == run.task_id and other.attempt < run.attempt
