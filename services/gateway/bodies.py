@@ -182,6 +182,15 @@ class CheckpointBody(Body):
     digest: Annotated[str, Field(max_length=256)] = ""
 
 
+class ReadyBody(Body):
+    """A rank that is ready."""
+
+    rank: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    restarts: Annotated[
+        int, Field(ge=0, le=2**31 - 1, description="SHIFTWORK_RESTARTS of the process; else 0")
+    ] = 0
+
+
 MetricName = Annotated[str, Field(min_length=1, max_length=128)]
 
 

@@ -195,6 +195,7 @@ WIRING = Wiring(
         m.SetGoal,
         m.SetPriority,
         m.AckCheckpoint,
+        m.ReportReady,
         m.SetSchedulable,
         m.SetNodeMarks,
         m.SetQuota,

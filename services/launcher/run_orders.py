@@ -82,6 +82,9 @@ def build_order(
                 paths=rendered.paths,
                 ports=host.ports,
                 start=start,
+                notice=f"restarted ({start} of {rank_restarts.restarts_max(role)})"
+                if start
+                else "",
                 ready=role.ready if role.ready is not None and role.ready.port else None,
             )
             for place, host in zip(run.placements, hosts, strict=True)
@@ -127,6 +130,10 @@ def _rank_variables(place: Placement) -> Mapping[str, str]:
         "SHIFTWORK_RANK": str(place.rank),
         "SHIFTWORK_ROLE": place.role,
     }
+
+
+def _restart_notice(role: Role, start: int) -> str:
+    return f"restarted ({start} of {rank_restarts.restarts_max(role)})" if start else ""
 
 
 def _restart_variables(role: Role, start: int) -> Mapping[str, str]:

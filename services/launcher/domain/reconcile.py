@@ -370,8 +370,7 @@ def _note_signal(run: Run, view: RunView, now: datetime) -> Run:
 
 def _note_ready(run: Run, view: RunView) -> Run:
     probed = view.scan.probed.get(run.id, ())
-    new = role_order.newly_ready(run, view.observed.ranks, probed)
-    return replace(run, ready_ranks=tuple(sorted((*run.ready_ranks, *new)))) if new else run
+    return role_order.with_ready(run, role_order.newly_ready(run, view.observed.ranks, probed))
 
 
 def _signal(run: Run) -> Signal | None:

@@ -9,7 +9,7 @@ to the roles that it waited for since then.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
 
@@ -155,24 +155,27 @@ def _fix(role: Role) -> str:
 
 
 def newly_ready(run: Run, ranks: Ranks, probed: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Ranks that have become ready and for which other roles wait. ``probed``: rank and start of
-    processes that answered a probe."""
-    if run.state is not RunState.ASSIGNED or run.spec is None:
-        return ()
-    awaited = awaited_ready(run.spec.roles)
-    if not awaited:
+    """Ranks that were found ready by a runtime or the launcher. ``probed``: rank and start of
+    processes that answered a probe of the launcher."""
+    if run.state is not RunState.ASSIGNED:
         return ()
     answered = frozenset(probed)
-    known = frozenset(run.ready_ranks)
     return tuple(
-        place.rank
-        for place in run.placements
-        if place.role in awaited
-        and place.rank not in known
-        and (rank := ranks.get(place.rank)) is not None
-        and rank.state is RankState.RUNNING
-        and (rank.ready or (place.rank, rank.start) in answered)
+        number
+        for number, rank in ranks.items()
+        if rank.state is RankState.RUNNING and (rank.ready or (number, rank.start) in answered)
     )
+
+
+def with_ready(run: Run, ranks: Iterable[int]) -> Run:
+    """The run with these ranks as ready, as far as other roles wait for that. They are noted until
+    it has started."""
+    awaited = awaited_ready(run.spec.roles) if run.spec is not None else frozenset[str]()
+    if not awaited or run.state is not RunState.ASSIGNED:
+        return run
+    found = frozenset(ranks).difference(run.ready_ranks)
+    new = [place.rank for place in run.placements if place.rank in found and place.role in awaited]
+    return replace(run, ready_ranks=tuple(sorted((*run.ready_ranks, *new)))) if new else run
 
 
 def end_stages(run: Run) -> tuple[frozenset[int], ...]:

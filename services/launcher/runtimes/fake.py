@@ -196,5 +196,6 @@ def _observed(rank: FakeRank) -> ObservedRank:
         signal=None if rank.lost else rank.signal,
         started_at=rank.started_at,
         exited_at=rank.exited_at,
+        start=rank.order.start,
         ready=rank.ready,
     )

@@ -236,7 +236,8 @@ class FakeCluster:
         """Start the ranks of the order that do not exist yet."""
         run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
         for rank in order.to_start():
-            if rank.rank not in run.ranks:
+            known = run.ranks.get(rank.rank)
+            if known is None or (known.exited_at is not None and known.order.start < rank.start):
                 self.make(run, rank)
         run.world_size = max(run.world_size, len(order.ranks))
         self.play(run)

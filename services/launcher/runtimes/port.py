@@ -80,6 +80,8 @@ class RankOrder:
     ports: Mapping[str, int] = field(default_factory=dict[str, int])
     # How often the rank was restarted in place before; a runtime lists it with the process.
     start: int = 0
+    # A line for people at the beginning of its output; empty: none.
+    notice: str = ""
     # How a runtime with probes of its own learns that the rank is ready; None: it does not.
     ready: ReadyProbe | None = None
 
@@ -135,9 +137,9 @@ class Runtime(Protocol):
         ...
 
     async def launch(self, order: RunOrder) -> None:
-        """Order every rank to start that does not exist yet; returns when each is listed, running
-        or pending. RuntimeDeniedError if the run was ended before it began, LaunchRefusedError if
-        it can never start like this."""
+        """Order every rank to start that does not exist yet, or whose process with a lower start is
+        over; returns when each is listed, running or pending. RuntimeDeniedError if the run was
+        ended before it began, LaunchRefusedError if it can never start like this."""
         ...
 
     async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:

@@ -217,6 +217,8 @@ class ProcessRuntime:
             "paths": rank.paths,
             "cpus": rank.cpus,
             "memory_bytes": rank.memory_bytes,
+            "start": rank.start,
+            "notice": rank.notice,
         }
 
 
@@ -251,4 +253,6 @@ def _observed(rank: int, node_id: str, seen: Mapping[str, Any]) -> ObservedRank:
         started_at=datetime.fromtimestamp(seen["started_at"], UTC),
         exited_at=None if exited_at is None else datetime.fromtimestamp(exited_at, UTC),
         note=seen.get("note", ""),
+        # A supervisor of an earlier version restarts nothing.
+        start=seen.get("start", 0),
     )
