@@ -222,6 +222,12 @@ async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
     return True
 
 
+async def on_rank_restarted(tx: Tx, event: m.RankRestarted) -> bool:
+    """Only the event log keeps it."""
+    del tx, event
+    return True
+
+
 async def on_run_listened(tx: Tx, event: m.RunListened) -> bool:
     """The first one counts: each process that serves may report it."""
     run = await _run(tx, event.task_id, event.attempt)
@@ -357,6 +363,7 @@ READS: Mapping[type[Message], Reads] = {
             m.KillRequested,
             m.RunDelayed,
             m.RunStarted,
+            m.RankRestarted,
             m.RunListened,
             m.CheckpointSaved,
             m.RunExited,
@@ -376,6 +383,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.KillRequested: _logged(on_kill_requested),
     m.RunDelayed: _logged(on_run_delayed),
     m.RunStarted: _logged(on_run_started),
+    m.RankRestarted: _logged(on_rank_restarted),
     m.RunListened: _logged(on_run_listened),
     m.CheckpointSaved: _logged(on_checkpoint_saved),
     m.RunExited: _logged(on_run_exited),

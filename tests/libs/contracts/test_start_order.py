@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +67,6 @@ def test_a_cycle_is_found_exactly_where_no_order_exists(links: list[list[int]]) 
     }
     in_order = all(place[other] < place[name] for name in names for other in after[name])
     assert bool(cycle) is not in_order
-    assert all(later in after[earlier] for earlier, later in zip(cycle, cycle[1:], strict=False))
+    assert all(later in after[earlier] for earlier, later in pairwise(cycle))
     assert not cycle or cycle[0] == cycle[-1]
     start_order.start_seconds(given_roles, 10)

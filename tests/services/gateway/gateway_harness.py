@@ -106,6 +106,13 @@ class Others:
             )
         )
 
+    async def ready(self, command: m.ReportReady) -> Message:
+        self.asked.append(command)
+        if self.live_attempts.get(command.task_id) != command.attempt:
+            code = m.RefusalCode.SUPERSEDED
+            return m.ReportReadyReply(refusal=m.Refusal(code=code, detail="it is over"))
+        return m.ReportReadyReply()
+
     async def set_schedulable(self, command: m.SetSchedulable) -> Message:
         self.asked.append(command)
         if command.node_id not in self.nodes:
@@ -211,6 +218,7 @@ class GatewayHarness(MemoryPlatform):
             },
             "launcher": {
                 m.AckCheckpoint: others.ack,
+                m.ReportReady: others.ready,
                 m.SetSchedulable: others.set_schedulable,
                 m.SetNodeMarks: others.set_node_marks,
             },

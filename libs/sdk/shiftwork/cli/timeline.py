@@ -203,6 +203,10 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         f"not started yet: {d['detail']}" if d.get("detail") else "nothing delays the start"
     ),
     "run.started": lambda d: f"started on {_nodes(d)}",
+    "run.rank_restarted": lambda d: (
+        f"{d.get('detail')}; it is started again"
+        f" ({d.get('restarts')} of {d.get('restarts_max')}, role {d.get('role')})"
+    ),
     "run.listened": lambda _: "asks from now on whether to leave",
     "run.preemption_requested": _preemption_requested,
     "run.kill_requested": lambda d: f"the platform ends it by force{_reason(d)}",
@@ -222,6 +226,7 @@ _STEPS: Mapping[str, int] = {
     "run.resumed": _ASSIGNED,
     "run.delayed": _WAITING,
     "run.started": _STARTED,
+    "run.rank_restarted": _RUNNING,
     "run.listened": _RUNNING,
     "run.preemption_requested": _RUNNING,
     "run.kill_requested": _RUNNING,
