@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 
 from libs.bus.memory_broker import Faults
-from libs.contracts.messages import Completion, PreemptMode, Priority, Role
+from libs.contracts.messages import (
+    Completion,
+    PreemptMode,
+    Priority,
+    Role,
+    StartCondition,
+    StartsAfter,
+)
 from libs.store.memory_database import Point
 from services.allinone.composition import WIRINGS
 
@@ -40,6 +48,7 @@ CLOCK_JUMP_HOURS_MAX = 12.0
 NOTICE_SECONDS_MAX = 15.0
 KILL_SECONDS_MAX = 20.0
 EXIT_SECONDS = 0.05
+READY_SECONDS_MAX = 5.0
 START_SECONDS = 5.0
 NODE_CPUS = 8.0
 NODE_MEMORY_BYTES = 64 << 30
@@ -138,6 +147,8 @@ class Plan:
     # A killed process goes on for so long at most; a rank that leaves takes so long at most.
     kill_seconds_max: float
     exit_seconds_max: float
+    # A rank becomes ready so long after its start at most.
+    ready_seconds_max: float
     strikes: tuple[Strike, ...]
     processes: Mapping[str, int]
     fault_seconds: float
@@ -175,6 +186,7 @@ def draw(seed: int) -> Plan:
         refusal=pods.choice([0.0, 0.0, 0.05, 0.3]),
         kill_seconds_max=0.0,
         exit_seconds_max=EXIT_SECONDS,
+        ready_seconds_max=0.0,
         strikes=tuple(
             sorted(
                 (*_strikes(rng, nodes, fault_seconds), *_bad_commits(seed, fault_seconds)),
@@ -197,7 +209,8 @@ def _harder(plan: Plan) -> Plan:
     found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
     return replace(
         plan,
-        jobs=_hasty(plan.seed, _silent(plan.seed, _endless(plan))),
+        jobs=_hasty(plan.seed, _silent(plan.seed, in_order(plan.seed, _endless(plan), 0.5))),
+        ready_seconds_max=Random(f"ready {plan.seed}").choice([0.0, 1.0, READY_SECONDS_MAX]),
         kill_seconds_max=ends.choice([0.0, 2.0, KILL_SECONDS_MAX]),
         exit_seconds_max=ends.choice([EXIT_SECONDS, EXIT_SECONDS, 1.0, 6.0]),
         strikes=tuple(sorted(found, key=lambda strike: strike.at)),
@@ -214,6 +227,24 @@ def _endless(plan: Plan) -> tuple[Job, ...]:
             program = replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0)
             stop = ((rng.uniform(0, 4.0), "stop"),) if rng.random() < 0.7 else ()
             job = replace(job, program=program, wishes=(*job.wishes, *stop))  # noqa: PLW2901
+        found.append(job)
+    return tuple(found)
+
+
+def in_order(seed: int, jobs: tuple[Job, ...], likelihood: float) -> tuple[Job, ...]:
+    """Some roles of some tasks start after others that run or are ready."""
+    rng = Random(f"order {seed}")
+    found: list[Job] = []
+    for job in jobs:
+        names = [role.name for role in job.roles]
+        if rng.random() < likelihood:
+            rng.shuffle(names)
+            roles = {role.name: role for role in job.roles}
+            for earlier, later in pairwise(names):
+                condition = rng.choice([StartCondition.RUNNING, StartCondition.READY])
+                after = StartsAfter(role=earlier, condition=condition)
+                roles[later] = roles[later].model_copy(update={"starts_after": (after,)})
+            job = replace(job, roles=tuple(roles.values()))  # noqa: PLW2901
         found.append(job)
     return tuple(found)
 

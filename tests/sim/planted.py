@@ -37,7 +37,7 @@ from libs.store import memory
 from libs.store.memory import MemoryStore
 from libs.store.port import NotLeaderError, Tx
 from services.launcher import handlers as launcher_handlers
-from services.launcher.domain import reconcile
+from services.launcher.domain import reconcile, role_order
 from services.launcher.domain.model import Listing, Run
 from services.launcher.domain.run_lifecycle import LIVE
 from services.launcher.loop import Launcher
@@ -119,6 +119,15 @@ def rules_end_too_early() -> contextlib.AbstractContextManager[None]:
         return rules._replace(success=early)
 
     return replaced((completion, "rules_of", rules_of))
+
+
+def roles_start_too_early() -> contextlib.AbstractContextManager[None]:
+    """A rank counts as running, and as ready, as soon as it was ordered."""
+
+    def holds_for(condition: Any, number: int) -> bool:
+        return number in condition._ranks
+
+    return replaced((role_order._Condition, "_holds_for", holds_for))
 
 
 def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:

@@ -46,6 +46,9 @@ DEFECTS = {
         planted.ranks_of_one_gang_overlap, "slots_never_double_booked", 0, 20
     ),
     "rules end too early": Planted(planted.rules_end_too_early, "success_follows_the_rules", 0, 20),
+    "roles start too early": Planted(
+        planted.roles_start_too_early, "starts too early", 0, 10, bends.roles_in_order
+    ),
     "amounts not added up": Planted(
         planted.amounts_not_added_up,
         "amounts_are_never_overbooked",
@@ -151,6 +154,7 @@ DEFECTS = {
 }
 BENDS = (
     bends.asking_for_amounts,
+    bends.roles_in_order,
     bends.repeated_facts,
     bends.hanging_programs,
     bends.failing_commits,

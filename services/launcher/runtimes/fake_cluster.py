@@ -236,8 +236,7 @@ class FakeCluster:
         """Start the ranks of the order that do not exist yet."""
         run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
         for rank in order.to_start():
-            known = run.ranks.get(rank.rank)
-            if known is None or (known.exited_at is not None and known.order.start < rank.start):
+            if is_new(run, rank):
                 self.make(run, rank)
         run.world_size = max(run.world_size, len(order.ranks))
         self.play(run)
@@ -342,6 +341,12 @@ class FakeCluster:
                 rank.exited_at = self.now()
                 rank.code, rank.signal = ending(rank)
                 self.changed()
+
+
+def is_new(run: FakeRun, order: RankOrder) -> bool:
+    """Whether the order is for a process that does not exist yet."""
+    known = run.ranks.get(order.rank)
+    return known is None or (known.exited_at is not None and known.order.start < order.start)
 
 
 def where_of(run: FakeRun) -> set[str]:

@@ -328,7 +328,7 @@ async def test_a_restart_of_a_rank_is_an_event(
         detail="rank 1 ended with code 1",
         noted_at=at(12),
     )
-    await harness.project(assigned(tid), restarted, restarted)
+    await harness.project(assigned(tid), restarted)
     (event,) = (await ann.get(f"/v1/events?task={tid}&type=run.rank_restarted")).json()["items"]
     assert event["at"] == "2026-01-01T00:00:12Z"
     assert (event["data"]["rank"], event["data"]["restarts"]) == (1, 1)
