@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from libs.contracts.messages import Placement, Role, StartCondition, StartsAfter
 from libs.contracts.start_order import awaited_ready, is_ordered, ready_probe, stages
-from libs.contracts.wording import are, counted
+from libs.contracts.wording import counted
 from services.launcher.domain.model import ObservedRank, RankState, Run, RunState
 
 Ranks = Mapping[int, ObservedRank]
@@ -87,6 +87,7 @@ class _Condition:
         self, run: Run, role: Role, after: StartsAfter, places: Sequence[Placement], ranks: Ranks
     ) -> None:
         self.role, self.after, self._places, self._ranks = role, after, places, ranks
+        self._assigned_at = run.assigned_at
         self._wants_ready = after.condition is StartCondition.READY
         self._ready = frozenset(run.ready_ranks) if self._wants_ready else frozenset[int]()
         self._open = [place for place in places if not self._holds_for(place.rank)]
@@ -100,9 +101,8 @@ class _Condition:
         """What is waited for."""
         count = len(self._places) - len(self._open)
         what = "is ready" if self._wants_ready else "runs"
-        of = f"{count} of {counted(len(self._places), 'rank')} {are(count)}"
-        state = "ready" if self._wants_ready else "running"
-        return f"role {self.role.name} waits until role {self.after.role} {what} ({of} {state})"
+        of = f"{count} of {counted(len(self._places), 'rank')} so far"
+        return f"role {self.role.name} waits until role {self.after.role} {what} ({of})"
 
     @property
     def never(self) -> str:
@@ -133,6 +133,9 @@ class _Condition:
         if not begun:
             return None
         started_at, number = min(begun)
+        if self._assigned_at is not None:
+            # The clock of a node may be behind by hours.
+            started_at = max(started_at, self._assigned_at)
         return Limit(
             started_at + timedelta(seconds=seconds),
             f"rank {number} of role {other.name} was not ready within {seconds:g} s, and role"

@@ -216,7 +216,7 @@ def test_the_delay_names_what_is_waited_for() -> None:
     listing = a_listing({RUN: [observed(0), observed(1)]}).runs[RUN]
     assert delay_of(run, listing, "") == (
         1,
-        "role worker waits until role ps is ready (1 of 2 ranks is ready)",
+        "role worker waits until role ps is ready (1 of 2 ranks so far)",
     )
     listing = a_listing({RUN: [observed(0), pending(1, note="no image")]}).runs[RUN]
     assert delay_of(run, listing, "") == (2, "rank 1 on local-1: no image")
