@@ -82,9 +82,7 @@ def build_order(
                 paths=rendered.paths,
                 ports=host.ports,
                 start=start,
-                notice=f"restarted ({start} of {rank_restarts.restarts_max(role)})"
-                if start
-                else "",
+                notice=_restart_notice(role, start),
                 ready=role.ready if role.ready is not None and role.ready.port else None,
             )
             for place, host in zip(run.placements, hosts, strict=True)

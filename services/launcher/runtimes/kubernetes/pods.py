@@ -82,7 +82,8 @@ def run_id_of(thing: Json) -> RunId | None:
 
 def restarts_of(thing: Json) -> int:
     """How often the rank of a pod had been restarted in place before."""
-    text: str = (thing["metadata"].get("annotations") or {}).get(RESTARTS, "")
+    notes: Json = thing["metadata"].get("annotations") or {}
+    text: str = notes.get(RESTARTS, "")
     return int(text) if text.isdecimal() else 0
 
 
