@@ -203,7 +203,7 @@ class Launcher:
                     tx, work.runs, outcome.runs, self.limits.quarantine, network=self.network
                 )
                 changes = await self._update_inventory(tx, scan.listing)
-                ports = await self._lease(tx, outcome.actions)
+                ports = await self._lease(tx, outcome.actions, scan.listing)
                 held_up = report_delays(
                     tx,
                     work.assigned(),
@@ -284,9 +284,12 @@ class Launcher:
             self._agreed = compared
         return changes
 
-    async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, Leased]:
+    async def _lease(
+        self, tx: Tx, actions: Iterable[Action], listing: Listing
+    ) -> dict[RunId, Leased]:
         """Lease the ports of every run that is to be launched, unless it has them; none where
-        ranks have their own network. A run that is absent from the answer has to wait."""
+        ranks have their own network. A run of which something exists keeps its ports: its ranks
+        know them. A run that is absent from the answer has to wait."""
         wanted = [action.run_id for action in actions if isinstance(action, Launch)]
         if not wanted or not self.runtime.shares_ports:
             return {run_id: {} for run_id in wanted}
@@ -296,7 +299,8 @@ class Launcher:
         found: dict[RunId, Leased] = {}
         for run_id in wanted:
             keys, ports = port_keys(self._work.runs[run_id]), held.get(run_id, {})
-            missing = [key for key in keys if ports.get(key, 0) in {0, *self._busy_ports}]
+            useless = {0} if run_id in listing.runs else {0, *self._busy_ports}
+            missing = [key for key in keys if ports.get(key, 0) in useless]
             fresh = self._free_ports(len(missing), taken | self._busy_ports)
             if len(fresh) < len(missing):
                 self.log.warning("no free port for a gang", run=str(run_id))
