@@ -395,7 +395,7 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
     assert run.spec is not None, "an assigned run has its specification"
     ranks = tuple(observed.ranks[rank] for rank in sorted(observed.ranks))
     mode, own_rules = run.spec.preemption.mode, completion.has_own(run.spec)
-    verdicts = Verdicts(run, observed)
+    verdicts = Verdicts(run, rank_restarts.current(run, observed))
     ending = exits.Ending(
         mode=mode,
         signal=exits.signal_number(run.spec.preemption.signal) if mode is PreemptMode.SIGNAL else 0,
