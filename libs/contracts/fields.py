@@ -18,6 +18,24 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             max=65535.0,
         ),
     },
+    "RestartRule": {
+        "when": Shown(
+            about="Which ends lead to a restart: none, every failure, also the end with code 0 (only with the scope rank), or failures with certain exit codes. Any other failure ends the task for good.",
+            initial="on_failure",
+        ),
+        "exit_codes": Shown(
+            about='With exit_code: codes and ranges of codes, such as "137" or "128-255"; a signal counts as 128 and its number.'
+        ),
+        "scope": Shown(
+            about="What is restarted: the gang (the whole task, as a new attempt that counts as a retry), or the rank in its place.",
+            initial="gang",
+        ),
+        "max_restarts": Shown(
+            about="How often a rank is restarted in its place; only with the scope rank.",
+            min=0.0,
+            max=1000.0,
+        ),
+    },
     "Role": {
         "name": Shown(about="Unique in the task."),
         "replicas": Shown(
@@ -56,6 +74,9 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         ),
         "working_directory": Shown(about="Where its program starts; left out: the task's."),
         "ports": Shown(about="Ports at which each replica serves others, such as a dashboard."),
+        "restart": Shown(
+            about="What a failure of one of its replicas leads to; left out: a retry of the whole task, as far as retries are left."
+        ),
         "args": Shown(about="Arguments after the command.", long=True),
         "pod": Shown(about="What the pods of this role request beside what the task's pods do."),
         "cpus_request": Shown(

@@ -136,6 +136,24 @@ class ReasonCode(StrEnum):
     NEVER_ASKED = "REASON_CODE_NEVER_ASKED"
 
 
+class RestartWhen(StrEnum):
+    """RestartWhen is which ends of a rank lead to a restart."""
+
+    UNSPECIFIED = "RESTART_WHEN_UNSPECIFIED"
+    NEVER = "RESTART_WHEN_NEVER"
+    ON_FAILURE = "RESTART_WHEN_ON_FAILURE"
+    ALWAYS = "RESTART_WHEN_ALWAYS"
+    EXIT_CODE = "RESTART_WHEN_EXIT_CODE"
+
+
+class RestartScope(StrEnum):
+    """RestartScope is what is restarted."""
+
+    UNSPECIFIED = "RESTART_SCOPE_UNSPECIFIED"
+    GANG = "RESTART_SCOPE_GANG"
+    RANK = "RESTART_SCOPE_RANK"
+
+
 class ExitKind(StrEnum):
     """ExitKind classifies the end of a run; the table is the launcher's domain/exits.py."""
 
@@ -145,6 +163,17 @@ class ExitKind(StrEnum):
     KILLED = "EXIT_KIND_KILLED"
     LOST = "EXIT_KIND_LOST"
     FAILED = "EXIT_KIND_FAILED"
+
+
+class FaultClass(StrEnum):
+    """FaultClass is who is likely to be at fault for a failure, and so whether it is worth to
+    try again; the table is the launcher's domain/fault_classes.py."""
+
+    UNSPECIFIED = "FAULT_CLASS_UNSPECIFIED"
+    USER = "FAULT_CLASS_USER"
+    TRANSIENT = "FAULT_CLASS_TRANSIENT"
+    PLATFORM = "FAULT_CLASS_PLATFORM"
+    UNKNOWN = "FAULT_CLASS_UNKNOWN"
 
 
 class Unit(StrEnum):
@@ -234,6 +263,17 @@ class Port(Message):
     port: int | None = None
 
 
+class RestartRule(Message):
+    """RestartRule decides what a failure of one of a role's replicas leads to. It does not
+    concern what the platform or the cluster did to the replica, such as a lost node: the task
+    then starts again."""
+
+    when: RestartWhen = RestartWhen.UNSPECIFIED
+    exit_codes: tuple[str, ...] = ()
+    scope: RestartScope = RestartScope.UNSPECIFIED
+    max_restarts: int | None = None
+
+
 class EnvSource(Message):
     """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a
     ConfigMap and the pod."""
@@ -275,6 +315,7 @@ class Role(Message):
     auxiliary: bool = False
     working_directory: str = ""
     ports: tuple[Port, ...] = ()
+    restart: RestartRule | None = None
     args: tuple[str, ...] = ()
     pod: PodRequest | None = None
     cpus_request: float | None = None

@@ -10,6 +10,8 @@ from libs.contracts.enum_words import (
     ContractWord,
     PreemptModeWord,
     PriorityWord,
+    RestartScopeWord,
+    RestartWhenWord,
 )
 from services.gateway.body_types import (
     ENTRIES_MAX,
@@ -35,6 +37,27 @@ class PortBody(Body):
     port: Count | None = Field(
         default=None,
         description="Its number in pods; left out: one of the platform's range. Replicas that share a machine get other ones. At least 1024, at most 65535.",
+    )
+
+
+class RestartRuleBody(Body):
+    """RestartRule decides what a failure of one of a role's replicas leads to. It does not concern what the platform or the cluster did to the replica, such as a lost node: the task then starts again."""
+
+    when: RestartWhenWord | None = Field(
+        default=None,
+        description="Which ends lead to a restart: none, every failure, also the end with code 0 (only with the scope rank), or failures with certain exit codes. Any other failure ends the task for good. Left out: on_failure.",
+    )
+    exit_codes: NamedTexts = Field(
+        default_factory=list,
+        description='With exit_code: codes and ranges of codes, such as "137" or "128-255"; a signal counts as 128 and its number.',
+    )
+    scope: RestartScopeWord | None = Field(
+        default=None,
+        description="What is restarted: the gang (the whole task, as a new attempt that counts as a retry), or the rank in its place. Left out: gang.",
+    )
+    max_restarts: Count | None = Field(
+        default=None,
+        description="How often a rank is restarted in its place; only with the scope rank. At most 1000.",
     )
 
 
@@ -126,6 +149,10 @@ class RoleBody(Body):
         default_factory=list,
         max_length=ENTRIES_MAX,
         description="Ports at which each replica serves others, such as a dashboard.",
+    )
+    restart: RestartRuleBody | None = Field(
+        default=None,
+        description="What a failure of one of its replicas leads to; left out: a retry of the whole task, as far as retries are left.",
     )
     args: Texts = Field(default_factory=list, description="Arguments after the command.")
     pod: PodBody | None = Field(

@@ -14,6 +14,15 @@ class Port(TypedDict):
     port: int | None
 
 
+class RestartRule(TypedDict):
+    """RestartRule decides what a failure of one of a role's replicas leads to. It does not concern what the platform or the cluster did to the replica, such as a lost node: the task then starts again."""
+
+    when: str
+    exit_codes: list[str]
+    scope: str
+    max_restarts: int | None
+
+
 class EnvSource(TypedDict):
     """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
 
@@ -60,6 +69,7 @@ class Role(_RoleSecrets):
     auxiliary: bool
     working_directory: str
     ports: list[Port]
+    restart: RestartRule | None
     args: list[str]
     pod: Pod | None
     cpus_request: float | None

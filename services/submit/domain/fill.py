@@ -16,6 +16,7 @@ from libs.contracts.messages import (
     Role,
     TaskSpec,
 )
+from libs.contracts.restart_rules import rule_of
 from services.submit.domain.facts import Defaults, bound
 
 NAME_LENGTH_MAX = 63
@@ -60,12 +61,15 @@ def derived_name(roles: tuple[Role, ...], task_id: str) -> str:
 
 
 def _roles(spec: TaskSpec) -> tuple[Role, ...]:
-    if len(spec.roles) != 1:
+    roles = tuple(
+        role.model_copy(update={"restart": rule_of(role)}) if role.restart else role
+        for role in spec.roles
+    )
+    if len(roles) != 1:
         return tuple(
-            role if role.replicas else role.model_copy(update={"replicas": 1})
-            for role in spec.roles
+            role if role.replicas else role.model_copy(update={"replicas": 1}) for role in roles
         )
-    role = spec.roles[0]
+    role = roles[0]
     replicas = role.replicas or spec.nodes or 1
     name = role.name or DEFAULT_ROLE
     return (role.model_copy(update={"name": name, "replicas": replicas}),)
