@@ -138,6 +138,26 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             min=0.0,
             max=100.0,
         ),
+        "user": Shown(
+            about="The same for failures of the task itself, such as out of memory.",
+            min=0.0,
+            max=1000.0,
+        ),
+        "transient": Shown(
+            about="The same for failures that seem to pass, such as SIGTERM from outside.",
+            min=0.0,
+            max=1000.0,
+        ),
+        "platform": Shown(
+            about="The same for runs that the platform or the cluster lost, such as with a node; left out: any number of times.",
+            min=0.0,
+            max=1000.0,
+        ),
+        "unknown": Shown(
+            about="The same for failures whose cause is not known, such as exit code 1.",
+            min=0.0,
+            max=1000.0,
+        ),
     },
     "Completion": {
         "success": Shown(

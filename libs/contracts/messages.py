@@ -134,6 +134,7 @@ class ReasonCode(StrEnum):
     EVENT_TOO_LARGE = "REASON_CODE_EVENT_TOO_LARGE"
     ROW_SET_APART = "REASON_CODE_ROW_SET_APART"
     NEVER_ASKED = "REASON_CODE_NEVER_ASKED"
+    RESTART_NOT_ALLOWED = "REASON_CODE_RESTART_NOT_ALLOWED"
 
 
 class RestartWhen(StrEnum):
@@ -174,6 +175,36 @@ class FaultClass(StrEnum):
     TRANSIENT = "FAULT_CLASS_TRANSIENT"
     PLATFORM = "FAULT_CLASS_PLATFORM"
     UNKNOWN = "FAULT_CLASS_UNKNOWN"
+
+
+class Fault(StrEnum):
+    """Fault is what a runtime finds wrong with a rank or a launch, beside a code or signal; the
+    launcher's domain/rank_faults.py has their signs and texts."""
+
+    UNSPECIFIED = "FAULT_UNSPECIFIED"
+    INVALID_POD = "FAULT_INVALID_POD"
+    AGAINST_POLICY = "FAULT_AGAINST_POLICY"
+    NOT_ADMITTED = "FAULT_NOT_ADMITTED"
+    OVER_QUOTA = "FAULT_OVER_QUOTA"
+    NAME_TAKEN = "FAULT_NAME_TAKEN"
+    BEING_MADE = "FAULT_BEING_MADE"
+    UNSCHEDULABLE = "FAULT_UNSCHEDULABLE"
+    INVALID_IMAGE = "FAULT_INVALID_IMAGE"
+    IMAGE_PULL = "FAULT_IMAGE_PULL"
+    BAD_REFERENCE = "FAULT_BAD_REFERENCE"
+    NOT_CREATED = "FAULT_NOT_CREATED"
+    OUT_OF_MEMORY = "FAULT_OUT_OF_MEMORY"
+    CANNOT_RUN = "FAULT_CANNOT_RUN"
+    INIT_FAILED = "FAULT_INIT_FAILED"
+    OVER_STORAGE = "FAULT_OVER_STORAGE"
+    OVER_TIME = "FAULT_OVER_TIME"
+    EVICTED = "FAULT_EVICTED"
+    DISPLACED = "FAULT_DISPLACED"
+    NODE_DOWN = "FAULT_NODE_DOWN"
+    NODE_REFUSED = "FAULT_NODE_REFUSED"
+    NODE_LOST = "FAULT_NODE_LOST"
+    DELETED = "FAULT_DELETED"
+    NO_COMMAND = "FAULT_NO_COMMAND"
 
 
 class Unit(StrEnum):
@@ -323,9 +354,24 @@ class Role(Message):
 
 
 class RetryPolicy(Message):
-    """RetryPolicy bounds how often a failed run is tried again."""
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a
+    limit of its own have a counter of their own; all others count together."""
 
     max_retries: int = 0
+    user: int | None = None
+    transient: int | None = None
+    platform: int | None = None
+    unknown: int | None = None
+
+
+class ClassRetries(Message):
+    """ClassRetries counts the retries of a task after failures of classes with a limit of their
+    own."""
+
+    user: int = 0
+    transient: int = 0
+    platform: int = 0
+    unknown: int = 0
 
 
 class Completion(Message):
@@ -400,6 +446,7 @@ class RankExit(Message):
     rank: int = 0
     code: int | None = None
     signal: int | None = None
+    fault: Fault = Fault.UNSPECIFIED
 
 
 class RunExit(Message):
@@ -411,6 +458,9 @@ class RunExit(Message):
     exited_at: Time
     detail: str = ""
     failed_rank: int | None = None
+    fault_class: FaultClass = FaultClass.UNSPECIFIED
+    fault: Fault = Fault.UNSPECIFIED
+    final: bool = False
 
 
 class Quota(Message):
@@ -1152,3 +1202,5 @@ class TaskStateChanged(Message):
     held_nodes: Int64 = 0
     priority: Priority = Priority.UNSPECIFIED
     attempts_without_progress: int = 0
+    retries_used: int = 0
+    class_retries: ClassRetries | None = None

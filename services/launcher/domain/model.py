@@ -10,7 +10,15 @@ from datetime import datetime
 from enum import StrEnum
 
 from libs.contracts.ids import RunId, TaskId
-from libs.contracts.messages import Checkpoint, Node, Placement, RunExit, TaskSpec
+from libs.contracts.messages import (
+    Checkpoint,
+    Fault,
+    Node,
+    Placement,
+    RankExit,
+    RunExit,
+    TaskSpec,
+)
 
 
 class RunState(StrEnum):
@@ -45,37 +53,6 @@ class EndCause(StrEnum):
     # second one is older than its name.
     CANNOT_START = "cannot_start"
     REJECTED_BY_SITE = "turned_away"
-
-
-class Fault(StrEnum):
-    """What a runtime can find wrong with a rank or a launch; see ``rank_faults``."""
-
-    # The launch was refused.
-    INVALID_POD = "invalid pod"
-    AGAINST_POLICY = "against the policy"
-    NO_COMMAND = "no command"
-    NOT_ADMITTED = "not admitted"
-    OVER_QUOTA = "over quota"
-    NAME_TAKEN = "name taken"
-    # It has not started yet.
-    BEING_MADE = "being made"
-    UNSCHEDULABLE = "unschedulable"
-    INVALID_IMAGE = "invalid image name"
-    IMAGE_PULL = "image pull"
-    BAD_REFERENCE = "bad reference"
-    NOT_CREATED = "container not created"
-    # It has ended.
-    OUT_OF_MEMORY = "out of memory"
-    CANNOT_RUN = "cannot run"
-    INIT_FAILED = "init failed"
-    OVER_STORAGE = "over its storage"
-    OVER_TIME = "over its time"
-    EVICTED = "evicted"
-    DISPLACED = "displaced"
-    NODE_DOWN = "node went down"
-    NODE_REFUSED = "node refused"
-    NODE_LOST = "node lost"
-    DELETED = "deleted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +94,10 @@ class Run:
     failed_nodes: tuple[str, ...] = ()
     # A kill was requested because its start took too long.
     start_expired: bool = False
+    # The rank whose failure made the launcher end it, and what was wrong with its launch: a runtime
+    # may forget both before the end is recorded.
+    end_rank: RankExit | None = None
+    end_fault: Fault | None = None
 
     @property
     def id(self) -> RunId:

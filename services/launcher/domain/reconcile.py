@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
-from libs.contracts import completion
+from libs.contracts import completion, restart_rules
 from libs.contracts.ids import RunId
-from libs.contracts.messages import ExitKind, Placement, PreemptMode, RankExit, RunExit
-from services.launcher.domain import exits, rank_faults
+from libs.contracts.messages import ExitKind, FaultClass, Placement, PreemptMode, RankExit, RunExit
+from services.launcher.domain import exits, fault_classes, rank_faults
 from services.launcher.domain.model import (
     EndCause,
     Fault,
@@ -142,13 +143,13 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     if run.state is RunState.RUNNING and _all_ended(run, view):
         return _exited(run, view.observed, now)
     if run.state in (RunState.ASSIGNED, RunState.RUNNING):
-        cause, note = _why_end(run, view, now, policy)
-        if cause is not None:
+        why = _why_end(run, view, now, policy)
+        if why is not None:
             # Once the run is ended, the ranks that have not begun are no longer listed.
             failed = _hanging_nodes(run, view) if run.start_expired else ()
             state = move(run.state, Trigger.END_ORDERED)
-            run = replace(run, state=state, end_cause=cause, end_note=note, ending_at=now)
-            run = replace(run, failed_nodes=failed)
+            run = replace(run, state=state, end_cause=why.cause, end_note=why.note, ending_at=now)
+            run = replace(run, end_rank=why.rank, end_fault=why.fault, failed_nodes=failed)
     if run.state is RunState.ENDING and _is_over(run, view):
         return _exited(run, view.observed, now)
     if run.state is RunState.EXITED and _is_forgotten(run, view):
@@ -156,31 +157,43 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     return run
 
 
-def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
-    """Why the run has to end now, and details that the runtime may forget."""
+class _WhyEnd(NamedTuple):
+    """Why a run has to end now, with what the runtime may forget until its end is recorded."""
+
+    cause: EndCause
+    note: str = ""
+    rank: RankExit | None = None
+    fault: Fault | None = None
+
+
+def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd | None:
+    """Why the run has to end now; None: it goes on."""
     ranks = view.observed.ranks.values()
     verdicts = Verdicts(run, view.observed)
     match end_cause(verdicts, view.scan.listing, now, policy):
         case EndCause.SUCCEEDED:
             decided = verdicts.before_request if verdicts.finished else verdicts.decided
             assert decided is not None, "a rule was met"
-            return EndCause.SUCCEEDED, exits.success_of(decided)
+            return _WhyEnd(EndCause.SUCCEEDED, exits.success_of(decided))
         case EndCause.RANK_FAILED:
-            return EndCause.RANK_FAILED, verdicts.failure
+            failed = verdicts.failed_rank
+            exit_ = exits.rank_exit(failed) if failed else None
+            return _WhyEnd(EndCause.RANK_FAILED, verdicts.failure, exit_)
         case EndCause.RANK_LOST:
-            return EndCause.RANK_LOST, exits.first_loss(ranks)
+            fault = exits.fault_of_loss(ranks)
+            return _WhyEnd(EndCause.RANK_LOST, exits.first_loss(ranks), fault=fault)
         case None:
             pass
         case cause:
-            return cause, ""
+            return _WhyEnd(cause)
     if run.state is RunState.ASSIGNED:
         found = _why_not_startable(run, view, now, policy)
         if found is not None:
             cause = EndCause.REJECTED_BY_SITE
             if rank_faults.is_own_fault(found.fault):
                 cause = EndCause.CANNOT_START
-            return cause, found.text
-    return (EndCause.SUPERSEDED if view.superseded else None), ""
+            return _WhyEnd(cause, found.text, fault=found.fault)
+    return _WhyEnd(EndCause.SUPERSEDED) if view.superseded else None
 
 
 def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> Refused | None:
@@ -355,6 +368,7 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
     ranks = tuple(observed.ranks[rank] for rank in sorted(observed.ranks))
     mode, own_rules = run.spec.preemption.mode, completion.has_own(run.spec)
     verdicts = Verdicts(run, observed)
+    failed, failure = _rank_at_fault(run, observed)
     ending = exits.Ending(
         mode=mode,
         signal=exits.signal_number(run.spec.preemption.signal) if mode is PreemptMode.SIGNAL else 0,
@@ -368,9 +382,13 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         own_rules=own_rules,
         finished=verdicts.finished and run.end_cause is not EndCause.RANK_FAILED,
         left=verdicts.left,
+        failure=failure,
     )
     kind = exits.classify(ending)
-    failed = verdicts.failed_rank if kind is ExitKind.FAILED else None
+    if kind is not ExitKind.FAILED:
+        failed = None
+    fault = fault_classes.fault_of(kind, run.end_fault or exits.fault_of_loss(ranks), failed)
+    fault_class = fault_classes.class_of_run(kind, fault, failed)
     times = [rank.exited_at for rank in ranks if rank.exited_at is not None]
     exited_at = max(times, default=now)
     return replace(
@@ -381,11 +399,47 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         exit=RunExit(
             attempt=run.attempt,
             kind=kind,
-            ranks=tuple(RankExit(rank=r.rank, code=r.code, signal=r.signal) for r in ranks),
+            ranks=tuple(exits.rank_exit(rank) for rank in ranks),
             exited_at=exited_at,
             detail=exits.detail(ending, kind),
             failed_rank=failed.rank if failed else None,
+            fault_class=fault_class,
+            fault=fault,
+            final=failed is not None and _is_final(run, failed, fault_class),
         ),
+    )
+
+
+def _rank_at_fault(run: Run, observed: ObservedRun) -> tuple[RankExit | None, str]:
+    """How the rank ended that decided a failure, and the same as a text.
+
+    Ranks that ended because the launcher ended the run decide nothing, in whatever way they ended.
+    Where the runtime has forgotten the others, the row has what was known before.
+    """
+    if run.end_cause is EndCause.CANNOT_START:
+        return None, ""
+    ranks = {
+        rank: each
+        for rank, each in observed.ranks.items()
+        if run.ending_at is None or (each.exited_at and each.exited_at <= run.ending_at)
+    }
+    failed = Verdicts(run, replace(observed, ranks=ranks)).failed_rank
+    if failed is None and run.end_rank is not None:
+        return run.end_rank, run.end_note
+    failed = failed or Verdicts(run, observed).failed_rank
+    return (exits.rank_exit(failed), exits.failure_text(failed)) if failed else (None, "")
+
+
+def _is_final(run: Run, failed: RankExit, fault_class: FaultClass) -> bool:
+    """Whether the restart rule of the failed rank's role allows no further attempt. A program that
+    was requested to leave may fail for that reason: then the rule does not apply."""
+    assert run.spec is not None, "an assigned run has its specification"
+    if _requested_in_time(run):
+        return False
+    roles = {role.name: role for role in run.spec.roles}
+    role = next((roles.get(p.role) for p in run.placements if p.rank == failed.rank), None)
+    return role is not None and not restart_rules.wants_restart(
+        restart_rules.rule_of(role), failed.code, failed.signal, fault_class
     )
 
 

@@ -241,4 +241,6 @@ def _observed(rank: int, node_id: str, seen: Mapping[str, Any]) -> ObservedRank:
         started_at=datetime.fromtimestamp(seen["started_at"], UTC),
         exited_at=None if exited_at is None else datetime.fromtimestamp(exited_at, UTC),
         note=seen.get("note", ""),
+        # A supervisor that is newer than this may know more of them.
+        fault=Fault.__members__.get(seen.get("fault", "")),
     )
