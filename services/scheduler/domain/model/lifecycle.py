@@ -162,6 +162,15 @@ class RunEnd:
     retries_left: bool
     # It was lost before every process of it existed, as often as is allowed.
     starts_used_up: bool = False
+    # A lost run counts as a retry, because the task limits that.
+    limits_losses: bool = False
+    # The restart rule of the failed replica's role allows no restart.
+    final: bool = False
+
+    @property
+    def counts_as_lost(self) -> bool:
+        """True if it was lost while nobody wanted it to leave, and the task limits that."""
+        return self.kind is ExitKind.LOST and self.limits_losses and self.state not in LEAVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +210,13 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         Trigger.EXIT_FAILED,
     ),
     ExitLine(
+        "failed, and the restart rule of the replica's role allows no restart (whatever retries are"
+        " left; it failed before it was asked to go)",
+        lambda end: end.kind is ExitKind.FAILED and end.final,
+        Trigger.EXIT_FAILED,
+        ReasonCode.RESTART_NOT_ALLOWED,
+    ),
+    ExitLine(
         "the goal is pause",
         lambda end: end.goal is Goal.PAUSE,
         Trigger.EXIT_PAUSED,
@@ -211,6 +227,19 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         lambda end: end.kind is ExitKind.LOST and end.starts_used_up,
         Trigger.EXIT_FAILED,
         ReasonCode.START_ATTEMPTS_USED_UP,
+    ),
+    ExitLine(
+        "lost, and the task limits that with `retry.platform`: retries are left (one is used)",
+        lambda end: end.counts_as_lost and end.retries_left,
+        Trigger.EXIT_REQUEUED,
+        ReasonCode.RUN_LOST,
+        spends_retry=True,
+    ),
+    ExitLine(
+        "lost, and the task limits that with `retry.platform`: no retries are left",
+        lambda end: end.counts_as_lost,
+        Trigger.EXIT_FAILED,
+        ReasonCode.RETRIES_USED_UP,
     ),
     ExitLine(
         "preempted, killed or lost (lost before it had started: the next start waits)",
@@ -224,14 +253,14 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         ReasonCode.FAILED,
     ),
     ExitLine(
-        "failed, retries are left (one is used; the next start waits)",
+        "failed, retries of its class are left (one is used; the next start waits)",
         lambda end: end.retries_left,
         Trigger.EXIT_REQUEUED,
         ReasonCode.FAILED,
         spends_retry=True,
     ),
     ExitLine(
-        "failed, no retries are left",
+        "failed, no retries of its class are left",
         lambda end: True,  # noqa: ARG005  # the last line catches what is left
         Trigger.EXIT_FAILED,
     ),

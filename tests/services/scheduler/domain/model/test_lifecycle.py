@@ -78,6 +78,8 @@ def ended(
     end: ReasonCode | None = None,
     retries: bool = False,
     used_up: bool = False,
+    limited: bool = False,
+    final: bool = False,
 ) -> RunEnd:
     return RunEnd(
         kind=kind,
@@ -86,10 +88,13 @@ def ended(
         end_reason=end,
         retries_left=retries,
         starts_used_up=used_up,
+        limits_losses=limited,
+        final=final,
     )
 
 
 MAX, PAUSE = ReasonCode.MAX_RUN_TIME, ReasonCode.GOAL_PAUSE
+RULE, STOP = ReasonCode.RESTART_NOT_ALLOWED, ReasonCode.GOAL_STOP
 NO_START = ReasonCode.START_ATTEMPTS_USED_UP
 P, K = TaskState.PREEMPTING, TaskState.KILLING
 
@@ -112,6 +117,28 @@ P, K = TaskState.PREEMPTING, TaskState.KILLING
         (ended(ExitKind.LOST), Trigger.EXIT_REQUEUED, ReasonCode.RUN_LOST),
         (ended(ExitKind.LOST, used_up=True), Trigger.EXIT_FAILED, NO_START),
         (ended(ExitKind.LOST, goal=Goal.PAUSE, used_up=True), Trigger.EXIT_PAUSED, PAUSE),
+        # With a limit of its own a loss is a retry, unless the run was to leave anyway.
+        (
+            ended(ExitKind.LOST, limited=True, retries=True),
+            Trigger.EXIT_REQUEUED,
+            ReasonCode.RUN_LOST,
+        ),
+        (ended(ExitKind.LOST, limited=True), Trigger.EXIT_FAILED, ReasonCode.RETRIES_USED_UP),
+        (ended(ExitKind.LOST, limited=True, state=P), Trigger.EXIT_REQUEUED, ReasonCode.RUN_LOST),
+        (ended(ExitKind.LOST, limited=True, goal=Goal.PAUSE), Trigger.EXIT_PAUSED, PAUSE),
+        (
+            ended(ExitKind.LOST, limited=True, retries=True, used_up=True),
+            Trigger.EXIT_FAILED,
+            NO_START,
+        ),
+        # A final failure came before any request to leave: only success, stop and the end of the
+        # task as a whole come first.
+        (ended(ExitKind.FAILED, final=True, retries=True), Trigger.EXIT_FAILED, RULE),
+        (ended(ExitKind.FAILED, final=True, retries=True, state=P), Trigger.EXIT_FAILED, RULE),
+        (ended(ExitKind.FAILED, final=True, state=K, goal=Goal.PAUSE), Trigger.EXIT_FAILED, RULE),
+        (ended(ExitKind.FAILED, final=True, goal=Goal.STOP), Trigger.EXIT_STOPPED, STOP),
+        (ended(ExitKind.FAILED, final=True, end=MAX), Trigger.EXIT_FAILED, MAX),
+        (ended(ExitKind.KILLED, final=True), Trigger.EXIT_REQUEUED, ReasonCode.RUN_KILLED),
         # Only what is lost counts as a start that did not come about.
         (ended(ExitKind.KILLED, used_up=True), Trigger.EXIT_REQUEUED, ReasonCode.RUN_KILLED),
         (ended(ExitKind.FAILED, state=P), Trigger.EXIT_REQUEUED, ReasonCode.FAILED),
@@ -156,6 +183,6 @@ def test_the_page_has_every_transition_goal_and_line() -> None:
     page = render()
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     # Three headers and three rulers beside the rows themselves.
-    assert len(rows) == len(TRANSITIONS) + len(STATES) + 9 + 6
+    assert len(rows) == len(TRANSITIONS) + len(STATES) + 12 + 6
     assert "QUEUED --> STARTING: assign" in page
     assert page.endswith("|\n")
