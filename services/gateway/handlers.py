@@ -130,6 +130,8 @@ async def on_task_state_changed(tx: Tx, event: m.TaskStateChanged) -> bool:
             held_gpus=event.held_gpus,
             held_nodes=event.held_nodes,
             attempts_without_progress=event.attempts_without_progress,
+            retries_used=event.retries_used,
+            class_retries=event.class_retries,
             changed_at=event.changed_at,
         )
     )

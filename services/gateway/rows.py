@@ -15,6 +15,7 @@ from pydantic import PlainSerializer
 
 from libs.contracts.messages import (
     Checkpoint,
+    ClassRetries,
     Endpoint,
     Node,
     Placement,
@@ -70,6 +71,9 @@ class TaskRow:
     endpoints: tuple[Endpoint, ...] = ()
     # From its submission.
     warnings: tuple[TaskWarning, ...] = ()
+    # How many of its ``max_retries`` are used, and of the limits that its classes of failures have.
+    retries_used: int = 0
+    class_retries: ClassRetries | None = None
 
 
 @dataclass(frozen=True, slots=True)

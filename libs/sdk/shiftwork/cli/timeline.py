@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from shiftwork.cli import parse, render, role_facts
+from shiftwork.cli import parse, render, retries, role_facts
 
 Data = Mapping[str, Any]
 
@@ -90,7 +90,9 @@ def _exited(data: Data) -> str:
     if kind == "preempted":
         return _left(data)
     detail = f" ({ended['detail']})" if ended.get("detail") else ""
-    return _ENDS.get(kind, f"the program ended: {kind}") + detail
+    blamed = retries.class_of(ended)
+    blamed = f"; {blamed}" if blamed else ""
+    return _ENDS.get(kind, f"the program ended: {kind}") + detail + blamed
 
 
 def _left(data: Data) -> str:
