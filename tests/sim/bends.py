@@ -12,7 +12,7 @@ from libs.contracts.messages import (
 )
 from libs.store.memory_database import Point
 from tests.sim.endings import NOTICED_SECONDS
-from tests.sim.plan import ENDLESS_STEPS, SILENT_SECONDS, Plan, Points, Strike
+from tests.sim.plan import ENDLESS_STEPS, SILENT_SECONDS, Plan, Points, Strike, failing
 
 
 def asking_for_amounts(plan: Plan) -> Plan:
@@ -28,6 +28,12 @@ def asking_for_amounts(plan: Plan) -> Plan:
         for job in plan.jobs
     )
     return replace(plan, gpus=4, jobs=jobs)
+
+
+def failing_programs(plan: Plan) -> Plan:
+    """Plans in which every program fails again and again, in several ways."""
+    rng = Random(f"failing {plan.seed}")
+    return replace(plan, jobs=tuple(failing(rng, job) for job in plan.jobs))
 
 
 def hanging_programs(plan: Plan) -> Plan:

@@ -121,6 +121,35 @@ def rules_end_too_early() -> contextlib.AbstractContextManager[None]:
     return replaced((completion, "rules_of", rules_of))
 
 
+def class_counters_shared() -> contextlib.AbstractContextManager[None]:
+    """The retries of all classes count together, against the limit of each."""
+    honest = scheduler_handlers.observations.retry_count
+
+    def retry_count(task: Any, ended: Any) -> Any:
+        found = honest(task, ended)
+        used = task.class_retries
+        if found is None or not found.field or used is None:
+            return found
+        return replace(found, used=used.user + used.transient + used.platform + used.unknown)
+
+    return replaced((scheduler_handlers.observations, "retry_count", retry_count))
+
+
+def class_counters_not_advanced() -> contextlib.AbstractContextManager[None]:
+    """The counter of a class is not advanced, so that its limit never binds."""
+    honest = scheduler_handlers.observations.with_retry
+
+    def with_retry(task: Any, count: Any) -> Any:
+        return honest(task, replace(count, field=""))
+
+    return replaced((scheduler_handlers.observations, "with_retry", with_retry))
+
+
+def restart_rules_ignored() -> contextlib.AbstractContextManager[None]:
+    """Retries that are left are used whatever the rule of the failed rank's role says."""
+    return replaced((reconcile, "_is_final", lambda _run, _failed, _class: False))
+
+
 def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:
     """Each rank's CPUs and memory are compared with what the whole node has."""
     return replaced(

@@ -202,7 +202,8 @@ class _Play:
     def _fail(self) -> None:
         ranks = sorted(self.run_.ranks)
         rank = self.run_.ranks[ranks[self.program.failing_rank % len(ranks)]]
-        rank.exited_at, rank.code = self.cluster.now(), 1
+        codes = self.program.codes
+        rank.exited_at, rank.code = self.cluster.now(), codes[self.attempt % len(codes)]
         self.cluster.changed()
 
     def _print(self) -> None:
