@@ -147,6 +147,12 @@ def _retry(given: Values) -> str:
     return f"retry {given.number('retry')} of {given.number('retries_max')}{given.fault_class()}"
 
 
+def _no_retry(given: Values) -> str:
+    if not given.numbers["retries"]:
+        return "no retry is allowed"
+    return f"no retry is left after {given.number('retries')}"
+
+
 def _next_retry(given: Values) -> str:
     """The same as a clause of its own; empty if the end of the run used no retry."""
     return f"; {_retry(given)} comes next" if "retry" in given.numbers else ""
@@ -263,10 +269,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "failed, and the restart rule of its role allows no restart",
     ),
     ReasonCode.RETRIES_USED_UP: (
-        lambda given: (
-            f"{_failed(given)}; no retry is left after {given.number('retries')}"
-            f"{given.fault_class()}"
-        ),
+        lambda given: f"{_failed(given)}; {_no_retry(given)}{given.fault_class()}",
         "failed, and no retry is left",
     ),
     ReasonCode.START_ATTEMPTS_USED_UP: (

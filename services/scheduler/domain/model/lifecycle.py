@@ -276,13 +276,14 @@ class ExitVerdict:
     spends_retry: bool
 
 
-def exit_rule(end: RunEnd, *, retries_max: int) -> ExitVerdict:
+def exit_rule(end: RunEnd, *, has_limit: bool) -> ExitVerdict:
     """The first line that holds for the end of a run.
 
-    ``retries_max`` only chooses the reason of a final failure: used up, or never allowed.
+    ``has_limit`` only chooses the reason of a final failure: retries are used up, or the task never
+    said anything about them.
     """
     line = next(line for line in EXIT_RULE if line.holds(end))
-    out_of_retries = ReasonCode.RETRIES_USED_UP if retries_max else ReasonCode.FAILED
+    out_of_retries = ReasonCode.RETRIES_USED_UP if has_limit else ReasonCode.FAILED
     code = (
         line.code
         or (line.trigger is Trigger.EXIT_FAILED and end.end_reason)

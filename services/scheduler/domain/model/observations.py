@@ -284,7 +284,7 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         limits_losses=retries is not None,
         final=event.exit.final,
     )
-    verdict = exit_rule(end, retries_max=retries.limit if retries else 0)
+    verdict = exit_rule(end, has_limit=retries is not None and bool(retries.limit or retries.field))
     checkpoint = newest(task.checkpoint, event.checkpoint)
     counted = with_retry(task, retries) if retries and verdict.spends_retry else task
     return transitioned(

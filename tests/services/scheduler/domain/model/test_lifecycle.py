@@ -149,7 +149,7 @@ P, K = TaskState.PREEMPTING, TaskState.KILLING
     ],
 )
 def test_the_exit_rule(end: RunEnd, trigger: Trigger, code: ReasonCode) -> None:
-    verdict = exit_rule(end, retries_max=3)
+    verdict = exit_rule(end, has_limit=True)
     assert (verdict.trigger, verdict.code) == (trigger, code)
 
 
@@ -157,14 +157,14 @@ def test_only_a_failure_of_the_program_itself_spends_a_retry() -> None:
     spending = {
         (kind, state)
         for kind, state in product(ExitKind, HOLDING)
-        if exit_rule(ended(kind, state=state, retries=True), retries_max=1).spends_retry
+        if exit_rule(ended(kind, state=state, retries=True), has_limit=True).spends_retry
     }
     own = product((ExitKind.FAILED, ExitKind.UNSPECIFIED), (TaskState.STARTING, TaskState.RUNNING))
     assert spending == set(own)
 
 
 def test_a_failure_without_retries_is_not_reported_as_having_used_them_up() -> None:
-    assert exit_rule(ended(ExitKind.FAILED), retries_max=0).code is ReasonCode.FAILED
+    assert exit_rule(ended(ExitKind.FAILED), has_limit=False).code is ReasonCode.FAILED
 
 
 def test_every_verdict_is_in_the_table_for_every_live_state() -> None:
@@ -173,7 +173,7 @@ def test_every_verdict_is_in_the_table_for_every_live_state() -> None:
         kinds, HOLDING, GOAL_VALUES, (None, MAX), (True, False)
     ):
         verdict = exit_rule(
-            ended(kind, state=state, goal=goal, end=end, retries=left), retries_max=1
+            ended(kind, state=state, goal=goal, end=end, retries=left), has_limit=True
         )
         assert (state, verdict.trigger) in TRANSITIONS
         assert verdict.code is not ReasonCode.UNSPECIFIED

@@ -85,7 +85,8 @@ def test_each_class_with_a_limit_has_a_counter_of_its_own() -> None:
         assert (last.state, last.reason.code) == (TaskState.FAILED, ReasonCode.RETRIES_USED_UP)
         assert render(last.reason).endswith(f"no retry is left {left}")
     never = failed(running(task, ON), C.USER)
-    assert (never.state, never.reason.code) == (TaskState.FAILED, ReasonCode.FAILED)
+    assert (never.state, never.reason.code) == (TaskState.FAILED, ReasonCode.RETRIES_USED_UP)
+    assert render(never.reason).endswith("; no retry is allowed (user)")
 
 
 def test_the_wait_grows_with_the_retries_of_the_class() -> None:
