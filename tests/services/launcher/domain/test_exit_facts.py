@@ -128,6 +128,19 @@ def test_the_exit_says_why_a_launch_was_refused(
     assert (run.exit.kind, run.exit.fault_class, run.exit.fault) == (kind, fault_class, fault)
 
 
+def test_a_rank_that_cannot_start_decides_and_not_those_that_are_ended_because_of_it() -> None:
+    waits = ObservedRank(
+        1, "local-1", RankState.PENDING, fault=F.INVALID_IMAGE, fault_since=START, note="no image"
+    )
+    run = step(a_gang(RunState.ASSIGNED, chief=NEVER), [observed(0), waits, observed(2)])
+    assert run.end_cause is EndCause.CANNOT_START
+    killed = [replace(exited(rank, 143), exited_at=at(6)) for rank in (0, 2)]
+    run = step(run, killed, done=[End(RUN)])
+    assert run.exit is not None
+    assert (run.exit.fault_class, run.exit.fault) == (C.USER, F.INVALID_IMAGE)
+    assert (run.exit.failed_rank, run.exit.final) == (None, False)
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_run_that_was_killed_or_has_succeeded_has_no_class(code: int) -> None:
     run = a_gang(RunState.ENDING, ending_at=START, end_cause=EndCause.KILL)
