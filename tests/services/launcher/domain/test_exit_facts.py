@@ -63,7 +63,7 @@ def a_gang(
     )
     run = a_run(state, ranks=3)
     assert run.spec is not None
-    own = Completion(failure=failure) if failure else None
+    own = Completion(success=("chief[0]",), failure=failure) if failure else None
     spec = run.spec.model_copy(update={"roles": roles, "nodes": 3, "completion": own})
     placements = tuple(
         Placement(rank=rank, role=role, role_index=index, node_id=f"local-{rank}", gpus=(0,))
