@@ -282,5 +282,29 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             above=True,
             unit="bytes",
         ),
+        "continues": Shown(about="The ended task that it goes on with.", hidden=True),
+    },
+    "Continuation": {
+        "task_id": Shown(about="The task that it goes on with."),
+        "chain": Shown(about="The first task of the chain."),
+        "checkpoint": Shown(
+            about="The last checkpoint of the chain; left out: from the beginning."
+        ),
+        "state_of": Shown(
+            about="The last task of the chain that ever ran, whose life state it begins with; empty: none ran."
+        ),
+    },
+    "Checkpoint": {
+        "no": Shown(
+            about="Counts the task's accepted checkpoints from 1; the highest is the one to resume from."
+        ),
+        "attempt": Shown(),
+        "step": Shown(),
+        "uri": Shown(),
+        "digest": Shown(),
+        "saved_at": Shown(),
+        "task_id": Shown(
+            about="The earlier task of the chain that saved it; empty: the task itself."
+        ),
     },
 }

@@ -135,6 +135,7 @@ class ReasonCode(StrEnum):
     ROW_SET_APART = "REASON_CODE_ROW_SET_APART"
     NEVER_ASKED = "REASON_CODE_NEVER_ASKED"
     RESTART_NOT_ALLOWED = "REASON_CODE_RESTART_NOT_ALLOWED"
+    YIELDED = "REASON_CODE_YIELDED"
 
 
 class RestartWhen(StrEnum):
@@ -391,6 +392,27 @@ class PreemptionPolicy(Message):
     ack_deadline_seconds: float = 0.0
 
 
+class Checkpoint(Message):
+    """Checkpoint is a durable save of a task's state, acknowledged by the platform."""
+
+    no: Int64 = 0
+    attempt: int = 0
+    step: Int64 = 0
+    uri: str = ""
+    digest: str = ""
+    saved_at: Time
+    task_id: str = ""
+
+
+class Continuation(Message):
+    """Continuation is where a task begins that goes on with an ended one."""
+
+    task_id: TaskIdText
+    chain: TaskIdText
+    checkpoint: Checkpoint | None = None
+    state_of: str = ""
+
+
 class TaskSpec(Message):
     """TaskSpec is what a person submits, complete after submit has filled in the defaults."""
 
@@ -417,6 +439,7 @@ class TaskSpec(Message):
     completion: Completion | None = None
     cpus_request: float | None = None
     memory_request_bytes: Int64 | None = None
+    continues: Continuation | None = None
 
 
 class TaskWarning(Message):
@@ -427,17 +450,6 @@ class TaskWarning(Message):
     field: str = ""
     value: str = ""
     message: str = ""
-
-
-class Checkpoint(Message):
-    """Checkpoint is a durable save of a task's state, acknowledged by the platform."""
-
-    no: Int64 = 0
-    attempt: int = 0
-    step: Int64 = 0
-    uri: str = ""
-    digest: str = ""
-    saved_at: Time
 
 
 class RankExit(Message):
@@ -461,6 +473,7 @@ class RunExit(Message):
     fault_class: FaultClass = FaultClass.UNSPECIFIED
     fault: Fault = Fault.UNSPECIFIED
     final: bool = False
+    yielded: bool = False
 
 
 class Quota(Message):
@@ -621,6 +634,74 @@ class AckCheckpoint(Message):
 class AckCheckpointReply(Message):
     """AckCheckpointReply comes after the checkpoint is stored; SUPERSEDED if the attempt is
     over."""
+
+    refusal: Refusal | None = None
+    checkpoint: Checkpoint | None = None
+
+
+class YieldRun(Message):
+    """YieldRun says that a run's program hands its nodes over on its own."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    reason: str = ""
+
+
+class YieldRunReply(Message):
+    """YieldRunReply comes after that is stored; SUPERSEDED if the attempt is over."""
+
+    refusal: Refusal | None = None
+
+
+class LifeState(Message):
+    """LifeState is what a task's program keeps across attempts. Its content is never logged."""
+
+    version: Int64 = 0
+    attempt: int = 0
+    media_type: str = ""
+    data: Base64 = b""
+    saved_at: Time
+
+
+class SetLifeState(Message):
+    """SetLifeState replaces a task's life state; the last one counts."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    media_type: str = ""
+    data: Base64 = b""
+
+
+class SetLifeStateReply(Message):
+    """SetLifeStateReply comes after it is stored; SUPERSEDED if the attempt is over."""
+
+    refusal: Refusal | None = None
+    version: Int64 = 0
+
+
+class GetLifeState(Message):
+    """GetLifeState asks for a task's life state."""
+
+    task_id: TaskIdText
+
+
+class GetLifeStateReply(Message):
+    """GetLifeStateReply carries it; without a state the task has none."""
+
+    refusal: Refusal | None = None
+    state: LifeState | None = None
+
+
+class PrepareContinuation(Message):
+    """PrepareContinuation asks where a task begins that goes on with an ended one. What the
+    launcher keeps of the ended task is kept for the full time again."""
+
+    task_id: TaskIdText
+
+
+class PrepareContinuationReply(Message):
+    """PrepareContinuationReply carries the last checkpoint; NOT_FOUND if nothing of the task is
+    kept."""
 
     refusal: Refusal | None = None
     checkpoint: Checkpoint | None = None
@@ -1135,6 +1216,26 @@ class CheckpointSaved(Message):
     task_id: TaskIdText
     attempt: int = 0
     checkpoint: Checkpoint
+
+
+class RunYielded(Message):
+    """RunYielded: the run's program hands its nodes over on its own. Its ranks are asked to
+    leave."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    reason: str = ""
+    requested_at: Time
+
+
+class LifeStateSaved(Message):
+    """LifeStateSaved: the task has another life state. Its content is only with the launcher."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    version: Int64 = 0
+    size: Int64 = 0
+    saved_at: Time
 
 
 class RunExited(Message):

@@ -296,6 +296,13 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         lambda given: f"attempt {given.number('attempt')} left when it was asked to",
         "its run left when it was asked to",
     ),
+    ReasonCode.YIELDED: (
+        lambda given: (
+            f"attempt {given.number('attempt')} {given.name('detail')}{given.goes_on()};"
+            f" it may start again from {given.time('at')}"
+        ),
+        "its program handed the nodes over on its own",
+    ),
     ReasonCode.NODE_DRAINED: (
         lambda given: f"leaves node {given.name('node')}, which is being drained",
         "leaves a node that is being drained",

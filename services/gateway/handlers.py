@@ -37,6 +37,8 @@ def with_submission(row: T, event: m.TaskSubmitted) -> T:
         spec=spec,
         warnings=event.warnings,
         revision=max(row.revision, event.revision),
+        chain=spec.continues.chain if spec.continues else row.task_id,
+        checkpoint=_newer(row.checkpoint, spec.continues.checkpoint if spec.continues else None),
     )
     return _with_priority(row, spec.priority, event.revision)
 
@@ -233,6 +235,24 @@ async def on_run_listened(tx: Tx, event: m.RunListened) -> bool:
     return True
 
 
+async def on_run_yielded(tx: Tx, event: m.RunYielded) -> bool:
+    """The run's program hands its nodes over: releases the long-polls of its other ranks."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.yielded is not None:
+        return False
+    tx.put(replace(run, yielded=event))
+    return True
+
+
+async def on_life_state_saved(tx: Tx, event: m.LifeStateSaved) -> bool:
+    """The highest version wins."""
+    row = await _task(tx, event.task_id)
+    if row.life_state is not None and event.version <= row.life_state.version:
+        return False
+    tx.put(replace(row, life_state=event))
+    return True
+
+
 async def on_checkpoint_saved(tx: Tx, event: m.CheckpointSaved) -> bool:
     """The highest number wins, for the run and for the task."""
     saved = event.checkpoint
@@ -349,7 +369,14 @@ def _run_of(event: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - any event ab
 
 READS: Mapping[type[Message], Reads] = {
     **dict.fromkeys(
-        (m.TaskSubmitted, m.GoalChanged, m.PriorityChanged, m.TaskStateChanged), _task_of
+        (
+            m.TaskSubmitted,
+            m.GoalChanged,
+            m.PriorityChanged,
+            m.TaskStateChanged,
+            m.LifeStateSaved,
+        ),
+        _task_of,
     ),
     **dict.fromkeys(
         (
@@ -360,6 +387,7 @@ READS: Mapping[type[Message], Reads] = {
             m.RunDelayed,
             m.RunStarted,
             m.RunListened,
+            m.RunYielded,
             m.CheckpointSaved,
             m.RunExited,
         ),
@@ -379,6 +407,8 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.RunDelayed: _logged(on_run_delayed),
     m.RunStarted: _logged(on_run_started),
     m.RunListened: _logged(on_run_listened),
+    m.RunYielded: _logged(on_run_yielded),
+    m.LifeStateSaved: _logged(on_life_state_saved),
     m.CheckpointSaved: _logged(on_checkpoint_saved),
     m.RunExited: _logged(on_run_exited),
     m.NodeChanged: _logged(on_node_changed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -16,6 +17,8 @@ from libs.contracts.messages import (
     DecisionRecord,
     Endpoint,
     ExitKind,
+    LifeState,
+    LifeStateSaved,
     LogInfo,
     Placement,
     PreemptionPolicy,
@@ -79,6 +82,36 @@ def checkpoint(saved: Checkpoint | None) -> Json | None:
         "uri": saved.uri,
         "digest": saved.digest,
         "saved_at": rfc3339(saved.saved_at),
+        "task": saved.task_id or None,
+    }
+
+
+def life_state(saved: LifeStateSaved | None) -> Json | None:
+    """How large a life state is, and when it was saved."""
+    if saved is None:
+        return None
+    return {
+        "version": saved.version,
+        "bytes": saved.size,
+        "attempt": saved.attempt,
+        "saved_at": rfc3339(saved.saved_at),
+    }
+
+
+def life_state_content(state: LifeState | None) -> Json:
+    """A life state with its content; version 0 and no content if there is none."""
+    if state is None:
+        return {"version": 0, "bytes": 0, "attempt": 0, "saved_at": None} | {
+            "media_type": "",
+            "data": None,
+        }
+    return {
+        "version": state.version,
+        "bytes": len(state.data),
+        "attempt": state.attempt,
+        "saved_at": rfc3339(state.saved_at),
+        "media_type": state.media_type,
+        "data": b64encode(state.data).decode(),
     }
 
 
@@ -119,6 +152,7 @@ def run_exit(ended: RunExit | None) -> Json | None:
         "fault_class": enum_name_or_empty(ended.fault_class),
         "fault": enum_name_or_empty(ended.fault),
         "final": ended.final,
+        "yielded": ended.yielded,
     }
 
 
@@ -142,6 +176,9 @@ def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> J
         "started_at": rfc3339(row.started_at),
         "finished_at": rfc3339(row.finished_at),
         "checkpoint": checkpoint(row.checkpoint),
+        "life_state": life_state(row.life_state),
+        "chain": row.chain or row.task_id,
+        "continues": row.spec.continues.task_id if row.spec and row.spec.continues else None,
         "progress": progress(report),
         "exit": run_exit(row.exit),
         "held_gpus": row.held_gpus,
@@ -219,6 +256,12 @@ def run(row: RunRow) -> Json:
         else {
             "requested_at": rfc3339(row.kill_requested_at),
             "reason": reason(row.kill_reason),
+        },
+        "yielded": None
+        if row.yielded is None
+        else {
+            "requested_at": rfc3339(row.yielded.requested_at),
+            "reason": row.yielded.reason,
         },
         "checkpoint": checkpoint(row.checkpoint),
         "exit": run_exit(row.exit),

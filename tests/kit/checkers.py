@@ -247,6 +247,25 @@ def preemption_waits_for_the_ack(history: History) -> Iterator[str]:
                 yield f"{event.task_id}.{event.attempt} killed before its deadline {deadline}"
 
 
+def yields_are_no_failures(history: History) -> Iterator[str]:
+    """The end of a run whose program handed its nodes over on its own is a preemption, whatever its
+    exit codes are, and its task never fails by it."""
+    yielded = {(event.task_id, event.attempt) for event in history.of(m.RunYielded)}
+    failures = {m.ReasonCode.FAILED, m.ReasonCode.RETRIES_USED_UP}
+    for event in history.events():
+        if isinstance(event, m.RunExited) and (event.task_id, event.attempt) in yielded:
+            if event.exit.kind is not m.ExitKind.PREEMPTED:
+                yield f"{event.task_id}.{event.attempt} yielded, and its end is {event.exit.kind}"
+        elif isinstance(event, m.TaskStateChanged) and event.state is m.TaskState.FAILED:
+            ended = event.exit
+            if (
+                ended is not None
+                and (event.task_id, ended.attempt) in yielded
+                and event.reason.code in failures
+            ):
+                yield f"{event.task_id} failed because attempt {ended.attempt} yielded"
+
+
 def success_follows_the_rules(history: History) -> Iterator[str]:
     """A run succeeded only if its ranks that exited with 0 meet a rule of its task: by default all
     of them. Written a second time on purpose."""
@@ -386,6 +405,7 @@ SAFETY: tuple[Checker, ...] = (
     acknowledged_checkpoints_survive,
     states_follow_the_promise,
     preemption_waits_for_the_ack,
+    yields_are_no_failures,
     success_follows_the_rules,
     retries_follow_the_limits,
     restarts_follow_the_rules,

@@ -12,7 +12,15 @@ from libs.contracts.messages import (
 )
 from libs.store.memory_database import Point
 from tests.sim.endings import NOTICED_SECONDS
-from tests.sim.plan import ENDLESS_STEPS, SILENT_SECONDS, Plan, Points, Strike, failing
+from tests.sim.plan import (
+    ENDLESS_STEPS,
+    SILENT_SECONDS,
+    Plan,
+    Points,
+    Strike,
+    failing,
+    yields_of,
+)
 
 
 def asking_for_amounts(plan: Plan) -> Plan:
@@ -46,6 +54,19 @@ def hanging_programs(plan: Plan) -> Plan:
         Strike(at=5.0 * number, kind="crash", target="scheduler") for number in range(20)
     )
     return replace(plan, jobs=jobs, strikes=strikes)
+
+
+def yielding_programs(plan: Plan) -> Plan:
+    """Plans in which every program hands its nodes over on its own, and takes long to leave."""
+    rng = Random(f"yielding programs {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            program=replace(job.program, steps=20, yields=yields_of(rng), fails={}),
+        )
+        for job in plan.jobs
+    )
+    return replace(plan, jobs=jobs, exit_seconds_max=6.0, kill_seconds_max=2.0)
 
 
 def calm_people(plan: Plan) -> Plan:

@@ -85,6 +85,8 @@ class Program:
     failing_rank: int
     # The exit codes of these failures, in turns.
     codes: tuple[int, ...] = (1,)
+    # In these attempts it hands its nodes over on its own after that step of the attempt.
+    yields: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def endless(self) -> bool:
@@ -214,7 +216,7 @@ def _harder(plan: Plan) -> Plan:
     found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
     return replace(
         plan,
-        jobs=_hasty(plan.seed, _silent(plan.seed, _endless(plan))),
+        jobs=_yielding(plan.seed, _hasty(plan.seed, _silent(plan.seed, _endless(plan)))),
         kill_seconds_max=ends.choice([0.0, 2.0, KILL_SECONDS_MAX]),
         exit_seconds_max=ends.choice([EXIT_SECONDS, EXIT_SECONDS, 1.0, 6.0]),
         strikes=tuple(sorted(found, key=lambda strike: strike.at)),
@@ -242,6 +244,22 @@ def _silent(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         replace(job, program=replace(job.program, way="never polls")) if rng.random() < 0.2 else job
         for job in jobs
     )
+
+
+def _yielding(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Some programs hand their nodes over on their own."""
+    rng = Random(f"yields {seed}")
+    return tuple(
+        replace(job, program=replace(job.program, yields=yields_of(rng)))
+        if rng.random() < 0.25
+        else job
+        for job in jobs
+    )
+
+
+def yields_of(rng: Random) -> dict[int, int]:
+    """In which attempts a program yields, and after which of their steps."""
+    return {n: rng.randint(1, 6) for n in rng.sample(range(1, 6), rng.randint(1, 3))}
 
 
 def _hasty(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:

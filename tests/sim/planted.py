@@ -37,7 +37,7 @@ from libs.store import memory
 from libs.store.memory import MemoryStore
 from libs.store.port import NotLeaderError, Tx
 from services.launcher import handlers as launcher_handlers
-from services.launcher.domain import reconcile
+from services.launcher.domain import exits, reconcile
 from services.launcher.domain.model import Listing, Run
 from services.launcher.domain.run_lifecycle import LIVE
 from services.launcher.loop import Launcher
@@ -523,6 +523,22 @@ def deadlines_in_memory() -> contextlib.AbstractContextManager[None]:
 def unfenced_epochs() -> contextlib.AbstractContextManager[None]:
     """A transaction of a leader is accepted even if another process leads now."""
     return replaced((MemoryStore, "_fence", lambda _self, _epoch: None))
+
+
+def yields_counted_as_failures() -> contextlib.AbstractContextManager[None]:
+    """The end of a run that handed its nodes over is classified by its exit codes."""
+    rules = tuple(rule for rule in exits.RULES if rule.holds is not exits._yielded)
+    return replaced((exits, "RULES", rules))
+
+
+def nodes_free_at_the_wish() -> contextlib.AbstractContextManager[None]:
+    """A run that hands its nodes over is over when it says so, instead of when nothing runs."""
+    honest = reconcile._all_ended
+
+    def all_ended(run: Run, view: reconcile.RunView) -> bool:
+        return run.yield_requested_at is not None or honest(run, view)
+
+    return replaced((reconcile, "_all_ended", all_ended))
 
 
 def end_declared_when_ordered() -> contextlib.AbstractContextManager[None]:

@@ -91,6 +91,19 @@ DEFECTS = {
     "end declared when ordered": Planted(
         planted.end_declared_when_ordered, "slots_never_double_booked", 7
     ),
+    "yields counted as failures": Planted(
+        planted.yields_counted_as_failures,
+        "yields_are_no_failures",
+        0,
+        10,
+        bends.yielding_programs,
+    ),
+    "nodes free at the wish": Planted(
+        planted.nodes_free_at_the_wish,
+        "slots_never_double_booked",
+        0,
+        bend=bends.yielding_programs,
+    ),
     "early requests dropped": Planted(
         planted.dropped_early_requests, "no_task_is_lost", 7, 12, bends.hasty_people
     ),
@@ -174,6 +187,7 @@ BENDS = (
     bends.long_outages,
     bends.slow_databases,
     bends.calm_people,
+    bends.yielding_programs,
 )
 SIMULATIONS = (
     (planted.PoisonedGroupSimulation, bends.a_group_that_cannot_be_decided),

@@ -9,11 +9,15 @@ from shiftwork.training import (
     Superseded,
     checkpoint_saved,
     exit_preempted,
+    life_state,
     rank,
     report,
     resume_from,
+    set_life_state,
+    set_priority,
     should_preempt,
     world_size,
+    yield_now,
 )
 
 __version__ = "0.1.0"
@@ -24,9 +28,13 @@ __all__ = [
     "__version__",
     "checkpoint_saved",
     "exit_preempted",
+    "life_state",
     "rank",
     "report",
     "resume_from",
+    "set_life_state",
+    "set_priority",
     "should_preempt",
     "world_size",
+    "yield_now",
 ]

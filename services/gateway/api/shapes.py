@@ -40,6 +40,33 @@ class Checkpoint(TypedDict):
     uri: str
     digest: str
     saved_at: str
+    # The earlier task of the chain that saved it; null: the task itself.
+    task: str | None
+
+
+class LifeStateSaved(TypedDict):
+    """How large a life state is, and when it was saved."""
+
+    version: int
+    bytes: int
+    # The attempt that saved it; 0: the task that this one goes on with.
+    attempt: int
+    saved_at: str | None
+
+
+class LifeState(LifeStateSaved):
+    """What a task keeps across attempts; version 0 and no data if there is nothing."""
+
+    # application/json or application/octet-stream.
+    media_type: str
+    # In base64.
+    data: str | None
+
+
+class SavedVersion(TypedDict):
+    """Which version of a life state was stored."""
+
+    version: int
 
 
 class RankExit(TypedDict):
@@ -63,6 +90,8 @@ class Exit(TypedDict):
     ranks: list[RankExit]
     # The rank that failed first, where that is known.
     failed_rank: int | None
+    # Its program handed the nodes over on its own.
+    yielded: bool
     # Of a failed or lost run: user, transient, platform or unknown; empty for other ends.
     fault_class: str
     # What was found wrong with the rank that decided it, or with the launch; empty: nothing.
@@ -123,6 +152,11 @@ class Task(TaskSpec):
     started_at: str | None
     finished_at: str | None
     checkpoint: Checkpoint | None
+    life_state: LifeStateSaved | None
+    # The first task of those that go on with one another; itself, if it goes on with none.
+    chain: str
+    # The task that it goes on with.
+    continues: str | None
     # What rank 0 reported last, in few values; null if nothing was.
     progress: Progress | None
     exit: Exit | None
@@ -215,6 +249,8 @@ class Run(TypedDict):
     resume_from: Checkpoint | None
     preemption: dict[str, Any] | None
     kill: dict[str, Any] | None
+    # Its program handed the nodes over on its own.
+    yielded: dict[str, Any] | None
     checkpoint: Checkpoint | None
     exit: Exit | None
     finished_at: str | None

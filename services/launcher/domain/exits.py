@@ -45,6 +45,9 @@ class Ending:
     left: tuple[ObservedRank, ...] = ()
     # How the rank failed that decided a failure; empty: the first that failed.
     failure: str = ""
+    # Its program handed the nodes over on its own, and why.
+    yielded: bool = False
+    yield_reason: str = ""
 
 
 def _ended_as_succeeded(ending: Ending) -> bool:
@@ -53,6 +56,10 @@ def _ended_as_succeeded(ending: Ending) -> bool:
 
 def _acknowledged(ending: Ending) -> bool:
     return ending.preempt_requested and ending.acked
+
+
+def _yielded(ending: Ending) -> bool:
+    return ending.yielded
 
 
 def _succeeded(ending: Ending) -> bool:
@@ -119,6 +126,7 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(_ended_as_succeeded, ExitKind.OK, "a rule for success was met, and the rest was ended"),
     Rule(_acknowledged, ExitKind.PREEMPTED, "acknowledged after the request, whatever the codes"),
+    Rule(_yielded, ExitKind.PREEMPTED, "handed its nodes over on its own, whatever the codes"),
     Rule(_succeeded, ExitKind.OK, "every rank exited with 0, or a rule for success was met"),
     Rule(_left_on_signal, ExitKind.PREEMPTED, "signal mode: 75, 128+n or death by the signal"),
     Rule(_never_began, ExitKind.PREEMPTED, "preempted before anything was started"),
@@ -165,6 +173,9 @@ def detail(ending: Ending, kind: ExitKind) -> str:
     match kind:
         case ExitKind.OK:
             return _success(ending)
+        case ExitKind.PREEMPTED if ending.yielded and not ending.preempt_requested:
+            reason = f": {ending.yield_reason}" if ending.yield_reason else ""
+            return f"handed its nodes over on its own{reason}"
         case ExitKind.PREEMPTED:
             return "released its nodes after a checkpoint" if ending.acked else "left on request"
         case ExitKind.KILLED:

@@ -98,11 +98,20 @@ class Run:
     # may forget both before the end is recorded.
     end_rank: RankExit | None = None
     end_fault: Fault | None = None
+    # Its program handed the nodes over on its own, and why, in the program's words.
+    yield_requested_at: datetime | None = None
+    yield_reason: str = ""
 
     @property
     def id(self) -> RunId:
         """The run's derived name, the same in every store and runtime."""
         return RunId(TaskId(self.task_id), self.attempt)
+
+    @property
+    def leaves_since(self) -> datetime | None:
+        """Since when it has nothing left to do but exit: its acknowledgement, or its own wish."""
+        since = [at for at in (self.acked_at, self.yield_requested_at) if at is not None]
+        return min(since, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,30 @@ class CheckpointRow:
     no: int
     attempt: int
     checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LifeStateRow:
+    """What is known of a task's life state (row; key: task_id). It stays as long as the task's last
+    run is remembered."""
+
+    task_id: str
+    # Counts the states that the task saved, from 1.
+    version: int
+    attempt: int
+    media_type: str
+    # In bytes.
+    size: int
+    saved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LifeStateContent:
+    """The content of a life state (row; key: task_id), apart because it may be large. It is written
+    together with its ``LifeStateRow``."""
+
+    task_id: str
+    data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

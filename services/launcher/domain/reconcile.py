@@ -112,8 +112,8 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
         return Step(run)
     after = _advance(run, view, now, policy)
     due: list[datetime] = []
-    if after.state is RunState.RUNNING and after.acked_at is not None:
-        due.append(after.acked_at + policy.exit_grace)
+    if after.state in (RunState.ASSIGNED, RunState.RUNNING) and after.leaves_since is not None:
+        due.append(after.leaves_since + policy.exit_grace)
     if after.state is RunState.ASSIGNED:
         due += [at for _, at in _pending_faults(view.observed, policy) if at is not None]
     return Step(after, tuple(_actions(after, view)), min(due, default=None))
@@ -229,11 +229,12 @@ def end_cause(
     run, observed = verdicts.run, verdicts.observed
     if verdicts.finished:
         return EndCause.SUCCEEDED
-    if run.kill_requested_at is not None or run.preempt_requested_at is not None:
+    requests = (run.kill_requested_at, run.preempt_requested_at, run.yield_requested_at)
+    if any(at is not None for at in requests):
         kill = run.kill_requested_at is not None
-        cause = EndCause.KILL if kill else _preemption_cause(run, now, policy)
+        cause = EndCause.KILL if kill else _leaving_cause(run, now, policy)
         # It finished while it was requested to leave.
-        done = verdicts.succeeded and run.acked_at is None and (kill or cause is None)
+        done = verdicts.succeeded and run.leaves_since is None and (kill or cause is None)
         return EndCause.SUCCEEDED if done else cause
     if any(rank.state is RankState.LOST for rank in observed.ranks.values()):
         return EndCause.RANK_LOST
@@ -243,15 +244,16 @@ def end_cause(
     return EndCause.RANK_LOST if lost else None
 
 
-def _preemption_cause(run: Run, now: datetime, policy: Policy) -> EndCause | None:
-    """Why a run with a preemption request is ended. A rank that left early is no reason: another
-    one may still be saving, until the acknowledgement or the scheduler's deadline."""
+def _leaving_cause(run: Run, now: datetime, policy: Policy) -> EndCause | None:
+    """Why a run that is to leave, or wants to, is ended. A rank that left early is no reason:
+    another one may still be saving, until the acknowledgement or the scheduler's deadline."""
     assert run.spec is not None, "an assigned run has its specification"
-    if run.state is RunState.ASSIGNED:
-        return EndCause.PREEMPTED_BEFORE_START
-    if run.spec.preemption.mode is PreemptMode.KILL:
-        return EndCause.KILL
-    over = run.acked_at is not None and now >= run.acked_at + policy.exit_grace
+    if run.preempt_requested_at is not None:
+        if run.state is RunState.ASSIGNED:
+            return EndCause.PREEMPTED_BEFORE_START
+        if run.spec.preemption.mode is PreemptMode.KILL:
+            return EndCause.KILL
+    over = run.leaves_since is not None and now >= run.leaves_since + policy.exit_grace
     return EndCause.GRACE_OVER if over else None
 
 
@@ -383,6 +385,8 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         finished=verdicts.finished and run.end_cause is not EndCause.RANK_FAILED,
         left=verdicts.left,
         failure=failure,
+        yielded=run.yield_requested_at is not None,
+        yield_reason=run.yield_reason,
     )
     kind = exits.classify(ending)
     if kind is not ExitKind.FAILED:
@@ -406,6 +410,7 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
             fault_class=fault_class,
             fault=fault,
             final=failed is not None and _is_final(run, failed, fault_class),
+            yielded=kind is ExitKind.PREEMPTED and ending.yielded and not ending.preempt_requested,
         ),
     )
 

@@ -124,7 +124,7 @@ def _too_big(round_: Round, entry: Entry) -> None:
 
 def _retry_reason(task: Task) -> Reason:
     assert task.not_before_at is not None, "only called for a task that waits for its retry"
-    if task.reason.code is ReasonCode.EVENT_TOO_LARGE:
+    if task.reason.code in (ReasonCode.EVENT_TOO_LARGE, ReasonCode.YIELDED):
         # It stays true until it is tried again.
         return task.reason
     at = task.not_before_at.isoformat(timespec="seconds")

@@ -162,6 +162,8 @@ class RunEnd:
     retries_left: bool
     # It was lost before every process of it existed, as often as is allowed.
     starts_used_up: bool = False
+    # Its program handed the nodes over on its own.
+    yielded: bool = False
     # A lost run counts as a retry, because the task limits that.
     limits_losses: bool = False
     # The restart rule of the failed replica's role allows no restart.
@@ -227,6 +229,12 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         lambda end: end.kind is ExitKind.LOST and end.starts_used_up,
         Trigger.EXIT_FAILED,
         ReasonCode.START_ATTEMPTS_USED_UP,
+    ),
+    ExitLine(
+        "handed its nodes over on its own, before it was asked to go (the next start waits)",
+        lambda end: end.yielded and end.state not in LEAVING,
+        Trigger.EXIT_REQUEUED,
+        ReasonCode.YIELDED,
     ),
     ExitLine(
         "lost, and the task limits that with `retry.platform`: retries are left (one is used)",

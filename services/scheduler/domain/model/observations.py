@@ -124,6 +124,7 @@ def on_submitted(event: TaskSubmitted, early: EarlyFacts | None, now: datetime) 
         priority_revision=max(event.revision, early.priority_revision),
         version=1,
         expected_seconds=event.spec.max_run_seconds,
+        checkpoint=event.spec.continues.checkpoint if event.spec.continues else None,
     )
     return Change(task, (state_changed(task, TaskState.UNSPECIFIED, now),))
 
@@ -229,7 +230,8 @@ def started(task: Task, at: datetime) -> Task:
     }
     if (task.state, Trigger.STARTED) not in TRANSITIONS:
         return replace(task, **noted)
-    again = _resume_point(task, task.began_from_checkpoint) if task.attempt > 1 else {}
+    resumes = task.attempt > 1 or task.began_from_checkpoint
+    again = _resume_point(task, task.began_from_checkpoint) if resumes else {}
     why = reason(ReasonCode.STARTED, names=None, attempt=task.attempt, **again)
     return transitioned(task, Trigger.STARTED, why, **noted)
 
@@ -283,14 +285,21 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         starts_used_up=lost_start and start_attempts >= settings.start_attempts_max,
         limits_losses=retries is not None,
         final=event.exit.final,
+        yielded=event.exit.yielded,
     )
     verdict = exit_rule(end, has_limit=retries is not None and bool(retries.limit or retries.field))
     checkpoint = newest(task.checkpoint, event.checkpoint)
     counted = with_retry(task, retries) if retries and verdict.spends_retry else task
+    short_yields = _short_yields(task, event, verdict, settings, now)
+    not_before_at = _not_before(_doublings(task, event, verdict, retries), settings, now)
+    if verdict.code is ReasonCode.YIELDED:
+        not_before_at = _after_yield(short_yields, settings, now)
     return transitioned(
         counted,
         verdict.trigger,
-        _exit_reason(task, event, verdict, checkpoint, retries),
+        _exit_reason(
+            task, event, verdict, checkpoint, retries=retries, not_before_at=not_before_at
+        ),
         level=Priority.UNSPECIFIED,
         live_attempt=None,
         placements=(),
@@ -310,7 +319,8 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         attempts_without_progress=_without_progress(task, event, checkpoint),
         start_attempts=start_attempts,
         avoids=_avoids(task, event) if lost_start or expired else task.avoids,
-        not_before_at=_not_before(_doublings(task, event, verdict, retries), settings, now),
+        not_before_at=not_before_at,
+        short_yields=short_yields,
     )
 
 
@@ -383,6 +393,22 @@ def _not_before(doublings: int | None, settings: PolicySettings, now: datetime) 
     return now + timedelta(seconds=min(delay, settings.retry_delay_seconds_max))
 
 
+def _short_yields(
+    task: Task, event: ExitReport, verdict: ExitVerdict, settings: PolicySettings, now: datetime
+) -> int:
+    """The number of runs in a row that handed their nodes over on their own soon after the start.
+    One that ran longer ends the row, however it ended."""
+    soon = _run_seconds(task, event, now) < settings.yield_soon_seconds
+    return task.short_yields + 1 if soon and verdict.code is ReasonCode.YIELDED else 0
+
+
+def _after_yield(short_yields: int, settings: PolicySettings, now: datetime) -> datetime:
+    """When a task that handed its nodes over on its own may start again: the others are decided on
+    first, and a task that yields again and again keeps no node busy with starts."""
+    delay = settings.yield_delay_seconds * 2.0 ** min(short_yields, 30)
+    return now + timedelta(seconds=min(delay, settings.yield_delay_seconds_max))
+
+
 def _resume_point(task: Task, checkpoint_no: int) -> dict[str, float]:
     """Where a later attempt resumes, for its reason: at a step, or at the beginning. Nobody knows
     what a program saves that is requested to leave by a signal."""
@@ -394,12 +420,17 @@ def _resume_point(task: Task, checkpoint_no: int) -> dict[str, float]:
     return {"step": saved.step} if saved is not None and saved.no == checkpoint_no else {}
 
 
+_SAY_WHERE_IT_GOES_ON = (ReasonCode.RUN_KILLED, ReasonCode.RUN_LOST, ReasonCode.YIELDED)
+
+
 def _exit_reason(
     task: Task,
     event: ExitReport,
     verdict: ExitVerdict,
     checkpoint: Checkpoint | None,
+    *,
     retries: RetryCount | None,
+    not_before_at: datetime | None,
 ) -> Reason:
     if verdict.trigger is Trigger.EXIT_FAILED and task.end_reason is not None:
         return task.end_reason
@@ -416,7 +447,9 @@ def _exit_reason(
         names |= retries.names
     elif code is ReasonCode.RESTART_NOT_ALLOWED:
         names["role"] = _failed_role(task, event.exit)
-    if code in (ReasonCode.RUN_KILLED, ReasonCode.RUN_LOST) and task.run_started_at is not None:
+    elif code is ReasonCode.YIELDED and not_before_at is not None:
+        names["at"] = not_before_at.isoformat(timespec="seconds")
+    if code in _SAY_WHERE_IT_GOES_ON and task.run_started_at is not None:
         numbers |= _resume_point(
             replace(task, checkpoint=checkpoint), checkpoint.no if checkpoint else 0
         )

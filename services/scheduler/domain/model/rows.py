@@ -102,6 +102,8 @@ class Task:
     # Retries after failures of classes with a limit of their own, which ``retries_used`` does not
     # count; None: none so far.
     class_retries: ClassRetries | None = None
+    # How often in a row it handed its nodes over on its own soon after its start.
+    short_yields: int = 0
 
     @property
     def group(self) -> str:

@@ -7,6 +7,7 @@ import pytest
 from libs.contracts.messages import ExitKind, Goal, ReasonCode, TaskState
 from libs.contracts.task_states import HOLDING, TERMINAL
 from services.scheduler.domain.model.lifecycle import (
+    EXIT_RULE,
     GOALS,
     IGNORED,
     STATES,
@@ -80,6 +81,7 @@ def ended(
     used_up: bool = False,
     limited: bool = False,
     final: bool = False,
+    yielded: bool = False,
 ) -> RunEnd:
     return RunEnd(
         kind=kind,
@@ -90,6 +92,7 @@ def ended(
         starts_used_up=used_up,
         limits_losses=limited,
         final=final,
+        yielded=yielded,
     )
 
 
@@ -113,6 +116,19 @@ P, K = TaskState.PREEMPTING, TaskState.KILLING
         (ended(ExitKind.PREEMPTED, goal=Goal.PAUSE, end=MAX), Trigger.EXIT_FAILED, MAX),
         (ended(ExitKind.FAILED, goal=Goal.PAUSE), Trigger.EXIT_PAUSED, ReasonCode.GOAL_PAUSE),
         (ended(ExitKind.PREEMPTED), Trigger.EXIT_REQUEUED, ReasonCode.RUN_PREEMPTED),
+        (ended(ExitKind.PREEMPTED, yielded=True), Trigger.EXIT_REQUEUED, ReasonCode.YIELDED),
+        (
+            ended(ExitKind.PREEMPTED, yielded=True, goal=Goal.STOP),
+            Trigger.EXIT_STOPPED,
+            ReasonCode.GOAL_STOP,
+        ),
+        (ended(ExitKind.PREEMPTED, yielded=True, goal=Goal.PAUSE), Trigger.EXIT_PAUSED, PAUSE),
+        # It was asked to go meanwhile: that is why it waits.
+        (
+            ended(ExitKind.PREEMPTED, yielded=True, state=P),
+            Trigger.EXIT_REQUEUED,
+            ReasonCode.RUN_PREEMPTED,
+        ),
         (ended(ExitKind.KILLED), Trigger.EXIT_REQUEUED, ReasonCode.RUN_KILLED),
         (ended(ExitKind.LOST), Trigger.EXIT_REQUEUED, ReasonCode.RUN_LOST),
         (ended(ExitKind.LOST, used_up=True), Trigger.EXIT_FAILED, NO_START),
@@ -183,6 +199,6 @@ def test_the_page_has_every_transition_goal_and_line() -> None:
     page = render()
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     # Three headers and three rulers beside the rows themselves.
-    assert len(rows) == len(TRANSITIONS) + len(STATES) + 12 + 6
+    assert len(rows) == len(TRANSITIONS) + len(STATES) + len(EXIT_RULE) + 6
     assert "QUEUED --> STARTING: assign" in page
     assert page.endswith("|\n")
