@@ -75,6 +75,8 @@ def test_subjects_and_owners_are_as_published() -> None:
         "RankRestarted": "launcher evt.run.{task_id}.rank_restarted",
         "RunListened": "gateway evt.run.{task_id}.listened",
         "CheckpointSaved": "launcher evt.run.{task_id}.checkpoint_saved",
+        "RunYielded": "launcher evt.run.{task_id}.yielded",
+        "LifeStateSaved": "launcher evt.run.{task_id}.life_state_saved",
         "RunExited": "launcher evt.run.{task_id}.exited",
         "NodeChanged": "launcher evt.node.{node_id}.changed",
         "InventoryListed": "launcher evt.inventory.{runtime}.listed",

@@ -168,6 +168,26 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             min=0.0,
             max=100.0,
         ),
+        "user": Shown(
+            about="The same for failures of the task itself, such as out of memory.",
+            min=0.0,
+            max=1000.0,
+        ),
+        "transient": Shown(
+            about="The same for failures that seem to pass, such as SIGTERM from outside.",
+            min=0.0,
+            max=1000.0,
+        ),
+        "platform": Shown(
+            about="The same for runs that the platform or the cluster lost, such as with a node; left out: any number of times.",
+            min=0.0,
+            max=1000.0,
+        ),
+        "unknown": Shown(
+            about="The same for failures whose cause is not known, such as exit code 1.",
+            min=0.0,
+            max=1000.0,
+        ),
     },
     "Completion": {
         "success": Shown(
@@ -291,6 +311,30 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             max=1125899906842624.0,
             above=True,
             unit="bytes",
+        ),
+        "continues": Shown(about="The ended task that it goes on with.", hidden=True),
+    },
+    "Continuation": {
+        "task_id": Shown(about="The task that it goes on with."),
+        "chain": Shown(about="The first task of the chain."),
+        "checkpoint": Shown(
+            about="The last checkpoint of the chain; left out: from the beginning."
+        ),
+        "state_of": Shown(
+            about="The last task of the chain that ever ran, whose life state it begins with; empty: none ran."
+        ),
+    },
+    "Checkpoint": {
+        "no": Shown(
+            about="Counts the task's accepted checkpoints from 1; the highest is the one to resume from."
+        ),
+        "attempt": Shown(),
+        "step": Shown(),
+        "uri": Shown(),
+        "digest": Shown(),
+        "saved_at": Shown(),
+        "task_id": Shown(
+            about="The earlier task of the chain that saved it; empty: the task itself."
         ),
     },
 }

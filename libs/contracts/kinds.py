@@ -45,10 +45,11 @@ class Kind:
 
 @cache
 def kinds(message: type[Message]) -> Mapping[str, Kind]:
-    """The fields of a message in the order of their declaration."""
+    """The fields of a message that people meet, in the order of their declaration."""
     shown = SHOWN.get(message.__name__, {})
     hints = typing.get_type_hints(message, include_extras=True)
-    return {name: _kind(name, hints[name], shown.get(name)) for name in message.model_fields}
+    found = (_kind(name, hints[name], shown.get(name)) for name in message.model_fields)
+    return {kind.name: kind for kind in found if not kind.shown.hidden}
 
 
 def _kind(name: str, hint: Any, shown: Shown | None) -> Kind:  # noqa: ANN401 - any annotation

@@ -134,6 +134,8 @@ class ReasonCode(StrEnum):
     EVENT_TOO_LARGE = "REASON_CODE_EVENT_TOO_LARGE"
     ROW_SET_APART = "REASON_CODE_ROW_SET_APART"
     NEVER_ASKED = "REASON_CODE_NEVER_ASKED"
+    RESTART_NOT_ALLOWED = "REASON_CODE_RESTART_NOT_ALLOWED"
+    YIELDED = "REASON_CODE_YIELDED"
 
 
 class StartCondition(StrEnum):
@@ -182,6 +184,36 @@ class FaultClass(StrEnum):
     TRANSIENT = "FAULT_CLASS_TRANSIENT"
     PLATFORM = "FAULT_CLASS_PLATFORM"
     UNKNOWN = "FAULT_CLASS_UNKNOWN"
+
+
+class Fault(StrEnum):
+    """Fault is what a runtime finds wrong with a rank or a launch, beside a code or signal; the
+    launcher's domain/rank_faults.py has their signs and texts."""
+
+    UNSPECIFIED = "FAULT_UNSPECIFIED"
+    INVALID_POD = "FAULT_INVALID_POD"
+    AGAINST_POLICY = "FAULT_AGAINST_POLICY"
+    NOT_ADMITTED = "FAULT_NOT_ADMITTED"
+    OVER_QUOTA = "FAULT_OVER_QUOTA"
+    NAME_TAKEN = "FAULT_NAME_TAKEN"
+    BEING_MADE = "FAULT_BEING_MADE"
+    UNSCHEDULABLE = "FAULT_UNSCHEDULABLE"
+    INVALID_IMAGE = "FAULT_INVALID_IMAGE"
+    IMAGE_PULL = "FAULT_IMAGE_PULL"
+    BAD_REFERENCE = "FAULT_BAD_REFERENCE"
+    NOT_CREATED = "FAULT_NOT_CREATED"
+    OUT_OF_MEMORY = "FAULT_OUT_OF_MEMORY"
+    CANNOT_RUN = "FAULT_CANNOT_RUN"
+    INIT_FAILED = "FAULT_INIT_FAILED"
+    OVER_STORAGE = "FAULT_OVER_STORAGE"
+    OVER_TIME = "FAULT_OVER_TIME"
+    EVICTED = "FAULT_EVICTED"
+    DISPLACED = "FAULT_DISPLACED"
+    NODE_DOWN = "FAULT_NODE_DOWN"
+    NODE_REFUSED = "FAULT_NODE_REFUSED"
+    NODE_LOST = "FAULT_NODE_LOST"
+    DELETED = "FAULT_DELETED"
+    NO_COMMAND = "FAULT_NO_COMMAND"
 
 
 class Unit(StrEnum):
@@ -350,9 +382,24 @@ class Role(Message):
 
 
 class RetryPolicy(Message):
-    """RetryPolicy bounds how often a failed run is tried again."""
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a
+    limit of its own have a counter of their own; all others count together."""
 
     max_retries: int = 0
+    user: int | None = None
+    transient: int | None = None
+    platform: int | None = None
+    unknown: int | None = None
+
+
+class ClassRetries(Message):
+    """ClassRetries counts the retries of a task after failures of classes with a limit of their
+    own."""
+
+    user: int = 0
+    transient: int = 0
+    platform: int = 0
+    unknown: int = 0
 
 
 class Completion(Message):
@@ -370,6 +417,27 @@ class PreemptionPolicy(Message):
     mode: PreemptMode = PreemptMode.UNSPECIFIED
     signal: str = ""
     ack_deadline_seconds: float = 0.0
+
+
+class Checkpoint(Message):
+    """Checkpoint is a durable save of a task's state, acknowledged by the platform."""
+
+    no: Int64 = 0
+    attempt: int = 0
+    step: Int64 = 0
+    uri: str = ""
+    digest: str = ""
+    saved_at: Time
+    task_id: str = ""
+
+
+class Continuation(Message):
+    """Continuation is where a task begins that goes on with an ended one."""
+
+    task_id: TaskIdText
+    chain: TaskIdText
+    checkpoint: Checkpoint | None = None
+    state_of: str = ""
 
 
 class TaskSpec(Message):
@@ -398,6 +466,7 @@ class TaskSpec(Message):
     completion: Completion | None = None
     cpus_request: float | None = None
     memory_request_bytes: Int64 | None = None
+    continues: Continuation | None = None
 
 
 class TaskWarning(Message):
@@ -410,23 +479,13 @@ class TaskWarning(Message):
     message: str = ""
 
 
-class Checkpoint(Message):
-    """Checkpoint is a durable save of a task's state, acknowledged by the platform."""
-
-    no: Int64 = 0
-    attempt: int = 0
-    step: Int64 = 0
-    uri: str = ""
-    digest: str = ""
-    saved_at: Time
-
-
 class RankExit(Message):
     """RankExit is how one rank's main process ended: a code or a signal, neither if unknown."""
 
     rank: int = 0
     code: int | None = None
     signal: int | None = None
+    fault: Fault = Fault.UNSPECIFIED
 
 
 class RunExit(Message):
@@ -438,6 +497,10 @@ class RunExit(Message):
     exited_at: Time
     detail: str = ""
     failed_rank: int | None = None
+    fault_class: FaultClass = FaultClass.UNSPECIFIED
+    fault: Fault = Fault.UNSPECIFIED
+    final: bool = False
+    yielded: bool = False
 
 
 class Quota(Message):
@@ -617,6 +680,74 @@ class ReportReadyReply(Message):
     over."""
 
     refusal: Refusal | None = None
+
+
+class YieldRun(Message):
+    """YieldRun says that a run's program hands its nodes over on its own."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    reason: str = ""
+
+
+class YieldRunReply(Message):
+    """YieldRunReply comes after that is stored; SUPERSEDED if the attempt is over."""
+
+    refusal: Refusal | None = None
+
+
+class LifeState(Message):
+    """LifeState is what a task's program keeps across attempts. Its content is never logged."""
+
+    version: Int64 = 0
+    attempt: int = 0
+    media_type: str = ""
+    data: Base64 = b""
+    saved_at: Time
+
+
+class SetLifeState(Message):
+    """SetLifeState replaces a task's life state; the last one counts."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    media_type: str = ""
+    data: Base64 = b""
+
+
+class SetLifeStateReply(Message):
+    """SetLifeStateReply comes after it is stored; SUPERSEDED if the attempt is over."""
+
+    refusal: Refusal | None = None
+    version: Int64 = 0
+
+
+class GetLifeState(Message):
+    """GetLifeState asks for a task's life state."""
+
+    task_id: TaskIdText
+
+
+class GetLifeStateReply(Message):
+    """GetLifeStateReply carries it; without a state the task has none."""
+
+    refusal: Refusal | None = None
+    state: LifeState | None = None
+
+
+class PrepareContinuation(Message):
+    """PrepareContinuation asks where a task begins that goes on with an ended one. What the
+    launcher keeps of the ended task is kept for the full time again."""
+
+    task_id: TaskIdText
+
+
+class PrepareContinuationReply(Message):
+    """PrepareContinuationReply carries the last checkpoint; NOT_FOUND if nothing of the task is
+    kept."""
+
+    refusal: Refusal | None = None
+    checkpoint: Checkpoint | None = None
 
 
 class SetSchedulable(Message):
@@ -1144,6 +1275,26 @@ class CheckpointSaved(Message):
     checkpoint: Checkpoint
 
 
+class RunYielded(Message):
+    """RunYielded: the run's program hands its nodes over on its own. Its ranks are asked to
+    leave."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    reason: str = ""
+    requested_at: Time
+
+
+class LifeStateSaved(Message):
+    """LifeStateSaved: the task has another life state. Its content is only with the launcher."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    version: Int64 = 0
+    size: Int64 = 0
+    saved_at: Time
+
+
 class RunExited(Message):
     """RunExited: no process of the run is left; said once per run."""
 
@@ -1209,3 +1360,5 @@ class TaskStateChanged(Message):
     held_nodes: Int64 = 0
     priority: Priority = Priority.UNSPECIFIED
     attempts_without_progress: int = 0
+    retries_used: int = 0
+    class_retries: ClassRetries | None = None

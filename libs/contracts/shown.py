@@ -38,3 +38,4 @@ class Shown:
     choices: tuple[str, ...] = ()
     long: bool = False
     required: bool = False
+    hidden: bool = False

@@ -6,13 +6,18 @@ An unknown field is refused, so that a misspelt one is noticed.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
 
 from libs.contracts.enum_words import GoalWord, PriorityWord, UnitWord
-from libs.contracts.limits import CHECKPOINT_URI_BYTES_MAX
+from libs.contracts.limits import (
+    CHECKPOINT_URI_BYTES_MAX,
+    LIFE_STATE_BYTES_MAX,
+    YIELD_REASON_MAX,
+)
 from libs.contracts.services import ServiceWord
 from services.gateway.body_types import (
     ENTRIES_MAX,
@@ -189,6 +194,38 @@ class ReadyBody(Body):
     restarts: Annotated[
         int, Field(ge=0, le=2**31 - 1, description="SHIFTWORK_RESTARTS of the process; else 0")
     ] = 0
+
+
+class YieldBody(Body):
+    """The program hands its nodes over on its own."""
+
+    reason: Annotated[
+        str, Field(max_length=YIELD_REASON_MAX, description="for people, in a few words")
+    ] = ""
+
+
+def short_state(text: str) -> str:
+    """Refuse a content that is no base64, or too large. The error does not repeat it."""
+    try:
+        size = len(b64decode(text, validate=True))
+    except ValueError:
+        raise ValueError("is not base64; encode the content in base64") from None
+    if size > LIFE_STATE_BYTES_MAX:
+        raise ValueError(
+            f"has {size} bytes; give at most {LIFE_STATE_BYTES_MAX}, and keep more in a checkpoint"
+        )
+    return text
+
+
+class LifeStateBody(Body):
+    """What the task keeps across attempts."""
+
+    data: Annotated[
+        str,
+        Field(description=f"base64; at most {LIFE_STATE_BYTES_MAX} bytes when decoded"),
+        AfterValidator(short_state),
+    ]
+    media_type: Literal["application/json", "application/octet-stream"] = "application/octet-stream"
 
 
 MetricName = Annotated[str, Field(min_length=1, max_length=128)]

@@ -121,14 +121,28 @@ def retry_task(task_id: str, row: TaskRow, team: str, key: str) -> m.CreateTask:
     labelled with the task before. A name that was made up is made up again; that of a live task
     stays, so that submit refuses a second one beside it."""
     assert row.spec is not None, "the caller has seen that its spec is known"
-    made_up = row.spec.name.endswith(name_ending(task_id)) and row.state not in LIVE_WORDS
     spec = row.spec.model_copy(
         update={
             "labels": {**row.spec.labels, RETRY_OF: task_id},
-            "name": "" if made_up else row.spec.name,
+            "name": _name_again(task_id, row, row.spec),
+            "continues": None,
         }
     )
     return m.CreateTask(client_key=key, owner=row.owner, team=team, spec=spec)
+
+
+def continue_task(row: TaskRow, team: str, key: str, continues: m.Continuation) -> m.CreateTask:
+    """The command for a task that goes on with an ended one, as ``retry_task`` does, but from its
+    last checkpoint and with its life state."""
+    assert row.spec is not None, "the caller has seen that its spec is known"
+    name = _name_again(row.task_id, row, row.spec)
+    spec = row.spec.model_copy(update={"name": name, "continues": continues})
+    return m.CreateTask(client_key=key, owner=row.owner, team=team, spec=spec)
+
+
+def _name_again(task_id: str, row: TaskRow, spec: m.TaskSpec) -> str:
+    made_up = spec.name.endswith(name_ending(task_id)) and row.state not in LIVE_WORDS
+    return "" if made_up else spec.name
 
 
 def set_goal(task_id: str, body: GoalBody, identity: Identity) -> m.SetGoal:

@@ -42,6 +42,8 @@ FACTS: Mapping[type[Message], Fact] = {
     m.RunStarted: Fact("started_at", ("task_id", "attempt")),
     m.RankRestarted: Fact("noted_at", ("task_id", "attempt", "rank", "restarts")),
     m.RunListened: Fact("asked_at", ("task_id", "attempt")),
+    m.RunYielded: Fact("requested_at", ("task_id", "attempt")),
+    m.LifeStateSaved: Fact("saved_at", ("task_id", "version")),
     m.CheckpointSaved: Fact("checkpoint.saved_at", ("task_id", "checkpoint.no")),
     m.RunExited: Fact("exit.exited_at", ("task_id", "attempt")),
     m.NodeChanged: Fact("changed_at", ("node_id", "version")),

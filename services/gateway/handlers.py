@@ -37,6 +37,8 @@ def with_submission(row: T, event: m.TaskSubmitted) -> T:
         spec=spec,
         warnings=event.warnings,
         revision=max(row.revision, event.revision),
+        chain=spec.continues.chain if spec.continues else row.task_id,
+        checkpoint=_newer(row.checkpoint, spec.continues.checkpoint if spec.continues else None),
     )
     return _with_priority(row, spec.priority, event.revision)
 
@@ -130,6 +132,8 @@ async def on_task_state_changed(tx: Tx, event: m.TaskStateChanged) -> bool:
             held_gpus=event.held_gpus,
             held_nodes=event.held_nodes,
             attempts_without_progress=event.attempts_without_progress,
+            retries_used=event.retries_used,
+            class_retries=event.class_retries,
             changed_at=event.changed_at,
         )
     )
@@ -234,6 +238,24 @@ async def on_run_listened(tx: Tx, event: m.RunListened) -> bool:
     if run.listening_at is not None:
         return False
     tx.put(replace(run, listening_at=event.asked_at))
+    return True
+
+
+async def on_run_yielded(tx: Tx, event: m.RunYielded) -> bool:
+    """The run's program hands its nodes over: releases the long-polls of its other ranks."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.yielded is not None:
+        return False
+    tx.put(replace(run, yielded=event))
+    return True
+
+
+async def on_life_state_saved(tx: Tx, event: m.LifeStateSaved) -> bool:
+    """The highest version wins."""
+    row = await _task(tx, event.task_id)
+    if row.life_state is not None and event.version <= row.life_state.version:
+        return False
+    tx.put(replace(row, life_state=event))
     return True
 
 
@@ -353,7 +375,14 @@ def _run_of(event: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - any event ab
 
 READS: Mapping[type[Message], Reads] = {
     **dict.fromkeys(
-        (m.TaskSubmitted, m.GoalChanged, m.PriorityChanged, m.TaskStateChanged), _task_of
+        (
+            m.TaskSubmitted,
+            m.GoalChanged,
+            m.PriorityChanged,
+            m.TaskStateChanged,
+            m.LifeStateSaved,
+        ),
+        _task_of,
     ),
     **dict.fromkeys(
         (
@@ -365,6 +394,7 @@ READS: Mapping[type[Message], Reads] = {
             m.RunStarted,
             m.RankRestarted,
             m.RunListened,
+            m.RunYielded,
             m.CheckpointSaved,
             m.RunExited,
         ),
@@ -385,6 +415,8 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.RunStarted: _logged(on_run_started),
     m.RankRestarted: _logged(on_rank_restarted),
     m.RunListened: _logged(on_run_listened),
+    m.RunYielded: _logged(on_run_yielded),
+    m.LifeStateSaved: _logged(on_life_state_saved),
     m.CheckpointSaved: _logged(on_checkpoint_saved),
     m.RunExited: _logged(on_run_exited),
     m.NodeChanged: _logged(on_node_changed),

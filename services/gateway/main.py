@@ -62,11 +62,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     )
     authenticator = _authenticator(settings, ports)
     made = mint or minting(ports.clock)
-    entries = RateLimits(
-        ports.clock,
-        burst=settings.refusal_entries_burst,
-        per_second=settings.refusal_entries_per_second,
-    )
+    entries = _rates(settings, ports, "refusal_entries")
     rejections = RejectionAudit(ports.store, made.id, entries, settings.refusals_seconds)
     parts = Context(
         settings=settings,
@@ -81,17 +77,11 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         ),
         waits=StreamLimit(settings.waits_max, settings.waits_per_task_max),
         mint=made,
-        wrong_tokens=RateLimits(
-            ports.clock,
-            burst=settings.wrong_tokens_burst,
-            per_second=settings.wrong_tokens_per_second,
-        ),
-        checkpoints=RateLimits(
-            ports.clock,
-            burst=settings.checkpoints_burst,
-            per_second=settings.checkpoints_per_second,
-        ),
-        dry_runs=_dry_runs(settings, ports),
+        wrong_tokens=_rates(settings, ports, "wrong_tokens"),
+        checkpoints=_rates(settings, ports, "checkpoints"),
+        run_writes=_rates(settings, ports, "run_writes"),
+        state_reads=_rates(settings, ports, "state_reads"),
+        dry_runs=_rates(settings, ports, "dry_runs"),
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,
         listeners=Listeners(ports.store),
@@ -123,10 +113,11 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     )
 
 
-def _dry_runs(settings: GatewaySettings, ports: Ports) -> RateLimits:
-    return RateLimits(
-        ports.clock, burst=settings.dry_runs_burst, per_second=settings.dry_runs_per_second
-    )
+def _rates(settings: GatewaySettings, ports: Ports, name: str) -> RateLimits:
+    """The rate whose numbers are the settings ``NAME_burst`` and ``NAME_per_second``."""
+    burst: int = getattr(settings, f"{name}_burst")
+    per_second: float = getattr(settings, f"{name}_per_second")
+    return RateLimits(ports.clock, burst=burst, per_second=per_second)
 
 
 def _live(settings: GatewaySettings, ports: Ports) -> LiveEvents:
@@ -196,6 +187,10 @@ WIRING = Wiring(
         m.SetPriority,
         m.AckCheckpoint,
         m.ReportReady,
+        m.YieldRun,
+        m.SetLifeState,
+        m.GetLifeState,
+        m.PrepareContinuation,
         m.SetSchedulable,
         m.SetNodeMarks,
         m.SetQuota,

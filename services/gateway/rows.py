@@ -15,12 +15,15 @@ from pydantic import PlainSerializer
 
 from libs.contracts.messages import (
     Checkpoint,
+    ClassRetries,
     Endpoint,
+    LifeStateSaved,
     Node,
     Placement,
     Reason,
     RunDelayed,
     RunExit,
+    RunYielded,
     TaskSpec,
     TaskWarning,
 )
@@ -70,6 +73,13 @@ class TaskRow:
     endpoints: tuple[Endpoint, ...] = ()
     # From its submission.
     warnings: tuple[TaskWarning, ...] = ()
+    # How many of its ``max_retries`` are used, and of the limits that its classes of failures have.
+    retries_used: int = 0
+    class_retries: ClassRetries | None = None
+    # The first task of those that go on with one another; itself, if it goes on with none.
+    chain: str = ""
+    # The size and time of its life state; the launcher has the content.
+    life_state: LifeStateSaved | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,8 @@ class RunRow:
     live: bool = False
     # Where its declared ports are reached; none once it has ended.
     endpoints: tuple[Endpoint, ...] = ()
+    # Its program handed the nodes over on its own.
+    yielded: RunYielded | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,12 @@ class GatewaySettings(BaseServiceSettings):
     # Checkpoints of one task: so many at once, then so many each second.
     checkpoints_burst: int = Field(default=60, ge=1)
     checkpoints_per_second: float = Field(default=2.0, gt=0)
+    # Life states, wishes to yield and priorities that one task sends, of each kind: so many at
+    # once, then so many each second. And how often it reads its life state: each rank may do so.
+    run_writes_burst: int = Field(default=60, ge=1)
+    run_writes_per_second: float = Field(default=2.0, gt=0)
+    state_reads_burst: int = Field(default=200, ge=1)
+    state_reads_per_second: float = Field(default=50.0, gt=0)
     # Dry runs of one user: so many at once, then so many each second.
     dry_runs_burst: int = Field(default=20, ge=1)
     dry_runs_per_second: float = Field(default=5.0, gt=0)

@@ -211,11 +211,27 @@ class RoleBody(Body):
 
 
 class RetryBody(Body):
-    """RetryPolicy bounds how often a failed run is tried again."""
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a limit of its own have a counter of their own; all others count together."""
 
     max_retries: Count = Field(
         default=0,
         description="How often it is tried again after failures. At most 100 unless the site sets other bounds.",
+    )
+    user: Count | None = Field(
+        default=None,
+        description="The same for failures of the task itself, such as out of memory. At most 1000.",
+    )
+    transient: Count | None = Field(
+        default=None,
+        description="The same for failures that seem to pass, such as SIGTERM from outside. At most 1000.",
+    )
+    platform: Count | None = Field(
+        default=None,
+        description="The same for runs that the platform or the cluster lost, such as with a node; left out: any number of times. At most 1000.",
+    )
+    unknown: Count | None = Field(
+        default=None,
+        description="The same for failures whose cause is not known, such as exit code 1. At most 1000.",
     )
 
 

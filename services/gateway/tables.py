@@ -13,6 +13,7 @@ TABLES = Tables(
         index("owner"),
         index("name"),
         index("state"),
+        index("chain"),
         # Tasks that have not ended are not in it.
         index("finished_at", name="task_finished", where="finished_at IS NOT NULL"),
         # Finds tasks by an id's end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -12,9 +13,12 @@ from libs.contracts.base import Message
 from libs.contracts.fields import SHOWN
 from libs.contracts.messages import (
     Checkpoint,
+    ClassRetries,
     DecisionRecord,
     Endpoint,
     ExitKind,
+    LifeState,
+    LifeStateSaved,
     LogInfo,
     Placement,
     PreemptionPolicy,
@@ -28,7 +32,13 @@ from libs.contracts.messages import (
 )
 from libs.contracts.reasons import render
 from services.gateway.conversion import to_json
-from services.gateway.json_values import EXACT_INTEGER_MAX, enum_name, json_numbers, rfc3339
+from services.gateway.json_values import (
+    EXACT_INTEGER_MAX,
+    enum_name,
+    enum_name_or_empty,
+    json_numbers,
+    rfc3339,
+)
 from services.gateway.reports import progress_order
 from services.gateway.rows import (
     AuditRow,
@@ -72,6 +82,36 @@ def checkpoint(saved: Checkpoint | None) -> Json | None:
         "uri": saved.uri,
         "digest": saved.digest,
         "saved_at": rfc3339(saved.saved_at),
+        "task": saved.task_id or None,
+    }
+
+
+def life_state(saved: LifeStateSaved | None) -> Json | None:
+    """How large a life state is, and when it was saved."""
+    if saved is None:
+        return None
+    return {
+        "version": saved.version,
+        "bytes": saved.size,
+        "attempt": saved.attempt,
+        "saved_at": rfc3339(saved.saved_at),
+    }
+
+
+def life_state_content(state: LifeState | None) -> Json:
+    """A life state with its content; version 0 and no content if there is none."""
+    if state is None:
+        return {"version": 0, "bytes": 0, "attempt": 0, "saved_at": None} | {
+            "media_type": "",
+            "data": None,
+        }
+    return {
+        "version": state.version,
+        "bytes": len(state.data),
+        "attempt": state.attempt,
+        "saved_at": rfc3339(state.saved_at),
+        "media_type": state.media_type,
+        "data": b64encode(state.data).decode(),
     }
 
 
@@ -99,8 +139,20 @@ def run_exit(ended: RunExit | None) -> Json | None:
         "text": ended.detail,
         "attempt": ended.attempt,
         "exited_at": rfc3339(ended.exited_at),
-        "ranks": [{"rank": r.rank, "code": r.code, "signal": r.signal} for r in ended.ranks],
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "code": rank.code,
+                "signal": rank.signal,
+                "fault": enum_name_or_empty(rank.fault),
+            }
+            for rank in ended.ranks
+        ],
         "failed_rank": ended.failed_rank,
+        "fault_class": enum_name_or_empty(ended.fault_class),
+        "fault": enum_name_or_empty(ended.fault),
+        "final": ended.final,
+        "yielded": ended.yielded,
     }
 
 
@@ -124,16 +176,26 @@ def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> J
         "started_at": rfc3339(row.started_at),
         "finished_at": rfc3339(row.finished_at),
         "checkpoint": checkpoint(row.checkpoint),
+        "life_state": life_state(row.life_state),
+        "chain": row.chain or row.task_id,
+        "continues": row.spec.continues.task_id if row.spec and row.spec.continues else None,
         "progress": progress(report),
         "exit": run_exit(row.exit),
         "held_gpus": row.held_gpus,
         "held_nodes": row.held_nodes,
         "attempts_without_progress": row.attempts_without_progress,
+        "retries_used": retries_used(row),
         "endpoints": [endpoint(each) for each in row.endpoints],
         "warnings": [each.model_dump() for each in row.warnings],
         "revision": row.revision,
         "observed_revision": row.observed_revision,
     }
+
+
+def retries_used(row: TaskRow) -> Json:
+    """How many retries are used of each limit, by the names that the limits have in ``retry``."""
+    by_class = row.class_retries or ClassRetries()
+    return {"max_retries": row.retries_used, **to_json(by_class, secrets=False)}
 
 
 # What a task shows while what it was submitted with is not known.
@@ -194,6 +256,12 @@ def run(row: RunRow) -> Json:
         else {
             "requested_at": rfc3339(row.kill_requested_at),
             "reason": reason(row.kill_reason),
+        },
+        "yielded": None
+        if row.yielded is None
+        else {
+            "requested_at": rfc3339(row.yielded.requested_at),
+            "reason": row.yielded.reason,
         },
         "checkpoint": checkpoint(row.checkpoint),
         "exit": run_exit(row.exit),

@@ -12,16 +12,19 @@ from datetime import datetime
 from typing import Any
 
 from libs.contracts.base import Message
+from libs.contracts.limits import YIELD_REASON_MAX
 from libs.contracts.messages import (
     AckCheckpoint,
     AckCheckpointReply,
     Checkpoint,
     CheckpointSaved,
     Endpoint,
+    GetLifeState,
     InventoryListed,
     KillRequested,
     PreemptionRequested,
     PreemptMode,
+    PrepareContinuation,
     ReasonCode,
     Reemit,
     ReemitReply,
@@ -33,15 +36,19 @@ from libs.contracts.messages import (
     RunExited,
     RunResumed,
     RunStarted,
+    RunYielded,
+    SetLifeState,
     SetNodeMarks,
     SetNodeMarksReply,
     SetSchedulable,
     SetSchedulableReply,
+    YieldRun,
+    YieldRunReply,
 )
 from libs.contracts.wording import not_found
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
-from services.launcher import store
+from services.launcher import life_states, store
 from services.launcher.domain import (
     checkpoint_acceptance,
     exits,
@@ -81,6 +88,7 @@ async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
             assigned_at=event.assigned_at,
         )
     )
+    await life_states.inherit(tx, event.task_id, event.spec.continues)
 
 
 async def on_preemption_requested(tx: Tx, event: PreemptionRequested) -> None:
@@ -153,6 +161,45 @@ def _with_request(
     if not command.preempt_requested or run is None or run.preempt_requested_at is not None:
         return known
     return replace(known, run=replace(run, preempt_requested_at=now))
+
+
+async def yield_run(tx: Tx, command: YieldRun) -> YieldRunReply:
+    """Record that the program of the live attempt hands its nodes over on its own.
+
+    Where a preemption is under way already, this is its acknowledgement. A run that is being ended
+    only gets the answer. If the process dies after the commit, the relay publishes the event, and
+    the next step of the run counts its grace from the row.
+    """
+    run = await tx.get(Run, command.task_id, command.attempt)
+    newest = await store.newest_attempt(tx, command.task_id)
+    refused = checkpoint_acceptance.refused_attempt(command.task_id, command.attempt, run, newest)
+    if refused is not None or run is None:
+        return YieldRunReply(refusal=refused)
+    is_ending = run.state is RunState.ENDING or run.kill_requested_at is not None
+    if is_ending or run.leaves_since is not None:
+        return YieldRunReply()
+    if run.preempt_requested_at is not None:
+        tx.put(replace(run, acked_at=tx.now))
+        return YieldRunReply()
+    reason = " ".join(command.reason.split())[:YIELD_REASON_MAX]
+    run = replace(run, yield_requested_at=tx.now, yield_reason=reason)
+    tx.put(run)
+    for event in _yielded(run):
+        tx.emit(event)
+    return YieldRunReply()
+
+
+def _yielded(run: Run) -> list[Message]:
+    if run.yield_requested_at is None:
+        return []
+    return [
+        RunYielded(
+            task_id=run.task_id,
+            attempt=run.attempt,
+            reason=run.yield_reason,
+            requested_at=run.yield_requested_at,
+        )
+    ]
 
 
 async def _known(tx: Tx, command: AckCheckpoint) -> checkpoint_acceptance.Known:
@@ -230,13 +277,18 @@ class Commands:
         return {
             AckCheckpoint: ack_checkpoint,
             ReportReady: report_ready,
+            YieldRun: yield_run,
+            SetLifeState: life_states.set_life_state,
+            GetLifeState: life_states.get_life_state,
+            PrepareContinuation: life_states.prepare_continuation,
             SetSchedulable: set_schedulable,
             SetNodeMarks: set_node_marks,
             Reemit: self.reemit,
         }
 
     async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
-        """Publish the inventory again, and the start and end of every remembered run."""
+        """Publish the inventory again, and the start and end of every remembered run, and which
+        life states there are."""
         rows = await store.nodes(tx)
         # Nothing is known of them, not even that they are gone.
         unreadable = store.unreadable_nodes(tx)
@@ -254,7 +306,8 @@ class Commands:
                     version=tx.version,
                 )
             )
-        for past in await store.newest_past_runs(tx, self.reemit_runs_max):
+        past_runs = await store.newest_past_runs(tx, self.reemit_runs_max)
+        for past in past_runs:
             events += _events_of(
                 Run(
                     past.task_id,
@@ -271,6 +324,8 @@ class Commands:
         for run in runs:
             found = await store.endpoints(tx, run, self.network)
             events += _events_of(run, last[run.id], found)
+        task_ids = [each.task_id for each in (*past_runs, *runs)]
+        events += map(life_states.saved, await store.life_states(tx, task_ids))
         for event in events:
             tx.emit(event)
         return ReemitReply(events=len(events))
@@ -310,8 +365,10 @@ def _events_of(
     events: list[Message] = []
     if run.started_at is not None:
         events.append(started(run, endpoints))
-    if checkpoint is not None:
+    # The task that saved an inherited checkpoint publishes it.
+    if checkpoint is not None and not checkpoint.task_id:
         events.append(_saved(run.task_id, checkpoint))
+    events += _yielded(run)
     if run.exit is not None:
         events.append(exited(run, checkpoint))
     return events

@@ -170,4 +170,6 @@ def _saved(checkpoint: Checkpoint) -> Mapping[str, object]:
         "uri": checkpoint.uri,
         "digest": checkpoint.digest,
         "attempt": checkpoint.attempt,
+        # Only of another task: what a program sees of its own checkpoints stays as it was.
+        **({"task": checkpoint.task_id} if checkpoint.task_id else {}),
     }

@@ -19,6 +19,8 @@ from libs.service.prune import PruneRule, oldest_of
 from libs.store.port import Op, Order, Store, Tx, UnreadableRowError, Where
 from services.launcher.domain.model import (
     CheckpointRow,
+    LifeStateContent,
+    LifeStateRow,
     NodeRow,
     PastRun,
     PortLease,
@@ -125,6 +127,13 @@ async def _forget(tx: Tx, run: Run, last: Checkpoint | None) -> None:
         )
 
 
+async def life_states(tx: Tx, task_ids: Sequence[str]) -> list[LifeStateRow]:
+    """What is known of these tasks' life states, without their content."""
+    if not task_ids:
+        return []
+    return await tx.select(LifeStateRow, Where("task_id", Op.IN, sorted(set(task_ids))))
+
+
 async def leases(tx: Tx) -> list[PortLease]:
     """Every port that is leased."""
     return await tx.select(PortLease)
@@ -167,8 +176,8 @@ async def newest_past_runs(tx: Tx, limit: int) -> Sequence[PastRun]:
 
 
 def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ...]:
-    """What the launcher forgets: ended runs with their tasks' checkpoints, requests for runs
-    that were never assigned, and removed nodes."""
+    """What the launcher forgets: ended runs with their tasks' checkpoints and life states, requests
+    for runs that were never assigned, and removed nodes."""
     return (
         PruneRule(
             "past runs", keep, lambda tx: oldest_of(tx, PastRun, "forgotten_at"), drop_past_runs
@@ -179,7 +188,8 @@ def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ..
 
 
 async def drop_past_runs(tx: Tx, before: datetime, limit: int) -> int:
-    """Drop ended runs, and the checkpoints of their tasks; returns how many it handled.
+    """Drop ended runs, and the checkpoints and life states of their tasks; returns how many it
+    handled.
 
     The past row of a task that has a run now gets a new time stamp, because it is needed after
     that run. With its old one it would keep the next batch from being dropped.
@@ -195,12 +205,20 @@ async def drop_past_runs(tx: Tx, before: datetime, limit: int) -> int:
     if gone:
         for row in await tx.select(CheckpointRow, Where("task_id", Op.IN, gone)):
             tx.delete(CheckpointRow, row.task_id, row.no)
+        for kept in await tx.select(LifeStateRow, Where("task_id", Op.IN, gone)):
+            tx.delete(LifeStateRow, kept.task_id)
+            tx.delete(LifeStateContent, kept.task_id)
     for past in old:
         if past.task_id in live:
-            tx.put(replace(past, forgotten_at=tx.now))
+            renew(tx, past)
         else:
             tx.delete(PastRun, past.task_id)
     return len(old)
+
+
+def renew(tx: Tx, past: PastRun) -> None:
+    """Keep what is known of an ended task for the full time again."""
+    tx.put(replace(past, forgotten_at=tx.now))
 
 
 async def _early_requests(tx: Tx) -> list[tuple[datetime, Run]]:

@@ -39,6 +39,8 @@ TABLES = Tables(
     ),
     table(model.PastRun, "pastrun", index("forgotten_at"), key="task_id"),
     table(model.CheckpointRow, "savedcheckpoint", key=("task_id", "no")),
+    table(model.LifeStateRow, "lifestate", key="task_id"),
+    table(model.LifeStateContent, "lifestatecontent", key="task_id"),
     # The key guarantees that a port is leased to one run.
     table(model.PortLease, "masterport", key="port"),
     table(model.NodeRow, "inventorynode", key="node_id"),

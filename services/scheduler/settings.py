@@ -30,6 +30,11 @@ class SchedulerSettings(BaseServiceSettings):
     protected_seconds: float = Field(default=POLICY.protected_seconds, ge=0)
     retry_delay_seconds: float = Field(default=POLICY.retry_delay_seconds, ge=0)
     retry_delay_seconds_max: float = Field(default=POLICY.retry_delay_seconds_max, ge=0)
+    # The same for a task that handed its nodes over on its own; the delay grows while it does so
+    # sooner after its start than this.
+    yield_delay_seconds: float = Field(default=POLICY.yield_delay_seconds, ge=0)
+    yield_delay_seconds_max: float = Field(default=POLICY.yield_delay_seconds_max, ge=0)
+    yield_soon_seconds: float = Field(default=POLICY.yield_soon_seconds, ge=0)
     # A task that is to stop gets no more than this to save.
     stop_ack_seconds_max: float = Field(default=POLICY.stop_ack_seconds_max, gt=0)
     # The same for a run whose program never polled for a request to leave (mode sdk). If it polls

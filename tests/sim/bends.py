@@ -20,7 +20,9 @@ from tests.sim.plan import (
     Plan,
     Points,
     Strike,
+    failing,
     in_order,
+    yields_of,
 )
 
 
@@ -48,6 +50,12 @@ def roles_in_order(plan: Plan) -> Plan:
     return replace(plan, jobs=in_order(plan.seed, jobs, 1.0), ready_seconds_max=READY_SECONDS_MAX)
 
 
+def failing_programs(plan: Plan) -> Plan:
+    """Plans in which every program fails again and again, in several ways."""
+    rng = Random(f"failing {plan.seed}")
+    return replace(plan, jobs=tuple(failing(rng, job) for job in plan.jobs))
+
+
 def hanging_programs(plan: Plan) -> Plan:
     """Plans in which every program hangs when it is asked to go, and schedulers die often."""
     jobs = tuple(
@@ -58,6 +66,19 @@ def hanging_programs(plan: Plan) -> Plan:
         Strike(at=5.0 * number, kind="crash", target="scheduler") for number in range(20)
     )
     return replace(plan, jobs=jobs, strikes=strikes)
+
+
+def yielding_programs(plan: Plan) -> Plan:
+    """Plans in which every program hands its nodes over on its own, and takes long to leave."""
+    rng = Random(f"yielding programs {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            program=replace(job.program, steps=20, yields=yields_of(rng), fails={}),
+        )
+        for job in plan.jobs
+    )
+    return replace(plan, jobs=jobs, exit_seconds_max=6.0, kill_seconds_max=2.0)
 
 
 def calm_people(plan: Plan) -> Plan:

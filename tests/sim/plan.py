@@ -7,7 +7,7 @@ one simulation to the next, so that rare combinations occur often enough.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
 
@@ -16,6 +16,9 @@ from libs.contracts.messages import (
     Completion,
     PreemptMode,
     Priority,
+    RestartRule,
+    RestartWhen,
+    RetryPolicy,
     Role,
     StartCondition,
     StartsAfter,
@@ -56,6 +59,8 @@ NODE_MEMORY_BYTES = 64 << 30
 SILENT_SECONDS = 2.0
 # A program with so many steps ends only if somebody ends it.
 ENDLESS_STEPS = 1_000_000
+# Codes of failures of all classes that a program's end can have.
+CODES = (1, 3, 127, 134, 137, 143)
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,13 @@ class Program:
     save_seconds: float
     # What it does when asked to hand over: see ``programs.WAYS``.
     way: str
-    # In these attempts one rank ends with code 1 at that step of the attempt.
+    # In these attempts one rank fails at that step of the attempt.
     fails: Mapping[int, int]
     failing_rank: int
+    # The exit codes of these failures, in turns.
+    codes: tuple[int, ...] = (1,)
+    # In these attempts it hands its nodes over on its own after that step of the attempt.
+    yields: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def endless(self) -> bool:
@@ -115,6 +124,9 @@ class Job:
     # Roles with sizes of their own; empty: one role, with ``nodes`` replicas.
     roles: tuple[Role, ...] = ()
     completion: Completion | None = None
+    # Limits of classes of failures, and the restart rule of its first role.
+    class_limits: Mapping[str, int] = field(default_factory=dict[str, int])
+    restart: RestartRule | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +185,8 @@ def draw(seed: int) -> Plan:
     jobs = tuple(replace(job, roles=_roles(roles)) if roles.random() < 0.2 else job for job in jobs)
     rules = Random(f"rules {seed}")
     jobs = tuple(replace(job, completion=_completion(rules, job)) for job in jobs)
+    classes = Random(f"classes {seed}")
+    jobs = tuple(failing(classes, job) if classes.random() < 0.2 else job for job in jobs)
     plan = Plan(
         seed=seed,
         nodes=nodes,
@@ -209,7 +223,10 @@ def _harder(plan: Plan) -> Plan:
     found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
     return replace(
         plan,
-        jobs=_hasty(plan.seed, _silent(plan.seed, in_order(plan.seed, _endless(plan), 0.5))),
+        jobs=_yielding(
+            plan.seed,
+            _hasty(plan.seed, _silent(plan.seed, in_order(plan.seed, _endless(plan), 0.5))),
+        ),
         ready_seconds_max=Random(f"ready {plan.seed}").choice([0.0, 1.0, READY_SECONDS_MAX]),
         kill_seconds_max=ends.choice([0.0, 2.0, KILL_SECONDS_MAX]),
         exit_seconds_max=ends.choice([EXIT_SECONDS, EXIT_SECONDS, 1.0, 6.0]),
@@ -256,6 +273,22 @@ def _silent(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         replace(job, program=replace(job.program, way="never polls")) if rng.random() < 0.2 else job
         for job in jobs
     )
+
+
+def _yielding(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Some programs hand their nodes over on their own."""
+    rng = Random(f"yields {seed}")
+    return tuple(
+        replace(job, program=replace(job.program, yields=yields_of(rng)))
+        if rng.random() < 0.25
+        else job
+        for job in jobs
+    )
+
+
+def yields_of(rng: Random) -> dict[int, int]:
+    """In which attempts a program yields, and after which of their steps."""
+    return {n: rng.randint(1, 6) for n in rng.sample(range(1, 6), rng.randint(1, 3))}
 
 
 def _hasty(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
@@ -409,6 +442,27 @@ def _completion(rng: Random, job: Job) -> Completion | None:
     name = job.roles[0].name if job.roles else "worker"
     rule = f"{name}[{rng.choice(['0', 'all', 'any', 'ended'])}]"
     return Completion(success=(rule,))
+
+
+def failing(rng: Random, job: Job) -> Job:
+    """The same job with a program that fails in several ways again and again, with limits for some
+    classes of failures, and for some jobs with a restart rule."""
+    classes = [name for name in RetryPolicy.model_fields if name != "max_retries"]
+    codes = tuple(rng.choice(CODES) for _ in range(rng.randint(1, 3)))
+    attempts = range(1, rng.randint(2, 9))
+    program = replace(
+        job.program, fails={attempt: rng.randint(0, 3) for attempt in attempts}, codes=codes
+    )
+    rule = None
+    if rng.random() < 0.3:
+        rule = rng.choice(
+            [
+                RestartRule(when=RestartWhen.NEVER),
+                RestartRule(when=RestartWhen.EXIT_CODE, exit_codes=("137", "143")),
+            ]
+        )
+    limits = {name: rng.choice([0, 1, 3]) for name in classes if rng.random() < 0.5}
+    return replace(job, program=program, class_limits=limits, restart=rule)
 
 
 def _orders(

@@ -19,6 +19,8 @@ from libs.contracts.messages import (
     PreemptMode,
     RefusalCode,
     StartCondition,
+    YieldRun,
+    YieldRunReply,
 )
 from libs.service.loop import pause
 from services.launcher.runtimes.fake_cluster import (
@@ -186,7 +188,7 @@ class _Play:
             self.state = link(self.state, self.step)
             self.step += 1
             self._print()
-            if await self._hand_over():
+            if await self._hand_over() or await self._yield():
                 return
             due = program.save_every and self.step % program.save_every == 0
             if due and not await self._save():
@@ -214,6 +216,31 @@ class _Play:
         await self._leave({"exit 0": 0, "exit 1": 1}.get(way, PREEMPTED_CODE))
         return True
 
+    async def _yield(self) -> bool:
+        """Hand the nodes over without being asked. True if the program has left, or does nothing
+        any more."""
+        if self.program.yields.get(self.attempt) != self.step - self.first_step:
+            return False
+        if not await self._save():
+            return True
+        command = YieldRun(task_id=self.task_id, attempt=self.attempt, reason="no data")
+        while self.together():
+            try:
+                reply = await self.sim.ask(command, ASK_SECONDS)
+            except BusError:
+                await pause(ASK_AGAIN_SECONDS)
+                continue
+            assert isinstance(reply, YieldRunReply), "the declared reply"
+            if reply.refusal is None:
+                break
+            if reply.refusal.code is RefusalCode.SUPERSEDED:
+                await self._leave(SUPERSEDED_CODE)
+                return True
+            await pause(ASK_AGAIN_SECONDS)
+        if self.program.way not in {"hang", "stay"}:
+            await self._leave({"exit 0": 0, "exit 1": 1}.get(self.program.way, PREEMPTED_CODE))
+        return True
+
     async def _asked(self) -> bool:
         if self.job.mode is PreemptMode.SIGNAL:
             return any(rank.signals for rank in self.run_.ranks.values())
@@ -225,7 +252,8 @@ class _Play:
     def _fail(self) -> None:
         ranks = sorted(self.run_.ranks)
         rank = self.run_.ranks[ranks[self.program.failing_rank % len(ranks)]]
-        rank.exited_at, rank.code = self.cluster.now(), 1
+        codes = self.program.codes
+        rank.exited_at, rank.code = self.cluster.now(), codes[self.attempt % len(codes)]
         self.cluster.changed()
 
     def _print(self) -> None:

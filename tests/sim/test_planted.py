@@ -49,6 +49,19 @@ DEFECTS = {
     "roles start too early": Planted(
         planted.roles_start_too_early, "starts too early", 0, 10, bends.roles_in_order
     ),
+    "class counters shared": Planted(
+        planted.class_counters_shared, "retries_follow_the_limits", 5, 20, bends.failing_programs
+    ),
+    "class counters not advanced": Planted(
+        planted.class_counters_not_advanced,
+        "retries_follow_the_limits",
+        1,
+        20,
+        bends.failing_programs,
+    ),
+    "restart rules ignored": Planted(
+        planted.restart_rules_ignored, "restarts_follow_the_rules", 0, 20, bends.failing_programs
+    ),
     "amounts not added up": Planted(
         planted.amounts_not_added_up,
         "amounts_are_never_overbooked",
@@ -80,6 +93,19 @@ DEFECTS = {
     "unfenced epoch": Planted(planted.unfenced_epochs, "states_follow_the_promise", 4),
     "end declared when ordered": Planted(
         planted.end_declared_when_ordered, "slots_never_double_booked", 7
+    ),
+    "yields counted as failures": Planted(
+        planted.yields_counted_as_failures,
+        "yields_are_no_failures",
+        0,
+        10,
+        bends.yielding_programs,
+    ),
+    "nodes free at the wish": Planted(
+        planted.nodes_free_at_the_wish,
+        "slots_never_double_booked",
+        0,
+        bend=bends.yielding_programs,
     ),
     "early requests dropped": Planted(
         planted.dropped_early_requests, "no_task_is_lost", 7, 12, bends.hasty_people
@@ -153,6 +179,7 @@ DEFECTS = {
     "inventories by time": Planted(planted.inventories_by_time, "nodes_and_limits_agree", 16),
 }
 BENDS = (
+    bends.failing_programs,
     bends.asking_for_amounts,
     bends.roles_in_order,
     bends.repeated_facts,
@@ -164,6 +191,7 @@ BENDS = (
     bends.long_outages,
     bends.slow_databases,
     bends.calm_people,
+    bends.yielding_programs,
 )
 SIMULATIONS = (
     (planted.PoisonedGroupSimulation, bends.a_group_that_cannot_be_decided),

@@ -9,12 +9,16 @@ from shiftwork.training import (
     Superseded,
     checkpoint_saved,
     exit_preempted,
+    life_state,
     rank,
     ready,
     report,
     resume_from,
+    set_life_state,
+    set_priority,
     should_preempt,
     world_size,
+    yield_now,
 )
 
 __version__ = "0.1.0"
@@ -25,10 +29,14 @@ __all__ = [
     "__version__",
     "checkpoint_saved",
     "exit_preempted",
+    "life_state",
     "rank",
     "ready",
     "report",
     "resume_from",
+    "set_life_state",
+    "set_priority",
     "should_preempt",
     "world_size",
+    "yield_now",
 ]

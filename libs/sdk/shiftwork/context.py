@@ -26,6 +26,8 @@ class Checkpoint:
     uri: str
     digest: str | None
     attempt: int
+    # The earlier task that saved it, if this one goes on with that; else empty.
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ def _checkpoint(value: Any) -> Checkpoint | None:  # noqa: ANN401 - any JSON
         uri=str(value["uri"]),
         digest=str(value["digest"]) if value.get("digest") else None,
         attempt=int(value.get("attempt") or 0),
+        task=str(value.get("task") or ""),
     )
 
 

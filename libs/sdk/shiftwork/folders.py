@@ -112,7 +112,8 @@ def stored(saved: Checkpoint, place: str = "the folder of its checkpoints") -> P
             f"every node of the task must find {place}"
         )
     found = manifest(path)
-    for name, wanted in (("task", training.task()), ("step", saved.step)):
+    # A task that goes on with another one begins with the other's checkpoint.
+    for name, wanted in (("task", saved.task or training.task()), ("step", saved.step)):
         if found.get(name) != wanted:
             raise ValueError(
                 f"{path} is not the checkpoint of this task: it is of {name} "

@@ -210,6 +210,29 @@ class Live:
         if not saved.stored:
             raise ValueError(saved.refusal)
 
+    # --- what the program asks for ----------------------------------------------------------
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> dict[str, Any]:
+        """The platform's answer, waited for as long as it takes.
+
+        Raises Superseded, and ValueError if the platform refuses ``what``.
+        """
+        if self.superseded:
+            raise Superseded(self._over())
+        with closing(self._client()) as client:
+            answer = self._settled(client, method, path, body, what)
+        if answer is None:
+            raise Superseded(self._over())
+        if not _is_success(answer):
+            raise ValueError(f"the platform refuses {what}: {_detail(answer)}")
+        return answer.fields()
+
+    def yield_now(self, reason: str) -> None:
+        """Hand the nodes over, after the checkpoints that are on their way."""
+        self.flush_checkpoints()
+        self.ask("POST", "/v1/run/yield", {"reason": reason}, "the wish to yield")
+        self.preempt = True
+
     def flush_checkpoints(self) -> None:
         """Wait until every checkpoint is settled, at most ``exit_checkpoint_seconds`` in all."""
         if self._flush_by is None:
@@ -267,25 +290,35 @@ class Live:
         saved.done.set()
 
     def _deliver(self, client: Client, saved: _Saved) -> None:
-        limits, step = self._limits, saved.body["step"]
+        what = f"the checkpoint of step {saved.body['step']}"
+        answer = self._settled(client, "POST", "/v1/run/checkpoints", saved.body, what)
+        saved.superseded = answer is None
+        if answer is None:
+            return
+        saved.stored = _is_success(answer)
+        if not saved.stored:
+            saved.refusal = f"the platform refuses {what}: {_detail(answer)}"
+
+    def _settled(
+        self, client: Client, method: str, path: str, body: dict[str, Any] | None, what: str
+    ) -> Answer | None:
+        """The answer that settles a request: success or a refusal; None: this attempt is over.
+
+        It is sent again and again while the platform does not answer or cannot serve it now.
+        """
+        limits = self._limits
         began, refused_since = time.monotonic(), None
         warn_at = began + limits.warn_after_seconds
         failures = 0
         while not self.superseded:
-            answer = _ask(client, "POST", "/v1/run/checkpoints", saved.body, limits.answer_seconds)
+            answer = _ask(client, method, path, body, limits.answer_seconds)
             now = time.monotonic()
-            if answer is not None and 200 <= answer.status < 300:  # noqa: PLR2004 - success
-                self._touched = now
-                saved.stored = True
-                return
             if answer is not None and _is_superseded(answer):
                 self.superseded = True
                 break
-            if answer is not None and answer.status in (400, 413, 422):
-                saved.refusal = (
-                    f"the platform refuses the checkpoint of step {step}: {_detail(answer)}"
-                )
-                return
+            if answer is not None and (_is_success(answer) or answer.status in (400, 413, 422)):
+                self._touched = now
+                return answer
             if answer is not None and answer.status in (401, 403):
                 refused_since = refused_since or now
                 if now - refused_since > limits.refused_seconds_max:
@@ -297,13 +330,12 @@ class Live:
             if now >= warn_at:
                 why = "does not answer" if answer is None else f"answers {answer.status}"
                 self._warn(
-                    f"the platform {why}; still trying to record the checkpoint of step {step} "
-                    f"after {now - began:.0f} s"
+                    f"the platform {why}; still trying to record {what} after {now - began:.0f} s"
                 )
                 warn_at = now + limits.warn_every_seconds
             failures += 1
             time.sleep(self._backoff(failures))
-        saved.superseded = True
+        return None
 
     def _over(self) -> str:
         return (
@@ -431,6 +463,10 @@ def _ask(
         return client.call(method, path, body, timeout_seconds=timeout_seconds)
     except Unreachable:
         return None
+
+
+def _is_success(answer: Answer) -> bool:
+    return 200 <= answer.status < 300  # noqa: PLR2004 - success
 
 
 def _is_superseded(answer: Answer) -> bool:

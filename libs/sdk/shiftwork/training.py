@@ -8,11 +8,13 @@ call works and does nothing.
 from __future__ import annotations
 
 import atexit
+import json
 import math
 import os
 import sys
 import threading
-from typing import Callable, SupportsFloat
+from base64 import b64decode, b64encode
+from typing import Any, Callable, SupportsFloat
 
 from shiftwork import context as _context
 from shiftwork.context import Checkpoint, Context
@@ -24,12 +26,16 @@ __all__ = [
     "Superseded",
     "checkpoint_saved",
     "exit_preempted",
+    "life_state",
     "rank",
     "ready",
     "report",
     "resume_from",
+    "set_life_state",
+    "set_priority",
     "should_preempt",
     "world_size",
+    "yield_now",
 ]
 
 PREEMPTED_EXIT_CODE = 75
@@ -39,6 +45,9 @@ PREEMPTED_EXIT_CODE = 75
 URI_BYTES_MAX = 1024
 DIGEST_CHARACTERS_MAX = 256
 METRICS_PER_REPORT_MAX = 64
+YIELD_REASON_CHARACTERS_MAX = 200
+PRIORITY_BYTES_MAX = 64
+LIFE_STATE_BYTES_MAX = 65_536
 METRIC_NAME_CHARACTERS_MAX = 128
 
 
@@ -251,6 +260,91 @@ def exit_preempted() -> None:
                 "ChildFailedError below, the platform does not count it as a failure"
             )
         raise SystemExit(PREEMPTED_EXIT_CODE)
+
+
+def yield_now(reason: str = "") -> None:
+    """Hand the task's nodes over without being asked; return when the platform has stored that.
+
+    Call it after ``checkpoint_saved``, then leave with ``exit_preempted``: the task goes back to
+    the queue, other tasks are considered first, and it resumes from its last checkpoint, or from
+    the beginning if it saved none. One rank may call it for the gang: ``should_preempt`` turns true
+    on the others. Ranks that have not left after the exit grace (10 s by default) are ended. While
+    the platform is out of reach the request is sent again and again.
+
+    Args:
+        reason: for people, in a few words; ``shiftwork events`` shows it. What is beyond 200
+            characters is cut.
+
+    Raises:
+        Superseded: this attempt is no longer the live one; stop.
+    """
+    live = _process.conversation()
+    if live is not None:
+        live.yield_now(reason[:YIELD_REASON_CHARACTERS_MAX])
+
+
+def set_life_state(value: Any) -> None:  # noqa: ANN401 - bytes, or any JSON
+    """Keep a small value for the task's later attempts, and for tasks that go on with it.
+
+    It replaces the value before, whole or not at all; of several ranks the last one wins. Large
+    data belongs in checkpoints. Returns when the platform has stored it.
+
+    Args:
+        value: bytes, or what JSON can hold: text, numbers, lists, dicts with texts as keys. At most
+            65536 bytes.
+
+    Raises:
+        Superseded: this attempt is no longer the live one; stop.
+        ValueError: the value is too large, or is no JSON (NaN, for example).
+        TypeError: the value has a type that JSON does not have.
+    """
+    is_binary = isinstance(value, (bytes, bytearray))
+    data = bytes(value) if is_binary else json.dumps(value, allow_nan=False).encode()
+    if len(data) > LIFE_STATE_BYTES_MAX:
+        raise ValueError(
+            f"a life state has at most {LIFE_STATE_BYTES_MAX} bytes, not {len(data)}; keep large "
+            "data in a checkpoint"
+        )
+    live = _process.conversation()
+    if live is not None:
+        kind = "application/octet-stream" if is_binary else "application/json"
+        body = {"data": b64encode(data).decode(), "media_type": kind}
+        live.ask("PUT", "/v1/run/state", body, "the life state")
+
+
+def life_state() -> Any:  # noqa: ANN401 - what the program gave
+    """What ``set_life_state`` was last given, by this attempt or an earlier one; None if nothing.
+
+    Asks the platform each time, and waits until it answers. None off the platform.
+
+    Raises:
+        Superseded: this attempt is no longer the live one; stop.
+    """
+    live = _process.conversation()
+    if live is None:
+        return None
+    found = live.ask("GET", "/v1/run/state", None, "to read the life state")
+    if found.get("data") is None:
+        return None
+    data = b64decode(str(found["data"]))
+    return json.loads(data) if found.get("media_type") == "application/json" else data
+
+
+def set_priority(priority: str) -> None:
+    """Give this task another priority, with the rights of its owner; return when that is stored.
+
+    Args:
+        priority: as on the command line: ``extreme_high`` ... ``idle``, ``auto``.
+
+    Raises:
+        Superseded: this attempt is no longer the live one; stop.
+        ValueError: there is no such level, or the owner may not have it.
+        TypeError: the level is no text.
+    """
+    _text("priority", priority, PRIORITY_BYTES_MAX)
+    live = _process.conversation()
+    if live is not None:
+        live.ask("PUT", "/v1/run/priority", {"priority": priority}, f"priority {priority}")
 
 
 def task() -> str:

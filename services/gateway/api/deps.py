@@ -84,6 +84,8 @@ class Context:
     bus: Bus
     wrong_tokens: RateLimits
     checkpoints: RateLimits
+    run_writes: RateLimits
+    state_reads: RateLimits
     dry_runs: RateLimits
     capacity: Capacity
     listeners: Listeners

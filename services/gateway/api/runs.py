@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from base64 import b64decode
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -30,10 +31,18 @@ from services.gateway.api.deps import (
     task_or_404,
 )
 from services.gateway.api.tasks import number_cursor
-from services.gateway.bodies import CheckpointBody, MetricsBody, ReadyBody
-from services.gateway.json_values import rfc3339
+from services.gateway.auth import Identity, require_owner
+from services.gateway.bodies import (
+    CheckpointBody,
+    LifeStateBody,
+    MetricsBody,
+    PriorityBody,
+    ReadyBody,
+    YieldBody,
+)
+from services.gateway.json_values import PRIORITIES, rfc3339
 from services.gateway.problems import SUPERSEDED, TOO_MANY, UNAVAILABLE, ProblemError, invalid
-from services.gateway.rows import RunRow
+from services.gateway.rows import RunRow, UserRow
 
 router = router_of("training")
 
@@ -49,6 +58,13 @@ class RunStatus:
     superseded: bool
     # Its program has polled before.
     listens: bool = False
+    # Its program hands the nodes over on its own.
+    yielded: bool = False
+
+    @property
+    def leaves(self) -> bool:
+        """True if its ranks are to leave, whoever wanted that."""
+        return self.preempt or self.yielded
 
 
 async def run_status(tx: Tx, run: RunId) -> RunStatus:
@@ -56,7 +72,7 @@ async def run_status(tx: Tx, run: RunId) -> RunStatus:
     row = await tx.get(RunRow, run.task_id, run.attempt)
     task = await rows_of.task(tx, run.task_id)
     superseded = task is not None and task.attempt > run.attempt
-    preempt = False
+    preempt = yielded = False
     deadline = None
     listens = False
     revision = 1
@@ -65,10 +81,13 @@ async def run_status(tx: Tx, run: RunId) -> RunStatus:
         preempt = row.preempt_requested_at is not None
         deadline = row.preempt_deadline_at
         listens = row.listening_at is not None
-        revision += preempt + (row.kill_requested_at is not None)
+        yielded = row.yielded is not None
+        revision += preempt + yielded + (row.kill_requested_at is not None)
     # More than the others can add: nothing comes after it.
     revision += 8 * superseded
-    return RunStatus(run.attempt, revision, preempt, rfc3339(deadline), superseded, listens)
+    return RunStatus(
+        run.attempt, revision, preempt, rfc3339(deadline), superseded, listens, yielded
+    )
 
 
 @router.get("/run", response_model=shapes.RunState)
@@ -104,16 +123,20 @@ async def run_state(
                     await changed.wait()
                 changed.clear()
                 found = await _signal_of(parts, run)
-    document: dict[str, object] = {
-        "attempt": found.attempt,
-        "revision": found.revision,
-        "preempt": found.preempt,
-        "deadline_at": found.deadline_at,
-        "superseded": found.superseded,
-    }
+    document = _state(found)
     if not admitted:
         document["ask_again_seconds"] = parts.settings.ask_again_seconds
     return answer(document)
+
+
+def _state(found: RunStatus) -> dict[str, object]:
+    return {
+        "attempt": found.attempt,
+        "revision": found.revision,
+        "preempt": found.leaves,
+        "deadline_at": found.deadline_at,
+        "superseded": found.superseded,
+    }
 
 
 def _is_over(run: RunId) -> ProblemError:
@@ -167,6 +190,91 @@ async def report_ready(body: ReadyBody, run: CallingRun, parts: Parts) -> Respon
     )
     await parts.commands.ask(command, m.ReportReadyReply)
     return answer({"ready": True})
+
+
+async def _write(parts: Context, run: RunId, what: str) -> RunStatus:
+    """The status of a run that may write ``what`` now. Raises 409 if its attempt is over, and 429
+    if its task writes too often."""
+    signal = await _signal_of(parts, run)
+    if signal.superseded:
+        raise _is_over(run)
+    if not parts.run_writes.take(f"{run.task_id} {what}"):
+        rate = parts.settings.run_writes_per_second
+        detail = f"{run.task_id} sends {what} more often than {rate:g} times a second; try again"
+        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
+    return signal
+
+
+@router.post("/run/yield", status_code=202, response_model=shapes.RunState)
+async def yield_run(body: YieldBody, run: CallingRun, parts: Parts) -> Response:
+    """The program hands its nodes over on its own: the task goes back to the queue. Stored when
+    this answers; all ranks are asked to leave, and those that stay are ended after the exit grace.
+    Once the run is leaving or being ended, this changes nothing."""
+    signal = await _signal_of(parts, run)
+    if signal.superseded:
+        raise _is_over(run)
+    # Each rank may call it: only the first one concerns the launcher.
+    if not signal.yielded:
+        signal = await _write(parts, run, "its wish to yield")
+        command = m.YieldRun(task_id=run.task_id, attempt=run.attempt, reason=body.reason)
+        await parts.commands.ask(command, m.YieldRunReply)
+    return answer(_state(replace(signal, yielded=True)), 202)
+
+
+@router.get("/run/state", response_model=shapes.LifeState)
+async def life_state(run: CallingRun, parts: Parts) -> Response:
+    """What the task keeps across attempts; version 0 if it has kept nothing yet."""
+    if (await _signal_of(parts, run)).superseded:
+        raise _is_over(run)
+    if not parts.state_reads.take(run.task_id):
+        rate = parts.settings.state_reads_per_second
+        detail = f"{run.task_id} reads its state more often than {rate:g} times a second; try again"
+        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
+    return await _answer_state(parts, run.task_id)
+
+
+async def _answer_state(parts: Context, task_id: str) -> Response:
+    """A task's life state as its owner, the launcher, has it; the ETag is its version."""
+    reply = await parts.commands.ask(m.GetLifeState(task_id=task_id), m.GetLifeStateReply)
+    found = views.life_state_content(reply.state)
+    return answer(found, headers={"etag": f'"{found["version"]}"'})
+
+
+@router.put("/run/state", response_model=shapes.SavedVersion)
+async def put_life_state(body: LifeStateBody, run: CallingRun, parts: Parts) -> Response:
+    """Keep this for later attempts, and for tasks that go on with this one. Of several writers the
+    last one wins; 409: this attempt is over."""
+    await _write(parts, run, "its state")
+    command = m.SetLifeState(
+        task_id=run.task_id,
+        attempt=run.attempt,
+        media_type=body.media_type,
+        data=b64decode(body.data),
+    )
+    reply = await parts.commands.ask(command, m.SetLifeStateReply)
+    return answer({"version": reply.version}, headers={"etag": f'"{reply.version}"'})
+
+
+@router.put("/run/priority", status_code=202, response_model=shapes.Revision)
+async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) -> Response:
+    """Another level for the task, with the rights of its owner. Stored when this answers."""
+    await _write(parts, run, "its priority")
+    async with parts.store.transaction() as tx:
+        row = await task_or_404(tx, run.task_id)
+        owner = await tx.get(UserRow, row.owner)
+    program = f"its program (attempt {run.attempt})"
+    # Its owner's rights, and none of the owner's tokens.
+    caller = Identity(row.owner, "member", row.team, token_id="", token_name=program)
+    async with parts.changing(caller, f"task.own_priority.{body.priority}", run.task_id) as change:
+        if owner is None or owner.disabled:
+            message = f"cannot be changed: {row.owner}, the owner of the task, is disabled"
+            raise invalid("priority", body.priority, message, "ask an administrator")
+        command = m.SetPriority(
+            task_id=run.task_id, priority=PRIORITIES[body.priority], asked_by=program
+        )
+        reply = await parts.commands.ask(command, m.SetPriorityReply)
+        change.detail = f"by {program}"
+    return answer({"task": run.task_id, "revision": reply.revision}, 202)
 
 
 @router.post("/run/metrics", status_code=202, response_model=dict[str, Any])
@@ -234,6 +342,15 @@ async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None
     ranks = task.spec.nodes * max(processes_max, gpus_max)
     if rank >= ranks:
         raise invalid("rank", rank, f"is no rank of {run.task_id}", f"give 0 to {ranks - 1}")
+
+
+@router.get("/tasks/{task_id}/state", response_model=shapes.LifeState, tags=["tasks"])
+async def task_life_state(task_id: str, caller: Caller, parts: Parts) -> Response:
+    """What the task's program keeps across attempts; for its owner and administrators."""
+    async with parts.store.transaction() as tx:
+        row = await task_or_404(tx, task_id)
+    require_owner(caller, row, "read its life state")
+    return await _answer_state(parts, task_id)
 
 
 @router.get("/tasks/{task_id}/metrics", response_model=shapes.Page, tags=["tasks"])

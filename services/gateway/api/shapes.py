@@ -40,6 +40,33 @@ class Checkpoint(TypedDict):
     uri: str
     digest: str
     saved_at: str
+    # The earlier task of the chain that saved it; null: the task itself.
+    task: str | None
+
+
+class LifeStateSaved(TypedDict):
+    """How large a life state is, and when it was saved."""
+
+    version: int
+    bytes: int
+    # The attempt that saved it; 0: the task that this one goes on with.
+    attempt: int
+    saved_at: str | None
+
+
+class LifeState(LifeStateSaved):
+    """What a task keeps across attempts; version 0 and no data if there is nothing."""
+
+    # application/json or application/octet-stream.
+    media_type: str
+    # In base64.
+    data: str | None
+
+
+class SavedVersion(TypedDict):
+    """Which version of a life state was stored."""
+
+    version: int
 
 
 class RankExit(TypedDict):
@@ -48,6 +75,8 @@ class RankExit(TypedDict):
     rank: int
     code: int | None
     signal: int | None
+    # What was found wrong with it beside code or signal, such as out_of_memory; empty: nothing.
+    fault: str
 
 
 class Exit(TypedDict):
@@ -61,6 +90,24 @@ class Exit(TypedDict):
     ranks: list[RankExit]
     # The rank that failed first, where that is known.
     failed_rank: int | None
+    # Its program handed the nodes over on its own.
+    yielded: bool
+    # Of a failed or lost run: user, transient, platform or unknown; empty for other ends.
+    fault_class: str
+    # What was found wrong with the rank that decided it, or with the launch; empty: nothing.
+    fault: str
+    # The restart rule of the failed rank's role allowed no further attempt.
+    final: bool
+
+
+class RetriesUsed(TypedDict):
+    """How many retries of each limit are used; the limits are in ``retry``."""
+
+    max_retries: int
+    user: int
+    transient: int
+    platform: int
+    unknown: int
 
 
 class Progress(TypedDict):
@@ -105,12 +152,18 @@ class Task(TaskSpec):
     started_at: str | None
     finished_at: str | None
     checkpoint: Checkpoint | None
+    life_state: LifeStateSaved | None
+    # The first task of those that go on with one another; itself, if it goes on with none.
+    chain: str
+    # The task that it goes on with.
+    continues: str | None
     # What rank 0 reported last, in few values; null if nothing was.
     progress: Progress | None
     exit: Exit | None
     held_gpus: int
     held_nodes: int
     attempts_without_progress: int
+    retries_used: RetriesUsed
     # Where the declared ports of the live run are reached.
     endpoints: list[Endpoint]
     # From its submission, or its dry run.
@@ -196,6 +249,8 @@ class Run(TypedDict):
     resume_from: Checkpoint | None
     preemption: dict[str, Any] | None
     kill: dict[str, Any] | None
+    # Its program handed the nodes over on its own.
+    yielded: dict[str, Any] | None
     checkpoint: Checkpoint | None
     exit: Exit | None
     finished_at: str | None

@@ -95,9 +95,13 @@ class Role(_RoleSecrets):
 
 
 class Retry(TypedDict):
-    """RetryPolicy bounds how often a failed run is tried again."""
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a limit of its own have a counter of their own; all others count together."""
 
     max_retries: int
+    user: int | None
+    transient: int | None
+    platform: int | None
+    unknown: int | None
 
 
 class Preemption(TypedDict):

@@ -30,6 +30,7 @@ from services.gateway.auth import Identity, may_change, require_owner
 from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
 from services.gateway.command_client import (
     accepted,
+    continue_task,
     create_task,
     in_terms_of,
     retry_task,
@@ -121,13 +122,7 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
         owner = await tx.get(UserRow, row.owner)
     async with parts.changing(caller, "task.retry", task_id) as change:
         require_owner(caller, row, "submit it again")
-        if row.state in LIVE_WORDS:
-            message = f"the task is still {row.state}"
-            fix = "wait for its end, or end it first with: PUT /v1/tasks/ID/goal"
-            error = m.FieldError(field="task_id", value=task_id, message=message, fix=fix)
-            raise ProblemError(CONFLICT, f"task_id: {message}; {fix}", [error])
-        if row.spec is None:
-            raise ProblemError(CONFLICT, f"what {task_id} was submitted with is not known")
+        _require_ended(row, "wait for its end, or end it first with: PUT /v1/tasks/ID/goal")
         team = _present_team(task_id, row.owner, owner)
         command = retry_task(task_id, row, team, key or parts.mint.id())
         created, fresh = await _create(parts, command, change)
@@ -137,6 +132,69 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
         201 if created else 200,
         {"location": f"/v1/tasks/{fresh.task_id}"},
     )
+
+
+@router.post("/tasks/{task_id}/continue", status_code=201, response_model=shapes.Task)
+async def continue_(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> Response:
+    """Go on with an ended task, as a new one of the same chain, owner and name: from its last
+    checkpoint (``checkpoint`` of the answer; null: from the beginning) and with its life state.
+    201 and 200 as for a new task."""
+    async with parts.store.transaction() as tx:
+        row = await task_or_404(tx, task_id)
+        owner = await tx.get(UserRow, row.owner)
+    async with parts.changing(caller, "task.continue", task_id) as change:
+        require_owner(caller, row, "go on with it")
+        fix = "if it is paused, resume it; else wait for its end, or end it first with:"
+        _require_ended(row, f"{fix} PUT /v1/tasks/ID/goal")
+        team = _present_team(task_id, row.owner, owner)
+        continues = await _continuation(parts, row)
+        command = continue_task(row, team, key or parts.mint.id(), continues)
+        created, fresh = await _create(parts, command, change)
+        change.detail = f"continues {task_id}"
+    return answer(
+        views.task(fresh, secrets=True),
+        201 if created else 200,
+        {"location": f"/v1/tasks/{fresh.task_id}"},
+    )
+
+
+async def _continuation(parts: Context, row: TaskRow) -> m.Continuation:
+    """Where a task begins that goes on with this one. If the process dies before the new task is
+    stored, the launcher only keeps what it knows of this one for longer."""
+    task_id, chain = row.task_id, row.chain or row.task_id
+    prepare = m.PrepareContinuation(task_id=task_id)
+    reply = await parts.commands.reply(prepare, m.PrepareContinuationReply)
+    if reply.refusal is None:
+        saved = reply.checkpoint
+        if saved is not None and not saved.task_id:
+            saved = saved.model_copy(update={"task_id": task_id})
+        return m.Continuation(task_id=task_id, chain=chain, checkpoint=saved, state_of=task_id)
+    if reply.refusal.code is not m.RefusalCode.NOT_FOUND:
+        raise parts.commands.refused(reply.refusal)
+    if row.attempt:
+        detail = (
+            f"what {task_id} has saved is not known any more: it ended too long ago; submit it"
+            " again from the beginning with: POST /v1/tasks/ID/retry"
+        )
+        raise ProblemError(CONFLICT, detail)
+    # It never ran: the new task begins where this one would have begun.
+    before = row.spec.continues if row.spec is not None else None
+    return m.Continuation(
+        task_id=task_id,
+        chain=chain,
+        checkpoint=before.checkpoint if before else None,
+        state_of=before.state_of if before else "",
+    )
+
+
+def _require_ended(row: TaskRow, fix: str) -> None:
+    """Raises 409 for a task that has not ended, or whose specification is not known."""
+    if row.state in LIVE_WORDS:
+        message = f"the task is still {row.state}"
+        error = m.FieldError(field="task_id", value=row.task_id, message=message, fix=fix)
+        raise ProblemError(CONFLICT, f"task_id: {message}; {fix}", [error])
+    if row.spec is None:
+        raise ProblemError(CONFLICT, f"what {row.task_id} was submitted with is not known")
 
 
 def _present_team(task_id: str, name: str, owner: UserRow | None) -> str:
@@ -196,6 +254,9 @@ async def list_tasks(
         ),
     ] = None,
     group: str | None = None,
+    chain: Annotated[
+        str | None, Query(max_length=26, description="id of the first task of a chain")
+    ] = None,
     priority: Annotated[str | None, Query(description="levels, separated by commas")] = None,
     label: Annotated[list[str] | None, Query(description="K=V; all given ones hold")] = None,
     everything: Annotated[
@@ -214,7 +275,8 @@ async def list_tasks(
         where.append(Where("state", Op.IN, list(LIVE_WORDS)))
     if priority is not None:
         where.append(Where("priority", Op.IN, _several("priority", priority, set(PRIORITIES))))
-    for column, value in (("owner", owner), ("name", name), ("group", group)):
+    equal = (("owner", owner), ("name", name), ("group", group), ("chain", chain))
+    for column, value in equal:
         if value is not None:
             where.append(Where(column, Op.EQ, value))
     if mine:

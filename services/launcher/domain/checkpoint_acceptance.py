@@ -52,15 +52,12 @@ def decide(command: AckCheckpoint, known: Known, now: datetime) -> Decision:
     if errors:
         detail = "the checkpoint is not complete"
         return Decision(refusal=Refusal(code=RefusalCode.INVALID, detail=detail, errors=errors))
-    if known.newest_attempt == 0:
-        detail = f"task {command.task_id} has no run here"
-        return Decision(refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail))
-    if _repeats(known):
-        return Decision(repeated=known.same)
     run = known.run
-    if run is None or run.attempt != known.newest_attempt or run.state not in LIVE:
-        detail = f"attempt {command.attempt} of task {command.task_id} is over"
-        return Decision(refusal=Refusal(code=RefusalCode.SUPERSEDED, detail=detail))
+    refused = refused_attempt(command.task_id, command.attempt, run, known.newest_attempt)
+    if known.newest_attempt and _repeats(known):
+        return Decision(repeated=known.same)
+    if refused is not None or run is None:
+        return Decision(refusal=refused)
     return Decision(
         stored=Checkpoint(
             no=_last_no(run, known) + 1,
@@ -71,6 +68,18 @@ def decide(command: AckCheckpoint, known: Known, now: datetime) -> Decision:
             saved_at=now,
         )
     )
+
+
+def refused_attempt(task_id: str, attempt: int, run: Run | None, newest: int) -> Refusal | None:
+    """Why an attempt may not write any more; None if it is the live one. ``newest``: the highest
+    attempt that the launcher knows of, 0 if it does not know the task."""
+    if newest == 0:
+        detail = f"task {task_id} has no run here"
+        return Refusal(code=RefusalCode.NOT_FOUND, detail=detail)
+    if run is None or run.attempt != newest or run.state not in LIVE:
+        detail = f"attempt {attempt} of task {task_id} is over"
+        return Refusal(code=RefusalCode.SUPERSEDED, detail=detail)
+    return None
 
 
 def _repeats(known: Known) -> bool:

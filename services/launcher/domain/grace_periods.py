@@ -70,7 +70,7 @@ def grace_for(run: Run | None) -> Grace:
     """The class of this run. A run without a row gets the full period."""
     if run is None or run.end_cause is None:
         return P.FULL
-    if run.acked_at is not None:
+    if run.leaves_since is not None:
         return P.ACKED
     if run.started_at is None:
         return P.NONE

@@ -10,7 +10,15 @@ from datetime import datetime
 from enum import StrEnum
 
 from libs.contracts.ids import RunId, TaskId
-from libs.contracts.messages import Checkpoint, Node, Placement, RunExit, TaskSpec
+from libs.contracts.messages import (
+    Checkpoint,
+    Fault,
+    Node,
+    Placement,
+    RankExit,
+    RunExit,
+    TaskSpec,
+)
 
 
 class RunState(StrEnum):
@@ -45,37 +53,6 @@ class EndCause(StrEnum):
     # second one is older than its name.
     CANNOT_START = "cannot_start"
     REJECTED_BY_SITE = "turned_away"
-
-
-class Fault(StrEnum):
-    """What a runtime can find wrong with a rank or a launch; see ``rank_faults``."""
-
-    # The launch was refused.
-    INVALID_POD = "invalid pod"
-    AGAINST_POLICY = "against the policy"
-    NO_COMMAND = "no command"
-    NOT_ADMITTED = "not admitted"
-    OVER_QUOTA = "over quota"
-    NAME_TAKEN = "name taken"
-    # It has not started yet.
-    BEING_MADE = "being made"
-    UNSCHEDULABLE = "unschedulable"
-    INVALID_IMAGE = "invalid image name"
-    IMAGE_PULL = "image pull"
-    BAD_REFERENCE = "bad reference"
-    NOT_CREATED = "container not created"
-    # It has ended.
-    OUT_OF_MEMORY = "out of memory"
-    CANNOT_RUN = "cannot run"
-    INIT_FAILED = "init failed"
-    OVER_STORAGE = "over its storage"
-    OVER_TIME = "over its time"
-    EVICTED = "evicted"
-    DISPLACED = "displaced"
-    NODE_DOWN = "node went down"
-    NODE_REFUSED = "node refused"
-    NODE_LOST = "node lost"
-    DELETED = "deleted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +111,24 @@ class Run:
     ready_ranks: tuple[int, ...] = ()
     # The ranks that were started again in their places, by number.
     restarts: tuple[RankRestart, ...] = ()
+    # The rank whose failure made the launcher end it, and what was wrong with its launch: a runtime
+    # may forget both before the end is recorded.
+    end_rank: RankExit | None = None
+    end_fault: Fault | None = None
+    # Its program handed the nodes over on its own, and why, in the program's words.
+    yield_requested_at: datetime | None = None
+    yield_reason: str = ""
 
     @property
     def id(self) -> RunId:
         """The run's derived name, the same in every store and runtime."""
         return RunId(TaskId(self.task_id), self.attempt)
+
+    @property
+    def leaves_since(self) -> datetime | None:
+        """Since when it has nothing left to do but exit: its acknowledgement, or its own wish."""
+        since = [at for at in (self.acked_at, self.yield_requested_at) if at is not None]
+        return min(since, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +153,30 @@ class CheckpointRow:
     no: int
     attempt: int
     checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LifeStateRow:
+    """What is known of a task's life state (row; key: task_id). It stays as long as the task's last
+    run is remembered."""
+
+    task_id: str
+    # Counts the states that the task saved, from 1.
+    version: int
+    attempt: int
+    media_type: str
+    # In bytes.
+    size: int
+    saved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LifeStateContent:
+    """The content of a life state (row; key: task_id), apart because it may be large. It is written
+    together with its ``LifeStateRow``."""
+
+    task_id: str
+    data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

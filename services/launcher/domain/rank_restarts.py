@@ -59,12 +59,13 @@ def current(run: Run, listed: ObservedRun) -> ObservedRun:
 
 def note(run: Run, listed: ObservedRun, now: datetime) -> Run:
     """The run with a restart for each rank whose end its rule restarts. None once the run is ending
-    or was requested to leave."""
+    or leaves, on request or on its own."""
     if (
         run.spec is None
         or run.state not in (RunState.ASSIGNED, RunState.RUNNING)
         or run.kill_requested_at is not None
         or run.preempt_requested_at is not None
+        or run.yield_requested_at is not None
     ):
         return run
     roles = {role.name: role for role in run.spec.roles if restarts_in_place(role)}

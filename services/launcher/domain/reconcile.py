@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
-from libs.contracts import completion
+from libs.contracts import completion, restart_rules
 from libs.contracts.ids import RunId
-from libs.contracts.messages import ExitKind, Placement, PreemptMode, RankExit, RunExit
-from services.launcher.domain import exits, rank_faults, rank_restarts, role_order
+from libs.contracts.messages import ExitKind, FaultClass, Placement, PreemptMode, RankExit, RunExit
+from services.launcher.domain import exits, fault_classes, rank_faults, rank_restarts, role_order
 from services.launcher.domain.grace_periods import STAGED, GracePeriods, grace_for
 from services.launcher.domain.model import (
     EndCause,
@@ -134,8 +135,8 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
     view = replace(view, observed=rank_restarts.current(run, view.listed))
     after = _advance(run, view, now, policy)
     due: list[datetime] = []
-    if after.state is RunState.RUNNING and after.acked_at is not None:
-        due.append(after.acked_at + policy.exit_grace)
+    if after.state in (RunState.ASSIGNED, RunState.RUNNING) and after.leaves_since is not None:
+        due.append(after.leaves_since + policy.exit_grace)
     if after.state is RunState.ASSIGNED:
         due += [at for _, at in _pending_faults(view.observed, policy) if at is not None]
         plan = role_order.start_plan(after, view.observed.ranks)
@@ -173,13 +174,13 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     if run.state is RunState.RUNNING and _all_ended(run, view):
         return _exited(run, view.listed, now)
     if run.state in (RunState.ASSIGNED, RunState.RUNNING):
-        cause, note = _why_end(run, view, now, policy)
-        if cause is not None:
+        why = _why_end(run, view, now, policy)
+        if why is not None:
             # Once the run is ended, the ranks that have not begun are no longer listed.
             failed = _hanging_nodes(run, view) if run.start_expired else ()
             state = move(run.state, Trigger.END_ORDERED)
-            run = replace(run, state=state, end_cause=cause, end_note=note, ending_at=now)
-            run = replace(run, failed_nodes=failed)
+            run = replace(run, state=state, end_cause=why.cause, end_note=why.note, ending_at=now)
+            run = replace(run, end_rank=why.rank, end_fault=why.fault, failed_nodes=failed)
     if run.state is RunState.ENDING and _is_over(run, view):
         return _exited(run, view.listed, now)
     if run.state is RunState.EXITED and _is_forgotten(run, view):
@@ -187,33 +188,43 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     return run
 
 
-def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
-    """Why the run has to end now, and details that the runtime may forget."""
+class _WhyEnd(NamedTuple):
+    """Why a run has to end now, with what the runtime may forget until its end is recorded."""
+
+    cause: EndCause
+    note: str = ""
+    rank: RankExit | None = None
+    fault: Fault | None = None
+
+
+def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd | None:
+    """Why the run has to end now; None: it goes on."""
     ranks = view.observed.ranks.values()
     verdicts = Verdicts(run, view.observed)
     match end_cause(verdicts, view.scan.listing, now, policy):
         case EndCause.SUCCEEDED:
             decided = verdicts.before_request if verdicts.finished else verdicts.decided
             assert decided is not None, "a rule was met"
-            return EndCause.SUCCEEDED, exits.success_of(decided)
+            return _WhyEnd(EndCause.SUCCEEDED, exits.success_of(decided))
         case EndCause.RANK_FAILED:
-            return EndCause.RANK_FAILED, verdicts.failure
+            failed = verdicts.failed_rank
+            exit_ = exits.rank_exit(failed) if failed else None
+            return _WhyEnd(EndCause.RANK_FAILED, verdicts.failure, exit_)
         case EndCause.RANK_LOST:
-            return EndCause.RANK_LOST, exits.first_loss(ranks)
+            fault = exits.fault_of_loss(ranks)
+            return _WhyEnd(EndCause.RANK_LOST, exits.first_loss(ranks), fault=fault)
         case None:
             pass
         case cause:
-            return cause, ""
+            return _WhyEnd(cause)
     if run.state is RunState.ASSIGNED:
         found = _why_not_startable(run, view, now, policy)
         if found is not None:
             return found
-    return (EndCause.SUPERSEDED if view.superseded else None), ""
+    return _WhyEnd(EndCause.SUPERSEDED) if view.superseded else None
 
 
-def _why_not_startable(
-    run: Run, view: RunView, now: datetime, policy: Policy
-) -> tuple[EndCause, str] | None:
+def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd | None:
     """Why an assigned run will never start: a refusal, a fault that has lasted too long, or a role
     for which another one waits in vain."""
     refused = view.scan.refused.get(run.id)
@@ -223,9 +234,10 @@ def _why_not_startable(
             refused = Refused(rank.fault, f"rank {rank.rank} on {rank.node_id}: {rank.note}")
     if refused is not None:
         own = rank_faults.is_own_fault(refused.fault)
-        return EndCause.CANNOT_START if own else EndCause.REJECTED_BY_SITE, refused.text
+        cause = EndCause.CANNOT_START if own else EndCause.REJECTED_BY_SITE
+        return _WhyEnd(cause, refused.text, fault=refused.fault)
     never = role_order.why_never(run, view.observed.ranks, now)
-    return (EndCause.CANNOT_START, never) if never else None
+    return _WhyEnd(EndCause.CANNOT_START, never) if never else None
 
 
 def _pending_faults(
@@ -249,11 +261,12 @@ def end_cause(
     run, observed = verdicts.run, verdicts.observed
     if verdicts.finished:
         return EndCause.SUCCEEDED
-    if run.kill_requested_at is not None or run.preempt_requested_at is not None:
+    requests = (run.kill_requested_at, run.preempt_requested_at, run.yield_requested_at)
+    if any(at is not None for at in requests):
         kill = run.kill_requested_at is not None
-        cause = EndCause.KILL if kill else _preemption_cause(run, now, policy)
+        cause = EndCause.KILL if kill else _leaving_cause(run, now, policy)
         # It finished while it was requested to leave.
-        done = verdicts.succeeded and run.acked_at is None and (kill or cause is None)
+        done = verdicts.succeeded and run.leaves_since is None and (kill or cause is None)
         return EndCause.SUCCEEDED if done else cause
     if any(rank.state is RankState.LOST for rank in observed.ranks.values()):
         return EndCause.RANK_LOST
@@ -263,15 +276,16 @@ def end_cause(
     return EndCause.RANK_LOST if lost else None
 
 
-def _preemption_cause(run: Run, now: datetime, policy: Policy) -> EndCause | None:
-    """Why a run with a preemption request is ended. A rank that left early is no reason: another
-    one may still be saving, until the acknowledgement or the scheduler's deadline."""
+def _leaving_cause(run: Run, now: datetime, policy: Policy) -> EndCause | None:
+    """Why a run that is to leave, or wants to, is ended. A rank that left early is no reason:
+    another one may still be saving, until the acknowledgement or the scheduler's deadline."""
     assert run.spec is not None, "an assigned run has its specification"
-    if run.state is RunState.ASSIGNED:
-        return EndCause.PREEMPTED_BEFORE_START
-    if run.spec.preemption.mode is PreemptMode.KILL:
-        return EndCause.KILL
-    over = run.acked_at is not None and now >= run.acked_at + policy.exit_grace
+    if run.preempt_requested_at is not None:
+        if run.state is RunState.ASSIGNED:
+            return EndCause.PREEMPTED_BEFORE_START
+        if run.spec.preemption.mode is PreemptMode.KILL:
+            return EndCause.KILL
+    over = run.leaves_since is not None and now >= run.leaves_since + policy.exit_grace
     return EndCause.GRACE_OVER if over else None
 
 
@@ -395,7 +409,9 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
     assert run.spec is not None, "an assigned run has its specification"
     ranks = tuple(observed.ranks[rank] for rank in sorted(observed.ranks))
     mode, own_rules = run.spec.preemption.mode, completion.has_own(run.spec)
-    verdicts = Verdicts(run, rank_restarts.current(run, observed))
+    current = rank_restarts.current(run, observed)
+    verdicts = Verdicts(run, current)
+    failed, failure = _rank_at_fault(run, current)
     ending = exits.Ending(
         mode=mode,
         signal=exits.signal_number(run.spec.preemption.signal) if mode is PreemptMode.SIGNAL else 0,
@@ -409,9 +425,15 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         own_rules=own_rules,
         finished=verdicts.finished and run.end_cause is not EndCause.RANK_FAILED,
         left=verdicts.left,
+        failure=failure,
+        yielded=run.yield_requested_at is not None,
+        yield_reason=run.yield_reason,
     )
     kind = exits.classify(ending)
-    failed = verdicts.failed_rank if kind is ExitKind.FAILED else None
+    if kind is not ExitKind.FAILED:
+        failed = None
+    fault = fault_classes.fault_of(kind, run.end_fault or exits.fault_of_loss(ranks), failed)
+    fault_class = fault_classes.class_of_run(kind, fault, failed)
     times = [rank.exited_at for rank in ranks if rank.exited_at is not None]
     exited_at = max(times, default=now)
     return replace(
@@ -422,11 +444,48 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         exit=RunExit(
             attempt=run.attempt,
             kind=kind,
-            ranks=tuple(RankExit(rank=r.rank, code=r.code, signal=r.signal) for r in ranks),
+            ranks=tuple(exits.rank_exit(rank) for rank in ranks),
             exited_at=exited_at,
             detail=exits.detail(ending, kind),
             failed_rank=failed.rank if failed else None,
+            fault_class=fault_class,
+            fault=fault,
+            final=failed is not None and _is_final(run, failed, fault_class),
+            yielded=kind is ExitKind.PREEMPTED and ending.yielded and not ending.preempt_requested,
         ),
+    )
+
+
+def _rank_at_fault(run: Run, observed: ObservedRun) -> tuple[RankExit | None, str]:
+    """How the rank ended that decided a failure, and the same as a text.
+
+    Ranks that ended because the launcher ended the run decide nothing, in whatever way they ended.
+    Where the runtime has forgotten the others, the row has what was known before.
+    """
+    if run.end_cause is EndCause.CANNOT_START:
+        return None, ""
+    ranks = {
+        rank: each
+        for rank, each in observed.ranks.items()
+        if run.ending_at is None or (each.exited_at and each.exited_at <= run.ending_at)
+    }
+    failed = Verdicts(run, replace(observed, ranks=ranks)).failed_rank
+    if failed is None and run.end_rank is not None:
+        return run.end_rank, run.end_note
+    failed = failed or Verdicts(run, observed).failed_rank
+    return (exits.rank_exit(failed), exits.failure_text(failed)) if failed else (None, "")
+
+
+def _is_final(run: Run, failed: RankExit, fault_class: FaultClass) -> bool:
+    """Whether the restart rule of the failed rank's role allows no further attempt. A program that
+    was requested to leave may fail for that reason: then the rule does not apply."""
+    assert run.spec is not None, "an assigned run has its specification"
+    if _requested_in_time(run):
+        return False
+    roles = {role.name: role for role in run.spec.roles}
+    role = next((roles.get(p.role) for p in run.placements if p.rank == failed.rank), None)
+    return role is not None and not restart_rules.wants_restart(
+        restart_rules.rule_of(role), failed.code, failed.signal, fault_class
     )
 
 

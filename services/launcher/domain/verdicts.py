@@ -47,7 +47,10 @@ class Verdicts:
 
     @property
     def finished(self) -> bool:
-        """The run had succeeded before it was requested to leave."""
+        """The run had succeeded before it was requested to leave. One that hands its nodes over on
+        its own says that it is not done, whatever the clocks of its nodes say."""
+        if self.run.yield_requested_at is not None:
+            return False
         found = self.before_request
         return found is not None and found.verdict is Verdict.SUCCEEDED
 
@@ -118,7 +121,7 @@ class Verdicts:
     @cached_property
     def _rank_0_finished(self) -> bool:
         first = self.observed.ranks.get(0)
-        return first is not None and first.code == 0 and self.run.acked_at is None
+        return first is not None and first.code == 0 and self.run.leaves_since is None
 
     @cached_property
     def _places(self) -> dict[int, Placement]:

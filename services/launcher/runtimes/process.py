@@ -255,4 +255,6 @@ def _observed(rank: int, node_id: str, seen: Mapping[str, Any]) -> ObservedRank:
         note=seen.get("note", ""),
         # A supervisor of an earlier version restarts nothing.
         start=seen.get("start", 0),
+        # A supervisor that is newer than this may know more of them.
+        fault=Fault.__members__.get(seen.get("fault", "")),
     )

@@ -68,6 +68,15 @@ def test_levels_are_written_as_people_write_them() -> None:
     assert level_name(Priority.VERY_HIGH) == "very_high"
 
 
+def test_the_reason_of_a_yield_has_the_programs_words_and_the_time() -> None:
+    at = "2026-01-02T03:04:05+00:00"
+    text = rendered(ReasonCode.YIELDED, {"attempt": 2, "step": 7}, detail="left: no data", at=at)
+    assert text == (
+        "attempt 2 left: no data; it goes on from step 7;"
+        " it may start again from 2026-01-02 03:04:05Z"
+    )
+
+
 def test_no_checkpoint_is_claimed_of_a_run_that_left() -> None:
     assert rendered(ReasonCode.RUN_PREEMPTED, {"attempt": 1}) == (
         "attempt 1 left when it was asked to"

@@ -29,6 +29,10 @@ class RunServer:
         self.ready_answers: list[tuple[int, dict[str, Any]]] = []
         self.polls: list[dict[str, str]] = []
         self.checkpoint_answers: list[tuple[int, dict[str, Any]]] = []
+        # What else a run asked for, and answers to give instead of 200.
+        self.others: list[tuple[str, dict[str, Any]]] = []
+        self.other_answers: list[tuple[int, dict[str, Any]]] = []
+        self.life_state: dict[str, Any] = {}
         self.tokens: set[str] = set()
         self.hang = False
         self.ask_again_seconds = 0.0
@@ -63,6 +67,9 @@ class RunServer:
                 outer._get(self)
 
             def do_POST(self) -> None:
+                outer._post(self)
+
+            def do_PUT(self) -> None:
                 outer._post(self)
 
         class Server(ThreadingHTTPServer):
@@ -108,6 +115,9 @@ class RunServer:
 
     def _get(self, request: BaseHTTPRequestHandler) -> None:
         self.tokens.add(request.headers.get("authorization", ""))
+        if request.path == "/v1/run/state":
+            _answer(request, 200, self.life_state or {"version": 0, "data": None})
+            return
         query = {k: v[0] for k, v in parse_qs(urlsplit(request.path).query).items()}
         self.polls.append(query)
         if self.hang:
@@ -146,7 +156,14 @@ class RunServer:
                 self.ready.append(body)
             _answer(request, status, answer)
             return
-        assert request.path == "/v1/run/checkpoints"
+        if request.path != "/v1/run/checkpoints":
+            status, answer = self.other_answers.pop(0) if self.other_answers else (200, {})
+            if status < 300:
+                self.others.append((f"{request.command} {request.path}", body))
+                if request.path == "/v1/run/state":
+                    self.life_state = body
+            _answer(request, status, answer)
+            return
         status, answer = self.checkpoint_answers.pop(0) if self.checkpoint_answers else (201, {})
         if status < 300:
             self.checkpoints.append(body)

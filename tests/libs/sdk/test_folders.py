@@ -101,6 +101,20 @@ def test_a_checkpoint_that_is_not_the_stored_one_is_refused(
     assert message in str(error.value)
 
 
+def test_a_task_that_goes_on_with_another_reads_the_others_checkpoint(tmp_path: Path) -> None:
+    be("ta", 2)
+    path, digest = save(tmp_path, 100)
+    be("tb", 1)
+    with pytest.raises(ValueError, match="not the checkpoint of this task"):
+        folders.stored(Checkpoint(100, str(path), digest, 2))
+    assert folders.stored(Checkpoint(100, str(path), digest, 2, task="ta")) == path
+    # Its own saves lie beside the other's, and prune only its own.
+    own, _ = save(tmp_path, 100)
+    later, _ = save(tmp_path, 200)
+    folders.prune(later, keep=1)
+    assert (path.is_dir(), own.exists(), later.is_dir()) == (True, False, True)
+
+
 def test_an_incomplete_folder_of_a_killed_writer_is_not_listed(tmp_path: Path) -> None:
     be("ta", 1)
     path, _ = folders.new(tmp_path, 1)

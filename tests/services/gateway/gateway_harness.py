@@ -55,6 +55,9 @@ class Others:
     policy_dry_run: m.DryRunPolicyReply = field(default_factory=m.DryRunPolicyReply)
     live_attempts: dict[str, int] = field(default_factory=dict)
     checkpoints: int = 0
+    life_states: dict[str, m.LifeState] = field(default_factory=dict)
+    # Of tasks whose runs the launcher remembers: the last checkpoint.
+    ended: dict[str, m.Checkpoint | None] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)
     # (attempt, rank) -> bytes kept; complete ones apart.
     outputs: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -112,6 +115,40 @@ class Others:
             code = m.RefusalCode.SUPERSEDED
             return m.ReportReadyReply(refusal=m.Refusal(code=code, detail="it is over"))
         return m.ReportReadyReply()
+
+    def _over(self, command: Any) -> m.Refusal | None:
+        if self.live_attempts.get(command.task_id) == command.attempt:
+            return None
+        return m.Refusal(code=m.RefusalCode.SUPERSEDED, detail="it is over")
+
+    async def yield_run(self, command: m.YieldRun) -> Message:
+        self.asked.append(command)
+        return m.YieldRunReply(refusal=self._over(command))
+
+    async def set_life_state(self, command: m.SetLifeState) -> Message:
+        self.asked.append(command)
+        refusal = self._over(command)
+        if refusal is not None:
+            return m.SetLifeStateReply(refusal=refusal)
+        before = self.life_states.get(command.task_id)
+        state = m.LifeState(
+            version=(before.version if before else 0) + 1,
+            attempt=command.attempt,
+            media_type=command.media_type,
+            data=command.data,
+            saved_at=at(1),
+        )
+        self.life_states[command.task_id] = state
+        return m.SetLifeStateReply(version=state.version)
+
+    async def get_life_state(self, command: m.GetLifeState) -> Message:
+        return m.GetLifeStateReply(state=self.life_states.get(command.task_id))
+
+    async def prepare_continuation(self, command: m.PrepareContinuation) -> Message:
+        if command.task_id not in self.ended:
+            refusal = m.Refusal(code=m.RefusalCode.NOT_FOUND, detail="no run")
+            return m.PrepareContinuationReply(refusal=refusal)
+        return m.PrepareContinuationReply(checkpoint=self.ended[command.task_id])
 
     async def set_schedulable(self, command: m.SetSchedulable) -> Message:
         self.asked.append(command)
@@ -219,6 +256,10 @@ class GatewayHarness(MemoryPlatform):
             "launcher": {
                 m.AckCheckpoint: others.ack,
                 m.ReportReady: others.ready,
+                m.YieldRun: others.yield_run,
+                m.SetLifeState: others.set_life_state,
+                m.GetLifeState: others.get_life_state,
+                m.PrepareContinuation: others.prepare_continuation,
                 m.SetSchedulable: others.set_schedulable,
                 m.SetNodeMarks: others.set_node_marks,
             },

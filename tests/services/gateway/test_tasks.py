@@ -226,6 +226,7 @@ async def test_a_task_shows_each_state_of_its_life(
         "uri": "/c/1",
         "digest": "d",
         "saved_at": "2026-01-01T00:00:25Z",
+        "task": None,
     }
     assert {"kind": "failed", "code": 3, "text": "ended"}.items() <= shown["exit"].items()
     assert shown["exit"]["failed_rank"] is None

@@ -11,7 +11,7 @@ from typing import Any, Iterable, Mapping, Sequence
 # The groups of the main help, the first steps first. A command that is in none is among the last.
 PANELS: Mapping[str, tuple[str, ...]] = {
     "First steps": ("up", "submit", "ls", "show", "logs", "stop", "doctor"),
-    "Tasks": ("explain", "wait", "events", "pause", "resume", "priority", "retry"),
+    "Tasks": ("explain", "wait", "events", "pause", "resume", "priority", "retry", "continue"),
     "Nodes and sharing": ("nodes", "node", "group", "quota", "policy", "simulate"),
     "People and access": ("whoami", "context", "user", "team", "token"),
     "The platform": ("down", "k8s", "dead-letters", "completion", "version"),
@@ -85,6 +85,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "stop": ("stop resnet bert", "stop --all -l project=vision"),
     "priority": ("priority resnet bert high",),
     "retry": ("retry resnet",),
+    "continue": ("continue resnet",),
     "logs": ("logs resnet -f", "logs resnet --rank 1 --tail 20"),
     "events": ("events resnet", "events -f --type run.exited"),
     "nodes": ("nodes",),

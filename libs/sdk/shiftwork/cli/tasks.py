@@ -1,4 +1,4 @@
-"""Tasks: ``ls show explain wait pause resume stop priority retry``."""
+"""Tasks: ``ls show explain wait pause resume stop priority retry continue``."""
 
 import re
 import secrets
@@ -18,6 +18,7 @@ from shiftwork.cli import (
     listening,
     parse,
     render,
+    retries,
     role_facts,
     session,
     sizes,
@@ -70,6 +71,7 @@ def register(app: session.App) -> None:
     app.command("stop")(stop)
     app.command("priority")(priority)
     app.command("retry")(retry)
+    app.command("continue")(continue_)
 
 
 def each(tasks: Sequence[str], act: Callable[[Api, str], Dict[str, Any]]) -> List[Dict[str, Any]]:
@@ -158,6 +160,13 @@ def ls(
         "", "--state", help="Such as queued,running.", autocompletion=complete.states
     ),
     label: Optional[List[str]] = _LABEL,
+    chain: str = typer.Option(
+        "",
+        "--chain",
+        metavar="TASK",
+        help="Those that go on with one another, of which this is one; ended ones too.",
+        autocompletion=complete.tasks,
+    ),
     sort: str = typer.Option(
         "",
         "--sort",
@@ -177,7 +186,7 @@ def ls(
         render.document(_history(api, since))
         return
     states = parse.states(state, "--state")
-    if not states and not everything:
+    if not states and not everything and not chain:
         states = list(LIVE)
     query: Dict[str, Any] = {
         "state": ",".join(states),
@@ -186,6 +195,8 @@ def ls(
     }
     if mine:
         query["owner"] = api.get("/v1/whoami")["user"]
+    if chain:
+        query["chain"] = find(api, chain)["chain"]
     found = api.items("/v1/tasks", query, limit)
     if now.json:
         render.document(found)
@@ -195,7 +206,7 @@ def ls(
     render.table(
         COLUMNS,
         [_row(task, short[task["id"]], names) for task in found["items"]],
-        "no tasks" if everything or state else "no live tasks; --all shows the ended ones",
+        "no tasks" if everything or state or chain else "no live tasks; --all shows the ended ones",
     )
     if found.get("next_cursor"):
         render.note(f"more than {limit}: raise --limit")
@@ -363,7 +374,11 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("attempt", str(found["attempt"] or "")),
             ("progress", _reported(found)),
             ("checkpoint", _checkpoint(checkpoint, found)),
+            ("life state", _life_state(found)),
+            ("continues", found.get("continues") or ""),
             ("exit", _exit(ended, found)),
+            ("retries used", retries.used(found)),
+            ("restart", retries.rules(found)),
             ("submitted", render.timestamp(found.get("submitted_at"))),
             ("started", render.timestamp(found.get("started_at"))),
             ("finished", render.timestamp(found.get("finished_at"))),
@@ -410,8 +425,16 @@ def _delayed(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
 def _checkpoint(saved: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
     if not saved:
         return ""
-    when = render.ago(saved.get("saved_at")) + _earlier(saved, task)
+    when = render.ago(saved.get("saved_at"))
+    when += f", task {saved['task']}" if saved.get("task") else _earlier(saved, task)
     return f"no {saved['no']}, step {saved['step']}, {when}: {saved['uri']}"
+
+
+def _life_state(task: Dict[str, Any]) -> str:
+    saved = parse.fields(task.get("life_state"))
+    if not saved:
+        return ""
+    return f"{render.counted(saved['bytes'], 'byte')}, {render.ago(saved.get('saved_at'))}"
 
 
 def _exit(ended: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
@@ -419,7 +442,9 @@ def _exit(ended: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
         return ""
     code = "" if ended.get("code") is None else f" (code {ended['code']})"
     text = f": {ended['text']}" if ended.get("text") else ""
-    return f"{ended['kind']}{code}{_earlier(ended, task)}{text}"
+    blamed = retries.class_of(ended)
+    blamed = f"; {blamed}" if blamed else ""
+    return f"{ended['kind']}{code}{_earlier(ended, task)}{text}{blamed}"
 
 
 def _earlier(fact: Dict[str, Any], task: Dict[str, Any]) -> str:
@@ -640,5 +665,23 @@ def retry(tasks: List[str] = _TASKS) -> None:
             role_facts.show_warnings(again)
             render.line(again["id"])
         return again
+
+    each(tasks, act)
+
+
+def continue_(tasks: List[str] = _TASKS) -> None:
+    """Go on with ended tasks, as new ones of the same names: from their last checkpoints and with
+    their life states. Prints their ids."""
+
+    def act(api: Api, task: str) -> Dict[str, Any]:
+        found = find(api, task)
+        path = f"/v1/tasks/{part(found['id'])}/continue"
+        with naming({"name": "TASK"}):
+            made: Dict[str, Any] = api.post(path, None, secrets.token_hex(16))
+        if not session.current().json:
+            render.line(made["id"])
+        if not made.get("checkpoint"):
+            render.warning(f"{found['name']} saved no checkpoint: it starts from the beginning")
+        return made
 
     each(tasks, act)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from shiftwork.cli import parse, render, role_facts
+from shiftwork.cli import parse, render, retries, role_facts
 
 Data = Mapping[str, Any]
 
@@ -44,6 +44,10 @@ def _from(data: Data) -> str:
     return f" from step {saved['step']}" if saved else ""
 
 
+def _onward(data: Data) -> str:
+    return f"; it goes on{_from(data)}" if data.get("resume_from") else ""
+
+
 def _again(data: Data) -> str:
     """A later attempt, and what it starts from. What a program saves at a signal is known only if
     the program reports it."""
@@ -56,6 +60,12 @@ def _again(data: Data) -> str:
             " its own state"
         )
     return f"restarted on {_nodes(data)} from the beginning (no checkpoint)"
+
+
+def _yielded(data: Data) -> str:
+    return "the program hands its nodes over on its own" + (
+        f": {data['reason']}" if data.get("reason") else ""
+    )
 
 
 def _checkpoint(data: Data) -> str:
@@ -88,15 +98,18 @@ def _exited(data: Data) -> str:
     ended = parse.fields(data.get("exit"))
     kind = str(ended.get("kind"))
     if kind == "preempted":
-        return _left(data)
+        return _left(data, "left on its own" if ended.get("yielded") else "left when asked to")
     detail = f" ({ended['detail']})" if ended.get("detail") else ""
-    return _ENDS.get(kind, f"the program ended: {kind}") + detail
+    blamed = retries.class_of(ended)
+    blamed = f"; {blamed}" if blamed else ""
+    return _ENDS.get(kind, f"the program ended: {kind}") + detail + blamed
 
 
-def _left(data: Data) -> str:
-    """A run that left when it was asked to: what it saved as far as the SDK reported it."""
+def _left(data: Data, left: str) -> str:
+    """A run that left, asked to or on its own: what it saved as far as the SDK reported it."""
     ended, saved = parse.fields(data.get("exit")), parse.fields(data.get("checkpoint"))
-    own = bool(saved) and saved.get("attempt") == data.get("attempt")
+    own = bool(saved) and not saved.get("task_id")
+    own = own and saved.get("attempt") == data.get("attempt")
     ranks = parse.listed(ended.get("ranks"))
     if "ranks" in ended and not (ranks or own):
         return "the run was withdrawn before its program had started"
@@ -104,11 +117,12 @@ def _left(data: Data) -> str:
     numbers = {rank["signal"] for rank in ranks if rank.get("signal") is not None}
     how = [f"exit code {code}" for code in sorted(codes)]
     how += [f"signal {number}" for number in sorted(numbers)]
-    left = "left when asked to" + (f" ({', '.join(how)})" if how else "")
+    left += f" ({', '.join(how)})" if how else ""
     if own:
         return f"the program saved a checkpoint of step {saved.get('step')} and {left}"
     if saved:
-        known = f"the last checkpoint known is of attempt {saved.get('attempt')}"
+        whose = f"task {saved['task_id']}, " if saved.get("task_id") else ""
+        known = f"the last checkpoint known is of {whose}attempt {saved.get('attempt')}"
         return f"the program {left}; {known}, step {saved.get('step')}"
     return f"the program {left}; {_NO_CHECKPOINT}"
 
@@ -181,7 +195,9 @@ def _usage(data: Data) -> str:
 
 def _submitted(data: Data) -> str:
     found = [f"; warning: {each}" for each in role_facts.warnings(parse.fields(data))]
-    return f"submitted by {data.get('owner')}" + "".join(found)
+    continues = parse.fields(parse.fields(data.get("spec")).get("continues"))
+    onward = f"; it goes on with {continues['task_id']}" if continues else ""
+    return f"submitted by {data.get('owner')}{onward}" + "".join(found)
 
 
 _GOALS = {"run": "resumed", "pause": "paused", "stop": "stopped"}
@@ -197,7 +213,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         f"priority changed to {d.get('priority')} by {d.get('changed_by')}"
     ),
     "task.state_changed": _state,
-    "run.assigned": lambda d: f"assigned to {_nodes(d)}",
+    "run.assigned": lambda d: f"assigned to {_nodes(d)}{_onward(d)}",
     "run.resumed": _again,
     "run.delayed": lambda d: (
         f"not started yet: {d['detail']}" if d.get("detail") else "nothing delays the start"
@@ -211,6 +227,11 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "run.preemption_requested": _preemption_requested,
     "run.kill_requested": lambda d: f"the platform ends it by force{_reason(d)}",
     "run.checkpoint_saved": _checkpoint,
+    "run.yielded": _yielded,
+    "run.life_state_saved": lambda d: (
+        f"life state {'saved' if d.get('attempt') else 'taken over'}:"
+        f" {render.counted(d['size'], 'byte')}"
+    ),
     "run.exited": _exited,
     "node.changed": _node,
     "quota.changed": _quota,
@@ -231,6 +252,8 @@ _STEPS: Mapping[str, int] = {
     "run.preemption_requested": _RUNNING,
     "run.kill_requested": _RUNNING,
     "run.checkpoint_saved": _RUNNING,
+    "run.yielded": _RUNNING,
+    "run.life_state_saved": _RUNNING,
     "run.exited": _EXITED,
     "quota.usage": _USED,
 }

@@ -19,6 +19,7 @@ from shiftwork.cli.failures import Failure, objects
 COMMANDS: Mapping[str, str] = {
     "GET /v1/tasks": "shiftwork ls --all",
     "POST /v1/tasks/{id}/retry": "shiftwork retry {id}",
+    "POST /v1/tasks/{id}/continue": "shiftwork continue {id}",
     "PUT /v1/tasks/{id}/goal": "shiftwork stop {id}",
     "GET /v1/nodes": "shiftwork nodes",
     "GET /v1/groups": "shiftwork group ls",

@@ -497,8 +497,9 @@ class Ranks:
             return {"lost": True, "note": "its supervisor died", "exited_at": self.now()}
         assert rank.status is not None, "an ended rank of ours has its status"
         found = {**rank.status, "exited_at": self.now()}
-        if "signal" in found and self.cgroups.ran_out_of_memory(rank.name):
-            found["note"] = "out of its memory limit"
+        # A shell that ran the program exits with 137 and gets no signal itself.
+        if found.get("code") != 0 and self.cgroups.ran_out_of_memory(rank.name):
+            found |= {"note": "out of its memory limit", "fault": "OUT_OF_MEMORY"}
         return found
 
     def _marker(self, rank: Rank) -> rank_processes.Marker:

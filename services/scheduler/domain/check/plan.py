@@ -7,12 +7,12 @@ in an index or a ranker cannot hide itself. ``loop.py`` refuses a plan with any 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Goal, Placement, PreemptMode, Priority, ReasonCode
-from libs.contracts.rank_sizes import has_own_size, sizes_differ, sizes_of
+from libs.contracts.rank_sizes import RankSize, has_own_size, sizes_differ, sizes_of
 from services.scheduler.domain.check.conservation import (
     clusters_broken,
     limits_broken,
@@ -156,12 +156,24 @@ def _gang(snapshot: Snapshot, task: Task, placements: tuple[Placement, ...]) -> 
         yield Violation(Fault.GANG, task.id, f"{len(ranks)} ranks for {len(wanted)}")
         return
     sizes = sizes_of(task.spec)
+    # Ranks on nodes of their own can share nothing.
+    if len({each.node_id for each in placements}) < len(placements):
+        yield from _shared(task, placements, sizes)
+    for placement in placements:
+        yield from _on_node(snapshot, task, placement, sizes[placement.role].gpus)
+
+
+def _shared(
+    task: Task, placements: tuple[Placement, ...], sizes: Mapping[str, RankSize]
+) -> Iterator[Violation]:
+    """What several ranks of the gang have, of which only one may have it."""
     # What only one rank of the gang may have: a GPU; a node, for all of its ranks or for a role.
     own: list[tuple[str, str, int]] = []
+    differ = sizes_differ(task.spec)
     sized = {role.name for role in task.spec.roles if has_own_size(role)}
     for each in placements:
         own += [(each.node_id, "", gpu) for gpu in each.gpus]
-        if not sizes_differ(task.spec):
+        if not differ:
             own.append((each.node_id, "", -1))
         elif sizes[each.role].spread or sizes[each.role].gpus is None:
             # Roles without a size of their own have a node for each of their ranks.
@@ -179,8 +191,6 @@ def _gang(snapshot: Snapshot, task: Task, placements: tuple[Placement, ...]) -> 
         if there[node_id] > 1:
             detail = f"{there[node_id]} ranks on {node_id}, which one of them has whole"
             yield Violation(Fault.GANG, task.id, detail)
-    for placement in placements:
-        yield from _on_node(snapshot, task, placement, sizes[placement.role].gpus)
 
 
 def _on_node(

@@ -52,6 +52,8 @@ _TOO_SMALL = (
     ReasonCode.NEVER_FITS,
     ReasonCode.WAITS_FOR_INVENTORY,
 )
+# Only time, or its owner, lets it start.
+_FOR_A_TIME = (ReasonCode.WAITS_FOR_RETRY, ReasonCode.YIELDED)
 _LIMITS = (
     ReasonCode.WAITS_FOR_QUOTA,
     ReasonCode.QUOTA_NEVER_FITS,
@@ -145,7 +147,7 @@ class Remedies:
             yield from self._nodes(added=True)
             yield from self._fewer()
             return
-        if code is ReasonCode.WAITS_FOR_RETRY:
+        if code in _FOR_A_TIME:
             yield from self._time()
             yield from self._again()
             return
@@ -201,7 +203,7 @@ class Remedies:
             return
         at = found.at
         code = self._base.why.code if self._base.why else None
-        if code is ReasonCode.WAITS_FOR_RETRY and at == self._task.not_before_at:
+        if code in _FOR_A_TIME and at == self._task.not_before_at:
             seconds = (at - self._now).total_seconds()
             yield Remedy(f"the retry time comes in {duration(seconds)}", change)
             return

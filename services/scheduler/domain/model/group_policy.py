@@ -146,6 +146,11 @@ class PolicySettings:
     protected_seconds: float = 0.0
     retry_delay_seconds: float = 10.0
     retry_delay_seconds_max: float = 600.0
+    # A task that handed its nodes over on its own starts again after this; after twice as long each
+    # time that it does so again within ``yield_soon_seconds`` of its start, up to the maximum.
+    yield_delay_seconds: float = 1.0
+    yield_delay_seconds_max: float = 60.0
+    yield_soon_seconds: float = 30.0
     # A task that is to stop gets no more than this to save.
     stop_ack_seconds_max: float = 30.0
     # A run whose program never polled for requests gets no more than this.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -64,6 +65,41 @@ def test_a_retry_prints_the_new_id(shiftwork: Shiftwork, three: CliServer) -> No
     three.first["POST", "/v1/tasks/tone/retry"] = [(201, a_task("tnew"))]
     assert shiftwork("retry", "one").out == "tnew\n"
     assert len(three.asked("POST", "/v1/tasks/tone/retry").headers["idempotency-key"]) >= 16
+
+
+def test_going_on_with_an_ended_task_prints_the_new_id(
+    shiftwork: Shiftwork, three: CliServer
+) -> None:
+    path = "/v1/tasks/tone/continue"
+    saved = {"no": 3, "step": 30, "uri": "/c/30", "attempt": 2, "task": "tone", "saved_at": None}
+    made = a_task("tnew", checkpoint=saved, continues="tone", chain="tone")
+    three.first["POST", path] = [(201, made), (201, {**made, "checkpoint": None})]
+    done = shiftwork("continue", "one")
+    assert (done.code, done.out, done.err) == (0, "tnew\n", "")
+    assert len(three.asked("POST", path).headers["idempotency-key"]) >= 16
+    done = shiftwork("continue", "one")
+    assert "saved no checkpoint: it starts from the beginning" in done.err
+
+
+def test_a_chain_is_listed_by_any_of_its_tasks_whatever_their_states(
+    shiftwork: Shiftwork, three: CliServer
+) -> None:
+    three.tasks["tone"] |= {"chain": "tfirst", "state": "failed"}
+    assert shiftwork("ls", "--chain", "one").code == 0
+    query = three.asked("GET", "/v1/tasks").query
+    assert (query["chain"], query.get("state", "")) == ("tfirst", "")
+
+
+def test_a_task_shows_what_it_goes_on_with_and_the_size_of_its_life_state(
+    shiftwork: Shiftwork, three: CliServer
+) -> None:
+    saved = {"no": 3, "step": 30, "uri": "/c/30", "attempt": 2, "task": "tzero", "saved_at": None}
+    state = {"version": 2, "bytes": 11, "attempt": 1, "saved_at": "2026-01-01T00:00:01Z"}
+    three.tasks["tone"] |= {"checkpoint": saved, "continues": "tzero", "life_state": state}
+    shown = shiftwork("show", "one").out
+    assert re.search(r"continues +tzero", shown)
+    assert re.search(r"life state +11 bytes, ", shown)
+    assert ", task tzero: /c/30" in shown
 
 
 def test_stopping_all_needs_a_confirmation_or_yes(shiftwork: Shiftwork, three: CliServer) -> None:

@@ -327,3 +327,31 @@ def test_a_submission_names_its_warnings() -> None:
     text = timeline.sentence("task.submitted", data)
     assert text == "submitted by ann; warning: pod.image: there are no pods"
     assert timeline.sentence("task.submitted", {"owner": "ann"}) == "submitted by ann"
+
+
+def test_a_yield_and_a_continuation_read_as_sentences() -> None:
+    assert sentence("run.yielded", {"reason": "no data"}) == (
+        "the program hands its nodes over on its own: no data"
+    )
+    state = {"size": 1, "attempt": 2}
+    assert sentence("run.life_state_saved", state) == "life state saved: 1 byte"
+    state = {"size": 13, "attempt": 0}
+    assert sentence("run.life_state_saved", state) == "life state taken over: 13 bytes"
+    left = {
+        "attempt": 1,
+        "exit": {"kind": "preempted", "yielded": True, "ranks": [{"rank": 0, "code": 75}]},
+    }
+    assert sentence("run.exited", left) == (
+        "the program left on its own (exit code 75); no checkpoint is known"
+    )
+    inherited = {**left, "checkpoint": {"attempt": 1, "step": 30, "task_id": "tfirst"}}
+    assert sentence("run.exited", inherited) == (
+        "the program left on its own (exit code 75); the last checkpoint known is of task tfirst,"
+        " attempt 1, step 30"
+    )
+    spec = {"continues": {"task_id": "tfirst"}}
+    assert sentence("task.submitted", {"owner": "ada", "spec": spec}) == (
+        "submitted by ada; it goes on with tfirst"
+    )
+    assigned = {"placements": [{"node_id": "n0"}], "resume_from": {"step": 30}}
+    assert sentence("run.assigned", assigned) == "assigned to n0; it goes on from step 30"

@@ -464,3 +464,30 @@ def test_steps_are_total_idempotent_and_correct(
 @pytest.mark.parametrize("seconds", [0, 5, 100])
 def test_no_row_and_no_run_needs_no_action(seconds: float) -> None:
     assert reconcile([], Scan(a_listing()), at(seconds), POLICY) == Outcome((), ())
+
+
+def test_a_run_that_yielded_has_its_grace_to_exit() -> None:
+    wish = a_run(ranks=2, yield_requested_at=at(1), yield_reason="no data")
+    run, outcome = step(wish, [observed(0), observed(1)], seconds=10.9)
+    assert (run.state, outcome.actions) == (RunState.RUNNING, ())
+    assert outcome.due_at == at(11)
+    run, _ = step(wish, [observed(0), observed(1)], seconds=11)
+    assert (run.state, run.end_cause) == (RunState.ENDING, EndCause.GRACE_OVER)
+
+
+@pytest.mark.parametrize("code", [0, 75, 1])
+def test_the_end_of_a_run_that_yielded_is_a_preemption_by_its_own_wish(code: int) -> None:
+    wish = a_run(ranks=2, yield_requested_at=at(1), yield_reason="no data")
+    run, _ = step(wish, [exited(0, code), observed(1)], seconds=2)
+    assert run.state is RunState.RUNNING
+    run, _ = step(wish, [exited(0, code), exited(1, code)], seconds=3)
+    assert run.exit is not None
+    assert (run.exit.kind, run.exit.yielded) == (ExitKind.PREEMPTED, True)
+    assert run.exit.detail == "handed its nodes over on its own: no data"
+
+
+def test_a_run_that_is_asked_to_leave_as_well_did_not_yield() -> None:
+    both = a_run(ranks=1, yield_requested_at=at(1), preempt_requested_at=at(2))
+    run, _ = step(both, [exited(0, 75)], seconds=3)
+    assert run.exit is not None
+    assert (run.exit.kind, run.exit.yielded) == (ExitKind.PREEMPTED, False)

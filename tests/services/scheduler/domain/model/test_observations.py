@@ -7,6 +7,7 @@ import pytest
 
 from libs.contracts.messages import (
     CheckpointSaved,
+    Continuation,
     ExitKind,
     Goal,
     GoalChanged,
@@ -16,6 +17,7 @@ from libs.contracts.messages import (
     TaskState,
     TaskStateChanged,
 )
+from libs.contracts.reasons import render
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import Change
 from services.scheduler.domain.model.group_policy import PolicySettings
@@ -291,3 +293,48 @@ def test_work_that_is_lost_again_and_again_is_counted_until_a_checkpoint() -> No
     again = running(ended(run, ExitKind.LOST), ON)
     outcome = observations.on_run_exited(again, exited_event(again, ExitKind.LOST), at(100), POLICY)
     assert published(outcome).attempts_without_progress == 1
+
+
+def yielded(task: Task, *, started: float, now: float) -> Task:
+    task = replace(running(task, ON), run_started_at=at(started), assigned_at=at(started))
+    event = exited_event(task, ExitKind.PREEMPTED, now=now)
+    end = event.exit.model_copy(update={"yielded": True, "detail": "handed over: no data"})
+    event = event.model_copy(update={"exit": end})
+    return after(observations.on_run_exited(task, event, at(now), POLICY))
+
+
+def test_a_task_that_yielded_is_queued_without_a_retry_and_waits_a_moment() -> None:
+    task = yielded(a_task(), started=0, now=100)
+    assert (task.state, task.reason.code) == (TaskState.QUEUED, ReasonCode.YIELDED)
+    assert (task.retries_used, task.placements, task.run_seconds) == (0, (), 100.0)
+    assert task.not_before_at == at(100 + POLICY.yield_delay_seconds)
+    assert task.submitted_at == a_task().submitted_at
+    text = render(task.reason)
+    assert text.startswith("attempt 1 handed over: no data; it starts from the beginning")
+    assert "00:01:41" in text
+
+
+def test_who_yields_soon_after_each_start_waits_longer_each_time_up_to_a_bound() -> None:
+    task, now, waits = a_task(), 0.0, list[float]()
+    for _ in range(9):
+        task = yielded(task, started=now, now=now + 2)
+        assert task.not_before_at is not None
+        waits.append((task.not_before_at - at(now + 2)).total_seconds())
+        now += 200
+    assert waits[:5] == [2.0, 4.0, 8.0, 16.0, 32.0]
+    assert set(waits[5:]) == {POLICY.yield_delay_seconds_max}
+    # A run that lasts ends the row.
+    task = yielded(task, started=now, now=now + POLICY.yield_soon_seconds)
+    assert task.not_before_at == at(now + POLICY.yield_soon_seconds + POLICY.yield_delay_seconds)
+
+
+def test_a_task_that_goes_on_with_another_begins_at_its_last_checkpoint() -> None:
+    saved = a_checkpoint(5).model_copy(update={"task_id": "before"})
+    continues = Continuation(task_id="before", chain="before", checkpoint=saved)
+    event = submitted_event(a_task())
+    spec = event.spec.model_copy(update={"continues": continues})
+    task = after(observations.on_submitted(event.model_copy(update={"spec": spec}), None, at(3)))
+    assert task.checkpoint == saved
+    # Leaving without a newer one is no progress.
+    run = running(replace(task, began_from_checkpoint=saved.no), ON)
+    assert ended(run, ExitKind.LOST).attempts_without_progress == 1
