@@ -66,6 +66,8 @@ class FakeNodes:
     name = "timed"
     # A rank that only keeps time opens no port.
     shares_ports = False
+    # Nor does it become ready.
+    probes = True
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = {node.id: ObservedNode(node) for node in nodes}
@@ -107,9 +109,16 @@ class FakeNodes:
         if run is not None:
             self._finish(run, None, signal)
 
-    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
-        """See ``port.Runtime``."""
-        del grace_seconds
+    async def end(
+        self,
+        run_id: RunId,
+        node_ids: frozenset[str],
+        *,
+        grace_seconds: float,
+        ranks: frozenset[int] | None = None,
+    ) -> None:
+        """See ``port.Runtime``: the ranks of a run end together."""
+        del grace_seconds, ranks
         run = self._runs.setdefault(run_id, _Run(ObservedRun(run_id, {}, node_ids)))
         run.ended = True
         self._finish(run, None, KILL_SIGNAL)

@@ -72,6 +72,7 @@ def test_subjects_and_owners_are_as_published() -> None:
         "KillRequested": "scheduler evt.run.{task_id}.kill_requested",
         "RunDelayed": "launcher evt.run.{task_id}.delayed",
         "RunStarted": "launcher evt.run.{task_id}.started",
+        "RankRestarted": "launcher evt.run.{task_id}.rank_restarted",
         "RunListened": "gateway evt.run.{task_id}.listened",
         "CheckpointSaved": "launcher evt.run.{task_id}.checkpoint_saved",
         "RunYielded": "launcher evt.run.{task_id}.yielded",

@@ -18,7 +18,7 @@ from services.allinone import nats_config
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import PREFIX, ProvisionSettings
 from services.launcher.domain import exits as launcher_exits
-from services.launcher.domain import grace_periods, rank_faults
+from services.launcher.domain import fault_classes, grace_periods, rank_faults
 from services.launcher.domain import run_lifecycle as launcher_lifecycle
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain.model import lifecycle as scheduler_lifecycle
@@ -165,6 +165,8 @@ def pages() -> dict[Path, str]:
         + launcher_exits.render_markdown()
         + "\n## What can be wrong with a rank or a launch\n\n"
         + rank_faults.render_markdown()
+        + "\n## Classes of failures\n\n"
+        + fault_classes.render_markdown()
         + "\n## Grace periods of runs that the launcher ends\n\n"
         + grace_periods.render_markdown(),
         GENERATED / "warnings.md": NOTE + warnings_page(),

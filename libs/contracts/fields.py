@@ -7,6 +7,30 @@ from collections.abc import Mapping
 from libs.contracts.shown import Read, Shown
 
 SHOWN: Mapping[str, Mapping[str, Shown]] = {
+    "StartsAfter": {
+        "role": Shown(about="Name of the other role.", required=True),
+        "condition": Shown(
+            about="What has to be true of all ranks of that role.", initial="running"
+        ),
+    },
+    "ReadyProbe": {
+        "port": Shown(
+            about="Name of one of the role's ports: the rank is ready when that accepts a connection; left out: the program says so."
+        ),
+        "path": Shown(
+            about="Asked for over HTTP at that port instead, such as /healthz: ready when the answer is 200 to 399."
+        ),
+        "period_seconds": Shown(
+            about="Time between two probes of a rank.", min=1.0, max=300.0, unit="s", initial="2"
+        ),
+        "within_seconds": Shown(
+            about="Time that a rank has to become ready, from its start, while other roles wait for it.",
+            min=1.0,
+            max=86400.0,
+            unit="s",
+            initial="600",
+        ),
+    },
     "Port": {
         "name": Shown(
             about="Lower-case letters, digits and -, at most 15; the program finds the port in SHIFTWORK_PORT_NAME.",
@@ -16,6 +40,24 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             about="Its number in pods; left out: one of the platform's range. Replicas that share a machine get other ones.",
             min=1024.0,
             max=65535.0,
+        ),
+    },
+    "RestartRule": {
+        "when": Shown(
+            about="Which ends lead to a restart: none, every failure, also the end with code 0 (only with the scope rank), or failures with certain exit codes. Any other failure ends the task for good.",
+            initial="on_failure",
+        ),
+        "exit_codes": Shown(
+            about='With exit_code: codes and ranges of codes, such as "137" or "128-255"; a signal counts as 128 and its number.'
+        ),
+        "scope": Shown(
+            about="What is restarted: the gang (the whole task, as a new attempt that counts as a retry), or the rank in its place.",
+            initial="gang",
+        ),
+        "max_restarts": Shown(
+            about="How often a rank is restarted in its place; only with the scope rank.",
+            min=0.0,
+            max=1000.0,
         ),
     },
     "Role": {
@@ -56,6 +98,15 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         ),
         "working_directory": Shown(about="Where its program starts; left out: the task's."),
         "ports": Shown(about="Ports at which each replica serves others, such as a dashboard."),
+        "restart": Shown(
+            about="What a failure of one of its replicas leads to; left out: a retry of the whole task, as far as retries are left."
+        ),
+        "starts_after": Shown(
+            about="Roles that have to be there before the ranks of this one start; they also end after it."
+        ),
+        "ready": Shown(
+            about="How and by when each replica becomes ready, for the roles that wait for that."
+        ),
         "resume": Shown(
             about="What every attempt after the first does differently; left out: nothing."
         ),
@@ -126,6 +177,26 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             options=("--retries",),
             min=0.0,
             max=100.0,
+        ),
+        "user": Shown(
+            about="The same for failures of the task itself, such as out of memory.",
+            min=0.0,
+            max=1000.0,
+        ),
+        "transient": Shown(
+            about="The same for failures that seem to pass, such as SIGTERM from outside.",
+            min=0.0,
+            max=1000.0,
+        ),
+        "platform": Shown(
+            about="The same for runs that the platform or the cluster lost, such as with a node; left out: any number of times.",
+            min=0.0,
+            max=1000.0,
+        ),
+        "unknown": Shown(
+            about="The same for failures whose cause is not known, such as exit code 1.",
+            min=0.0,
+            max=1000.0,
         ),
     },
     "Completion": {

@@ -134,7 +134,34 @@ class ReasonCode(StrEnum):
     EVENT_TOO_LARGE = "REASON_CODE_EVENT_TOO_LARGE"
     ROW_SET_APART = "REASON_CODE_ROW_SET_APART"
     NEVER_ASKED = "REASON_CODE_NEVER_ASKED"
+    RESTART_NOT_ALLOWED = "REASON_CODE_RESTART_NOT_ALLOWED"
     YIELDED = "REASON_CODE_YIELDED"
+
+
+class StartCondition(StrEnum):
+    """StartCondition is what has to be true of a role before another one starts."""
+
+    UNSPECIFIED = "START_CONDITION_UNSPECIFIED"
+    RUNNING = "START_CONDITION_RUNNING"
+    READY = "START_CONDITION_READY"
+
+
+class RestartWhen(StrEnum):
+    """RestartWhen is which ends of a rank lead to a restart."""
+
+    UNSPECIFIED = "RESTART_WHEN_UNSPECIFIED"
+    NEVER = "RESTART_WHEN_NEVER"
+    ON_FAILURE = "RESTART_WHEN_ON_FAILURE"
+    ALWAYS = "RESTART_WHEN_ALWAYS"
+    EXIT_CODE = "RESTART_WHEN_EXIT_CODE"
+
+
+class RestartScope(StrEnum):
+    """RestartScope is what is restarted."""
+
+    UNSPECIFIED = "RESTART_SCOPE_UNSPECIFIED"
+    GANG = "RESTART_SCOPE_GANG"
+    RANK = "RESTART_SCOPE_RANK"
 
 
 class ExitKind(StrEnum):
@@ -146,6 +173,47 @@ class ExitKind(StrEnum):
     KILLED = "EXIT_KIND_KILLED"
     LOST = "EXIT_KIND_LOST"
     FAILED = "EXIT_KIND_FAILED"
+
+
+class FaultClass(StrEnum):
+    """FaultClass is who is likely to be at fault for a failure, and so whether it is worth to
+    try again; the table is the launcher's domain/fault_classes.py."""
+
+    UNSPECIFIED = "FAULT_CLASS_UNSPECIFIED"
+    USER = "FAULT_CLASS_USER"
+    TRANSIENT = "FAULT_CLASS_TRANSIENT"
+    PLATFORM = "FAULT_CLASS_PLATFORM"
+    UNKNOWN = "FAULT_CLASS_UNKNOWN"
+
+
+class Fault(StrEnum):
+    """Fault is what a runtime finds wrong with a rank or a launch, beside a code or signal; the
+    launcher's domain/rank_faults.py has their signs and texts."""
+
+    UNSPECIFIED = "FAULT_UNSPECIFIED"
+    INVALID_POD = "FAULT_INVALID_POD"
+    AGAINST_POLICY = "FAULT_AGAINST_POLICY"
+    NOT_ADMITTED = "FAULT_NOT_ADMITTED"
+    OVER_QUOTA = "FAULT_OVER_QUOTA"
+    NAME_TAKEN = "FAULT_NAME_TAKEN"
+    BEING_MADE = "FAULT_BEING_MADE"
+    UNSCHEDULABLE = "FAULT_UNSCHEDULABLE"
+    INVALID_IMAGE = "FAULT_INVALID_IMAGE"
+    IMAGE_PULL = "FAULT_IMAGE_PULL"
+    BAD_REFERENCE = "FAULT_BAD_REFERENCE"
+    NOT_CREATED = "FAULT_NOT_CREATED"
+    OUT_OF_MEMORY = "FAULT_OUT_OF_MEMORY"
+    CANNOT_RUN = "FAULT_CANNOT_RUN"
+    INIT_FAILED = "FAULT_INIT_FAILED"
+    OVER_STORAGE = "FAULT_OVER_STORAGE"
+    OVER_TIME = "FAULT_OVER_TIME"
+    EVICTED = "FAULT_EVICTED"
+    DISPLACED = "FAULT_DISPLACED"
+    NODE_DOWN = "FAULT_NODE_DOWN"
+    NODE_REFUSED = "FAULT_NODE_REFUSED"
+    NODE_LOST = "FAULT_NODE_LOST"
+    DELETED = "FAULT_DELETED"
+    NO_COMMAND = "FAULT_NO_COMMAND"
 
 
 class Unit(StrEnum):
@@ -237,11 +305,39 @@ class Reason(Message):
     names: Mapping[str, str] = pydantic.Field(default_factory=dict)
 
 
+class StartsAfter(Message):
+    """StartsAfter names a role that has to be there before the ranks of this one start."""
+
+    role: str = ""
+    condition: StartCondition = StartCondition.UNSPECIFIED
+
+
+class ReadyProbe(Message):
+    """ReadyProbe is how the platform learns that a rank is ready: by its port, or by its
+    program, which calls shiftwork.ready()."""
+
+    port: str = ""
+    path: str = ""
+    period_seconds: float = 0.0
+    within_seconds: float = 0.0
+
+
 class Port(Message):
     """Port is one at which each replica of a role serves others."""
 
     name: str = ""
     port: int | None = None
+
+
+class RestartRule(Message):
+    """RestartRule decides what a failure of one of a role's replicas leads to. It does not
+    concern what the platform or the cluster did to the replica, such as a lost node: the task
+    then starts again."""
+
+    when: RestartWhen = RestartWhen.UNSPECIFIED
+    exit_codes: tuple[str, ...] = ()
+    scope: RestartScope = RestartScope.UNSPECIFIED
+    max_restarts: int | None = None
 
 
 class Override(Message):
@@ -292,6 +388,9 @@ class Role(Message):
     auxiliary: bool = False
     working_directory: str = ""
     ports: tuple[Port, ...] = ()
+    restart: RestartRule | None = None
+    starts_after: tuple[StartsAfter, ...] = ()
+    ready: ReadyProbe | None = None
     resume: Override | None = None
     args: tuple[str, ...] = ()
     pod: PodRequest | None = None
@@ -300,9 +399,24 @@ class Role(Message):
 
 
 class RetryPolicy(Message):
-    """RetryPolicy bounds how often a failed run is tried again."""
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a
+    limit of its own have a counter of their own; all others count together."""
 
     max_retries: int = 0
+    user: int | None = None
+    transient: int | None = None
+    platform: int | None = None
+    unknown: int | None = None
+
+
+class ClassRetries(Message):
+    """ClassRetries counts the retries of a task after failures of classes with a limit of their
+    own."""
+
+    user: int = 0
+    transient: int = 0
+    platform: int = 0
+    unknown: int = 0
 
 
 class Completion(Message):
@@ -388,6 +502,7 @@ class RankExit(Message):
     rank: int = 0
     code: int | None = None
     signal: int | None = None
+    fault: Fault = Fault.UNSPECIFIED
 
 
 class RunExit(Message):
@@ -399,6 +514,9 @@ class RunExit(Message):
     exited_at: Time
     detail: str = ""
     failed_rank: int | None = None
+    fault_class: FaultClass = FaultClass.UNSPECIFIED
+    fault: Fault = Fault.UNSPECIFIED
+    final: bool = False
     yielded: bool = False
 
 
@@ -563,6 +681,22 @@ class AckCheckpointReply(Message):
 
     refusal: Refusal | None = None
     checkpoint: Checkpoint | None = None
+
+
+class ReportReady(Message):
+    """ReportReady says that a rank of the live attempt is ready for the roles that wait for it."""
+
+    task_id: str = ""
+    attempt: int = 0
+    rank: int = 0
+    restarts: int = 0
+
+
+class ReportReadyReply(Message):
+    """ReportReadyReply comes after it is stored; SUPERSEDED if the attempt or that process is
+    over."""
+
+    refusal: Refusal | None = None
 
 
 class YieldRun(Message):
@@ -1188,6 +1322,20 @@ class RunDelayed(Message):
     noted_at: Time
 
 
+class RankRestarted(Message):
+    """RankRestarted: one rank of the run ended and is started again on its node; the others go
+    on."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    rank: int = 0
+    role: str = ""
+    restarts: int = 0
+    restarts_max: int = 0
+    detail: str = ""
+    noted_at: Time
+
+
 class RunListened(Message):
     """RunListened: the run's program asked for the first time whether it should leave."""
 
@@ -1289,3 +1437,5 @@ class TaskStateChanged(Message):
     held_nodes: Int64 = 0
     priority: Priority = Priority.UNSPECIFIED
     attempts_without_progress: int = 0
+    retries_used: int = 0
+    class_retries: ClassRetries | None = None

@@ -81,6 +81,10 @@ class Values:
         lost = self.span("cost_node_seconds")
         return f"; stopping it and starting it again loses about {lost} of one node's time"
 
+    def fault_class(self) -> str:
+        """The class of failures that is counted, in brackets; empty if all count together."""
+        return f" ({self.names['class']})" if self.names.get("class") else ""
+
     def goes_on(self) -> str:
         """A clause with the checkpoint that the next attempt continues from; empty if unknown."""
         if "from_beginning" in self.numbers:
@@ -138,6 +142,22 @@ def _failed(given: Values) -> str:
     return f"attempt {given.number('attempt')} failed: {given.name('detail')}"
 
 
+def _retry(given: Values) -> str:
+    """Which retry comes: ``retry 2 of 3 (transient)``."""
+    return f"retry {given.number('retry')} of {given.number('retries_max')}{given.fault_class()}"
+
+
+def _no_retry(given: Values) -> str:
+    if not given.numbers["retries"]:
+        return "no retry is allowed"
+    return f"no retry is left after {given.number('retries')}"
+
+
+def _next_retry(given: Values) -> str:
+    """The same as a clause of its own; empty if the end of the run used no retry."""
+    return f"; {_retry(given)} comes next" if "retry" in given.numbers else ""
+
+
 def _started(given: Values) -> str:
     runs = f"attempt {given.number('attempt')} runs"
     if "from_beginning" in given.numbers:
@@ -163,10 +183,7 @@ def _waits_for_retry(given: Values) -> str:
             f"waits until {given.time('at')} to start again, after"
             f" {given.count('attempts', 'failed start')}: {given.name('detail')}"
         )
-    return (
-        f"waits until {given.time('at')} for retry {given.number('retry')}"
-        f" of {given.number('retries_max')}"
-    )
+    return f"waits until {given.time('at')} for {_retry(given)}"
 
 
 def _did_not_start(given: Values) -> str:
@@ -244,9 +261,15 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "has run for its maximum time (--max-run-time)",
     ),
     ReasonCode.SUCCEEDED: (lambda _: "finished successfully", "finished successfully"),
-    ReasonCode.FAILED: (_failed, "failed"),
+    ReasonCode.FAILED: (lambda given: f"{_failed(given)}{_next_retry(given)}", "failed"),
+    ReasonCode.RESTART_NOT_ALLOWED: (
+        lambda given: (
+            f"{_failed(given)}; the restart rule of role {given.name('role')} allows no restart"
+        ),
+        "failed, and the restart rule of its role allows no restart",
+    ),
     ReasonCode.RETRIES_USED_UP: (
-        lambda given: f"{_failed(given)}; no retry is left after {given.number('retries')}",
+        lambda given: f"{_failed(given)}; {_no_retry(given)}{given.fault_class()}",
         "failed, and no retry is left",
     ),
     ReasonCode.START_ATTEMPTS_USED_UP: (
@@ -256,6 +279,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.RUN_LOST: (
         lambda given: (
             f"attempt {given.number('attempt')} was lost: {given.name('detail')}{given.goes_on()}"
+            f"{_next_retry(given)}"
         ),
         "its run was lost with its node",
     ),

@@ -104,6 +104,20 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
+    m.ReportReady: Route(
+        type_name="shiftwork.command.v1.ReportReady",
+        subject="cmd.launcher.report_ready",
+        owner="launcher",
+        kind=Kind.COMMAND,
+        reply=m.ReportReadyReply,
+    ),
+    m.ReportReadyReply: Route(
+        type_name="shiftwork.command.v1.ReportReadyReply",
+        subject="",
+        owner="launcher",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
     m.YieldRun: Route(
         type_name="shiftwork.command.v1.YieldRun",
         subject="cmd.launcher.yield_run",
@@ -436,6 +450,13 @@ ROUTES: dict[type[m.Message], Route] = {
     m.RunDelayed: Route(
         type_name="shiftwork.run.v1.RunDelayed",
         subject="evt.run.{task_id}.delayed",
+        owner="launcher",
+        kind=Kind.EVENT,
+        reply=None,
+    ),
+    m.RankRestarted: Route(
+        type_name="shiftwork.run.v1.RankRestarted",
+        subject="evt.run.{task_id}.rank_restarted",
         owner="launcher",
         kind=Kind.EVENT,
         reply=None,

@@ -187,6 +187,15 @@ class CheckpointBody(Body):
     digest: Annotated[str, Field(max_length=256)] = ""
 
 
+class ReadyBody(Body):
+    """A rank that is ready."""
+
+    rank: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    restarts: Annotated[
+        int, Field(ge=0, le=2**31 - 1, description="SHIFTWORK_RESTARTS of the process; else 0")
+    ] = 0
+
+
 class YieldBody(Body):
     """The program hands its nodes over on its own."""
 

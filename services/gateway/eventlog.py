@@ -40,6 +40,7 @@ FACTS: Mapping[type[Message], Fact] = {
     m.KillRequested: Fact("requested_at", ("task_id", "attempt")),
     m.RunDelayed: Fact("noted_at", ("task_id", "attempt", "noted_at")),
     m.RunStarted: Fact("started_at", ("task_id", "attempt")),
+    m.RankRestarted: Fact("noted_at", ("task_id", "attempt", "rank", "restarts")),
     m.RunListened: Fact("asked_at", ("task_id", "attempt")),
     m.RunYielded: Fact("requested_at", ("task_id", "attempt")),
     m.LifeStateSaved: Fact("saved_at", ("task_id", "version")),

@@ -132,6 +132,8 @@ async def on_task_state_changed(tx: Tx, event: m.TaskStateChanged) -> bool:
             held_gpus=event.held_gpus,
             held_nodes=event.held_nodes,
             attempts_without_progress=event.attempts_without_progress,
+            retries_used=event.retries_used,
+            class_retries=event.class_retries,
             changed_at=event.changed_at,
         )
     )
@@ -221,6 +223,12 @@ async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
     if event.endpoints and live:
         row = await _task(tx, event.task_id)
         tx.put(replace(row, endpoints=event.endpoints))
+    return True
+
+
+async def on_rank_restarted(tx: Tx, event: m.RankRestarted) -> bool:
+    """Only the event log keeps it."""
+    del tx, event
     return True
 
 
@@ -384,6 +392,7 @@ READS: Mapping[type[Message], Reads] = {
             m.KillRequested,
             m.RunDelayed,
             m.RunStarted,
+            m.RankRestarted,
             m.RunListened,
             m.RunYielded,
             m.CheckpointSaved,
@@ -404,6 +413,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.KillRequested: _logged(on_kill_requested),
     m.RunDelayed: _logged(on_run_delayed),
     m.RunStarted: _logged(on_run_started),
+    m.RankRestarted: _logged(on_rank_restarted),
     m.RunListened: _logged(on_run_listened),
     m.RunYielded: _logged(on_run_yielded),
     m.LifeStateSaved: _logged(on_life_state_saved),

@@ -192,6 +192,7 @@ WIRING = Wiring(
         m.SetGoal,
         m.SetPriority,
         m.AckCheckpoint,
+        m.ReportReady,
         m.YieldRun,
         m.SetLifeState,
         m.GetLifeState,

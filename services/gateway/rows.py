@@ -15,6 +15,7 @@ from pydantic import PlainSerializer
 
 from libs.contracts.messages import (
     Checkpoint,
+    ClassRetries,
     Endpoint,
     LifeStateSaved,
     Node,
@@ -72,6 +73,9 @@ class TaskRow:
     endpoints: tuple[Endpoint, ...] = ()
     # From its submission.
     warnings: tuple[TaskWarning, ...] = ()
+    # How many of its ``max_retries`` are used, and of the limits that its classes of failures have.
+    retries_used: int = 0
+    class_retries: ClassRetries | None = None
     # The first task of those that go on with one another; itself, if it goes on with none.
     chain: str = ""
     # The size and time of its life state; the launcher has the content.

@@ -10,6 +10,9 @@ from libs.contracts.enum_words import (
     ContractWord,
     PreemptModeWord,
     PriorityWord,
+    RestartScopeWord,
+    RestartWhenWord,
+    StartConditionWord,
 )
 from services.gateway.body_types import (
     ENTRIES_MAX,
@@ -35,6 +38,58 @@ class PortBody(Body):
     port: Count | None = Field(
         default=None,
         description="Its number in pods; left out: one of the platform's range. Replicas that share a machine get other ones. At least 1024, at most 65535.",
+    )
+
+
+class RestartRuleBody(Body):
+    """RestartRule decides what a failure of one of a role's replicas leads to. It does not concern what the platform or the cluster did to the replica, such as a lost node: the task then starts again."""
+
+    when: RestartWhenWord | None = Field(
+        default=None,
+        description="Which ends lead to a restart: none, every failure, also the end with code 0 (only with the scope rank), or failures with certain exit codes. Any other failure ends the task for good. Left out: on_failure.",
+    )
+    exit_codes: NamedTexts = Field(
+        default_factory=list,
+        description='With exit_code: codes and ranges of codes, such as "137" or "128-255"; a signal counts as 128 and its number.',
+    )
+    scope: RestartScopeWord | None = Field(
+        default=None,
+        description="What is restarted: the gang (the whole task, as a new attempt that counts as a retry), or the rank in its place. Left out: gang.",
+    )
+    max_restarts: Count | None = Field(
+        default=None,
+        description="How often a rank is restarted in its place; only with the scope rank. At most 1000.",
+    )
+
+
+class StartsAfterBody(Body):
+    """StartsAfter names a role that has to be there before the ranks of this one start."""
+
+    role: Text = Field(description="Name of the other role.")
+    condition: StartConditionWord | None = Field(
+        default=None,
+        description="What has to be true of all ranks of that role. Left out: running.",
+    )
+
+
+class ReadyProbeBody(Body):
+    """ReadyProbe is how the platform learns that a rank is ready: by its port, or by its program, which calls shiftwork.ready()."""
+
+    port: Text = Field(
+        default="",
+        description="Name of one of the role's ports: the rank is ready when that accepts a connection; left out: the program says so.",
+    )
+    path: Text = Field(
+        default="",
+        description="Asked for over HTTP at that port instead, such as /healthz: ready when the answer is 200 to 399.",
+    )
+    period_seconds: Seconds = Field(
+        default=0.0,
+        description="Time between two probes of a rank. At least 1, at most 300 s. Left out: 2 s.",
+    )
+    within_seconds: Seconds = Field(
+        default=0.0,
+        description="Time that a rank has to become ready, from its start, while other roles wait for it. At least 1, at most 86400 s. Left out: 600 s.",
     )
 
 
@@ -139,6 +194,19 @@ class RoleBody(Body):
         max_length=ENTRIES_MAX,
         description="Ports at which each replica serves others, such as a dashboard.",
     )
+    restart: RestartRuleBody | None = Field(
+        default=None,
+        description="What a failure of one of its replicas leads to; left out: a retry of the whole task, as far as retries are left.",
+    )
+    starts_after: Annotated[list[StartsAfterBody], FailFast()] = Field(
+        default_factory=list,
+        max_length=ENTRIES_MAX,
+        description="Roles that have to be there before the ranks of this one start; they also end after it.",
+    )
+    ready: ReadyProbeBody | None = Field(
+        default=None,
+        description="How and by when each replica becomes ready, for the roles that wait for that.",
+    )
     resume: OverrideBody | None = Field(
         default=None,
         description="What every attempt after the first does differently; left out: nothing.",
@@ -159,11 +227,27 @@ class RoleBody(Body):
 
 
 class RetryBody(Body):
-    """RetryPolicy bounds how often a failed run is tried again."""
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a limit of its own have a counter of their own; all others count together."""
 
     max_retries: Count = Field(
         default=0,
         description="How often it is tried again after failures. At most 100 unless the site sets other bounds.",
+    )
+    user: Count | None = Field(
+        default=None,
+        description="The same for failures of the task itself, such as out of memory. At most 1000.",
+    )
+    transient: Count | None = Field(
+        default=None,
+        description="The same for failures that seem to pass, such as SIGTERM from outside. At most 1000.",
+    )
+    platform: Count | None = Field(
+        default=None,
+        description="The same for runs that the platform or the cluster lost, such as with a node; left out: any number of times. At most 1000.",
+    )
+    unknown: Count | None = Field(
+        default=None,
+        description="The same for failures whose cause is not known, such as exit code 1. At most 1000.",
     )
 
 

@@ -13,6 +13,7 @@ from libs.contracts.base import Message
 from libs.contracts.fields import SHOWN
 from libs.contracts.messages import (
     Checkpoint,
+    ClassRetries,
     DecisionRecord,
     Endpoint,
     ExitKind,
@@ -31,7 +32,13 @@ from libs.contracts.messages import (
 )
 from libs.contracts.reasons import render
 from services.gateway.conversion import to_json
-from services.gateway.json_values import EXACT_INTEGER_MAX, enum_name, json_numbers, rfc3339
+from services.gateway.json_values import (
+    EXACT_INTEGER_MAX,
+    enum_name,
+    enum_name_or_empty,
+    json_numbers,
+    rfc3339,
+)
 from services.gateway.reports import progress_order
 from services.gateway.rows import (
     AuditRow,
@@ -132,8 +139,19 @@ def run_exit(ended: RunExit | None) -> Json | None:
         "text": ended.detail,
         "attempt": ended.attempt,
         "exited_at": rfc3339(ended.exited_at),
-        "ranks": [{"rank": r.rank, "code": r.code, "signal": r.signal} for r in ended.ranks],
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "code": rank.code,
+                "signal": rank.signal,
+                "fault": enum_name_or_empty(rank.fault),
+            }
+            for rank in ended.ranks
+        ],
         "failed_rank": ended.failed_rank,
+        "fault_class": enum_name_or_empty(ended.fault_class),
+        "fault": enum_name_or_empty(ended.fault),
+        "final": ended.final,
         "yielded": ended.yielded,
     }
 
@@ -166,11 +184,18 @@ def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> J
         "held_gpus": row.held_gpus,
         "held_nodes": row.held_nodes,
         "attempts_without_progress": row.attempts_without_progress,
+        "retries_used": retries_used(row),
         "endpoints": [endpoint(each) for each in row.endpoints],
         "warnings": [each.model_dump() for each in row.warnings],
         "revision": row.revision,
         "observed_revision": row.observed_revision,
     }
+
+
+def retries_used(row: TaskRow) -> Json:
+    """How many retries are used of each limit, by the names that the limits have in ``retry``."""
+    by_class = row.class_retries or ClassRetries()
+    return {"max_retries": row.retries_used, **to_json(by_class, secrets=False)}
 
 
 # What a task shows while what it was submitted with is not known.

@@ -29,6 +29,9 @@ from libs.contracts.messages import (
     Reemit,
     ReemitReply,
     Refusal,
+    RefusalCode,
+    ReportReady,
+    ReportReadyReply,
     RunAssigned,
     RunExited,
     RunResumed,
@@ -46,7 +49,14 @@ from libs.contracts.wording import not_found
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.launcher import life_states, store
-from services.launcher.domain import checkpoint_acceptance, exits, inventory, node_labels
+from services.launcher.domain import (
+    checkpoint_acceptance,
+    exits,
+    inventory,
+    node_labels,
+    rank_restarts,
+    role_order,
+)
 from services.launcher.domain.model import NodeRow, PastRun, Run, RunState
 from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
 from services.launcher.hosts import LOCAL, Network
@@ -203,6 +213,26 @@ async def _known(tx: Tx, command: AckCheckpoint) -> checkpoint_acceptance.Known:
     )
 
 
+async def report_ready(tx: Tx, command: ReportReady) -> ReportReadyReply:
+    """Record that a rank's process is ready. Nothing is written where no role waits for that, so
+    that a large gang costs nothing."""
+    run = await tx.get(Run, command.task_id, command.attempt)
+    newest = await store.newest_attempt(tx, command.task_id)
+    if run is None or run.attempt != newest or run.state not in LIVE:
+        detail = f"attempt {command.attempt} of task {command.task_id} is over"
+        return ReportReadyReply(refusal=Refusal(code=RefusalCode.SUPERSEDED, detail=detail))
+    if command.rank not in {place.rank for place in run.placements}:
+        detail = f"attempt {command.attempt} of task {command.task_id} has no rank {command.rank}"
+        return ReportReadyReply(refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail))
+    if command.restarts != rank_restarts.counts(run).get(command.rank, 0):
+        detail = f"rank {command.rank} was restarted; this process of it is over"
+        return ReportReadyReply(refusal=Refusal(code=RefusalCode.SUPERSEDED, detail=detail))
+    after = role_order.with_ready(run, (command.rank,))
+    if after != run:
+        tx.put(after)
+    return ReportReadyReply()
+
+
 async def set_schedulable(tx: Tx, command: SetSchedulable) -> SetSchedulableReply:
     """Cordon or uncordon a node: a cordoned one takes no new run, a drained one is also vacated."""
     row = await tx.get(NodeRow, command.node_id)
@@ -246,6 +276,7 @@ class Commands:
         """Which command is answered by which function."""
         return {
             AckCheckpoint: ack_checkpoint,
+            ReportReady: report_ready,
             YieldRun: yield_run,
             SetLifeState: life_states.set_life_state,
             GetLifeState: life_states.get_life_state,

@@ -1,7 +1,8 @@
-"""The launcher's two loops. ``reconcile`` never runs at the same time as a handler: it compares the
+"""The launcher's loops. ``reconcile`` never runs at the same time as a handler: it compares the
 rows with the last scan of the runtime, records the facts and enqueues actions, in one transaction
 and without other I/O. ``act`` runs concurrently: it carries out the actions and scans again. Wired
-in ``main.py``. The next scan restores everything that is only in memory here.
+in ``main.py``. ``probe`` asks ranks whether they are ready, beside both. The next scan restores
+everything that is only in memory here.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 import errno
 import operator
 import socket
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cache
 
 from prometheus_client import Counter
 
@@ -22,14 +24,15 @@ from libs.service import observability
 from libs.service.loop import Loop, Wake
 from libs.store.port import Delta, Store, Tx
 from services.launcher import store as tables
-from services.launcher.domain import exits, inventory, start_delays
-from services.launcher.domain.grace_periods import GracePeriods, grace_for
+from services.launcher.domain import exits, inventory, rank_restarts, start_delays
+from services.launcher.domain.grace_periods import grace_for
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.model import Listing, NodeRow, PortLease, Refused, Run, RunState
 from services.launcher.domain.reconcile import (
     Action,
     End,
+    EndRanks,
     Launch,
     Policy,
     Scan,
@@ -38,7 +41,8 @@ from services.launcher.domain.reconcile import (
 from services.launcher.domain.start_delays import DelayPolicy, ReportedDelay
 from services.launcher.domain.worklist import Worklist
 from services.launcher.handlers import exited, started
-from services.launcher.hosts import LOCAL, Leased, Network, PortKey, leased_ports, port_keys
+from services.launcher.hosts import LOCAL, Host, Leased, Network, PortKey, leased_ports, port_keys
+from services.launcher.probes import Prober, probe_targets
 from services.launcher.run_orders import Site, build_order
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
@@ -71,7 +75,6 @@ class Limits:
     retry_first_seconds: float
     retry_most_seconds: float
     quarantine: QuarantinePolicy
-    grace: GracePeriods = field(default_factory=GracePeriods)
     delays: DelayPolicy = field(default_factory=DelayPolicy)
 
 
@@ -96,6 +99,7 @@ class Launcher:
     limits: Limits
     act_wake: Wake = field(default_factory=Wake)
     reconcile_wake: Wake = field(default_factory=Wake)
+    probe_wake: Wake = field(default_factory=Wake)
 
     def __post_init__(self) -> None:
         self.log = observability.log("launcher")
@@ -119,6 +123,9 @@ class Launcher:
         self._unable: dict[RunId, frozenset[str]] = {}
         # The last delay that was reported for each run that waits to start.
         self._reported_delays: dict[RunId, ReportedDelay] = {}
+        self._prober = Prober()
+        # Rank and start of processes that have answered a probe, until their runs have started.
+        self._probed: dict[RunId, frozenset[tuple[int, int]]] = {}
         self._busy_ports: set[int] = set()
         self._last_port = 0
         self._published_nodes: frozenset[str] | None = None
@@ -132,7 +139,7 @@ class Launcher:
         self._work.apply(delta.put, delta.deleted)
 
     def loops(self, act_tick_seconds: float, reconcile_tick_seconds: float) -> tuple[Loop, ...]:
-        """Both loops."""
+        """All loops."""
         return (
             Loop(
                 name="reconcile",
@@ -148,6 +155,13 @@ class Launcher:
                 wake=self.act_wake,
                 wake_on_commit=False,
             ),
+            Loop(
+                name="probe",
+                step=self.probe,
+                tick_seconds=reconcile_tick_seconds,
+                wake=self.probe_wake,
+                wake_on_commit=False,
+            ),
         )
 
     async def on_lead(self, epoch: int) -> None:
@@ -159,6 +173,8 @@ class Launcher:
             memory.clear()
         for memory in (self._problems, self._refused, self._unable, self._reported_delays):
             memory.clear()
+        self._probed.clear()
+        self._prober.clear()
         await self.runtime.lead(epoch)
 
     async def hold(self) -> None:
@@ -177,6 +193,7 @@ class Launcher:
             return await self._report_denial(epoch)
         if scan is None:
             return None
+        scan = replace(scan, probed=self._probed)
         dirty = work.take_dirty()
         try:
             async with self.store.transaction(epoch=epoch) as tx:
@@ -186,7 +203,7 @@ class Launcher:
                     tx, work.runs, outcome.runs, self.limits.quarantine, network=self.network
                 )
                 changes = await self._update_inventory(tx, scan.listing)
-                ports = await self._lease(tx, outcome.actions)
+                ports = await self._lease(tx, outcome.actions, scan.listing)
                 held_up = report_delays(
                     tx,
                     work.assigned(),
@@ -267,9 +284,12 @@ class Launcher:
             self._agreed = compared
         return changes
 
-    async def _lease(self, tx: Tx, actions: Iterable[Action]) -> dict[RunId, Leased]:
+    async def _lease(
+        self, tx: Tx, actions: Iterable[Action], listing: Listing
+    ) -> dict[RunId, Leased]:
         """Lease the ports of every run that is to be launched, unless it has them; none where
-        ranks have their own network. A run that is absent from the answer has to wait."""
+        ranks have their own network. A run of which something exists keeps its ports: its ranks
+        know them. A run that is absent from the answer has to wait."""
         wanted = [action.run_id for action in actions if isinstance(action, Launch)]
         if not wanted or not self.runtime.shares_ports:
             return {run_id: {} for run_id in wanted}
@@ -279,7 +299,8 @@ class Launcher:
         found: dict[RunId, Leased] = {}
         for run_id in wanted:
             keys, ports = port_keys(self._work.runs[run_id]), held.get(run_id, {})
-            missing = [key for key in keys if ports.get(key, 0) in {0, *self._busy_ports}]
+            useless = {0} if run_id in listing.runs else {0, *self._busy_ports}
+            missing = [key for key in keys if ports.get(key, 0) in useless]
             fresh = self._free_ports(len(missing), taken | self._busy_ports)
             if len(fresh) < len(missing):
                 self.log.warning("no free port for a gang", run=str(run_id))
@@ -317,14 +338,22 @@ class Launcher:
             del self._refused[run_id]
         for run_id in [run_id for run_id in self._unable if not is_live(run_id)]:
             del self._unable[run_id]
+        waiting = {run.id for run in self._work.assigned()} if self._probed else set[RunId]()
+        for run_id in [run_id for run_id in self._probed if run_id not in waiting]:
+            del self._probed[run_id]
 
     def _enqueue(self, action: Action, scan: Scan, ports: Mapping[RunId, Leased]) -> None:
         """Enqueue an action, unless it is in progress or has just failed."""
         run_id, run = action.run_id, self._work.runs.get(action.run_id)
         observed = scan.listing.runs.get(run_id)
-        placed = {place.node_id for place in run.placements} if run else set[str]()
+        part = action.ranks if isinstance(action, EndRanks) else None
+        placed = {
+            place.node_id
+            for place in (run.placements if run else ())
+            if part is None or place.rank in part
+        }
         known = frozenset(placed & scan.listing.nodes.keys())
-        if observed is not None:
+        if observed is not None and part is None:
             known |= observed.node_ids
         if isinstance(action, Launch) and run_id not in ports:
             return
@@ -359,7 +388,7 @@ class Launcher:
 
         await asyncio.gather(*(self._fence(node_id) for node_id in sorted(fences)))
         done = await asyncio.gather(*(one(task) for task in tasks))
-        self._done |= {action for action in done if isinstance(action, End | Signal)}
+        self._done |= {action for action in done if isinstance(action, End | EndRanks | Signal)}
         try:
             listing = await self.runtime.list()
         except RuntimeUnavailableError as problem:
@@ -381,7 +410,30 @@ class Launcher:
         self._work.update_scan(scan)
         if is_new or tasks:
             self.reconcile_wake.set()
+            self.probe_wake.set()
         return 0.0 if self._pending else None
+
+    # Probing
+
+    async def probe(self, _epoch: int) -> float | None:
+        """Probe the ranks for whose readiness other roles wait, where the runtime does not. If the
+        process dies after a probe that succeeded, its successor probes again."""
+        if self.runtime.probes or self._scan is None:
+            return None
+        targets = probe_targets(self._work.assigned(), self._scan.listing, self._hosts_of())
+        ready, again_s = await self._prober.round(targets)
+        for target in ready:
+            known = self._probed.get(target.run_id, frozenset())
+            self._probed[target.run_id] = known | {(target.rank, target.start)}
+            self._work.mark_dirty(target.run_id)
+        if ready:
+            self.reconcile_wake.set()
+        return again_s
+
+    def _hosts_of(self) -> Callable[[Run], tuple[Host, ...]]:
+        """The host table of each run by the leases of now, which are read once."""
+        leases = cache(lambda: leased_ports(self.store.resident(PortLease).values()))
+        return lambda run: self.network.hosts(run, leases().get(run.id, {}))
 
     def _report_nodes(self, listing: Listing) -> None:
         """Log each problem of a node when it begins."""
@@ -419,12 +471,19 @@ class Launcher:
             match action:
                 case Launch():
                     assert run is not None, "only a known run is launched"
-                    await self._launch(run, task.ports)
+                    await self._launch(run, task.ports, action.ranks)
                 case Signal():
                     await self.runtime.signal(action.run_id, task.node_ids, action.signal)
                 case End():
-                    grace = self.limits.grace.seconds(grace_for(run))
+                    grace = self.limits.policy.grace.seconds(grace_for(run))
                     await self.runtime.end(action.run_id, task.node_ids, grace_seconds=grace)
+                case EndRanks():
+                    await self.runtime.end(
+                        action.run_id,
+                        task.node_ids,
+                        grace_seconds=action.grace_seconds,
+                        ranks=frozenset(action.ranks),
+                    )
                 case _:
                     keep = exits.is_kept(run.exit if run is not None else None)
                     await self.runtime.forget(action.run_id, task.node_ids, keep=keep)
@@ -446,13 +505,14 @@ class Launcher:
             self._failed.pop(action, None)
         return action
 
-    async def _launch(self, run: Run, ports: Leased) -> None:
+    async def _launch(self, run: Run, ports: Leased, ranks: tuple[int, ...] | None) -> None:
         observed = self._scan.listing.runs.get(run.id) if self._scan is not None else None
         busy = [port for port in ports.values() if observed is None and not is_free(port)]
         if busy:
             self._busy_ports.update(busy)
             raise RuntimeUnavailableError(f"port {busy[0]} is taken by another program")
-        await self.runtime.launch(build_order(run, self.network.hosts(run, ports), self.site))
+        hosts = self.network.hosts(run, ports)
+        await self.runtime.launch(build_order(run, hosts, self.site, ranks))
 
     async def _fence(self, node_id: str) -> None:
         try:
@@ -527,6 +587,8 @@ async def record(
             tx.emit(started(run, await tables.endpoints(tx, run, network)))
         if before[run.id].exit is None and run.exit is not None:
             tx.emit(exited(run, last[run.id]))
+        for event in rank_restarts.events(before[run.id], run, tx.now):
+            tx.emit(event)
         if run.state is not RunState.FORGOTTEN:
             tx.put(run)
     await tables.forget(tx, forgotten, last)
@@ -610,7 +672,10 @@ def report_delays(
         if run.state is not RunState.ASSIGNED:
             continue
         changed_events = reported_before.get(run.id)
-        delay = start_delays.delay_of(run, listing.runs.get(run.id), problems.get(run.id, ""))
+        observed = listing.runs.get(run.id)
+        if observed is not None:
+            observed = rank_restarts.current(run, observed)
+        delay = start_delays.delay_of(run, observed, problems.get(run.id, ""))
         event = start_delays.next_delay_event(run, delay, changed_events, tx.now, policy)
         if isinstance(event, datetime):
             due.append(event)

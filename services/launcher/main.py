@@ -140,6 +140,11 @@ def _limits(settings: LauncherSettings) -> Limits:
                 image_pull=timedelta(seconds=settings.image_pull_seconds),
                 create=timedelta(seconds=settings.create_seconds),
             ),
+            grace=GracePeriods(
+                acked=settings.patience_acked_seconds,
+                mates=settings.patience_mates_seconds,
+                full=settings.patience_seconds,
+            ),
         ),
         leases=LeasePolicy(
             lease=timedelta(seconds=settings.lease_seconds),
@@ -149,11 +154,6 @@ def _limits(settings: LauncherSettings) -> Limits:
         actions_parallel_max=settings.actions_parallel_max,
         retry_first_seconds=settings.retry_first_seconds,
         retry_most_seconds=settings.retry_most_seconds,
-        grace=GracePeriods(
-            acked=settings.patience_acked_seconds,
-            mates=settings.patience_mates_seconds,
-            full=settings.patience_seconds,
-        ),
         delays=DelayPolicy(
             first=timedelta(seconds=settings.delay_told_seconds),
             again=timedelta(seconds=settings.delay_told_seconds),

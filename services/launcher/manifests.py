@@ -125,7 +125,7 @@ def build_manifests(
         service=make.service() if plan.has_names else None,
         pods=tuple(
             make.pod(rank, secret_of[rank.rank], labels_by_node.get(rank.node_id, {}))
-            for rank in order.ranks
+            for rank in order.to_start()
         ),
     )
 
@@ -253,6 +253,7 @@ class _Maker:
             **metadata["annotations"],
             f"{DOMAIN}/node": rank.node_id,
             f"{DOMAIN}/gpus": ",".join(str(gpu) for gpu in rank.gpus),
+            **({f"{DOMAIN}/restarts": str(rank.start)} if rank.start else {}),
             **({f"{DOMAIN}/topology": compact(topology)} if topology else {}),
         }
         pod = {

@@ -7,6 +7,7 @@ Without grants, the pod meets the Pod Security profile "restricted".
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ CONTEXT_PATH = f"{CONTEXT_FOLDER}/context.json"
 # Where the image of the SDK holds the Python package.
 SDK_IN_IMAGE = "/opt/shiftwork/sdk"
 SDK_BYTES_MAX = 64 << 20
+PROBE_SECONDS = 2
 # The platform decides when a node is lost: it waits and fences by its own clock.
 LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 # Kubernetes expands $(NAME) and turns $$ into $; the users' text must arrive unchanged.
@@ -81,6 +83,7 @@ def pod_spec(
                 **({"workingDir": rank.cwd} if rank.cwd else {}),
                 "env": list(_env(plan, rank, topology)),
                 **_ports(rank),
+                **_readiness(rank),
                 "resources": _resources(plan, rank),
                 "securityContext": _security(request.capabilities, policy),
                 "volumeMounts": [*(_mount(each) for each in own), *(m.mount for m in mounts)],
@@ -116,6 +119,18 @@ def file_key(rank: int, name: str) -> str:
 def _ports(rank: RankOrder) -> Json:
     ports = [{"name": name, "containerPort": port} for name, port in rank.ports.items()]
     return {"ports": ports} if ports else {}
+
+
+def _readiness(rank: RankOrder) -> Json:
+    """The kubelet's probe for a rank that declares one."""
+    probe = rank.ready
+    port = rank.ports.get(probe.port) if probe is not None else None
+    if probe is None or port is None:
+        return {}
+    path = {"path": probe.path} if probe.path else {}
+    how: Json = {"httpGet" if path else "tcpSocket": {**path, "port": port}}
+    period = math.ceil(probe.period_seconds)
+    return {"readinessProbe": {**how, "periodSeconds": period, "timeoutSeconds": PROBE_SECONDS}}
 
 
 def literal(text: str) -> str:

@@ -7,7 +7,7 @@ Nothing else reaches a task: no credential and no variable of the platform.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libs.contracts.messages import Checkpoint, Placement, Role
@@ -15,6 +15,7 @@ from libs.contracts.port_names import port_variable
 from libs.contracts.rank_sizes import limits_of, size_of
 from libs.contracts.run_token import make_run_token
 from services.launcher.contracts import renderer
+from services.launcher.domain import rank_restarts
 from services.launcher.domain.model import Run
 from services.launcher.hosts import Host
 from services.launcher.role_overrides import role_of_attempt
@@ -39,9 +40,11 @@ class Site:
     master_addr: str
 
 
-def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
+def build_order(
+    run: Run, hosts: Sequence[Host], site: Site, starting: Iterable[int] | None = None
+) -> RunOrder:
     """Build the orders for every rank of a run. ``hosts`` are its ranks, in the order of their
-    placements."""
+    placements; ``starting`` are the ranks to start, all if it is None."""
     assert run.spec is not None, "an assigned run has its specification"
     roles = {role.name: role for role in run.spec.roles}
     token = make_run_token(site.token_key, run.id)
@@ -49,6 +52,7 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
     defaults = {**DEFAULTS, **{name: value for name, value in given.items() if value}}
     shared = _platform_variables(run, site, token)
     render = renderer(run.spec.contract, hosts)
+    starts = rank_restarts.counts(run)
     return RunOrder(
         run_id=run.id,
         ranks=tuple(
@@ -65,6 +69,7 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
                     **shared,
                     **_rank_variables(place),
                     **_port_variables(host),
+                    **_restart_variables(role, start),
                 },
                 gpus=place.gpus,
                 cwd=role.working_directory or run.spec.working_directory,
@@ -77,16 +82,21 @@ def build_order(run: Run, hosts: Sequence[Host], site: Site) -> RunOrder:
                 files=rendered.files,
                 paths=rendered.paths,
                 ports=host.ports,
+                start=start,
+                notice=_restart_notice(role, start),
+                ready=role.ready if role.ready is not None and role.ready.port else None,
             )
             for place, host in zip(run.placements, hosts, strict=True)
             for role in (role_of_attempt(roles.get(place.role) or Role(), run.attempt),)
             for size, limits in ((size_of(run.spec, role), limits_of(run.spec, role)),)
             for rendered in (render(host),)
+            for start in (starts.get(place.rank, 0),)
         ),
         owner=run.owner,
         team=run.team,
         spec=run.spec,
         ports=tuple(sorted({host.port for host in hosts if host.port})),
+        starting=None if starting is None else frozenset(starting),
     )
 
 
@@ -119,6 +129,14 @@ def _rank_variables(place: Placement) -> Mapping[str, str]:
         "SHIFTWORK_RANK": str(place.rank),
         "SHIFTWORK_ROLE": place.role,
     }
+
+
+def _restart_notice(role: Role, start: int) -> str:
+    return f"restarted ({start} of {rank_restarts.restarts_max(role)})" if start else ""
+
+
+def _restart_variables(role: Role, start: int) -> Mapping[str, str]:
+    return {"SHIFTWORK_RESTARTS": str(start)} if rank_restarts.restarts_in_place(role) else {}
 
 
 def _port_variables(host: Host) -> Mapping[str, str]:

@@ -236,6 +236,20 @@ async def until(
         return listing
 
 
+async def until_launched(runtime: Runtime, order: RunOrder) -> None:
+    """Launch as the launcher does: what is not possible now is tried again."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await runtime.launch(order)
+            except RuntimeUnavailableError:
+                await asyncio.sleep(0.05)
+
+
+def begun_on(rank: ObservedRank) -> frozenset[str]:
+    return frozenset({rank.node_id})
+
+
 def over(listing: Listing, run: RunId = RUN) -> bool:
     found = listing.runs.get(run)
     return found is not None and all(rank.over for rank in found.ranks.values())
@@ -282,6 +296,67 @@ async def test_half_a_gang_is_completed(backend: Backend, runtime: Runtime) -> N
     await runtime.launch(order)
     assert set((await runtime.list()).runs[RUN].ranks) == {0, 1}
     await asyncio.sleep(0.2)
+    assert backend.starts() == NODES
+
+
+async def test_only_ranks_that_are_to_start_begin(backend: Backend, runtime: Runtime) -> None:
+    order = backend.endless()
+    await runtime.launch(replace(order, starting=frozenset({1})))
+    assert set((await runtime.list()).runs[RUN].ranks) == {1}
+    await runtime.launch(order)
+    assert set((await runtime.list()).runs[RUN].ranks) == {0, 1}
+    await asyncio.sleep(0.2)
+    assert backend.starts() == NODES
+
+
+async def test_some_ranks_are_ended_before_the_others(backend: Backend, runtime: Runtime) -> None:
+    await runtime.launch(backend.endless())
+    await until(runtime, running)
+    some = frozenset({1})
+    await runtime.end(RUN, frozenset({"local-1"}), grace_seconds=5, ranks=some)
+    await runtime.end(RUN, frozenset({"local-1"}), grace_seconds=5, ranks=some)
+    listing = await until(runtime, lambda seen: rank_of(seen, 1).over)
+    assert backend.was_killed(rank_of(listing, 1))
+    assert rank_of(listing, 0).state is RankState.RUNNING
+    await runtime.end(RUN, BOTH, grace_seconds=5)
+    listing = await until(runtime, over)
+    assert all(backend.was_killed(rank_of(listing, rank)) for rank in (0, 1))
+
+
+async def test_a_rank_is_started_again_in_its_place(backend: Backend, runtime: Runtime) -> None:
+    await runtime.launch(backend.leaving(3))
+    await until(runtime, over)
+    order = backend.endless(ranks=1)
+    again = replace(order, ranks=tuple(replace(rank, start=1) for rank in order.ranks))
+    await until_launched(runtime, again)
+    listing = await until(runtime, lambda seen: rank_of(seen).state is RankState.RUNNING)
+    begun = rank_of(listing)
+    assert (begun.start, begun.code) == (1, None)
+    # Neither the same order nor a late one of the first process starts another one.
+    await runtime.launch(again)
+    await runtime.launch(order)
+    assert rank_of(await runtime.list()) == begun
+    successor = backend.handle()
+    await successor.lead(2)
+    assert rank_of(await successor.list()) == begun
+    await successor.end(RUN, begun_on(begun), grace_seconds=5)
+    listing = await until(successor, over)
+    assert backend.was_killed(rank_of(listing))
+    assert rank_of(listing).start == 1
+    await successor.close()
+
+
+async def test_a_rank_is_not_started_again_while_its_process_runs(
+    backend: Backend, runtime: Runtime
+) -> None:
+    order = backend.endless()
+    await runtime.launch(order)
+    before = await until(runtime, running)
+    again = replace(order, ranks=tuple(replace(rank, start=1) for rank in order.ranks))
+    with contextlib.suppress(RuntimeUnavailableError):
+        await runtime.launch(again)
+    await asyncio.sleep(0.2)
+    assert (await runtime.list()).runs[RUN].ranks == before.runs[RUN].ranks
     assert backend.starts() == NODES
 
 

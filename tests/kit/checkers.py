@@ -72,6 +72,8 @@ ENDED = {
 # Written down a second time on purpose: from the promise to users, not from the scheduler's table.
 # One event may cover several steps, so these are the reachable successors, not single edges.
 LIVE = {m.TaskState.STARTING, m.TaskState.RUNNING, m.TaskState.PREEMPTING, m.TaskState.KILLING}
+# Of a run that nobody asked to leave.
+STARTED = {m.TaskState.STARTING, m.TaskState.RUNNING}
 WAITING = {m.TaskState.QUEUED, m.TaskState.PAUSED}
 SUCCESSORS: dict[m.TaskState, set[m.TaskState]] = {
     m.TaskState.UNSPECIFIED: {m.TaskState.QUEUED, m.TaskState.PAUSED, m.TaskState.STOPPED},
@@ -303,6 +305,85 @@ def _is_met(rule: str, ranks: dict[str, dict[int, int]], good: set[int], over: s
     return True
 
 
+# Written a second time on purpose, by exit codes as programs and shells use them.
+CLASSES = {
+    **dict.fromkeys((130, 131, 137, 143), "transient"),
+    **dict.fromkeys((126, 127, 132, 135, 136, 141), "user"),
+}
+
+
+def retries_follow_the_limits(history: History) -> Iterator[str]:
+    """A run's exit has the class of its code; no class of failures is retried more often than its
+    limit allows, and no task has failed for want of retries while some were left."""
+    specs = {event.task_id: event.spec for event in history.of(m.TaskSubmitted)}
+    exits = {(event.task_id, event.attempt): event.exit for event in history.of(m.RunExited)}
+    used: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for event in history.of(m.TaskStateChanged):
+        spec, ended = specs.get(event.task_id), exits.get((event.task_id, event.attempt))
+        if spec is None or ended is None or event.previous not in STARTED:
+            continue
+        if ended.kind not in (m.ExitKind.FAILED, m.ExitKind.LOST):
+            continue
+        text, name = f"{event.task_id}.{event.attempt}", _class_of(ended)
+        if name != ended.fault_class.name.lower():
+            yield f"{text} has the class {ended.fault_class.name}, not {name}"
+        limit, counter = getattr(spec.retry, name), name
+        if limit is None:
+            limit, counter = spec.retry.max_retries, ""
+            if ended.kind is m.ExitKind.LOST:
+                continue
+        if event.state is m.TaskState.QUEUED:
+            used[event.task_id, counter].add(event.attempt)
+        count = len(used[event.task_id, counter])
+        if count > limit:
+            yield f"{text} is retry {count} of {limit} ({counter or 'shared'})"
+        if event.reason.code is m.ReasonCode.RETRIES_USED_UP and count < limit:
+            yield f"{text} has no retry left after {count} of {limit} ({counter or 'shared'})"
+
+
+def restarts_follow_the_rules(history: History) -> Iterator[str]:
+    """A rank that failed by itself ends its task for good exactly if its role's rule says so."""
+    specs = {event.task_id: event.spec for event in history.of(m.TaskSubmitted)}
+    exits = {(event.task_id, event.attempt): event for event in history.of(m.RunExited)}
+    for event in history.of(m.TaskStateChanged):
+        spec, exited = specs.get(event.task_id), exits.get((event.task_id, event.attempt))
+        if spec is None or exited is None or event.previous not in STARTED:
+            continue
+        by_rule = event.reason.code is m.ReasonCode.RESTART_NOT_ALLOWED
+        allowed = _may_restart(spec, exited)
+        text = f"{event.task_id}.{event.attempt}"
+        if by_rule and allowed:
+            yield f"{text} ended for good although its rule allows a restart"
+        if event.state is m.TaskState.QUEUED and not allowed:
+            yield f"{text} is tried again although its rule allows no restart"
+
+
+def _may_restart(spec: m.TaskSpec, exited: m.RunExited) -> bool:
+    ended = exited.exit
+    codes = {rank.rank: rank.code for rank in ended.ranks}
+    roles = {place.rank: place.role for place in exited.placements}
+    rules = {role.name: role.restart for role in spec.roles}
+    if ended.kind is not m.ExitKind.FAILED or ended.failed_rank is None:
+        return True
+    rule = rules.get(roles.get(ended.failed_rank, ""))
+    if rule is None or rule.when is m.RestartWhen.ON_FAILURE:
+        return True
+    # The programs of the simulation give single codes.
+    return str(codes.get(ended.failed_rank)) in rule.exit_codes
+
+
+def _class_of(ended: m.RunExit) -> str:
+    if ended.kind is m.ExitKind.LOST:
+        return "platform"
+    if ended.fault is not m.Fault.UNSPECIFIED:
+        # Launches that are refused by the task's own fault.
+        return "user"
+    codes = {rank.rank: rank.code or 128 + (rank.signal or 0) for rank in ended.ranks}
+    return CLASSES.get(
+        codes.get(ended.failed_rank if ended.failed_rank is not None else -1, 0), "unknown"
+    )
+
+
 def no_task_is_lost(history: History) -> Iterator[str]:
     """After the end of a history: every accepted task was published and has ended."""
     ended = {e.task_id for e in history.of(m.TaskStateChanged) if e.state in ENDED}
@@ -326,6 +407,8 @@ SAFETY: tuple[Checker, ...] = (
     preemption_waits_for_the_ack,
     yields_are_no_failures,
     success_follows_the_rules,
+    retries_follow_the_limits,
+    restarts_follow_the_rules,
 )
 LIVENESS: tuple[Checker, ...] = (no_task_is_lost, all_runs_have_ended)
 

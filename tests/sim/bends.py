@@ -9,10 +9,21 @@ from libs.bus.memory_broker import Faults
 from libs.contracts.messages import (
     PreemptMode,
     Priority,
+    Role,
 )
 from libs.store.memory_database import Point
 from tests.sim.endings import NOTICED_SECONDS
-from tests.sim.plan import ENDLESS_STEPS, SILENT_SECONDS, Plan, Points, Strike, yields_of
+from tests.sim.plan import (
+    ENDLESS_STEPS,
+    READY_SECONDS_MAX,
+    SILENT_SECONDS,
+    Plan,
+    Points,
+    Strike,
+    failing,
+    in_order,
+    yields_of,
+)
 
 
 def asking_for_amounts(plan: Plan) -> Plan:
@@ -28,6 +39,21 @@ def asking_for_amounts(plan: Plan) -> Plan:
         for job in plan.jobs
     )
     return replace(plan, gpus=4, jobs=jobs)
+
+
+def roles_in_order(plan: Plan) -> Plan:
+    """Plans in which roles start after others that take a while to be ready."""
+    pairs = tuple(
+        Role(name=name, replicas=1, command=("python", "train.py"), gpus=1) for name in ("ps", "it")
+    )
+    jobs = tuple(replace(job, roles=pairs, completion=None) for job in plan.jobs)
+    return replace(plan, jobs=in_order(plan.seed, jobs, 1.0), ready_seconds_max=READY_SECONDS_MAX)
+
+
+def failing_programs(plan: Plan) -> Plan:
+    """Plans in which every program fails again and again, in several ways."""
+    rng = Random(f"failing {plan.seed}")
+    return replace(plan, jobs=tuple(failing(rng, job) for job in plan.jobs))
 
 
 def hanging_programs(plan: Plan) -> Plan:

@@ -50,15 +50,18 @@ LEVELS = ("AUTO", "LOW", "NORMAL", "HIGH", "EXTREME_HIGH", "IDLE", "VERY_HIGH")
 def spec_of(job: Job) -> TaskSpec:
     """What the person writes."""
     signal = "USR1" if job.mode is PreemptMode.SIGNAL else ""
+    first, *others = job.roles or (
+        Role(name="worker", replicas=job.nodes, command=("python", "train.py")),
+    )
+    first = first.model_copy(update={"restart": job.restart})
     return TaskSpec(
         name=job.name,
         group="default",
         priority=job.priority,
-        roles=job.roles
-        or (Role(name="worker", replicas=job.nodes, command=("python", "train.py")),),
+        roles=(first, *others),
         gpus_per_node=job.gpus,
         env={"JOB": job.name},
-        retry=RetryPolicy(max_retries=job.retries),
+        retry=RetryPolicy.model_validate({"max_retries": job.retries, **job.class_limits}),
         preemption=PreemptionPolicy(
             mode=job.mode, signal=signal, ack_deadline_seconds=job.ack_deadline_seconds
         ),

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from random import Random
 
 from libs.bus.memory_broker import Faults
-from libs.contracts.messages import Completion, PreemptMode, Priority, Role
+from libs.contracts.messages import (
+    Completion,
+    PreemptMode,
+    Priority,
+    RestartRule,
+    RestartWhen,
+    RetryPolicy,
+    Role,
+    StartCondition,
+    StartsAfter,
+)
 from libs.store.memory_database import Point
 from services.allinone.composition import WIRINGS
 
@@ -40,6 +51,7 @@ CLOCK_JUMP_HOURS_MAX = 12.0
 NOTICE_SECONDS_MAX = 15.0
 KILL_SECONDS_MAX = 20.0
 EXIT_SECONDS = 0.05
+READY_SECONDS_MAX = 5.0
 START_SECONDS = 5.0
 NODE_CPUS = 8.0
 NODE_MEMORY_BYTES = 64 << 30
@@ -47,6 +59,8 @@ NODE_MEMORY_BYTES = 64 << 30
 SILENT_SECONDS = 2.0
 # A program with so many steps ends only if somebody ends it.
 ENDLESS_STEPS = 1_000_000
+# Codes of failures of all classes that a program's end can have.
+CODES = (1, 3, 127, 134, 137, 143)
 
 
 @dataclass(frozen=True)
@@ -70,9 +84,11 @@ class Program:
     save_seconds: float
     # What it does when asked to hand over: see ``programs.WAYS``.
     way: str
-    # In these attempts one rank ends with code 1 at that step of the attempt.
+    # In these attempts one rank fails at that step of the attempt.
     fails: Mapping[int, int]
     failing_rank: int
+    # The exit codes of these failures, in turns.
+    codes: tuple[int, ...] = (1,)
     # In these attempts it hands its nodes over on its own after that step of the attempt.
     yields: Mapping[int, int] = field(default_factory=dict)
 
@@ -108,6 +124,9 @@ class Job:
     # Roles with sizes of their own; empty: one role, with ``nodes`` replicas.
     roles: tuple[Role, ...] = ()
     completion: Completion | None = None
+    # Limits of classes of failures, and the restart rule of its first role.
+    class_limits: Mapping[str, int] = field(default_factory=dict[str, int])
+    restart: RestartRule | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +159,8 @@ class Plan:
     # A killed process goes on for so long at most; a rank that leaves takes so long at most.
     kill_seconds_max: float
     exit_seconds_max: float
+    # A rank becomes ready so long after its start at most.
+    ready_seconds_max: float
     strikes: tuple[Strike, ...]
     processes: Mapping[str, int]
     fault_seconds: float
@@ -164,6 +185,8 @@ def draw(seed: int) -> Plan:
     jobs = tuple(replace(job, roles=_roles(roles)) if roles.random() < 0.2 else job for job in jobs)
     rules = Random(f"rules {seed}")
     jobs = tuple(replace(job, completion=_completion(rules, job)) for job in jobs)
+    classes = Random(f"classes {seed}")
+    jobs = tuple(failing(classes, job) if classes.random() < 0.2 else job for job in jobs)
     plan = Plan(
         seed=seed,
         nodes=nodes,
@@ -177,6 +200,7 @@ def draw(seed: int) -> Plan:
         refusal=pods.choice([0.0, 0.0, 0.05, 0.3]),
         kill_seconds_max=0.0,
         exit_seconds_max=EXIT_SECONDS,
+        ready_seconds_max=0.0,
         strikes=tuple(
             sorted(
                 (*_strikes(rng, nodes, fault_seconds), *_bad_commits(seed, fault_seconds)),
@@ -199,7 +223,11 @@ def _harder(plan: Plan) -> Plan:
     found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
     return replace(
         plan,
-        jobs=_yielding(plan.seed, _hasty(plan.seed, _silent(plan.seed, _endless(plan)))),
+        jobs=_yielding(
+            plan.seed,
+            _hasty(plan.seed, _silent(plan.seed, in_order(plan.seed, _endless(plan), 0.5))),
+        ),
+        ready_seconds_max=Random(f"ready {plan.seed}").choice([0.0, 1.0, READY_SECONDS_MAX]),
         kill_seconds_max=ends.choice([0.0, 2.0, KILL_SECONDS_MAX]),
         exit_seconds_max=ends.choice([EXIT_SECONDS, EXIT_SECONDS, 1.0, 6.0]),
         strikes=tuple(sorted(found, key=lambda strike: strike.at)),
@@ -216,6 +244,24 @@ def _endless(plan: Plan) -> tuple[Job, ...]:
             program = replace(job.program, steps=ENDLESS_STEPS, step_seconds=3.0)
             stop = ((rng.uniform(0, 4.0), "stop"),) if rng.random() < 0.7 else ()
             job = replace(job, program=program, wishes=(*job.wishes, *stop))  # noqa: PLW2901
+        found.append(job)
+    return tuple(found)
+
+
+def in_order(seed: int, jobs: tuple[Job, ...], likelihood: float) -> tuple[Job, ...]:
+    """Some roles of some tasks start after others that run or are ready."""
+    rng = Random(f"order {seed}")
+    found: list[Job] = []
+    for job in jobs:
+        names = [role.name for role in job.roles]
+        if rng.random() < likelihood:
+            rng.shuffle(names)
+            roles = {role.name: role for role in job.roles}
+            for earlier, later in pairwise(names):
+                condition = rng.choice([StartCondition.RUNNING, StartCondition.READY])
+                after = StartsAfter(role=earlier, condition=condition)
+                roles[later] = roles[later].model_copy(update={"starts_after": (after,)})
+            job = replace(job, roles=tuple(roles.values()))  # noqa: PLW2901
         found.append(job)
     return tuple(found)
 
@@ -396,6 +442,27 @@ def _completion(rng: Random, job: Job) -> Completion | None:
     name = job.roles[0].name if job.roles else "worker"
     rule = f"{name}[{rng.choice(['0', 'all', 'any', 'ended'])}]"
     return Completion(success=(rule,))
+
+
+def failing(rng: Random, job: Job) -> Job:
+    """The same job with a program that fails in several ways again and again, with limits for some
+    classes of failures, and for some jobs with a restart rule."""
+    classes = [name for name in RetryPolicy.model_fields if name != "max_retries"]
+    codes = tuple(rng.choice(CODES) for _ in range(rng.randint(1, 3)))
+    attempts = range(1, rng.randint(2, 9))
+    program = replace(
+        job.program, fails={attempt: rng.randint(0, 3) for attempt in attempts}, codes=codes
+    )
+    rule = None
+    if rng.random() < 0.3:
+        rule = rng.choice(
+            [
+                RestartRule(when=RestartWhen.NEVER),
+                RestartRule(when=RestartWhen.EXIT_CODE, exit_codes=("137", "143")),
+            ]
+        )
+    limits = {name: rng.choice([0, 1, 3]) for name in classes if rng.random() < 0.5}
+    return replace(job, program=program, class_limits=limits, restart=rule)
 
 
 def _orders(

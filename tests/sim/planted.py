@@ -37,7 +37,7 @@ from libs.store import memory
 from libs.store.memory import MemoryStore
 from libs.store.port import NotLeaderError, Tx
 from services.launcher import handlers as launcher_handlers
-from services.launcher.domain import exits, reconcile
+from services.launcher.domain import exits, reconcile, role_order
 from services.launcher.domain.model import Listing, Run
 from services.launcher.domain.run_lifecycle import LIVE
 from services.launcher.loop import Launcher
@@ -119,6 +119,44 @@ def rules_end_too_early() -> contextlib.AbstractContextManager[None]:
         return rules._replace(success=early)
 
     return replaced((completion, "rules_of", rules_of))
+
+
+def roles_start_too_early() -> contextlib.AbstractContextManager[None]:
+    """A rank counts as running, and as ready, as soon as it was ordered."""
+
+    def holds_for(condition: Any, number: int) -> bool:
+        return number in condition._ranks
+
+    return replaced((role_order._Condition, "_holds_for", holds_for))
+
+
+def class_counters_shared() -> contextlib.AbstractContextManager[None]:
+    """The retries of all classes count together, against the limit of each."""
+    honest = scheduler_handlers.observations.retry_count
+
+    def retry_count(task: Any, ended: Any) -> Any:
+        found = honest(task, ended)
+        used = task.class_retries
+        if found is None or not found.field or used is None:
+            return found
+        return replace(found, used=used.user + used.transient + used.platform + used.unknown)
+
+    return replaced((scheduler_handlers.observations, "retry_count", retry_count))
+
+
+def class_counters_not_advanced() -> contextlib.AbstractContextManager[None]:
+    """The counter of a class is not advanced, so that its limit never binds."""
+    honest = scheduler_handlers.observations.with_retry
+
+    def with_retry(task: Any, count: Any) -> Any:
+        return honest(task, replace(count, field=""))
+
+    return replaced((scheduler_handlers.observations, "with_retry", with_retry))
+
+
+def restart_rules_ignored() -> contextlib.AbstractContextManager[None]:
+    """Retries that are left are used whatever the rule of the failed rank's role says."""
+    return replaced((reconcile, "_is_final", lambda _run, _failed, _class: False))
 
 
 def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:

@@ -18,6 +18,7 @@ from libs.contracts.messages import (
     AckCheckpointReply,
     PreemptMode,
     RefusalCode,
+    StartCondition,
     YieldRun,
     YieldRunReply,
 )
@@ -29,8 +30,9 @@ from services.launcher.runtimes.fake_cluster import (
     FakeRank,
     FakeRun,
     Script,
+    is_new,
 )
-from services.launcher.runtimes.port import RunOrder
+from services.launcher.runtimes.port import RankOrder, RunOrder
 from services.log_collector.domain import OutputKey
 from tests.kit.checkers import Ack, Span
 from tests.sim.plan import Job
@@ -94,12 +96,33 @@ class SimCluster(FakeCluster):
     def launch(self, order: RunOrder) -> None:
         """Start what can be reached; the program begins when the whole gang is there."""
         run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
-        for rank in order.ranks:
-            run.world_size = json.loads(rank.context)["world_size"]
-            if rank.rank not in run.ranks:
-                self.make(run, rank)
+        run.world_size = len(order.ranks)
+        new = [rank for rank in order.to_start() if is_new(run, rank)]
+        for rank in new:
+            self._check_order(run, order, rank)
+        for rank in new:
+            self.make(run, rank)
         self.play(run)
         self.changed()
+
+    def _check_order(self, run: FakeRun, order: RunOrder, rank: RankOrder) -> None:
+        """The conditions of a role hold when its first ranks are ordered."""
+        roles = {role.name: role for role in order.spec.roles} if order.spec is not None else {}
+        if rank.role not in roles or any(
+            known.order.role == rank.role for known in run.ranks.values()
+        ):
+            return
+        for after in roles[rank.role].starts_after:
+            for other in order.ranks:
+                known = run.ranks.get(other.rank) if other.role == after.role else None
+                there = known is not None and known.started_at is not None
+                if after.condition is StartCondition.READY:
+                    there = there and known is not None and known.ready
+                if other.role == after.role and not there:
+                    self.sim.complain(
+                        f"{run.run_id}: role {rank.role} starts too early: rank {other.rank} of"
+                        f" role {after.role} is not there"
+                    )
 
     def begin(self, run: FakeRun, rank: FakeRank) -> None:
         """Every process is remembered."""
@@ -229,7 +252,8 @@ class _Play:
     def _fail(self) -> None:
         ranks = sorted(self.run_.ranks)
         rank = self.run_.ranks[ranks[self.program.failing_rank % len(ranks)]]
-        rank.exited_at, rank.code = self.cluster.now(), 1
+        codes = self.program.codes
+        rank.exited_at, rank.code = self.cluster.now(), codes[self.attempt % len(codes)]
         self.cluster.changed()
 
     def _print(self) -> None:

@@ -101,6 +101,7 @@ class Simulation:
         self.cluster = SimCluster(self, nodes)
         self.cluster.pending_seconds_max = plan.pending_seconds_max
         self.cluster.kill_seconds_max = plan.kill_seconds_max
+        self.cluster.ready_seconds_max = plan.ready_seconds_max
         self.cluster.exit_seconds_max = plan.exit_seconds_max
         self.processes = [
             Process(self, wiring, number)

@@ -46,6 +46,22 @@ DEFECTS = {
         planted.ranks_of_one_gang_overlap, "slots_never_double_booked", 0, 20
     ),
     "rules end too early": Planted(planted.rules_end_too_early, "success_follows_the_rules", 0, 20),
+    "roles start too early": Planted(
+        planted.roles_start_too_early, "starts too early", 0, 10, bends.roles_in_order
+    ),
+    "class counters shared": Planted(
+        planted.class_counters_shared, "retries_follow_the_limits", 5, 20, bends.failing_programs
+    ),
+    "class counters not advanced": Planted(
+        planted.class_counters_not_advanced,
+        "retries_follow_the_limits",
+        1,
+        20,
+        bends.failing_programs,
+    ),
+    "restart rules ignored": Planted(
+        planted.restart_rules_ignored, "restarts_follow_the_rules", 0, 20, bends.failing_programs
+    ),
     "amounts not added up": Planted(
         planted.amounts_not_added_up,
         "amounts_are_never_overbooked",
@@ -163,7 +179,9 @@ DEFECTS = {
     "inventories by time": Planted(planted.inventories_by_time, "nodes_and_limits_agree", 16),
 }
 BENDS = (
+    bends.failing_programs,
     bends.asking_for_amounts,
+    bends.roles_in_order,
     bends.repeated_facts,
     bends.hanging_programs,
     bends.failing_commits,

@@ -43,6 +43,7 @@ class Context:
     run_token: str = ""
     resume_from: Checkpoint | None = None
     fence_after_seconds: float | None = None
+    restarts: int = 0
     problem: str = ""
     """Why a part could not be read, for one warning; empty if all is well."""
 
@@ -63,6 +64,7 @@ _VARIABLES = {
     "url": "SHIFTWORK_URL",
     "run_token": "SHIFTWORK_RUN_TOKEN",
     "fence_after_seconds": "SHIFTWORK_FENCE_AFTER_SECONDS",
+    "restarts": "SHIFTWORK_RESTARTS",
 }
 
 
@@ -134,6 +136,7 @@ def _context(fields: dict[str, Any], problem: str) -> Context:
         rank=_integer(fields.get("rank")),
         world_size=_integer(fields.get("world_size")),
         url=url,
+        restarts=_integer(fields.get("restarts")) or 0,
         run_token=str(fields.get("run_token") or ""),
         resume_from=_checkpoint(fields.get("resume_from")),
         fence_after_seconds=float(fence) if fence else None,

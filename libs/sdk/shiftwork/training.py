@@ -28,6 +28,7 @@ __all__ = [
     "exit_preempted",
     "life_state",
     "rank",
+    "ready",
     "report",
     "resume_from",
     "set_life_state",
@@ -62,6 +63,7 @@ class _Process:
         self.live: Live | None = None
         self.preempt = False
         self.superseded = False
+        self.ready = False
 
     def known(self) -> Context:
         """The context, read once."""
@@ -98,6 +100,7 @@ class _Process:
         """The same for a child of ``fork``: threads and sockets stay with the parent."""
         child = _Process(self.limits)
         child.context = self.context
+        child.ready = self.ready
         child.preempt = self.preempt or (self.live is not None and self.live.preempt)
         child.superseded = self.superseded or (self.live is not None and self.live.superseded)
         child.termination = self.termination.after_fork_in_child()
@@ -213,6 +216,23 @@ def report(**metrics: SupportsFloat) -> None:
             values[name[:METRIC_NAME_CHARACTERS_MAX]] = number
     if values:
         live.report(values)
+
+
+def ready() -> None:
+    """Say that this rank is ready, for the roles that start after that.
+
+    Never waits, never fails: the report is sent in the background, again and again while the
+    platform is out of reach. Further calls do nothing.
+    """
+    process = _process
+    if not process.known().on_platform:
+        return
+    with process.lock:
+        first, process.ready = not process.ready, True
+    if first:
+        from shiftwork.readiness import report_ready  # noqa: PLC0415 - few programs need it
+
+        report_ready(process.known(), process.limits, _warn)
 
 
 def rank() -> int:

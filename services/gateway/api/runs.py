@@ -37,6 +37,7 @@ from services.gateway.bodies import (
     LifeStateBody,
     MetricsBody,
     PriorityBody,
+    ReadyBody,
     YieldBody,
 )
 from services.gateway.json_values import PRIORITIES, rfc3339
@@ -171,6 +172,24 @@ async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -
     )
     reply = await parts.commands.ask(command, m.AckCheckpointReply)
     return answer(views.checkpoint(reply.checkpoint), 201)
+
+
+@router.post("/run/ready", response_model=dict[str, Any])
+async def report_ready(body: ReadyBody, run: CallingRun, parts: Parts) -> Response:
+    """A rank is ready for the roles that start after that. 200: the platform has stored that; 409:
+    this attempt, or the process that calls, is over."""
+    async with parts.store.transaction() as tx:
+        if (await run_status(tx, run)).superseded:
+            raise _is_over(run)
+        await _check_rank(tx, run, body.rank, 1)
+    if not parts.checkpoints.take(f"{run.task_id}/ready/{body.rank}"):
+        detail = f"rank {body.rank} of {run.task_id} reports too often; send it again later"
+        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
+    command = m.ReportReady(
+        task_id=run.task_id, attempt=run.attempt, rank=body.rank, restarts=body.restarts
+    )
+    await parts.commands.ask(command, m.ReportReadyReply)
+    return answer({"ready": True})
 
 
 async def _write(parts: Context, run: RunId, what: str) -> RunStatus:

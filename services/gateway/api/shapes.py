@@ -75,6 +75,8 @@ class RankExit(TypedDict):
     rank: int
     code: int | None
     signal: int | None
+    # What was found wrong with it beside code or signal, such as out_of_memory; empty: nothing.
+    fault: str
 
 
 class Exit(TypedDict):
@@ -90,6 +92,22 @@ class Exit(TypedDict):
     failed_rank: int | None
     # Its program handed the nodes over on its own.
     yielded: bool
+    # Of a failed or lost run: user, transient, platform or unknown; empty for other ends.
+    fault_class: str
+    # What was found wrong with the rank that decided it, or with the launch; empty: nothing.
+    fault: str
+    # The restart rule of the failed rank's role allowed no further attempt.
+    final: bool
+
+
+class RetriesUsed(TypedDict):
+    """How many retries of each limit are used; the limits are in ``retry``."""
+
+    max_retries: int
+    user: int
+    transient: int
+    platform: int
+    unknown: int
 
 
 class Progress(TypedDict):
@@ -145,6 +163,7 @@ class Task(TaskSpec):
     held_gpus: int
     held_nodes: int
     attempts_without_progress: int
+    retries_used: RetriesUsed
     # Where the declared ports of the live run are reached.
     endpoints: list[Endpoint]
     # From its submission, or its dry run.

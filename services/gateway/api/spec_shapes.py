@@ -14,6 +14,31 @@ class Port(TypedDict):
     port: int | None
 
 
+class RestartRule(TypedDict):
+    """RestartRule decides what a failure of one of a role's replicas leads to. It does not concern what the platform or the cluster did to the replica, such as a lost node: the task then starts again."""
+
+    when: str
+    exit_codes: list[str]
+    scope: str
+    max_restarts: int | None
+
+
+class StartsAfter(TypedDict):
+    """StartsAfter names a role that has to be there before the ranks of this one start."""
+
+    role: str
+    condition: str
+
+
+class ReadyProbe(TypedDict):
+    """ReadyProbe is how the platform learns that a rank is ready: by its port, or by its program, which calls shiftwork.ready()."""
+
+    port: str
+    path: str
+    period_seconds: float
+    within_seconds: float
+
+
 class _OverrideSecrets(TypedDict, total=False):
     env: dict[str, str]
 
@@ -70,6 +95,9 @@ class Role(_RoleSecrets):
     auxiliary: bool
     working_directory: str
     ports: list[Port]
+    restart: RestartRule | None
+    starts_after: list[StartsAfter]
+    ready: ReadyProbe | None
     resume: Override | None
     args: list[str]
     pod: Pod | None
@@ -78,9 +106,13 @@ class Role(_RoleSecrets):
 
 
 class Retry(TypedDict):
-    """RetryPolicy bounds how often a failed run is tried again."""
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a limit of its own have a counter of their own; all others count together."""
 
     max_retries: int
+    user: int | None
+    transient: int | None
+    platform: int | None
+    unknown: int | None
 
 
 class Preemption(TypedDict):

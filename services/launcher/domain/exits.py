@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from libs.contracts.completion import Decided, Verdict, text_of
-from libs.contracts.messages import ExitKind, PreemptMode, RunExit
+from libs.contracts.messages import ExitKind, Fault, PreemptMode, RankExit, RunExit
 from services.launcher.domain.model import EndCause, ObservedRank, RankState
 
 PREEMPTED_CODE = 75
@@ -43,6 +43,8 @@ class Ending:
     finished: bool = False
     # The ranks that ended after that request.
     left: tuple[ObservedRank, ...] = ()
+    # How the rank failed that decided a failure; empty: the first that failed.
+    failure: str = ""
     # Its program handed the nodes over on its own, and why.
     yielded: bool = False
     yield_reason: str = ""
@@ -202,7 +204,7 @@ def _failure(ending: Ending) -> str:
         return ending.note or "it could not start"
     if ending.own_rules and ending.end_cause in (None, EndCause.RANK_FAILED):
         return ending.note
-    return first_failure(ending.ranks) or ending.note or "not every rank started"
+    return ending.failure or first_failure(ending.ranks) or ending.note or "not every rank started"
 
 
 def failure_of(decided: Decided | None, failure: str) -> str:
@@ -221,6 +223,17 @@ def first_loss(ranks: Iterable[ObservedRank]) -> str:
         return ""
     where = ", ".join(f"rank {rank.rank} on {rank.node_id}" for rank in lost[:3])
     return f"{where} vanished" + (f": {lost[0].note}" if lost[0].note else "")
+
+
+def fault_of_loss(ranks: Iterable[ObservedRank]) -> Fault | None:
+    """What was wrong with the first of the ranks that vanished, as far as that is known."""
+    return next((rank.fault for rank in ranks if rank.state is RankState.LOST), None)
+
+
+def rank_exit(rank: ObservedRank) -> RankExit:
+    """The facts of how a rank ended."""
+    fault = rank.fault or Fault.UNSPECIFIED
+    return RankExit(rank=rank.rank, code=rank.code, signal=rank.signal, fault=fault)
 
 
 def first_failed(ranks: Iterable[ObservedRank]) -> ObservedRank | None:

@@ -61,6 +61,11 @@ BY_CAUSE: Mapping[EndCause, Grace] = {
 }
 
 
+# The causes for which roles end in the reverse order of their start, each within its share of the
+# grace period. For the others something of the gang is missing already, or never ran.
+STAGED = frozenset({EndCause.KILL, EndCause.GRACE_OVER, EndCause.SUCCEEDED})
+
+
 def grace_for(run: Run | None) -> Grace:
     """The class of this run. A run without a row gets the full period."""
     if run is None or run.end_cause is None:

@@ -10,7 +10,15 @@ from datetime import datetime
 from enum import StrEnum
 
 from libs.contracts.ids import RunId, TaskId
-from libs.contracts.messages import Checkpoint, Node, Placement, RunExit, TaskSpec
+from libs.contracts.messages import (
+    Checkpoint,
+    Fault,
+    Node,
+    Placement,
+    RankExit,
+    RunExit,
+    TaskSpec,
+)
 
 
 class RunState(StrEnum):
@@ -47,35 +55,17 @@ class EndCause(StrEnum):
     REJECTED_BY_SITE = "turned_away"
 
 
-class Fault(StrEnum):
-    """What a runtime can find wrong with a rank or a launch; see ``rank_faults``."""
+@dataclass(frozen=True, slots=True)
+class RankRestart:
+    """The last restart of one rank in its place."""
 
-    # The launch was refused.
-    INVALID_POD = "invalid pod"
-    AGAINST_POLICY = "against the policy"
-    NO_COMMAND = "no command"
-    NOT_ADMITTED = "not admitted"
-    OVER_QUOTA = "over quota"
-    NAME_TAKEN = "name taken"
-    # It has not started yet.
-    BEING_MADE = "being made"
-    UNSCHEDULABLE = "unschedulable"
-    INVALID_IMAGE = "invalid image name"
-    IMAGE_PULL = "image pull"
-    BAD_REFERENCE = "bad reference"
-    NOT_CREATED = "container not created"
-    # It has ended.
-    OUT_OF_MEMORY = "out of memory"
-    CANNOT_RUN = "cannot run"
-    INIT_FAILED = "init failed"
-    OVER_STORAGE = "over its storage"
-    OVER_TIME = "over its time"
-    EVICTED = "evicted"
-    DISPLACED = "displaced"
-    NODE_DOWN = "node went down"
-    NODE_REFUSED = "node refused"
-    NODE_LOST = "node lost"
-    DELETED = "deleted"
+    rank: int
+    # How often it was restarted, which is the number of its process.
+    count: int
+    # Its process does not start before this time.
+    not_before: datetime
+    # How its former process ended.
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +107,14 @@ class Run:
     failed_nodes: tuple[str, ...] = ()
     # A kill was requested because its start took too long.
     start_expired: bool = False
+    # The ranks that have been ready, if other roles wait for theirs; kept until the run starts.
+    ready_ranks: tuple[int, ...] = ()
+    # The ranks that were started again in their places, by number.
+    restarts: tuple[RankRestart, ...] = ()
+    # The rank whose failure made the launcher end it, and what was wrong with its launch: a runtime
+    # may forget both before the end is recorded.
+    end_rank: RankExit | None = None
+    end_fault: Fault | None = None
     # Its program handed the nodes over on its own, and why, in the program's words.
     yield_requested_at: datetime | None = None
     yield_reason: str = ""
@@ -249,6 +247,10 @@ class ObservedRank:
     fault: Fault | None = None
     # Since when a rank that is pending has this fault.
     fault_since: datetime | None = None
+    # How often it had been restarted in place when this process was ordered.
+    start: int = 0
+    # The runtime itself probes its readiness, and finds it ready.
+    ready: bool = False
 
     @property
     def over(self) -> bool:

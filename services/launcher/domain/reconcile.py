@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
-from libs.contracts import completion
+from libs.contracts import completion, restart_rules
 from libs.contracts.ids import RunId
-from libs.contracts.messages import ExitKind, Placement, PreemptMode, RankExit, RunExit
-from services.launcher.domain import exits, rank_faults
+from libs.contracts.messages import ExitKind, FaultClass, Placement, PreemptMode, RankExit, RunExit
+from services.launcher.domain import exits, fault_classes, rank_faults, rank_restarts, role_order
+from services.launcher.domain.grace_periods import STAGED, GracePeriods, grace_for
 from services.launcher.domain.model import (
     EndCause,
     Fault,
@@ -32,9 +34,10 @@ from services.launcher.domain.verdicts import Verdicts
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start every rank that does not exist yet."""
+    """Start every rank that does not exist yet, or only these where others have to wait."""
 
     run_id: RunId
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,22 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class EndRanks:
+    """End the processes of these ranks, and let none of the run begin any more."""
+
+    run_id: RunId
+    ranks: tuple[int, ...]
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """Drop the runtime's records of the run."""
 
     run_id: RunId
 
 
-Action = Launch | Signal | End | Forget
+Action = Launch | Signal | End | EndRanks | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,8 @@ class Policy:
     exit_grace: timedelta
     # How long a rank may be pending with a fault.
     pending_limits: rank_faults.PendingLimits = field(default_factory=rank_faults.PendingLimits)
+    # How long processes have to leave that the launcher ends.
+    grace: GracePeriods = field(default_factory=GracePeriods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,10 @@ class Scan:
     refused: Mapping[RunId, Refused] = field(default_factory=dict[RunId, Refused])
     # Nodes that answer, but could not start a run at the last try.
     unable: Mapping[RunId, frozenset[str]] = field(default_factory=dict[RunId, frozenset[str]])
+    # Rank and start of processes that have answered the launcher's probes.
+    probed: Mapping[RunId, frozenset[tuple[int, int]]] = field(
+        default_factory=dict[RunId, frozenset[tuple[int, int]]]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +107,10 @@ class RunView:
     """The input of one run's step, beside its row."""
 
     scan: Scan
+    # Without ends after which a rank is started again.
     observed: ObservedRun
+    # All that the runtime lists of it.
+    listed: ObservedRun
     # An older attempt of the task is not over; a newer one is assigned.
     must_wait: bool
     superseded: bool
@@ -109,13 +130,24 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
     """Advance a run by what was observed."""
     if run.state is RunState.EARLY_REQUEST:
         return Step(run)
+    if not view.superseded:
+        run = rank_restarts.note(run, view.listed, now)
+    view = replace(view, observed=rank_restarts.current(run, view.listed))
     after = _advance(run, view, now, policy)
     due: list[datetime] = []
     if after.state in (RunState.ASSIGNED, RunState.RUNNING) and after.leaves_since is not None:
         due.append(after.leaves_since + policy.exit_grace)
     if after.state is RunState.ASSIGNED:
         due += [at for _, at in _pending_faults(view.observed, policy) if at is not None]
-    return Step(after, tuple(_actions(after, view)), min(due, default=None))
+        plan = role_order.start_plan(after, view.observed.ranks)
+        if plan is not None and plan.limit is not None:
+            due.append(plan.limit.at)
+    if after.state in (RunState.ASSIGNED, RunState.RUNNING):
+        due += [each.not_before for each in rank_restarts.waiting(after, view.observed)]
+    stage = _end_stage(after, view, now, policy)
+    if stage is not None:
+        due.append(stage.due_at)
+    return Step(after, tuple(_actions(after, view, now, stage)), min(due, default=None))
 
 
 def step_orphan(observed: ObservedRun | None) -> Step:
@@ -136,63 +168,76 @@ def answers(node_id: str, listing: Listing) -> bool:
 
 def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     """The run after this scan; each step is one transition of the lifecycle."""
-    run = _note_signal(run, view, now)
+    run = _note_ready(_note_signal(run, view, now), view)
     if run.state is RunState.ASSIGNED and _all_exist(run, view):
         run = _started(run, view.observed, now)
     if run.state is RunState.RUNNING and _all_ended(run, view):
-        return _exited(run, view.observed, now)
+        return _exited(run, view.listed, now)
     if run.state in (RunState.ASSIGNED, RunState.RUNNING):
-        cause, note = _why_end(run, view, now, policy)
-        if cause is not None:
+        why = _why_end(run, view, now, policy)
+        if why is not None:
             # Once the run is ended, the ranks that have not begun are no longer listed.
             failed = _hanging_nodes(run, view) if run.start_expired else ()
             state = move(run.state, Trigger.END_ORDERED)
-            run = replace(run, state=state, end_cause=cause, end_note=note, ending_at=now)
-            run = replace(run, failed_nodes=failed)
+            run = replace(run, state=state, end_cause=why.cause, end_note=why.note, ending_at=now)
+            run = replace(run, end_rank=why.rank, end_fault=why.fault, failed_nodes=failed)
     if run.state is RunState.ENDING and _is_over(run, view):
-        return _exited(run, view.observed, now)
+        return _exited(run, view.listed, now)
     if run.state is RunState.EXITED and _is_forgotten(run, view):
         return replace(run, state=move(run.state, Trigger.FORGOTTEN))
     return run
 
 
-def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> tuple[EndCause | None, str]:
-    """Why the run has to end now, and details that the runtime may forget."""
+class _WhyEnd(NamedTuple):
+    """Why a run has to end now, with what the runtime may forget until its end is recorded."""
+
+    cause: EndCause
+    note: str = ""
+    rank: RankExit | None = None
+    fault: Fault | None = None
+
+
+def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd | None:
+    """Why the run has to end now; None: it goes on."""
     ranks = view.observed.ranks.values()
     verdicts = Verdicts(run, view.observed)
     match end_cause(verdicts, view.scan.listing, now, policy):
         case EndCause.SUCCEEDED:
             decided = verdicts.before_request if verdicts.finished else verdicts.decided
             assert decided is not None, "a rule was met"
-            return EndCause.SUCCEEDED, exits.success_of(decided)
+            return _WhyEnd(EndCause.SUCCEEDED, exits.success_of(decided))
         case EndCause.RANK_FAILED:
-            return EndCause.RANK_FAILED, verdicts.failure
+            failed = verdicts.failed_rank
+            exit_ = exits.rank_exit(failed) if failed else None
+            return _WhyEnd(EndCause.RANK_FAILED, verdicts.failure, exit_)
         case EndCause.RANK_LOST:
-            return EndCause.RANK_LOST, exits.first_loss(ranks)
+            fault = exits.fault_of_loss(ranks)
+            return _WhyEnd(EndCause.RANK_LOST, exits.first_loss(ranks), fault=fault)
         case None:
             pass
         case cause:
-            return cause, ""
+            return _WhyEnd(cause)
     if run.state is RunState.ASSIGNED:
         found = _why_not_startable(run, view, now, policy)
         if found is not None:
-            cause = EndCause.REJECTED_BY_SITE
-            if rank_faults.is_own_fault(found.fault):
-                cause = EndCause.CANNOT_START
-            return cause, found.text
-    return (EndCause.SUPERSEDED if view.superseded else None), ""
+            return found
+    return _WhyEnd(EndCause.SUPERSEDED) if view.superseded else None
 
 
-def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> Refused | None:
-    """Why an assigned run will never start: a refusal, or a fault that has lasted too long."""
+def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd | None:
+    """Why an assigned run will never start: a refusal, a fault that has lasted too long, or a role
+    for which another one waits in vain."""
     refused = view.scan.refused.get(run.id)
-    if refused is not None:
-        return refused
     for rank, at in _pending_faults(view.observed, policy):
-        if at is not None and now >= at:
+        if refused is None and at is not None and now >= at:
             assert rank.fault is not None, "only a rank with a fault is due"
-            return Refused(rank.fault, f"rank {rank.rank} on {rank.node_id}: {rank.note}")
-    return None
+            refused = Refused(rank.fault, f"rank {rank.rank} on {rank.node_id}: {rank.note}")
+    if refused is not None:
+        own = rank_faults.is_own_fault(refused.fault)
+        cause = EndCause.CANNOT_START if own else EndCause.REJECTED_BY_SITE
+        return _WhyEnd(cause, refused.text, fault=refused.fault)
+    never = role_order.why_never(run, view.observed.ranks, now)
+    return _WhyEnd(EndCause.CANNOT_START, never) if never else None
 
 
 def _pending_faults(
@@ -246,8 +291,11 @@ def _leaving_cause(run: Run, now: datetime, policy: Policy) -> EndCause | None:
 
 def _vanished(run: Run, observed: ObservedRun, listing: Listing) -> bool:
     """Whether a node that answers does not know a rank that once existed."""
+    awaited = {each.rank for each in rank_restarts.waiting(run, observed)}
     return any(
-        place.rank not in observed.ranks and answers(place.node_id, listing)
+        place.rank not in observed.ranks
+        and place.rank not in awaited
+        and answers(place.node_id, listing)
         for place in run.placements
     )
 
@@ -305,7 +353,7 @@ def _all_ended(run: Run, view: RunView) -> bool:
 def _is_over(run: Run, view: RunView) -> bool:
     if _all_ended(run, view):
         return True
-    return End(run.id) in view.scan.done and _all_answer(run, view) and _nothing_left(view.observed)
+    return End(run.id) in view.scan.done and _all_answer(run, view) and _nothing_left(view.listed)
 
 
 def _all_answer(run: Run, view: RunView) -> bool:
@@ -334,6 +382,11 @@ def _note_signal(run: Run, view: RunView, now: datetime) -> Run:
     return run
 
 
+def _note_ready(run: Run, view: RunView) -> Run:
+    probed = view.scan.probed.get(run.id, ())
+    return role_order.with_ready(run, role_order.newly_ready(run, view.observed.ranks, probed))
+
+
 def _signal(run: Run) -> Signal | None:
     """The preemption signal, while it is still to be sent."""
     if (
@@ -356,7 +409,9 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
     assert run.spec is not None, "an assigned run has its specification"
     ranks = tuple(observed.ranks[rank] for rank in sorted(observed.ranks))
     mode, own_rules = run.spec.preemption.mode, completion.has_own(run.spec)
-    verdicts = Verdicts(run, observed)
+    current = rank_restarts.current(run, observed)
+    verdicts = Verdicts(run, current)
+    failed, failure = _rank_at_fault(run, current)
     ending = exits.Ending(
         mode=mode,
         signal=exits.signal_number(run.spec.preemption.signal) if mode is PreemptMode.SIGNAL else 0,
@@ -370,11 +425,15 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         own_rules=own_rules,
         finished=verdicts.finished and run.end_cause is not EndCause.RANK_FAILED,
         left=verdicts.left,
+        failure=failure,
         yielded=run.yield_requested_at is not None,
         yield_reason=run.yield_reason,
     )
     kind = exits.classify(ending)
-    failed = verdicts.failed_rank if kind is ExitKind.FAILED else None
+    if kind is not ExitKind.FAILED:
+        failed = None
+    fault = fault_classes.fault_of(kind, run.end_fault or exits.fault_of_loss(ranks), failed)
+    fault_class = fault_classes.class_of_run(kind, fault, failed)
     times = [rank.exited_at for rank in ranks if rank.exited_at is not None]
     exited_at = max(times, default=now)
     return replace(
@@ -385,12 +444,48 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         exit=RunExit(
             attempt=run.attempt,
             kind=kind,
-            ranks=tuple(RankExit(rank=r.rank, code=r.code, signal=r.signal) for r in ranks),
+            ranks=tuple(exits.rank_exit(rank) for rank in ranks),
             exited_at=exited_at,
             detail=exits.detail(ending, kind),
             failed_rank=failed.rank if failed else None,
+            fault_class=fault_class,
+            fault=fault,
+            final=failed is not None and _is_final(run, failed, fault_class),
             yielded=kind is ExitKind.PREEMPTED and ending.yielded and not ending.preempt_requested,
         ),
+    )
+
+
+def _rank_at_fault(run: Run, observed: ObservedRun) -> tuple[RankExit | None, str]:
+    """How the rank ended that decided a failure, and the same as a text.
+
+    Ranks that ended because the launcher ended the run decide nothing, in whatever way they ended.
+    Where the runtime has forgotten the others, the row has what was known before.
+    """
+    if run.end_cause is EndCause.CANNOT_START:
+        return None, ""
+    ranks = {
+        rank: each
+        for rank, each in observed.ranks.items()
+        if run.ending_at is None or (each.exited_at and each.exited_at <= run.ending_at)
+    }
+    failed = Verdicts(run, replace(observed, ranks=ranks)).failed_rank
+    if failed is None and run.end_rank is not None:
+        return run.end_rank, run.end_note
+    failed = failed or Verdicts(run, observed).failed_rank
+    return (exits.rank_exit(failed), exits.failure_text(failed)) if failed else (None, "")
+
+
+def _is_final(run: Run, failed: RankExit, fault_class: FaultClass) -> bool:
+    """Whether the restart rule of the failed rank's role allows no further attempt. A program that
+    was requested to leave may fail for that reason: then the rule does not apply."""
+    assert run.spec is not None, "an assigned run has its specification"
+    if _requested_in_time(run):
+        return False
+    roles = {role.name: role for role in run.spec.roles}
+    role = next((roles.get(p.role) for p in run.placements if p.rank == failed.rank), None)
+    return role is not None and not restart_rules.wants_restart(
+        restart_rules.rule_of(role), failed.code, failed.signal, fault_class
     )
 
 
@@ -401,17 +496,56 @@ def _requested_in_time(run: Run) -> bool:
     return requested_at is not None and (run.ending_at is None or requested_at <= run.ending_at)
 
 
-def _actions(run: Run, view: RunView) -> list[Action]:
+def _end_stage(
+    run: Run, view: RunView, now: datetime, policy: Policy
+) -> role_order.EndStage | None:
+    """The stage of a run that ends role by role; None: everything of it ends at once."""
+    if run.state is not RunState.ENDING or run.end_cause not in STAGED:
+        return None
+    if End(run.id) in view.scan.done:
+        return None
+    grace_seconds = policy.grace.seconds(grace_for(run))
+    return role_order.end_stage(run, view.listed.ranks, now, grace_seconds)
+
+
+def _actions(
+    run: Run, view: RunView, now: datetime, stage: role_order.EndStage | None
+) -> list[Action]:
     """The actions that the new state of a run requires."""
     if run.state is RunState.ASSIGNED and not view.must_wait:
-        absent = any(place.rank not in view.observed.ranks for place in run.placements)
-        return [Launch(run.id)] if absent else []
+        return _launch(run, view, now)
     if run.state is RunState.RUNNING:
         signal = _signal(run)
-        return [signal] if signal is not None else []
+        return [signal] if signal is not None else _restart(run, view, now)
+    if run.state is RunState.ENDING and stage is not None:
+        part = EndRanks(run.id, stage.ranks, stage.grace_seconds)
+        return [] if part in view.scan.done else [part]
     if run.state is RunState.ENDING and End(run.id) not in view.scan.done:
         return [End(run.id)]
     if run.state is RunState.EXITED and run.id in view.scan.listing.runs:
         # Orders of an earlier leader may take effect only now.
-        return [Forget(run.id) if _nothing_left(view.observed) else End(run.id)]
+        return [Forget(run.id) if _nothing_left(view.listed) else End(run.id)]
     return []
+
+
+def _launch(run: Run, view: RunView, now: datetime) -> list[Action]:
+    """Start the ranks that do not exist yet, if their roles may start and no pause before a restart
+    is left."""
+    ranks = view.observed.ranks
+    plan = role_order.start_plan(run, ranks)
+    everyone = frozenset(place.rank for place in run.placements)
+    may = everyone if plan is None else plan.ranks
+    pausing = {each.rank for each in run.restarts if each.not_before > now}
+    may -= pausing - ranks.keys()
+    if may <= ranks.keys():
+        return []
+    return [Launch(run.id, None if may == everyone else tuple(sorted(may)))]
+
+
+def _restart(run: Run, view: RunView, now: datetime) -> list[Action]:
+    """Start the ranks again whose pause is over."""
+    if run.preempt_requested_at is not None:
+        return []
+    waiting = rank_restarts.waiting(run, view.observed)
+    ranks = tuple(each.rank for each in waiting if each.not_before <= now)
+    return [Launch(run.id, ranks)] if ranks else []

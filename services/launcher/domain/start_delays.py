@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import RunDelayed
+from services.launcher.domain import role_order
 from services.launcher.domain.model import ObservedRank, ObservedRun, RankState, Run, RunState
 
 DETAIL_CHARACTERS_MAX = 500
@@ -38,9 +39,14 @@ def delay_of(run: Run, observed: ObservedRun | None, problem: str) -> tuple[int,
     ranks = observed.ranks if observed is not None else dict[int, ObservedRank]()
     pending = [rank for rank in ranks.values() if rank.state is RankState.PENDING]
     absent = sum(place.rank not in ranks for place in run.placements)
-    if not pending and not (absent and problem):
+    detail = problem if absent or pending else ""
+    if not detail and pending:
+        detail = _worst(pending)
+    if not detail and absent:
+        plan = role_order.start_plan(run, ranks)
+        detail = plan.waits if plan is not None else ""
+    if not detail:
         return None
-    detail = _worst(pending) if pending and not problem else problem
     return len(pending) + absent, detail[:DETAIL_CHARACTERS_MAX]
 
 

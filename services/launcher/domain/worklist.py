@@ -150,6 +150,10 @@ class Worklist:
         for node_id in _changed_nodes(before.listing, scan.listing):
             self._mark_dirty(self._on_node.get(node_id, ()))
 
+    def mark_dirty(self, run_id: RunId) -> None:
+        """Step this run in the next round."""
+        self._dirty[run_id] = None
+
     # A round
 
     def take_dirty(self) -> RunSet:
@@ -188,6 +192,7 @@ class Worklist:
         sight = RunView(
             scan=scan,
             observed=observed or NOTHING,
+            listed=observed or NOTHING,
             must_wait=any(other.attempt < run.attempt and other.state in LIVE for other in attempts)
             or any(
                 other.task_id == run.task_id and other.attempt < run.attempt

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from libs.contracts.ids import RunId
 from libs.service.loop import pause
@@ -32,6 +33,7 @@ class FakeRuntime:
 
     name = "fake"
     shares_ports = True
+    probes = True
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
@@ -50,15 +52,16 @@ class FakeRuntime:
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
         run = self._cluster.runs.get(order.run_id)
-        there = [rank for rank in order.ranks if self._cluster.accepts_launches(rank.node_id)]
+        wanted = order.to_start()
+        there = [rank for rank in wanted if self._cluster.accepts_launches(rank.node_id)]
         reachable = [rank for rank in there if rank.node_id not in self._cluster.unable]
-        if run is not None and run.ended & {rank.node_id for rank in order.ranks}:
+        if run is not None and run.ended & {rank.node_id for rank in wanted}:
             raise RuntimeDeniedError(f"run {order.run_id} was ended")
         await self._call([], lambda: self._launch(order, reachable))
         if len(reachable) < len(there):
             unable = {rank.node_id for rank in there} & self._cluster.unable
             raise StartFailedError(frozenset(unable), "a node cannot start it")
-        if len(reachable) < len(order.ranks):
+        if len(reachable) < len(wanted):
             raise RuntimeUnavailableError("a node of the gang does not answer")
 
     def _launch(self, order: RunOrder, reachable: list[RankOrder]) -> None:
@@ -68,7 +71,7 @@ class FakeRuntime:
         if fault is not None:
             reachable = reachable[: cluster.rng.randint(0, len(reachable) - 1)] if reachable else []
         if reachable:
-            cluster.launch(RunOrder(order.run_id, tuple(reachable)))
+            cluster.launch(replace(order, starting=frozenset(rank.rank for rank in reachable)))
         if fault is not None:
             raise LaunchRefusedError(fault, f"{fault}, says the cluster")
 
@@ -83,7 +86,14 @@ class FakeRuntime:
 
         await self._call(node_ids, send)
 
-    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
+    async def end(
+        self,
+        run_id: RunId,
+        node_ids: frozenset[str],
+        *,
+        grace_seconds: float,
+        ranks: frozenset[int] | None = None,
+    ) -> None:
         """See ``port.Runtime``."""
         del grace_seconds
 
@@ -92,7 +102,7 @@ class FakeRuntime:
                 # The node remembers it, so that no later launch begins anything there.
                 run = self._cluster.runs.setdefault(run_id, FakeRun(run_id))
                 run.ended.add(node_id)
-                self._cluster.kill(run, node_id)
+                self._cluster.kill(run, node_id, ranks)
 
         await self._call(node_ids, end)
 
@@ -186,4 +196,6 @@ def _observed(rank: FakeRank) -> ObservedRank:
         signal=None if rank.lost else rank.signal,
         started_at=rank.started_at,
         exited_at=rank.exited_at,
+        start=rank.order.start,
+        ready=rank.ready,
     )

@@ -80,6 +80,8 @@ class FakeRank:
     signals: list[int] = field(default_factory=list[int])
     # It was sent SIGKILL, and goes on until that has its effect.
     dying: bool = False
+    # Its program has said that it is ready.
+    ready: bool = False
 
     @property
     def running(self) -> bool:
@@ -135,6 +137,8 @@ class FakeCluster:
         # None: on every node.
         self.pending_nodes: frozenset[str] | None = None
         self.kill_seconds_max = 0.0
+        # Ranks become ready up to so long after they began.
+        self.ready_seconds_max = 0.0
         self.exit_seconds_max = 0.05
         self.hints: list[Callable[[], None]] = []
         # Every start of a process ever: (run, rank), for checkers.
@@ -229,10 +233,10 @@ class FakeCluster:
     # Programs
 
     def launch(self, order: RunOrder) -> None:
-        """Start the ranks that do not exist yet."""
+        """Start the ranks of the order that do not exist yet."""
         run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
-        for rank in order.ranks:
-            if rank.rank not in run.ranks:
+        for rank in order.to_start():
+            if is_new(run, rank):
                 self.make(run, rank)
         run.world_size = max(run.world_size, len(order.ranks))
         self.play(run)
@@ -263,6 +267,16 @@ class FakeCluster:
         """The rank's process begins."""
         rank.started_at = self.now()
         self.starts.append((run.run_id, rank.order.rank))
+        if self.ready_seconds_max <= 0:
+            rank.ready = True
+            return
+        seconds = self.rng.uniform(0, self.ready_seconds_max)
+        asyncio.get_running_loop().call_later(seconds, self._become_ready, rank)
+
+    def _become_ready(self, rank: FakeRank) -> None:
+        if rank.running:
+            rank.ready = True
+            self.changed()
 
     def play(self, run: FakeRun) -> None:
         """Once the whole gang is there, its program begins."""
@@ -273,11 +287,11 @@ class FakeCluster:
             order = RunOrder(run.run_id, tuple(rank.order for rank in run.ranks.values()))
             self._to_play.put_nowait((run, order))
 
-    def kill(self, run: FakeRun, node_id: str) -> None:
-        """SIGKILL to what runs of it on a node, which may take its time to die; what is pending
-        never begins."""
+    def kill(self, run: FakeRun, node_id: str, only: frozenset[int] | None = None) -> None:
+        """SIGKILL to what runs of it on a node, or to some ranks, which may take its time to die;
+        what is pending never begins."""
         for number, rank in list(run.ranks.items()):
-            if rank.order.node_id != node_id:
+            if rank.order.node_id != node_id or (only is not None and number not in only):
                 continue
             if rank.started_at is None and rank.exited_at is None:
                 del run.ranks[number]
@@ -327,6 +341,12 @@ class FakeCluster:
                 rank.exited_at = self.now()
                 rank.code, rank.signal = ending(rank)
                 self.changed()
+
+
+def is_new(run: FakeRun, order: RankOrder) -> bool:
+    """Whether the order is for a process that does not exist yet."""
+    known = run.ranks.get(order.rank)
+    return known is None or (known.exited_at is not None and known.order.start < order.start)
 
 
 def where_of(run: FakeRun) -> set[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from libs.contracts.ids import RunId
-from libs.contracts.messages import TaskSpec
+from libs.contracts.messages import ReadyProbe, TaskSpec
 from services.launcher.domain.model import Fault, Listing, Refused
 
 
@@ -78,6 +78,12 @@ class RankOrder:
     paths: Mapping[str, str] = field(default_factory=dict[str, str])
     # The ports that its role declares, by name.
     ports: Mapping[str, int] = field(default_factory=dict[str, int])
+    # How often the rank was restarted in place before; a runtime lists it with the process.
+    start: int = 0
+    # A line for people at the beginning of its output; empty: none.
+    notice: str = ""
+    # How a runtime with probes of its own learns that the rank is ready; None: it does not.
+    ready: ReadyProbe | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,14 @@ class RunOrder:
     spec: TaskSpec | None = None
     # The ports at which its ranks listen for each other.
     ports: tuple[int, ...] = ()
+    # The ranks to start now; None: all of them.
+    starting: frozenset[int] | None = None
+
+    def to_start(self) -> tuple[RankOrder, ...]:
+        """The ranks that may exist after this order."""
+        if self.starting is None:
+            return self.ranks
+        return tuple(rank for rank in self.ranks if rank.rank in self.starting)
 
 
 class Runtime(Protocol):
@@ -107,6 +121,12 @@ class Runtime(Protocol):
         """Whether ranks share this machine's ports, so that those of a gang are leased."""
         ...
 
+    @property
+    def probes(self) -> bool:
+        """Whether the runtime itself probes the readiness of ranks, as kubelets do, and lists it;
+        otherwise the launcher does."""
+        ...
+
     async def lead(self, epoch: int) -> None:
         """Act for the leader of this epoch: orders of earlier ones are refused once this one has
         given an order or listed."""
@@ -117,19 +137,26 @@ class Runtime(Protocol):
         ...
 
     async def launch(self, order: RunOrder) -> None:
-        """Order every rank that does not exist yet; returns when each is listed, running or
-        pending. RuntimeDeniedError if the run was ended before it began, LaunchRefusedError if it
-        can never start like this."""
+        """Order every rank to start that does not exist yet, or whose process with a lower start is
+        over; returns when each is listed, running or pending. RuntimeDeniedError if the run was
+        ended before it began, LaunchRefusedError if it can never start like this."""
         ...
 
     async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
         """Send a signal to each rank's main process that runs."""
         ...
 
-    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
-        """End everything of the run; returns when every node has the order for good (a later
-        launch of this run is refused). The listing shows when it is done. Where the runtime can
-        ask before it kills, processes have so long to leave."""
+    async def end(
+        self,
+        run_id: RunId,
+        node_ids: frozenset[str],
+        *,
+        grace_seconds: float,
+        ranks: frozenset[int] | None = None,
+    ) -> None:
+        """End everything of the run, or only these ranks; returns when every node has the order
+        for good (a later launch of this run is refused). The listing shows when it is done. Where
+        the runtime can ask before it kills, processes have so long to leave."""
         ...
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:

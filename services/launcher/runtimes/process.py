@@ -51,6 +51,7 @@ class ProcessRuntime:
 
     name = PROCESS
     shares_ports = True
+    probes = False
 
     def __init__(self, machine: Machine, nodes: Iterable[NodePlan]) -> None:
         self._machine = machine
@@ -87,7 +88,7 @@ class ProcessRuntime:
             raise LaunchRefusedError(Fault.NO_COMMAND, describe(Fault.NO_COMMAND, text))
         user = await self._user_of(order.owner)
         by_node: dict[str, list[dict[str, Any]]] = {}
-        for rank in order.ranks:
+        for rank in order.to_start():
             by_node.setdefault(rank.node_id, []).append(self._rank(rank, user))
         await _all(
             self._client(node_id).launch(str(order.run_id), ranks)
@@ -98,10 +99,19 @@ class ProcessRuntime:
         """See ``port.Runtime``."""
         await self._call_nodes(node_ids, {"op": "signal", "run": str(run_id), "signal": signal})
 
-    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
-        """See ``port.Runtime``. Whole groups are killed at once: their checkpoints are saved."""
+    async def end(
+        self,
+        run_id: RunId,
+        node_ids: frozenset[str],
+        *,
+        grace_seconds: float,
+        ranks: frozenset[int] | None = None,
+    ) -> None:
+        """See ``port.Runtime``. Whole groups are killed at once: their checkpoints are saved. A
+        supervisor of an earlier version ends all of the run's ranks there."""
         del grace_seconds
-        await self._call_nodes(node_ids, {"op": "end", "run": str(run_id)})
+        part = {} if ranks is None else {"ranks": sorted(ranks)}
+        await self._call_nodes(node_ids, {"op": "end", "run": str(run_id), **part})
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
         """See ``port.Runtime``. Output is a file, which is kept in any case."""
@@ -220,6 +230,8 @@ class ProcessRuntime:
             "paths": rank.paths,
             "cpus": rank.cpus,
             "memory_bytes": rank.memory_bytes,
+            "start": rank.start,
+            "notice": rank.notice,
         }
 
 
@@ -254,4 +266,8 @@ def _observed(rank: int, node_id: str, seen: Mapping[str, Any]) -> ObservedRank:
         started_at=datetime.fromtimestamp(seen["started_at"], UTC),
         exited_at=None if exited_at is None else datetime.fromtimestamp(exited_at, UTC),
         note=seen.get("note", ""),
+        # A supervisor of an earlier version restarts nothing.
+        start=seen.get("start", 0),
+        # A supervisor that is newer than this may know more of them.
+        fault=Fault.__members__.get(seen.get("fault", "")),
     )

@@ -45,8 +45,9 @@ from services.launcher.runtimes.node.outputs import Outputs
 from services.launcher.runtimes.node.ranks import EndedError, Ranks, RefusedError
 from services.launcher.runtimes.node.supervisor_log import report
 
-# 2: each rank's order names the user that it runs as. 3: and its files beside the context.
-PROTOCOL = 3
+# 2: each rank's order names the user that it runs as. 3: and its files beside the context. 4: and
+# how often it was restarted, with a notice for its output.
+PROTOCOL = 4
 LINE_BYTES_MAX = 8 << 20
 CONNECTIONS_MAX = 32
 PR_SET_CHILD_SUBREAPER = 36
@@ -245,7 +246,7 @@ class Supervisor:
         if op == "launch":
             self.ranks.launch(request["run"], request["ranks"], done)
         elif op == "end":
-            self.ranks.end(request["run"], done)
+            self.ranks.end(request["run"], done, request.get("ranks"))
         elif op == "forget":
             self.ranks.forget(request["run"], done)
         elif op == "signal":

@@ -17,6 +17,7 @@ from services.scheduler.domain.limits.quota_usage import Excess, Need
 from services.scheduler.domain.model.decisions import Reject
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.domain.model.lifecycle import QUEUED
+from services.scheduler.domain.model.retry_limits import RetryCount, retry_count
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.queue.entry import Entry
@@ -130,12 +131,11 @@ def _retry_reason(task: Task) -> Reason:
     if task.start_attempts and task.exit is not None and task.exit.kind is ExitKind.LOST:
         names = {"at": at, "detail": task.exit.detail[:200]}
         return reason(ReasonCode.WAITS_FOR_RETRY, names=names, attempts=task.start_attempts)
-    return reason(
-        ReasonCode.WAITS_FOR_RETRY,
-        names={"at": at},
-        retry=task.retries_used,
-        retries_max=task.spec.retry.max_retries,
-    )
+    count = retry_count(task, task.exit)
+    shared = RetryCount(task.retries_used, task.spec.retry.max_retries)
+    used = count or shared
+    names = {"at": at, **used.names}
+    return reason(ReasonCode.WAITS_FOR_RETRY, names=names, retry=used.used, retries_max=used.limit)
 
 
 def quota_reason(excess: Excess, need: Need) -> Reason:

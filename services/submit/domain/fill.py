@@ -14,14 +14,19 @@ from libs.contracts.messages import (
     PreemptMode,
     Priority,
     Role,
+    StartCondition,
+    StartsAfter,
     TaskSpec,
 )
+from libs.contracts.restart_rules import rule_of
+from libs.contracts.start_order import ready_probe
 from services.submit.domain.facts import Defaults, bound
 
 NAME_LENGTH_MAX = 63
 DEFAULT_ROLE = "worker"
 DEFAULT_PRIORITY = Priority[bound("TaskSpec", "priority").initial.upper()]
 DEFAULT_CONTRACT = Contract[bound("TaskSpec", "contract").initial.upper()]
+DEFAULT_CONDITION = StartCondition[bound("StartsAfter", "condition").initial.upper()]
 DEFAULT_MODE = PreemptMode[bound("PreemptionPolicy", "mode").initial.upper()]
 DEFAULT_SIGNAL = bound("PreemptionPolicy", "signal").initial
 _SCRIPT = re.compile(r"\.(py|sh|bash|R|jl|pl|rb|lua|js|ts)$")
@@ -60,15 +65,36 @@ def derived_name(roles: tuple[Role, ...], task_id: str) -> str:
 
 
 def _roles(spec: TaskSpec) -> tuple[Role, ...]:
-    if len(spec.roles) != 1:
+    roles = tuple(
+        _start(role.model_copy(update={"restart": rule_of(role)}) if role.restart else role)
+        for role in spec.roles
+    )
+    if len(roles) != 1:
         return tuple(
-            role if role.replicas else role.model_copy(update={"replicas": 1})
-            for role in spec.roles
+            role if role.replicas else role.model_copy(update={"replicas": 1}) for role in roles
         )
-    role = spec.roles[0]
+    role = roles[0]
     replicas = role.replicas or spec.nodes or 1
     name = role.name or DEFAULT_ROLE
     return (role.model_copy(update={"name": name, "replicas": replicas}),)
+
+
+def _start(role: Role) -> Role:
+    """The role with what its order of start leaves out."""
+    update: dict[str, object] = {}
+    if any(each.condition is StartCondition.UNSPECIFIED for each in role.starts_after):
+        update["starts_after"] = tuple(
+            StartsAfter(
+                role=each.role,
+                condition=DEFAULT_CONDITION
+                if each.condition is StartCondition.UNSPECIFIED
+                else each.condition,
+            )
+            for each in role.starts_after
+        )
+    if role.ready is not None:
+        update["ready"] = ready_probe(role)
+    return role.model_copy(update=update) if update else role
 
 
 def _preemption(policy: PreemptionPolicy, defaults: Defaults) -> PreemptionPolicy:

@@ -29,6 +29,8 @@ from services.submit.domain.completion_fields import check_completion
 from services.submit.domain.contract_fields import check_contract
 from services.submit.domain.facts import Limits, bound_setting
 from services.submit.domain.port_fields import check_ports
+from services.submit.domain.restart_fields import check_restart
+from services.submit.domain.start_fields import check_start
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
@@ -385,5 +387,7 @@ CHECKS: tuple[Callable[[TaskSpec, Limits], Errors], ...] = (
     check_contract,
     check_completion,
     check_ports,
+    check_restart,
+    check_start,
     _total,
 )

@@ -25,6 +25,8 @@ class RunServer:
         self.samples: list[dict[str, Any]] = []
         self.ranks: list[int] = []
         self.metrics_answers: list[tuple[int, dict[str, Any]]] = []
+        self.ready: list[dict[str, Any]] = []
+        self.ready_answers: list[tuple[int, dict[str, Any]]] = []
         self.polls: list[dict[str, str]] = []
         self.checkpoint_answers: list[tuple[int, dict[str, Any]]] = []
         # What else a run asked for, and answers to give instead of 200.
@@ -146,6 +148,12 @@ class RunServer:
             if status < 300:
                 self.samples += body["samples"]
                 self.ranks.append(body["rank"])
+            _answer(request, status, answer)
+            return
+        if request.path == "/v1/run/ready":
+            status, answer = self.ready_answers.pop(0) if self.ready_answers else (200, {})
+            if status < 300:
+                self.ready.append(body)
             _answer(request, status, answer)
             return
         if request.path != "/v1/run/checkpoints":

@@ -433,3 +433,41 @@ def test_one_line_for_each_node_explains_what_torchrun_prints(
         shiftwork.exit_preempted()
     assert left.value.code == 75
     assert capsys.readouterr().err.count("reports this as ChildFailedError") == lines
+
+
+def test_a_rank_reports_once_that_it_is_ready(
+    on_platform: RunServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHIFTWORK_RANK", "3")
+    monkeypatch.setenv("SHIFTWORK_RESTARTS", "2")
+    on_platform.ready_answers = [(503, {}), (429, {})]
+    shiftwork.ready()
+    shiftwork.ready()
+    on_platform.wait_for(lambda: on_platform.ready)
+    time.sleep(0.1)
+    assert on_platform.ready == [{"rank": 3, "restarts": 2}]
+    # A program that only serves others does not listen for requests to leave.
+    assert on_platform.polls == []
+
+
+def test_readiness_is_reported_when_the_platform_is_back(on_platform: RunServer) -> None:
+    on_platform.stop()
+    shiftwork.ready()
+    time.sleep(0.1)
+    on_platform.start()
+    on_platform.wait_for(lambda: on_platform.ready)
+    assert on_platform.ready == [{"rank": 0, "restarts": 0}]
+
+
+def test_a_refused_report_of_readiness_is_a_line_on_stderr(
+    on_platform: RunServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_platform.ready_answers = [(409, {"type": "superseded", "detail": "attempt 1 is over"})]
+    shiftwork.ready()
+    on_platform.wait_for(lambda: not on_platform.ready_answers)
+    time.sleep(0.1)
+    assert "refuses the report of readiness: attempt 1 is over" in capsys.readouterr().err
+
+
+def test_off_the_platform_nobody_waits_for_readiness() -> None:
+    shiftwork.ready()

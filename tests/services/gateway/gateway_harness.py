@@ -109,6 +109,13 @@ class Others:
             )
         )
 
+    async def ready(self, command: m.ReportReady) -> Message:
+        self.asked.append(command)
+        if self.live_attempts.get(command.task_id) != command.attempt:
+            code = m.RefusalCode.SUPERSEDED
+            return m.ReportReadyReply(refusal=m.Refusal(code=code, detail="it is over"))
+        return m.ReportReadyReply()
+
     def _over(self, command: Any) -> m.Refusal | None:
         if self.live_attempts.get(command.task_id) == command.attempt:
             return None
@@ -248,6 +255,7 @@ class GatewayHarness(MemoryPlatform):
             },
             "launcher": {
                 m.AckCheckpoint: others.ack,
+                m.ReportReady: others.ready,
                 m.YieldRun: others.yield_run,
                 m.SetLifeState: others.set_life_state,
                 m.GetLifeState: others.get_life_state,

@@ -84,6 +84,7 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("GET", "/v1/audit", None, (401, 401, 403, 403, 403, 200)),
     ("GET", "/v1/run", None, (401, 401, 200, 403, 403, 403)),
     ("POST", "/v1/run/checkpoints", SAVED, (401, 401, 201, 403, 403, 403)),
+    ("POST", "/v1/run/ready", {"rank": 0}, (401, 401, 200, 403, 403, 403)),
     ("POST", "/v1/run/metrics", METRICS, (401, 401, 202, 403, 403, 403)),
     ("POST", "/v1/run/yield", {}, (401, 401, 202, 403, 403, 403)),
     ("GET", "/v1/run/state", None, (401, 401, 200, 403, 403, 403)),

@@ -184,3 +184,42 @@ def test_the_code_of_a_gang_is_that_of_the_rank_that_failed_first() -> None:
     ended = m.RunExit(attempt=1, kind=m.ExitKind.FAILED, ranks=ranks, exited_at=at(1))
     assert views.exit_code(ended) == 137
     assert views.exit_code(ended.model_copy(update={"failed_rank": 1})) == 3
+
+
+def test_the_facts_of_an_exit_are_shown_as_words_and_those_of_an_older_one_are_empty() -> None:
+    rank = m.RankExit(rank=0, code=137, fault=m.Fault.OUT_OF_MEMORY)
+    older = m.RunExit(
+        attempt=1, kind=m.ExitKind.FAILED, ranks=(m.RankExit(rank=0, code=1),), exited_at=at(1)
+    )
+    ended = older.model_copy(
+        update={
+            "ranks": (rank,),
+            "fault_class": m.FaultClass.USER,
+            "fault": m.Fault.OUT_OF_MEMORY,
+            "final": True,
+        }
+    )
+    for exit_, words in (
+        (ended, ("user", "out_of_memory", True, "out_of_memory")),
+        (older, ("", "", False, "")),
+    ):
+        shown = views.run_exit(exit_)
+        assert shown is not None
+        facts = (shown["fault_class"], shown["fault"], shown["final"])
+        assert (*facts, shown["ranks"][0]["fault"]) == words
+
+
+def test_the_retries_that_are_used_are_shown_by_limit() -> None:
+    event = state("tt", m.TaskState.QUEUED, 2, attempt=1)
+    counted = event.model_copy(
+        update={"retries_used": 1, "class_retries": m.ClassRetries(transient=2), "version": 3}
+    )
+    none = {"max_retries": 0, "user": 0, "transient": 0, "platform": 0, "unknown": 0}
+    for events, expected in (
+        ([event], none),
+        ([event, counted], {**none, "max_retries": 1, "transient": 2}),
+        ([counted, event], {**none, "max_retries": 1, "transient": 2}),
+    ):
+        database = asyncio.run(project(events))
+        row = database.rows(TABLES, r.TaskRow)["tt"]
+        assert views.task(row, secrets=False)["retries_used"] == expected

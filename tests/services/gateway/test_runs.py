@@ -274,6 +274,7 @@ async def test_the_token_of_an_ended_run_is_rejected(harness: GatewayHarness) ->
             await run.get("/v1/run?wait_seconds=10"),
             await run.post("/v1/run/metrics", json=metrics),
             await run.post("/v1/run/checkpoints", json={"step": 1, "uri": "/c"}),
+            await run.post("/v1/run/ready", json={"rank": 0}),
         ):
             assert (reply.status_code, reply.json()["type"]) == (409, "superseded")
 
@@ -292,6 +293,45 @@ async def test_waits_are_bounded(harness: GatewayHarness, query: str) -> None:
         reply = await run.get(f"/v1/run?{query}")
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["field"] == query.partition("=")[0]
+
+
+async def test_a_ready_rank_is_reported_to_the_launcher(harness: GatewayHarness) -> None:
+    harness.others.live_attempts = {"tt": 2}
+    await harness.project(assigned("tt", 1), exited("tt", 1), assigned("tt", 2))
+    body = {"rank": 0, "restarts": 1}
+    async with harness.client(run_token("tt", 2)) as run:
+        reply = await run.post("/v1/run/ready", json=body)
+        assert (reply.status_code, reply.json()) == (200, {"ready": True})
+        command = harness.others.asked[-1]
+        assert command == m.ReportReady(task_id="tt", attempt=2, rank=0, restarts=1)
+        # A rank that the attempt does not have, and one that reports again and again.
+        refused = await run.post("/v1/run/ready", json={"rank": 7})
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "rank")
+        replies = [await run.post("/v1/run/ready", json=body) for _ in range(80)]
+        assert replies[-1].status_code == 429
+    async with harness.client(run_token("tt", 1)) as old:
+        refused = await old.post("/v1/run/ready", json=body)
+    assert (refused.status_code, refused.json()["type"]) == (409, "superseded")
+
+
+async def test_a_restart_of_a_rank_is_an_event(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    tid = (await harness.submitted(ann))["id"]
+    restarted = m.RankRestarted(
+        task_id=tid,
+        attempt=1,
+        rank=1,
+        role="ps",
+        restarts=1,
+        restarts_max=3,
+        detail="rank 1 ended with code 1",
+        noted_at=at(12),
+    )
+    await harness.project(assigned(tid), restarted)
+    (event,) = (await ann.get(f"/v1/events?task={tid}&type=run.rank_restarted")).json()["items"]
+    assert event["at"] == "2026-01-01T00:00:12Z"
+    assert (event["data"]["rank"], event["data"]["restarts"]) == (1, 1)
 
 
 async def test_a_checkpoint_is_acknowledged_by_the_launcher(harness: GatewayHarness) -> None:

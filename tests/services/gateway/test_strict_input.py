@@ -77,6 +77,7 @@ PLACES = [
     ("POST", "/v1/tokens", b'{"user":"admin","name":%s}'),
     ("POST", "/v1/run/checkpoints", b'{"step":1,"uri":%s}'),
     ("POST", "/v1/run/checkpoints", b'{"step":1,"uri":"/c","digest":%s}'),
+    ("POST", "/v1/run/ready", b'{"rank":%s}'),
     ("POST", "/v1/run/metrics", b'{"samples":[{"values":{%s:1}}]}'),
     ("POST", "/v1/dead-letters:replay", b'{"service":"quota","ids":[%s]}'),
 ]

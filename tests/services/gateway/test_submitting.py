@@ -42,7 +42,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
             "labels": {"team": "vision"},
             "max_run_seconds": 3600,
             "preemption": {"mode": "signal", "signal": "TERM", "ack_deadline_seconds": 30},
-            "retry": {"max_retries": 2},
+            "retry": {"max_retries": 2, "transient": 5},
             "contract": "coordinator",
         },
     )
@@ -68,7 +68,20 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "observed_revision": 0,
         "env": {"A": "1"},
         "max_run_seconds": 3600.0,
-        "retry": {"max_retries": 2},
+        "retry": {
+            "max_retries": 2,
+            "user": None,
+            "transient": 5,
+            "platform": None,
+            "unknown": None,
+        },
+        "retries_used": {
+            "max_retries": 0,
+            "user": 0,
+            "transient": 0,
+            "platform": 0,
+            "unknown": 0,
+        },
         "contract": "coordinator",
     }.items() <= task.items()
     (role,) = task["roles"]
@@ -89,6 +102,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "pod": None,
         "cpus_request": None,
         "memory_request_bytes": None,
+        "restart": None,
     }
     assert task["preemption"] == {
         "mode": "signal",

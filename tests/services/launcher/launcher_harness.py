@@ -141,10 +141,11 @@ class LauncherHarness:
             return await table[type(command)](tx, command)
 
     async def run_loops(self, times: int = 1) -> None:
-        """Run both loops in turn; a crash starts a fresh launcher."""
+        """Run all loops in turn; a crash starts a fresh launcher."""
         for _ in range(times):
             try:
                 await self.launcher.act(self.epoch)
+                await self.launcher.probe(self.epoch)
                 await self.launcher.reconcile(self.epoch)
             except (CrashError, StoreUnavailableError):
                 await self.restart()

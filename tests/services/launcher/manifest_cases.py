@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from libs.contracts.messages import (
@@ -14,6 +14,9 @@ from libs.contracts.messages import (
     Placement,
     PodRequest,
     Port,
+    ReadyProbe,
+    RestartRule,
+    RestartScope,
     Role,
 )
 from libs.pods.pod_policy import PodPolicy
@@ -143,6 +146,14 @@ def an_order(
         resume_from=resume_from,
     )
     return build_order(run, pod_hosts(run, MASTER_PORTS), SITE)
+
+
+def restarted(order: RunOrder) -> RunOrder:
+    """The same for ranks that were restarted in place twice."""
+    ranks = tuple(
+        replace(rank, start=2, env={**rank.env, "SHIFTWORK_RESTARTS": "2"}) for rank in order.ranks
+    )
+    return replace(order, ranks=ranks)
 
 
 SIDECAR = {
@@ -282,6 +293,23 @@ CASES: dict[str, Case] = {
             role="launcher",
             contract=Contract.MPI,
             roles=(Role(name="launcher", replicas=1, command=("mpirun", "x")),),
+        ),
+        PodPolicy(default_image="example/train:1"),
+    ),
+    "probed-and-restarted": Case(
+        restarted(
+            an_order(
+                roles=(
+                    Role(
+                        name="worker",
+                        replicas=1,
+                        command=("serve",),
+                        ports=(Port(name="rpc", port=7000),),
+                        ready=ReadyProbe(port="rpc", path="/up", period_seconds=1.5),
+                        restart=RestartRule(scope=RestartScope.RANK),
+                    ),
+                ),
+            )
         ),
         PodPolicy(default_image="example/train:1"),
     ),

@@ -18,6 +18,9 @@ from libs.contracts.messages import (
     Reemit,
     ReemitReply,
     RefusalCode,
+    ReportReady,
+    ReportReadyReply,
+    Role,
     RunExit,
     RunExited,
     RunResumed,
@@ -26,11 +29,20 @@ from libs.contracts.messages import (
     SetNodeMarksReply,
     SetSchedulable,
     SetSchedulableReply,
+    StartCondition,
+    StartsAfter,
 )
 from libs.service.definition import Ports, Service
 from libs.store.port import Store
 from services.launcher import store as tables
-from services.launcher.domain.model import CheckpointRow, NodeRow, PastRun, Run, RunState
+from services.launcher.domain.model import (
+    CheckpointRow,
+    NodeRow,
+    PastRun,
+    RankRestart,
+    Run,
+    RunState,
+)
 from services.launcher.handlers import HANDLERS, Commands
 from services.launcher.main import WIRING
 from services.launcher.settings import LauncherSettings
@@ -231,6 +243,49 @@ async def test_checkpoint_numbers_continue_per_task_and_old_ones_are_dropped(
     refused: AckCheckpointReply = await service.ask(ack(999))
     assert refused.refusal is not None
     assert refused.refusal.code is RefusalCode.SUPERSEDED
+
+
+def waiting_run() -> Run:
+    """The role of rank 1 waits for the readiness of that of rank 0."""
+    spec = a_spec(2)
+    after = StartsAfter(role="ps", condition=StartCondition.READY)
+    roles = Role(name="ps"), Role(name="worker", starts_after=(after,))
+    run = a_run(RunState.ASSIGNED, ranks=2, spec=spec.model_copy(update={"roles": roles}))
+    first, second = run.placements
+    return replace(run, placements=(first.model_copy(update={"role": "ps"}), second))
+
+
+async def test_readiness_is_recorded_where_a_role_waits_for_it(service: Handlers) -> None:
+    await service.put(waiting_run())
+    for rank in (0, 0, 1):
+        command = ReportReady(task_id="task", attempt=1, rank=rank)
+        reply: ReportReadyReply = await service.ask(command)
+        assert reply.refusal is None
+    run = await service.run()
+    assert run is not None
+    assert run.ready_ranks == (0,)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (ReportReady(task_id="task", attempt=2, rank=0), RefusalCode.SUPERSEDED),
+        (ReportReady(task_id="other", attempt=1, rank=0), RefusalCode.SUPERSEDED),
+        (ReportReady(task_id="task", attempt=1, rank=2), RefusalCode.NOT_FOUND),
+        # It was restarted since then.
+        (ReportReady(task_id="task", attempt=1, rank=0), RefusalCode.SUPERSEDED),
+    ],
+)
+async def test_a_report_of_readiness_that_is_not_of_a_live_process_is_refused(
+    service: Handlers, command: ReportReady, code: RefusalCode
+) -> None:
+    await service.put(replace(waiting_run(), restarts=(RankRestart(0, 1, START),)))
+    reply: ReportReadyReply = await service.ask(command)
+    assert reply.refusal is not None
+    assert reply.refusal.code is code
+    run = await service.run()
+    assert run is not None
+    assert run.ready_ranks == ()
 
 
 async def test_cordon(service: Handlers) -> None:

@@ -20,9 +20,12 @@ from libs.contracts.messages import (
     InventoryListed,
     NodeChanged,
     PreemptMode,
+    Role,
     RunDelayed,
     RunExited,
     RunStarted,
+    StartCondition,
+    StartsAfter,
 )
 from libs.service.loop import Loop, pause
 from libs.store.memory_database import Point
@@ -597,6 +600,46 @@ def test_a_crash_at_any_call_of_the_runtime(after: bool) -> None:
         # Every call in the beginning, where most happens; then some.
         call += 1 if call < 40 else 7
     assert call > 40
+
+
+async def ordered_story(harness: LauncherHarness) -> None:
+    """Servers, then workers that wait for them; a kill ends them in the reverse order."""
+    harness.script = ENDLESS
+    harness.cluster.ready_seconds_max = 0.5
+    ready = StartsAfter(role="ps", condition=StartCondition.READY)
+    roles = Role(name="ps", replicas=2), Role(name="worker", replicas=2, starts_after=(ready,))
+    spec = a_spec(4).model_copy(update={"roles": roles})
+    assigned = an_assignment(ranks=4, spec=spec)
+    places = tuple(
+        place.model_copy(update={"role": "ps" if place.rank < 2 else "worker"})
+        for place in assigned.placements
+    )
+    await harness.handle(assigned.model_copy(update={"placements": places}))
+    await harness.until_started()
+    ranks = harness.cluster.runs[RUN].ranks
+    begun = [ranks[rank].started_at for rank in range(4)]
+    assert max(filter(None, begun[:2])) <= min(filter(None, begun[2:]))
+    await harness.handle(a_kill())
+    ended = await harness.until_exited()
+    assert ended.exit.kind is ExitKind.KILLED
+    over = [ranks[rank].exited_at for rank in range(4)]
+    assert max(filter(None, over[2:])) <= min(filter(None, over[:2]))
+    assert len(harness.cluster.starts) == len(set(harness.cluster.starts)) == 4
+    assert len(await harness.published(RunStarted)) == 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_order_of_roles_survives_a_crash_at_any_call_of_the_runtime(after: bool) -> None:
+    async def main(call: int) -> bool:
+        async with running_cluster(LauncherHarness(crash_after=after)) as harness:
+            harness.calls_left = call
+            await ordered_story(harness)
+            return harness.calls_left < 0
+
+    call = 1
+    while virtually(main(call)):
+        call += 1
+    assert call > 8
 
 
 @pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_COMMIT])

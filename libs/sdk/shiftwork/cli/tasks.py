@@ -18,6 +18,7 @@ from shiftwork.cli import (
     listening,
     parse,
     render,
+    retries,
     role_facts,
     session,
     sizes,
@@ -376,6 +377,8 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("life state", _life_state(found)),
             ("continues", found.get("continues") or ""),
             ("exit", _exit(ended, found)),
+            ("retries used", retries.used(found)),
+            ("restart", retries.rules(found)),
             ("submitted", render.timestamp(found.get("submitted_at"))),
             ("started", render.timestamp(found.get("started_at"))),
             ("finished", render.timestamp(found.get("finished_at"))),
@@ -439,7 +442,9 @@ def _exit(ended: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
         return ""
     code = "" if ended.get("code") is None else f" (code {ended['code']})"
     text = f": {ended['text']}" if ended.get("text") else ""
-    return f"{ended['kind']}{code}{_earlier(ended, task)}{text}"
+    blamed = retries.class_of(ended)
+    blamed = f"; {blamed}" if blamed else ""
+    return f"{ended['kind']}{code}{_earlier(ended, task)}{text}{blamed}"
 
 
 def _earlier(fact: Dict[str, Any], task: Dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from shiftwork.cli import parse, render, role_facts
+from shiftwork.cli import parse, render, retries, role_facts
 
 Data = Mapping[str, Any]
 
@@ -100,7 +100,9 @@ def _exited(data: Data) -> str:
     if kind == "preempted":
         return _left(data, "left on its own" if ended.get("yielded") else "left when asked to")
     detail = f" ({ended['detail']})" if ended.get("detail") else ""
-    return _ENDS.get(kind, f"the program ended: {kind}") + detail
+    blamed = retries.class_of(ended)
+    blamed = f"; {blamed}" if blamed else ""
+    return _ENDS.get(kind, f"the program ended: {kind}") + detail + blamed
 
 
 def _left(data: Data, left: str) -> str:
@@ -217,6 +219,10 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         f"not started yet: {d['detail']}" if d.get("detail") else "nothing delays the start"
     ),
     "run.started": lambda d: f"started on {_nodes(d)}",
+    "run.rank_restarted": lambda d: (
+        f"{d.get('detail')}; it is started again"
+        f" ({d.get('restarts')} of {d.get('restarts_max')}, role {d.get('role')})"
+    ),
     "run.listened": lambda _: "asks from now on whether to leave",
     "run.preemption_requested": _preemption_requested,
     "run.kill_requested": lambda d: f"the platform ends it by force{_reason(d)}",
@@ -241,6 +247,7 @@ _STEPS: Mapping[str, int] = {
     "run.resumed": _ASSIGNED,
     "run.delayed": _WAITING,
     "run.started": _STARTED,
+    "run.rank_restarted": _RUNNING,
     "run.listened": _RUNNING,
     "run.preemption_requested": _RUNNING,
     "run.kill_requested": _RUNNING,

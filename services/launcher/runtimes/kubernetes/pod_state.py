@@ -34,6 +34,8 @@ class Place:
 
     rank: int
     node_id: str
+    # How often the rank had been restarted in place before.
+    start: int = 0
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -76,15 +78,31 @@ def rank_of(pod: Json, place: Place) -> ObservedRank:
             place.node_id,
             RankState.RUNNING,
             started_at=parse_time(started.get("startedAt")),
+            start=place.start,
+            ready="running" in state and _has_probe(pod) and bool(_main(pod).get("ready")),
         )
     fault, note = _why_pending(pod, place)
-    return ObservedRank(place.rank, place.node_id, RankState.PENDING, note=note, fault=fault)
+    return ObservedRank(
+        place.rank,
+        place.node_id,
+        RankState.PENDING,
+        note=note,
+        fault=fault,
+        start=place.start,
+    )
+
+
+def _has_probe(pod: Json) -> bool:
+    """Whether the kubelet probes the task's own container. It reports one without a probe as ready
+    from its start."""
+    containers: list[Json] = pod["spec"].get("containers") or []
+    return any(each["name"] == MAIN and each.get("readinessProbe") for each in containers)
 
 
 def vanished(pod: Json | None, last: ObservedRank, *, ordered: bool) -> ObservedRank:
     """The state of a rank whose pod is gone. ``pod``: its last state, if observed; ``ordered``: the
     launcher had it deleted."""
-    place = Place(last.rank, last.node_id)
+    place = Place(last.rank, last.node_id, last.start)
     if pod is not None and (is_over(pod) or main_is_over(pod)):
         return _ended(pod, place)
     if last.over:
@@ -97,6 +115,7 @@ def vanished(pod: Json | None, last: ObservedRank, *, ordered: bool) -> Observed
             RankState.EXITED,
             started_at=last.started_at,
             note="ended by the platform",
+            start=last.start,
         )
     line = _disruption(pod) if pod is not None else None
     fault = line.fault if line is not None else Fault.DELETED
@@ -128,6 +147,7 @@ def _lost(place: Place, fault: Fault, text: str, started_at: datetime | None) ->
         started_at=started_at,
         note=describe(fault, text),
         fault=fault,
+        start=place.start,
     )
 
 
@@ -138,7 +158,14 @@ def _ended(pod: Json, place: Place) -> ObservedRank:
     code: int | None = end.get("exitCode")
     if code == 0 and status["phase"] != "Failed":
         return ObservedRank(
-            place.rank, place.node_id, RankState.EXITED, 0, None, started_at, exited_at
+            place.rank,
+            place.node_id,
+            RankState.EXITED,
+            0,
+            None,
+            started_at,
+            exited_at,
+            start=place.start,
         )
     fault, text = _why_ended(pod, end)
     if fault is not None and not is_own_fault(fault):
@@ -160,6 +187,7 @@ def _ended(pod: Json, place: Place) -> ObservedRank:
         exited_at=exited_at,
         note=describe(fault, text) if fault is not None else text,
         fault=fault,
+        start=place.start,
     )
 
 

@@ -30,6 +30,8 @@ from services.launcher.runtimes.kubernetes.pod_state import (
 Json = dict[str, Any]
 TASK, ATTEMPT, RANK = f"{DOMAIN}/task", f"{DOMAIN}/attempt", f"{DOMAIN}/rank"
 NODE, GPUS = f"{DOMAIN}/node", f"{DOMAIN}/gpus"
+# How often the rank of a pod had been restarted in place before; left out: never.
+RESTARTS = f"{DOMAIN}/restarts"
 ENDED, FORGOTTEN = f"{DOMAIN}/ended", f"{DOMAIN}/forgotten"
 
 
@@ -78,6 +80,13 @@ def run_id_of(thing: Json) -> RunId | None:
     return RunId(TaskId(task), int(attempt)) if ours else None
 
 
+def restarts_of(thing: Json) -> int:
+    """How often the rank of a pod had been restarted in place before."""
+    notes: Json = thing["metadata"].get("annotations") or {}
+    text: str = notes.get(RESTARTS, "")
+    return int(text) if text.isdecimal() else 0
+
+
 def owner_uid_of(thing: Json) -> str:
     """The uid of the run object that owns it."""
     for owner in thing["metadata"].get("ownerReferences") or ():
@@ -119,9 +128,10 @@ class Runs:
         """All pods of ours: name and uid."""
         return [(pod.name, pod.uid) for pod in self._pods.values()]
 
-    def is_gone(self, run_id: RunId, rank: int) -> bool:
-        """Whether the rank had a pod that is gone."""
-        return rank in self._gone.get(run_id, {})
+    def is_gone(self, run_id: RunId, rank: int, start: int) -> bool:
+        """Whether the rank had a pod with this start, or a later one, that is gone."""
+        last = self._gone.get(run_id, {}).get(rank)
+        return last is not None and last.start >= start
 
     def left_with_others(self) -> Iterator[Pod]:
         """Pods in which only the user's other containers still run."""
@@ -248,7 +258,7 @@ class Runs:
         meta, spec = thing["metadata"], thing["spec"]
         notes: Json = meta.get("annotations") or {}
         bound: str = spec.get("nodeName") or ""
-        place = Place(rank, bound or notes.get(NODE, ""))
+        place = Place(rank, bound or notes.get(NODE, ""), restarts_of(thing))
         over, lost = is_over(thing), known is not None and known.lost
         event_text = known.event_text if known is not None else ""
         observed = _with_event_text(self._since(rank_of(thing, place), known), event_text)
@@ -308,7 +318,9 @@ class Runs:
         last = vanished(thing, known.observed, ordered=self._ordered(known))
         taken = known.taken
         if thing is not None and not known.done:
-            taken = lost_by_deletion(thing, Place(known.observed.rank, known.observed.node_id))
+            last_place = known.observed
+            place = Place(last_place.rank, last_place.node_id, last_place.start)
+            taken = lost_by_deletion(thing, place)
         if known.lost:
             last = known.observed
         elif taken is not None and not self._ordered(known):

@@ -26,7 +26,13 @@ from services.launcher.manifests import RunManifests, run_labels, run_name
 from services.launcher.runtimes.kubernetes.cache import Cache
 from services.launcher.runtimes.kubernetes.epoch_fence import EpochFence, unavailable
 from services.launcher.runtimes.kubernetes.pod_state import one_line
-from services.launcher.runtimes.kubernetes.pods import ENDED, Pod, owner_uid_of, run_id_of
+from services.launcher.runtimes.kubernetes.pods import (
+    ENDED,
+    Pod,
+    owner_uid_of,
+    restarts_of,
+    run_id_of,
+)
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
     RuntimeDeniedError,
@@ -78,7 +84,7 @@ class RunObjectWriter:
         beside = [*objects.secrets, *([objects.service] if objects.service else [])]
         await run_all(self._create_beside(each, fresh=fresh) for each in beside)
         await fence.check()
-        await run_all(self._create_pod(run_id, pod, uid) for pod in missing)
+        await run_all(self._replace_pod(run_id, pod, uid) for pod in missing)
 
     async def _own(self, run_id: RunId, thing: Json) -> tuple[str, bool]:
         """The run object's uid, and whether it was made just now. RuntimeDeniedError if the run
@@ -117,9 +123,9 @@ class RunObjectWriter:
         if known is not None:
             if known.owner_uid != uid:
                 raise name_taken(_named(thing))
-            return False
+            return known.observed.start < restarts_of(thing)
         rank = int(meta["name"].rpartition("-")[2])
-        return not self._cache.runs.is_gone(run_id, rank)
+        return not self._cache.runs.is_gone(run_id, rank, restarts_of(thing))
 
     async def _create_beside(self, thing: Json, *, fresh: bool) -> None:
         """A Secret or the Service. Those of an earlier try are ours, as the run object is."""
@@ -132,6 +138,16 @@ class RunObjectWriter:
                 raise name_taken(_named(thing)) from problem
             raise refusal(problem, _named(thing), self._namespace) from problem
 
+    async def _replace_pod(self, run_id: RunId, thing: Json, uid: str) -> None:
+        """Create a pod. The ended one of the rank's former process is deleted before, because the
+        new one has the same name. If we die in between, the launcher orders it again."""
+        former = self._cache.runs.pod(thing["metadata"]["name"])
+        if former is not None:
+            if not former.over:
+                raise RuntimeUnavailableError(f"pod {former.name} is not over")
+            await self.delete_pod(former, 1)
+        await self._create_pod(run_id, thing, uid)
+
     async def _create_pod(self, run_id: RunId, thing: Json, uid: str) -> None:
         try:
             made = await self._client.create(self.path("pods"), thing)
@@ -141,6 +157,10 @@ class RunObjectWriter:
             made = await self._read(thing)
             if run_id_of(made) != run_id or owner_uid_of(made) != uid:
                 raise name_taken(_named(thing)) from problem
+            if restarts_of(made) < restarts_of(thing):
+                self._cache.put_answer(made)
+                text = f"the former pod {made['metadata']['name']} is not gone yet"
+                raise RuntimeUnavailableError(text) from problem
         self._cache.put_answer(made)
 
     # Annotation and deletion

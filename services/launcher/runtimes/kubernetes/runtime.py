@@ -84,6 +84,7 @@ class KubernetesRuntime:
 
     name = KUBERNETES
     shares_ports = False
+    probes = True
 
     def __init__(
         self,
@@ -100,8 +101,8 @@ class KubernetesRuntime:
         self._strays = set[str]()
         # When the events of a run's pods were last read, in the event loop's seconds.
         self._events_read_at = dict[RunId, float]()
-        # Runs whose pods are being deleted now.
-        self._ending = set[RunId]()
+        # Runs whose pods are being deleted now, and runs that end rank by rank.
+        self._ending, self._partly_ended = set[RunId](), set[RunId]()
         self._hint: Callable[[], None] = lambda: None
         self.cache = Cache(policy.rules, now, self._changed)
         self._fence = EpochFence(client, policy.namespace)
@@ -140,6 +141,7 @@ class KubernetesRuntime:
         """See ``port.Runtime``. Everything is listed again, because an earlier leader may have
         done more than was observed."""
         self._fence.lead(epoch)
+        self._partly_ended.clear()
         for reflector in self._reflectors:
             reflector.renew()
         self._led.set()
@@ -189,7 +191,9 @@ class KubernetesRuntime:
             raise LaunchRefusedError(Fault.AGAINST_POLICY, text) from problem
         await self._fence.check()
         await self._objects.make(order.run_id, objects, self._fence)
-        silent = {rank.node_id for rank in order.ranks if not self.cache.nodes.ready(rank.node_id)}
+        silent = {
+            rank.node_id for rank in order.to_start() if not self.cache.nodes.ready(rank.node_id)
+        }
         if silent:
             raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
 
@@ -203,17 +207,28 @@ class KubernetesRuntime:
         ]
         await run_all(self._signal(pod, signal) for pod in pods)
 
-    async def end(self, run_id: RunId, node_ids: frozenset[str], *, grace_seconds: float) -> None:
+    async def end(
+        self,
+        run_id: RunId,
+        node_ids: frozenset[str],
+        *,
+        grace_seconds: float,
+        ranks: frozenset[int] | None = None,
+    ) -> None:
         """See ``port.Runtime``. If an outdated leader creates a pod after this, the watch finds it
         and it is ended as a stray."""
         del node_ids
         await self._wait_for_lists()
         await self._fence.check()
+        if ranks is None:
+            self._partly_ended.discard(run_id)
+        else:
+            self._partly_ended.add(run_id)
         await self._objects.mark_ended(run_id, self._now())
         grace = max(1, math.ceil(grace_seconds))
         # Listed now instead of taken from the cache: an earlier leader may have created more.
         await self._objects.refresh_pods(run_id)
-        alive = [pod for pod in self.cache.runs.pods_of(run_id) if not pod.over]
+        alive = [pod for pod in self._pods_of(run_id, ranks) if not pod.over]
         self._ending.add(run_id)
         try:
             await run_all(self._objects.delete_pod(pod, grace) for pod in alive)
@@ -221,7 +236,7 @@ class KubernetesRuntime:
             self._ending.discard(run_id)
         silent = {
             pod.observed.node_id
-            for pod in self.cache.runs.pods_of(run_id)
+            for pod in self._pods_of(run_id, ranks)
             if not (pod.over or pod.lost or self._answers(pod))
         }
         if silent:
@@ -243,6 +258,10 @@ class KubernetesRuntime:
         async with open_pod_exec(self._client, path, order) as process:
             yield process
 
+    def _pods_of(self, run_id: RunId, ranks: frozenset[int] | None) -> list[Pod]:
+        pods = self.cache.runs.pods_of(run_id)
+        return [pod for pod in pods if ranks is None or pod.observed.rank in ranks]
+
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
         """See ``port.Runtime``. Kept pods stay for a while, for people who describe them. The run
         object stays in any case, so that no late launch creates the pods again."""
@@ -263,6 +282,7 @@ class KubernetesRuntime:
                 self._objects.delete_pod(pod, 1) for pod in self.cache.runs.pods_of(run_id)
             )
         self.cache.runs.forget(run_id)
+        self._partly_ended.discard(run_id)
         self._hint()
 
     async def fence(self, node_id: str) -> None:
@@ -312,7 +332,9 @@ class KubernetesRuntime:
         old = [each for each in self.cache.runs.forgotten() if each[2] <= before]
         left = list(self.cache.runs.left_with_others())
         # Pods that are being ended now are no strays: a stray was there in the last round, too.
-        strays = [pod for pod in self.cache.runs.strays() if pod.run_id not in self._ending]
+        # Neither are those that end in a later stage.
+        ending = self._ending | self._partly_ended
+        strays = [pod for pod in self.cache.runs.strays() if pod.run_id not in ending]
         known = self._strays
         self._strays = {pod.uid for pod in strays}
         left += [pod for pod in strays if pod.uid in known]

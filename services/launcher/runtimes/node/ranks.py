@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +97,8 @@ class Rank:
     recording: bool = False
     # Some process of it may not be ended by us, and that has been reported.
     refused: bool = False
+    # How often the rank had been restarted in place before this process.
+    start: int = 0
 
     @property
     def folder(self) -> str:
@@ -120,6 +122,7 @@ class Rank:
             "context": self.context,
             "at": self.started_at,
             "uid": self.uid,
+            "start": self.start,
         }
 
     def exit_record(self) -> dict[str, Any]:
@@ -181,11 +184,14 @@ class Ranks:
         self._append()
 
     def launch(self, run: str, orders: Sequence[Mapping[str, Any]], done: Done = _ignore) -> None:
-        """Start the ranks of a run that do not exist yet, all of them or none."""
+        """Start the ranks of a run that do not exist yet, all of them or none. A rank that is over
+        is started again if its order has a higher start than its last process. If we die before
+        the new start is on disk, the old end is what is known."""
         if run in self.ended:
             raise EndedError(f"run {run} was ended")
         fresh: list[Rank] = []
-        new = [order for order in orders if (run, order["rank"]) not in self.table]
+        new = [order for order in orders if self._is_new(run, order)]
+        replaced = [self.table[key] for each in new if (key := (run, each["rank"])) in self.table]
         try:
             for order in new:
                 fresh.append(self._start(run, order))  # noqa: PERF401 - kept when one fails
@@ -197,17 +203,34 @@ class Ranks:
         def recorded(error: OSError | None) -> None:
             if error is not None:
                 self._abandon(fresh)
+                self.table |= {(run, rank.rank): rank for rank in replaced}
             for rank in fresh if error is None else ():
                 assert rank.gated is not None, "only this opens the gate"
                 rank.gated.open(run=not rank.ending)
                 rank.gated = None
             # Orders that were queued earlier have their answers by now.
-            if any((run, order["rank"]) not in self.table for order in orders):
+            if any(self._is_missing(run, order) for order in orders):
                 done(RefusedError(f"cannot start run {run}: {error or 'its record failed'}"))
             else:
                 done(None)
 
         self._append(*(rank.start_record() for rank in fresh), then=recorded)
+
+    def _is_new(self, run: str, order: Mapping[str, Any]) -> bool:
+        """Whether the order is for a process that does not exist yet. ``RefusedError`` while an
+        earlier process of the rank is not over."""
+        known = self.table.get((run, order["rank"]))
+        if known is None:
+            return True
+        if _start_of(order) <= known.start:
+            return False
+        if known.exit is None or known.recording:
+            raise RefusedError(f"rank {known.rank} of run {run} is not over")
+        return True
+
+    def _is_missing(self, run: str, order: Mapping[str, Any]) -> bool:
+        known = self.table.get((run, order["rank"]))
+        return known is None or known.start < _start_of(order)
 
     def signal(self, run: str, number: int) -> None:
         """Send a signal to each rank's main process that has not ended. One that has become
@@ -241,10 +264,12 @@ class Ranks:
         group = groups[0] if self.cgroups.unified else ""
         return self.sessions.start(session, rank.program, order, cgroup=group, join=join)
 
-    def end(self, run: str, done: Done = _ignore) -> None:
-        """Start ending all processes of a run; ``tend`` continues until nothing is left."""
+    def end(self, run: str, done: Done = _ignore, only: Sequence[int] | None = None) -> None:
+        """Start ending all processes of a run, or those of some ranks; ``tend`` continues until
+        nothing of them is left. None of the run starts any more. Which ranks end is not recorded:
+        if we die, all of them are ended."""
         for rank in self._of(run):
-            rank.ending = True
+            rank.ending = rank.ending or only is None or rank.rank in only
         new = run not in self.ended
         self.ended.add(run)
 
@@ -287,7 +312,8 @@ class Ranks:
             if rank.gated is not None:
                 continue
             over = {} if rank.recording else rank.exit or {}
-            runs.setdefault(rank.run, {})[str(rank.rank)] = {"started_at": rank.started_at, **over}
+            found = {"started_at": rank.started_at, "start": rank.start, **over}
+            runs.setdefault(rank.run, {})[str(rank.rank)] = found
         return runs
 
     def tend(self) -> tuple[bool, float | None]:
@@ -387,7 +413,7 @@ class Ranks:
                 identity=identity,
                 processes_max=self.cgroups.user_pids_max,
             )
-            gated = spawn(program, cgroup=group, warning=self._warning(order))
+            gated = spawn(program, cgroup=group, notices=self._notices(order))
         except OSError:
             self.outputs.finish(output)
             raise
@@ -396,7 +422,7 @@ class Ranks:
         seen = proc.stat(gated.pid)
         assert seen is not None, "an unreaped child has an entry in /proc"
         rank = Rank(run, number, gated.pid, seen.ticks, self.boot, context, self.now(), uid)
-        rank.output, rank.gated = output, gated
+        rank.output, rank.gated, rank.start = output, gated, _start_of(order)
         rank.program, rank.groups = program, groups
         try:
             self.cgroups.join(groups[1:] if gated.joined else groups, gated.pid)
@@ -417,11 +443,13 @@ class Ranks:
             self.outputs.finish(rank.output)
             self.table.pop((rank.run, rank.rank), None)
 
-    def _warning(self, order: Mapping[str, Any]) -> str:
+    def _notices(self, order: Mapping[str, Any]) -> Iterator[str]:
+        """The platform's own lines at the beginning of its output."""
+        if order.get("notice"):
+            yield order["notice"]
         wants = order["cpus"] is not None or order["memory_bytes"] is not None
-        if not wants or self.cgroups.can_limit:
-            return ""
-        return "the CPU and memory limits of this task are not enforced on this machine"
+        if wants and not self.cgroups.can_limit:
+            yield "the CPU and memory limits of this task are not enforced on this machine"
 
     def _folders(self, run: str, rank: int, identity: Identity | None) -> str:
         """Make the run's folders and return the rank's own, which holds its context and output.
@@ -504,8 +532,9 @@ class Ranks:
             return {"lost": True, "note": "its supervisor died", "exited_at": self.now()}
         assert rank.status is not None, "an ended rank of ours has its status"
         found = {**rank.status, "exited_at": self.now()}
-        if "signal" in found and self.cgroups.ran_out_of_memory(rank.name):
-            found["note"] = "out of its memory limit"
+        # A shell that ran the program exits with 137 and gets no signal itself.
+        if found.get("code") != 0 and self.cgroups.ran_out_of_memory(rank.name):
+            found |= {"note": "out of its memory limit", "fault": "OUT_OF_MEMORY"}
         return found
 
     def _marker(self, rank: Rank) -> rank_processes.Marker:
@@ -600,10 +629,17 @@ class Ranks:
                 record.get("uid", self._owner_of(context)),
                 ours=False,
                 ending=True,
+                # Those of earlier versions were never restarted.
+                start=record.get("start", 0),
             )
         elif record["t"] == "exit" and (run, record["rank"]) in self.table:
             # Without its start record, which may be damaged, its exit means nothing.
             self.table[run, record["rank"]].exit = dict(record["exit"])
+
+
+def _start_of(order: Mapping[str, Any]) -> int:
+    """How often the rank was restarted before. Launchers of earlier versions restart none."""
+    return int(order.get("start", 0))
 
 
 def _unlink(path: str) -> None:

@@ -13,7 +13,7 @@ import resource
 import signal
 import struct
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -86,16 +86,16 @@ class Gated:
             os.close(self.gate)
 
 
-def spawn(program: Program, *, cgroup: str = "", warning: str = "") -> Gated:
+def spawn(program: Program, *, cgroup: str = "", notices: Iterable[str] = ()) -> Gated:
     """Fork a child in a session of its own that waits for its gate. Raises ``OSError``.
     It begins in the version 2 control group, where there is one and the kernel can do that. The
-    warning, if any, is the first line of its output."""
+    notices are the first lines of its output."""
     if program.identity is not None:
         # The rank's user must be able to open it again as /dev/stdout. The folder stays ours.
         for end in {program.output, *program.stdio}:
             os.fchown(end, program.identity.uid, program.identity.gid)
-    if warning:
-        os.write(program.output, f"shiftwork: {warning}\n".encode())
+    for notice in notices:
+        os.write(program.output, f"shiftwork: {notice}\n".encode())
     reader, gate = os.pipe()
     try:
         cloned = program.identity is None or AFTER_CLONE

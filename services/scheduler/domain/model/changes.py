@@ -153,6 +153,8 @@ def state_changed(task: Task, previous: TaskState, now: datetime) -> TaskStateCh
         held_nodes=len({each.node_id for each in task.placements}),
         priority=task.priority,
         attempts_without_progress=task.attempts_without_progress,
+        retries_used=task.retries_used,
+        class_retries=task.class_retries,
     )
 
 

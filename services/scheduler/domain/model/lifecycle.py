@@ -164,6 +164,15 @@ class RunEnd:
     starts_used_up: bool = False
     # Its program handed the nodes over on its own.
     yielded: bool = False
+    # A lost run counts as a retry, because the task limits that.
+    limits_losses: bool = False
+    # The restart rule of the failed replica's role allows no restart.
+    final: bool = False
+
+    @property
+    def counts_as_lost(self) -> bool:
+        """True if it was lost while nobody wanted it to leave, and the task limits that."""
+        return self.kind is ExitKind.LOST and self.limits_losses and self.state not in LEAVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +212,13 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         Trigger.EXIT_FAILED,
     ),
     ExitLine(
+        "failed, and the restart rule of the replica's role allows no restart (whatever retries are"
+        " left; it failed before it was asked to go)",
+        lambda end: end.kind is ExitKind.FAILED and end.final,
+        Trigger.EXIT_FAILED,
+        ReasonCode.RESTART_NOT_ALLOWED,
+    ),
+    ExitLine(
         "the goal is pause",
         lambda end: end.goal is Goal.PAUSE,
         Trigger.EXIT_PAUSED,
@@ -221,6 +237,19 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         ReasonCode.YIELDED,
     ),
     ExitLine(
+        "lost, and the task limits that with `retry.platform`: retries are left (one is used)",
+        lambda end: end.counts_as_lost and end.retries_left,
+        Trigger.EXIT_REQUEUED,
+        ReasonCode.RUN_LOST,
+        spends_retry=True,
+    ),
+    ExitLine(
+        "lost, and the task limits that with `retry.platform`: no retries are left",
+        lambda end: end.counts_as_lost,
+        Trigger.EXIT_FAILED,
+        ReasonCode.RETRIES_USED_UP,
+    ),
+    ExitLine(
         "preempted, killed or lost (lost before it had started: the next start waits)",
         lambda end: end.kind in _NOT_THE_PROGRAMS_FAULT,
         Trigger.EXIT_REQUEUED,
@@ -232,14 +261,14 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         ReasonCode.FAILED,
     ),
     ExitLine(
-        "failed, retries are left (one is used; the next start waits)",
+        "failed, retries of its class are left (one is used; the next start waits)",
         lambda end: end.retries_left,
         Trigger.EXIT_REQUEUED,
         ReasonCode.FAILED,
         spends_retry=True,
     ),
     ExitLine(
-        "failed, no retries are left",
+        "failed, no retries of its class are left",
         lambda end: True,  # noqa: ARG005  # the last line catches what is left
         Trigger.EXIT_FAILED,
     ),
@@ -255,13 +284,14 @@ class ExitVerdict:
     spends_retry: bool
 
 
-def exit_rule(end: RunEnd, *, retries_max: int) -> ExitVerdict:
+def exit_rule(end: RunEnd, *, has_limit: bool) -> ExitVerdict:
     """The first line that holds for the end of a run.
 
-    ``retries_max`` only chooses the reason of a final failure: used up, or never allowed.
+    ``has_limit`` only chooses the reason of a final failure: retries are used up, or the task never
+    said anything about them.
     """
     line = next(line for line in EXIT_RULE if line.holds(end))
-    out_of_retries = ReasonCode.RETRIES_USED_UP if retries_max else ReasonCode.FAILED
+    out_of_retries = ReasonCode.RETRIES_USED_UP if has_limit else ReasonCode.FAILED
     code = (
         line.code
         or (line.trigger is Trigger.EXIT_FAILED and end.end_reason)

@@ -44,6 +44,7 @@ from services.scheduler.domain.model.lifecycle import (
     Trigger,
     exit_rule,
 )
+from services.scheduler.domain.model.retry_limits import RetryCount, retry_count, with_retry
 from services.scheduler.domain.model.rows import EarlyFacts, Task
 from services.scheduler.domain.model.values import reason
 
@@ -270,7 +271,7 @@ def on_run_exited(
 
 def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySettings) -> Task:
     """The task once no process of its live run is left."""
-    retries_max = task.spec.retry.max_retries
+    retries = retry_count(task, event.exit)
     # A run that the site cannot start is tried elsewhere, but not for ever, and not at once.
     lost_start = event.exit.kind is ExitKind.LOST and task.state is STARTING
     expired = task.state is KILLING and task.reason.code is ReasonCode.START_EXPIRED
@@ -280,20 +281,25 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         state=task.state,
         goal=task.goal,
         end_reason=task.end_reason.code if task.end_reason else None,
-        retries_left=task.retries_used < retries_max,
+        retries_left=retries is not None and retries.left,
         starts_used_up=lost_start and start_attempts >= settings.start_attempts_max,
+        limits_losses=retries is not None,
+        final=event.exit.final,
         yielded=event.exit.yielded,
     )
-    verdict = exit_rule(end, retries_max=retries_max)
+    verdict = exit_rule(end, has_limit=retries is not None and bool(retries.limit or retries.field))
     checkpoint = newest(task.checkpoint, event.checkpoint)
+    counted = with_retry(task, retries) if retries and verdict.spends_retry else task
     short_yields = _short_yields(task, event, verdict, settings, now)
-    not_before_at = _not_before(task, verdict, lost_start, settings, now)
+    not_before_at = _not_before(_doublings(task, event, verdict, retries), settings, now)
     if verdict.code is ReasonCode.YIELDED:
         not_before_at = _after_yield(short_yields, settings, now)
     return transitioned(
-        task,
+        counted,
         verdict.trigger,
-        _exit_reason(task, event, verdict, checkpoint, not_before_at),
+        _exit_reason(
+            task, event, verdict, checkpoint, retries=retries, not_before_at=not_before_at
+        ),
         level=Priority.UNSPECIFIED,
         live_attempt=None,
         placements=(),
@@ -311,7 +317,6 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         checkpoint=checkpoint,
         run_seconds=task.run_seconds + _run_seconds(task, event, now),
         attempts_without_progress=_without_progress(task, event, checkpoint),
-        retries_used=task.retries_used + verdict.spends_retry,
         start_attempts=start_attempts,
         avoids=_avoids(task, event) if lost_start or expired else task.avoids,
         not_before_at=not_before_at,
@@ -367,15 +372,24 @@ def _without_progress(task: Task, event: ExitReport, checkpoint: Checkpoint | No
     return task.attempts_without_progress + worked
 
 
-def _not_before(
-    task: Task, verdict: ExitVerdict, lost_start: bool, settings: PolicySettings, now: datetime
-) -> datetime | None:
-    """When the next start may be tried; None: at once. Each retry, and each start after a lost one,
-    waits twice as long as the one before, up to the maximum."""
-    if not (verdict.spends_retry or lost_start):
+def _doublings(
+    task: Task, event: ExitReport, verdict: ExitVerdict, retries: RetryCount | None
+) -> int | None:
+    """How often the delay of the next start is doubled; None: it starts at once. A start after a
+    lost one waits, and so does a retry after a failure; a run that was lost later starts again
+    elsewhere."""
+    lost = event.exit.kind is ExitKind.LOST
+    if lost and task.state is STARTING:
+        return task.start_attempts
+    return retries.used if retries is not None and verdict.spends_retry and not lost else None
+
+
+def _not_before(doublings: int | None, settings: PolicySettings, now: datetime) -> datetime | None:
+    """When the next start may be tried: each waits twice as long as the one before, up to the
+    maximum. None: at once."""
+    if doublings is None:
         return None
-    doublings = min(task.start_attempts if lost_start else task.retries_used, 30)
-    delay = settings.retry_delay_seconds * 2.0**doublings
+    delay = settings.retry_delay_seconds * 2.0 ** min(doublings, 30)
     return now + timedelta(seconds=min(delay, settings.retry_delay_seconds_max))
 
 
@@ -414,23 +428,36 @@ def _exit_reason(
     event: ExitReport,
     verdict: ExitVerdict,
     checkpoint: Checkpoint | None,
+    *,
+    retries: RetryCount | None,
     not_before_at: datetime | None,
 ) -> Reason:
     if verdict.trigger is Trigger.EXIT_FAILED and task.end_reason is not None:
         return task.end_reason
     names = {"detail": event.exit.detail[:200]} if event.exit.detail else {}
-    retries = task.retries_used if verdict.code is ReasonCode.RETRIES_USED_UP else None
-    used_up = verdict.code is ReasonCode.START_ATTEMPTS_USED_UP
-    attempts = task.start_attempts + 1 if used_up else None
-    code, again = verdict.code, {}
-    if code is ReasonCode.YIELDED and not_before_at is not None:
+    numbers: dict[str, float] = {}
+    code = verdict.code
+    if code is ReasonCode.START_ATTEMPTS_USED_UP:
+        numbers["attempts"] = task.start_attempts + 1
+    elif code is ReasonCode.RETRIES_USED_UP and retries is not None:
+        numbers["retries"] = retries.used
+        names |= retries.names
+    elif verdict.spends_retry and retries is not None:
+        numbers |= {"retry": retries.used + 1, "retries_max": retries.limit}
+        names |= retries.names
+    elif code is ReasonCode.RESTART_NOT_ALLOWED:
+        names["role"] = _failed_role(task, event.exit)
+    elif code is ReasonCode.YIELDED and not_before_at is not None:
         names["at"] = not_before_at.isoformat(timespec="seconds")
     if code in _SAY_WHERE_IT_GOES_ON and task.run_started_at is not None:
-        again = _resume_point(
+        numbers |= _resume_point(
             replace(task, checkpoint=checkpoint), checkpoint.no if checkpoint else 0
         )
     if code is ReasonCode.RUN_KILLED and task.reason.code is ReasonCode.NEVER_ASKED:
         code = ReasonCode.NEVER_ASKED
-    return reason(
-        code, names=names, attempt=event.attempt, retries=retries, attempts=attempts, **again
-    )
+    return reason(code, names=names, attempt=event.attempt, **numbers)
+
+
+def _failed_role(task: Task, ended: RunExit) -> str:
+    roles = (place.role for place in task.placements if place.rank == ended.failed_rank)
+    return next(roles, "")

@@ -14,6 +14,7 @@ from libs.contracts.fields import SHOWN
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import (
     Checkpoint,
+    ClassRetries,
     Goal,
     Placement,
     PreemptMode,
@@ -98,6 +99,9 @@ class Task:
     exit: RunExit | None = None
     # Nodes on which its last starts failed, by name; empty once it has started.
     avoids: tuple[str, ...] = ()
+    # Retries after failures of classes with a limit of their own, which ``retries_used`` does not
+    # count; None: none so far.
+    class_retries: ClassRetries | None = None
     # How often in a row it handed its nodes over on its own soon after its start.
     short_yields: int = 0
 

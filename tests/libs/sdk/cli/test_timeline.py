@@ -69,6 +69,17 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
             "node n0 draining",
         ),
         ("node.changed", {"node_id": "n0", "removed": True}, "node n0 removed"),
+        (
+            "run.rank_restarted",
+            {
+                "rank": 1,
+                "role": "ps",
+                "restarts": 2,
+                "restarts_max": 3,
+                "detail": "rank 1 ended with code 1",
+            },
+            "rank 1 ended with code 1; it is started again (2 of 3, role ps)",
+        ),
         ("run.listened", {}, "asks from now on whether to leave"),
         (
             "run.resumed",

@@ -617,6 +617,26 @@ async def test_memory_limit(box: Box) -> None:
     await box.py("b = bytearray(400 << 20); print(len(b))", memory_bytes=64 << 20)
     rank = await box.over()
     assert (rank.signal, rank.note) == (signal.SIGKILL, "out of its memory limit")
+    assert rank.fault is Fault.OUT_OF_MEMORY
+
+
+@pytest.mark.skipif(not can_limit(), reason="no writable cgroups")
+async def test_memory_limit_of_a_program_that_another_one_started(box: Box) -> None:
+    await box.py(
+        "import subprocess, sys\n"
+        "done = subprocess.run([sys.executable, '-c', 'b = bytearray(400 << 20)'])\n"
+        "sys.exit(128 - done.returncode)",
+        memory_bytes=64 << 20,
+    )
+    rank = await box.over()
+    assert (rank.code, rank.fault) == (137, Fault.OUT_OF_MEMORY)
+
+
+@pytest.mark.skipif(not can_limit(), reason="no writable cgroups")
+async def test_a_failure_below_the_memory_limit_has_no_fault(box: Box) -> None:
+    await box.py("import sys; sys.exit(137)", memory_bytes=64 << 20)
+    rank = await box.over()
+    assert (rank.code, rank.fault) == (137, None)
 
 
 @pytest.mark.skipif(not can_limit(), reason="no writable cgroups")

@@ -8,11 +8,16 @@ from libs.contracts.messages import (
     Goal,
     PreemptMode,
     Priority,
+    ReadyProbe,
     Reason,
     ReasonCode,
+    Role,
+    StartCondition,
+    StartsAfter,
     TaskState,
     Unit,
 )
+from libs.contracts.start_order import start_seconds
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.decisions import (
@@ -95,6 +100,23 @@ def test_an_assignment_names_every_node_and_gpu() -> None:
         ),
         order_key=OrderKey(policy="fifo", waiting=False, key=START.timestamp()),
     )
+
+
+def test_the_start_deadline_counts_each_role_that_waits_for_another() -> None:
+    task = a_task()
+    roles = (
+        Role(name="ps", replicas=1, ready=ReadyProbe(within_seconds=50)),
+        Role(
+            name="it",
+            replicas=1,
+            starts_after=(StartsAfter(role="ps", condition=StartCondition.READY),),
+        ),
+    )
+    task = replace(task, spec=task.spec.model_copy(update={"roles": roles, "nodes": 2}))
+    assert start_seconds(task.spec.roles, 300) == 650
+    decision = only(plan_of(task, nodes=2), Assign)
+    assert isinstance(decision, Assign)
+    assert decision.start_deadline_at == at(660)
 
 
 def test_tasks_are_ordered_by_level_then_submission_then_id() -> None:

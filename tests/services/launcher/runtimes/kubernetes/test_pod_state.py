@@ -62,6 +62,35 @@ def ended(
     return rank_of(pod, PLACE)
 
 
+@pytest.mark.parametrize(
+    ("probe", "reported", "ready"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_only_a_rank_that_its_kubelet_probes_is_observed_ready(
+    probe: bool, reported: bool, ready: bool
+) -> None:
+    pod = a_pod("Running", containerStatuses=main(running=STARTED))
+    pod["status"]["containerStatuses"][0]["ready"] = reported
+    if probe:
+        pod["spec"]["containers"][0]["readinessProbe"] = {"tcpSocket": {"port": 80}}
+    rank = rank_of(pod, Place(3, "n7", start=2))
+    assert (rank.state, rank.ready, rank.start) == (RankState.RUNNING, ready, 2)
+
+
+def test_every_observed_state_has_the_number_of_its_process() -> None:
+    place = Place(3, "n7", start=2)
+    running = rank_of(a_pod("Running", containerStatuses=main(running=STARTED)), place)
+    states = [
+        rank_of(a_pod(bound=False), place),
+        running,
+        rank_of(a_pod("Failed", containerStatuses=main(terminated={"exitCode": 1})), place),
+        rank_of(a_pod("Succeeded", containerStatuses=main(terminated={"exitCode": 0})), place),
+        rank_of(a_pod("Failed", reason="Evicted"), place),
+        vanished(None, running, ordered=True),
+        vanished(None, running, ordered=False),
+    ]
+    assert [state.start for state in states] == [2] * len(states)
+
+
 def test_a_pod_that_is_not_bound_is_pending() -> None:
     rank = rank_of(a_pod(bound=False), PLACE)
     assert (rank.rank, rank.node_id, rank.state) == (3, "n7", RankState.PENDING)

@@ -79,6 +79,8 @@ def ended(
     end: ReasonCode | None = None,
     retries: bool = False,
     used_up: bool = False,
+    limited: bool = False,
+    final: bool = False,
     yielded: bool = False,
 ) -> RunEnd:
     return RunEnd(
@@ -88,11 +90,14 @@ def ended(
         end_reason=end,
         retries_left=retries,
         starts_used_up=used_up,
+        limits_losses=limited,
+        final=final,
         yielded=yielded,
     )
 
 
 MAX, PAUSE = ReasonCode.MAX_RUN_TIME, ReasonCode.GOAL_PAUSE
+RULE, STOP = ReasonCode.RESTART_NOT_ALLOWED, ReasonCode.GOAL_STOP
 NO_START = ReasonCode.START_ATTEMPTS_USED_UP
 P, K = TaskState.PREEMPTING, TaskState.KILLING
 
@@ -128,6 +133,28 @@ P, K = TaskState.PREEMPTING, TaskState.KILLING
         (ended(ExitKind.LOST), Trigger.EXIT_REQUEUED, ReasonCode.RUN_LOST),
         (ended(ExitKind.LOST, used_up=True), Trigger.EXIT_FAILED, NO_START),
         (ended(ExitKind.LOST, goal=Goal.PAUSE, used_up=True), Trigger.EXIT_PAUSED, PAUSE),
+        # With a limit of its own a loss is a retry, unless the run was to leave anyway.
+        (
+            ended(ExitKind.LOST, limited=True, retries=True),
+            Trigger.EXIT_REQUEUED,
+            ReasonCode.RUN_LOST,
+        ),
+        (ended(ExitKind.LOST, limited=True), Trigger.EXIT_FAILED, ReasonCode.RETRIES_USED_UP),
+        (ended(ExitKind.LOST, limited=True, state=P), Trigger.EXIT_REQUEUED, ReasonCode.RUN_LOST),
+        (ended(ExitKind.LOST, limited=True, goal=Goal.PAUSE), Trigger.EXIT_PAUSED, PAUSE),
+        (
+            ended(ExitKind.LOST, limited=True, retries=True, used_up=True),
+            Trigger.EXIT_FAILED,
+            NO_START,
+        ),
+        # A final failure came before any request to leave: only success, stop and the end of the
+        # task as a whole come first.
+        (ended(ExitKind.FAILED, final=True, retries=True), Trigger.EXIT_FAILED, RULE),
+        (ended(ExitKind.FAILED, final=True, retries=True, state=P), Trigger.EXIT_FAILED, RULE),
+        (ended(ExitKind.FAILED, final=True, state=K, goal=Goal.PAUSE), Trigger.EXIT_FAILED, RULE),
+        (ended(ExitKind.FAILED, final=True, goal=Goal.STOP), Trigger.EXIT_STOPPED, STOP),
+        (ended(ExitKind.FAILED, final=True, end=MAX), Trigger.EXIT_FAILED, MAX),
+        (ended(ExitKind.KILLED, final=True), Trigger.EXIT_REQUEUED, ReasonCode.RUN_KILLED),
         # Only what is lost counts as a start that did not come about.
         (ended(ExitKind.KILLED, used_up=True), Trigger.EXIT_REQUEUED, ReasonCode.RUN_KILLED),
         (ended(ExitKind.FAILED, state=P), Trigger.EXIT_REQUEUED, ReasonCode.FAILED),
@@ -138,7 +165,7 @@ P, K = TaskState.PREEMPTING, TaskState.KILLING
     ],
 )
 def test_the_exit_rule(end: RunEnd, trigger: Trigger, code: ReasonCode) -> None:
-    verdict = exit_rule(end, retries_max=3)
+    verdict = exit_rule(end, has_limit=True)
     assert (verdict.trigger, verdict.code) == (trigger, code)
 
 
@@ -146,14 +173,14 @@ def test_only_a_failure_of_the_program_itself_spends_a_retry() -> None:
     spending = {
         (kind, state)
         for kind, state in product(ExitKind, HOLDING)
-        if exit_rule(ended(kind, state=state, retries=True), retries_max=1).spends_retry
+        if exit_rule(ended(kind, state=state, retries=True), has_limit=True).spends_retry
     }
     own = product((ExitKind.FAILED, ExitKind.UNSPECIFIED), (TaskState.STARTING, TaskState.RUNNING))
     assert spending == set(own)
 
 
 def test_a_failure_without_retries_is_not_reported_as_having_used_them_up() -> None:
-    assert exit_rule(ended(ExitKind.FAILED), retries_max=0).code is ReasonCode.FAILED
+    assert exit_rule(ended(ExitKind.FAILED), has_limit=False).code is ReasonCode.FAILED
 
 
 def test_every_verdict_is_in_the_table_for_every_live_state() -> None:
@@ -162,7 +189,7 @@ def test_every_verdict_is_in_the_table_for_every_live_state() -> None:
         kinds, HOLDING, GOAL_VALUES, (None, MAX), (True, False)
     ):
         verdict = exit_rule(
-            ended(kind, state=state, goal=goal, end=end, retries=left), retries_max=1
+            ended(kind, state=state, goal=goal, end=end, retries=left), has_limit=True
         )
         assert (state, verdict.trigger) in TRANSITIONS
         assert verdict.code is not ReasonCode.UNSPECIFIED

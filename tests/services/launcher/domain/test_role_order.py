@@ -1,0 +1,399 @@
+"""Roles that wait for others: what is launched when, what is reported, and the order of the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from libs.contracts.messages import (
+    Completion,
+    ExitKind,
+    Placement,
+    ReadyProbe,
+    RestartRule,
+    RestartScope,
+    RestartWhen,
+    Role,
+    StartCondition,
+    StartsAfter,
+)
+from services.launcher.domain import rank_restarts
+from services.launcher.domain.grace_periods import GracePeriods
+from services.launcher.domain.model import EndCause, ObservedRank, Run, RunState
+from services.launcher.domain.reconcile import Action, End, EndRanks, Launch, Policy, Scan
+from services.launcher.domain.role_order import end_stages
+from services.launcher.domain.start_delays import delay_of
+from services.launcher.domain.worklist import Outcome
+from tests.kit.clock import START, at
+from tests.kit.launcher_builders import (
+    a_listing,
+    a_run,
+    a_spec,
+    exited,
+    lost,
+    observed,
+    pending,
+    reconcile,
+    run_id,
+)
+
+RUN = run_id()
+POLICY = Policy(exit_grace=timedelta(seconds=10), grace=GracePeriods(acked=2, mates=4, full=20))
+READY = StartCondition.READY
+RUNNING = StartCondition.RUNNING
+
+
+def a_role(name: str, replicas: int = 1, *after: StartsAfter, **more: object) -> Role:
+    return Role(
+        name=name,
+        replicas=replicas,
+        command=("x",),
+        starts_after=after,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def run_of(
+    *roles: Role, state: RunState = RunState.ASSIGNED, completion: Completion | None = None
+) -> Run:
+    places = [(role.name, number) for role in roles for number in range(role.replicas)]
+    spec = a_spec(len(places), completion=completion).model_copy(update={"roles": roles})
+    return a_run(
+        state,
+        spec=spec,
+        placements=tuple(
+            Placement(rank=rank, role=name, role_index=number, node_id=f"local-{rank}")
+            for rank, (name, number) in enumerate(places)
+        ),
+    )
+
+
+def servers_first(
+    condition: StartCondition = READY, state: RunState = RunState.ASSIGNED, **more: object
+) -> Run:
+    """Two servers, ranks 0 and 1, and a worker, rank 2, that waits for them."""
+    return run_of(
+        a_role("ps", 2, **more),
+        a_role("worker", 1, StartsAfter(role="ps", condition=condition)),
+        state=state,
+    )
+
+
+def step(
+    run: Run,
+    *ranks: ObservedRank,
+    seconds: float = 5,
+    done: Sequence[Action] = (),
+    probed: Sequence[tuple[int, int]] = (),
+) -> tuple[Run, Outcome]:
+    scan = Scan(
+        a_listing({RUN: ranks} if ranks else {}), frozenset(done), probed={RUN: frozenset(probed)}
+    )
+    outcome = reconcile([run], scan, at(seconds), POLICY)
+    return (outcome.runs[0] if outcome.runs else run), outcome
+
+
+def test_only_the_ranks_of_the_first_roles_are_launched() -> None:
+    run, outcome = step(servers_first())
+    assert run.state is RunState.ASSIGNED
+    assert outcome.actions == (Launch(RUN, (0, 1)),)
+
+
+@pytest.mark.parametrize("third", [None, pending(1)])
+def test_a_role_waits_until_every_rank_of_the_other_runs(third: ObservedRank | None) -> None:
+    ranks = [observed(0), *([third] if third else [])]
+    _, outcome = step(servers_first(RUNNING), *ranks)
+    assert outcome.actions == (() if third else (Launch(RUN, (0, 1)),))
+
+
+def test_the_next_role_starts_when_every_rank_of_the_other_runs() -> None:
+    run, outcome = step(servers_first(RUNNING), observed(0), observed(1))
+    assert run.state is RunState.ASSIGNED
+    assert outcome.actions == (Launch(RUN),)
+    run, outcome = step(run, observed(0), observed(1), observed(2))
+    assert run.state is RunState.RUNNING
+    assert outcome.actions == ()
+
+
+def test_readiness_is_kept_in_the_row() -> None:
+    run, outcome = step(servers_first(), observed(0, ready=True), observed(1))
+    assert run.ready_ranks == (0,)
+    assert outcome.actions == ()
+    # What was ready once was ready, whatever a later probe of the runtime says.
+    run, outcome = step(run, observed(0), observed(1, ready=True))
+    assert run.ready_ranks == (0, 1)
+    assert outcome.actions == (Launch(RUN),)
+
+
+def test_a_probe_of_the_launcher_counts_for_the_process_that_answered() -> None:
+    ranks = observed(0), observed(1)
+    run, _ = step(servers_first(), *ranks, probed=[(0, 0), (1, 1)])
+    assert run.ready_ranks == (0,)
+
+
+def test_readiness_is_not_noted_where_nobody_waits_for_it() -> None:
+    run, outcome = step(servers_first(RUNNING), observed(0, ready=True), observed(1))
+    assert run.ready_ranks == ()
+    assert outcome.actions == (Launch(RUN),)
+
+
+def test_a_role_of_which_a_rank_exists_is_completed() -> None:
+    """The launcher died between the orders for two nodes, and a server has ended since then."""
+    run = run_of(
+        a_role("init", 1),
+        a_role("worker", 2, StartsAfter(role="init", condition=READY)),
+        completion=Completion(success=("worker[all]",), failure=("worker[any]",)),
+    )
+    _, outcome = step(run, exited(0, 1), observed(1))
+    assert outcome.actions == (Launch(RUN),)
+
+
+@pytest.mark.parametrize(
+    ("condition", "ends", "text"),
+    [
+        (READY, exited(0, 0), "rank 0 of role init ended with code 0 before it was ready"),
+        (READY, exited(0, None, 9), "rank 0 of role init ended with signal 9 before it was ready"),
+        (RUNNING, exited(0, 3), "rank 0 of role init ended with code 3 before that"),
+    ],
+)
+def test_a_run_fails_if_a_condition_can_never_hold(
+    condition: StartCondition, ends: ObservedRank, text: str
+) -> None:
+    run = run_of(
+        a_role("init", 1),
+        a_role("worker", 1, StartsAfter(role="init", condition=condition)),
+        completion=Completion(success=("worker[all]",), failure=("worker[any]",)),
+    )
+    run, outcome = step(run, ends)
+    assert (run.end_cause, run.end_note) == (
+        EndCause.CANNOT_START,
+        f"role worker can never start: {text}",
+    )
+    assert outcome.actions == (End(RUN),)
+
+
+def test_a_role_that_ran_and_succeeded_has_been_there() -> None:
+    run = run_of(a_role("init", 1), a_role("worker", 1, StartsAfter(role="init")))
+    _, outcome = step(run, exited(0, 0))
+    assert outcome.actions == (Launch(RUN),)
+
+
+def test_a_rank_has_to_be_ready_within_its_time() -> None:
+    probe = ReadyProbe(port="rpc", path="/up", within_seconds=30)
+    run = servers_first(ready=probe)
+    ranks = observed(0, ready=True), observed(1, started_at=at(2))
+    run, outcome = step(run, *ranks, seconds=31.9)
+    assert (run.state, outcome.due_at) == (RunState.ASSIGNED, at(32))
+    run, outcome = step(run, *ranks, seconds=32)
+    assert run.end_cause is EndCause.CANNOT_START
+    assert run.end_note == (
+        "rank 1 of role ps was not ready within 30 s, and role worker waits for that; nothing"
+        " answered at its port rpc/up"
+    )
+    over, _ = step(run, done=[End(RUN)])
+    assert over.exit is not None
+    assert over.exit.kind is ExitKind.FAILED
+
+
+def test_a_program_without_a_probe_has_the_default_time() -> None:
+    run, outcome = step(servers_first(), observed(0), observed(1), seconds=599)
+    assert outcome.due_at == at(600)
+    run, _ = step(run, observed(0), observed(1), seconds=600)
+    assert run.end_note.endswith("its program did not call shiftwork.ready()")
+
+
+def test_the_time_does_not_count_where_nobody_waits() -> None:
+    run, outcome = step(servers_first(RUNNING), observed(0), observed(1), seconds=10_000)
+    assert run.end_cause is None
+    assert outcome.actions == (Launch(RUN),)
+
+
+def test_the_delay_names_what_is_waited_for() -> None:
+    run = replace(servers_first(), ready_ranks=(0,))
+    listing = a_listing({RUN: [observed(0), observed(1)]}).runs[RUN]
+    assert delay_of(run, listing, "") == (
+        1,
+        "role worker waits until role ps is ready (1 of 2 ranks so far)",
+    )
+    listing = a_listing({RUN: [observed(0), pending(1, note="no image")]}).runs[RUN]
+    assert delay_of(run, listing, "") == (2, "rank 1 on local-1: no image")
+
+
+# The end
+
+
+def ending(cause: EndCause = EndCause.KILL, **more: object) -> Run:
+    run = servers_first(state=RunState.RUNNING)
+    return replace(
+        run,
+        state=RunState.ENDING,
+        ending_at=START,
+        end_cause=cause,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_roles_end_in_the_reverse_order_and_rank_0_in_the_last_stage() -> None:
+    one = StartsAfter(role="chief")
+    run = run_of(a_role("chief"), a_role("ps", 2, one), a_role("worker", 2, StartsAfter(role="ps")))
+    assert end_stages(run) == ({3, 4}, {1, 2}, {0})
+    # Rank 0 acknowledges for the gang, also where its role starts last.
+    run = run_of(a_role("worker", 2, StartsAfter(role="ps")), a_role("ps"))
+    assert end_stages(run) == ({1}, {2}, {0})
+    assert end_stages(run_of(a_role("worker", 2), a_role("ps"))) == ({0, 1, 2},)
+
+
+def test_the_next_stage_begins_when_the_former_one_is_over() -> None:
+    everyone = observed(0), observed(1), observed(2)
+    first = EndRanks(RUN, (2,), 10.0)
+    run, outcome = step(ending(), *everyone, seconds=1)
+    assert (outcome.actions, outcome.due_at) == ((first,), at(10))
+    run, outcome = step(run, *everyone, seconds=2, done=[first])
+    assert (outcome.actions, outcome.due_at) == ((), at(10))
+    run, outcome = step(run, observed(0), observed(1), exited(2, None, 9), done=[first], seconds=3)
+    assert outcome.actions == (End(RUN),)
+    run, _ = step(
+        run, exited(0, None, 9), exited(1, None, 9), exited(2, None, 9), done=[first, End(RUN)]
+    )
+    assert run.state is RunState.EXITED
+
+
+def test_a_stage_takes_no_more_than_its_share_of_the_grace_period() -> None:
+    everyone = observed(0), observed(1), observed(2)
+    _, outcome = step(ending(), *everyone, seconds=10)
+    assert outcome.actions == (End(RUN),)
+    acked = ending(EndCause.GRACE_OVER, acked_at=START, preempt_requested_at=START)
+    _, outcome = step(acked, *everyone, seconds=0.5)
+    assert outcome.actions == (EndRanks(RUN, (2,), 1.0),)
+    _, outcome = step(acked, *everyone, seconds=1)
+    assert outcome.actions == (End(RUN),)
+
+
+def test_a_successor_orders_earlier_stages_again() -> None:
+    one = StartsAfter(role="chief")
+    run = replace(
+        run_of(a_role("chief"), a_role("ps", 1, one), a_role("worker", 1, StartsAfter(role="ps"))),
+        state=RunState.ENDING,
+        started_at=START,
+        ending_at=START,
+        end_cause=EndCause.KILL,
+    )
+    _, outcome = step(run, observed(0), observed(1), observed(2), seconds=7)
+    assert outcome.actions == (EndRanks(RUN, (1, 2), 20 / 3),)
+
+
+@pytest.mark.parametrize("cause", [EndCause.RANK_FAILED, EndCause.RANK_LOST, EndCause.SUPERSEDED])
+def test_a_broken_gang_ends_at_once(cause: EndCause) -> None:
+    _, outcome = step(ending(cause), observed(0), observed(1), observed(2), seconds=1)
+    assert outcome.actions == (End(RUN),)
+
+
+def test_a_run_that_never_started_ends_at_once() -> None:
+    _, outcome = step(ending(started_at=None), observed(0), observed(1), seconds=1)
+    assert outcome.actions == (End(RUN),)
+
+
+# Restarts in place
+
+RULE = RestartRule(when=RestartWhen.ON_FAILURE, scope=RestartScope.RANK, max_restarts=2)
+
+
+def with_restarts(state: RunState = RunState.RUNNING, **rule: object) -> Run:
+    """A server, rank 0, that is restarted in its place, and a worker."""
+    return run_of(
+        a_role("ps", 1, restart=RULE.model_copy(update=rule)), a_role("worker"), state=state
+    )
+
+
+def test_a_restart_is_noted_before_the_rank_is_started_again() -> None:
+    ended = exited(0, 1), observed(1)
+    run, outcome = step(with_restarts(), *ended, seconds=5)
+    (restart,) = run.restarts
+    assert (restart.rank, restart.count, restart.not_before) == (0, 1, at(6))
+    assert (run.state, outcome.actions, outcome.due_at) == (RunState.RUNNING, (), at(6))
+    # Nothing is noted twice for one end.
+    again, outcome = step(run, *ended, seconds=6)
+    assert again.restarts == run.restarts
+    assert outcome.actions == (Launch(RUN, (0,)),)
+    # The launcher may find its new process, or still the old one, as often as it likes.
+    after, outcome = step(run, observed(0, start=1), observed(1), seconds=7)
+    assert (after.state, outcome.actions) == (RunState.RUNNING, ())
+
+
+def test_after_the_last_restart_the_end_counts() -> None:
+    run = with_restarts()
+    for number in (0, 1):
+        run, _ = step(run, replace(exited(0, 1), start=number), observed(1), seconds=5)
+        assert run.state is RunState.RUNNING
+        assert run.restarts[0].count == number + 1
+    run, outcome = step(run, replace(exited(0, 1), start=2), observed(1), seconds=5)
+    assert run.end_cause is EndCause.RANK_FAILED
+    assert outcome.actions == (End(RUN),)
+
+
+def test_the_pauses_grow_up_to_a_minute() -> None:
+    pauses = [rank_restarts.pause_seconds(count) for count in (0, 1, 2, 5, 6, 10_000)]
+    assert pauses == [1, 2, 4, 32, 60, 60]
+
+
+@pytest.mark.parametrize(
+    ("run", "end", "restarted"),
+    [
+        (with_restarts(), exited(0, 0), False),
+        (with_restarts(when=RestartWhen.ALWAYS), exited(0, 0), True),
+        (with_restarts(when=RestartWhen.NEVER), exited(0, 1), False),
+        (with_restarts(when=RestartWhen.EXIT_CODE, exit_codes=("137",)), exited(0, None, 9), True),
+        (with_restarts(when=RestartWhen.EXIT_CODE, exit_codes=("137",)), exited(0, 1), False),
+        (with_restarts(scope=RestartScope.GANG), exited(0, 1), False),
+        (with_restarts(max_restarts=0), exited(0, 1), False),
+        (with_restarts(max_restarts=None), exited(0, 1), True),
+        (with_restarts(), lost(0), False),
+        (replace(with_restarts(), preempt_requested_at=START), exited(0, 1), False),
+        (replace(with_restarts(), kill_requested_at=START), exited(0, 1), False),
+    ],
+)
+def test_which_ends_are_restarted(run: Run, end: ObservedRank, restarted: bool) -> None:
+    after, _ = step(run, end, observed(1))
+    assert bool(after.restarts) is restarted
+
+
+def test_no_restart_happens_after_the_request_to_leave() -> None:
+    run, _ = step(with_restarts(), exited(0, 1), observed(1), seconds=5)
+    asked = replace(run, preempt_requested_at=at(5))
+    _, outcome = step(asked, exited(0, 1), observed(1), seconds=30)
+    assert outcome.actions == ()
+
+
+def test_a_run_is_not_over_while_a_restart_may_be_on_its_way() -> None:
+    """Its order was given before the kill: only an order to end proves that nothing runs."""
+    run, _ = step(with_restarts(), exited(0, 1), observed(1), seconds=5)
+    run = replace(run, kill_requested_at=at(6))
+    run, outcome = step(run, exited(0, 1), exited(1, 0), seconds=7)
+    assert (run.state, outcome.actions) == (RunState.ENDING, (End(RUN),))
+    run, _ = step(run, exited(0, 1), exited(1, 0), seconds=8, done=[End(RUN)])
+    assert run.state is RunState.EXITED
+
+
+def test_a_restarted_rank_has_to_become_ready_again() -> None:
+    worker = a_role("worker", 1, StartsAfter(role="ps", condition=READY))
+    run = run_of(a_role("ps", 2, restart=RULE), worker)
+    run, outcome = step(run, observed(0, ready=True), exited(1, 1), seconds=5)
+    assert (run.ready_ranks, outcome.actions) == ((0,), ())
+    run, outcome = step(run, observed(0), exited(1, 1), seconds=6)
+    assert outcome.actions == (Launch(RUN, (0, 1)),)
+    run, outcome = step(run, observed(0), observed(1, start=1), seconds=7)
+    assert outcome.actions == ()
+    run, outcome = step(run, observed(0), observed(1, start=1), seconds=7, probed=[(1, 1)])
+    assert outcome.actions == (Launch(RUN),)
+
+
+def test_the_event_of_a_restart_is_for_what_is_new_in_the_row() -> None:
+    before = with_restarts()
+    run, _ = step(before, exited(0, 1), observed(1), seconds=5)
+    (event,) = rank_restarts.events(before, run, at(5))
+    assert (event.rank, event.role, event.restarts, event.restarts_max) == (0, "ps", 1, 2)
+    assert event.detail == "rank 0 ended with code 1"
+    assert not list(rank_restarts.events(run, run, at(6)))
