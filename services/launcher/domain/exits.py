@@ -39,10 +39,6 @@ class Ending:
     decided: Decided | None = None
     # The rules are not the default.
     own_rules: bool = False
-    # A rule for success was met before the request to leave.
-    finished: bool = False
-    # The ranks that ended after that request.
-    left: tuple[ObservedRank, ...] = ()
     # How the rank failed that decided a failure; empty: the first that failed.
     failure: str = ""
     # Its program handed the nodes over on its own, and why.
@@ -51,7 +47,7 @@ class Ending:
 
 
 def _ended_as_succeeded(ending: Ending) -> bool:
-    return ending.end_cause is EndCause.SUCCEEDED or ending.finished
+    return ending.end_cause is EndCause.SUCCEEDED
 
 
 def _acknowledged(ending: Ending) -> bool:
@@ -65,7 +61,8 @@ def _yielded(ending: Ending) -> bool:
 def _succeeded(ending: Ending) -> bool:
     if ending.end_cause is EndCause.RANK_FAILED:
         return False
-    if ending.decided is not None:
+    # What was decided when it was ended is its cause. Later ends prove nothing unless all are 0.
+    if ending.end_cause is None and ending.decided is not None:
         return ending.decided.verdict is Verdict.SUCCEEDED
     return len(ending.ranks) == ending.world_size and all(r.code == 0 for r in ending.ranks)
 
@@ -76,14 +73,14 @@ def left_by(rank: ObservedRank, signal: int) -> bool:
 
 
 def _left_on_signal(ending: Ending) -> bool:
-    """Signal mode: every rank that ended after the request left in one of the signal's ways. What
-    ended before it had not failed the attempt."""
+    """Signal mode: every rank left in one of the signal's ways, or some did and the task's own
+    rules tolerate how the others ended."""
+    left = [left_by(rank, ending.signal) for rank in ending.ranks]
     return (
         ending.mode is PreemptMode.SIGNAL
         and ending.preempt_requested
         and len(ending.ranks) == ending.world_size
-        and bool(ending.left)
-        and all(left_by(rank, ending.signal) for rank in ending.left)
+        and (all(left) or (ending.own_rules and any(left)))
         and not (ending.decided is not None and ending.decided.verdict is Verdict.FAILED)
     )
 

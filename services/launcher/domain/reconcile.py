@@ -203,7 +203,7 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd 
     verdicts = Verdicts(run, view.observed)
     match end_cause(verdicts, view.scan.listing, now, policy):
         case EndCause.SUCCEEDED:
-            decided = verdicts.before_request if verdicts.finished else verdicts.decided
+            decided = verdicts.decided
             assert decided is not None, "a rule was met"
             return _WhyEnd(EndCause.SUCCEEDED, exits.success_of(decided))
         case EndCause.RANK_FAILED:
@@ -259,8 +259,6 @@ def end_cause(
 ) -> EndCause | None:
     """Why this run's processes have to be ended now, or None. The first reason decides."""
     run, observed = verdicts.run, verdicts.observed
-    if verdicts.finished:
-        return EndCause.SUCCEEDED
     requests = (run.kill_requested_at, run.preempt_requested_at, run.yield_requested_at)
     if any(at is not None for at in requests):
         kill = run.kill_requested_at is not None
@@ -268,6 +266,8 @@ def end_cause(
         # It finished while it was requested to leave.
         done = verdicts.succeeded and run.leaves_since is None and (kill or cause is None)
         return EndCause.SUCCEEDED if done else cause
+    if verdicts.succeeded:
+        return EndCause.SUCCEEDED
     if any(rank.state is RankState.LOST for rank in observed.ranks.values()):
         return EndCause.RANK_LOST
     if verdicts.decided is not None:
@@ -423,8 +423,6 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         note=run.end_note or (verdicts.failure if own_rules else ""),
         decided=verdicts.decided,
         own_rules=own_rules,
-        finished=verdicts.finished and run.end_cause is not EndCause.RANK_FAILED,
-        left=verdicts.left,
         failure=failure,
         yielded=run.yield_requested_at is not None,
         yield_reason=run.yield_reason,

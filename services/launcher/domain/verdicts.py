@@ -33,31 +33,10 @@ class Verdicts:
         """By all ends that count."""
         return self._decide(rank for rank in self._over if self._counts(rank))
 
-    @cached_property
-    def before_request(self) -> Decided | None:
-        """By the ends before the request to leave; without a request the same as ``decided``."""
-        if self.run.preempt_requested_at is None:
-            return self.decided
-        return self._decide(rank for rank in self._over if not self._asked(rank))
-
     @property
     def succeeded(self) -> bool:
         """The run has succeeded by ends that count."""
         return self.decided is not None and self.decided.verdict is Verdict.SUCCEEDED
-
-    @property
-    def finished(self) -> bool:
-        """The run had succeeded before it was requested to leave. One that hands its nodes over on
-        its own says that it is not done, whatever the clocks of its nodes say."""
-        if self.run.yield_requested_at is not None:
-            return False
-        found = self.before_request
-        return found is not None and found.verdict is Verdict.SUCCEEDED
-
-    @property
-    def left(self) -> tuple[ObservedRank, ...]:
-        """The ranks that ended after the request to leave."""
-        return tuple(rank for rank in self.observed.ranks.values() if self._asked(rank))
 
     @cached_property
     def failed_rank(self) -> ObservedRank | None:
@@ -93,16 +72,22 @@ class Verdicts:
         ending_at = self.run.ending_at
         return ending_at is None or (rank.exited_at is not None and rank.exited_at <= ending_at)
 
-    def _asked(self, rank: ObservedRank) -> bool:
-        """Whether it ended after the request to leave, or at an unknown time."""
-        requested_at = self.run.preempt_requested_at
-        if requested_at is None or not rank.over:
-            return False
-        return rank.exited_at is None or rank.exited_at >= requested_at
+    @property
+    def asked(self) -> bool:
+        """Whether the run was requested to leave, or leaves on its own, before its end was decided.
+        A later request changes no decision.
+
+        Which ends came before the request is not known: the clocks of nodes may be hours behind.
+        """
+        run = self.run
+        if run.yield_requested_at is not None:
+            return True
+        requested_at = run.preempt_requested_at
+        return requested_at is not None and (run.ending_at is None or requested_at <= run.ending_at)
 
     def _counts(self, rank: ObservedRank) -> bool:
         spec = self.run.spec
-        if spec is None or not self._asked(rank):
+        if spec is None or not self.asked:
             return True
         preemption = spec.preemption
         if rank.code == exits.PREEMPTED_CODE:

@@ -103,6 +103,9 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "cpus_request": None,
         "memory_request_bytes": None,
         "restart": None,
+        "starts_after": [],
+        "ready": None,
+        "resume": None,
     }
     assert task["preemption"] == {
         "mode": "signal",

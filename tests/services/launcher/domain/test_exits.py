@@ -25,8 +25,7 @@ def an_ending(
     harness: int | None = None,
 ) -> Ending:
     size = len(ranks) if harness is None else harness
-    left = tuple(ranks) if asked else ()
-    return Ending(mode, USR1, asked, acked, cause, size, tuple(ranks), left=left)
+    return Ending(mode, USR1, asked, acked, cause, size, tuple(ranks))
 
 
 @pytest.mark.parametrize("code", [0, 1, 75, 137])

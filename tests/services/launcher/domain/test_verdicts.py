@@ -95,20 +95,32 @@ def test_a_tolerated_failure_does_not_turn_leaving_on_a_signal_into_a_failure() 
     run = replace(a_gang("chief[0]", "chief[0]", signal=True), preempt_requested_at=at(3))
     over = step(run, exited(0, 75, seconds=4), exited(1, 1, seconds=1), exited(2, 75, seconds=4))
     assert kind_of(over) is ExitKind.PREEMPTED
-    # One that fails after the request is none of the ways to leave.
-    over = step(run, exited(0, 75, seconds=4), exited(1, 1, seconds=4), exited(2, 75, seconds=4))
+    over = step(run, exited(0, 1, seconds=4), exited(1, 75, seconds=4), exited(2, 75, seconds=4))
     assert kind_of(over) is ExitKind.FAILED
 
 
-def test_a_success_before_the_request_stands_whatever_is_acknowledged_later() -> None:
+def test_an_acknowledged_run_is_preempted_whatever_the_clocks_of_its_nodes_say() -> None:
+    """The node's clock is behind: the end of the chief seems to precede the request."""
     run = replace(a_gang("chief[0]"), preempt_requested_at=at(6), acked_at=at(7))
-    ending = step(run, exited(0, seconds=5), observed(1), observed(2))
-    assert (ending.state, ending.end_cause) == (RunState.ENDING, EndCause.SUCCEEDED)
-    over = step(run, exited(0, seconds=5), exited(1, 75, seconds=8), exited(2, 75, seconds=8))
-    assert kind_of(over) is ExitKind.OK
-    late = replace(run, preempt_requested_at=at(4))
-    over = step(late, exited(0, seconds=5), exited(1, 75, seconds=8), exited(2, 75, seconds=8))
+    over = step(run, exited(0, seconds=2), exited(1, 75, seconds=2), exited(2, 75, seconds=2))
     assert kind_of(over) is ExitKind.PREEMPTED
+
+
+def test_a_success_that_was_decided_stands_whatever_is_acknowledged_later() -> None:
+    ending = step(a_gang("chief[0]"), exited(0), observed(1), observed(2), seconds=5)
+    assert ending.end_cause is EndCause.SUCCEEDED
+    asked = replace(ending, preempt_requested_at=at(6), acked_at=at(7))
+    over = step(asked, exited(0), exited(1, 75, seconds=8), exited(2, 75, seconds=8))
+    assert kind_of(over) is ExitKind.OK
+
+
+def test_ends_on_a_kill_prove_nothing_whatever_the_clocks_of_the_nodes_say() -> None:
+    killed = step(
+        replace(a_gang("chief[0]"), kill_requested_at=at(6)), *map(observed, range(3)), seconds=7
+    )
+    assert killed.end_cause is EndCause.KILL
+    late = (exited(0, seconds=2), exited(1, None, 15, seconds=2), exited(2, None, 15, seconds=2))
+    assert kind_of(step(killed, *late, seconds=12)) is ExitKind.KILLED
 
 
 def test_a_failure_that_was_decided_stands_whatever_is_acknowledged_later() -> None:
