@@ -94,3 +94,90 @@ async def test_replicas_that_are_to_be_spread_have_a_node_each(platform: Platfor
     started = await platform.until_recorded("run.started", task)
     assert len({place["node_id"] for place in started.data["placements"]}) == 2
     await platform.until_state(task, "succeeded")
+
+
+# Workers that serve after a while, and a launcher that finds all of them at its first try.
+SERVES = """
+import os, socket, time
+time.sleep(3)
+door = socket.create_server(("", int(os.environ["SHIFTWORK_PORT_WORK"])))
+print("serves", flush=True)
+while True:
+    door.accept()[0].close()
+"""
+LAUNCHES = """
+import os, pathlib, shiftwork, socket, sys, time
+for rank in (1, 2):
+    name = os.environ["MASTER_ADDR"].replace("-0.", f"-{rank}.", 1)
+    socket.create_connection((name, 7070), 5).close()
+saved = shiftwork.resume_from()
+print(f"found both, from {saved.step if saved else 0}", flush=True)
+step = saved.step if saved else 0
+while step < 40:
+    step += 1
+    time.sleep(0.2)
+    if shiftwork.should_preempt():
+        shiftwork.checkpoint_saved(step, f"memory:{step}")
+        sys.exit(75)
+"""
+
+
+async def test_a_launcher_starts_once_its_workers_are_ready(platform: Platform) -> None:
+    roles = [
+        {
+            "name": "launcher",
+            "replicas": 1,
+            "auxiliary": True,
+            "command": ["python3", "-c", LAUNCHES],
+            "starts_after": [{"role": "worker", "condition": "ready"}],
+        },
+        {
+            "name": "worker",
+            "replicas": 2,
+            "gpus": 1,
+            "command": ["python3", "-c", SERVES],
+            "ports": [{"name": "work", "port": 7070}],
+            "ready": {"port": "work"},
+        },
+    ]
+    completion = {"success": ["launcher[0]"]}
+    task = await platform.submit("ordered", roles=roles, completion=completion, priority="low")
+    await platform.until_logged(task, "found both, from 0")
+    newcomer = await platform.submit("urgent", ["sleep", "2"], priority="high", nodes=2)
+    await platform.until_state(newcomer, "succeeded")
+    ended = await platform.until_state(task, "succeeded")
+    step = ended["checkpoint"]["step"]
+    await platform.until_logged(task, f"found both, from {step}", attempt=2)
+    # The launcher's pod was created after those of the workers ran.
+    running = [entry for entry in platform.diary if entry.fact == "pod.running"]
+    first = [
+        str(entry.data["pod"]) for entry in running if entry.data["pod"].startswith(f"{task}-1-")
+    ]
+    assert first[-1] == f"{task}-1-0"
+
+
+async def test_a_rank_is_restarted_in_its_place_while_the_others_go_on(platform: Platform) -> None:
+    fails_once = (
+        "import os, sys, time; restarts = os.environ.get('SHIFTWORK_RESTARTS', '0');"
+        " print('restarts', restarts, flush=True); time.sleep(1);"
+        " sys.exit(3) if restarts == '0' else time.sleep(3600)"
+    )
+    chief = "import time; print('up', flush=True); time.sleep(15); print('done', flush=True)"
+    roles = [
+        {"name": "chief", "replicas": 1, "gpus": 1, "command": ["python3", "-c", chief]},
+        {
+            "name": "server",
+            "replicas": 1,
+            "gpus": 1,
+            "command": ["python3", "-c", fails_once],
+            "restart": {"scope": "rank"},
+        },
+    ]
+    task = await platform.submit("restarted", roles=roles, completion={"success": ["chief[0]"]})
+    restarted = await platform.until_recorded("run.rank_restarted", task)
+    assert (restarted.data["rank"], restarted.data["restarts"]) == (1, 1)
+    ended = await platform.until_state(task, "succeeded")
+    assert ended["attempt"] == 1
+    query = {"rank": 1}
+    logs = str(await platform.request("GET", f"/v1/tasks/{task}/logs", params=query))
+    assert "restarts 1" in logs.splitlines()
