@@ -75,8 +75,9 @@ KEPT_FIELDS = (
     "tolerations",
     "wait_for_nodes",
 )
-# The same of each role: what says how large its ranks are and how many share a node.
-KEPT_ROLE_FIELDS = ("name", "replicas", *SIZE_FIELDS)
+# The same of each role: what says how large its ranks are, how many share a node, and, by the order
+# of start, how long a start may take.
+KEPT_ROLE_FIELDS = ("name", "replicas", *SIZE_FIELDS, "starts_after", "ready")
 _ADAPTER: TypeAdapter[Dump] = TypeAdapter(Dump)
 
 
