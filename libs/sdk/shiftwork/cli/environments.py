@@ -11,7 +11,7 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence, cast
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence, cast
 from urllib.parse import unquote, urlsplit
 
 from shiftwork.cli import parse
@@ -28,10 +28,19 @@ MARKERS = {"pyvenv.cfg": "VIRTUAL_ENV", "conda-meta": "CONDA_PREFIX"}
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
 
-def add(body: dict[str, Any], target: Target, venv: Path | None) -> None:
+def runs_here(body: dict[str, Any], target: Target, tasks_run_as: Callable[[], str]) -> bool:
+    """Whether a new task has this machine's files.
+
+    Pods have a file system of their own, however near the server seems. ``tasks_run_as`` asks the
+    server for the user of its tasks, which only a server of processes has; that one ignores what a
+    task requests of pods.
+    """
+    return target.is_local and ("pod" not in body or bool(tasks_run_as()))
+
+
+def add(body: dict[str, Any], venv: Path | None, *, is_here: bool) -> None:
     """Put the environment that is activated, or the one that ``--venv`` names, into the variables
-    of a new task, unless the task sets PATH. Pods and other machines have files of their own."""
-    is_here = target.is_local and "pod" not in body
+    of a new task that runs on this machine (``is_here``), unless the task sets PATH."""
     given: Any = body.get("env") or {}
     if venv is not None and not is_here:
         raise usage(

@@ -135,10 +135,9 @@ def _add_surroundings(
 ) -> None:
     """Add the submitter's environment and directory to a task that runs on this machine. Raises
     Failure for what is missing."""
-    target = session.current().target()
-    environments.add(body, target, venv)
-    # Pods have a file system of their own, however near the server seems.
-    if target.is_local and "pod" not in body:
+    is_here = environments.runs_here(body, session.current().target(), _tasks_run_as)
+    environments.add(body, venv, is_here=is_here)
+    if is_here:
         if "working_directory" not in body:
             body["working_directory"] = str(Path.cwd())
         if not force:

@@ -33,8 +33,11 @@ def an_environment(folder: Path, marker_file: str = "pyvenv.cfg") -> Path:
     return folder
 
 
-def added(body: dict[str, Any], target: contexts.Target, venv: Path | None = None) -> Any:
-    environments.add(body, target, venv)
+def added(
+    body: dict[str, Any], target: contexts.Target, venv: Path | None = None, *, user: str = ""
+) -> Any:
+    is_here = environments.runs_here(body, target, lambda: user)
+    environments.add(body, venv, is_here=is_here)
     return body.get("env")
 
 
@@ -71,6 +74,13 @@ def test_no_environment_is_passed_to_another_machine(
 @pytest.mark.usefixtures("home")
 def test_no_environment_is_passed_into_a_pod() -> None:
     assert added({"pod": {"image": "x"}}, LOCAL) is None
+
+
+@pytest.mark.usefixtures("home")
+def test_a_server_of_processes_ignores_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", "/srv/mine")
+    found = added({"pod": {"image": "x"}}, LOCAL, user="ada")
+    assert found["VIRTUAL_ENV"] == "/srv/mine"
 
 
 @pytest.mark.usefixtures("home")
