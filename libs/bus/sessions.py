@@ -63,6 +63,7 @@ class Session:
         self._window = WINDOW
         self._room = asyncio.Event()
         self._received: deque[ExecFrame] = deque()
+        self._ended_streams: set[ExecStream] = set()
         self._arrived = asyncio.Event()
         self._used = 0
         self._sending = asyncio.Lock()
@@ -156,6 +157,14 @@ class Session:
             self.over.set()
         if frame.data or frame.eof or frame.rows or frame.end:
             self.active_at_s = asyncio.get_running_loop().time()
+            # Frames without data cost nothing in the window: of changes of size the last one
+            # counts, of ends of a stream the first.
+            if _resizes(frame) and self._received and _resizes(self._received[-1]):
+                self._received.pop()
+            if frame.eof and not frame.data and frame.stream in self._ended_streams:
+                return
+            if frame.eof:
+                self._ended_streams.add(frame.stream)
             self._received.append(frame)
             self._arrived.set()
 
@@ -169,6 +178,10 @@ class Session:
                     await never.wait()
             if loop.time() - self._sent_at_s >= seconds:
                 await self._put(ExecFrame())
+
+
+def _resizes(frame: ExecFrame) -> bool:
+    return bool(frame.rows) and not (frame.data or frame.eof or frame.end)
 
 
 @contextlib.asynccontextmanager

@@ -166,17 +166,20 @@ def _with_request(
 async def yield_run(tx: Tx, command: YieldRun) -> YieldRunReply:
     """Record that the program of the live attempt hands its nodes over on its own.
 
-    Where a preemption is under way already, this is its acknowledgement. A run that is being ended
-    only gets the answer. If the process dies after the commit, the relay publishes the event, and
-    the next step of the run counts its grace from the row.
+    Where a preemption is under way already, this is its acknowledgement. Of a run that is being
+    ended it is only noted: its program is not done, whatever its exit code. If the process dies
+    after the commit, the relay publishes the event, and the next step of the run counts its grace
+    from the row.
     """
     run = await tx.get(Run, command.task_id, command.attempt)
     newest = await store.newest_attempt(tx, command.task_id)
     refused = checkpoint_acceptance.refused_attempt(command.task_id, command.attempt, run, newest)
     if refused is not None or run is None:
         return YieldRunReply(refusal=refused)
-    is_ending = run.state is RunState.ENDING or run.kill_requested_at is not None
-    if is_ending or run.leaves_since is not None:
+    if run.leaves_since is not None:
+        return YieldRunReply()
+    if run.state is RunState.ENDING or run.kill_requested_at is not None:
+        tx.put(replace(run, yield_requested_at=tx.now))
         return YieldRunReply()
     if run.preempt_requested_at is not None:
         tx.put(replace(run, acked_at=tx.now))

@@ -490,6 +490,8 @@ class Launcher:
         except LaunchRefusedError as problem:
             self.log.warning("launch refused", run=str(action.run_id), problem=str(problem))
             self._refused[action.run_id] = problem.refused
+            # Not at once again, where something delays the end that this leads to.
+            self._try_later(action)
             return None
         except (RuntimeUnavailableError, RuntimeDeniedError) as problem:
             self._note_failure(action, problem)

@@ -41,7 +41,9 @@ class Ending:
     own_rules: bool = False
     # How the rank failed that decided a failure; empty: the first that failed.
     failure: str = ""
-    # Its program handed the nodes over on its own, and why.
+    # Its program has said that it is not done.
+    unfinished: bool = False
+    # It handed the nodes over on its own before the platform ended it, and why.
     yielded: bool = False
     yield_reason: str = ""
 
@@ -55,11 +57,12 @@ def _acknowledged(ending: Ending) -> bool:
 
 
 def _yielded(ending: Ending) -> bool:
-    return ending.yielded
+    """It handed the nodes over, or said so while it was to be killed and left before that."""
+    return ending.yielded or (ending.unfinished and ending.end_cause is None)
 
 
 def _succeeded(ending: Ending) -> bool:
-    if ending.end_cause is EndCause.RANK_FAILED:
+    if ending.end_cause is EndCause.RANK_FAILED or ending.unfinished:
         return False
     # What was decided when it was ended is its cause. Later ends prove nothing unless all are 0.
     if ending.end_cause is None and ending.decided is not None:

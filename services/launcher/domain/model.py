@@ -125,6 +125,13 @@ class Run:
         return RunId(TaskId(self.task_id), self.attempt)
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether it was requested to leave, leaves on its own, or is to be killed: nothing of it
+        starts any more."""
+        requests = (self.preempt_requested_at, self.yield_requested_at, self.kill_requested_at)
+        return any(at is not None for at in requests)
+
+    @property
     def leaves_since(self) -> datetime | None:
         """Since when it has nothing left to do but exit: its acknowledgement, or its own wish."""
         since = [at for at in (self.acked_at, self.yield_requested_at) if at is not None]

@@ -28,6 +28,8 @@ from services.launcher.domain.model import (
 RESTARTS_MAX = 3
 # The pause before each restart of a rank: doubled from the first to the most.
 PAUSE_FIRST_SECONDS, PAUSE_MOST_SECONDS = 1.0, 60.0
+# The time in which the process of a restart has to run after its pause; else its rank is lost.
+RESTART_SECONDS_MAX = 300.0
 
 
 def restarts_in_place(role: Role) -> bool:
@@ -60,13 +62,7 @@ def current(run: Run, listed: ObservedRun) -> ObservedRun:
 def note(run: Run, listed: ObservedRun, now: datetime) -> Run:
     """The run with a restart for each rank whose end its rule restarts. None once the run is ending
     or leaves, on request or on its own."""
-    if (
-        run.spec is None
-        or run.state not in (RunState.ASSIGNED, RunState.RUNNING)
-        or run.kill_requested_at is not None
-        or run.preempt_requested_at is not None
-        or run.yield_requested_at is not None
-    ):
+    if run.spec is None or run.state not in (RunState.ASSIGNED, RunState.RUNNING) or run.is_leaving:
         return run
     roles = {role.name: role for role in run.spec.roles if restarts_in_place(role)}
     if not roles:
@@ -101,6 +97,37 @@ def pause_seconds(count: int) -> float:
 def waiting(run: Run, observed: ObservedRun) -> Iterator[RankRestart]:
     """The restarts that are noted and not observed yet."""
     return (each for each in run.restarts if each.rank not in observed.ranks)
+
+
+def overdue(run: Run, observed: ObservedRun, now: datetime) -> Iterator[RankRestart]:
+    """The restarts whose process does not run although their time is over."""
+    return (each for each in run.restarts if _misses(each, observed) and now >= _limit(each))
+
+
+def due(run: Run, observed: ObservedRun, now: datetime) -> list[datetime]:
+    """When the run is to be evaluated again for its restarts: at the end of a pause, and of the
+    time to start."""
+    missing = [each for each in run.restarts if _misses(each, observed)]
+    times = [at for each in missing for at in (each.not_before, _limit(each))]
+    return [at for at in times if at > now]
+
+
+def only_waits(run: Run, observed: ObservedRun) -> bool:
+    """Whether nothing of the run runs, because what is not over waits for its restart."""
+    waits = {each.rank for each in waiting(run, observed)}
+    return bool(waits) and all(
+        place.rank in waits or (place.rank in observed.ranks and observed.ranks[place.rank].over)
+        for place in run.placements
+    )
+
+
+def _misses(each: RankRestart, observed: ObservedRun) -> bool:
+    rank = observed.ranks.get(each.rank)
+    return rank is None or rank.state is RankState.PENDING
+
+
+def _limit(each: RankRestart) -> datetime:
+    return each.not_before + timedelta(seconds=RESTART_SECONDS_MAX)
 
 
 def events(before: Run, run: Run, now: datetime) -> Iterator[RankRestarted]:

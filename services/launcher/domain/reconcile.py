@@ -137,13 +137,13 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
     due: list[datetime] = []
     if after.state in (RunState.ASSIGNED, RunState.RUNNING) and after.leaves_since is not None:
         due.append(after.leaves_since + policy.exit_grace)
-    if after.state is RunState.ASSIGNED:
+    if after.state in (RunState.ASSIGNED, RunState.RUNNING):
         due += [at for _, at in _pending_faults(view.observed, policy) if at is not None]
+        due += rank_restarts.due(after, view.observed, now)
+    if after.state is RunState.ASSIGNED:
         plan = role_order.start_plan(after, view.observed.ranks)
         if plan is not None and plan.limit is not None:
             due.append(plan.limit.at)
-    if after.state in (RunState.ASSIGNED, RunState.RUNNING):
-        due += [each.not_before for each in rank_restarts.waiting(after, view.observed)]
     stage = _end_stage(after, view, now, policy)
     if stage is not None:
         due.append(stage.due_at)
@@ -217,16 +217,16 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd 
             pass
         case cause:
             return _WhyEnd(cause)
-    if run.state is RunState.ASSIGNED:
-        found = _why_not_startable(run, view, now, policy)
+    if run.state is RunState.ASSIGNED or run.restarts:
+        found = _why_not_startable(run, view, now, policy) or _why_not_restarted(run, view, now)
         if found is not None:
             return found
     return _WhyEnd(EndCause.SUPERSEDED) if view.superseded else None
 
 
 def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd | None:
-    """Why an assigned run will never start: a refusal, a fault that has lasted too long, or a role
-    for which another one waits in vain."""
+    """Why ranks will never start, or never again: a refusal, a fault that has lasted too long, or a
+    role for which another one waits in vain."""
     refused = view.scan.refused.get(run.id)
     for rank, at in _pending_faults(view.observed, policy):
         if refused is None and at is not None and now >= at:
@@ -236,8 +236,22 @@ def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -
         own = rank_faults.is_own_fault(refused.fault)
         cause = EndCause.CANNOT_START if own else EndCause.REJECTED_BY_SITE
         return _WhyEnd(cause, refused.text, fault=refused.fault)
+    if run.state is not RunState.ASSIGNED:
+        return None
     never = role_order.why_never(run, view.observed.ranks, now)
     return _WhyEnd(EndCause.CANNOT_START, never) if never else None
+
+
+def _why_not_restarted(run: Run, view: RunView, now: datetime) -> _WhyEnd | None:
+    """Why a rank that is to be restarted counts as lost: its time is over, and its node, which
+    answers, does not run it. Silent nodes prove nothing: they are fenced."""
+    places = {place.rank: place.node_id for place in run.placements}
+    for each in rank_restarts.overdue(run, view.observed, now):
+        if answers(places.get(each.rank, ""), view.scan.listing):
+            limit = f"{rank_restarts.RESTART_SECONDS_MAX:.0f} s"
+            note = f"rank {each.rank} was not restarted within {limit}"
+            return _WhyEnd(EndCause.RANK_LOST, note)
+    return None
 
 
 def _pending_faults(
@@ -263,6 +277,9 @@ def end_cause(
     if any(at is not None for at in requests):
         kill = run.kill_requested_at is not None
         cause = EndCause.KILL if kill else _leaving_cause(run, now, policy)
+        if cause is None and rank_restarts.only_waits(run, observed):
+            # What was to be restarted can neither save nor leave.
+            cause = EndCause.KILL
         # It finished while it was requested to leave.
         done = verdicts.succeeded and run.leaves_since is None and (kill or cause is None)
         return EndCause.SUCCEEDED if done else cause
@@ -424,7 +441,8 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         decided=verdicts.decided,
         own_rules=own_rules,
         failure=failure,
-        yielded=run.yield_requested_at is not None,
+        unfinished=run.yield_requested_at is not None,
+        yielded=_yielded_in_time(run),
         yield_reason=run.yield_reason,
     )
     kind = exits.classify(ending)
@@ -467,9 +485,10 @@ def _rank_at_fault(run: Run, observed: ObservedRun) -> tuple[RankExit | None, st
         for rank, each in observed.ranks.items()
         if run.ending_at is None or (each.exited_at and each.exited_at <= run.ending_at)
     }
-    failed = Verdicts(run, replace(observed, ranks=ranks)).failed_rank
-    if failed is None and run.end_rank is not None:
+    # What was found when the end was decided: the times of nodes cannot be compared with ours.
+    if run.end_rank is not None:
         return run.end_rank, run.end_note
+    failed = Verdicts(run, replace(observed, ranks=ranks)).failed_rank
     failed = failed or Verdicts(run, observed).failed_rank
     return (exits.rank_exit(failed), exits.failure_text(failed)) if failed else (None, "")
 
@@ -485,6 +504,13 @@ def _is_final(run: Run, failed: RankExit, fault_class: FaultClass) -> bool:
     return role is not None and not restart_rules.wants_restart(
         restart_rules.rule_of(role), failed.code, failed.signal, fault_class
     )
+
+
+def _yielded_in_time(run: Run) -> bool:
+    """Whether its program handed the nodes over on its own before the platform ended the run."""
+    at = run.yield_requested_at
+    ended = (run.kill_requested_at, run.ending_at)
+    return at is not None and all(other is None or at <= other for other in ended)
 
 
 def _requested_in_time(run: Run) -> bool:
@@ -530,6 +556,8 @@ def _launch(run: Run, view: RunView, now: datetime) -> list[Action]:
     """Start the ranks that do not exist yet, if their roles may start and no pause before a restart
     is left."""
     ranks = view.observed.ranks
+    if run.is_leaving:
+        return []
     plan = role_order.start_plan(run, ranks)
     everyone = frozenset(place.rank for place in run.placements)
     may = everyone if plan is None else plan.ranks
@@ -542,7 +570,7 @@ def _launch(run: Run, view: RunView, now: datetime) -> list[Action]:
 
 def _restart(run: Run, view: RunView, now: datetime) -> list[Action]:
     """Start the ranks again whose pause is over."""
-    if run.preempt_requested_at is not None:
+    if run.is_leaving:
         return []
     waiting = rank_restarts.waiting(run, view.observed)
     ranks = tuple(each.rank for each in waiting if each.not_before <= now)

@@ -102,11 +102,15 @@ async def test_a_yield_during_a_preemption_is_its_acknowledgement(service: Handl
         {"state": RunState.ENDING, "end_cause": EndCause.KILL, "ending_at": START},
     ],
 )
-async def test_a_run_that_is_being_ended_cannot_yield(service: Handlers, changes: dict) -> None:
+async def test_the_wish_of_a_run_that_is_being_ended_is_only_noted(
+    service: Handlers, changes: dict
+) -> None:
     before = replace(a_run(), **changes)
     await service.put(before)
+    service.clock.move_to(3)
     assert await service.ask(wish()) == YieldRunReply()
-    assert await service.run() == before
+    assert await service.run() == replace(before, yield_requested_at=at(3))
+    assert await service.published() == []
 
 
 async def test_an_attempt_that_is_over_can_neither_yield_nor_keep_anything(

@@ -22,7 +22,7 @@ from libs.contracts.messages import (
 )
 from services.launcher.domain import rank_restarts
 from services.launcher.domain.grace_periods import GracePeriods
-from services.launcher.domain.model import EndCause, ObservedRank, Run, RunState
+from services.launcher.domain.model import EndCause, Fault, ObservedRank, Refused, Run, RunState
 from services.launcher.domain.reconcile import Action, End, EndRanks, Launch, Policy, Scan
 from services.launcher.domain.role_order import end_stages
 from services.launcher.domain.start_delays import delay_of
@@ -353,6 +353,7 @@ def test_the_pauses_grow_up_to_a_minute() -> None:
         (with_restarts(), lost(0), False),
         (replace(with_restarts(), preempt_requested_at=START), exited(0, 1), False),
         (replace(with_restarts(), kill_requested_at=START), exited(0, 1), False),
+        (replace(with_restarts(), yield_requested_at=START), exited(0, 1), False),
     ],
 )
 def test_which_ends_are_restarted(run: Run, end: ObservedRank, restarted: bool) -> None:
@@ -397,3 +398,57 @@ def test_the_event_of_a_restart_is_for_what_is_new_in_the_row() -> None:
     assert (event.rank, event.role, event.restarts, event.restarts_max) == (0, "ps", 1, 2)
     assert event.detail == "rank 0 ended with code 1"
     assert not list(rank_restarts.events(run, run, at(6)))
+
+
+def paused(**more: object) -> Run:
+    """The server waits for its first restart, from 6 s on."""
+    run, _ = step(with_restarts(), exited(0, 1), observed(1), seconds=5)
+    return replace(run, **more)
+
+
+@pytest.mark.parametrize("wish", ["preempt_requested_at", "yield_requested_at"])
+def test_a_run_that_leaves_restarts_nothing_and_ends_when_nothing_of_it_runs(wish: str) -> None:
+    leaving = paused(**{wish: at(5)})
+    run, outcome = step(leaving, exited(0, 1), observed(1), seconds=7)
+    assert run.state is RunState.RUNNING
+    assert not [each for each in outcome.actions if isinstance(each, Launch)]
+    assert outcome.due_at is None or outcome.due_at > at(7)
+    run, outcome = step(leaving, exited(0, 1), exited(1, 75), seconds=7)
+    assert run.state is RunState.ENDING
+    over, _ = step(run, exited(0, 1), exited(1, 75), seconds=8, done=[End(RUN)])
+    assert over.exit is not None
+    wanted = ExitKind.PREEMPTED if wish == "yield_requested_at" else ExitKind.KILLED
+    assert over.exit.kind is wanted
+
+
+def test_a_restart_that_does_not_begin_in_time_is_a_lost_rank() -> None:
+    limit = 6 + rank_restarts.RESTART_SECONDS_MAX
+    run, outcome = step(paused(), observed(1), seconds=limit - 1)
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(limit))
+    run, _ = step(paused(), observed(1), seconds=limit)
+    assert run.end_cause is EndCause.RANK_LOST
+    assert run.end_note == "rank 0 was not restarted within 300 s"
+
+
+def test_a_restarted_rank_that_runs_is_not_late() -> None:
+    again = replace(observed(0), start=1)
+    run, _ = step(paused(), again, observed(1), seconds=9_999)
+    assert (run.state, run.end_cause) == (RunState.RUNNING, None)
+    # One that vanished long after its restart is not started a second time with the same number.
+    run, _ = step(paused(), observed(1), seconds=9_999)
+    assert run.end_cause is EndCause.RANK_LOST
+
+
+def test_a_restart_that_is_refused_ends_the_run() -> None:
+    refused = {RUN: Refused(Fault.OVER_QUOTA, "over its quota")}
+    scan = Scan(a_listing({RUN: [observed(1)]}), refused=refused)
+    outcome = reconcile([paused()], scan, at(7), POLICY)
+    assert outcome.runs[0].end_cause is EndCause.REJECTED_BY_SITE
+
+
+def test_an_awaited_rank_that_is_restarted_is_not_ready_any_more() -> None:
+    rule = RestartRule(when=RestartWhen.ON_FAILURE, scope=RestartScope.RANK)
+    run, _ = step(servers_first(restart=rule), observed(0), observed(1), probed=[(0, 0)])
+    assert run.ready_ranks == (0,)
+    run, _ = step(run, exited(0, 1), observed(1), seconds=6)
+    assert run.ready_ranks == ()

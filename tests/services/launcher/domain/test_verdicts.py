@@ -169,3 +169,26 @@ def test_a_gang_that_cannot_succeed_any_more_has_failed() -> None:
     run = step(a_gang("chief[0]", "worker[all]"), exited(0, 3), observed(1), observed(2))
     assert run.end_cause is EndCause.RANK_FAILED
     assert run.end_note == "no rule for success can be met any more: rank 0 ended with code 3"
+
+
+def test_a_program_that_yielded_is_not_done_whatever_its_codes() -> None:
+    """Its wish came when it was being ended already."""
+    killed = replace(a_gang(), kill_requested_at=at(3), yield_requested_at=at(4))
+    done = [exited(rank, seconds=5) for rank in range(3)]
+    for run, kind in (
+        (killed, ExitKind.PREEMPTED),
+        (step(killed, *map(observed, range(3)), seconds=4), ExitKind.KILLED),
+    ):
+        over = step(run, *done)
+        assert kind_of(over) is kind
+        assert over.exit is not None
+        assert not over.exit.yielded
+
+
+def test_the_failure_that_was_decided_is_kept_whatever_the_clocks_of_the_nodes_say() -> None:
+    """The node of rank 1 is behind: its end by our order seems to come first."""
+    ending = step(a_gang(), exited(0, 7, seconds=5), observed(1), observed(2), seconds=6)
+    assert ending.end_cause is EndCause.RANK_FAILED
+    over = step(ending, exited(0, 7), exited(1, 1, seconds=1), exited(2, None, 15, seconds=1))
+    assert over.exit is not None
+    assert (over.exit.failed_rank, over.exit.detail) == (0, "rank 0 ended with code 7")
