@@ -26,7 +26,7 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         "within_seconds": Shown(
             about="Time that a rank has to become ready, from its start, while other roles wait for it.",
             min=1.0,
-            max=86400.0,
+            max=3600.0,
             unit="s",
             initial="600",
         ),

@@ -89,7 +89,7 @@ class ReadyProbeBody(Body):
     )
     within_seconds: Seconds = Field(
         default=0.0,
-        description="Time that a rank has to become ready, from its start, while other roles wait for it. At least 1, at most 86400 s. Left out: 600 s.",
+        description="Time that a rank has to become ready, from its start, while other roles wait for it. At least 1, at most 3600 s. Left out: 600 s.",
     )
 
 

@@ -221,7 +221,7 @@ def test_only_the_owner_and_administrators_open_sessions_and_each_is_audited(
         ("task.exec.end", "admin"),
     ]
     assert "attempt 1, rank 0 on local-" in entries[0][2]
-    assert entries[0][2].endswith("sh -c 'exit 3'")
+    assert entries[0][2].endswith("sh with 2 arguments")
     assert entries[1][2].endswith("exit code 3")
-    assert entries[2][2].endswith("echo --password ... API_KEY=... x")
+    assert entries[2][2].endswith("echo with 4 arguments")
     assert secret not in str(entries)
