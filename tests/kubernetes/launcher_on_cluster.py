@@ -34,10 +34,10 @@ class LauncherOnCluster(LauncherHarness):
             limits=limits(
                 policy=Policy(
                     exit_grace=second,
+                    grace=GracePeriods(acked=1, mates=1, full=2),
                     pending_limits=PendingLimits(image_pull=second, create=second),
                 ),
                 leases=LeasePolicy(second, 2 * second),
-                grace=GracePeriods(acked=1, mates=1, full=2),
                 delays=DelayPolicy(first=second / 2, again=second / 2),
                 **more,
             ),
