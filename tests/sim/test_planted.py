@@ -175,7 +175,7 @@ DEFECTS = {
         0,
         bend=bends.calm_people,
     ),
-    "times follow the clock": Planted(planted.times_follow_the_clock, "output_has_its_times", 25),
+    "times follow the clock": Planted(planted.times_follow_the_clock, "output_has_its_times", 75),
     "inventories by time": Planted(planted.inventories_by_time, "nodes_and_limits_agree", 16),
 }
 BENDS = (
