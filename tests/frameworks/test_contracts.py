@@ -36,7 +36,7 @@ CASES = {
     "tensorflow": (lambda: of_file("tf_parameter_server.yaml"), r"weights [0-9a-f]{16}"),
     "mpi": (lambda: of_file("mpi_reduce.yaml"), r"sum [0-9.]+"),
     # Trees that were built after a break differ in the last bits: XGBoost computes the margins of
-    # the rows anew.
+    # the rows again.
     "xgboost": (xgboost, r"trees 50"),
 }
 

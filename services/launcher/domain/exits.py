@@ -41,7 +41,7 @@ class Ending:
     own_rules: bool = False
     # How the rank failed that decided a failure; empty: the first that failed.
     failure: str = ""
-    # Its program has said that it is not done.
+    # Its program has reported that it is not done.
     unfinished: bool = False
     # It handed the nodes over on its own before the platform ended it, and why.
     yielded: bool = False
@@ -57,7 +57,7 @@ def _acknowledged(ending: Ending) -> bool:
 
 
 def _yielded(ending: Ending) -> bool:
-    """It handed the nodes over, or said so while it was to be killed and left before that."""
+    """It handed the nodes over, or reported that while it was to be killed and exited before."""
     return ending.yielded or (ending.unfinished and ending.end_cause is None)
 
 

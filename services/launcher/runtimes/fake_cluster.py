@@ -80,7 +80,7 @@ class FakeRank:
     signals: list[int] = field(default_factory=list[int])
     # It was sent SIGKILL, and goes on until that has its effect.
     dying: bool = False
-    # Its program has said that it is ready.
+    # Its program has reported that it is ready.
     ready: bool = False
 
     @property

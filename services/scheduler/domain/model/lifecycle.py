@@ -287,8 +287,8 @@ class ExitVerdict:
 def exit_rule(end: RunEnd, *, has_limit: bool) -> ExitVerdict:
     """The first line that holds for the end of a run.
 
-    ``has_limit`` only chooses the reason of a final failure: retries are used up, or the task never
-    said anything about them.
+    ``has_limit`` only chooses the reason of a final failure: retries are used up, or the task has
+    no limit of retries.
     """
     line = next(line for line in EXIT_RULE if line.holds(end))
     out_of_retries = ReasonCode.RETRIES_USED_UP if has_limit else ReasonCode.FAILED

@@ -333,26 +333,26 @@ async def test_a_session_runs_as_the_tasks_user_and_reaches_no_other_task() -> N
 
 
 async def examine(runtime: ProcessRuntime, hers: RunId, his: RunId, machine: Path) -> None:
-    async def said(run: RunId, owner: str, *argv: str, terminal: bool = False) -> str:
+    async def output_of(run: RunId, owner: str, *argv: str, terminal: bool = False) -> str:
         made = order(*argv, run_id=run, owner=owner, terminal=terminal)
         async with runtime.open_exec(made) as process:
             return (await finished(process))[0].decode()
 
-    number = int(await said(hers, "ann", "id", "-u"))
+    number = int(await output_of(hers, "ann", "id", "-u"))
     assert number in UIDS
-    assert await said(his, "ben", "id", "-u") != str(number)
+    assert await output_of(his, "ben", "id", "-u") != str(number)
     # Its terminal and pipes can be opened by name, as by programs that ask for a password.
     reopen = "echo tty >/dev/tty; echo out >/dev/stdout; ps -o tty= -p $$ >/dev/null; umask"
-    assert (await said(hers, "ann", "sh", "-c", reopen, terminal=True)).split() == [
+    assert (await output_of(hers, "ann", "sh", "-c", reopen, terminal=True)).split() == [
         "tty",
         "out",
         "0077",
     ]
-    assert "out" in await said(hers, "ann", "sh", "-c", "echo out >/dev/stdout")
-    privileges = await said(hers, "ann", "grep", "NoNewPrivs", "/proc/self/status")
+    assert "out" in await output_of(hers, "ann", "sh", "-c", "echo out >/dev/stdout")
+    privileges = await output_of(hers, "ann", "grep", "NoNewPrivs", "/proc/self/status")
     assert privileges.split() == ["NoNewPrivs:", "1"]
     context = machine / "nodes/local-0/runs/his.1/0/context.json"
     assert stat.S_ISREG(context.stat().st_mode)
-    assert "denied" in await said(hers, "ann", "sh", "-c", f"cat {context} 2>&1")
+    assert "denied" in await output_of(hers, "ann", "sh", "-c", f"cat {context} 2>&1")
     spying = "for p in /proc/[0-9]*; do cat $p/environ 2>/dev/null; done | tr '\\0' '\\n'"
-    assert "his.1" not in await said(hers, "ann", "sh", "-c", spying)
+    assert "his.1" not in await output_of(hers, "ann", "sh", "-c", spying)
