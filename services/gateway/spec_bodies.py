@@ -93,6 +93,13 @@ class ReadyProbeBody(Body):
     )
 
 
+class DebugProgramBody(Body):
+    """DebugProgram is what the ranks of a role run in debug mode instead of their program."""
+
+    command: Texts = Field(default_factory=list, description="The program, and arguments.")
+    args: Texts = Field(default_factory=list, description="Arguments after the command.")
+
+
 class OverrideBody(Body):
     """Override takes the place of a part of a role."""
 
@@ -206,6 +213,10 @@ class RoleBody(Body):
     ready: ReadyProbeBody | None = Field(
         default=None,
         description="How and by when each replica becomes ready, for the roles that wait for that.",
+    )
+    debug: DebugProgramBody | None = Field(
+        default=None,
+        description="What its ranks run in debug mode; left out: a program that waits until it is ended.",
     )
     resume: OverrideBody | None = Field(
         default=None,
@@ -349,6 +360,10 @@ class TaskSpecBody(Body):
     completion: CompletionBody | None = Field(
         default=None,
         description="When an attempt has succeeded or failed; left out: it succeeds when all ranks exit with 0, and fails when any rank fails.",
+    )
+    run_mode: RunModeWord | None = Field(
+        default=None,
+        description="normal; debug: the task gets its nodes, and each rank runs a debug program that people enter; pause: it waits until it is resumed. Left out: normal.",
     )
     cpus_request: Amount | None = Field(
         default=None,

@@ -160,6 +160,13 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         False,
         "How its ranks find each other: the variables and files of a framework. Left out: torch.",
     ),
+    TaskOption(
+        "run_mode",
+        ("--mode",),
+        "runmode",
+        False,
+        "normal; debug: the task gets its nodes, and each rank runs a debug program that people enter; pause: it waits until it is resumed. Left out: normal.",
+    ),
 )
 # Highest first.
 PRIORITIES = (
