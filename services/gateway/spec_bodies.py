@@ -12,6 +12,7 @@ from libs.contracts.enum_words import (
     PriorityWord,
     RestartScopeWord,
     RestartWhenWord,
+    RunModeWord,
     StartConditionWord,
 )
 from services.gateway.body_types import (
@@ -363,7 +364,7 @@ class TaskSpecBody(Body):
     )
     run_mode: RunModeWord | None = Field(
         default=None,
-        description="normal; debug: the task gets its nodes, and each rank runs a debug program that people enter; pause: it waits until it is resumed. Left out: normal.",
+        description="Whether it runs, only gets its nodes for people to enter (debug), or is paused at first. Left out: normal.",
     )
     cpus_request: Amount | None = Field(
         default=None,

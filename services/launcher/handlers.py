@@ -34,6 +34,7 @@ from libs.contracts.messages import (
     ReportReadyReply,
     RunAssigned,
     RunExited,
+    RunMode,
     RunResumed,
     RunStarted,
     RunYielded,
@@ -60,6 +61,7 @@ from services.launcher.domain import (
 from services.launcher.domain.model import NodeRow, PastRun, Run, RunState
 from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
 from services.launcher.hosts import LOCAL, Network
+from services.launcher.role_overrides import in_debug_mode
 
 
 async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
@@ -75,13 +77,14 @@ async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
         run = Run(event.task_id, event.attempt, RunState.EARLY_REQUEST)
     if run.state is not RunState.EARLY_REQUEST:
         return
+    debugs = event.spec.run_mode is RunMode.DEBUG
     tx.put(
         replace(
             run,
             state=move(run.state, Trigger.ASSIGNED),
             owner=event.owner,
             team=event.team,
-            spec=event.spec,
+            spec=in_debug_mode(event.spec, event.attempt) if debugs else event.spec,
             placements=event.placements,
             resume_from=event.resume_from,
             start_deadline_at=event.start_deadline_at,

@@ -24,7 +24,7 @@ from libs.service import observability
 from libs.service.loop import Loop, Wake
 from libs.store.port import Delta, Store, Tx
 from services.launcher import store as tables
-from services.launcher.domain import exits, inventory, rank_restarts, start_delays
+from services.launcher.domain import debug_runs, exits, inventory, rank_restarts, start_delays
 from services.launcher.domain.grace_periods import grace_for
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
@@ -587,6 +587,8 @@ async def record(
     for run in runs:
         if before[run.id].started_at is None and run.started_at is not None:
             tx.emit(started(run, await tables.endpoints(tx, run, network)))
+        for ended_rank in debug_runs.events(before[run.id], run, tx.now):
+            tx.emit(ended_rank)
         if before[run.id].exit is None and run.exit is not None:
             tx.emit(exited(run, last[run.id]))
         for event in rank_restarts.events(before[run.id], run, tx.now):

@@ -18,7 +18,7 @@ from services.launcher.contracts import renderer
 from services.launcher.domain import rank_restarts
 from services.launcher.domain.model import Run
 from services.launcher.hosts import Host
-from services.launcher.role_overrides import role_of_attempt
+from services.launcher.role_overrides import argv_of, role_of_attempt
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
 # A task's own variables override these, with an empty value too. Unbuffered, because output that
@@ -98,11 +98,6 @@ def build_order(
         ports=tuple(sorted({host.port for host in hosts if host.port})),
         starting=None if starting is None else frozenset(starting),
     )
-
-
-def argv_of(role: Role) -> tuple[str, ...]:
-    """The program of a role's ranks with all of its arguments."""
-    return (*role.command, *role.args)
 
 
 def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:

@@ -30,7 +30,7 @@ from services.submit.domain.facts import Facts, Shape
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task as its owner wants it. ``revision`` counts changes of spec, goal, mode and priority."""
+    """One task as its owner wants it. ``revision`` counts changes of spec, goal, mode, priority."""
 
     task_id: str
     owner: str

@@ -17,7 +17,7 @@ class Grace(StrEnum):
     NONE = "none"
     # After an acknowledgement there is nothing left to save.
     ACKED = "acked"
-    # For the rest of a gang that has lost a rank: they can only clean up.
+    # For the rest of a gang that has lost a rank, and in debug mode: they can only clean up.
     MATES = "mates"
     # A run without an acknowledgement may still be writing.
     FULL = "full"
@@ -74,12 +74,14 @@ def grace_for(run: Run | None) -> Grace:
         return P.ACKED
     if run.started_at is None:
         return P.NONE
-    return BY_CAUSE[run.end_cause]
+    grace = BY_CAUSE[run.end_cause]
+    return P.MATES if run.debugs and grace is P.FULL else grace
 
 
 def render_markdown() -> str:
     """The table for the documentation."""
     lines = ["| ended because of | grace period |", "| --- | --- |"]
     lines += ["| anything, after an acknowledgement | acked |", "| anything before it ran | none |"]
+    lines += ["| anything, in debug mode | mates at most |"]
     lines += [f"| {cause} | {grace} |" for cause, grace in BY_CAUSE.items()]
     return "\n".join(lines) + "\n"

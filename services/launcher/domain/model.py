@@ -17,6 +17,7 @@ from libs.contracts.messages import (
     Placement,
     RankExit,
     RunExit,
+    RunMode,
     TaskSpec,
 )
 
@@ -118,11 +119,18 @@ class Run:
     # Its program handed the nodes over on its own, and why, in the program's words.
     yield_requested_at: datetime | None = None
     yield_reason: str = ""
+    # In debug mode: the ranks whose end is published while the others go on.
+    ended_ranks: tuple[RankExit, ...] = ()
 
     @property
     def id(self) -> RunId:
         """The run's derived name, the same in every store and runtime."""
         return RunId(TaskId(self.task_id), self.attempt)
+
+    @property
+    def debugs(self) -> bool:
+        """Whether it is in debug mode: the ends of its ranks decide nothing, until none is left."""
+        return self.spec is not None and self.spec.run_mode is RunMode.DEBUG
 
     @property
     def is_leaving(self) -> bool:

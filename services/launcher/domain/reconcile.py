@@ -15,7 +15,14 @@ from typing import NamedTuple
 from libs.contracts import completion, restart_rules
 from libs.contracts.ids import RunId
 from libs.contracts.messages import ExitKind, FaultClass, Placement, PreemptMode, RankExit, RunExit
-from services.launcher.domain import exits, fault_classes, rank_faults, rank_restarts, role_order
+from services.launcher.domain import (
+    debug_runs,
+    exits,
+    fault_classes,
+    rank_faults,
+    rank_restarts,
+    role_order,
+)
 from services.launcher.domain.grace_periods import STAGED, GracePeriods, grace_for
 from services.launcher.domain.model import (
     EndCause,
@@ -132,6 +139,7 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
         return Step(run)
     if not view.superseded:
         run = rank_restarts.note(run, view.listed, now)
+    run = debug_runs.note(run, view.listed)
     view = replace(view, observed=rank_restarts.current(run, view.listed))
     after = _advance(run, view, now, policy)
     due: list[datetime] = []
@@ -444,6 +452,7 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         unfinished=run.yield_requested_at is not None,
         yielded=_yielded_in_time(run),
         yield_reason=run.yield_reason,
+        debug=run.debugs,
     )
     kind = exits.classify(ending)
     if kind is not ExitKind.FAILED:

@@ -39,6 +39,9 @@ def _expire(round_: Round, task: Task) -> None:
         # The beneficiary stays the one of the request.
         trigger, beneficiary = Trigger.ACK_EXPIRED, task.preempted_for
         round_.decide(Kill(task.id, task.live_attempt, why, trigger, beneficiary))
+    elif task.debugging:
+        why = reason(ReasonCode.DEBUG_ENDED, seconds=task.debug_limit(settings))
+        request_release(round_, task, why, end_reason=why)
     else:
         why = reason(ReasonCode.MAX_RUN_TIME, seconds=task.spec.max_run_seconds)
         request_release(round_, task, why, end_reason=why)
@@ -68,9 +71,14 @@ def goal_reason(goal: Goal) -> Reason:
 
 
 def converge(round_: Round) -> list[Task]:
-    """Apply the goals; returns the tasks that are back in the queue."""
+    """Apply the goals and modes; returns the tasks that are back in the queue."""
     resumed: list[Task] = []
     for task in round_.individually(round_.index.unsettled - round_.moved):
+        if task.changes_mode:
+            mode = "debug" if task.debug else "normal"
+            why = reason(ReasonCode.MODE_CHANGED, names={"mode": mode})
+            request_release(round_, task, why)
+            continue
         trigger = GOALS[task.goal, task.state]
         assert trigger is not None, "the index holds only tasks whose goal asks for something"
         why = goal_reason(task.goal)

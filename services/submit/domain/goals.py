@@ -1,7 +1,7 @@
 """What an owner may want of a task after it was submitted: goals, modes and priorities.
 
-Called by ``handlers.py`` for SetGoal, SetMode and SetPriority. Whether a task has ended is the scheduler's
-fact; submit learns it from TaskStateChanged and refuses what can no longer matter.
+Called by ``handlers.py`` for SetGoal, SetMode and SetPriority. Whether a task has ended is the
+scheduler's fact; submit learns it from TaskStateChanged and refuses what can no longer matter.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         ("--mode",),
         "runmode",
         False,
-        "normal; debug: the task gets its nodes, and each rank runs a debug program that people enter; pause: it waits until it is resumed. Left out: normal.",
+        "Whether it runs, only gets its nodes for people to enter (debug), or is paused at first. Left out: normal.",
     ),
 )
 # Highest first.
@@ -181,6 +181,7 @@ PRIORITIES = (
     "auto",
 )
 CONTRACTS = ("torch", "tf_config", "rank", "coordinator", "mpi", "none")
+RUN_MODES = ("normal", "debug", "pause")
 # The states of tasks that have not ended, and of those that have.
 LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
 ENDED = ("succeeded", "failed", "stopped", "rejected")

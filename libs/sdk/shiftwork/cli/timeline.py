@@ -209,6 +209,9 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         f"{_GOALS.get(str(d.get('goal')), d.get('goal'))}{' at once' if d.get('now') else ''}"
         f" by {d.get('changed_by')}"
     ),
+    "task.mode_changed": lambda d: (
+        f"debug mode turned {'on' if d.get('mode') == 'debug' else 'off'} by {d.get('changed_by')}"
+    ),
     "task.priority_changed": lambda d: (
         f"priority changed to {d.get('priority')} by {d.get('changed_by')}"
     ),
@@ -222,6 +225,10 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "run.rank_restarted": lambda d: (
         f"{d.get('detail')}; it is started again"
         f" ({d.get('restarts')} of {d.get('restarts_max')}, role {d.get('role')})"
+    ),
+    "run.rank_ended": lambda d: (
+        f"{role_facts.rank_end(parse.fields(d.get('exit')))} in debug mode (role {d.get('role')});"
+        " it is not started again"
     ),
     "run.listened": lambda _: "asks from now on whether to leave",
     "run.preemption_requested": _preemption_requested,
@@ -248,6 +255,7 @@ _STEPS: Mapping[str, int] = {
     "run.delayed": _WAITING,
     "run.started": _STARTED,
     "run.rank_restarted": _RUNNING,
+    "run.rank_ended": _RUNNING,
     "run.listened": _RUNNING,
     "run.preemption_requested": _RUNNING,
     "run.kill_requested": _RUNNING,
