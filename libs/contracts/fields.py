@@ -316,7 +316,7 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             about="When an attempt has succeeded or failed; left out: it succeeds when all ranks exit with 0, and fails when any rank fails."
         ),
         "run_mode": Shown(
-            about="Whether it runs, only gets its nodes for people to enter (debug), or is paused at first.",
+            about="Run its program, wait paused, or debug: people enter its nodes.",
             options=("--mode",),
             initial="normal",
         ),

@@ -364,7 +364,7 @@ class TaskSpecBody(Body):
     )
     run_mode: RunModeWord | None = Field(
         default=None,
-        description="Whether it runs, only gets its nodes for people to enter (debug), or is paused at first. Left out: normal.",
+        description="Run its program, wait paused, or debug: people enter its nodes. Left out: normal.",
     )
     cpus_request: Amount | None = Field(
         default=None,

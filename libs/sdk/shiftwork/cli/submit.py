@@ -185,7 +185,7 @@ def _show_dry_run(reply: Dict[str, Any]) -> None:
         [
             ("name", task["name"]),
             ("owner", task["owner"]),
-            ("mode", task["run_mode"] if task.get("run_mode") != "normal" else ""),
+            ("mode", str(task.get("run_mode") or "").replace("normal", "")),
             ("priority", task["priority"]),
             ("group", task["group"]),
             ("size", sizes.long(task)),

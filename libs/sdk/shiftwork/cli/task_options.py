@@ -165,7 +165,7 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         ("--mode",),
         "runmode",
         False,
-        "Whether it runs, only gets its nodes for people to enter (debug), or is paused at first. Left out: normal.",
+        "Run its program, wait paused, or debug: people enter its nodes. Left out: normal.",
     ),
 )
 # Highest first.

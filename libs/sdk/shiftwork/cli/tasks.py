@@ -431,7 +431,7 @@ def _mode(task: Dict[str, Any]) -> str:
         return "pause" if task.get("run_mode") == "pause" else ""
     if task["state"] in ENDED:
         return "debug"
-    if task["run_mode"] == "pause":
+    if task.get("run_mode") == "pause":
         return "pause; debug once it is resumed"
     return f"debug; its program runs after: shiftwork debug {task['id']} --off"
 
@@ -439,7 +439,7 @@ def _mode(task: Dict[str, Any]) -> str:
 def _ended_ranks(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
     """In debug mode, the ranks of the live run that have ended while others go on."""
     for run in runs:
-        if run["attempt"] == task["attempt"] and run["live"]:
+        if run["attempt"] == task["attempt"] and run.get("live"):
             found = parse.listed(run.get("ended_ranks"))
             shown = ", ".join(map(role_facts.rank_end, found[:ENDED_RANKS_SHOWN_MAX]))
             return shown + (", ..." if len(found) > ENDED_RANKS_SHOWN_MAX else "")
