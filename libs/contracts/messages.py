@@ -538,6 +538,7 @@ class RunExit(Message):
     fault: Fault = Fault.UNSPECIFIED
     final: bool = False
     yielded: bool = False
+    debug: bool = False
 
 
 class Quota(Message):

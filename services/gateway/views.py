@@ -158,6 +158,7 @@ def run_exit(ended: RunExit | None) -> Json | None:
         "fault": enum_name_or_empty(ended.fault),
         "final": ended.final,
         "yielded": ended.yielded,
+        "debug": ended.debug,
     }
 
 

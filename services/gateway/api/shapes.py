@@ -98,6 +98,8 @@ class Exit(TypedDict):
     fault: str
     # The restart rule of the failed rank's role allowed no further attempt.
     final: bool
+    # It was in debug mode.
+    debug: bool
 
 
 class RetriesUsed(TypedDict):

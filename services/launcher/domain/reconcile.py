@@ -477,6 +477,7 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
             fault=fault,
             final=failed is not None and _is_final(run, failed, fault_class),
             yielded=kind is ExitKind.PREEMPTED and ending.yielded and not ending.preempt_requested,
+            debug=run.debugs,
         ),
     )
 

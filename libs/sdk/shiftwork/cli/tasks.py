@@ -468,6 +468,8 @@ def _exit(ended: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
     text = f": {ended['text']}" if ended.get("text") else ""
     blamed = retries.class_of(ended)
     blamed = f"; {blamed}" if blamed else ""
+    if ended.get("debug"):
+        return f"{ended['kind']}, in debug mode{_earlier(ended, task)}{text}"
     return f"{ended['kind']}{code}{_earlier(ended, task)}{text}{blamed}"
 
 

@@ -48,9 +48,15 @@ def _onward(data: Data) -> str:
     return f"; it goes on{_from(data)}" if data.get("resume_from") else ""
 
 
+def _is_debug(data: Data) -> bool:
+    return str(parse.fields(data.get("spec")).get("run_mode")).lower().endswith("debug")
+
+
 def _again(data: Data) -> str:
     """A later attempt, and what it starts from. What a program saves at a signal is known only if
     the program reports it."""
+    if _is_debug(data):
+        return f"assigned to {_nodes(data)} in debug mode"
     if data.get("resume_from"):
         return f"resumed on {_nodes(data)}{_from(data)}"
     preemption = parse.fields(parse.fields(data.get("spec")).get("preemption"))
@@ -94,12 +100,23 @@ _ENDS = {
 }
 
 
+# The same in debug mode.
+_DEBUG_ENDS = {
+    "ok": "debug mode ended by itself",
+    "killed": "the debug programs were ended by force",
+    "failed": "the debug programs did not start",
+    "lost": "the run in debug mode was lost",
+}
+
+
 def _exited(data: Data) -> str:
     ended = parse.fields(data.get("exit"))
     kind = str(ended.get("kind"))
     if kind == "preempted":
         return _left(data, "left on its own" if ended.get("yielded") else "left when asked to")
     detail = f" ({ended['detail']})" if ended.get("detail") else ""
+    if ended.get("debug"):
+        return _DEBUG_ENDS.get(kind, f"debug mode ended: {kind}") + detail
     blamed = retries.class_of(ended)
     blamed = f"; {blamed}" if blamed else ""
     return _ENDS.get(kind, f"the program ended: {kind}") + detail + blamed
@@ -216,7 +233,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         f"priority changed to {d.get('priority')} by {d.get('changed_by')}"
     ),
     "task.state_changed": _state,
-    "run.assigned": lambda d: f"assigned to {_nodes(d)}{_onward(d)}",
+    "run.assigned": lambda d: _again(d) if _is_debug(d) else f"assigned to {_nodes(d)}{_onward(d)}",
     "run.resumed": _again,
     "run.delayed": lambda d: (
         f"not started yet: {d['detail']}" if d.get("detail") else "nothing delays the start"
