@@ -20,6 +20,7 @@ from tests.sim.plan import (
     Plan,
     Points,
     Strike,
+    debugging,
     failing,
     in_order,
     yields_of,
@@ -79,6 +80,11 @@ def yielding_programs(plan: Plan) -> Plan:
         for job in plan.jobs
     )
     return replace(plan, jobs=jobs, exit_seconds_max=6.0, kill_seconds_max=2.0)
+
+
+def debugging_people(plan: Plan) -> Plan:
+    """Plans in which every task is in debug mode at some time."""
+    return replace(plan, jobs=debugging(plan.seed, plan.jobs, 1.0))
 
 
 def calm_people(plan: Plan) -> Plan:

@@ -142,8 +142,9 @@ def projections_agree(sim: Simulation) -> Iterator[str]:
         if known is None or not known.ended or known.state is not last.state:
             yield f"{ended.task_id} ended as {state}, submit keeps {known}"
         if row is not None and known is not None:
-            if (row.revision, row.goal) != (known.revision, known.goal.name.lower()):
-                yield f"{row.task_id}: the gateway shows revision {row.revision} and {row.goal}"
+            wanted = known.revision, known.goal.name.lower(), known.debug
+            if (row.revision, row.goal, row.debug) != wanted:
+                yield f"{row.task_id}: the gateway shows {row.revision} {row.goal} {row.debug}"
             if last.observed_revision != known.revision and known.state not in ENDED:
                 yield f"{row.task_id}: revision {known.revision} was never observed"
     for run in rows(sim, GATEWAY, gateway.RunRow):

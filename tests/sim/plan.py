@@ -20,6 +20,7 @@ from libs.contracts.messages import (
     RestartWhen,
     RetryPolicy,
     Role,
+    RunMode,
     StartCondition,
     StartsAfter,
 )
@@ -115,7 +116,8 @@ class Job:
     max_run_seconds: float | None
     # The client sends it so many times at once, with the same key.
     copies: int
-    # (seconds after the submission, pause | run | stop | pause now | stop now | a priority)
+    # (seconds after the submission, pause | run | stop | pause now | stop now | a priority |
+    # debug | debug off | normal)
     wishes: tuple[tuple[float, str], ...]
     program: Program
     # What each rank requests of its node beside GPUs.
@@ -127,6 +129,8 @@ class Job:
     # Limits of classes of failures, and the restart rule of its first role.
     class_limits: Mapping[str, int] = field(default_factory=dict[str, int])
     restart: RestartRule | None = None
+    # With what it is submitted.
+    run_mode: RunMode = RunMode.NORMAL
 
 
 @dataclass(frozen=True)
@@ -223,9 +227,13 @@ def _harder(plan: Plan) -> Plan:
     found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
     return replace(
         plan,
-        jobs=_yielding(
+        jobs=debugging(
             plan.seed,
-            _hasty(plan.seed, _silent(plan.seed, in_order(plan.seed, _endless(plan), 0.5))),
+            _yielding(
+                plan.seed,
+                _hasty(plan.seed, _silent(plan.seed, in_order(plan.seed, _endless(plan), 0.5))),
+            ),
+            0.15,
         ),
         ready_seconds_max=Random(f"ready {plan.seed}").choice([0.0, 1.0, READY_SECONDS_MAX]),
         kill_seconds_max=ends.choice([0.0, 2.0, KILL_SECONDS_MAX]),
@@ -284,6 +292,22 @@ def _yielding(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         else job
         for job in jobs
     )
+
+
+def debugging(seed: int, jobs: tuple[Job, ...], likelihood: float) -> tuple[Job, ...]:
+    """Some tasks are submitted paused or in debug mode, and people turn that mode on and off."""
+    rng = Random(f"modes {seed}")
+    found: list[Job] = []
+    for job in jobs:
+        if rng.random() < likelihood:
+            modes = tuple(
+                (rng.uniform(0, 40), rng.choice(["debug", "debug", "debug off", "normal", "run"]))
+                for _ in range(rng.randint(1, 4))
+            )
+            run_mode = rng.choice([RunMode.NORMAL, RunMode.DEBUG, RunMode.PAUSE])
+            job = replace(job, run_mode=run_mode, wishes=(*job.wishes, *modes))  # noqa: PLW2901
+        found.append(job)
+    return tuple(found)
 
 
 def yields_of(rng: Random) -> dict[int, int]:

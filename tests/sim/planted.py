@@ -20,6 +20,7 @@ from libs.contracts.envelope import Envelope
 from libs.contracts.messages import (
     AckCheckpoint,
     InventoryListed,
+    ModeChanged,
     NodeChanged,
     ReasonCode,
     RunListened,
@@ -57,9 +58,9 @@ from services.scheduler.domain.explain.group_simulation import Bounds, GroupSimu
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
-from services.scheduler.domain.model import decisions
+from services.scheduler.domain.model import decisions, observations
 from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
-from services.scheduler.domain.model.lifecycle import Trigger
+from services.scheduler.domain.model.lifecycle import ExitVerdict, RunEnd, Trigger
 from services.scheduler.domain.model.rows import Node, Task
 from services.scheduler.domain.placement.capacity import Capacity
 from services.scheduler.domain.placement.free_nodes import FreeNodes
@@ -101,6 +102,30 @@ def ranks_of_one_gang_overlap() -> contextlib.AbstractContextManager[None]:
         (scheduler_loop, "check", lambda _snapshot, _plan: []),
         (scheduler_store, "_slots", lambda _task: iter(())),
     )
+
+
+def debug_ends_judged() -> contextlib.AbstractContextManager[None]:
+    """The exit rule takes the end of an attempt in debug mode for that of its program."""
+    honest = observations.exit_rule
+
+    def exit_rule(end: RunEnd, *, has_limit: bool) -> ExitVerdict:
+        return honest(replace(end, debugging=False), has_limit=has_limit)
+
+    return replaced((observations, "exit_rule", exit_rule))
+
+
+def old_modes_win() -> contextlib.AbstractContextManager[None]:
+    """The last change of a mode to arrive wins, instead of the one with the highest revision."""
+    honest = scheduler_handlers.on_mode_changed
+
+    async def on_mode_changed(tx: Tx, event: ModeChanged) -> None:
+        task = await tx.get(Task, event.task_id)
+        if task is not None and task.mode_revision > event.revision:
+            tx.put(replace(task, mode_revision=event.revision - 1))
+        await honest(tx, event)
+
+    table = {**scheduler_handlers.HANDLERS, ModeChanged: on_mode_changed}
+    return replaced((scheduler_handlers, "HANDLERS", table))
 
 
 def rules_end_too_early() -> contextlib.AbstractContextManager[None]:

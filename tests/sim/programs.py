@@ -23,6 +23,7 @@ from libs.contracts.messages import (
     YieldRunReply,
 )
 from libs.service.loop import pause
+from services.launcher.role_overrides import COMMAND_VARIABLE
 from services.launcher.runtimes.fake_cluster import (
     PREEMPTED_CODE,
     SUPERSEDED_CODE,
@@ -55,6 +56,8 @@ WAYS = {
 ASK_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 0.4
 FIRST_LINK = "begin"
+# In debug mode a rank ends by itself with this probability, within this time.
+DEBUG_ENDS, DEBUG_SECONDS_MAX = 0.6, 20.0
 
 
 def link(state: str, step: int) -> str:
@@ -155,6 +158,7 @@ class _Play:
         self.program = self.job.program
         self.rng = Random(f"{self.sim.plan.seed} {self.job.name} {self.attempt}")
         self.answered = False
+        self.debugs = COMMAND_VARIABLE in order.ranks[0].env
         self.step, self.state = self._begin(order)
         self.first_step = self.step
 
@@ -176,7 +180,26 @@ class _Play:
         """Whether every rank lives: a gang computes together or not at all."""
         return all(rank.running for rank in self.run_.ranks.values())
 
+    async def _debug(self) -> None:
+        """Each rank waits until somebody ends it, or ends by itself after a while."""
+        ends = sorted(
+            (self.rng.uniform(0, DEBUG_SECONDS_MAX), number)
+            for number in sorted(self.run_.ranks)
+            if self.rng.random() < DEBUG_ENDS
+        )
+        passed = 0.0
+        for after, number in ends:
+            await pause(after - passed)
+            passed = after
+            rank = self.run_.ranks.get(number)
+            if rank is not None and rank.running:
+                rank.exited_at, rank.code = self.cluster.now(), self.rng.choice([0, 1, 75, 137])
+                self.cluster.changed()
+
     async def run(self) -> None:
+        if self.debugs:
+            await self._debug()
+            return
         program = self.program
         while self.step < program.steps:
             await pause(program.step_seconds)

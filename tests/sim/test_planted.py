@@ -49,6 +49,12 @@ DEFECTS = {
     "roles start too early": Planted(
         planted.roles_start_too_early, "starts too early", 0, 10, bends.roles_in_order
     ),
+    "debug ends judged": Planted(
+        planted.debug_ends_judged, "debug_mode_decides_nothing", 0, 20, bends.debugging_people
+    ),
+    "old modes win": Planted(
+        planted.old_modes_win, "no_task_is_lost", 0, 40, bends.debugging_people
+    ),
     "class counters shared": Planted(
         planted.class_counters_shared, "retries_follow_the_limits", 5, 20, bends.failing_programs
     ),
