@@ -50,7 +50,7 @@ DEFECTS = {
         planted.roles_start_too_early, "starts too early", 0, 10, bends.roles_in_order
     ),
     "debug ends judged": Planted(
-        planted.debug_ends_judged, "debug_mode_decides_nothing", 0, 20, bends.debugging_people
+        planted.debug_ends_judged, "debug_mode_decides_nothing", 2, 20, bends.debugging_people
     ),
     "old modes win": Planted(
         planted.old_modes_win, "no_task_is_lost", 0, 40, bends.debugging_people
