@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import shlex
 from typing import Any
 
 import typer
 
-from shiftwork.cli import complete, parse, render, session, tasks
+from shiftwork.cli import complete, modes, render, session, tasks
 from shiftwork.cli.client import Api, part
 
 
@@ -34,7 +33,7 @@ def debug(
         name = f"{found['name']} ({found['id']})"
         render.note(f"{name}: {_off(found) if off else _on(found)}")
         if not off and not session.current().json:
-            render.facts([("enter it", f"shiftwork exec {found['id']}"), *programs(found)])
+            render.facts([("enter it", f"shiftwork exec {found['id']}"), *modes.programs(found)])
         return {"id": found["id"], **reply}
 
     tasks.each([task], act)
@@ -69,16 +68,3 @@ def _off(found: dict[str, Any]) -> str:
         "debug mode is off; the debug programs are ended, and its own program starts when the task"
         " gets its nodes again"
     )
-
-
-def programs(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The task's own programs, as lines for a shell; each with its role, if there are several."""
-    roles = [parse.fields(role) for role in parse.listed(found.get("roles"))]
-    several = len(roles) > 1
-    return [
-        (
-            f"program of {role['name']}" if several else "its program",
-            shlex.join([*parse.listed(role.get("command")), *parse.listed(role.get("args"))]),
-        )
-        for role in roles
-    ]

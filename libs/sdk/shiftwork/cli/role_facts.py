@@ -99,10 +99,3 @@ def warnings(task: dict[str, Any]) -> list[str]:
     """The warnings of the submission, a line each."""
     found = map(parse.fields, parse.listed(task.get("warnings")))
     return [f"{each.get('field')}: {each.get('message')}" for each in found]
-
-
-def rank_end(ended: dict[str, Any]) -> str:
-    """How one rank ended, in a few words."""
-    how = "signal" if ended.get("code") is None else "code"
-    number = ended.get(how)
-    return f"rank {ended.get('rank')} ended" + ("" if number is None else f" with {how} {number}")

@@ -16,6 +16,7 @@ from shiftwork.cli import (
     guide,
     ids,
     listening,
+    modes,
     parse,
     render,
     retries,
@@ -33,7 +34,6 @@ WHOLE_MAX = 1e15
 LISTED_MAX = 100_000
 # Of the ports that `show` prints.
 ENDPOINTS_SHOWN_MAX = 20
-ENDED_RANKS_SHOWN_MAX = 8
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
 
 STOPPED_MAX = 10_000
@@ -365,7 +365,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("not started", _delayed(runs, found)),
             ("preemption", listening.advice(found, runs)),
             ("goal", found["goal"]),
-            ("mode", _mode(found)),
+            ("mode", modes.shown(found)),
             ("priority", found["priority"]),
             ("group", found["group"]),
             ("size", sizes.short(found)),
@@ -378,7 +378,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("checkpoint", _checkpoint(checkpoint, found)),
             ("life state", _life_state(found)),
             ("continues", found.get("continues") or ""),
-            ("ended ranks", _ended_ranks(runs, found)),
+            ("ended ranks", modes.ended_ranks(runs, found)),
             ("exit", _exit(ended, found)),
             ("retries used", retries.used(found)),
             ("restart", retries.rules(found)),
@@ -425,27 +425,6 @@ def _delayed(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
     return ""
 
 
-def _mode(task: Dict[str, Any]) -> str:
-    """The mode, if it is not the normal one."""
-    if not task.get("debug"):
-        return "pause" if task.get("run_mode") == "pause" else ""
-    if task["state"] in ENDED:
-        return "debug"
-    if task.get("run_mode") == "pause":
-        return "pause; debug once it is resumed"
-    return f"debug; its program runs after: shiftwork debug {task['id']} --off"
-
-
-def _ended_ranks(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
-    """In debug mode, the ranks of the live run that have ended while others go on."""
-    for run in runs:
-        if run["attempt"] == task["attempt"] and run.get("live"):
-            found = parse.listed(run.get("ended_ranks"))
-            shown = ", ".join(map(role_facts.rank_end, found[:ENDED_RANKS_SHOWN_MAX]))
-            return shown + (", ..." if len(found) > ENDED_RANKS_SHOWN_MAX else "")
-    return ""
-
-
 def _checkpoint(saved: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
     if not saved:
         return ""
@@ -481,20 +460,14 @@ def _earlier(fact: Dict[str, Any], task: Dict[str, Any]) -> str:
 
 def _run(run: Dict[str, Any]) -> List["str | render.Cell"]:
     checkpoint = run.get("checkpoint")
-    ended = run.get("exit")
     return [
         str(run["attempt"]),
         ",".join(sorted({placed["node"] for placed in parse.listed(run.get("placements"))})),
         render.when(run.get("started_at")),
         render.when(run.get("finished_at")),
-        _end(run, ended),
+        modes.end(run),
         f"step {checkpoint['step']}" if checkpoint else "",
     ]
-
-
-def _end(run: Dict[str, Any], ended: Optional[Dict[str, Any]]) -> str:
-    kind = str(ended["kind"]) if ended else ""
-    return f"{kind} (debug)".strip() if run.get("debug") else kind
 
 
 def explain(

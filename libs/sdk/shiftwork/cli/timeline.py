@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from shiftwork.cli import parse, render, retries, role_facts
+from shiftwork.cli import modes, parse, render, retries, role_facts
 
 Data = Mapping[str, Any]
 
@@ -244,7 +244,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         f" ({d.get('restarts')} of {d.get('restarts_max')}, role {d.get('role')})"
     ),
     "run.rank_ended": lambda d: (
-        f"{role_facts.rank_end(parse.fields(d.get('exit')))} in debug mode (role {d.get('role')});"
+        f"{modes.rank_end(parse.fields(d.get('exit')))} in debug mode (role {d.get('role')});"
         " it is not started again"
     ),
     "run.listened": lambda _: "asks from now on whether to leave",
