@@ -63,6 +63,19 @@ LIFE: list[Message] = [
         task_id="tt", priority=m.Priority.HIGH, revision=3, changed_by="ann", changed_at=at(2)
     ),
     m.GoalChanged(task_id="tt", goal=m.Goal.RUN, revision=4, changed_by="ann", changed_at=at(3)),
+    m.ModeChanged(
+        task_id="tt", mode=m.RunMode.NORMAL, revision=2, changed_by="ann", changed_at=at(1)
+    ),
+    m.ModeChanged(
+        task_id="tt", mode=m.RunMode.DEBUG, revision=3, changed_by="ann", changed_at=at(2)
+    ),
+    m.RankEnded(
+        task_id="tt",
+        attempt=1,
+        exit=m.RankExit(rank=1, code=3),
+        role="worker",
+        noted_at=at(7),
+    ),
     state("tt", m.TaskState.STARTING, 2, attempt=1),
     state("tt", m.TaskState.RUNNING, 3, attempt=1, started_at=at(5), observed_revision=4),
     state("tt", m.TaskState.PREEMPTING, 4, attempt=1, started_at=at(5), observed_revision=4),
