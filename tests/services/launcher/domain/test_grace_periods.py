@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.launcher.domain import grace_periods
-from services.launcher.domain.grace_periods import BY_CAUSE, Grace, GracePeriods, grace_for
+from services.launcher.domain.grace_periods import (
+    BY_CAUSE,
+    Grace,
+    GracePeriods,
+    grace_for,
+    is_asked,
+)
 from services.launcher.domain.model import EndCause, RunState
 from tests.kit.clock import START, at
 from tests.kit.launcher_builders import a_run
