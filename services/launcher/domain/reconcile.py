@@ -206,7 +206,7 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd 
         case EndCause.SUCCEEDED:
             decided = verdicts.decided
             assert decided is not None, "a rule was met"
-            return _WhyEnd(EndCause.SUCCEEDED, exits.success_of(decided))
+            return _WhyEnd(EndCause.SUCCEEDED, exits.success_of(decided, verdicts.failures))
         case EndCause.RANK_FAILED:
             failed = verdicts.failed_rank
             exit_ = exits.rank_exit(failed) if failed else None

@@ -208,7 +208,14 @@ def test_a_gang_whose_chief_succeeds_is_ended_and_has_succeeded() -> None:
     for left in ([exited(0), exited(1, 137), exited(2, 1), exited(3, None, 15)], []):
         over, _ = step(run, left, done=[End(RUN)])
         assert over.exit is not None
-        assert (over.exit.kind, over.exit.detail) == (ExitKind.OK, "chief[0] succeeded")
+        detail = "chief[0] succeeded; 1 failed rank tolerated"
+        assert (over.exit.kind, over.exit.detail) == (ExitKind.OK, detail)
+
+
+def test_tolerated_failures_are_counted_where_every_rank_has_ended() -> None:
+    over, _ = step(a_chief_run(), [exited(0, seconds=4), exited(1, 1), exited(2), exited(3)])
+    assert over.exit is not None
+    assert over.exit.detail == "chief[0] succeeded; 1 failed rank tolerated"
 
 
 def test_failures_below_the_threshold_end_nothing() -> None:
