@@ -62,6 +62,8 @@ class Runner:
     consumption: Consumption | None = None
     # Why a process that has the lock does not lead yet; empty while it leads or waits for the lock.
     beginning: str = ""
+    # Its commands are taken now.
+    serving: bool = False
     # A replay of dead letters is wanted.
     replay: Wake = field(default_factory=Wake)
 
@@ -105,6 +107,8 @@ class Runner:
                 return False, problem
         if self.service.commands_on_leader_only and self.epoch is None:
             return not self.beginning, self.beginning or "waiting: another process leads"
+        if not self.serving:
+            return False, "its commands are not taken yet"
         return True, f"ready, but {self.warning}" if self.warning else "ready"
 
     @property
@@ -230,10 +234,13 @@ class Runner:
             try:
                 async with self.service.ports.bus.serve(endpoints):
                     backoff.reset()
+                    self.serving = True
                     await asyncio.Event().wait()
             except BusError as problem:
                 self.log.warning("commands wait", problem=str(problem))
-                await backoff.wait()
+            finally:
+                self.serving = False
+            await backoff.wait()
 
     def _endpoint(
         self, kind: type[Message], answering: CommandBatches
