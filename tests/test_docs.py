@@ -57,7 +57,11 @@ def test_tables_are_whole() -> None:
     """A blank line ends a table: the rows behind it would be shown as text."""
     broken = [
         f"{page.relative_to(ROOT)}: {block[0]}"
-        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "libs/sdk/README.md"]
+        for page in [
+            *ROOT.glob("*.md"),
+            *(ROOT / "docs").rglob("*.md"),
+            ROOT / "libs/sdk/README.md",
+        ]
         for block in blocks_of_rows(page)
         if len(block) < 2
         or not re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", block[1].strip())

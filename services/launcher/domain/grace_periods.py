@@ -66,8 +66,8 @@ BY_CAUSE: Mapping[EndCause, Grace] = {
 STAGED = frozenset({EndCause.KILL, EndCause.GRACE_OVER, EndCause.SUCCEEDED})
 
 
-# The causes for which every runtime sends SIGTERM before it kills: ranks that did nothing wrong, and
-# that nobody wanted to end at once.
+# The causes for which every runtime sends SIGTERM before it kills: these ranks did nothing wrong,
+# and nobody wanted to end them at once.
 ASKED = frozenset({EndCause.SUCCEEDED})
 
 

@@ -527,8 +527,8 @@ def _requested_before(run: Run, now: datetime) -> Run:
 
 def _requested_in_time(run: Run) -> bool:
     """Whether the run was requested to leave before it was decided to end it. A later request
-    changes no decision. ``model.ordered_after`` and ``_requested_before`` keep the order of the two, which
-    leaders with different clocks may have recorded."""
+    changes no decision. ``model.ordered_after`` and ``_requested_before`` keep the order of the
+    two, which leaders with different clocks may have recorded."""
     requested_at = run.preempt_requested_at
     return requested_at is not None and (run.ending_at is None or requested_at <= run.ending_at)
 

@@ -72,7 +72,9 @@ def _ready(at: str, role: Role) -> Errors:
         fix = f"use at most {PATH_CHARACTERS_MAX} characters"
         yield field_error(path, f"{len(probe.path)} characters", "is too long for a path", fix)
     elif not probe.path.startswith("/"):
-        yield field_error(path, probe.path, "does not begin with /", f"write {_as_path(probe.path)}")
+        yield field_error(
+            path, probe.path, "does not begin with /", f"write {_as_path(probe.path)}"
+        )
     elif not probe.path.isascii() or not _is_one_word(probe.path):
         message = "has spaces, control characters or letters beyond ASCII"
         yield field_error(path, probe.path, message, f"encode them: {_as_path(probe.path)}")

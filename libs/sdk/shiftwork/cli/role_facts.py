@@ -36,9 +36,7 @@ def _command(role: dict[str, Any]) -> str:
     return " ".join(map(str, [*words, *args]))
 
 
-def _of_roles(
-    roles: list[dict[str, Any]], form: Callable[[dict[str, Any]], str]
-) -> str:
+def _of_roles(roles: list[dict[str, Any]], form: Callable[[dict[str, Any]], str]) -> str:
     """``worker: ...; ps: ...`` for the roles of which there is something to say."""
     found = ((role.get("name"), form(role)) for role in roles)
     return "; ".join(f"{name}: {text}" for name, text in found if text)

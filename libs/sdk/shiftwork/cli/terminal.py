@@ -60,7 +60,9 @@ def exec_command(
         raise usage("exec needs a system with POSIX terminals", where="exec", fix=fix)
     try:
         api = session.current().api()
-        with naming({"task_id": "TASK", "role": "--role", "rank": "--rank", "command": "COMMAND"}, task=task):
+        with naming(
+            {"task_id": "TASK", "role": "--role", "rank": "--rank", "command": "COMMAND"}, task=task
+        ):
             found = tasks.find(api, task)
             code = _run(api, found["id"], list(command or []), rank, role)
     except Failure as failure:

@@ -96,7 +96,13 @@ def early_goal(early: EarlyFacts, event: GoalChanged) -> EarlyFacts:
     """Keeps a goal that arrived before its task."""
     if event.revision <= early.goal_revision:
         return early
-    return replace(early, goal=event.goal, goal_now=event.now, goal_by=event.changed_by, goal_revision=event.revision)
+    return replace(
+        early,
+        goal=event.goal,
+        goal_now=event.now,
+        goal_by=event.changed_by,
+        goal_revision=event.revision,
+    )
 
 
 def early_priority(early: EarlyFacts, event: PriorityChanged) -> EarlyFacts:

@@ -233,7 +233,9 @@ def test_an_attempts_events_stand_in_the_order_of_its_life_whatever_the_clocks_s
             events.append(an_event(100 + position, "task.goal_changed", second, None))
     found = ordered(events)
     assert sorted(each["position"] for each in found) == sorted(steps)
-    of_attempts = [(e["attempt"], steps[e["position"]], e["position"]) for e in found if e["attempt"]]
+    of_attempts = [
+        (e["attempt"], steps[e["position"]], e["position"]) for e in found if e["attempt"]
+    ]
     assert of_attempts == sorted(of_attempts)
     random.shuffle(events)
     again = [each for each in ordered(events) if each["attempt"]]

@@ -342,7 +342,8 @@ def test_a_task_that_goes_on_with_another_begins_at_its_last_checkpoint() -> Non
 
 
 @pytest.mark.parametrize(
-    ("by", "text"), [("ann", "its owner paused it"), ("", "its owner paused it"), ("ada", "ada paused it")]
+    ("by", "text"),
+    [("ann", "its owner paused it"), ("", "its owner paused it"), ("ada", "ada paused it")],
 )
 def test_the_reason_of_a_pause_names_an_administrator(by: str, text: str) -> None:
     pause = goal(Goal.PAUSE, 2).model_copy(update={"changed_by": by})
