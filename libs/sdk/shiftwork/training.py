@@ -278,8 +278,7 @@ def yield_now(reason: str = "") -> None:
         Superseded: this attempt is no longer the live one; stop.
         TypeError: the reason is no text.
     """
-    if not isinstance(reason, str):
-        raise TypeError(f"reason must be text, not {reason!r}")
+    _check_is_text("reason", reason)
     live = _process.conversation()
     if live is not None:
         live.yield_now(reason[:YIELD_REASON_CHARACTERS_MAX])
@@ -343,8 +342,7 @@ def set_priority(priority: str) -> None:
         ValueError: there is no such level, or the owner may not have it.
         TypeError: the level is no text.
     """
-    if not isinstance(priority, str):
-        raise TypeError(f"priority must be text, not {priority!r}")
+    _check_is_text("priority", priority)
     from shiftwork.cli.task_options import PRIORITIES  # noqa: PLC0415 - needed here alone
 
     if priority not in PRIORITIES:
@@ -383,9 +381,13 @@ def step_number(step: int) -> int:
     return number
 
 
-def _text(name: str, value: object, bytes_max: int) -> None:
+def _check_is_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be text, not {value!r}")
+
+
+def _text(name: str, value: str, bytes_max: int) -> None:
+    _check_is_text(name, value)
     size = len(value.encode())
     if not 0 < size <= bytes_max:
         raise ValueError(f"{name} must have 1 to {bytes_max} bytes, not {size}")
