@@ -73,7 +73,7 @@ def _ready(at: str, role: Role) -> Errors:
         yield field_error(path, f"{len(probe.path)} characters", "is too long for a path", fix)
     elif not probe.path.startswith("/"):
         yield field_error(
-            path, probe.path, "does not begin with /", f"write {_as_path(probe.path)}"
+            path, probe.path, "does not begin with /", f"begin it with /: {_as_path(probe.path)}"
         )
     elif not probe.path.isascii() or not _is_one_word(probe.path):
         message = "has spaces, control characters or letters beyond ASCII"
