@@ -518,6 +518,7 @@ class RunExit(Message):
     fault: Fault = Fault.UNSPECIFIED
     final: bool = False
     yielded: bool = False
+    start_failed: bool = False
 
 
 class Quota(Message):
@@ -1303,7 +1304,8 @@ class KillRequested(Message):
 
 
 class RunStarted(Message):
-    """RunStarted: every rank's process exists."""
+    """RunStarted: the process of every rank exists that waits for no other role. Where roles
+    start in order, the others follow while the run runs."""
 
     task_id: TaskIdText
     attempt: int = 0
@@ -1313,13 +1315,15 @@ class RunStarted(Message):
 
 
 class RunDelayed(Message):
-    """RunDelayed: the run was launched, but not every process exists yet; says why."""
+    """RunDelayed: the run was launched, but not every process exists yet; says why. Without a
+    detail: nothing delays it any more."""
 
     task_id: TaskIdText
     attempt: int = 0
     ranks: int = 0
     detail: str = ""
     noted_at: Time
+    running: bool = False
 
 
 class RankRestarted(Message):

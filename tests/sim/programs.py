@@ -96,8 +96,8 @@ class SimCluster(FakeCluster):
     def launch(self, order: RunOrder) -> None:
         """Start what can be reached; the program begins when the whole gang is there."""
         run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
-        run.world_size = len(order.ranks)
-        new = [rank for rank in order.to_start() if is_new(run, rank)]
+        run.world_size = order.size
+        new = [rank for rank in order.ranks if is_new(run, rank)]
         for rank in new:
             self._check_order(run, order, rank)
         for rank in new:
@@ -113,7 +113,7 @@ class SimCluster(FakeCluster):
         ):
             return
         for after in roles[rank.role].starts_after:
-            for other in order.ranks:
+            for other in order.gang():
                 known = run.ranks.get(other.rank) if other.role == after.role else None
                 there = known is not None and known.started_at is not None
                 if after.condition is StartCondition.READY:

@@ -52,7 +52,7 @@ class FakeRuntime:
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
         run = self._cluster.runs.get(order.run_id)
-        wanted = order.to_start()
+        wanted = order.ranks
         there = [rank for rank in wanted if self._cluster.accepts_launches(rank.node_id)]
         reachable = [rank for rank in there if rank.node_id not in self._cluster.unable]
         if run is not None and run.ended & {rank.node_id for rank in wanted}:
@@ -71,7 +71,7 @@ class FakeRuntime:
         if fault is not None:
             reachable = reachable[: cluster.rng.randint(0, len(reachable) - 1)] if reachable else []
         if reachable:
-            cluster.launch(replace(order, starting=frozenset(rank.rank for rank in reachable)))
+            cluster.launch(replace(order, ranks=tuple(reachable), world_size=order.size))
         if fault is not None:
             raise LaunchRefusedError(fault, f"{fault}, says the cluster")
 

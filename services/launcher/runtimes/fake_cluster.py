@@ -235,10 +235,10 @@ class FakeCluster:
     def launch(self, order: RunOrder) -> None:
         """Start the ranks of the order that do not exist yet."""
         run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
-        for rank in order.to_start():
+        for rank in order.ranks:
             if is_new(run, rank):
                 self.make(run, rank)
-        run.world_size = max(run.world_size, len(order.ranks))
+        run.world_size = max(run.world_size, order.size)
         self.play(run)
         self.changed()
 

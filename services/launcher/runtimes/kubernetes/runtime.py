@@ -192,7 +192,7 @@ class KubernetesRuntime:
         await self._fence.check()
         await self._objects.make(order.run_id, objects, self._fence)
         silent = {
-            rank.node_id for rank in order.to_start() if not self.cache.nodes.ready(rank.node_id)
+            rank.node_id for rank in order.ranks if not self.cache.nodes.ready(rank.node_id)
         }
         if silent:
             raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
