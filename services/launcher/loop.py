@@ -721,7 +721,7 @@ def report_delays(
             due.append(event)
         elif event is not None:
             tx.emit(event)
-            changed_events = ReportedDelay(event.ranks, event.detail, tx.now)
+            changed_events = ReportedDelay(event.ranks, event.detail, tx.now, event.running)
         if changed_events is not None:
             found[run.id] = changed_events
     return DelayReport(found, min(due, default=None), delays)

@@ -27,6 +27,8 @@ class ReportedDelay:
     ranks: int
     detail: str
     at: datetime
+    # The run had started.
+    running: bool = False
 
 
 def delay_of(run: Run, observed: ObservedRun | None, problem: str) -> tuple[int, str] | None:
@@ -71,7 +73,13 @@ def next_delay_event(
     policy: DelayPolicy,
 ) -> RunDelayed | datetime | None:
     """The event to publish now, or the time at which one may be due, or None."""
-    if delay is None or (reported is not None and (reported.ranks, reported.detail) == delay):
+    running = run.state is RunState.RUNNING
+    if delay is None:
+        return None
+    if reported is not None and (reported.ranks, reported.detail, reported.running) == (
+        *delay,
+        running,
+    ):
         return None
     begin = run.assigned_at or now
     due_at = begin + policy.first if reported is None else reported.at + policy.again
@@ -84,7 +92,7 @@ def next_delay_event(
         ranks=ranks,
         detail=detail,
         noted_at=now,
-        running=run.state is RunState.RUNNING,
+        running=running,
     )
 
 

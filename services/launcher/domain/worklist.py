@@ -24,9 +24,9 @@ from services.launcher.domain.reconcile import (
 )
 from services.launcher.domain.run_lifecycle import LIVE
 
-# Reports of readiness are noted together, so long after the first of them: each one would otherwise
-# write the row of the whole gang again.
-REPORTS_WAIT = timedelta(seconds=0.2)
+# Reports of readiness are noted together, so long after the first of them, and longer for a large
+# gang: each one would otherwise write the row of the whole gang again.
+REPORTS_SECONDS_MIN, REPORTS_SECONDS_FOR_EACH = 0.2, 0.0002
 
 NOTHING = ObservedRun(RunId.parse("nothing.0"), {})
 
@@ -199,7 +199,7 @@ class Worklist:
         """Step runs that are dirty or due. ``scan``: the latest one when they were taken. Call
         ``commit`` to store the outcome."""
         due = dict.fromkeys(run_id for run_id, at in self._due.items() if at <= now)
-        reported = {run_id: _noted_at(each) for run_id, each in self._reports.items()}
+        reported = {run_id: self._noted_at(run_id) for run_id in self._reports}
         due |= dict.fromkeys(run_id for run_id, at in reported.items() if at <= now)
         steps = {run_id: self._step(run_id, scan, now, policy) for run_id in dirty | due}
         reports = tuple(each for run_id in steps for each in self._reports_of(run_id))
@@ -213,6 +213,13 @@ class Worklist:
         actions = tuple(action for each in wanted.values() for action in each)
         times = [*later.values(), *(at for run_id, at in reported.items() if run_id not in steps)]
         return Outcome(changed, actions, min(times, default=None), reports, steps)
+
+    def _noted_at(self, run_id: RunId) -> datetime:
+        """When the reports about a run are noted."""
+        run = self.runs.get(run_id)
+        seconds = REPORTS_SECONDS_FOR_EACH * len(run.placements) if run is not None else 0.0
+        first = next(iter(self._reports[run_id].values()))
+        return first.reported_at + timedelta(seconds=max(REPORTS_SECONDS_MIN, seconds))
 
     def _reports_of(self, run_id: RunId) -> Iterable[ReadyReport]:
         return self._reports.get(run_id, {}).values()
@@ -242,11 +249,6 @@ class Worklist:
             reported=frozenset((each.rank, each.restarts) for each in self._reports_of(run_id)),
         )
         return step(run, sight, now, policy)
-
-
-def _noted_at(reports: Mapping[int, ReadyReport]) -> datetime:
-    """When reports of one run are noted: a while after the first of them."""
-    return next(iter(reports.values())).reported_at + REPORTS_WAIT
 
 
 def _apply_steps(
