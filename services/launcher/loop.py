@@ -215,11 +215,12 @@ class Launcher:
                 )
                 for report in outcome.reports:
                     tx.delete(ReadyReport, report.task_id, report.attempt, report.rank)
+                changed = {run.id: run for run in outcome.runs}
                 changes = await self._update_inventory(tx, scan.listing)
                 ports = await self._lease(tx, outcome.actions, scan.listing)
                 held_up = report_delays(
                     tx,
-                    work.starting(),
+                    (changed.get(run.id, run) for run in work.starting()),
                     scan.listing,
                     problems={action.run_id: why for action, why in self._problems.items()},
                     reported_before=self._reported_delays,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import timedelta
 
 from libs.contracts.ids import RunId
 from libs.service.loop import pause
@@ -159,7 +160,7 @@ class FakeRuntime:
         """A run as the nodes that answer report it."""
         run = self._cluster.runs[run_id]
         ranks = {
-            number: _observed(rank)
+            number: _observed(rank, self._cluster.node_skew)
             for number, rank in run.ranks.items()
             if self._cluster.is_visible(rank.order.node_id)
         }
@@ -184,7 +185,7 @@ class FakeRuntime:
             raise RuntimeUnavailableError("the answer was lost")
 
 
-def _observed(rank: FakeRank) -> ObservedRank:
+def _observed(rank: FakeRank, skew: timedelta) -> ObservedRank:
     state = RankState.PENDING if rank.started_at is None else RankState.RUNNING
     if rank.exited_at is not None:
         state = RankState.LOST if rank.lost else RankState.EXITED
@@ -194,8 +195,8 @@ def _observed(rank: FakeRank) -> ObservedRank:
         state=state,
         code=None if rank.lost else rank.code,
         signal=None if rank.lost else rank.signal,
-        started_at=rank.started_at,
-        exited_at=rank.exited_at,
+        started_at=rank.started_at + skew if rank.started_at is not None else None,
+        exited_at=rank.exited_at + skew if rank.exited_at is not None else None,
         start=rank.order.start,
         ready=rank.ready,
     )

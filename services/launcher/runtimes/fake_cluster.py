@@ -17,7 +17,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from random import Random
 from typing import Protocol
 
@@ -140,6 +140,8 @@ class FakeCluster:
         # Ranks become ready up to so long after they began.
         self.ready_seconds_max = 0.0
         self.exit_seconds_max = 0.05
+        # How far the clocks of the nodes are off: what they list has their times.
+        self.node_skew = timedelta()
         self.hints: list[Callable[[], None]] = []
         # Every start of a process ever: (run, rank), for checkers.
         self.starts: list[tuple[RunId, int]] = []
