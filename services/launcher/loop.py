@@ -211,7 +211,12 @@ class Launcher:
                 now = tx.now
                 outcome = work.step(dirty, scan, now, self.limits.policy)
                 await record(
-                    tx, work.runs, outcome.runs, self.limits.quarantine, network=self.network
+                    tx,
+                    work.runs,
+                    outcome.runs,
+                    self.limits.quarantine,
+                    network=self.network,
+                    reported=self._reported_delays,
                 )
                 for report in outcome.reports:
                     tx.delete(ReadyReport, report.task_id, report.attempt, report.rank)
@@ -598,6 +603,7 @@ async def record(
     policy: QuarantinePolicy,
     *,
     network: Network = LOCAL,
+    reported: Mapping[RunId, ReportedDelay] | None = None,
 ) -> None:
     """Write the new rows of runs and publish the changes of the runs and their nodes."""
     forgotten = [run for run in runs if run.state is RunState.FORGOTTEN]
@@ -610,7 +616,8 @@ async def record(
             tx.emit(exited(run, last[run.id]))
         for event in rank_restarts.events(before[run.id], run, tx.now):
             tx.emit(event)
-        cleared = start_delays.cleared_event(before[run.id], run, tx.now)
+        delay = reported.get(run.id) if reported is not None else None
+        cleared = start_delays.cleared_event(before[run.id], run, tx.now, delay)
         if cleared is not None:
             tx.emit(cleared)
         if run.state is not RunState.FORGOTTEN:

@@ -233,7 +233,7 @@ def _harder(plan: Plan) -> Plan:
             restarting(
                 plan.seed,
                 _hasty(plan.seed, _silent(plan.seed, in_order(plan.seed, _endless(plan), 0.5))),
-                0.3,
+                0.5,
             ),
         ),
         ready_seconds_max=Random(f"ready {plan.seed}").choice([0.0, 1.0, READY_SECONDS_MAX]),
@@ -282,7 +282,7 @@ def restarting(seed: int, jobs: tuple[Job, ...], likelihood: float) -> tuple[Job
     rng = Random(f"in place {seed}")
     found: list[Job] = []
     for job in jobs:
-        if job.roles and rng.random() < likelihood:
+        if len(job.roles) > 1 and rng.random() < likelihood:
             rule = RestartRule(
                 when=RestartWhen.ON_FAILURE, scope=RestartScope.RANK, max_restarts=rng.randint(1, 3)
             )

@@ -1,4 +1,5 @@
-"""Explains in one sentence why a launched run, or a role of it, has not started. Called by ``loop.py``; pure."""
+"""Explains in one sentence why a launched run, or a role of it, has not started. Called by
+``loop.py``; pure."""
 
 from __future__ import annotations
 
@@ -96,11 +97,15 @@ def next_delay_event(
     )
 
 
-def cleared_event(before: Run, run: Run, now: datetime) -> RunDelayed | None:
-    """What to publish when the last role of a run that runs has started: nothing delays it."""
+def cleared_event(
+    before: Run, run: Run, now: datetime, reported: ReportedDelay | None = None
+) -> RunDelayed | None:
+    """What to publish when the last role of a run that runs has started: nothing delays it. It is
+    newer than the last report, whose time is part of its identity."""
     if run.state is not RunState.RUNNING or before.state is not RunState.RUNNING:
         return None
     if not role_order.waiting_roles(before) or role_order.waiting_roles(run):
         return None
-    return RunDelayed(task_id=run.task_id, attempt=run.attempt, noted_at=now, running=True)
+    noted_at = max(now, reported.at + timedelta(milliseconds=1)) if reported is not None else now
+    return RunDelayed(task_id=run.task_id, attempt=run.attempt, noted_at=noted_at, running=True)
 
