@@ -92,7 +92,7 @@ def test_a_task_runs_with_its_first_role_while_the_next_one_waits(
     shiftwork.wait(ordered, "paused")
     paused = shiftwork.task(ordered)
     assert paused["checkpoint"]["step"] > 0
-    assert paused["run_seconds"] > 1
+    until(shiftwork, "used", "events", ordered)
     shiftwork.good("resume", ordered)
     shiftwork.wait(ordered, "running")
     step = paused["checkpoint"]["step"]

@@ -55,7 +55,7 @@ DEFECTS = {
     "roles start while the run leaves": Planted(
         planted.roles_start_while_the_run_leaves,
         "starts after the request to leave",
-        0,
+        3,
         10,
         bends.leaving_while_roles_wait,
     ),

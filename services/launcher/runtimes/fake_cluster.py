@@ -337,7 +337,7 @@ class FakeCluster:
     async def _leave(
         self, run: FakeRun, ending: Callable[[FakeRank], tuple[int | None, int | None]]
     ) -> None:
-        for rank in run.ranks.values():
+        for rank in list(run.ranks.values()):
             await pause(self.rng.uniform(0, self.exit_seconds_max))
             if rank.running:
                 rank.exited_at = self.now()
