@@ -59,7 +59,9 @@ def explanation(
         "holders": [_holder(each) for each in reply.holders],
         "holders_count": reply.holders_count,
         "tasks": {row.task_id: _called(row) for row in others},
-        "delayed": delay(delayed) if reply.state in (TaskState.STARTING, TaskState.RUNNING) else None,
+        "delayed": delay(delayed)
+        if reply.state in (TaskState.STARTING, TaskState.RUNNING)
+        else None,
     }
 
 

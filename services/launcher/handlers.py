@@ -234,7 +234,9 @@ async def report_ready(tx: Tx, command: ReportReady) -> ReportReadyReply:
         return ReportReadyReply(refusal=Refusal(code=RefusalCode.SUPERSEDED, detail=detail))
     if place.role in role_order.awaited(run):
         tx.put(
-            ReadyReport(run.task_id, run.attempt, command.rank, command.restarts, reported_at=tx.now)
+            ReadyReport(
+                run.task_id, run.attempt, command.rank, command.restarts, reported_at=tx.now
+            )
         )
     return ReportReadyReply()
 

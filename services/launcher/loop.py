@@ -538,7 +538,9 @@ class Launcher:
             self._busy_ports.update(busy)
             raise RuntimeUnavailableError(f"port {busy[0]} is taken by another program")
         hosts = self.network.hosts(run, ports)
-        await self.runtime.launch(build_order(run, hosts, self.site, None if ranks is None else frozenset(ranks)))
+        await self.runtime.launch(
+            build_order(run, hosts, self.site, None if ranks is None else frozenset(ranks))
+        )
 
     async def _fence(self, node_id: str) -> None:
         try:
@@ -722,9 +724,7 @@ def report_delays(
                 observed = rank_restarts.current(run, observed)
             before = KnownDelay(start_delays.delay_of(run, observed, problem), problem)
         delays[run.id] = before
-        event = start_delays.next_delay_event(
-            run, before.delay, changed_events, tx.now, policy
-        )
+        event = start_delays.next_delay_event(run, before.delay, changed_events, tx.now, policy)
         if isinstance(event, datetime):
             due.append(event)
         elif event is not None:

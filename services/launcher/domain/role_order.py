@@ -243,7 +243,11 @@ def limits(run: Run, ranks: Ranks) -> list[Limit]:
     waiting = waiting_roles(run)
     if not waiting or run.spec is None:
         return []
-    roles, places, warming = {each.name: each for each in run.spec.roles}, _places(run), awaited(run)
+    roles, places, warming = (
+        {each.name: each for each in run.spec.roles},
+        _places(run),
+        awaited(run),
+    )
     found: list[Limit] = []
     for start in run.role_starts:
         own = places.get(start.role, ())

@@ -108,4 +108,3 @@ def cleared_event(
         return None
     noted_at = max(now, reported.at + timedelta(milliseconds=1)) if reported is not None else now
     return RunDelayed(task_id=run.task_id, attempt=run.attempt, noted_at=noted_at, running=True)
-

@@ -535,6 +535,7 @@ def test_a_run_that_never_started_ends_at_once() -> None:
 
 # Restarts in place
 
+
 def with_restarts(state: RunState = RunState.RUNNING, **rule: object) -> Run:
     """A server, rank 0, that is restarted in its place, and a worker."""
     return run_of(
