@@ -180,11 +180,13 @@ async def _keep(data_folder: DataFolder, platform: Kept, output: Output) -> int:
         collect_rarely()
         if platform.ready.is_set():
             announce(data_folder, platform.url, os.getpid(), output.result, output.warn)
-            if data_folder.drained.exists():
-                from services.allinone.stopping import reopen  # noqa: PLC0415 - slow to import
-
-                await reopen(data_folder, platform.url, output.warn)
-            await _first(running, asked)
+            # Beside the waiting for an end, which opening nodes must not hold up.
+            opening = asyncio.ensure_future(_open_nodes(data_folder, platform.url, output.warn))
+            try:
+                await _first(running, asked)
+            finally:
+                opening.cancel()
+                await asyncio.gather(opening, return_exceptions=True)
             if not running.done():
                 await _leave(data_folder, platform, now, output.note)
         else:
@@ -200,6 +202,18 @@ async def _keep(data_folder: DataFolder, platform: Kept, output: Output) -> int:
         if ended:
             await asyncio.to_thread(end_supervisors, data_folder.machine)
     return code
+
+
+async def _open_nodes(data_folder: DataFolder, url: str, warn: Callable[[str], None]) -> None:
+    """Open the nodes that the last stop drained. Whatever fails here ends no platform."""
+    if not data_folder.drained.exists():
+        return
+    from services.allinone.stopping import reopen  # noqa: PLC0415 - slow to import
+
+    try:
+        await reopen(data_folder, url, warn)
+    except Exception as problem:  # noqa: BLE001 - what is wrong here harms only these nodes
+        warn(f"nodes that the last stop drained stay closed: {type(problem).__name__}: {problem}")
 
 
 async def _leave(

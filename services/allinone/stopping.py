@@ -31,6 +31,8 @@ DEADLINE_SECONDS = 60.0
 # How long what fails is tried again, and how soon.
 RETRY_SECONDS = 30.0
 AGAIN_SECONDS = 0.5
+# What reading the list of drained nodes raises.
+UNREADABLE = (OSError, ValueError, TypeError, RecursionError)
 T = TypeVar("T")
 
 
@@ -39,12 +41,17 @@ async def drain(data_folder: DataFolder, url: str, report: Callable[[str], None]
 
     httpx.HTTPError if the platform does not answer, TimeoutError if tasks do not leave in time.
     """
+
+    def remember(nodes: Sequence[str]) -> None:
+        # Those that the start before could not open again are still closed.
+        try:
+            before = _drained(data_folder)
+        except UNREADABLE:
+            before = ()
+        write_private(data_folder.drained, json.dumps(sorted({*before, *nodes})) + "\n")
+
     async with admin_client(data_folder, url) as client:
-        await drain_nodes(
-            client,
-            lambda nodes: write_private(data_folder.drained, json.dumps(nodes) + "\n"),
-            report,
-        )
+        await drain_nodes(client, remember, report)
 
 
 async def drain_nodes(
@@ -79,8 +86,7 @@ async def _occupancy(client: httpx.AsyncClient) -> dict[str, Any]:
 
 async def _close(client: httpx.AsyncClient, node: str) -> None:
     body = {"schedulable": False, "drain": True}
-    path = f"/v1/nodes/{quote(node, safe='')}/schedulable"
-    (await client.put(path, json=body)).raise_for_status()
+    (await client.put(_schedulable(node), json=body)).raise_for_status()
 
 
 async def _insist(ask: Callable[[], Awaitable[T]], seconds_max: float) -> T:
@@ -118,20 +124,27 @@ async def _until_empty(
 
 
 async def reopen(data_folder: DataFolder, url: str, warn: Callable[[str], None]) -> None:
-    """Open the nodes that the last stop drained. A list that is not understood stays as it is."""
+    """Open the nodes that the last stop drained. A list that is not understood stays as it is, and
+    so does one with nodes that cannot be opened: the next start tries again."""
     try:
         nodes = _drained(data_folder)
     except FileNotFoundError:
         return
-    except (ValueError, TypeError, RecursionError) as problem:
+    except UNREADABLE as problem:
         warn(
             f"{data_folder.drained} is not understood ({problem}): nodes that the last stop drained"
             " stay closed (fix: `shiftwork node uncordon NODE` for each, then remove the file)"
         )
         return
     async with admin_client(data_folder, url) as client:
-        await open_nodes(client, nodes)
-    data_folder.drained.unlink()
+        closed = await open_nodes(client, nodes)
+    for node, problem in closed.items():
+        warn(
+            f"node {node}, which the last stop drained, cannot be opened now: {problem}"
+            f" (fix: `shiftwork node uncordon {node}`, or start again)"
+        )
+    if not closed:
+        data_folder.drained.unlink()
 
 
 def _drained(data_folder: DataFolder) -> Sequence[str]:
@@ -141,10 +154,23 @@ def _drained(data_folder: DataFolder) -> Sequence[str]:
     return [str(node) for node in cast("list[Any]", found)]
 
 
-async def open_nodes(client: httpx.AsyncClient, nodes: Sequence[str]) -> None:
-    """Let these nodes take runs again; those that are gone meanwhile are passed over."""
+async def open_nodes(client: httpx.AsyncClient, nodes: Sequence[str]) -> dict[str, str]:
+    """Let these nodes take runs again; those that are gone meanwhile are passed over. Returns which
+    stay closed, and why."""
+    closed, until = dict[str, str](), monotonic() + RETRY_SECONDS
     for node in nodes:
-        path = f"/v1/nodes/{quote(node, safe='')}/schedulable"
-        answer = await client.put(path, json={"schedulable": True})
-        if answer.status_code != HTTPStatus.NOT_FOUND:
-            answer.raise_for_status()
+        try:
+            await _insist(partial(_open, client, node), until - monotonic())
+        except httpx.HTTPError as problem:
+            closed[node] = str(problem)
+    return closed
+
+
+async def _open(client: httpx.AsyncClient, node: str) -> None:
+    answer = await client.put(_schedulable(node), json={"schedulable": True})
+    if answer.status_code != HTTPStatus.NOT_FOUND:
+        answer.raise_for_status()
+
+
+def _schedulable(node: str) -> str:
+    return f"/v1/nodes/{quote(node, safe='')}/schedulable"

@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 
-import httpx
 from shiftwork.cli.failures import UNREACHABLE, Failure
 
 from libs.contracts.wording import counted
@@ -120,36 +119,42 @@ def last_lines(
 
 
 def remember_drained(kubectl: Kubectl, it: reach.Installed, nodes: Sequence[str]) -> None:
-    """Keep which nodes a stop closes, where the next start finds it."""
+    """Keep which nodes a stop closes, where the next start finds it, beside those that the start
+    before could not open again."""
+    before = _drained(kubectl, it) or []
     it_is = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": f"{it.prefix}-{DRAINED}", "namespace": kubectl.to.namespace},
-        "data": {"nodes": json.dumps(list(nodes))},
+        "data": {"nodes": json.dumps(sorted({*before, *nodes}))},
     }
     kubectl.run("apply", "-f", "-", stdin=json.dumps(it_is))
 
 
 def reopen(kubectl: Kubectl, it: reach.Installed, report: Report) -> None:
     """Open the nodes that the last stop drained."""
-    name = f"{it.prefix}-{DRAINED}"
-    kept = kubectl.maybe("configmap", name, "-n", kubectl.to.namespace)
-    if kept is None:
+    nodes = _drained(kubectl, it)
+    if nodes is None:
         return
-    nodes: list[str] = json.loads(kept["data"]["nodes"])
     report(f"opening {counted(len(nodes), 'node')} that `down` had closed")
     with reach.front_door(kubectl, it) as (url, token):
-        try:
-            asyncio.run(_open(url, token, nodes))
-        except httpx.HTTPError as problem:
-            raise Failure(
-                f"the nodes could not be opened: {problem}",
-                where=it.to.where,
-                fix="`shiftwork k8s up` again, or `shiftwork node uncordon NODE`",
-            ) from problem
+        closed = asyncio.run(_open(url, token, nodes))
+    if closed:
+        node, problem = next(iter(closed.items()))
+        raise Failure(
+            f"{len(closed)} of {counted(len(nodes), 'node')} stay closed; {node}: {problem}",
+            where=it.to.where,
+            fix="`shiftwork k8s up` again, or `shiftwork node uncordon NODE`",
+        )
+    name = f"{it.prefix}-{DRAINED}"
     kubectl.run("delete", "configmap", name, "-n", kubectl.to.namespace, "--ignore-not-found")
 
 
-async def _open(url: str, token: str, nodes: Sequence[str]) -> None:
+def _drained(kubectl: Kubectl, it: reach.Installed) -> list[str] | None:
+    kept = kubectl.maybe("configmap", f"{it.prefix}-{DRAINED}", "-n", kubectl.to.namespace)
+    return None if kept is None else json.loads(kept["data"]["nodes"])
+
+
+async def _open(url: str, token: str, nodes: Sequence[str]) -> dict[str, str]:
     async with client_of(url, token) as client:
-        await open_nodes(client, nodes)
+        return await open_nodes(client, nodes)

@@ -480,6 +480,27 @@ def test_a_leader_that_loads_is_not_ready_and_does_not_report_that_it_stands_by(
         assert one.ready == (True, "ready")
         await stopped(first, second)
 
+    virtually(main())
+
+
+@pytest.mark.parametrize("leader_commands", [True, False])
+def test_a_service_is_ready_once_its_commands_are_taken(leader_commands: bool) -> None:
+    async def main() -> None:
+        platform = CountingService(faults=Faults(latency_s_max=3.0))
+        runner = platform.runner(leader_commands=leader_commands)
+        task = asyncio.ensure_future(runner.run())
+        command = m.SetQuota(quota=m.Quota(group="g", limit=1))
+        for _ in range(20):
+            await until(lambda: runner.epoch is not None and runner.ready[0])
+            reply = await platform.gateway.request(command, timeout_s=60.0)
+            assert isinstance(reply, m.SetQuotaReply)
+            await stopped(task)
+            assert not runner.serving
+            task = asyncio.ensure_future(runner.run())
+        await stopped(task)
+
+    virtually(main())
+
 
 def test_a_command_that_waits_longer_than_its_requester_is_not_carried_out() -> None:
     async def main() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import typer
@@ -187,6 +191,86 @@ async def test_a_broken_list_of_drained_nodes_ends_no_platform_and_stays(
     await stopping.reopen(data_folder, "http://127.0.0.1:1", messages.append)
     assert "shiftwork node uncordon NODE" in messages[0]
     assert data_folder.drained.read_text() == text
+
+
+class Nodes:
+    """Answers to requests that open and close nodes, on a port of this machine."""
+
+    def __init__(self, *answers: int) -> None:
+        self.answers, self.asked = list(answers), list[tuple[str, str, Any]]()
+
+    @asynccontextmanager
+    async def served(self) -> AsyncGenerator[str]:
+        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        async with server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        size = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
+        body = await reader.readexactly(int(size[1])) if size else b"null"
+        method, path, _ = head.split(" ", 2)
+        self.asked.append((method, path, json.loads(body)))
+        code = self.answers.pop(0) if self.answers else 200
+        text = json.dumps(
+            {
+                "tasks": [{"id": "t", "ack_deadline_seconds": None}],
+                "nodes": [
+                    {"id": "n3", "schedulable": True},
+                    {"id": "n1", "schedulable": False},
+                ],
+            }
+            if len(self.asked) == 1
+            else {"tasks": [], "nodes": []}
+        ).encode()
+        length = len(text)
+        writer.write(
+            f"HTTP/1.1 {code} x\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n".encode()
+            + text
+        )
+        await writer.drain()
+        writer.close()
+
+
+async def reopened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Nodes
+) -> tuple[DataFolder, list[str]]:
+    """The data folder after nodes n1 and n2, which a stop drained, were to be opened."""
+    monkeypatch.setattr(stopping, "RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(stopping, "AGAIN_SECONDS", 0.01)
+    data_folder, messages = DataFolder(tmp_path), list[str]()
+    token = data_folder.credentials.admin_token_file
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.write_text("token")
+    data_folder.drained.write_text('["n1", "n2"]')
+    async with nodes.served() as url:
+        await stopping.reopen(data_folder, url, messages.append)
+    return data_folder, messages
+
+
+async def test_nodes_are_opened_although_the_first_answers_are_that_nothing_decides_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(503, 429, 200, 404)
+    data_folder, messages = await reopened(tmp_path, monkeypatch, nodes)
+    assert (messages, data_folder.drained.exists()) == ([], False)
+    assert [path.split("/")[3] for _, path, _ in nodes.asked] == ["n1", "n1", "n1", "n2"]
+
+
+async def test_a_node_that_cannot_be_opened_ends_no_platform_and_is_tried_again_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(409, 200)
+    data_folder, messages = await reopened(tmp_path, monkeypatch, nodes)
+    assert len(messages) == 1
+    assert "`shiftwork node uncordon n1`" in messages[0]
+    assert [path.split("/")[3] for _, path, _ in nodes.asked] == ["n1", "n2"]
+    assert json.loads(data_folder.drained.read_text()) == ["n1", "n2"]
+    # The next stop forgets none of them.
+    nodes = Nodes()
+    async with nodes.served() as url:
+        await stopping.drain(data_folder, url, messages.append)
+    assert json.loads(data_folder.drained.read_text()) == ["n1", "n2", "n3"]
 
 
 @pytest.mark.parametrize(
