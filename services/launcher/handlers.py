@@ -226,8 +226,8 @@ async def _known(tx: Tx, command: AckCheckpoint) -> checkpoint_acceptance.Known:
 
 
 async def report_ready(tx: Tx, command: ReportReady) -> ReportReadyReply:
-    """Record that a rank's process is ready, where a role waits for that. The report has a small row
-    of its own: the row of a large gang is written once for many reports."""
+    """Record that a rank's process is ready, where a role waits for that. The report has a small
+    row of its own: the row of a large gang is written once for many reports."""
     run = await tx.get(Run, command.task_id, command.attempt)
     newest = await store.newest_attempt(tx, command.task_id)
     if run is None or run.attempt != newest or run.state not in LIVE:

@@ -1,4 +1,4 @@
-"""A gang whose server waits for nothing and whose worker waits for the server, by the real program."""
+"""A gang whose worker waits until its server is ready, by the real program."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ called by ``reconcile.py``, ``start_delays.py`` and the handlers.
 
 A run starts with the roles that wait for nothing; the others start while it runs. How far each role
 has come is noted in the run's row before anything is ordered, with the times at which the launcher
-found it out: clocks of nodes decide nothing. Stepping a run again after a crash yields what is left.
+found it out: clocks of nodes decide nothing. Stepping a run again after a crash yields the rest.
 """
 
 from __future__ import annotations
