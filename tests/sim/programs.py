@@ -249,7 +249,7 @@ class _Play:
 
     async def run(self) -> None:
         program = self.program
-        while self.step < program.steps:
+        while self.step < program.steps or self.waits():
             await pause(program.step_seconds)
             if self.waits():
                 if await self._hand_over():
@@ -257,6 +257,9 @@ class _Play:
                 continue
             if not self.together():
                 return
+            if self.step >= program.steps:
+                # Its last checkpoint was the end of its work; the others have come only now.
+                break
             if program.fails.get(self.attempt) == self.step - self.first_step and self._fail():
                 continue
             if not self.together():
