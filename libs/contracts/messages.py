@@ -539,6 +539,7 @@ class RunExit(Message):
     final: bool = False
     yielded: bool = False
     debug: bool = False
+    start_failed: bool = False
 
 
 class Quota(Message):
@@ -1340,7 +1341,8 @@ class KillRequested(Message):
 
 
 class RunStarted(Message):
-    """RunStarted: every rank's process exists."""
+    """RunStarted: the process of every rank exists that waits for no other role. Where roles
+    start in order, the others follow while the run runs."""
 
     task_id: TaskIdText
     attempt: int = 0
@@ -1350,13 +1352,15 @@ class RunStarted(Message):
 
 
 class RunDelayed(Message):
-    """RunDelayed: the run was launched, but not every process exists yet; says why."""
+    """RunDelayed: the run was launched, but not every process exists yet; says why. Without a
+    detail: nothing delays it any more."""
 
     task_id: TaskIdText
     attempt: int = 0
     ranks: int = 0
     detail: str = ""
     noted_at: Time
+    running: bool = False
 
 
 class RankRestarted(Message):

@@ -220,9 +220,10 @@ async def on_kill_requested(tx: Tx, event: m.KillRequested) -> bool:
 
 
 async def on_run_delayed(tx: Tx, event: m.RunDelayed) -> bool:
-    """The newest report wins, until every process exists or none will."""
+    """The newest report wins, until every process exists or none will. Once the run has started,
+    only reports about what starts while it runs count."""
     run = await _run(tx, event.task_id, event.attempt)
-    if run.started_at is not None or run.exit is not None:
+    if run.exit is not None or (run.started_at is not None and not event.running):
         return False
     if run.delayed is not None and event.noted_at <= run.delayed.noted_at:
         return False
@@ -231,7 +232,7 @@ async def on_run_delayed(tx: Tx, event: m.RunDelayed) -> bool:
 
 
 async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
-    """Every rank's process exists."""
+    """The process of every rank exists that waits for no other one."""
     run = await _run(tx, event.task_id, event.attempt)
     if run.started_at is not None:
         return False
@@ -243,7 +244,7 @@ async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
             started_at=event.started_at,
             placements=placements,
             live=live,
-            delayed=None,
+            delayed=run.delayed if run.delayed is not None and run.delayed.running else None,
             endpoints=event.endpoints if live else (),
         )
     )

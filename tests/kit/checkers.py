@@ -29,6 +29,8 @@ class Span:
     gpus: tuple[int, ...]
     start: float
     end: float | None
+    # How often the rank had been restarted in its place.
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,10 @@ def one_live_attempt_per_task(history: History) -> Iterator[str]:
 
 
 def ranks_started_once(history: History) -> Iterator[str]:
-    """No rank of an attempt was ever started twice."""
-    seen: set[tuple[str, int, int]] = set()
+    """No rank of an attempt was ever started twice, but for the restarts in its place."""
+    seen: set[tuple[str, int, int, int]] = set()
     for span in history.spans:
-        key = (span.task_id, span.attempt, span.rank)
+        key = (span.task_id, span.attempt, span.rank, span.restarts)
         if key in seen:
             yield f"rank {span.rank} of {span.task_id}.{span.attempt} was started twice"
         seen.add(key)

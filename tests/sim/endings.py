@@ -312,9 +312,18 @@ def listening_runs_are_not_cut_short(sim: Simulation) -> Iterator[str]:
             yield f"{run} asked {ended - at:.1f} s before it was ended, which was after {seconds} s"
 
 
+def roles_have_their_time(sim: Simulation) -> Iterator[str]:
+    """No run fails because a role was not ready in time: all are ready long before, and where no
+    clock of a service jumps, those of nodes do not count."""
+    for event in sim.history().events() if sim.plan.is_calm else ():
+        if isinstance(event, m.RunExited) and "was not ready within" in event.exit.detail:
+            yield f"{event.task_id}.{event.attempt}: {event.exit.detail}"
+
+
 CHECKS: tuple[Callable[[Simulation], Iterable[str]], ...] = (
     silent_runs_are_not_waited_for,
     listening_runs_are_not_cut_short,
+    roles_have_their_time,
     nothing_was_dead_lettered,
     all_capacity_is_free,
     projections_agree,

@@ -155,6 +155,62 @@ def roles_start_too_early() -> contextlib.AbstractContextManager[None]:
     return replaced((role_order._Condition, "_holds_for", holds_for))
 
 
+def waiting_ranks_taken_for_lost() -> contextlib.AbstractContextManager[None]:
+    """A rank that does not exist has vanished, also one that waits for other roles."""
+    honest = reconcile._vanished
+
+    def vanished(run: Run, observed: Any, listing: Listing) -> bool:
+        whole = replace(run, role_starts=()) if run.started_at is not None else run
+        return honest(whole, observed, listing)
+
+    return replaced((reconcile, "_vanished", vanished))
+
+
+@contextlib.contextmanager
+def roles_start_while_the_run_leaves() -> Generator[None]:
+    """What waits starts although the run was requested to leave."""
+    honest_note, honest_launch = role_order.note, reconcile._launch_more
+    honest_awaited = role_order.awaited
+
+    def staying(run: Run) -> Run:
+        return replace(run, preempt_requested_at=None, yield_requested_at=None)
+
+    def note(run: Run, ranks: Any, now: datetime) -> Run:
+        found = honest_note(staying(run), ranks, now)
+        return replace(run, role_starts=found.role_starts)
+
+    def awaited(run: Run) -> frozenset[str]:
+        return honest_awaited(staying(run))
+
+    def launch_more(run: Run, view: Any, now: datetime) -> Any:
+        return honest_launch(staying(run), view, now)
+
+    with replaced(
+        (role_order, "note", note),
+        (role_order, "awaited", awaited),
+        (reconcile, "_launch_more", launch_more),
+    ):
+        yield
+
+
+def limits_by_the_clocks_of_nodes() -> contextlib.AbstractContextManager[None]:
+    """The time to become ready counts from the start that the node has noted."""
+    honest = role_order.note
+
+    def note(run: Run, ranks: Any, now: datetime) -> Run:
+        found = honest(run, ranks, now)
+        begun = [rank.started_at for rank in ranks.values() if rank.started_at is not None]
+        return replace(
+            found,
+            role_starts=tuple(
+                replace(each, warms_since=min(begun)) if each.warms_since and begun else each
+                for each in found.role_starts
+            ),
+        )
+
+    return replaced((role_order, "note", note))
+
+
 def class_counters_shared() -> contextlib.AbstractContextManager[None]:
     """The retries of all classes count together, against the limit of each."""
     honest = scheduler_handlers.observations.retry_count

@@ -36,6 +36,8 @@ class Ending:
     # How many ranks the gang has; those that never began are not in ``ranks``.
     world_size: int
     ranks: tuple[ObservedRank, ...]
+    # How many ranks never began because their roles waited for others.
+    waited: int = 0
     # What was known when the launcher decided to end the run.
     note: str = ""
     # What the task's rules decided by the ranks that ended before the platform ended the others.
@@ -96,7 +98,8 @@ def _left_on_signal(ending: Ending) -> bool:
     return (
         ending.mode is PreemptMode.SIGNAL
         and ending.preempt_requested
-        and len(ending.ranks) == ending.world_size
+        and bool(left)
+        and len(ending.ranks) + ending.waited == ending.world_size
         and (all(left) or (ending.own_rules and any(left)))
         and not (ending.decided is not None and ending.decided.verdict is Verdict.FAILED)
     )
@@ -144,7 +147,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_debug_over, ExitKind.OK, "in debug mode, every rank ended by itself, whatever the codes"),
     Rule(_succeeded, ExitKind.OK, "every rank exited with 0, or a rule for success was met"),
     Rule(_left_on_signal, ExitKind.PREEMPTED, "signal mode: 75, 128+n or death by the signal"),
-    Rule(_never_began, ExitKind.PREEMPTED, "preempted before anything was started"),
+    Rule(_never_began, ExitKind.PREEMPTED, "preempted before rank 0 was started"),
     Rule(_killed, ExitKind.KILLED, "the platform ordered its end"),
     Rule(_cannot_start, ExitKind.FAILED, "it can never start as it is: its own fault"),
     Rule(_rejected_by_site, ExitKind.LOST, "it could not start: the site's fault"),

@@ -54,16 +54,25 @@ BY_CAUSE: Mapping[EndCause, Grace] = {
     EndCause.GRACE_OVER: P.ACKED,
     EndCause.RANK_FAILED: P.MATES,
     EndCause.RANK_LOST: P.MATES,
-    EndCause.PREEMPTED_BEFORE_START: P.NONE,
+    # Its first roles ran, but not rank 0.
+    EndCause.PREEMPTED_BEFORE_START: P.FULL,
     EndCause.SUPERSEDED: P.MATES,
-    EndCause.CANNOT_START: P.NONE,
-    EndCause.REJECTED_BY_SITE: P.NONE,
+    # Its first roles ran, but a later one cannot start.
+    EndCause.CANNOT_START: P.MATES,
+    EndCause.REJECTED_BY_SITE: P.MATES,
 }
 
 
 # The causes for which roles end in the reverse order of their start, each within its share of the
 # grace period. For the others something of the gang is missing already, or never ran.
-STAGED = frozenset({EndCause.KILL, EndCause.GRACE_OVER, EndCause.SUCCEEDED})
+STAGED = frozenset(
+    {
+        EndCause.KILL,
+        EndCause.GRACE_OVER,
+        EndCause.SUCCEEDED,
+        EndCause.PREEMPTED_BEFORE_START,
+    }
+)
 
 
 # The causes for which every runtime sends SIGTERM before it kills: these ranks did nothing wrong,

@@ -8,7 +8,6 @@ requested to save and leave, and then wait like any other task.
 from __future__ import annotations
 
 from libs.contracts.messages import Reason, ReasonCode
-from libs.contracts.start_order import start_seconds
 from services.scheduler.domain.model.decisions import Kill, Move
 from services.scheduler.domain.model.lifecycle import GOALS, PREEMPTING, STARTING, Trigger
 from services.scheduler.domain.model.rows import Task
@@ -30,7 +29,7 @@ def _expire(round_: Round, task: Task) -> None:
         attempts = task.start_attempts + 1
         used_up = attempts >= settings.start_attempts_max
         end = reason(ReasonCode.START_ATTEMPTS_USED_UP, attempts=attempts) if used_up else None
-        seconds = start_seconds(task.spec.roles, settings.start_deadline_seconds)
+        seconds = settings.start_deadline_seconds
         why = reason(ReasonCode.START_EXPIRED, attempts=attempts, seconds=seconds)
         trigger = Trigger.START_EXPIRED
         round_.decide(Kill(task.id, task.live_attempt, why, trigger, end_reason=end))

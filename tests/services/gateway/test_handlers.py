@@ -158,6 +158,26 @@ def test_the_events_of_a_whole_life_make_the_expected_rows() -> None:
     assert (limit.limit, limit.removed) == (4, True)
 
 
+def test_what_starts_while_a_run_runs_is_shown_until_it_runs() -> None:
+    started = m.RunStarted(task_id="tt", attempt=1, started_at=at(5))
+    early = delayed(1, 4, "rank 0 on n0: is being scheduled")
+    later = delayed(1, 9, "role b waits until role a runs").model_copy(update={"running": True})
+    clear = delayed(1, 20, "", ranks=0).model_copy(update={"running": True})
+
+    def shown(*messages: Message) -> str | None:
+        database = asyncio.run(project([assigned("tt", 1), *messages]))
+        (row,) = database.rows(TABLES, r.RunRow).values()
+        found = views.delay(row.delayed)
+        return None if found is None else str(found["detail"])
+
+    assert shown(early, started) is None
+    assert shown(started, early) is None
+    for order in ((early, started, later), (later, early, started), (started, later, early)):
+        assert shown(*order) == "role b waits until role a runs"
+    assert shown(started, later, clear) is None
+    assert shown(started, clear, later) is None
+
+
 def test_a_task_that_is_not_submitted_yet_is_not_shown() -> None:
     database = asyncio.run(project([state("tt", m.TaskState.RUNNING, 3, attempt=1)]))
     (row,) = database.rows(TABLES, r.TaskRow).values()

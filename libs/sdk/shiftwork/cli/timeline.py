@@ -304,6 +304,9 @@ def _step(event: Data) -> int:
     kind = str(event.get("type"))
     if kind == "task.state_changed":
         return _STATE_STEPS.get(str(parse.fields(event.get("data")).get("state")), _AFTER)
+    if kind == "run.delayed" and parse.fields(event.get("data")).get("running"):
+        # Roles that start while the run runs.
+        return _RUNNING
     return _STEPS.get(kind, _AFTER)
 
 

@@ -34,6 +34,7 @@ from libs.contracts.messages import (
     TaskState,
     TaskSubmitted,
 )
+from libs.contracts.start_order import starts_more
 from services.scheduler.domain.model.changes import Change, state_changed, transitioned
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.lifecycle import (
@@ -247,7 +248,7 @@ def on_priority_changed(task: Task, event: PriorityChanged, now: datetime) -> Ch
 
 
 def on_run_started(task: Task, event: RunStarted, now: datetime) -> ChangeOrDrop:
-    """Every rank of the run has a process."""
+    """Every rank of the run that waits for no other one has a process."""
     if event.attempt != task.live_attempt:
         return Drop.OTHER_ATTEMPT
     if task.run_started_at is not None:
@@ -271,13 +272,14 @@ def on_run_listened(task: Task, event: RunListened) -> ChangeOrDrop:
 
 
 def started(task: Task, at: datetime) -> Task:
-    """The task once every rank has a process."""
+    """The task once its run has started. Where ranks start while it runs, failed starts count on
+    until its end."""
     noted: dict[str, Any] = {
         "run_started_at": at,
         "first_started_at": task.first_started_at or at,
-        "start_attempts": 0,
-        "avoids": (),
     }
+    if not starts_more(task.spec.roles):
+        noted |= {"start_attempts": 0, "avoids": ()}
     if (task.state, Trigger.STARTED) not in TRANSITIONS:
         return replace(task, **noted)
     resumes = task.attempt > 1 or task.began_from_checkpoint
@@ -323,9 +325,10 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
     """The task once no process of its live run is left."""
     retries = None if task.debugging else retry_count(task, event.exit)
     # A run that the site cannot start is tried elsewhere, but not for ever, and not at once.
-    lost_start = event.exit.kind is ExitKind.LOST and task.state is STARTING
+    lost_start = _lost_start(task, event)
     expired = task.state is KILLING and task.reason.code is ReasonCode.START_EXPIRED
-    start_attempts = task.start_attempts + lost_start
+    worked = task.run_started_at is not None and not lost_start
+    start_attempts = 0 if worked else task.start_attempts + lost_start
     end = RunEnd(
         kind=event.exit.kind,
         state=task.state,
@@ -378,10 +381,16 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         goal_now=task.goal_now and not debug_ended,
         attempts_without_progress=_without_progress(task, event, checkpoint),
         start_attempts=start_attempts,
-        avoids=_avoids(task, event) if lost_start or expired else task.avoids,
+        avoids=_avoids(task, event) if lost_start or expired else () if worked else task.avoids,
         not_before_at=not_before_at,
         short_yields=short_yields,
     )
+
+
+def _lost_start(task: Task, event: ExitReport) -> bool:
+    """Whether the site could not start the run, or ranks of it that start while it runs."""
+    lost = event.exit.kind is ExitKind.LOST
+    return lost and (task.state is STARTING or event.exit.start_failed)
 
 
 def _avoids(task: Task, event: ExitReport) -> tuple[str, ...]:
@@ -442,7 +451,7 @@ def _doublings(
     lost one waits, and so does a retry after a failure; a run that was lost later starts again
     elsewhere."""
     lost = event.exit.kind is ExitKind.LOST
-    if lost and task.state is STARTING:
+    if _lost_start(task, event):
         return task.start_attempts
     return retries.used if retries is not None and verdict.spends_retry and not lost else None
 
