@@ -14,6 +14,7 @@ Every read adds time stamps to its bytes: those of the source, or the time of re
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -24,9 +25,9 @@ from libs.contracts.messages import LogChunk, LogTimestamp, Placement
 from libs.service.clock import Clock
 from libs.service.loop import Wake
 from libs.service.observability import log
-from libs.store.port import Delta, Store
+from libs.store.port import Delta, Store, TermOverError
 from services.log_collector import domain, store
-from services.log_collector.archives.port import Archive, ArchiveError, Write
+from services.log_collector.archives.port import Archive, ArchiveError, NotWriterError, Write
 from services.log_collector.domain import (
     Address,
     Bounds,
@@ -98,6 +99,7 @@ class Collector:
     known: dict[Run, dict[int, OutputRow]] = field(default_factory=dict)
     last_data_at: datetime | None = None
     led_at: datetime | None = None
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         self.log = log(SERVICE)
@@ -111,6 +113,10 @@ class Collector:
     async def lead(self, epoch: int) -> None:
         """Begin as a new leader: note what the database knows; the first step takes it up."""
         self.state.clear()
+        self.epoch = epoch
+        # A disk that refuses now is met again, and waited for, at the first write.
+        with contextlib.suppress(ArchiveError):
+            await self.archive.admit(epoch)
         async with self.database.transaction(epoch=epoch) as tx:
             runs = {(row.task_id, row.attempt): row for row in await store.open_runs(tx)}
             self.known = {run: await store.outputs_of(tx, *run) for run in runs}
@@ -127,11 +133,15 @@ class Collector:
         )
 
     async def step(self, epoch: int) -> float | None:
-        """One pass over all outputs; returns in how many seconds the next one is due."""
-        del epoch  # every leader copies the same bytes to the same places
+        """One pass over all outputs; returns in how many seconds the next one is due. TermOverError
+        if another leader writes to the archive."""
+        del epoch  # that of ``lead``
         try:
             await self._take_up()
             more = await self._copy()
+        except NotWriterError as problem:
+            # Another process leads. Or one that did came late: then the next term takes it back.
+            raise TermOverError(str(problem)) from problem
         except ArchiveError as error:
             self.log.warning("output cannot be kept now", problem=str(error))
             return self.bounds.retry_seconds
@@ -204,7 +214,9 @@ class Collector:
         waiting: set[Run] = set()
         for tail, result in zip(beyond, answers, strict=True):
             if result is not None and result.data:
-                await self.archive.truncate(tail.key, tail.recorded, tail.timestamps)
+                await self.archive.truncate(
+                    tail.key, tail.recorded, tail.timestamps, epoch=self.epoch
+                )
             elif may_wait and (result is None or result.unsure or result.problem):
                 waiting.add((tail.key.task_id, tail.key.attempt))
             else:
@@ -220,7 +232,7 @@ class Collector:
         good = domain.credible(found, tail.size, size, tail.written_at, now)
         if not good:
             good = domain.stamped(tail.size, size - tail.size, (), tail.written_at, now)
-            await self.archive.write([Write(tail.key, size, b"", good, number)])
+            await self.archive.write([Write(tail.key, size, b"", good, number)], epoch=self.epoch)
         tail.timestamps, tail.written_at = number + len(good), good[-1].at
         tail.size, tail.last = size, b""
 
@@ -287,7 +299,7 @@ class Collector:
         ]
         writes = [each.write() for each in stored if each.data]
         if writes:
-            await self.archive.write(writes)
+            await self.archive.write(writes, epoch=self.epoch)
         self.last_data_at = now
         for each in stored:
             tail, new = each.tail, each.new

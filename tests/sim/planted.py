@@ -46,6 +46,7 @@ from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeRank, FakeRun
 from services.launcher.runtimes.port import RankOrder
 from services.log_collector import domain as logs
+from services.log_collector.archives.memory import MemoryArchive
 from services.scheduler import handlers as scheduler_handlers
 from services.scheduler import loop as scheduler_loop
 from services.scheduler import set_apart
@@ -690,6 +691,11 @@ def nodes_leave_with_their_runs() -> contextlib.AbstractContextManager[None]:
         return Listing({n: node for n, node in found.nodes.items() if n not in gone}, runs)
 
     return replaced((FakeRuntime, "list", listed))
+
+
+def former_leaders_write() -> contextlib.AbstractContextManager[None]:
+    """A log-collector that does not know that it no longer leads goes on writing its outputs."""
+    return replaced((MemoryArchive, "_check", lambda _self, _epoch: None))
 
 
 def times_follow_the_clock() -> contextlib.AbstractContextManager[None]:

@@ -1,8 +1,11 @@
 """Kept outputs as files: ``<logs_dir>/<task>/<attempt>/<rank>.log``, readable by the owner only.
 
-Beside each is ``<rank>.times``: its time stamps, 16 bytes each (``domain.packed``). Used by
-``main.py``. Disk work is done in a thread, one hop for a whole batch, so that a slow disk never
-holds up the event loop.
+Beside each is ``<rank>.times``: its time stamps, 16 bytes each (``domain.packed``). ``.writer`` has
+the epoch of the leader that writes; each batch reads it first. So a process that does not know yet
+that it no longer leads may still write what it began, but nothing more. Used by ``main.py``.
+
+Disk work is done in a thread, one hop for a whole batch, so that a slow disk never holds up the
+event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from libs.service.disk import spare_problem
-from services.log_collector.archives.port import ArchiveError, Write
+from services.log_collector.archives.port import ArchiveError, NotWriterError, Write
 from services.log_collector.domain import (
     TIMESTAMP_BYTES,
     OutputKey,
@@ -30,6 +33,7 @@ from services.log_collector.domain import (
 SYNC_THREADS = 4
 T = TypeVar("T")
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
+WRITER, WRITER_BYTES_MAX = ".writer", 32
 
 
 class FileArchive:
@@ -48,9 +52,13 @@ class FileArchive:
         """The path of its time stamps."""
         return self.path(key).with_suffix(".times")
 
-    async def write(self, writes: Sequence[Write]) -> None:
+    async def admit(self, epoch: int) -> None:
+        """Let this leader write from now on, and no other."""
+        await _in_thread(lambda: self._admit(epoch))
+
+    async def write(self, writes: Sequence[Write], *, epoch: int) -> None:
         """Write the pieces; they may be lost in a crash until ``sync``."""
-        await _in_thread(lambda: self._write(writes))
+        await _in_thread(lambda: self._write(writes, epoch))
 
     async def sync(self, keys: Sequence[OutputKey]) -> None:
         """Return when everything written to these outputs is on disk."""
@@ -80,10 +88,11 @@ class FileArchive:
         """How many of the first ``count`` time stamps are before a place."""
         return await _in_thread(lambda: self._partition(key, count, is_before))
 
-    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0) -> None:
+    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0, *, epoch: int) -> None:
         """Drop the bytes beyond ``size``, and the time stamps beyond so many."""
 
         def work() -> None:
+            self._check(epoch)
             _truncate(self.path(key), size)
             _truncate(self.times_path(key), timestamps * TIMESTAMP_BYTES)
 
@@ -93,7 +102,21 @@ class FileArchive:
         """Drop whole outputs, if they are there."""
         await _in_thread(lambda: self._remove(keys))
 
-    def _write(self, writes: Sequence[Write]) -> None:
+    def _admit(self, epoch: int) -> None:
+        path = self._logs_dir / WRITER
+        self._logs_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        new = path.with_name(f"{WRITER}.{epoch}")
+        new.write_text(str(epoch))
+        new.replace(path)
+
+    def _check(self, epoch: int) -> None:
+        text = _read(self._logs_dir / WRITER, 0, WRITER_BYTES_MAX)
+        writer = int(text) if text.isdigit() else 0
+        if writer != epoch:
+            raise NotWriterError(epoch, writer)
+
+    def _write(self, writes: Sequence[Write], epoch: int) -> None:
+        self._check(epoch)
         for write in writes:
             if write.timestamps:
                 at = write.number * TIMESTAMP_BYTES

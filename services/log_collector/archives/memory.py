@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from services.log_collector.archives.port import Write
+from services.log_collector.archives.port import NotWriterError, Write
 from services.log_collector.domain import (
     TIMESTAMP_BYTES,
     OutputKey,
@@ -24,6 +24,15 @@ class MemoryArchive:
         # The same of their time stamps.
         self._times: dict[OutputKey, bytearray] = {}
         self._times_synced: dict[OutputKey, bytes] = {}
+        self._writer = 0
+
+    async def admit(self, epoch: int) -> None:
+        """Let this leader write from now on, and no other."""
+        self._writer = epoch
+
+    def _check(self, epoch: int) -> None:
+        if epoch != self._writer:
+            raise NotWriterError(epoch, self._writer)
 
     def crash(self, *, torn: bool = False) -> None:
         """What was not synced is gone; or, ``torn``, there are zeros in its place, as after a power
@@ -31,8 +40,9 @@ class MemoryArchive:
         self._written = _after_crash(self._written, self._synced, torn=torn)
         self._times = _after_crash(self._times, self._times_synced, torn=torn)
 
-    async def write(self, writes: Sequence[Write]) -> None:
+    async def write(self, writes: Sequence[Write], *, epoch: int) -> None:
         """Write the pieces; they may be lost in a crash until ``sync``."""
+        self._check(epoch)
         for write in writes:
             at = write.number * TIMESTAMP_BYTES
             _put(self._times.setdefault(write.key, bytearray()), at, packed(write.timestamps))
@@ -68,8 +78,9 @@ class MemoryArchive:
         found = await self.timestamps(key, 0, count)
         return bisect_left(found, x=True, key=lambda each: not is_before(each))
 
-    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0) -> None:
+    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0, *, epoch: int) -> None:
         """Drop the bytes beyond ``size``, and the time stamps beyond so many."""
+        self._check(epoch)
         del self._written.get(key, bytearray())[size:]
         del self._times.get(key, bytearray())[timestamps * TIMESTAMP_BYTES :]
 

@@ -29,10 +29,23 @@ class ArchiveError(Exception):
     """It could not be done now (disk full, no rights); nothing counts as kept."""
 
 
-class Archive(Protocol):
-    """Kept outputs by key. Every method raises ArchiveError when the disk refuses."""
+class NotWriterError(ArchiveError):
+    """Another leader writes to this archive now."""
 
-    async def write(self, writes: Sequence[Write]) -> None:
+    def __init__(self, epoch: int, writer: int) -> None:
+        super().__init__(f"the leader of epoch {writer} writes here, not that of epoch {epoch}")
+
+
+class Archive(Protocol):
+    """Kept outputs by key. Every method raises ArchiveError when the disk refuses, and what changes
+    an output raises NotWriterError if a leader of another epoch writes: two leaders may have read
+    the same output at other moments, and so keep it with other time stamps."""
+
+    async def admit(self, epoch: int) -> None:
+        """Let this leader write from now on, and no other. Epoch 0 writes where nobody ever led."""
+        ...
+
+    async def write(self, writes: Sequence[Write], *, epoch: int) -> None:
         """Write the pieces; they may be lost in a crash until ``sync``.
 
         The time stamps come before the bytes: a process that dies in between leaves no byte
@@ -67,7 +80,7 @@ class Archive(Protocol):
         sorted: those before it come first."""
         ...
 
-    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0) -> None:
+    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0, *, epoch: int) -> None:
         """Drop the bytes beyond ``size``, and the time stamps beyond so many."""
         ...
 

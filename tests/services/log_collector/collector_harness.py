@@ -143,7 +143,7 @@ async def without_times(harness: CollectorHarness) -> None:
     """Make of all that is recorded what a version without time stamps left."""
     for row in await harness.rows(OutputRow):
         key = key_of(row.rank, row.attempt, row.task_id)
-        await harness.archive.truncate(key, row.size, 0)
+        await harness.archive.truncate(key, row.size, 0, epoch=harness.epoch)
         async with harness.store.transaction(epoch=harness.epoch) as tx:
             tx.put(replace(row, timestamps=0))
 

@@ -8,9 +8,9 @@ import pytest
 
 from libs.bus.port import BusUnavailableError
 from libs.contracts.envelope import Envelope
-from libs.store.port import Store
+from libs.store.port import Store, TermOverError
 from services.log_collector.archives.memory import MemoryArchive
-from services.log_collector.archives.port import ArchiveError
+from services.log_collector.archives.port import ArchiveError, Write
 from services.log_collector.domain import Address, OutputKey, limit_line
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.memory import MemorySource
@@ -230,10 +230,10 @@ async def test_output_that_was_truncated_at_its_source_ends_with_a_note(
 class FullDisk(MemoryArchive):
     full = True
 
-    async def write(self, writes: Sequence[object]) -> None:
+    async def write(self, writes: Sequence[Write], *, epoch: int) -> None:
         if self.full:
             raise ArchiveError("[Errno 28] No space left on device")
-        await super().write(writes)  # pyright: ignore[reportArgumentType]
+        await super().write(writes, epoch=epoch)
 
 
 async def test_a_full_disk_is_waited_out(source: MemorySource) -> None:
@@ -283,6 +283,31 @@ async def test_bytes_during_a_slow_sync_are_copied_and_recorded_next(source: Mem
     assert [row.collected for row in await harness.rows(RunRow)] == [True]
 
 
+async def test_a_former_leader_that_does_not_know_it_yet_changes_nothing(
+    source: MemorySource,
+) -> None:
+    """Both read at other moments: their time stamps would not fit together."""
+    archive, platform = MemoryArchive(), MemoryPlatform()
+    former = await collecting(source, archive, platform=platform)
+    await former.handle(started())
+    source.append(key_of(), b"step 1\n")
+    await former.copy_and_record()
+    platform.database.cut_leader("log_collector", notice_seconds=60.0)
+    harness = await collecting(source, archive, platform=platform)
+    source.append(key_of(), b"step 2\n")
+    await harness.copy_and_record()
+    harness.clock.advance(1)
+    source.append(key_of(), b"step 3\n")
+    await harness.copy_and_record()
+    with pytest.raises(TermOverError):
+        await former.step("copy")
+    source.append(key_of(), b"step 4\n")
+    await harness.handle(exited())
+    await harness.settle()
+    (row,) = await harness.rows(OutputRow)
+    assert [each.offset for each in await times_of(archive, row)] == [0, 7, 14, 21]
+
+
 async def test_a_new_leader_goes_on_where_the_database_ends(source: MemorySource) -> None:
     archive = MemoryArchive()
     harness = await collecting(source, archive)
@@ -322,7 +347,7 @@ async def test_what_the_archive_lost_is_read_again(source: MemorySource) -> None
     await harness.handle(started())
     source.append(key_of(), b"0123456789")
     await harness.settle()
-    await archive.truncate(key_of(), 4, 1)
+    await archive.truncate(key_of(), 4, 1, epoch=harness.epoch)
     await harness.restart()
     await harness.settle()
     assert await stored(archive) == b"0123456789"

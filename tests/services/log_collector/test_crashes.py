@@ -60,13 +60,18 @@ class CrashingArchive:
             if self.points_left < 0:
                 raise CrashError
 
-    async def write(self, writes: Sequence[Write]) -> None:
+    async def admit(self, epoch: int) -> None:
+        self._pass()
+        await self.archive.admit(epoch)
+        self._pass()
+
+    async def write(self, writes: Sequence[Write], *, epoch: int) -> None:
         self._pass()
         for write in writes:
             for data in (b"", write.data[: len(write.data) // 2]):
-                await self.archive.write([replace(write, data=data)])
+                await self.archive.write([replace(write, data=data)], epoch=epoch)
                 self._pass()
-            await self.archive.write([write])
+            await self.archive.write([write], epoch=epoch)
         self._pass()
 
     async def sync(self, keys: Sequence[OutputKey]) -> None:
@@ -91,9 +96,9 @@ class CrashingArchive:
     ) -> int:
         return await self.archive.partition(key, count, is_before)
 
-    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0) -> None:
+    async def truncate(self, key: OutputKey, size: int, timestamps: int = 0, *, epoch: int) -> None:
         self._pass()
-        await self.archive.truncate(key, size, timestamps)
+        await self.archive.truncate(key, size, timestamps, epoch=epoch)
         self._pass()
 
     async def remove(self, keys: Sequence[OutputKey]) -> None:

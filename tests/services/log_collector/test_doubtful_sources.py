@@ -101,7 +101,7 @@ async def test_unrecorded_bytes_are_resolved_when_the_source_answers() -> None:
     await harness.handle(started())
     source.append(key_of(), b"recorded|")
     await harness.settle()
-    await archive.write([Write(key_of(), 9, b"\0\0\0\0")])
+    await archive.write([Write(key_of(), 9, b"\0\0\0\0")], epoch=harness.epoch)
     source.append(key_of(), b"more")
     source.unsure = True
     await harness.restart()
@@ -122,7 +122,7 @@ async def test_unrecorded_bytes_are_kept_if_the_source_stays_silent() -> None:
     await harness.handle(started())
     source.append(key_of(), b"recorded|")
     await harness.settle()
-    await archive.write([Write(key_of(), 9, b"the only copy")])
+    await archive.write([Write(key_of(), 9, b"the only copy")], epoch=harness.epoch)
     source.unsure = True
     await harness.restart()
     await harness.handle(exited())

@@ -9,7 +9,7 @@ import pytest
 
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.memory import MemoryArchive
-from services.log_collector.archives.port import Archive, ArchiveError, Write
+from services.log_collector.archives.port import Archive, ArchiveError, NotWriterError, Write
 from services.log_collector.domain import (
     EPOCH,
     Address,
@@ -34,8 +34,10 @@ async def test_an_archive_keeps_what_is_written_where_it_is_written(archive: Arc
     assert await archive.size(one) == 0
     assert await archive.read(one, 0, 10) == b""
     await archive.sync([one])
-    await archive.write([Write(one, 0, b"hello "), Write(two, 0, b"other"), Write(one, 6, b"you")])
-    await archive.write([Write(one, 0, b"hello "), Write(one, 6, b"you")])  # again
+    await archive.write(
+        [Write(one, 0, b"hello "), Write(two, 0, b"other"), Write(one, 6, b"you")], epoch=0
+    )
+    await archive.write([Write(one, 0, b"hello "), Write(one, 6, b"you")], epoch=0)  # again
     await archive.sync([one, two])
     assert await archive.size(one) == 9
     assert await archive.sizes([one, two, one]) == [9, await archive.size(two), 9]
@@ -45,14 +47,29 @@ async def test_an_archive_keeps_what_is_written_where_it_is_written(archive: Arc
     assert await archive.read(two, 0, 100) == b"other"
 
 
+async def test_one_leader_writes_to_an_archive(archive: Archive) -> None:
+    one = key_of(0)
+    await archive.write([Write(one, 0, b"by nobody")], epoch=0)
+    for epoch, others in ((7, (0, 6, 8)), (8, (0, 7)), (3, (8, 7))):
+        await archive.admit(epoch)
+        for other in others:
+            with pytest.raises(NotWriterError, match=f"epoch {epoch} writes here, .* {other}$"):
+                await archive.write([Write(one, 0, b"no")], epoch=other)
+            with pytest.raises(NotWriterError):
+                await archive.truncate(one, 0, epoch=other)
+        assert await archive.read(one, 0, 100) == b"by nobody"
+        await archive.write([Write(one, 0, b"by nobody")], epoch=epoch)
+        await archive.truncate(one, 9, epoch=epoch)
+
+
 async def test_an_archive_drops_the_end_or_everything(archive: Archive) -> None:
     one, two = key_of(0), key_of(1)
-    await archive.write([Write(one, 0, b"0123456789"), Write(two, 0, b"x")])
-    await archive.truncate(one, 20)
+    await archive.write([Write(one, 0, b"0123456789"), Write(two, 0, b"x")], epoch=0)
+    await archive.truncate(one, 20, epoch=0)
     assert await archive.size(one) == 10
-    await archive.truncate(one, 4)
+    await archive.truncate(one, 4, epoch=0)
     assert await archive.read(one, 0, 100) == b"0123"
-    await archive.truncate(key_of(7), 4)
+    await archive.truncate(key_of(7), 4, epoch=0)
     await archive.remove([one, key_of(8)])
     assert await archive.size(one) == 0
     assert await archive.size(two) == 1
@@ -67,9 +84,9 @@ async def test_an_archive_keeps_when_bytes_were_written(archive: Archive) -> Non
     assert await archive.timestamps(one, 0, 10) == []
     assert await archive.partition(one, 0, lambda _: True) == 0
     writes = [stamped(one, number, 10 * number, b"123456789\n", number) for number in range(5)]
-    await archive.write(writes)
-    await archive.write([Write(two, 0, b"no times")])
-    await archive.write(writes[3:])  # again
+    await archive.write(writes, epoch=0)
+    await archive.write([Write(two, 0, b"no times")], epoch=0)
+    await archive.write(writes[3:], epoch=0)  # again
     await archive.sync([one, two])
     stored = [Timestamp(10 * number, at(number)) for number in range(5)]
     assert await archive.timestamps(one, 0, 10) == stored
@@ -84,11 +101,13 @@ async def test_an_archive_keeps_when_bytes_were_written(archive: Archive) -> Non
 
 async def test_an_archive_drops_times_with_their_bytes(archive: Archive) -> None:
     one = key_of(0)
-    await archive.write([stamped(one, number, number, b"x", number) for number in range(5)])
-    await archive.truncate(one, 3, 3)
+    await archive.write(
+        [stamped(one, number, number, b"x", number) for number in range(5)], epoch=0
+    )
+    await archive.truncate(one, 3, 3, epoch=0)
     assert await archive.size(one) == 3
     assert await archive.timestamps(one, 0, 9) == [Timestamp(n, at(n)) for n in range(3)]
-    await archive.truncate(one, 9, 9)
+    await archive.truncate(one, 9, 9, epoch=0)
     assert len(await archive.timestamps(one, 0, 9)) == 3
     await archive.remove([one])
     assert await archive.timestamps(one, 0, 9) == []
@@ -96,7 +115,7 @@ async def test_an_archive_drops_times_with_their_bytes(archive: Archive) -> None
 
 async def test_times_are_private_and_leave_no_files(tmp_path: Path) -> None:
     archive = FileArchive(tmp_path / "logs")
-    await archive.write([stamped(key_of(0), 0, 0, b"x", 0.25)])
+    await archive.write([stamped(key_of(0), 0, 0, b"x", 0.25)], epoch=0)
     path = tmp_path / "logs" / "t1" / "1" / "0.times"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     # Two numbers of 8 bytes, the lowest byte first: an offset, and microseconds since 1970.
@@ -108,16 +127,16 @@ async def test_times_are_private_and_leave_no_files(tmp_path: Path) -> None:
 
 async def test_a_crash_forgets_what_was_not_synced() -> None:
     archive, one = MemoryArchive(), key_of(0)
-    await archive.write([stamped(one, 0, 0, b"synced", 0)])
+    await archive.write([stamped(one, 0, 0, b"synced", 0)], epoch=0)
     await archive.sync([one])
-    await archive.write([stamped(one, 1, 6, b"not", 1)])
+    await archive.write([stamped(one, 1, 6, b"not", 1)], epoch=0)
     archive.crash()
     assert await archive.timestamps(one, 0, 9) == [Timestamp(0, at(0))]
 
 
 async def test_kept_files_are_private_and_leave_no_folders(tmp_path: Path) -> None:
     archive = FileArchive(tmp_path / "logs")
-    await archive.write([Write(key_of(0), 0, b"x"), Write(key_of(1), 0, b"x")])
+    await archive.write([Write(key_of(0), 0, b"x"), Write(key_of(1), 0, b"x")], epoch=0)
     path = archive.path(key_of(0))
     assert path == tmp_path / "logs" / "t1" / "1" / "0.log"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -131,7 +150,7 @@ async def test_kept_files_are_private_and_leave_no_folders(tmp_path: Path) -> No
 async def test_a_refusing_disk_is_an_archive_error(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where a folder should be")
     with pytest.raises(ArchiveError):
-        await FileArchive(tmp_path / "logs").write([Write(key_of(), 0, b"x")])
+        await FileArchive(tmp_path / "logs").write([Write(key_of(), 0, b"x")], epoch=0)
 
 
 def address(rank: int = 0) -> Address:

@@ -157,7 +157,7 @@ async def test_an_answer_with_times_is_bounded(
 ) -> None:
     key = key_of()
     stamps = [Timestamp(100 * number, at(number)) for number in range(10_000)]
-    await harness.archive.write([Write(key, 0, b"x" * 1_000_000, stamps)])
+    await harness.archive.write([Write(key, 0, b"x" * 1_000_000, stamps)], epoch=harness.epoch)
     async with harness.store.transaction(epoch=harness.epoch) as tx:
         tx.put(
             RunRow("t1", 1, gang(1), at(0), collected=True),

@@ -130,7 +130,9 @@ async def test_the_only_copy_keeps_its_times(source: MemorySource) -> None:
             source.append(key_of(), b"only")
             await harness.step("copy")
         if damaged:
-            await archive.write([Write(key_of(), 9, b"", (Timestamp(0, at(0)),), 1)])
+            await archive.write(
+                [Write(key_of(), 9, b"", (Timestamp(0, at(0)),), 1)], epoch=harness.epoch
+            )
         source.outputs.clear()
         harness.clock.current_time = at(200)
         await harness.restart()
