@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import Placement, Priority, Quota, RefusalCode, SetQuota, Unit
 from services.quota.domain import Holder, Use, check, group_token, held, scope_of, usage
-from tests.kit.clock import START
+from tests.kit.clock import START, at
 
 GOOD: dict[str, Any] = {"group": "train", "user": "ann", "unit": Unit.GPUS, "limit": 8}
 
@@ -32,7 +32,7 @@ def a_quota(**changes: Any) -> Quota:
     ],
 )
 def test_a_sensible_limit_is_accepted(changes: dict[str, Any]) -> None:
-    assert check(SetQuota(quota=a_quota(**changes))) is None
+    assert check(SetQuota(quota=a_quota(**changes)), at(0)) is None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_sensible_limit_is_accepted(changes: dict[str, Any]) -> None:
 def test_a_wrong_limit_is_reported_with_its_field(
     changes: dict[str, Any], field: str, value: str
 ) -> None:
-    refused = check(SetQuota(quota=a_quota(**changes)))
+    refused = check(SetQuota(quota=a_quota(**changes)), at(0))
     assert refused is not None
     assert refused.code is RefusalCode.INVALID
     (error,) = refused.errors
@@ -60,7 +60,7 @@ def test_a_wrong_limit_is_reported_with_its_field(
 
 
 def test_all_errors_are_reported_at_once() -> None:
-    refused = check(SetQuota(quota=a_quota(group="A", user="B", limit=-1)))
+    refused = check(SetQuota(quota=a_quota(group="A", user="B", limit=-1)), at(0))
     assert refused is not None
     assert [error.field for error in refused.errors] == ["group", "user", "limit"]
     assert refused.detail.endswith("(and 2 more)")
@@ -68,7 +68,7 @@ def test_all_errors_are_reported_at_once() -> None:
 
 def test_removing_a_limit_needs_no_number() -> None:
     quota = a_quota(unit=Unit.UNSPECIFIED, limit=-5)
-    assert check(SetQuota(quota=quota, unlimited=True)) is None
+    assert check(SetQuota(quota=quota, unlimited=True), at(0)) is None
 
 
 texts = st.sampled_from(["", "a", "b"])
