@@ -85,7 +85,7 @@ def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
 def _waits_for(round_: Round, task: Task, why: Reason, *, never: bool) -> None:
     """Explain the wait for a limit, or reject a new task that can never fit the limit."""
     if never and not task.accepted and task.state is QUEUED:
-        names = why.names if "grant" in why.names else {"whose": _subject(why)}
+        names = {**why.names} if "grant" in why.names else {"whose": _subject(why)}
         numbers = why.numbers
         refusal = reason(
             ReasonCode.QUOTA_NEVER_FITS, names=names, need=numbers["need"], limit=numbers["limit"]

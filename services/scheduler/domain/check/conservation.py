@@ -413,7 +413,7 @@ def _held(snapshot: Snapshot, limit: Limit, task: Task, *, deep: bool) -> int:
 
 def _amount(limit: Limit, task: Task, placements: tuple[Placement, ...]) -> int:
     gpus = sum(len(placement.gpus) for placement in placements)
-    if limit.unit is Unit.GPUS or (limit.unit is Unit.GPUS_OR_NODES and gpus):
+    if limit.unit is not Unit.NODES and (gpus or limit.unit is not Unit.GPUS_OR_NODES):
         return gpus
     sizes = sizes_of(task.spec)
     return sum(each.role not in sizes or not sizes[each.role].auxiliary for each in placements)

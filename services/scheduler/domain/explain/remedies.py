@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
