@@ -525,8 +525,8 @@ class Quota(Message):
     """Quota is a cap or a grant: how much a user or team may hold at once. An empty field means
     every one. All caps that match a task apply, and the smallest wins. Of the grants exactly
     one decides, the most specific: by user, then team, then each user; then by group; then by
-    priority. It counts what one user holds in one group. The grant without any name is the site
-    setting; without it everything that no other grant decides is permitted."""
+    priority. It counts what one user holds in one group. The grant without any name is the
+    site's default; without it everything that no other grant decides is permitted."""
 
     group: str = ""
     user: str = ""

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 # The levels that a run can have, the lowest first.
 ASCENDING = tuple(level for level in Priority if level not in (Priority.UNSPECIFIED, Priority.AUTO))
-# The names of the site setting: the grant that decides where no other does.
+# The names of the site's default: the grant that decides where no other does.
 SITE: Names = ("", "", "", Priority.UNSPECIFIED)
 
 
@@ -28,21 +28,44 @@ class Permits(Protocol):
     """What a grant says, whatever row or message holds it."""
 
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """The group; empty: each by itself."""
+        ...
+
     @property
-    def user(self) -> str: ...
+    def user(self) -> str:
+        """The user; empty: each by themselves."""
+        ...
+
     @property
-    def team(self) -> str: ...
+    def team(self) -> str:
+        """The team, for each member by themselves; empty: every team."""
+        ...
+
     @property
-    def priority(self) -> Priority: ...
+    def priority(self) -> Priority:
+        """The level; UNSPECIFIED: every one."""
+        ...
+
     @property
-    def unit(self) -> Unit: ...
+    def unit(self) -> Unit:
+        """What ``limit`` counts."""
+        ...
+
     @property
-    def limit(self) -> int: ...
+    def limit(self) -> int:
+        """How much is permitted at once."""
+        ...
+
     @property
-    def unlimited(self) -> bool: ...
+    def unlimited(self) -> bool:
+        """True if any amount is permitted."""
+        ...
+
     @property
-    def level_max(self) -> Priority: ...
+    def level_max(self) -> Priority:
+        """The highest level that is permitted; UNSPECIFIED: every level is."""
+        ...
 
 
 def deciding(
@@ -89,7 +112,7 @@ def grant_text(grant: Permits) -> str:
     else:
         much = "any amount" if grant.unlimited else amount(grant.limit, grant.unit)
     if is_site(grant):
-        return f"the site setting ({much})"
+        return f"the site's default ({much})"
     at = "" if grant.priority is Priority.UNSPECIFIED else f" at {level_name(grant.priority)}"
     where = f"{at} in group {grant.group}" if grant.group else f"{at} in each group"
     if grant.user:
@@ -99,5 +122,5 @@ def grant_text(grant: Permits) -> str:
 
 
 def is_site(grant: Permits) -> bool:
-    """True for the site setting, the grant without any name."""
+    """True for the site's default, the grant without any name."""
     return (grant.group, grant.user, grant.team, grant.priority) == SITE

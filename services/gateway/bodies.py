@@ -124,7 +124,7 @@ class QuotaBody(Body):
         default=False, description="of a grant: any amount; of a cap: the same as remove"
     )
     level_max: PriorityWord | None = Field(
-        default=None, description="of the site setting: the highest level that is permitted"
+        default=None, description="of the site's default: the highest level that is permitted"
     )
     expires_at: Timestamp | None = Field(default=None, description="when the row is removed")
     remove: Flag = Field(default=False, description="remove the row")

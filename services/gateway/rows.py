@@ -150,7 +150,7 @@ class QuotaRow:
     changed_at: datetime
     # A grant without a number.
     unlimited: bool = False
-    # Of the site setting: the highest level that is permitted; empty: all are.
+    # Of the site's default: the highest level that is permitted; empty: all are.
     level_max: str = ""
     expires_at: datetime | None = None
 

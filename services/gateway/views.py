@@ -12,8 +12,6 @@ from typing import Any
 from libs.contracts.base import Message
 from libs.contracts.fields import SHOWN
 from libs.contracts.messages import (
-    Permission,
-    Quota,
     Checkpoint,
     ClassRetries,
     DecisionRecord,
@@ -22,9 +20,11 @@ from libs.contracts.messages import (
     LifeState,
     LifeStateSaved,
     LogInfo,
+    Permission,
     Placement,
     PreemptionPolicy,
     Priority,
+    Quota,
     Reason,
     RetryPolicy,
     RunDelayed,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from libs.contracts.ids import NAME_RULE, is_name
 from libs.contracts.messages import (
@@ -28,21 +27,6 @@ from libs.contracts.wording import field_error
 
 LIMIT_MAX = 1_000_000_000
 EVERY_GROUP = "all"
-
-
-class Says(Protocol):
-    """What ``Quota`` and its row have in common."""
-
-    @property
-    def unit(self) -> Unit: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def unlimited(self) -> bool: ...
-    @property
-    def level_max(self) -> Priority: ...
-    @property
-    def expires_at(self) -> datetime | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +69,6 @@ def scope_of(quota: Quota) -> str:
 def removes(command: SetQuota) -> bool:
     """True if the command removes a row."""
     return command.remove or command.unlimited
-
-
-def said_of(row: Says) -> tuple[object, ...]:
-    """What a row says about its scope: a command that says the same changes nothing."""
-    return row.unit, row.limit, row.unlimited, row.level_max, row.expires_at
 
 
 def group_token(quota: Quota) -> str:
@@ -148,10 +127,10 @@ def _errors(command: SetQuota, now: datetime) -> Iterator[FieldError]:
 
 def _amount_errors(quota: Quota) -> Iterator[FieldError]:
     if quota.level_max is not Priority.UNSPECIFIED:
-        fix = "leave it out, or set the site setting: an unlimited grant without any name"
+        fix = "leave it out, or set the site's default: an unlimited grant without any name"
         level = level_name(quota.level_max)
         if not (quota.grant and quota.unlimited and is_site(quota)):
-            yield field_error("level_max", level, "belongs to the site setting alone", fix)
+            yield field_error("level_max", level, "belongs to the site's default alone", fix)
         elif quota.level_max is Priority.AUTO:
             yield field_error("level_max", level, "is not a level", "choose a level")
     if quota.unlimited:

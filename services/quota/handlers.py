@@ -32,7 +32,6 @@ from services.quota.domain import (
     group_token,
     held,
     removes,
-    said_of,
     scope_of,
     usage,
 )
@@ -77,7 +76,7 @@ async def set_quota(tx: Tx, command: SetQuota) -> SetQuotaReply:
             return SetQuotaReply(version=before.version if before else 0)
         return SetQuotaReply(version=await _remove(tx, before, command.asked_by))
     if before is not None and live:
-        if said_of(before) == said_of(command.quota):
+        if _says(before) == _says(command.quota):
             return SetQuotaReply(version=before.version)
         if before.unit is not command.quota.unit:
             await _remove(tx, before, command.asked_by)
@@ -200,6 +199,11 @@ async def _remove(tx: Tx, row: QuotaRow, asked_by: str, *, expired: bool = False
     tx.put(gone)
     tx.emit(_changed(gone))
     return gone.version
+
+
+def _says(row: QuotaRow | Quota) -> tuple[object, ...]:
+    """What a row says about its scope: a command that says the same changes nothing."""
+    return row.unit, row.limit, row.unlimited, row.level_max, row.expires_at
 
 
 async def _row(tx: Tx, scope: str, quota: Quota, asked_by: str) -> QuotaRow:

@@ -31,7 +31,7 @@ class QuotaRow:
     grant: bool = False
     # A grant without a number.
     unlimited: bool = False
-    # Of the site setting: no level above it is permitted.
+    # Of the site's default: no level above it is permitted.
     level_max: Priority = Priority.UNSPECIFIED
     # When the row is removed; None: never.
     expires_at: datetime | None = None

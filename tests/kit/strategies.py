@@ -82,7 +82,6 @@ def drawn_limit(*, grant: bool, unlimited: bool, **fields: Any) -> Limit:
     )
 
 
-
 GROUPS = ["default", "default", "default", "dev"]
 NAMES = sorted(DISCIPLINES)
 CLUSTERS = (

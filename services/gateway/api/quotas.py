@@ -96,7 +96,7 @@ async def put_quota(
 ) -> Response:
     """Set a cap or a grant, or remove it. Lowering one stops nothing that runs.
 
-    A grant without any name is the site setting.
+    A grant without any name is the site's default.
     """
     _require_one_amount(body)
     subject = f"user={body.user or '*'} team={body.team or '*'} priority={body.priority or '*'}"

@@ -390,7 +390,7 @@ class Permission(TypedDict):
     # What the user holds in this group at this level.
     gpus_held: int
     nodes_held: int
-    # The grant that decides, in words; ``site``: it is the site setting.
+    # The grant that decides, in words; ``site``: it is the site's default.
     because: str
     site: bool
     expires_at: str | None

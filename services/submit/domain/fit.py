@@ -296,7 +296,9 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
         error = _not_permitted(grant, level, spec, facts) if grant is not None else None
         if error is None and (found := _exceeded(caps, level, spec, facts)) is not None:
             row, needed = found
-            error = _too_much(spec, row, needed, f"the quota of {_holder(row)} is {row.limit}", facts)
+            error = _too_much(
+                spec, row, needed, f"and the quota of {_holder(row)} is {row.limit}", facts
+            )
         if error is None:
             return
         exceeded.append(error)
@@ -320,7 +322,7 @@ def _not_permitted(
     needed = demand(spec, grant.unit, facts)
     if most is None or needed <= most:
         return None
-    return _too_much(spec, grant, needed, f"what decides is {grant_text(grant)}", facts)
+    return _too_much(spec, grant, needed, f"more than {grant_text(grant)} permits", facts)
 
 
 def _too_much(spec: TaskSpec, row: Quota, needed: int, permits: str, facts: Facts) -> FieldError:
@@ -329,7 +331,7 @@ def _too_much(spec: TaskSpec, row: Quota, needed: int, permits: str, facts: Fact
     return field_error(
         field,
         value,
-        f"the task needs {counted(needed, noun)}, and {permits}",
+        f"the task needs {counted(needed, noun)}, {permits}",
         f"ask for at most {counted(most, noun)}, choose another priority or group, "
         "or ask an administrator for more (PUT /v1/quotas)",
     )

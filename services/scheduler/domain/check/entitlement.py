@@ -146,7 +146,8 @@ class Victims:
         Nodes of one group are no use to a task of another, but what its owner holds may be.
         """
         return task.owner == better.owner and any(
-            not limit.group and not limit.grant
+            not limit.group
+            and not limit.grant
             and limit in set(applying(self._snapshot, better, level))
             for limit in applying(self._snapshot, task, task.level)
         )

@@ -421,6 +421,8 @@ class Remedies:
         """A grant for the task's owner alone that admits the task where ``row`` does not."""
         task = self._task
         unit = Unit.GPUS if need.gpus else Unit.NODES
+        # No level has quota left for a task at AUTO; this is the highest that is open to everybody.
+        level = self._index.settings.auto_level_max if task.is_auto else level
         held = sum(
             held_need(each).of(unit)
             for each in self._index.tasks.values()

@@ -29,11 +29,19 @@ class Claimant(Protocol):
     """Whose limits count: a task, or a user in a group."""
 
     @property
-    def owner(self) -> str: ...
+    def owner(self) -> str:
+        """The user."""
+        ...
+
     @property
-    def team(self) -> str: ...
+    def team(self) -> str:
+        """Their team; empty: none."""
+        ...
+
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """The group of nodes."""
+        ...
 
 
 class Need(NamedTuple):
@@ -151,9 +159,10 @@ class QuotaUsage:
             self._matching.pop(row.user, None)
         else:
             self._matching.clear()
-        counted = (
-            old is not None
-            and (old.unit, old.unlimited, old.level_max) == (row.unit, row.unlimited, row.level_max)
+        counted = old is not None and (old.unit, old.unlimited, old.level_max) == (
+            row.unit,
+            row.unlimited,
+            row.level_max,
         )
         if row.removed or not counted:
             self._held.pop(row.key, None)
@@ -165,9 +174,11 @@ class QuotaUsage:
         """Forget what the grants count of these owners; None: of all."""
         for key, held in self._held.items():
             if key[-1]:
-                for subject in [*held] if owners is None else [
-                    each for each in held if each.partition("/")[2] in owners
-                ]:
+                for subject in (
+                    [*held]
+                    if owners is None
+                    else [each for each in held if each.partition("/")[2] in owners]
+                ):
                     del held[subject]
 
     def counted_accounts(self) -> dict[Account, int]:

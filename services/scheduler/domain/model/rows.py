@@ -273,7 +273,7 @@ class Limit:
     grant: bool = False
     # A grant without a number.
     unlimited: bool = False
-    # Of the site setting: no level above it is permitted; UNSPECIFIED: all are.
+    # Of the site's default: no level above it is permitted; UNSPECIFIED: all are.
     level_max: Priority = Priority.UNSPECIFIED
     # When quota removes the row. Nothing here depends on it; ``explain`` shows it.
     expires_at: datetime | None = None

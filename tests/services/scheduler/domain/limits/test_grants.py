@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -34,9 +34,7 @@ def a_grant(limit: int = 4, **fields: Any) -> Limit:
     return a_limit(limit, grant=True, **fields)
 
 
-SITE = a_limit(
-    0, unit=Unit.UNSPECIFIED, grant=True, unlimited=True, level_max=NORMAL
-)
+SITE = a_limit(0, unit=Unit.UNSPECIFIED, grant=True, unlimited=True, level_max=NORMAL)
 
 
 def a_quota_usage(*limits: Limit, held: list[Task] | None = None) -> QuotaUsage:
@@ -155,10 +153,10 @@ def test_auto_rises_only_where_the_deciding_grant_names_the_level() -> None:
             "the grant of 1 node for each member of team vision in each group",
         ),
         (a_grant(0, priority=HIGH), "the grant of 0 GPUs for each user at high in each group"),
-        (SITE, "the site setting (any amount, nothing above normal)"),
+        (SITE, "the site's default (any amount, nothing above normal)"),
         (
             a_grant(8, unit=Unit.GPUS_OR_NODES),
-            "the site setting (8 GPUs (nodes for runs without GPUs))",
+            "the site's default (8 GPUs (nodes for runs without GPUs))",
         ),
         (a_grant(0, user="ann", unlimited=True), "ann's grant of any amount in each group"),
     ],
@@ -299,7 +297,7 @@ def test_what_is_counted_agrees_with_every_row_against_every_task(changes: list[
 
     for change in changes:
         if isinstance(change, tuple):
-            _move(usage, tasks, *change)
+            _move(usage, tasks, Run(*change))
         else:
             batch = {row.key: row for row in (change if isinstance(change, list) else [change])}
             rows |= batch
@@ -311,27 +309,28 @@ def test_what_is_counted_agrees_with_every_row_against_every_task(changes: list[
                 assert fork.deciding(task, level) == naive_grant(rows, task, level)
 
 
-def _move(
-    usage: QuotaUsage,
-    tasks: dict[str, Task],
-    number: int,
-    owner: str,
-    team: str,
-    group: str,
-    level: Priority,
-    gpus: int,
-) -> None:
-    """A run begins, ends (no GPUs), or counts at another level."""
-    task_id = f"t{number}"
+class Run(NamedTuple):
+    """A run that begins, ends (no GPUs), or counts at another level."""
+
+    number: int
+    owner: str
+    team: str
+    group: str
+    level: Priority
+    gpus: int
+
+
+def _move(usage: QuotaUsage, tasks: dict[str, Task], run: Run) -> None:
+    task_id = f"t{run.number}"
     old = tasks.pop(task_id, None)
     if old is not None:
         need = held_need(old)
         usage.charge(old, old.level, Need(-need.gpus, -need.nodes))
-    if gpus:
-        task = a_task(task_id, owner=owner, team=team, group=group)
-        task = replace(running(task, {"n0": tuple(range(gpus))}), level=level)
+    if run.gpus:
+        task = a_task(task_id, owner=run.owner, team=run.team, group=run.group)
+        task = replace(running(task, {"n0": tuple(range(run.gpus))}), level=run.level)
         tasks[task_id] = task
-        usage.charge(task, level, held_need(task))
+        usage.charge(task, run.level, held_need(task))
 
 
 def test_deciding_is_one_lookup_for_each_name() -> None:
