@@ -116,9 +116,10 @@ class FakeNodes:
         *,
         grace_seconds: float,
         ranks: frozenset[int] | None = None,
+        asks: bool = False,
     ) -> None:
         """See ``port.Runtime``: the ranks of a run end together."""
-        del grace_seconds, ranks
+        del grace_seconds, ranks, asks
         run = self._runs.setdefault(run_id, _Run(ObservedRun(run_id, {}, node_ids)))
         run.ended = True
         self._finish(run, None, KILL_SIGNAL)

@@ -40,6 +40,36 @@ def test_relative_links_lead_somewhere() -> None:
     assert broken == []
 
 
+def blocks_of_rows(page: Path) -> list[list[str]]:
+    """The lines of each table, outside of code."""
+    blocks: list[list[str]] = [[]]
+    in_code = False
+    for line in page.read_text().splitlines():
+        in_code ^= line.lstrip().startswith("```")
+        if line.startswith("|") and not in_code:
+            blocks[-1].append(line)
+        elif blocks[-1]:
+            blocks.append([])
+    return [block for block in blocks if block]
+
+
+def test_tables_are_whole() -> None:
+    """A blank line ends a table: the rows behind it would be shown as text."""
+    broken = [
+        f"{page.relative_to(ROOT)}: {block[0]}"
+        for page in [
+            *ROOT.glob("*.md"),
+            *(ROOT / "docs").rglob("*.md"),
+            ROOT / "libs/sdk/README.md",
+        ]
+        for block in blocks_of_rows(page)
+        if len(block) < 2
+        or not re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", block[1].strip())
+        or len({len(re.findall(r"(?<!\\)\|", row)) for row in block}) > 1
+    ]
+    assert broken == []
+
+
 def test_the_page_of_contracts_has_every_variable_as_it_is_declared() -> None:
     page = (ROOT / "docs/contracts.md").read_text()
     for contract in CONTRACTS.values():

@@ -70,6 +70,10 @@ class Values:
         """A name."""
         return self.names[key]
 
+    def by(self) -> str:
+        """Who set a goal."""
+        return self.names.get("by") or "its owner"
+
     def priority(self, key: str) -> str:
         """A level as people write it."""
         return self.names[key].removeprefix("PRIORITY_").lower()
@@ -274,9 +278,9 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         ),
         "did not start in time, so it is ended by force",
     ),
-    ReasonCode.GOAL_PAUSE: (lambda _: "its owner paused it", "its owner paused it"),
-    ReasonCode.GOAL_STOP: (lambda _: "its owner stopped it", "its owner stopped it"),
-    ReasonCode.GOAL_RUN: (lambda _: "its owner resumed it", "its owner resumed it"),
+    ReasonCode.GOAL_PAUSE: (lambda given: f"{given.by()} paused it", "its owner paused it"),
+    ReasonCode.GOAL_STOP: (lambda given: f"{given.by()} stopped it", "its owner stopped it"),
+    ReasonCode.GOAL_RUN: (lambda given: f"{given.by()} resumed it", "its owner resumed it"),
     ReasonCode.MAX_RUN_TIME: (
         lambda given: f"has run for its maximum of {given.span()} (--max-run-time)",
         "has run for its maximum time (--max-run-time)",

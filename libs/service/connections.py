@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from libs.service.loop import pause
 
@@ -195,3 +196,14 @@ class _Bounded(H11Protocol):
 def bounded_protocol(bounds: Connections) -> type[asyncio.Protocol]:
     """A protocol class for uvicorn whose connections are counted in ``bounds``."""
     return type("BoundedProtocol", (_Bounded,), {"bounds": bounds})
+
+
+class WebSockets(WebSocketsSansIOProtocol):
+    """uvicorn's own protocol, which does not know that a refusal with a body ends the handshake,
+    and logs an error for each."""
+
+    async def send(self, message: Any) -> None:  # noqa: ANN401 - as uvicorn has it
+        """Send one message of the application."""
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True

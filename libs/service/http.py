@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from libs.service.connections import Connections, HttpLimits, bounded_protocol
+from libs.service.connections import Connections, HttpLimits, WebSockets, bounded_protocol
 from libs.service.loop import pause
 
 Scope = MutableMapping[str, Any]
@@ -153,6 +153,7 @@ async def serve_http(
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS_MAX,
         http=bounded_protocol(connections),
+        ws=WebSockets,
         # Clients send next to nothing by WebSocket.
         ws_max_size=WEBSOCKET_BYTES_MAX,
         ws_max_queue=WEBSOCKET_MESSAGES_MAX,

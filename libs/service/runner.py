@@ -94,22 +94,30 @@ class Runner:
     @property
     def ready(self) -> tuple[bool, str]:
         """Can it do its work now, and if not, why."""
-        if not self.service.ports.bus.connected:
-            return False, "the bus is not connected"
-        if not self.service.ports.store.connected:
-            return False, "the database is not connected"
-        if self.relay.waiting:
-            return False, "the outbox cannot be published"
-        if self.consumption is not None:
-            # While it leads: what was wrong in an earlier term is the present leader's matter.
-            problem = self.consumption.problem or self.service.problem()
-            if problem:
-                return False, problem
-        if self.service.commands_on_leader_only and self.epoch is None:
-            return not self.beginning, self.beginning or "waiting: another process leads"
-        if not self.serving:
-            return False, "its commands are not taken yet"
+        if problem := self._problem():
+            return False, problem
+        if self._stands_by:
+            return True, "waiting: another process leads"
         return True, f"ready, but {self.warning}" if self.warning else "ready"
+
+    @property
+    def _stands_by(self) -> bool:
+        return self.service.commands_on_leader_only and self.epoch is None
+
+    def _problem(self) -> str:
+        """Why it cannot do its work now; empty: it can, or another process does."""
+        service = self.service
+        # While it leads: what was wrong in an earlier term is the present leader's matter.
+        led = self.consumption is not None and (self.consumption.problem or service.problem())
+        checks = (
+            ("the bus is not connected", not service.ports.bus.connected),
+            ("the database is not connected", not service.ports.store.connected),
+            ("the outbox cannot be published", self.relay.waiting),
+            (led or "", led),
+            (self.beginning, self._stands_by and self.beginning),
+            ("its commands are not taken yet", not self._stands_by and not self.serving),
+        )
+        return next((text for text, holds in checks if holds), "")
 
     @property
     def warning(self) -> str:

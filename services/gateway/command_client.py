@@ -123,6 +123,7 @@ def retry_task(task_id: str, row: TaskRow, team: str, key: str) -> m.CreateTask:
     assert row.spec is not None, "the caller has seen that its spec is known"
     spec = row.spec.model_copy(
         update={
+            **_without_derived(row.spec),
             "labels": {**row.spec.labels, RETRY_OF: task_id},
             "name": _name_again(task_id, row, row.spec),
             "continues": None,
@@ -135,9 +136,23 @@ def continue_task(row: TaskRow, team: str, key: str, continues: m.Continuation) 
     """The command for a task that goes on with an ended one, as ``retry_task`` does, but from its
     last checkpoint and with its life state."""
     assert row.spec is not None, "the caller has seen that its spec is known"
-    name = _name_again(row.task_id, row, row.spec)
-    spec = row.spec.model_copy(update={"name": name, "continues": continues})
+    spec = row.spec.model_copy(
+        update={
+            **_without_derived(row.spec),
+            "name": _name_again(row.task_id, row, row.spec),
+            "continues": continues,
+        }
+    )
     return m.CreateTask(client_key=key, owner=row.owner, team=team, spec=spec)
+
+
+def _without_derived(spec: m.TaskSpec) -> dict[str, object]:
+    """What submit fills in anew, so that it warns of nothing that nobody has said: the sum of the
+    replicas, and the deadline of a run that gets none."""
+    preemption = spec.preemption
+    if preemption.mode is m.PreemptMode.KILL:
+        preemption = preemption.model_copy(update={"ack_deadline_seconds": 0.0})
+    return {"nodes": 0, "preemption": preemption}
 
 
 def _name_again(task_id: str, row: TaskRow, spec: m.TaskSpec) -> str:

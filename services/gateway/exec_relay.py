@@ -19,6 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from libs.bus.sessions import Session, SessionLostError
 from libs.contracts import messages as m
+from libs.service.http import WEBSOCKET_BYTES_MAX
 from services.gateway.auth import StreamAuthorization
 from services.gateway.body_types import Body
 from services.gateway.problems import (
@@ -33,7 +34,9 @@ from services.gateway.strict_input import InvalidInputError, json_of
 
 STDIN, STDOUT, STDERR = b"\x00", b"\x01", b"\x02"
 CHANNELS = {m.ExecStream.STDOUT: STDOUT, m.ExecStream.STDERR: STDERR}
-JSON_VALUES_MAX = 2_000
+# A message is bounded by its bytes already, and a command with too many words is refused by their
+# number.
+JSON_VALUES_MAX = WEBSOCKET_BYTES_MAX
 SIDE_MAX = 10_000
 
 

@@ -75,23 +75,35 @@ def advice(part: type[BaseModel] | None, name: str, value: object) -> str:
         return meant(name, fields)
     known = {**ALIASES, **_fields_of_options()}
     path = known.get(name, "")
-    if issubclass(part, RoleBody):
-        path = path or (name if name in TaskSpecBody.model_fields else "")
-        path = ROLE_FIELDS.get(path, path)
-        if path and path not in fields:
-            return f"did you mean {path}? It is a field of the whole task: write it beside roles."
-    elif name in WITHOUT_FIELD:
+    if name in WITHOUT_FIELD and issubclass(part, TaskSpecBody):
         option = "--" + name.replace("_", "-")
         return f"the option {option} of `shiftwork submit` does it; a task has no field for it."
+    if not path and name in _fields_elsewhere(part):
+        path = name
     if path:
-        written = example(path, value)
-        is_more = "." in path or "..." not in written
-        return f"did you mean {path}?" + (f" Write {written}." if is_more else "")
-    near = meant(name, [*fields, *known])
-    for alias, field in known.items():
-        if near == f"did you mean {alias}?" and alias not in fields:
-            return f"did you mean {field}?"
-    return near
+        return _meant_field(part, path, value)
+    names = {**known, **{each: each for each in (*_fields_elsewhere(part), *fields)}}
+    near = meant(name, names)
+    found = next((path for each, path in names.items() if near == f"did you mean {each}?"), "")
+    return _meant_field(part, found, None) if found else ""
+
+
+def _fields_elsewhere(part: type[BaseModel]) -> Mapping[str, object]:
+    """The fields of roles for a task, and those of tasks for a role."""
+    return (TaskSpecBody if issubclass(part, RoleBody) else RoleBody).model_fields
+
+
+def _meant_field(part: type[BaseModel], path: str, value: object) -> str:
+    """The question whether this field is meant, where it belongs, and how it is written."""
+    if issubclass(part, RoleBody):
+        path = ROLE_FIELDS.get(path, path)
+        if path not in part.model_fields:
+            return f"did you mean {path}? It is a field of the whole task: write it beside roles."
+    elif path in RoleBody.model_fields and path not in (*part.model_fields, "command"):
+        return f"did you mean {path}? It belongs to a role: roles: [{{..., {path}: ...}}]."
+    written = "..." if value is None else example(path, value)
+    is_more = value is not None and ("." in path or "..." not in written)
+    return f"did you mean {path}?" + (f" Write {written}." if is_more else "")
 
 
 def is_secret(name: str) -> bool:

@@ -236,6 +236,9 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
         message, fix = _OBJECT[0], f"write {_as_fields(detail, place, body)}"
     if message == _NUMBER[0] and last.endswith("_seconds"):
         fix = "give a number of seconds" + _as_seconds(detail["input"])
+    if kind == "string_type" and place[-2:] == ("ready", "port"):
+        message = "is not the name of a port"
+        fix = "name one of the role's ports, such as http of ports: [{name: http}]"
     if detail["type"] == "list_type" and not secret:
         fix += _as_list(detail["input"])
     return FieldError(

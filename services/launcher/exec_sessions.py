@@ -65,6 +65,8 @@ class ExecSessions:
         self._bus, self._store, self._runtime = bus, store, runtime
         self._limits, self._now = limits, now
         self._tasks: set[asyncio.Task[None]] = set()
+        # Requests whose rank is being looked up: each has its place already.
+        self._opening = 0
 
     async def open(self, command: OpenExec) -> OpenExecReply:
         """Answer a request for a session; it goes on after the answer."""
@@ -73,11 +75,15 @@ class ExecSessions:
             return _refused(RefusalCode.CONFLICT, detail)
         if self._limits.sessions_max == 0:
             return _refused(RefusalCode.CONFLICT, "this site runs no sessions in ranks")
-        if len(self._tasks) >= self._limits.sessions_max:
+        if len(self._tasks) + self._opening >= self._limits.sessions_max:
             detail = f"{self._limits.sessions_max} sessions are open on this platform; close one"
             return _refused(RefusalCode.UNAVAILABLE, detail)
-        async with self._store.transaction() as tx:
-            runs = await tx.select(Run, Where("task_id", Op.EQ, command.task_id))
+        self._opening += 1
+        try:
+            async with self._store.transaction() as tx:
+                runs = await tx.select(Run, Where("task_id", Op.EQ, command.task_id))
+        finally:
+            self._opening -= 1
         found = find_rank(runs, command.rank, command.role)
         if isinstance(found, Refusal):
             return OpenExecReply(refusal=found)

@@ -57,7 +57,7 @@ from services.launcher.domain import (
     rank_restarts,
     role_order,
 )
-from services.launcher.domain.model import NodeRow, PastRun, Run, RunState
+from services.launcher.domain.model import NodeRow, PastRun, Run, RunState, ordered_after
 from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
 from services.launcher.hosts import LOCAL, Network
 
@@ -97,7 +97,7 @@ async def on_preemption_requested(tx: Tx, event: PreemptionRequested) -> None:
     if run is None:
         return
     if run.preempt_deadline_at is None or event.deadline_at < run.preempt_deadline_at:
-        first_at = run.preempt_requested_at or tx.now
+        first_at = run.preempt_requested_at or ordered_after(tx.now, run.ending_at)
         tx.put(replace(run, preempt_requested_at=first_at, preempt_deadline_at=event.deadline_at))
 
 
@@ -106,7 +106,8 @@ async def on_kill_requested(tx: Tx, event: KillRequested) -> None:
     run = await _requested(tx, event.task_id, event.attempt)
     if run is not None and run.kill_requested_at is None:
         expired = event.reason.code is ReasonCode.START_EXPIRED
-        tx.put(replace(run, kill_requested_at=tx.now, start_expired=expired))
+        at = ordered_after(tx.now, run.yield_requested_at)
+        tx.put(replace(run, kill_requested_at=at, start_expired=expired))
 
 
 async def _requested(tx: Tx, task_id: str, attempt: int) -> Run | None:
@@ -160,7 +161,7 @@ def _with_request(
     run = known.run
     if not command.preempt_requested or run is None or run.preempt_requested_at is not None:
         return known
-    return replace(known, run=replace(run, preempt_requested_at=now))
+    return replace(known, run=replace(run, preempt_requested_at=ordered_after(now, run.ending_at)))
 
 
 async def yield_run(tx: Tx, command: YieldRun) -> YieldRunReply:
@@ -179,7 +180,8 @@ async def yield_run(tx: Tx, command: YieldRun) -> YieldRunReply:
     if run.leaves_since is not None:
         return YieldRunReply()
     if run.state is RunState.ENDING or run.kill_requested_at is not None:
-        tx.put(replace(run, yield_requested_at=tx.now))
+        at = ordered_after(tx.now, run.ending_at, run.kill_requested_at)
+        tx.put(replace(run, yield_requested_at=at))
         return YieldRunReply()
     if run.preempt_requested_at is not None:
         tx.put(replace(run, acked_at=tx.now))

@@ -25,7 +25,7 @@ from libs.service.loop import Loop, Wake
 from libs.store.port import Delta, Store, Tx
 from services.launcher import store as tables
 from services.launcher.domain import exits, inventory, rank_restarts, start_delays
-from services.launcher.domain.grace_periods import grace_for
+from services.launcher.domain.grace_periods import grace_for, is_asked
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.model import Listing, NodeRow, PortLease, Refused, Run, RunState
@@ -476,13 +476,16 @@ class Launcher:
                     await self.runtime.signal(action.run_id, task.node_ids, action.signal)
                 case End():
                     grace = self.limits.policy.grace.seconds(grace_for(run))
-                    await self.runtime.end(action.run_id, task.node_ids, grace_seconds=grace)
+                    await self.runtime.end(
+                        action.run_id, task.node_ids, grace_seconds=grace, asks=is_asked(run)
+                    )
                 case EndRanks():
                     await self.runtime.end(
                         action.run_id,
                         task.node_ids,
                         grace_seconds=action.grace_seconds,
                         ranks=frozenset(action.ranks),
+                        asks=is_asked(run),
                     )
                 case _:
                     keep = exits.is_kept(run.exit if run is not None else None)

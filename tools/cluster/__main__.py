@@ -32,15 +32,12 @@ def up(arguments: argparse.Namespace) -> int:
             names = [node["metadata"]["name"] for node in api.items("/api/v1/nodes")]
         print(f"{GIVEN}={given} is used as it is: {len(names)} nodes ({', '.join(names[:5])})")
         return 0
-    cluster = Cluster()
-    if not cluster.exists:
-        cluster = Cluster(
-            Layout(folder=default_folder(), node_count=arguments.nodes, gpus=arguments.gpus)
-        )
-    if not cluster.is_up():
-        print("starting a cluster on this machine", file=sys.stderr, flush=True)
-        cluster.up()
-    print(f"export {GIVEN}={cluster.layout.kubeconfig}")
+    new = Layout(folder=default_folder(), node_count=arguments.nodes, gpus=arguments.gpus)
+    with Cluster() if Cluster().exists else Cluster(new) as cluster:
+        if not cluster.is_up():
+            print("starting a cluster on this machine", file=sys.stderr, flush=True)
+            cluster.up()
+        print(f"export {GIVEN}={cluster.layout.kubeconfig}")
     return 0
 
 
@@ -54,9 +51,9 @@ def down(_: argparse.Namespace) -> int:
 
 def status(_: argparse.Namespace) -> int:
     """What runs."""
-    cluster = Cluster()
-    print("\n".join(cluster.status()))
-    return 0 if cluster.is_up() else 1
+    with Cluster() as cluster:
+        print("\n".join(cluster.status()))
+        return 0 if cluster.is_up() else 1
 
 
 def load(arguments: argparse.Namespace) -> int:
@@ -67,10 +64,11 @@ def load(arguments: argparse.Namespace) -> int:
 
 def kubelet(arguments: argparse.Namespace) -> int:
     """Stop or start one node's kubelet."""
-    if arguments.what == "stop":
-        Cluster().stop_kubelet(arguments.node, kill=arguments.kill)
-    else:
-        Cluster().start_kubelet(arguments.node)
+    with Cluster() as cluster:
+        if arguments.what == "stop":
+            cluster.stop_kubelet(arguments.node, kill=arguments.kill)
+        else:
+            cluster.start_kubelet(arguments.node)
     return 0
 
 
@@ -91,6 +89,7 @@ def plane(arguments: argparse.Namespace) -> int:
     one = ControlPlane(arguments.folder.resolve(), Options(audit=arguments.audit))
     if arguments.what == "up":
         one.start()
+        one.close()
         print(f"export {GIVEN}={one.kubeconfig}")
     else:
         one.stop()

@@ -39,7 +39,8 @@ class Api:
         # A hundred megabytes, which most of what these tools do never needs.
         from libs.kube import client, transport  # noqa: PLC0415
 
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner()
+        self._loop = self._runner.get_loop()
         self._thread = Thread(target=self._loop.run_forever, name="kubernetes api", daemon=True)
         self._thread.start()
         self._transport = transport.Transport(Path(kubeconfig), connections_max=0)
@@ -62,11 +63,11 @@ class Api:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and end what still reads from one."""
         self._wait(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+        self._runner.close()
 
     def request(
         self,

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from tools.cluster import access, cgroups, configs, dns, images, network, nodes, prerequisites
 from tools.cluster.api import ApiError, wait_until
@@ -70,6 +71,12 @@ class Cluster:
         self.exists = (self.layout.folder / "plane").exists()
         self._options = options
         self._plane: ControlPlane | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def plane(self) -> ControlPlane:

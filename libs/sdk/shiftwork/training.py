@@ -46,7 +46,6 @@ URI_BYTES_MAX = 1024
 DIGEST_CHARACTERS_MAX = 256
 METRICS_PER_REPORT_MAX = 64
 YIELD_REASON_CHARACTERS_MAX = 200
-PRIORITY_BYTES_MAX = 64
 LIFE_STATE_BYTES_MAX = 65_536
 METRIC_NAME_CHARACTERS_MAX = 128
 
@@ -277,7 +276,9 @@ def yield_now(reason: str = "") -> None:
 
     Raises:
         Superseded: this attempt is no longer the live one; stop.
+        TypeError: the reason is no text.
     """
+    _check_is_text("reason", reason)
     live = _process.conversation()
     if live is not None:
         live.yield_now(reason[:YIELD_REASON_CHARACTERS_MAX])
@@ -341,7 +342,11 @@ def set_priority(priority: str) -> None:
         ValueError: there is no such level, or the owner may not have it.
         TypeError: the level is no text.
     """
-    _text("priority", priority, PRIORITY_BYTES_MAX)
+    _check_is_text("priority", priority)
+    from shiftwork.cli.task_options import PRIORITIES  # noqa: PLC0415 - needed here alone
+
+    if priority not in PRIORITIES:
+        raise ValueError(f"priority must be one of {', '.join(PRIORITIES)}, not {priority!r}")
     live = _process.conversation()
     if live is not None:
         live.ask("PUT", "/v1/run/priority", {"priority": priority}, f"priority {priority}")
@@ -376,9 +381,13 @@ def step_number(step: int) -> int:
     return number
 
 
-def _text(name: str, value: object, bytes_max: int) -> None:
+def _check_is_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be text, not {value!r}")
+
+
+def _text(name: str, value: str, bytes_max: int) -> None:
+    _check_is_text(name, value)
     size = len(value.encode())
     if not 0 < size <= bytes_max:
         raise ValueError(f"{name} must have 1 to {bytes_max} bytes, not {size}")

@@ -185,13 +185,11 @@ def audited_words(command: Sequence[str]) -> str:
 
 
 def _check_words(command: Sequence[str], count_max: int, bytes_max: int) -> None:
-    if len(command) > count_max:
-        raise invalid(
-            "command", len(command), f"has more than {count_max} words", "put it in a file"
-        )
     size = sum(len(word.encode()) for word in command)
-    if size > bytes_max:
-        raise invalid("command", size, f"has more than {bytes_max} bytes", "put it in a file")
+    if len(command) > count_max or size > bytes_max:
+        message = f"may have at most {count_max} words, of {bytes_max} bytes together"
+        fix = "put it in a file, or send it through standard input"
+        raise invalid("command", f"{len(command)} words, {size} bytes", message, fix)
     if any("\0" in word for word in command):
         raise invalid("command", "", "has a NUL character", "leave it out")
     if command and not command[0]:

@@ -13,6 +13,7 @@ from math import inf
 
 from libs.contracts.completion import Decided, Verdict, text_of
 from libs.contracts.messages import ExitKind, Fault, PreemptMode, RankExit, RunExit
+from libs.contracts.wording import counted
 from services.launcher.domain.model import EndCause, ObservedRank, RankState
 
 PREEMPTED_CODE = 75
@@ -190,13 +191,14 @@ def _success(ending: Ending) -> str:
     if ending.end_cause is EndCause.SUCCEEDED:
         return ending.note or "a rule for success was met"
     if ending.own_rules and ending.decided is not None:
-        return success_of(ending.decided)
+        return success_of(ending.decided, sum(rank.code != 0 for rank in ending.ranks))
     return "every rank exited with 0"
 
 
-def success_of(decided: Decided) -> str:
-    """Which rule for success was met."""
-    return f"{text_of(decided.rule)} succeeded"
+def success_of(decided: Decided, failures: int) -> str:
+    """Which rule for success was met, and how many ranks had failed by then."""
+    tolerated = f"; {counted(failures, 'failed rank')} tolerated" if failures else ""
+    return f"{text_of(decided.rule)} succeeded{tolerated}"
 
 
 def _failure(ending: Ending) -> str:

@@ -1,5 +1,5 @@
 """The grace periods of runs that the launcher ends, as one table. Called by ``loop.py``; pure.
-Runtimes that cannot ask first (the process runtime kills whole groups) do not wait.
+The process runtime kills whole groups at once, except for the causes of ``ASKED``.
 """
 
 from __future__ import annotations
@@ -64,6 +64,16 @@ BY_CAUSE: Mapping[EndCause, Grace] = {
 # The causes for which roles end in the reverse order of their start, each within its share of the
 # grace period. For the others something of the gang is missing already, or never ran.
 STAGED = frozenset({EndCause.KILL, EndCause.GRACE_OVER, EndCause.SUCCEEDED})
+
+
+# The causes for which every runtime sends SIGTERM before it kills: these ranks did nothing wrong,
+# and nobody wanted to end them at once.
+ASKED = frozenset({EndCause.SUCCEEDED})
+
+
+def is_asked(run: Run | None) -> bool:
+    """Whether every runtime gives this run's ranks their grace period."""
+    return run is not None and run.end_cause in ASKED
 
 
 def grace_for(run: Run | None) -> Grace:

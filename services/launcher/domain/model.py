@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from libs.contracts.ids import RunId, TaskId
@@ -66,6 +66,12 @@ class RankRestart:
     not_before: datetime
     # How its former process ended.
     detail: str = ""
+
+
+def ordered_after(now: datetime, *earlier: datetime | None) -> datetime:
+    """``now``, or just after the latest of what happened earlier. Times of one row are compared to
+    tell which came first, and clocks of different leaders may be hours apart."""
+    return max([now, *(at + timedelta(microseconds=1) for at in earlier if at is not None)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,7 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
             # Once the run is ended, the ranks that have not begun are no longer listed.
             failed = _hanging_nodes(run, view) if run.start_expired else ()
             state = move(run.state, Trigger.END_ORDERED)
+            run = _requested_before(run, now)
             run = replace(run, state=state, end_cause=why.cause, end_note=why.note, ending_at=now)
             run = replace(run, end_rank=why.rank, end_fault=why.fault, failed_nodes=failed)
     if run.state is RunState.ENDING and _is_over(run, view):
@@ -205,7 +206,7 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd 
         case EndCause.SUCCEEDED:
             decided = verdicts.decided
             assert decided is not None, "a rule was met"
-            return _WhyEnd(EndCause.SUCCEEDED, exits.success_of(decided))
+            return _WhyEnd(EndCause.SUCCEEDED, exits.success_of(decided, verdicts.failures))
         case EndCause.RANK_FAILED:
             failed = verdicts.failed_rank
             exit_ = exits.rank_exit(failed) if failed else None
@@ -513,9 +514,21 @@ def _yielded_in_time(run: Run) -> bool:
     return at is not None and all(other is None or at <= other for other in ended)
 
 
+def _requested_before(run: Run, now: datetime) -> Run:
+    """The run with its requests not after ``now``, at which its end is decided: an earlier leader,
+    whose clock may be ahead by hours, may have recorded them."""
+    requested_at, yielded_at = run.preempt_requested_at, run.yield_requested_at
+    if requested_at is not None:
+        run = replace(run, preempt_requested_at=min(requested_at, now))
+    if yielded_at is not None and _yielded_in_time(run):
+        run = replace(run, yield_requested_at=min(yielded_at, now))
+    return run
+
+
 def _requested_in_time(run: Run) -> bool:
     """Whether the run was requested to leave before it was decided to end it. A later request
-    changes no decision."""
+    changes no decision. ``model.ordered_after`` and ``_requested_before`` keep the order of the
+    two, which leaders with different clocks may have recorded."""
     requested_at = run.preempt_requested_at
     return requested_at is not None and (run.ending_at is None or requested_at <= run.ending_at)
 

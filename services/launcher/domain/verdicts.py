@@ -61,6 +61,11 @@ class Verdicts:
         return exits.failure_of(self.decided, failure)
 
     @property
+    def failures(self) -> int:
+        """How many ranks have failed by ends that count."""
+        return sum(rank.code != 0 for rank in self._over if self._counts(rank))
+
+    @property
     def _over(self) -> Iterable[ObservedRank]:
         return (
             rank

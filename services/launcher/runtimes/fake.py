@@ -93,9 +93,10 @@ class FakeRuntime:
         *,
         grace_seconds: float,
         ranks: frozenset[int] | None = None,
+        asks: bool = False,
     ) -> None:
         """See ``port.Runtime``."""
-        del grace_seconds
+        del grace_seconds, asks
 
         def end() -> None:
             for node_id in filter(self._cluster.is_visible, sorted(node_ids)):

@@ -153,10 +153,12 @@ class Runtime(Protocol):
         *,
         grace_seconds: float,
         ranks: frozenset[int] | None = None,
+        asks: bool = False,
     ) -> None:
         """End everything of the run, or only these ranks; returns when every node has the order
         for good (a later launch of this run is refused). The listing shows when it is done. Where
-        the runtime can ask before it kills, processes have so long to leave."""
+        the runtime always asks before it kills (pods), processes have so long to leave; elsewhere
+        they have it only if ``asks``, and are killed at once otherwise."""
         ...
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:

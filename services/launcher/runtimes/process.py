@@ -106,12 +106,16 @@ class ProcessRuntime:
         *,
         grace_seconds: float,
         ranks: frozenset[int] | None = None,
+        asks: bool = False,
     ) -> None:
-        """See ``port.Runtime``. Whole groups are killed at once: their checkpoints are saved. A
-        supervisor of an earlier version ends all of the run's ranks there."""
-        del grace_seconds
-        part = {} if ranks is None else {"ranks": sorted(ranks)}
-        await self._call_nodes(node_ids, {"op": "end", "run": str(run_id), **part})
+        """See ``port.Runtime``. Whole groups are killed at once unless ``asks``. A supervisor of
+        an earlier version asks nobody, and ends all of the run's ranks there."""
+        order: dict[str, Any] = {"op": "end", "run": str(run_id)}
+        if ranks is not None:
+            order["ranks"] = sorted(ranks)
+        if asks:
+            order["grace"] = grace_seconds
+        await self._call_nodes(node_ids, order)
 
     async def forget(self, run_id: RunId, node_ids: frozenset[str], *, keep: bool) -> None:
         """See ``port.Runtime``. Output is a file, which is kept in any case."""

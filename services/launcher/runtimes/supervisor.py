@@ -246,7 +246,8 @@ class Supervisor:
         if op == "launch":
             self.ranks.launch(request["run"], request["ranks"], done)
         elif op == "end":
-            self.ranks.end(request["run"], done, request.get("ranks"))
+            grace_s = float(request.get("grace", 0.0))
+            self.ranks.end(request["run"], done, request.get("ranks"), grace_s)
         elif op == "forget":
             self.ranks.forget(request["run"], done)
         elif op == "signal":

@@ -7,7 +7,7 @@ requested to save and leave, and then wait like any other task.
 
 from __future__ import annotations
 
-from libs.contracts.messages import Goal, Reason, ReasonCode
+from libs.contracts.messages import Reason, ReasonCode
 from libs.contracts.start_order import start_seconds
 from services.scheduler.domain.model.decisions import Kill, Move
 from services.scheduler.domain.model.lifecycle import GOALS, PREEMPTING, STARTING, Trigger
@@ -47,24 +47,12 @@ def _expire(round_: Round, task: Task) -> None:
 def _why_forced(round_: Round, task: Task) -> Reason:
     """Why a run that was requested to leave is ended now."""
     if task.ends_now:
-        return goal_reason(task.goal)
+        return task.goal_reason
     seconds = round_.settings.silent_ack_seconds_max
     at = task.forced_at(seconds)
     if at is not None and at != task.ack_deadline_at:
         return reason(ReasonCode.NEVER_ASKED, seconds=seconds)
     return reason(ReasonCode.ACK_EXPIRED)
-
-
-_CODES: dict[Goal, ReasonCode] = {
-    Goal.RUN: ReasonCode.GOAL_RUN,
-    Goal.PAUSE: ReasonCode.GOAL_PAUSE,
-    Goal.STOP: ReasonCode.GOAL_STOP,
-}
-
-
-def goal_reason(goal: Goal) -> Reason:
-    """The reason of a move that follows a goal."""
-    return reason(_CODES[goal])
 
 
 def converge(round_: Round) -> list[Task]:
@@ -73,7 +61,7 @@ def converge(round_: Round) -> list[Task]:
     for task in round_.individually(round_.index.unsettled - round_.moved):
         trigger = GOALS[task.goal, task.state]
         assert trigger is not None, "the index holds only tasks whose goal asks for something"
-        why = goal_reason(task.goal)
+        why = task.goal_reason
         if task.holds:
             request_release(round_, task, why)
             continue

@@ -146,7 +146,8 @@ def _roles_that_fit_nowhere(
             yield field_error(
                 f"{at}.replicas",
                 role.replicas,
-                f"the nodes of {_where(spec)} hold {counted(usable, 'replica')} of this size",
+                f"the nodes of {_where(spec)} hold {counted(usable, 'replica')} of this size"
+                + (f": {PER_CPU}" if usable and size.gpus == 0 and not size.spread else ""),
                 (f"ask for at most {usable}, " if usable else "ask ")
                 + f"for less in each, or use another group; {FOR_NODES_TO_COME}",
             )
@@ -172,6 +173,16 @@ def _roles_that_fit_not_together(spec: TaskSpec, suitable: Sequence[Shape]) -> I
             f"{_where(spec)} has {counted(nodes, 'node')}"
         )
         yield _not_together(spec, _largest(sizes, "gpus"), why)
+        return
+    without_gpus = sum(count for count, size in sizes if size.gpus == 0)
+    places = sum(shape.nodes * _places_without_gpus(shape) for shape in suitable)
+    if without_gpus > places:
+        index = max(range(len(sizes)), key=lambda each: (sizes[each][1].gpus == 0, sizes[each][0]))
+        why = (
+            f"all roles together have {counted(without_gpus, 'replica')} without GPUs, and the "
+            f"nodes of {_where(spec)} hold {places}: {PER_CPU}"
+        )
+        yield _not_together(spec, index, why)
         return
     for name, noun in RESOURCES.items():
         if name != "gpus" and not _all_known(suitable, name):
@@ -214,10 +225,18 @@ def _total(role: tuple[int, RankSize], name: str) -> float:
 ROUNDING = 1e-9
 
 
+def _places_without_gpus(shape: Shape) -> int:
+    """Return how many ranks without GPUs the scheduler gives an empty node: one for each CPU. Where
+    the CPUs are not known, a setting of the scheduler bounds them."""
+    return max(1, int(shape.cpus)) if shape.cpus else UNBOUNDED
+
+
+PER_CPU = "a node holds one replica without GPUs for each of its CPUs"
+
+
 def _ranks_on(shape: Shape, size: RankSize) -> int:
     """Return how many ranks of a size an empty node holds; what it does not report limits none."""
-    # Places for CPU-only ranks are bounded by the scheduler's settings.
-    limits = [shape.gpus // size.gpus if size.gpus else UNBOUNDED]
+    limits = [shape.gpus // size.gpus if size.gpus else _places_without_gpus(shape)]
     if shape.cpus and size.cpus:
         limits.append(int(shape.cpus / size.cpus))
     if shape.memory_bytes and size.memory_bytes:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import quote
 
 from libs.contracts.messages import FieldError, Role, TaskSpec
 from libs.contracts.start_order import find_cycle
-from libs.contracts.wording import field_error, meant
+from libs.contracts.wording import cut, field_error, meant
 from services.submit.domain.facts import Limits
 
 Errors = Iterator[FieldError]
@@ -70,9 +71,19 @@ def _ready(at: str, role: Role) -> Errors:
     if len(probe.path) > PATH_CHARACTERS_MAX:
         fix = f"use at most {PATH_CHARACTERS_MAX} characters"
         yield field_error(path, f"{len(probe.path)} characters", "is too long for a path", fix)
-    elif not probe.path.startswith("/") or not probe.path.isascii() or not _is_one_word(probe.path):
-        fix = "begin it with / and encode spaces and other letters, such as /is%20ready"
-        yield field_error(path, probe.path, "is not a path", fix)
+    elif not probe.path.startswith("/"):
+        yield field_error(
+            path, probe.path, "does not begin with /", f"begin it with /: {_as_path(probe.path)}"
+        )
+    elif not probe.path.isascii() or not _is_one_word(probe.path):
+        message = "has spaces, control characters or letters beyond ASCII"
+        yield field_error(path, probe.path, message, f"encode them: {_as_path(probe.path)}")
+
+
+def _as_path(text: str) -> str:
+    """What was meant, as the path of a URL."""
+    path = "/" + text.removeprefix("http://").lstrip("/")
+    return cut(quote(path, safe="/%?=&+:@,;~"))
 
 
 def _is_one_word(text: str) -> bool:

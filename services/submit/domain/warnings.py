@@ -17,6 +17,7 @@ from libs.contracts.rank_sizes import REQUESTS, has_own_size, limits_of, size_of
 from libs.contracts.task_contracts import contract_of
 from libs.contracts.wording import as_text, cut
 from services.submit.domain.facts import Facts
+from services.submit.domain.fit import check_inventory
 
 WARNINGS_MAX = 20
 MESSAGE_CHARACTERS_MAX = 300
@@ -224,7 +225,21 @@ def _nodes_of_sharing_replicas(case: Case) -> Iterator[Found]:
         yield Found("nodes", case.asked.nodes, {"count": case.spec.nodes})
 
 
+def _nodes_to_come(case: Case) -> Iterator[Found]:
+    if case.spec.wait_for_nodes:
+        now = case.spec.model_copy(update={"wait_for_nodes": False})
+        for error in check_inventory(now, case.facts):
+            yield Found(error.field, error.value, {"why": error.message})
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "waits-for-nodes",
+        "`nodes`, `group`, `gpus_per_node`, `node_selector`, of a role too, and others",
+        "`wait_for_nodes` is set, and the nodes that there are could never hold the task",
+        "the task waits until nodes come: {why}",
+        _nodes_to_come,
+    ),
     Rule(
         "pods-only",
         "`pod.*`, `roles[N].image`, `roles[N].pod.*`",

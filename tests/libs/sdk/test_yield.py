@@ -89,3 +89,24 @@ def test_a_priority_that_is_refused_is_an_error_with_the_reason(on_platform: Run
         shiftwork.set_priority("extreme_high")
     shiftwork.set_priority("low")
     assert on_platform.others == [("PUT /v1/run/priority", {"priority": "low"})]
+
+
+@pytest.mark.parametrize("priority", ["lowww", "", "LOW", "unspecified"])
+def test_a_priority_that_does_not_exist_is_named_with_those_that_do(
+    on_platform: RunServer, priority: str
+) -> None:
+    with pytest.raises(ValueError, match=f"one of extreme_high, .*, auto, not {priority!r}"):
+        shiftwork.set_priority(priority)
+    assert on_platform.others == []
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"), [(shiftwork.yield_now, "reason"), (shiftwork.set_priority, "priority")]
+)
+@pytest.mark.parametrize("value", [5, None, b"low"])
+def test_an_argument_that_is_no_text_is_named(
+    on_platform: RunServer, call: Any, argument: str, value: Any
+) -> None:
+    with pytest.raises(TypeError, match=f"{argument} must be text, not {value!r}"):
+        call(value)
+    assert on_platform.others == []

@@ -186,6 +186,27 @@ async def test_a_first_message_that_is_no_command_is_refused(
         assert site.far.asked == []
 
 
+@pytest.mark.parametrize("words", [["x"] * 9_000, ["x" * 40_000], ["x"] * 1_001])
+async def test_a_command_that_is_too_long_is_refused_with_the_limits(
+    tmp_path: Path, words: list[str]
+) -> None:
+    async with site_of(tmp_path) as site, site.at() as socket:
+        await socket.send(json.dumps({"command": words}))
+        (error,) = (await problem_of(socket))["errors"]
+        assert error["field"] == "command"
+        assert "at most 1000 words, of 32768 bytes together" in error["message"]
+
+
+async def test_a_refused_upgrade_is_no_error_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
+    async with site_of(tmp_path) as site:
+        assert (await refused(site, token="nobody"))[0] == 401
+        assert (await refused(site, task="nothing"))[0] == 404
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 async def test_a_client_that_sends_no_command_is_not_waited_for(tmp_path: Path) -> None:
     async with site_of(tmp_path, exec_command_seconds=0.2) as site, site.at() as socket:
         assert (await problem_of(socket))["type"] == "timeout"

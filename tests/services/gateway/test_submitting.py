@@ -13,6 +13,7 @@ from services.gateway.capacity import KEEP_SECONDS
 from services.gateway.rows import TaskRow
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import NEW, GatewayHarness, a_node, state
+from tests.services.gateway.test_yield import SAVED
 
 
 async def test_a_role_declares_ports(ann: httpx.AsyncClient) -> None:
@@ -192,6 +193,20 @@ async def test_a_task_is_submitted_again_in_the_present_team_of_its_owner(
         assert (await admin.patch("/v1/users/eve", json={"team": "blue"})).status_code == 200
         made = await eve.post(f"/v1/tasks/{task['id']}/retry")
         assert (made.status_code, made.json()["team"]) == (201, "blue")
+
+
+@pytest.mark.parametrize("how", ["retry", "continue"])
+async def test_a_task_that_is_submitted_again_is_warned_of_nothing_that_nobody_said(
+    harness: GatewayHarness, ann: httpx.AsyncClient, how: str
+) -> None:
+    role = {"name": "a", "replicas": 2, "gpus": 1, "command": ["a"]}
+    task = await ended(
+        harness, ann, command=[], roles=[role], preemption={"mode": "kill"}, gpus_per_node=None
+    )
+    assert task["warnings"] == []
+    harness.others.ended = {task["id"]: SAVED}
+    made = (await ann.post(f"/v1/tasks/{task['id']}/{how}")).json()
+    assert (made["warnings"], made["nodes"], made["preemption"]) == ([], 2, task["preemption"])
 
 
 async def test_a_task_of_a_disabled_owner_is_not_submitted_again(

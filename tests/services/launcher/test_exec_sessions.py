@@ -134,6 +134,29 @@ async def test_refusals_have_their_reasons(box: Box) -> None:
         assert "runs no sessions" in refused(reply)
 
 
+async def test_two_openings_at_once_get_one_place(box: Box) -> None:
+    site = Site(box.runtime, sessions_max=1)
+    await site.put(a_run(RunState.RUNNING))
+
+    async def opened(name: str) -> str:
+        request = m.OpenExec(session=name, task_id=RUN.task_id, command=("sleep", "600"))
+        reply = await site.sessions.open(request)
+        return reply.refusal.detail if reply.refusal else ""
+
+    replies = await asyncio.gather(opened("one"), opened("two"))
+    assert sorted(replies) == ["", "1 sessions are open on this platform; close one"]
+    site.sessions.end_all()
+    await no_process_has("one")
+
+
+async def test_a_place_is_free_again_after_an_opening_that_fails(box: Box) -> None:
+    site = Site(box.runtime, sessions_max=1)
+    for name in ("one", "two"):
+        request = m.OpenExec(session=name, task_id="nothing", command=("true",))
+        reply = await site.sessions.open(request)
+        assert "sessions are open" not in refused(reply)
+
+
 async def test_a_runtime_without_sessions_refuses_them() -> None:
     harness = LauncherHarness()
     await harness.start()

@@ -31,12 +31,14 @@ from libs.contracts.messages import (
     SetSchedulableReply,
     StartCondition,
     StartsAfter,
+    YieldRun,
 )
 from libs.service.definition import Ports, Service
 from libs.store.port import Store
 from services.launcher import store as tables
 from services.launcher.domain.model import (
     CheckpointRow,
+    EndCause,
     NodeRow,
     PastRun,
     RankRestart,
@@ -417,3 +419,32 @@ async def test_removed_nodes_are_dropped_after_a_while(service: Handlers) -> Non
     async with service.store.transaction(epoch=service.epoch) as tx:
         assert await tables.drop_removed_nodes(tx, at(50), 10) == 1
         assert sorted(each.node_id for each in await tx.select(NodeRow)) == ["local-0", "local-9"]
+
+
+async def test_requests_during_the_end_are_later_than_it_whatever_the_clock_says(
+    service: Handlers,
+) -> None:
+    """The leader that decided the end had a clock an hour ahead."""
+    ending = a_run(RunState.ENDING, ending_at=at(3600), end_cause=EndCause.RANK_FAILED)
+    await service.put(ending)
+    await service.handle(a_preemption())
+    run = await service.run()
+    assert run is not None
+    assert run.preempt_requested_at is not None
+    assert run.preempt_requested_at > at(3600)
+    await service.ask(YieldRun(task_id="task", attempt=1))
+    run = await service.run()
+    assert run is not None
+    assert run.yield_requested_at is not None
+    assert run.yield_requested_at > at(3600)
+
+
+async def test_a_kill_after_a_yield_is_later_than_it_whatever_the_clock_says(
+    service: Handlers,
+) -> None:
+    await service.put(a_run(yield_requested_at=at(3600)))
+    await service.handle(a_kill())
+    run = await service.run()
+    assert run is not None
+    assert run.kill_requested_at is not None
+    assert run.kill_requested_at > at(3600)

@@ -67,6 +67,10 @@ def test_only_what_can_never_fit_is_refused(changes: dict[str, Any], fields: lis
         ([{"gpus": 9}, {"gpus": 1}], ["roles[0].gpus"]),
         ([{"gpus": 1, "cpus": 65.0}, {"gpus": 1}], ["roles[0].cpus"]),
         ([{"gpus": 0, "replicas": 6, "cpus": 40.0}], ["roles[0].replicas"]),
+        # 2 nodes of 64 CPUs and 3 of 32 hold 224 ranks without GPUs.
+        ([{"gpus": 0, "replicas": 224}, {"gpus": 1}], []),
+        ([{"gpus": 0, "replicas": 225}, {"gpus": 1}], ["roles[0].replicas"]),
+        ([{"gpus": 0, "replicas": 225}], ["roles[0].replicas"]),
         ([{"auxiliary": True, "gpus": 1}, {"gpus": 1}], ["roles[0].gpus"]),
         ([{"auxiliary": True}], ["roles[0].auxiliary"]),
         ([{"gpus": 1025}, {"gpus": 1}], ["roles[0].gpus"]),
@@ -488,6 +492,8 @@ def test_the_command_may_be_left_to_the_image_of_a_pod(
             [{"gpus": 0, "cpus": 32.0, "replicas": 4}, {"gpus": 1, "cpus": 32.0, "replicas": 4}],
             ["roles[0].replicas"],
         ),
+        ([{"gpus": 0, "replicas": 200}, {"gpus": 0, "replicas": 24}], []),
+        ([{"gpus": 0, "replicas": 25}, {"gpus": 0, "replicas": 200}], ["roles[1].replicas"]),
         # Whole nodes leave the others.
         ([{"replicas": 2}, {"replicas": 20, "gpus": 1}], []),
         ([{"replicas": 2}, {"replicas": 21, "gpus": 1}], ["roles[1].replicas"]),
@@ -505,3 +511,20 @@ def test_roles_that_fit_by_themselves_and_not_together_are_refused(
     )
     assert refused_fields(asked(roles=own, nodes=0), KNOWN) == fields
     assert refused_fields(asked(roles=own, nodes=0, wait_for_nodes=True), KNOWN) == []
+
+
+def test_replicas_beyond_the_cpus_of_all_nodes_are_refused_with_the_rule() -> None:
+    role = Role(name="a", replicas=225, gpus=0, command=("a",))
+    spec = fill_in(asked(roles=(role,)), task_id=TASK_ID, defaults=Defaults())
+    found = validate(spec, owner="ann", team="", facts=KNOWN, limits=Limits())
+    assert isinstance(found, Refusal)
+    (error,) = found.errors
+    assert (error.field, error.value) == ("roles[0].replicas", "225")
+    assert "one replica without GPUs for each of its CPUs" in error.message
+    assert error.fix.startswith("ask for at most 224")
+    # Where the CPUs are not known, the scheduler decides.
+    unknown = tuple(replace(shape, cpus=0.0) for shape in SHAPES)
+    facts = replace(KNOWN, shapes=unknown)
+    assert not isinstance(
+        validate(spec, owner="ann", team="", facts=facts, limits=Limits()), Refusal
+    )

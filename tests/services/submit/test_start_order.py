@@ -85,7 +85,13 @@ def test_a_role_may_wait_for_the_readiness_of_one_without_a_probe() -> None:
             a_role("worker", ready=ReadyProbe(port="rpc", path="x")),
             "roles[1].ready.path",
             "x",
-            "begin it with /",
+            "begin it with /: /x",
+        ),
+        (
+            a_role("worker", ready=ReadyProbe(port="rpc", path="/ä b")),
+            "roles[1].ready.path",
+            "/ä b",
+            "encode them: /%C3%A4%20b",
         ),
         (
             a_role("worker", ready=ReadyProbe(port="rpc", path="/a b")),

@@ -52,6 +52,12 @@ REQUEST = PodRequest(
 )
 CASES: list[tuple[str, Facts, dict[str, Any], list[tuple[str, str]]]] = [
     (
+        "waits-for-nodes",
+        PROCESSES,
+        {"nodes": 4096, "tolerations": ("slow",), "wait_for_nodes": True},
+        [("nodes", "4096")],
+    ),
+    (
         "pods-only",
         PROCESSES,
         {**roles(role(image="y:1", pod=PodRequest(shm_bytes=5))), "pod": REQUEST},

@@ -264,7 +264,14 @@ class Api:
     def _refused(
         self, document: Mapping[str, Any], status: int, *, request: str, retry_after: str | None
     ) -> Failure:
-        found = refused(document, status, server=self.url, request=request, retry_after=retry_after)
+        found = refused(
+            document,
+            status,
+            server=self.url,
+            request=request,
+            retry_after=retry_after,
+            data=self._data,
+        )
         if status == 401 and not self._token:  # noqa: PLR2004 - Unauthorized
             found.what = "no token is given"
             found.fix = (

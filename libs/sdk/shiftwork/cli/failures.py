@@ -89,6 +89,7 @@ def refused(
     server: str,
     request: str,
     retry_after: str | None = None,
+    data: str = "",
 ) -> Failure:
     """The server refused, with a problem document or without.
 
@@ -98,6 +99,7 @@ def refused(
         server: the server's address.
         request: the request's method and path, which help where the server itself has failed.
         retry_after: the header.
+        data: the server's data folder, if it runs on this machine and that is known.
     """
     found = dict(problem)
     detail = str(found.get("detail") or found.get("title") or f"the server answered {status}")
@@ -106,7 +108,7 @@ def refused(
         for error in objects(found.get("errors"))
         if error.get("fix")
     ]
-    if not fixes and (fix := _fix(status)):
+    if not fixes and (fix := _fix(status, data)):
         fixes.append(fix)
     if not fixes and status == 404 and "/v1/tasks" in request:  # noqa: PLR2004 - Not Found
         fixes.append("`shiftwork ls --all` lists the tasks")
@@ -146,11 +148,11 @@ def objects(value: object) -> list[dict[str, Any]]:
     return [cast("dict[str, Any]", each) for each in items if isinstance(each, dict)]
 
 
-def _fix(status: int) -> str:
+def _fix(status: int, data: str) -> str:
     """The fix for an answer of this status that has none."""
     return {
         401: "give a valid token with --token, SHIFTWORK_TOKEN or a context",
         403: "ask an administrator, or use another token",
         503: "a part of the platform does not answer now: try again, or run "
-        + installed.platform("doctor"),
+        + installed.platform("doctor", data=data),
     }.get(status, "")

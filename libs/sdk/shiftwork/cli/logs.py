@@ -12,6 +12,7 @@ import typer
 from shiftwork.cli import complete, follow, parse, render, session
 from shiftwork.cli.client import RANGE_BYTES, Api, Range, chunk_bytes
 from shiftwork.cli.failures import usage
+from shiftwork.cli.task_options import ENDED
 from shiftwork.cli.tasks import TASK_HELP, find
 
 # Of many ranks that are merged each is read in smaller ranges, down to this.
@@ -75,6 +76,8 @@ def logs(
         first = max((log["attempt"] for log in kept if is_wanted(log)), default=0)
         # With --tail 0 only new output is shown.
         sizes = {(log["attempt"], log["rank"]): log["size"] for log in kept if tail == 0}
+        if search and found["state"] not in ENDED:
+            render.note(f"lines that match {search!r} are shown as they come; Ctrl-C ends this")
         _follow(api, task_id, {**params, **chosen}, shown, _Begin(first, sizes))
         return
     wanted = [log for log in kept if is_wanted(log)]

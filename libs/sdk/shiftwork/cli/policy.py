@@ -124,11 +124,13 @@ def dry_run(
     query = ([f"limit={limit}"] if limit else []) + (["force=true"] if force else [])
     path = "/v1/policies:dry-run" + ("?" + "&".join(query) if query else "")
     with naming(_FIELDS, file=input_files.name_of(file)):
-        reply = now.api().send_file("POST", path, data, CONTENT_TYPE)
+        api = now.api()
+        reply = api.send_file("POST", path, data, CONTENT_TYPE)
     _warn(reply)
     if now.json:
         render.document(reply)
         return
+    names = ids.Names(api, {effect["task"]: effect for effect in reply["effects"]})
     short = ids.shortened(effect["task"] for effect in reply["effects"])
     render.table(
         (
@@ -141,7 +143,7 @@ def dry_run(
             render.Column("NOW", least=14),
             render.Column("THEN", least=14),
         ),
-        [_effect(effect, short[effect["task"]]) for effect in reply["effects"]],
+        [_effect(effect, short[effect["task"]], names) for effect in reply["effects"]],
         "no decision would be different now",
     )
     if reply["more"]:
@@ -177,7 +179,7 @@ def _outlook(each: Dict[str, Any]) -> List[str]:
     return cells
 
 
-def _effect(effect: Dict[str, Any], short: str) -> List["str | render.Cell"]:
+def _effect(effect: Dict[str, Any], short: str, names: ids.Names) -> List["str | render.Cell"]:
     return [
         render.Cell(short, effect["task"]),
         effect["name"],
@@ -185,16 +187,17 @@ def _effect(effect: Dict[str, Any], short: str) -> List["str | render.Cell"]:
         effect["group"],
         str(effect["nodes"]),
         effect["state"],
-        _verdict(effect["now"]),
-        _verdict(effect["then"]),
+        _verdict(effect["now"], names),
+        _verdict(effect["then"], names),
     ]
 
 
-def _verdict(verdict: Optional[Dict[str, Any]]) -> str:
+def _verdict(verdict: Optional[Dict[str, Any]], names: ids.Names) -> str:
     if verdict is None:
         return "as it is"
     reason = parse.fields(verdict.get("reason"))
     text = str(reason.get("text") or reason.get("code") or "")
+    text = names.put_into(text) if render.is_narrow() else text
     return f"{verdict['decision']}: {text}" if text else str(verdict["decision"])
 
 

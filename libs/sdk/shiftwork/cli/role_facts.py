@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 from shiftwork.cli import parse, render
 
@@ -16,6 +16,10 @@ def facts(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("resources", _amounts(task)),
         ("pod", _pod(parse.fields(task.get("pod")))),
         ("directory", str(task.get("working_directory") or "")),
+        ("starts after", _of_roles(roles, _starts_after)),
+        ("ready", _of_roles(roles, _ready)),
+        ("resume", _of_roles(roles, _resume)),
+        ("completion", _completion(parse.fields(task.get("completion")))),
     ]
     return [*found, *((f"role {role.get('name')}", _own(role, task)) for role in roles)]
 
@@ -30,6 +34,43 @@ def _command(role: dict[str, Any]) -> str:
     command, args = parse.listed(role.get("command")), parse.listed(role.get("args"))
     words = command or ["(the image's)"]
     return " ".join(map(str, [*words, *args]))
+
+
+def _of_roles(roles: list[dict[str, Any]], form: Callable[[dict[str, Any]], str]) -> str:
+    """``worker: ...; ps: ...`` for the roles of which there is something to say."""
+    found = ((role.get("name"), form(role)) for role in roles)
+    return "; ".join(f"{name}: {text}" for name, text in found if text)
+
+
+def _starts_after(role: dict[str, Any]) -> str:
+    conditions = map(parse.fields, parse.listed(role.get("starts_after")))
+    return ", ".join(f"{each.get('role')} is {each.get('condition')}" for each in conditions)
+
+
+def _ready(role: dict[str, Any]) -> str:
+    """How the platform learns that a rank is ready, and how long that may take."""
+    probe = parse.fields(role.get("ready"))
+    if not probe:
+        return ""
+    if probe.get("port"):
+        what = f"port {probe['port']}{probe.get('path') or ''} every {probe['period_seconds']:g} s"
+    else:
+        what = "when its program says so"
+    return f"{what}, within {probe['within_seconds']:g} s"
+
+
+def _resume(role: dict[str, Any]) -> str:
+    """What later attempts do differently. Values of variables may be secret."""
+    given = parse.fields(role.get("resume"))
+    command = " ".join(map(str, parse.listed(given.get("command"))))
+    names = ", ".join(sorted(parse.fields(given.get("env"))))
+    return f"{command}{' with ' if command and names else ''}{names}"
+
+
+def _completion(rules: dict[str, Any]) -> str:
+    """``success: chief[0]; failure: worker[2+]``; several rules of one kind are alternatives."""
+    given = ((name, parse.listed(rules.get(name))) for name in ("success", "failure"))
+    return "; ".join(f"{name}: {' or '.join(each)}" for name, each in given if each)
 
 
 def _own(role: dict[str, Any], task: dict[str, Any]) -> str:

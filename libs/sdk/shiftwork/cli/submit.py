@@ -225,7 +225,9 @@ def _overridden(body: Dict[str, Any], given: Mapping[str, Any], source: str) -> 
         body["command"] = given["CMD"]
     if "--force" in given:
         body["wait_for_nodes"] = True
-    if not (body.get("command") or body.get("roles")):
+    # A field that no option sets may be a misspelt command: the server names what is meant.
+    others = body.keys() - {option.field.partition(".")[0] for option in TASK_OPTIONS}
+    if not (body.get("command") or body.get("roles") or others - {"command", "roles"}):
         raise usage(
             "there is no command to run",
             where=source,

@@ -679,6 +679,7 @@ def continue_(tasks: List[str] = _TASKS) -> None:
         with naming({"name": "TASK"}):
             made: Dict[str, Any] = api.post(path, None, secrets.token_hex(16))
         if not session.current().json:
+            role_facts.show_warnings(made)
             render.line(made["id"])
         if not made.get("checkpoint"):
             render.warning(f"{found['name']} saved no checkpoint: it starts from the beginning")

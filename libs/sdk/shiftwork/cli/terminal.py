@@ -27,6 +27,8 @@ AHEAD_BYTES_MAX = 256 * 1024
 # The server sends something at least every 20 seconds, so the connection is lost after this.
 SILENCE_SECONDS = 60.0
 WAIT_SECONDS = 15.0
+# No server takes a longer message with the command.
+FIRST_BYTES_MAX = 64 * 1024
 _ENDINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
@@ -58,7 +60,9 @@ def exec_command(
         raise usage("exec needs a system with POSIX terminals", where="exec", fix=fix)
     try:
         api = session.current().api()
-        with naming({"task_id": "TASK", "role": "--role", "rank": "--rank"}, task=task):
+        with naming(
+            {"task_id": "TASK", "role": "--role", "rank": "--rank", "command": "COMMAND"}, task=task
+        ):
             found = tasks.find(api, task)
             code = _run(api, found["id"], list(command or []), rank, role)
     except Failure as failure:
@@ -76,9 +80,17 @@ def _run(api: Api, task_id: str, command: List[str], rank: int, role: str) -> in
     first: Dict[str, Any] = {"command": command}
     if terminal:
         first["size"], first["term"] = _size(), _term()
+    message = json.dumps(first, ensure_ascii=False).encode()
+    if len(message) > FIRST_BYTES_MAX:
+        raise usage(
+            f"the command has {len(command)} words of {len(message)} bytes together",
+            where="COMMAND",
+            fix="a session takes at most 1000 words, of 32768 bytes together, unless its server is"
+            " configured otherwise: put it in a file, or send it through standard input",
+        )
     connection = api.upgrade(path, query)
     try:
-        connection.send(TEXT, json.dumps(first).encode())
+        connection.send(TEXT, message)
         with _raw() if terminal else contextlib.nullcontext():
             return _Conversation(api, connection, terminal=terminal).run()
     finally:

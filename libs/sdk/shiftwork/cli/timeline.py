@@ -262,8 +262,18 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
 }
 
 
-# The order of one attempt's events; those of one step are ordered by time.
-_ASSIGNED, _WAITING, _STARTED, _RUNNING, _EXITED, _USED, _AFTER = range(7)
+# The order of one attempt's events; those of one step keep the order of the server.
+(
+    _ASSIGNED,
+    _STARTING,
+    _WAITING,
+    _STARTED,
+    _KNOWN_STARTED,
+    _RUNNING,
+    _EXITED,
+    _USED,
+    _AFTER,
+) = range(9)
 _STEPS: Mapping[str, int] = {
     "run.assigned": _ASSIGNED,
     "run.resumed": _ASSIGNED,
@@ -280,8 +290,8 @@ _STEPS: Mapping[str, int] = {
     "quota.usage": _USED,
 }
 _STATE_STEPS: Mapping[str, int] = {
-    "starting": _ASSIGNED,
-    "running": _STARTED,
+    "starting": _STARTING,
+    "running": _KNOWN_STARTED,
     "preempting": _RUNNING,
     "killing": _RUNNING,
 }
@@ -341,26 +351,23 @@ class InOrder:
         if (attempt, _STARTED) not in self._shown_steps:
             return True
         step = _step(event)
-        needed = [_STATE_RUNNING] if step == _EXITED else []
+        needed = [_KNOWN_STARTED] if step == _EXITED else []
         needed += [_EXITED] if step in (_USED, _AFTER) else []
         needed += [_USED] if step == _AFTER else []
         return all((attempt, each) in self._shown_steps for each in needed)
 
 
-# The step of a state change to running, which differs from the start's own event.
-_STATE_RUNNING = -1
-
-
-def _place(event: Data) -> tuple[int, int]:
-    """The order of events: attempt and step. Events without an attempt come first."""
-    attempt = event.get("attempt")
-    return (attempt, _step(event)) if attempt else (0, 0)
+def _place(event: Data) -> tuple[int, int, int]:
+    """The order of events: attempt, step and position. Events without an attempt come first."""
+    attempt, position = event.get("attempt"), int(event.get("position") or 0)
+    return (attempt, _step(event), position) if attempt else (0, 0, position)
 
 
 def _shown_step(event: Data) -> int:
+    """The step that is reached: a state behind ``running`` shows that it was running."""
     step = _step(event)
-    is_state = event.get("type") == "task.state_changed" and step in (_STARTED, _RUNNING)
-    return _STATE_RUNNING if is_state else step
+    is_state = event.get("type") == "task.state_changed" and step == _RUNNING
+    return _KNOWN_STARTED if is_state else step
 
 
 def ordered(events: Sequence[Data]) -> list[Data]:
@@ -368,7 +375,8 @@ def ordered(events: Sequence[Data]) -> list[Data]:
 
     The server has them in the order of their arrival, and services receive each other's events
     later: a short program has exited before the scheduler knows that it runs. Events of attempts
-    are sorted by attempt, then by step, then by time; the others by time.
+    are sorted by attempt, then by step, then by position, as clocks differ; the others stand
+    between them by time.
     """
 
     def at(event: Data) -> float:
@@ -377,9 +385,7 @@ def ordered(events: Sequence[Data]) -> list[Data]:
 
     timed: list[tuple[float, Data]] = []
     latest = float("-inf")
-    of_attempts = [event for event in events if event.get("attempt")]
-    of_attempts.sort(key=lambda event: (_place(event), at(event)))
-    for event in of_attempts:
+    for event in sorted((each for each in events if each.get("attempt")), key=_place):
         latest = max(latest, at(event))
         timed.append((latest, event))
     timed += [(at(event), event) for event in events if not event.get("attempt")]

@@ -1,7 +1,8 @@
 """A WebSocket (RFC 6455) of one client, over an HTTP connection that was upgraded.
 
 Standard library only, and without threads: the caller waits for the socket itself, together with
-the terminal. Called by ``terminal``.
+the terminal. Called by ``terminal``. The library ``websockets`` would be needed in every user's
+environment, and an event loop cannot wait for files as standard input.
 """
 
 from __future__ import annotations

@@ -214,10 +214,11 @@ class KubernetesRuntime:
         *,
         grace_seconds: float,
         ranks: frozenset[int] | None = None,
+        asks: bool = False,
     ) -> None:
         """See ``port.Runtime``. If an outdated leader creates a pod after this, the watch finds it
         and it is ended as a stray."""
-        del node_ids
+        del node_ids, asks
         await self._wait_for_lists()
         await self._fence.check()
         if ranks is None:

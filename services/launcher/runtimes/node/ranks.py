@@ -85,6 +85,8 @@ class Rank:
     status: dict[str, Any] | None = None
     exit: dict[str, Any] | None = None
     ending: bool = False
+    # It was asked to end, and is killed then, in seconds of the monotonic clock.
+    kill_at_s: float = 0.0
     delay_s: float = DELAY_FIRST_S
     # The number of its output, while that is not finished.
     output: int = 0
@@ -264,12 +266,20 @@ class Ranks:
         group = groups[0] if self.cgroups.unified else ""
         return self.sessions.start(session, rank.program, order, cgroup=group, join=join)
 
-    def end(self, run: str, done: Done = _ignore, only: Sequence[int] | None = None) -> None:
+    def end(
+        self,
+        run: str,
+        done: Done = _ignore,
+        only: Sequence[int] | None = None,
+        grace_s: float = 0.0,
+    ) -> None:
         """Start ending all processes of a run, or those of some ranks; ``tend`` continues until
-        nothing of them is left. None of the run starts any more. Which ranks end is not recorded:
-        if we die, all of them are ended."""
+        nothing of them is left. With a grace period, the main processes get SIGTERM first. None of
+        the run starts any more. Which ranks end is not recorded: if we die, all of them are ended.
+        """
         for rank in self._of(run):
-            rank.ending = rank.ending or only is None or rank.rank in only
+            if only is None or rank.rank in only:
+                self._begin_end(rank, grace_s)
         new = run not in self.ended
         self.ended.add(run)
 
@@ -282,6 +292,16 @@ class Ranks:
                 done(None)
 
         self._append(*([{"t": "ended", "run": run}] if new else []), then=recorded)
+
+    def _begin_end(self, rank: Rank, grace_s: float) -> None:
+        """Ask a rank to end, or have it killed at once. A repeated order only shortens its time."""
+        kill_at_s = time.monotonic() + grace_s
+        if rank.ending:
+            rank.kill_at_s = min(rank.kill_at_s, kill_at_s)
+        elif grace_s > 0 and rank.ours and rank.gated is None and rank.status is None:
+            rank.kill_at_s = kill_at_s
+            self._check_permitted(rank, proc.sent(os.kill, rank.pid, signal.SIGTERM))
+        rank.ending = True
 
     def forget(self, run: str, done: Done = _ignore) -> None:
         """Drop the records of a run that is over."""
@@ -330,6 +350,9 @@ class Ranks:
             if rank.exit is not None or rank.gated is not None:
                 continue
             if not (rank.ending or rank.status):
+                continue
+            if rank.status is None and (left_s := rank.kill_at_s - time.monotonic()) > 0:
+                delays.append(left_s)
                 continue
             if not self._clear(rank):
                 delays.append(rank.delay_s)

@@ -96,7 +96,13 @@ def early_goal(early: EarlyFacts, event: GoalChanged) -> EarlyFacts:
     """Keeps a goal that arrived before its task."""
     if event.revision <= early.goal_revision:
         return early
-    return replace(early, goal=event.goal, goal_now=event.now, goal_revision=event.revision)
+    return replace(
+        early,
+        goal=event.goal,
+        goal_now=event.now,
+        goal_by=event.changed_by,
+        goal_revision=event.revision,
+    )
 
 
 def early_priority(early: EarlyFacts, event: PriorityChanged) -> EarlyFacts:
@@ -119,6 +125,7 @@ def on_submitted(event: TaskSubmitted, early: EarlyFacts | None, now: datetime) 
         priority=early.priority if changed else event.spec.priority,
         goal=early.goal if early.goal_revision > event.revision else Goal.RUN,
         goal_now=early.goal_now and early.goal_revision > event.revision,
+        goal_by=early.goal_by if early.goal_revision > event.revision else "",
         revision=max(event.revision, early.goal_revision, early.priority_revision),
         goal_revision=max(event.revision, early.goal_revision),
         priority_revision=max(event.revision, early.priority_revision),
@@ -151,6 +158,7 @@ def on_goal_changed(
         task,
         goal=event.goal,
         goal_now=event.now,
+        goal_by=event.changed_by,
         goal_revision=event.revision,
         revision=revision,
     )
@@ -163,7 +171,7 @@ def on_goal_changed(
     request = PreemptionRequested(
         task_id=task.id,
         attempt=task.live_attempt,
-        reason=reason(ReasonCode.GOAL_STOP if event.goal is Goal.STOP else ReasonCode.GOAL_PAUSE),
+        reason=after.goal_reason,
         requested_at=now,
         deadline_at=deadline_at,
         silent_deadline_at=after.silent_deadline_at(settings.silent_ack_seconds_max),
@@ -447,6 +455,8 @@ def _exit_reason(
         names |= retries.names
     elif code is ReasonCode.RESTART_NOT_ALLOWED:
         names["role"] = _failed_role(task, event.exit)
+    elif code in (ReasonCode.GOAL_STOP, ReasonCode.GOAL_PAUSE):
+        names |= task.goal_names
     elif code is ReasonCode.YIELDED and not_before_at is not None:
         names["at"] = not_before_at.isoformat(timespec="seconds")
     if code in _SAY_WHERE_IT_GOES_ON and task.run_started_at is not None:

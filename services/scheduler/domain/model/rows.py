@@ -36,6 +36,13 @@ from services.scheduler.domain.model.values import NO_ORDER_KEY, OrderKey, Shape
 ACK_SECONDS_UNKNOWN = float(SHOWN["PreemptionPolicy"]["ack_deadline_seconds"].initial)
 
 
+_GOAL_CODES: dict[Goal, ReasonCode] = {
+    Goal.RUN: ReasonCode.GOAL_RUN,
+    Goal.PAUSE: ReasonCode.GOAL_PAUSE,
+    Goal.STOP: ReasonCode.GOAL_STOP,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """Everything that the scheduler knows about one task that has not ended."""
@@ -50,6 +57,8 @@ class Task:
     goal: Goal = Goal.RUN
     # The owner wants the run ended at once, without time to save (pause and stop).
     goal_now: bool = False
+    # Who set the goal: the owner or an administrator. Empty where an earlier version stored it.
+    goal_by: str = ""
     revision: int = 0
     goal_revision: int = 0
     priority_revision: int = 0
@@ -146,6 +155,16 @@ class Task:
     def ends_now(self) -> bool:
         """True if its run is to be ended without time to save."""
         return self.goal_now and self.goal is not Goal.RUN
+
+    @property
+    def goal_reason(self) -> Reason:
+        """The reason of a move that follows its goal."""
+        return reason(_GOAL_CODES[self.goal], names=self.goal_names)
+
+    @property
+    def goal_names(self) -> dict[str, str]:
+        """Who set its goal, unless the owner did."""
+        return {"by": self.goal_by} if self.goal_by not in ("", self.owner) else {}
 
     def ack_seconds(self, settings: PolicySettings) -> float:
         """How long its run may take to save and exit; a task that is to stop gets less."""
@@ -349,6 +368,7 @@ class EarlyFacts:
     task_id: TaskId
     goal: Goal = Goal.RUN
     goal_now: bool = False
+    goal_by: str = ""
     goal_revision: int = 0
     priority: Priority = Priority.UNSPECIFIED
     priority_revision: int = 0

@@ -146,8 +146,15 @@ def test_on_a_terminal_bars_are_drawn_without_their_control_sequences(
 
 
 def test_following_filters(shiftwork: Shiftwork, written: CliServer) -> None:
-    del written
-    assert shiftwork("logs", "ta", "-f", "--search", "^t").out == "two\nthree\n"
+    done = shiftwork("logs", "ta", "-f", "--search", "^t")
+    assert (done.out, done.err) == ("two\nthree\n", "")
+    # Of a task that lives, a line that matches may come late, or never.
+    running = (200, a_task("ta", state="running"))
+    written.first["GET", "/v1/tasks/ta"] = [running, running]
+    done = shiftwork("logs", "ta", "-f", "--search", "^t")
+    assert done.out == "two\nthree\n"
+    assert done.err == "lines that match '^t' are shown as they come; Ctrl-C ends this\n"
+    assert shiftwork("logs", "ta", "-f", "--search", "^t", "-q").err == ""
 
 
 def at(seconds: float) -> str:

@@ -290,6 +290,16 @@ def test_for_a_local_platform_that_is_down_the_start_command_names_its_data_fold
     assert "`shiftwork doctor --data '/srv/my data'` looks closer" in down.err
 
 
+def test_a_part_that_does_not_answer_is_looked_for_in_the_platforms_data_folder(
+    elsewhere: Shiftwork, server: CliServer, home: Path
+) -> None:
+    named = Named(server.url, str(home / "token"), data="/srv/my data")
+    contexts.save(contexts.default_path(), lambda _: "local", named)
+    (home / "token").write_text(TOKEN)
+    server.first["GET", "/v1/nodes"] = [(503, {})] * 9
+    assert "run `shiftwork doctor --data '/srv/my data'`" in elsewhere("nodes").err
+
+
 def test_an_unreachable_server_is_exit_code_3_and_one_problem_object(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:

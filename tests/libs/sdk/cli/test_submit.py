@@ -631,6 +631,54 @@ def test_a_dry_run_shows_all_that_was_given(shiftwork: Shiftwork, server: CliSer
     assert facts["tolerates"] == "reserved"
 
 
+ORDERED: dict[str, Any] = {
+    "roles": [
+        {
+            "name": "ps",
+            "replicas": 1,
+            "command": ["ps"],
+            "ready": {
+                "port": "rpc",
+                "path": "/healthz",
+                "period_seconds": 2.0,
+                "within_seconds": 600.0,
+            },
+            "resume": {"command": ["ps", "--again"], "env": {"TOKEN": "secret", "A": "1"}},
+        },
+        {
+            "name": "worker",
+            "replicas": 2,
+            "command": ["work"],
+            "starts_after": [{"role": "ps", "condition": "ready"}],
+            "ready": {"port": "", "path": "", "period_seconds": 2.0, "within_seconds": 60.0},
+            "resume": {"command": [], "env": {"B": "2"}},
+        },
+    ],
+    "completion": {"success": ["worker[all]"], "failure": ["worker[2+]", "ps[any]"]},
+}
+
+
+@pytest.mark.parametrize("command", ["submit --dry-run -- true", "show one"])
+def test_the_order_the_probes_and_the_rules_of_a_task_are_shown(
+    shiftwork: Shiftwork, server: CliServer, command: str
+) -> None:
+    task = {**a_task("", preemption={"mode": "sdk"}, node_selector={}), **ORDERED}
+    answer = {"task": task, "free_nodes": 1, "ahead": 0}
+    server.first["POST", "/v1/tasks:dry-run"] = [(200, answer)]
+    server.first["GET", "/v1/tasks/one"] = [(200, {**task, "id": "one"})]
+    server.first["GET", "/v1/tasks/one/runs"] = [(200, {"items": []})]
+    out = shiftwork(*command.split()).out
+    facts = {re.split(r"  +", line)[0]: line for line in out.splitlines()}
+    assert facts["starts after"].endswith("  worker: ps is ready")
+    assert facts["ready"].endswith(
+        "  ps: port rpc/healthz every 2 s, within 600 s; worker: when its program says so,"
+        " within 60 s"
+    )
+    assert facts["resume"].endswith("  ps: ps --again with A, TOKEN; worker: B")
+    assert facts["completion"].endswith("  success: worker[all]; failure: worker[2+] or ps[any]")
+    assert "secret" not in out
+
+
 def test_a_dry_run_shows_what_would_be(shiftwork: Shiftwork, server: CliServer) -> None:
     task = a_task("", nodes=2, gpus_per_node=None, preemption={"mode": "sdk"}, node_selector={})
     answer = {"task": task, "free_nodes": 1, "ahead": 3}

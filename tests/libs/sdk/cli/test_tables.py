@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -338,3 +339,34 @@ def test_a_column_without_values_takes_no_width() -> None:
     rows = [["a", "", "c"], ["b", "", "d"]]
     assert render.fitted(columns, rows, 80)[0] == ["A  ", "C"]
     assert render.fitted(columns, rows, None)[0] == ["A  ", "B  ", "C"]
+
+
+@pytest.mark.server
+@pytest.mark.usefixtures("terminal")
+def test_a_dry_run_of_policies_names_the_tasks_in_its_reasons(
+    shiftwork: Shiftwork, server: CliServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    first, second = list(many().values())[:2]
+    reason = {"code": "x", "text": f"makes room for task {first['id']}"}
+    effects = [
+        {
+            "task": task["id"],
+            "name": task["name"],
+            "owner": "ann",
+            "group": "g",
+            "state": "running",
+            "nodes": 1,
+            "now": None,
+            "then": {"decision": "preempt", "reason": reason},
+        }
+        for task in (first, second)
+    ]
+    answer = {"effects": effects, "more": 0, "outlooks": [], "warnings": []}
+    server.first["POST", "/v1/policies:dry-run"] = [(200, answer), (200, answer)]
+    file = tmp_path / "policies.yaml"
+    file.write_text("groups: {}")
+    shown = shiftwork("policy", "dry-run", str(file)).out
+    assert "preempt: makes room for task train-0 (kkkkka)" in shown
+    assert first["id"] not in shown
+    assert first["id"] in shiftwork("policy", "dry-run", str(file), "--wide").out

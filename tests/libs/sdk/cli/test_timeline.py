@@ -204,6 +204,54 @@ def test_a_tasks_events_are_in_the_order_in_which_they_happened() -> None:
     assert ordered([]) == []
 
 
+# What may happen in one attempt, in the order of its life.
+LIFE = [
+    ["run.assigned"],
+    ["starting"],
+    ["run.delayed"],
+    ["run.started"],
+    ["running"],
+    ["run.listened", "run.checkpoint_saved", "run.preemption_requested", "preempting", "killing"],
+    ["run.exited"],
+    ["quota.usage"],
+    ["queued", "paused"],
+]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from(range(len(LIFE))), st.integers(0, 9)),
+        max_size=30,
+    ),
+    st.lists(st.sampled_from([0.0, 1.0, 5.0, 3600.0]), min_size=30, max_size=30),
+    st.randoms(use_true_random=False),
+)
+def test_an_attempts_events_stand_in_the_order_of_its_life_whatever_the_clocks_say(
+    drawn: list[tuple[int, int, int]], times: list[float], random: Any
+) -> None:
+    events: list[Any] = []
+    steps: dict[int, int] = {}
+    for position, ((attempt, step, which), second) in enumerate(zip(drawn, times, strict=False), 1):
+        kind = LIFE[step][which % len(LIFE[step])]
+        steps[position] = step
+        if "." in kind:
+            events.append(an_event(position, kind, second, attempt))
+        else:
+            events.append(state(position, kind, second, attempt))
+        if which == 0:
+            steps[100 + position] = -1
+            events.append(an_event(100 + position, "task.goal_changed", second, None))
+    found = ordered(events)
+    assert sorted(each["position"] for each in found) == sorted(steps)
+    of_attempts = [
+        (e["attempt"], steps[e["position"]], e["position"]) for e in found if e["attempt"]
+    ]
+    assert of_attempts == sorted(of_attempts)
+    random.shuffle(events)
+    again = [each for each in ordered(events) if each["attempt"]]
+    assert again == [each for each in found if each["attempt"]]
+
+
 def test_the_usage_of_a_run_stands_between_its_end_and_the_state_after_it() -> None:
     events = [
         an_event(1, "run.exited", 1.3, 1, exit={"kind": "failed"}),

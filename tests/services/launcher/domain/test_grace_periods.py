@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.launcher.domain import grace_periods
-from services.launcher.domain.grace_periods import BY_CAUSE, Grace, GracePeriods, grace_for
+from services.launcher.domain.grace_periods import (
+    BY_CAUSE,
+    Grace,
+    GracePeriods,
+    grace_for,
+    is_asked,
+)
 from services.launcher.domain.model import EndCause, RunState
 from tests.kit.clock import START, at
 from tests.kit.launcher_builders import a_run
@@ -56,3 +63,10 @@ def test_grace_periods_increase() -> None:
 def test_the_page_has_every_cause() -> None:
     page = grace_periods.render_markdown()
     assert all(f"| {cause} |" in page for cause in EndCause)
+
+
+def test_only_ranks_left_over_after_a_success_are_asked_by_every_runtime() -> None:
+    asked = {cause for cause in EndCause if is_asked(replace(a_run(), end_cause=cause))}
+    assert asked == {EndCause.SUCCEEDED}
+    assert not is_asked(a_run())
+    assert not is_asked(None)

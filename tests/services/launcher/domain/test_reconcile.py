@@ -208,7 +208,14 @@ def test_a_gang_whose_chief_succeeds_is_ended_and_has_succeeded() -> None:
     for left in ([exited(0), exited(1, 137), exited(2, 1), exited(3, None, 15)], []):
         over, _ = step(run, left, done=[End(RUN)])
         assert over.exit is not None
-        assert (over.exit.kind, over.exit.detail) == (ExitKind.OK, "chief[0] succeeded")
+        detail = "chief[0] succeeded; 1 failed rank tolerated"
+        assert (over.exit.kind, over.exit.detail) == (ExitKind.OK, detail)
+
+
+def test_tolerated_failures_are_counted_where_every_rank_has_ended() -> None:
+    over, _ = step(a_chief_run(), [exited(0, seconds=4), exited(1, 1), exited(2), exited(3)])
+    assert over.exit is not None
+    assert over.exit.detail == "chief[0] succeeded; 1 failed rank tolerated"
 
 
 def test_failures_below_the_threshold_end_nothing() -> None:
@@ -491,3 +498,21 @@ def test_a_run_that_is_asked_to_leave_as_well_did_not_yield() -> None:
     run, _ = step(both, [exited(0, 75)], seconds=3)
     assert run.exit is not None
     assert (run.exit.kind, run.exit.yielded) == (ExitKind.PREEMPTED, False)
+
+
+def test_a_request_before_the_end_counts_although_the_next_leaders_clock_is_behind() -> None:
+    acked = a_run(preempt_requested_at=at(3600), acked_at=START)
+    run, _ = step(acked, [observed(0)], seconds=20)
+    assert (run.end_cause, run.preempt_requested_at) == (EndCause.GRACE_OVER, at(20))
+    run, _ = step(run, [exited(0, 1, seconds=19)], seconds=21)
+    assert run.exit is not None
+    assert run.exit.kind is ExitKind.PREEMPTED
+
+
+def test_a_yield_before_the_end_counts_although_the_next_leaders_clock_is_behind() -> None:
+    wish = a_run(yield_requested_at=at(3600), kill_requested_at=at(3600))
+    run, _ = step(wish, [observed(0)], seconds=5)
+    assert (run.state, run.yield_requested_at) == (RunState.ENDING, at(5))
+    late = replace(wish, yield_requested_at=at(3601))
+    run, _ = step(late, [observed(0)], seconds=5)
+    assert run.yield_requested_at == at(3601)

@@ -302,6 +302,37 @@ async def test_the_whole_group_ends(box: Box, middle: str) -> None:
     assert [pid for pid in found if alive(pid)] == []
 
 
+async def test_ranks_that_are_asked_to_end_may_finish_writing(box: Box) -> None:
+    await box.sh("trap 'echo saved; exit 3' TERM; echo ready; while :; do sleep 0.05; done")
+    await box.started()
+    await box.runtime.end(RUN, HERE, grace_seconds=20, asks=True)
+    rank = await box.over()
+    assert (rank.code, "saved" in box.output()) == (3, True)
+
+
+async def test_ranks_that_do_not_end_when_asked_are_killed_after_the_grace_period(
+    box: Box,
+) -> None:
+    await box.sh("trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
+    await box.started()
+    begun = time.monotonic()
+    await box.runtime.end(RUN, HERE, grace_seconds=0.6, asks=True)
+    await box.started("asked")
+    # A repeated order gives no more time, and no second signal.
+    await box.runtime.end(RUN, HERE, grace_seconds=20, asks=True)
+    rank = await box.over()
+    assert (rank.signal, box.output().count("asked")) == (signal.SIGKILL, 1)
+    assert 0.6 <= time.monotonic() - begun < 5
+
+
+async def test_an_order_to_kill_does_not_wait_for_a_grace_period(box: Box) -> None:
+    await box.sh("trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    await box.started()
+    await box.runtime.end(RUN, HERE, grace_seconds=60, asks=True)
+    await box.runtime.end(RUN, HERE, grace_seconds=60)
+    assert (await box.over()).signal == signal.SIGKILL
+
+
 async def test_processes_that_a_rank_leaves_behind_are_ended(box: Box) -> None:
     await box.py(CHILDREN.format(middle="os._exit(0)", last="sys.exit(5)"))
     rank = await box.over()

@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 
+from libs.contracts import reasons
 from libs.contracts.messages import (
     CheckpointSaved,
     Continuation,
@@ -338,3 +339,18 @@ def test_a_task_that_goes_on_with_another_begins_at_its_last_checkpoint() -> Non
     # Leaving without a newer one is no progress.
     run = running(replace(task, began_from_checkpoint=saved.no), ON)
     assert ended(run, ExitKind.LOST).attempts_without_progress == 1
+
+
+@pytest.mark.parametrize(
+    ("by", "text"),
+    [("ann", "its owner paused it"), ("", "its owner paused it"), ("ada", "ada paused it")],
+)
+def test_the_reason_of_a_pause_names_an_administrator(by: str, text: str) -> None:
+    pause = goal(Goal.PAUSE, 2).model_copy(update={"changed_by": by})
+    task = after(observations.on_goal_changed(running(a_task(), ON), pause, at(1), POLICY))
+    assert reasons.render(task.goal_reason) == text
+    paused = ended(task, ExitKind.KILLED)
+    assert (paused.state, reasons.render(paused.reason)) == (TaskState.PAUSED, text)
+    early = observations.early_goal(EarlyFacts(a_task().id), pause)
+    late = observations.on_submitted(submitted_event(a_task()), early, at(3)).task
+    assert reasons.render(late.goal_reason) == text
