@@ -97,10 +97,10 @@ def permitted(grant: Permits, level: Priority) -> int | None:
 
 
 def amount(number: int, unit: Unit) -> str:
-    """``4 GPUs``, ``1 node``, ``8 GPUs (nodes for runs without GPUs)``."""
+    """``4 GPUs``, ``1 node``, ``8 GPUs, or nodes for runs without GPUs``."""
     if unit is Unit.NODES:
         return counted(number, "node")
-    either = " (nodes for runs without GPUs)" if unit is Unit.GPUS_OR_NODES and number else ""
+    either = ", or nodes for runs without GPUs" if unit is Unit.GPUS_OR_NODES and number else ""
     return counted(number, "GPU") + either
 
 

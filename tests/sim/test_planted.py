@@ -131,6 +131,12 @@ DEFECTS = {
         bends.one_dark_node,
         planted.DarkNodeSimulation,
     ),
+    "default limits named users": Planted(
+        planted.default_limits_named_users, "no_task_is_lost", 1, 20, bends.granted
+    ),
+    "expired rows count": Planted(
+        planted.expired_rows_count, "no_task_is_lost", 4, 40, bends.granted
+    ),
     "last arrival wins": Planted(planted.last_arrival_wins, "nodes_and_limits_agree", 1),
     "late requests carried out": Planted(
         planted.late_requests_carried_out, "late:", 0, bend=bends.slow_databases
@@ -191,6 +197,7 @@ BENDS = (
     bends.long_outages,
     bends.slow_databases,
     bends.calm_people,
+    bends.granted,
     bends.yielding_programs,
 )
 SIMULATIONS = (

@@ -156,7 +156,7 @@ def test_auto_rises_only_where_the_deciding_grant_names_the_level() -> None:
         (SITE, "the site's default (any amount, nothing above normal)"),
         (
             a_grant(8, unit=Unit.GPUS_OR_NODES),
-            "the site's default (8 GPUs (nodes for runs without GPUs))",
+            "the site's default (8 GPUs, or nodes for runs without GPUs)",
         ),
         (a_grant(0, user="ann", unlimited=True), "ann's grant of any amount in each group"),
     ],
