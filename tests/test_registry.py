@@ -64,6 +64,7 @@ def test_subjects_and_owners_are_as_published() -> None:
     assert published == {
         "TaskSubmitted": "submit evt.task.{task_id}.submitted",
         "GoalChanged": "submit evt.task.{task_id}.goal_changed",
+        "ModeChanged": "submit evt.task.{task_id}.mode_changed",
         "PriorityChanged": "submit evt.task.{task_id}.priority_changed",
         "TaskStateChanged": "scheduler evt.task.{task_id}.state_changed",
         "RunAssigned": "scheduler evt.run.{task_id}.assigned",
@@ -73,6 +74,7 @@ def test_subjects_and_owners_are_as_published() -> None:
         "RunDelayed": "launcher evt.run.{task_id}.delayed",
         "RunStarted": "launcher evt.run.{task_id}.started",
         "RankRestarted": "launcher evt.run.{task_id}.rank_restarted",
+        "RankEnded": "launcher evt.run.{task_id}.rank_ended",
         "RunListened": "gateway evt.run.{task_id}.listened",
         "CheckpointSaved": "launcher evt.run.{task_id}.checkpoint_saved",
         "RunYielded": "launcher evt.run.{task_id}.yielded",

@@ -33,6 +33,7 @@ ENUMS = (
     m.RestartWhen,
     m.RestartScope,
     m.StartCondition,
+    m.RunMode,
 )
 SCALARS = {str: "Text", bool: "Flag", int: "Count", float: "Amount"}
 ZEROS = {str: '""', bool: "False", int: "0", float: "0.0"}
@@ -244,6 +245,7 @@ def options() -> str:
     priorities = tuple(reversed(words_of(m.Priority)))
     states = (
         f"CONTRACTS = {tuple(words_of(m.Contract))!r}\n"
+        f"RUN_MODES = {tuple(words_of(m.RunMode))!r}\n"
         "# The states of tasks that have not ended, and of those that have.\n"
         f"LIVE = {LIVE_WORDS!r}\nENDED = {TERMINAL_WORDS!r}\n"
         f"# Of those that hold nodes.\nHOLDING = {HOLDING_WORDS!r}\n"

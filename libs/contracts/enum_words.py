@@ -22,3 +22,4 @@ ContractWord = Literal["torch", "tf_config", "rank", "coordinator", "mpi", "none
 RestartWhenWord = Literal["never", "on_failure", "always", "exit_code"]
 RestartScopeWord = Literal["gang", "rank"]
 StartConditionWord = Literal["running", "ready"]
+RunModeWord = Literal["normal", "debug", "pause"]

@@ -107,6 +107,9 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         "ready": Shown(
             about="How and by when each replica becomes ready, for the roles that wait for that."
         ),
+        "debug": Shown(
+            about="What its ranks run in debug mode; left out: a program that waits until it is ended."
+        ),
         "resume": Shown(
             about="What every attempt after the first does differently; left out: nothing."
         ),
@@ -133,6 +136,10 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             long=True,
         ),
         "env": Shown(about="Environment variables, over the role's.", secret=True),
+    },
+    "DebugProgram": {
+        "command": Shown(about="The program, and arguments.", long=True),
+        "args": Shown(about="Arguments after the command.", long=True),
     },
     "EnvSource": {
         "name": Shown(about="Of the variable.", required=True),
@@ -307,6 +314,11 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
         ),
         "completion": Shown(
             about="When an attempt has succeeded or failed; left out: it succeeds when all ranks exit with 0, and fails when any rank fails."
+        ),
+        "run_mode": Shown(
+            about="Run its program, wait paused, or debug: people enter its nodes.",
+            options=("--mode",),
+            initial="normal",
         ),
         "cpus_request": Shown(
             about="What each replica is planned with; left out: its limit.",

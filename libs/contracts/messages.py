@@ -90,6 +90,15 @@ class Contract(StrEnum):
     NONE = "CONTRACT_NONE"
 
 
+class RunMode(StrEnum):
+    """RunMode is whether a task's program runs, other programs in its place, or nothing."""
+
+    UNSPECIFIED = "RUN_MODE_UNSPECIFIED"
+    NORMAL = "RUN_MODE_NORMAL"
+    DEBUG = "RUN_MODE_DEBUG"
+    PAUSE = "RUN_MODE_PAUSE"
+
+
 class ReasonCode(StrEnum):
     """ReasonCode is why a task stands where it stands; the sentence is rendered at the edge."""
 
@@ -136,6 +145,8 @@ class ReasonCode(StrEnum):
     NEVER_ASKED = "REASON_CODE_NEVER_ASKED"
     RESTART_NOT_ALLOWED = "REASON_CODE_RESTART_NOT_ALLOWED"
     YIELDED = "REASON_CODE_YIELDED"
+    DEBUG_ENDED = "REASON_CODE_DEBUG_ENDED"
+    MODE_CHANGED = "REASON_CODE_MODE_CHANGED"
 
 
 class StartCondition(StrEnum):
@@ -341,6 +352,13 @@ class RestartRule(Message):
     max_restarts: int | None = None
 
 
+class DebugProgram(Message):
+    """DebugProgram is what the ranks of a role run in debug mode instead of their program."""
+
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+
+
 class Override(Message):
     """Override takes the place of a part of a role."""
 
@@ -392,6 +410,7 @@ class Role(Message):
     restart: RestartRule | None = None
     starts_after: tuple[StartsAfter, ...] = ()
     ready: ReadyProbe | None = None
+    debug: DebugProgram | None = None
     resume: Override | None = None
     args: tuple[str, ...] = ()
     pod: PodRequest | None = None
@@ -482,6 +501,7 @@ class TaskSpec(Message):
     wait_for_nodes: bool = False
     contract: Contract = Contract.UNSPECIFIED
     completion: Completion | None = None
+    run_mode: RunMode = RunMode.UNSPECIFIED
     cpus_request: float | None = None
     memory_request_bytes: Int64 | None = None
     continues: Continuation | None = None
@@ -519,6 +539,8 @@ class RunExit(Message):
     fault: Fault = Fault.UNSPECIFIED
     final: bool = False
     yielded: bool = False
+    debug: bool = False
+    start_failed: bool = False
 
 
 class Quota(Message):
@@ -653,6 +675,22 @@ class SetGoal(Message):
 
 class SetGoalReply(Message):
     """SetGoalReply carries the revision to wait for."""
+
+    refusal: Refusal | None = None
+    revision: Int64 = 0
+
+
+class SetMode(Message):
+    """SetMode asks for another mode: normal, debug or pause. Normal also resumes a paused task."""
+
+    task_id: str = ""
+    mode: RunMode = RunMode.UNSPECIFIED
+    asked_by: str = ""
+    stay_paused: bool = False
+
+
+class SetModeReply(Message):
+    """SetModeReply carries the revision to wait for."""
 
     refusal: Refusal | None = None
     revision: Int64 = 0
@@ -1349,7 +1387,8 @@ class KillRequested(Message):
 
 
 class RunStarted(Message):
-    """RunStarted: every rank's process exists."""
+    """RunStarted: the process of every rank exists that waits for no other role. Where roles
+    start in order, the others follow while the run runs."""
 
     task_id: TaskIdText
     attempt: int = 0
@@ -1359,13 +1398,15 @@ class RunStarted(Message):
 
 
 class RunDelayed(Message):
-    """RunDelayed: the run was launched, but not every process exists yet; says why."""
+    """RunDelayed: the run was launched, but not every process exists yet; says why. Without a
+    detail: nothing delays it any more."""
 
     task_id: TaskIdText
     attempt: int = 0
     ranks: int = 0
     detail: str = ""
     noted_at: Time
+    running: bool = False
 
 
 class RankRestarted(Message):
@@ -1379,6 +1420,16 @@ class RankRestarted(Message):
     restarts: int = 0
     restarts_max: int = 0
     detail: str = ""
+    noted_at: Time
+
+
+class RankEnded(Message):
+    """RankEnded: one rank of a run in debug mode has ended; the others go on."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    exit: RankExit
+    role: str = ""
     noted_at: Time
 
 
@@ -1449,6 +1500,16 @@ class GoalChanged(Message):
     changed_by: str = ""
     changed_at: Time
     now: bool = False
+
+
+class ModeChanged(Message):
+    """ModeChanged: debug mode was turned on or off. A pause is a goal."""
+
+    task_id: TaskIdText
+    mode: RunMode = RunMode.UNSPECIFIED
+    revision: Int64 = 0
+    changed_by: str = ""
+    changed_at: Time
 
 
 class PriorityChanged(Message):

@@ -211,6 +211,15 @@ def _waits_for_retry(given: Values) -> str:
     return f"waits until {given.time('at')} for {_retry(given)}"
 
 
+def _debug_ended(given: Values) -> str:
+    if "attempt" in given.numbers:
+        ended = f"attempt {given.number('attempt')}, in debug mode, has ended"
+        ended += f" ({given.name('detail')})" if given.names.get("detail") else ""
+    else:
+        ended = f"has been in debug mode for its maximum of {given.span()}"
+    return f"{ended}; resume it to debug again, or turn debug mode off to run it"
+
+
 def _did_not_start(given: Values) -> str:
     tries = given.count("attempts", "try").replace("trys", "tries")
     detail = given.names.get("detail", "")
@@ -281,6 +290,14 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
     ReasonCode.GOAL_PAUSE: (lambda given: f"{given.by()} paused it", "its owner paused it"),
     ReasonCode.GOAL_STOP: (lambda given: f"{given.by()} stopped it", "its owner stopped it"),
     ReasonCode.GOAL_RUN: (lambda given: f"{given.by()} resumed it", "its owner resumed it"),
+    ReasonCode.MODE_CHANGED: (
+        lambda given: f"ends, to start again in {given.name('mode')} mode",
+        "ends, to start again in another mode",
+    ),
+    ReasonCode.DEBUG_ENDED: (
+        _debug_ended,
+        "its attempt in debug mode has ended",
+    ),
     ReasonCode.MAX_RUN_TIME: (
         lambda given: f"has run for its maximum of {given.span()} (--max-run-time)",
         "has run for its maximum time (--max-run-time)",

@@ -76,6 +76,20 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
+    m.SetMode: Route(
+        type_name="shiftwork.command.v1.SetMode",
+        subject="cmd.submit.set_mode",
+        owner="submit",
+        kind=Kind.COMMAND,
+        reply=m.SetModeReply,
+    ),
+    m.SetModeReply: Route(
+        type_name="shiftwork.command.v1.SetModeReply",
+        subject="",
+        owner="submit",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
     m.SetPriority: Route(
         type_name="shiftwork.command.v1.SetPriority",
         subject="cmd.submit.set_priority",
@@ -475,6 +489,13 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.EVENT,
         reply=None,
     ),
+    m.RankEnded: Route(
+        type_name="shiftwork.run.v1.RankEnded",
+        subject="evt.run.{task_id}.rank_ended",
+        owner="launcher",
+        kind=Kind.EVENT,
+        reply=None,
+    ),
     m.RunListened: Route(
         type_name="shiftwork.run.v1.RunListened",
         subject="evt.run.{task_id}.listened",
@@ -520,6 +541,13 @@ ROUTES: dict[type[m.Message], Route] = {
     m.GoalChanged: Route(
         type_name="shiftwork.task.v1.GoalChanged",
         subject="evt.task.{task_id}.goal_changed",
+        owner="submit",
+        kind=Kind.EVENT,
+        reply=None,
+    ),
+    m.ModeChanged: Route(
+        type_name="shiftwork.task.v1.ModeChanged",
+        subject="evt.task.{task_id}.mode_changed",
         owner="submit",
         kind=Kind.EVENT,
         reply=None,

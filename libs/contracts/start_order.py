@@ -1,7 +1,6 @@
-"""In which order the roles of a task start and end, and how long that may take. Pure.
+"""In which order the roles of a task start and end. Pure.
 
-Submit refuses cycles with this module, the scheduler computes the start deadline with it, and the
-launcher starts and ends ranks in this order.
+Submit refuses cycles with this module, and the launcher starts and ends ranks in this order.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from libs.contracts.fields import SHOWN
-from libs.contracts.messages import ReadyProbe, Role, StartCondition
+from libs.contracts.messages import ReadyProbe, RestartScope, Role, StartCondition
+from libs.contracts.restart_rules import rule_of
 
 PERIOD_SECONDS = float(SHOWN["ReadyProbe"]["period_seconds"].initial)
 WITHIN_SECONDS = float(SHOWN["ReadyProbe"]["within_seconds"].initial)
@@ -18,6 +18,12 @@ WITHIN_SECONDS = float(SHOWN["ReadyProbe"]["within_seconds"].initial)
 def is_ordered(roles: Iterable[Role]) -> bool:
     """Whether a role waits for another one."""
     return any(role.starts_after for role in roles)
+
+
+def starts_more(roles: Iterable[Role]) -> bool:
+    """Whether ranks may have to start while the run runs: those of roles that wait for others, and
+    those that are restarted in their places."""
+    return any(role.starts_after or rule_of(role).scope is RestartScope.RANK for role in roles)
 
 
 def ready_probe(role: Role) -> ReadyProbe:
@@ -79,25 +85,9 @@ def stages(roles: Sequence[Role]) -> tuple[tuple[str, ...], ...]:
     return tuple(found)
 
 
-def start_seconds(roles: Sequence[Role], stage_seconds: float) -> float:
-    """The longest time that the start of a gang may take: ``stage_seconds`` for the processes of
-    each role, and the time to become ready of each role for whose readiness another one waits."""
-    by_name = {role.name: role for role in roles}
-    ends: dict[str, float] = {}
-    for stage in stages(roles):
-        for name in stage:
-            before = (
-                ends[each.role]
-                + (
-                    ready_probe(by_name[each.role]).within_seconds
-                    if each.condition is StartCondition.READY
-                    else 0.0
-                )
-                for each in by_name[name].starts_after
-                if each.role in ends
-            )
-            ends[name] = stage_seconds + max(before, default=0.0)
-    return max(ends.values(), default=stage_seconds)
+def first_roles(roles: Sequence[Role]) -> frozenset[str]:
+    """The names of the roles that wait for no other one."""
+    return frozenset(stages(roles)[0]) if roles else frozenset()
 
 
 def _after(roles: Sequence[Role]) -> Mapping[str, set[str]]:

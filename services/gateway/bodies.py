@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
 
-from libs.contracts.enum_words import GoalWord, PriorityWord, UnitWord
+from libs.contracts.enum_words import GoalWord, PriorityWord, RunModeWord, UnitWord
 from libs.contracts.limits import (
     CHECKPOINT_URI_BYTES_MAX,
     LIFE_STATE_BYTES_MAX,
@@ -79,6 +79,14 @@ class GoalBody(Body):
     goal: GoalWord
     # With pause or stop: a run is ended at once, without being asked to save.
     now: Flag = False
+
+
+class ModeBody(Body):
+    """Another mode."""
+
+    mode: RunModeWord
+    # With normal: a task that its owner has paused stays paused.
+    stay_paused: Flag = False
 
 
 class PriorityBody(Body):

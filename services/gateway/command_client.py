@@ -11,11 +11,11 @@ from libs.contracts.ids import RETRY_OF, name_ending
 from libs.contracts.kinds import kinds
 from libs.contracts.task_states import LIVE_WORDS
 from services.gateway.auth import Identity
-from services.gateway.bodies import GoalBody, QuotaBody, TaskBody
+from services.gateway.bodies import GoalBody, ModeBody, QuotaBody, TaskBody
 from services.gateway.body_types import Body
 from services.gateway.conversion import to_message
 from services.gateway.handlers import with_submission
-from services.gateway.json_values import GOALS, PRIORITIES, UNITS
+from services.gateway.json_values import GOALS, PRIORITIES, RUN_MODES, UNITS
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow, TaskRow
 
@@ -119,7 +119,8 @@ def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:
 def retry_task(task_id: str, row: TaskRow, team: str, key: str) -> m.CreateTask:
     """The command for the same task again: its owner's, in the team that the owner has now, and
     labelled with the task before. A name that was made up is made up again; that of a live task
-    stays, so that submit refuses a second one beside it."""
+    stays, so that submit refuses a second one beside it. It runs, whatever mode the one before was
+    submitted with."""
     assert row.spec is not None, "the caller has seen that its spec is known"
     spec = row.spec.model_copy(
         update={
@@ -127,6 +128,7 @@ def retry_task(task_id: str, row: TaskRow, team: str, key: str) -> m.CreateTask:
             "labels": {**row.spec.labels, RETRY_OF: task_id},
             "name": _name_again(task_id, row, row.spec),
             "continues": None,
+            "run_mode": m.RunMode.NORMAL,
         }
     )
     return m.CreateTask(client_key=key, owner=row.owner, team=team, spec=spec)
@@ -141,6 +143,7 @@ def continue_task(row: TaskRow, team: str, key: str, continues: m.Continuation) 
             **_without_derived(row.spec),
             "name": _name_again(row.task_id, row, row.spec),
             "continues": continues,
+            "run_mode": m.RunMode.NORMAL,
         }
     )
     return m.CreateTask(client_key=key, owner=row.owner, team=team, spec=spec)
@@ -163,6 +166,16 @@ def _name_again(task_id: str, row: TaskRow, spec: m.TaskSpec) -> str:
 def set_goal(task_id: str, body: GoalBody, identity: Identity) -> m.SetGoal:
     """The command for run, pause or stop."""
     return m.SetGoal(task_id=task_id, goal=GOALS[body.goal], asked_by=identity.user, now=body.now)
+
+
+def set_mode(task_id: str, body: ModeBody, identity: Identity) -> m.SetMode:
+    """The command for normal, debug or pause."""
+    return m.SetMode(
+        task_id=task_id,
+        mode=RUN_MODES[body.mode],
+        asked_by=identity.user,
+        stay_paused=body.stay_paused,
+    )
 
 
 def set_priority(task_id: str, priority: str, identity: Identity) -> m.SetPriority:

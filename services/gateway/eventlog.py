@@ -32,6 +32,7 @@ class Fact:
 FACTS: Mapping[type[Message], Fact] = {
     m.TaskSubmitted: Fact("submitted_at", ("task_id",)),
     m.GoalChanged: Fact("changed_at", ("task_id", "revision")),
+    m.ModeChanged: Fact("changed_at", ("task_id", "revision")),
     m.PriorityChanged: Fact("changed_at", ("task_id", "revision")),
     m.TaskStateChanged: Fact("changed_at", ("task_id", "version")),
     m.RunAssigned: Fact("assigned_at", ("task_id", "attempt")),
@@ -41,6 +42,7 @@ FACTS: Mapping[type[Message], Fact] = {
     m.RunDelayed: Fact("noted_at", ("task_id", "attempt", "noted_at")),
     m.RunStarted: Fact("started_at", ("task_id", "attempt")),
     m.RankRestarted: Fact("noted_at", ("task_id", "attempt", "rank", "restarts")),
+    m.RankEnded: Fact("noted_at", ("task_id", "attempt", "exit.rank")),
     m.RunListened: Fact("asked_at", ("task_id", "attempt")),
     m.RunYielded: Fact("requested_at", ("task_id", "attempt")),
     m.LifeStateSaved: Fact("saved_at", ("task_id", "version")),

@@ -29,6 +29,10 @@ def ids_in(reply: ExplainReply) -> list[str]:
     return list(dict.fromkeys(found))[:NAMED_MAX]
 
 
+# The states in which ranks may still have to start.
+STARTS = (TaskState.STARTING, TaskState.RUNNING)
+
+
 def explanation(
     task_id: str,
     reply: ExplainReply,
@@ -59,7 +63,7 @@ def explanation(
         "holders": [_holder(each) for each in reply.holders],
         "holders_count": reply.holders_count,
         "tasks": {row.task_id: _called(row) for row in others},
-        "delayed": delay(delayed) if reply.state is TaskState.STARTING else None,
+        "delayed": delay(delayed) if reply.state in STARTS else None,
     }
 
 

@@ -24,8 +24,14 @@ T = TypeVar("T", bound=TaskRow)
 
 
 def with_submission(row: T, event: m.TaskSubmitted) -> T:
-    """A task's row with the content of its submission; later goals and priorities stay."""
+    """A task's row with the content of its submission; later goals, modes and priorities stay."""
     spec = event.spec
+    if event.revision > row.goal_revision and spec.run_mode is m.RunMode.PAUSE:
+        row = replace(row, goal=enum_name(m.Goal.PAUSE), goal_revision=event.revision)
+        if not row.state_version:
+            paused = m.Reason(code=m.ReasonCode.GOAL_PAUSE)
+            row = replace(row, state=enum_name(m.TaskState.PAUSED), reason=paused)
+    row = _with_mode(row, spec.run_mode, event.revision)
     row = replace(
         row,
         submitted_at=event.submitted_at,
@@ -41,6 +47,17 @@ def with_submission(row: T, event: m.TaskSubmitted) -> T:
         checkpoint=_newer(row.checkpoint, spec.continues.checkpoint if spec.continues else None),
     )
     return _with_priority(row, spec.priority, event.revision)
+
+
+def _with_mode(row: T, mode: m.RunMode, revision: int) -> T:
+    if revision <= row.mode_revision:
+        return row
+    return replace(
+        row,
+        debug=mode is m.RunMode.DEBUG,
+        mode_revision=revision,
+        revision=max(row.revision, revision),
+    )
 
 
 def _with_priority(row: T, level: m.Priority, revision: int) -> T:
@@ -103,6 +120,15 @@ async def on_goal_changed(tx: Tx, event: m.GoalChanged) -> bool:
     return True
 
 
+async def on_mode_changed(tx: Tx, event: m.ModeChanged) -> bool:
+    """The highest revision wins."""
+    row = await _task(tx, event.task_id)
+    if event.revision <= row.mode_revision:
+        return False
+    tx.put(_with_mode(row, event.mode, event.revision))
+    return True
+
+
 async def on_priority_changed(tx: Tx, event: m.PriorityChanged) -> bool:
     """The highest revision wins."""
     row = await _task(tx, event.task_id)
@@ -153,6 +179,7 @@ async def on_run_placed(tx: Tx, event: m.RunAssigned | m.RunResumed) -> bool:
             start_deadline_at=event.start_deadline_at,
             resume_from=event.resume_from,
             live=run.exit is None,
+            debug=event.spec.run_mode is m.RunMode.DEBUG,
         )
     )
     row = await _task(tx, event.task_id)
@@ -193,9 +220,10 @@ async def on_kill_requested(tx: Tx, event: m.KillRequested) -> bool:
 
 
 async def on_run_delayed(tx: Tx, event: m.RunDelayed) -> bool:
-    """The newest report wins, until every process exists or none will."""
+    """The newest report wins, until every process exists or none will. Once the run has started,
+    only reports about what starts while it runs count."""
     run = await _run(tx, event.task_id, event.attempt)
-    if run.started_at is not None or run.exit is not None:
+    if run.exit is not None or (run.started_at is not None and not event.running):
         return False
     if run.delayed is not None and event.noted_at <= run.delayed.noted_at:
         return False
@@ -204,7 +232,7 @@ async def on_run_delayed(tx: Tx, event: m.RunDelayed) -> bool:
 
 
 async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
-    """Every rank's process exists."""
+    """The process of every rank exists that waits for no other one."""
     run = await _run(tx, event.task_id, event.attempt)
     if run.started_at is not None:
         return False
@@ -216,7 +244,7 @@ async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
             started_at=event.started_at,
             placements=placements,
             live=live,
-            delayed=None,
+            delayed=run.delayed if run.delayed is not None and run.delayed.running else None,
             endpoints=event.endpoints if live else (),
         )
     )
@@ -229,6 +257,15 @@ async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
 async def on_rank_restarted(tx: Tx, event: m.RankRestarted) -> bool:
     """Only the event log keeps it."""
     del tx, event
+    return True
+
+
+async def on_rank_ended(tx: Tx, event: m.RankEnded) -> bool:
+    """A rank of a run in debug mode ends once."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if any(each.exit.rank == event.exit.rank for each in run.ended_ranks):
+        return False
+    tx.put(replace(run, ended_ranks=(*run.ended_ranks, event)))
     return True
 
 
@@ -382,6 +419,7 @@ READS: Mapping[type[Message], Reads] = {
         (
             m.TaskSubmitted,
             m.GoalChanged,
+            m.ModeChanged,
             m.PriorityChanged,
             m.TaskStateChanged,
             m.LifeStateSaved,
@@ -397,6 +435,7 @@ READS: Mapping[type[Message], Reads] = {
             m.RunDelayed,
             m.RunStarted,
             m.RankRestarted,
+            m.RankEnded,
             m.RunListened,
             m.RunYielded,
             m.CheckpointSaved,
@@ -409,6 +448,7 @@ READS: Mapping[type[Message], Reads] = {
 HANDLERS: Mapping[type[Message], Handler] = {
     m.TaskSubmitted: _logged(on_task_submitted),
     m.GoalChanged: _logged(on_goal_changed),
+    m.ModeChanged: _logged(on_mode_changed),
     m.PriorityChanged: _logged(on_priority_changed),
     m.TaskStateChanged: _logged(on_task_state_changed),
     m.RunAssigned: _logged(on_run_placed),
@@ -418,6 +458,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.RunDelayed: _logged(on_run_delayed),
     m.RunStarted: _logged(on_run_started),
     m.RankRestarted: _logged(on_rank_restarted),
+    m.RankEnded: _logged(on_rank_ended),
     m.RunListened: _logged(on_run_listened),
     m.RunYielded: _logged(on_run_yielded),
     m.LifeStateSaved: _logged(on_life_state_saved),

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import Enum
 
-from libs.contracts.messages import Goal, PreemptMode, Priority, TaskState, Unit
+from libs.contracts.messages import Goal, PreemptMode, Priority, RunMode, TaskState, Unit
 
 PRIORITIES: Mapping[str, Priority] = {level.name.lower(): level for level in Priority}
 GOALS: Mapping[str, Goal] = {goal.name.lower(): goal for goal in Goal}
+RUN_MODES: Mapping[str, RunMode] = {mode.name.lower(): mode for mode in RunMode}
 STATES: Mapping[str, TaskState] = {state.name.lower(): state for state in TaskState}
 MODES: Mapping[str, PreemptMode] = {mode.name.lower(): mode for mode in PreemptMode}
 UNITS: Mapping[str, Unit] = {unit.name.lower(): unit for unit in Unit}

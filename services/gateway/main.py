@@ -190,6 +190,7 @@ WIRING = Wiring(
         m.CreateTask,
         m.CreateTasks,
         m.SetGoal,
+        m.SetMode,
         m.SetPriority,
         m.AckCheckpoint,
         m.ReportReady,

@@ -20,6 +20,7 @@ from libs.contracts.messages import (
     LifeStateSaved,
     Node,
     Placement,
+    RankEnded,
     Reason,
     RunDelayed,
     RunExit,
@@ -54,6 +55,9 @@ class TaskRow:
     priority_revision: int = 0
     goal: str = "run"
     goal_revision: int = 0
+    # Debug mode is on.
+    debug: bool = False
+    mode_revision: int = 0
     revision: int = 0
     # The scheduler's facts.
     state: str = "queued"
@@ -119,6 +123,9 @@ class RunRow:
     endpoints: tuple[Endpoint, ...] = ()
     # Its program handed the nodes over on its own.
     yielded: RunYielded | None = None
+    # In debug mode, and the ranks that have ended since while others went on, as they ended.
+    debug: bool = False
+    ended_ranks: tuple[RankEnded, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

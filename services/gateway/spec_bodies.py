@@ -12,6 +12,7 @@ from libs.contracts.enum_words import (
     PriorityWord,
     RestartScopeWord,
     RestartWhenWord,
+    RunModeWord,
     StartConditionWord,
 )
 from services.gateway.body_types import (
@@ -91,6 +92,13 @@ class ReadyProbeBody(Body):
         default=0.0,
         description="Time that a rank has to become ready, from its start, while other roles wait for it. At least 1, at most 3600 s. Left out: 600 s.",
     )
+
+
+class DebugProgramBody(Body):
+    """DebugProgram is what the ranks of a role run in debug mode instead of their program."""
+
+    command: Texts = Field(default_factory=list, description="The program, and arguments.")
+    args: Texts = Field(default_factory=list, description="Arguments after the command.")
 
 
 class OverrideBody(Body):
@@ -206,6 +214,10 @@ class RoleBody(Body):
     ready: ReadyProbeBody | None = Field(
         default=None,
         description="How and by when each replica becomes ready, for the roles that wait for that.",
+    )
+    debug: DebugProgramBody | None = Field(
+        default=None,
+        description="What its ranks run in debug mode; left out: a program that waits until it is ended.",
     )
     resume: OverrideBody | None = Field(
         default=None,
@@ -349,6 +361,10 @@ class TaskSpecBody(Body):
     completion: CompletionBody | None = Field(
         default=None,
         description="When an attempt has succeeded or failed; left out: it succeeds when all ranks exit with 0, and fails when any rank fails.",
+    )
+    run_mode: RunModeWord | None = Field(
+        default=None,
+        description="Run its program, wait paused, or debug: people enter its nodes. Left out: normal.",
     )
     cpus_request: Amount | None = Field(
         default=None,

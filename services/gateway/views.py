@@ -17,6 +17,7 @@ from libs.contracts.messages import (
     DecisionRecord,
     Endpoint,
     ExitKind,
+    Goal,
     LifeState,
     LifeStateSaved,
     LogInfo,
@@ -25,10 +26,12 @@ from libs.contracts.messages import (
     PreemptionPolicy,
     Priority,
     Quota,
+    RankExit,
     Reason,
     RetryPolicy,
     RunDelayed,
     RunExit,
+    RunMode,
     TaskSpec,
     Unit,
 )
@@ -132,6 +135,16 @@ def exit_code(ended: RunExit) -> int | None:
     return next((code for code in codes if code), None)
 
 
+def rank_exit(ended: RankExit) -> Json:
+    """How one rank ended."""
+    return {
+        "rank": ended.rank,
+        "code": ended.code,
+        "signal": ended.signal,
+        "fault": enum_name_or_empty(ended.fault),
+    }
+
+
 def run_exit(ended: RunExit | None) -> Json | None:
     """How a run ended."""
     if ended is None:
@@ -142,20 +155,13 @@ def run_exit(ended: RunExit | None) -> Json | None:
         "text": ended.detail,
         "attempt": ended.attempt,
         "exited_at": rfc3339(ended.exited_at),
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "code": rank.code,
-                "signal": rank.signal,
-                "fault": enum_name_or_empty(rank.fault),
-            }
-            for rank in ended.ranks
-        ],
+        "ranks": [rank_exit(rank) for rank in ended.ranks],
         "failed_rank": ended.failed_rank,
         "fault_class": enum_name_or_empty(ended.fault_class),
         "fault": enum_name_or_empty(ended.fault),
         "final": ended.final,
         "yielded": ended.yielded,
+        "debug": ended.debug,
     }
 
 
@@ -172,6 +178,8 @@ def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> J
         "priority": row.priority,
         "labels": row.labels,
         "goal": row.goal,
+        "run_mode": run_mode(row),
+        "debug": row.debug,
         "state": row.state,
         "reason": reason(row.reason),
         "attempt": row.attempt,
@@ -193,6 +201,13 @@ def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> J
         "revision": row.revision,
         "observed_revision": row.observed_revision,
     }
+
+
+def run_mode(row: TaskRow) -> str:
+    """The mode that its owner wants now. A pause comes before debug mode."""
+    if row.goal == enum_name(Goal.PAUSE):
+        return enum_name(RunMode.PAUSE)
+    return enum_name(RunMode.DEBUG if row.debug else RunMode.NORMAL)
 
 
 def retries_used(row: TaskRow) -> Json:
@@ -241,6 +256,15 @@ def run(row: RunRow) -> Json:
         "task": row.task_id,
         "attempt": row.attempt,
         "live": row.live,
+        "debug": row.debug,
+        "ended_ranks": [
+            {
+                **rank_exit(each.exit),
+                "role": each.role,
+                "noted_at": rfc3339(each.noted_at),
+            }
+            for each in row.ended_ranks
+        ],
         "assigned_at": rfc3339(row.assigned_at),
         "start_deadline_at": rfc3339(row.start_deadline_at),
         "delayed": delay(row.delayed),

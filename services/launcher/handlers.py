@@ -22,6 +22,7 @@ from libs.contracts.messages import (
     GetLifeState,
     InventoryListed,
     KillRequested,
+    Placement,
     PreemptionRequested,
     PreemptMode,
     PrepareContinuation,
@@ -34,6 +35,7 @@ from libs.contracts.messages import (
     ReportReadyReply,
     RunAssigned,
     RunExited,
+    RunMode,
     RunResumed,
     RunStarted,
     RunYielded,
@@ -54,12 +56,19 @@ from services.launcher.domain import (
     exits,
     inventory,
     node_labels,
-    rank_restarts,
     role_order,
 )
-from services.launcher.domain.model import NodeRow, PastRun, Run, RunState, ordered_after
+from services.launcher.domain.model import (
+    NodeRow,
+    PastRun,
+    ReadyReport,
+    Run,
+    RunState,
+    ordered_after,
+)
 from services.launcher.domain.run_lifecycle import LIVE, Trigger, move
 from services.launcher.hosts import LOCAL, Network
+from services.launcher.role_overrides import in_debug_mode
 
 
 async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
@@ -75,13 +84,14 @@ async def on_run_assigned(tx: Tx, event: RunAssigned | RunResumed) -> None:
         run = Run(event.task_id, event.attempt, RunState.EARLY_REQUEST)
     if run.state is not RunState.EARLY_REQUEST:
         return
+    debugs = event.spec.run_mode is RunMode.DEBUG
     tx.put(
         replace(
             run,
             state=move(run.state, Trigger.ASSIGNED),
             owner=event.owner,
             team=event.team,
-            spec=event.spec,
+            spec=in_debug_mode(event.spec, event.attempt) if debugs else event.spec,
             placements=event.placements,
             resume_from=event.resume_from,
             start_deadline_at=event.start_deadline_at,
@@ -219,23 +229,35 @@ async def _known(tx: Tx, command: AckCheckpoint) -> checkpoint_acceptance.Known:
 
 
 async def report_ready(tx: Tx, command: ReportReady) -> ReportReadyReply:
-    """Record that a rank's process is ready. Nothing is written where no role waits for that, so
-    that a large gang costs nothing."""
+    """Record that a rank's process is ready, where a role waits for that. The report has a small
+    row of its own: the row of a large gang is written once for many reports."""
     run = await tx.get(Run, command.task_id, command.attempt)
     newest = await store.newest_attempt(tx, command.task_id)
     if run is None or run.attempt != newest or run.state not in LIVE:
         detail = f"attempt {command.attempt} of task {command.task_id} is over"
         return ReportReadyReply(refusal=Refusal(code=RefusalCode.SUPERSEDED, detail=detail))
-    if command.rank not in {place.rank for place in run.placements}:
+    place = _place(run, command.rank)
+    if place is None:
         detail = f"attempt {command.attempt} of task {command.task_id} has no rank {command.rank}"
         return ReportReadyReply(refusal=Refusal(code=RefusalCode.NOT_FOUND, detail=detail))
-    if command.restarts != rank_restarts.counts(run).get(command.rank, 0):
+    starts = (each.count for each in run.restarts if each.rank == command.rank)
+    if command.restarts != next(starts, 0):
         detail = f"rank {command.rank} was restarted; this process of it is over"
         return ReportReadyReply(refusal=Refusal(code=RefusalCode.SUPERSEDED, detail=detail))
-    after = role_order.with_ready(run, (command.rank,))
-    if after != run:
-        tx.put(after)
+    if place.role in role_order.awaited(run):
+        tx.put(
+            ReadyReport(
+                run.task_id, run.attempt, command.rank, command.restarts, reported_at=tx.now
+            )
+        )
     return ReportReadyReply()
+
+
+def _place(run: Run, rank: int) -> Placement | None:
+    """The place of a rank, which is mostly found at its number."""
+    if 0 <= rank < len(run.placements) and run.placements[rank].rank == rank:
+        return run.placements[rank]
+    return next((place for place in run.placements if place.rank == rank), None)
 
 
 async def set_schedulable(tx: Tx, command: SetSchedulable) -> SetSchedulableReply:
@@ -337,7 +359,7 @@ class Commands:
 
 
 def started(run: Run, endpoints: Sequence[Endpoint]) -> RunStarted:
-    """The event for a run whose processes all exist."""
+    """The event for a run whose first processes all exist."""
     assert run.started_at is not None, "a started run has its time"
     return RunStarted(
         task_id=run.task_id,

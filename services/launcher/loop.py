@@ -24,11 +24,26 @@ from libs.service import observability
 from libs.service.loop import Loop, Wake
 from libs.store.port import Delta, Store, Tx
 from services.launcher import store as tables
-from services.launcher.domain import exits, inventory, rank_restarts, start_delays
+from services.launcher.domain import (
+    debug_runs,
+    exits,
+    inventory,
+    rank_restarts,
+    role_order,
+    start_delays,
+)
 from services.launcher.domain.grace_periods import grace_for, is_asked
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
-from services.launcher.domain.model import Listing, NodeRow, PortLease, Refused, Run, RunState
+from services.launcher.domain.model import (
+    Listing,
+    NodeRow,
+    PortLease,
+    ReadyReport,
+    Refused,
+    Run,
+    RunState,
+)
 from services.launcher.domain.reconcile import (
     Action,
     End,
@@ -124,6 +139,8 @@ class Launcher:
         # The last delay that was reported for each run that waits to start.
         self._reported_delays: dict[RunId, ReportedDelay] = {}
         self._prober = Prober()
+        # Why each run that waits to start does not, and the problem that was known then.
+        self._delays: dict[RunId, KnownDelay] = {}
         # Rank and start of processes that have answered a probe, until their runs have started.
         self._probed: dict[RunId, frozenset[tuple[int, int]]] = {}
         self._busy_ports: set[int] = set()
@@ -174,6 +191,7 @@ class Launcher:
         for memory in (self._problems, self._refused, self._unable, self._reported_delays):
             memory.clear()
         self._probed.clear()
+        self._delays.clear()
         self._prober.clear()
         await self.runtime.lead(epoch)
 
@@ -200,17 +218,30 @@ class Launcher:
                 now = tx.now
                 outcome = work.step(dirty, scan, now, self.limits.policy)
                 await record(
-                    tx, work.runs, outcome.runs, self.limits.quarantine, network=self.network
+                    tx,
+                    work.runs,
+                    outcome.runs,
+                    self.limits.quarantine,
+                    network=self.network,
+                    reported=self._reported_delays,
                 )
+                for report in outcome.reports:
+                    tx.delete(ReadyReport, report.task_id, report.attempt, report.rank)
+                changed = {run.id: run for run in outcome.runs}
                 changes = await self._update_inventory(tx, scan.listing)
                 ports = await self._lease(tx, outcome.actions, scan.listing)
                 held_up = report_delays(
                     tx,
-                    work.assigned(),
+                    (changed.get(run.id, run) for run in work.starting()),
                     scan.listing,
                     problems={action.run_id: why for action, why in self._problems.items()},
                     reported_before=self._reported_delays,
                     policy=self.limits.delays,
+                    known={
+                        run_id: each
+                        for run_id, each in self._delays.items()
+                        if run_id not in outcome.steps
+                    },
                 )
         except BaseException:
             work.restore_dirty(dirty)
@@ -223,7 +254,7 @@ class Launcher:
         wanted = set(outcome.actions)
         self._failed = {each: when for each, when in self._failed.items() if each in wanted}
         self._problems = {each: why for each, why in self._problems.items() if each in wanted}
-        self._reported_delays = held_up.changed_events
+        self._reported_delays, self._delays = held_up.changed_events, held_up.known
         self._fences |= set(changes.fence)
         for action in outcome.actions:
             self._enqueue(action, scan, ports)
@@ -233,14 +264,14 @@ class Launcher:
 
     async def _report_denial(self, epoch: int) -> float | None:
         """Report why runs do not start. Nothing else can be done: earlier scans are out of date."""
-        assigned = list(self._work.assigned())
+        starting = list(self._work.starting())
         async with self.store.transaction(epoch=epoch) as tx:
             now = tx.now
             held_up = report_delays(
                 tx,
-                assigned,
+                starting,
                 Listing(),
-                problems={run.id: self.problem for run in assigned},
+                problems={run.id: self.problem for run in starting},
                 reported_before=self._reported_delays,
                 policy=self.limits.delays,
             )
@@ -338,7 +369,7 @@ class Launcher:
             del self._refused[run_id]
         for run_id in [run_id for run_id in self._unable if not is_live(run_id)]:
             del self._unable[run_id]
-        waiting = {run.id for run in self._work.assigned()} if self._probed else set[RunId]()
+        waiting = {run.id for run in self._work.starting()} if self._probed else set[RunId]()
         for run_id in [run_id for run_id in self._probed if run_id not in waiting]:
             del self._probed[run_id]
 
@@ -420,7 +451,7 @@ class Launcher:
         process dies after a probe that succeeded, its successor probes again."""
         if self.runtime.probes or self._scan is None:
             return None
-        targets = probe_targets(self._work.assigned(), self._scan.listing, self._hosts_of())
+        targets = probe_targets(self._work.starting(), self._scan.listing, self._hosts_of())
         ready, again_s = await self._prober.round(targets)
         for target in ready:
             known = self._probed.get(target.run_id, frozenset())
@@ -517,7 +548,9 @@ class Launcher:
             self._busy_ports.update(busy)
             raise RuntimeUnavailableError(f"port {busy[0]} is taken by another program")
         hosts = self.network.hosts(run, ports)
-        await self.runtime.launch(build_order(run, hosts, self.site, ranks))
+        await self.runtime.launch(
+            build_order(run, hosts, self.site, None if ranks is None else frozenset(ranks))
+        )
 
     async def _fence(self, node_id: str) -> None:
         try:
@@ -582,6 +615,7 @@ async def record(
     policy: QuarantinePolicy,
     *,
     network: Network = LOCAL,
+    reported: Mapping[RunId, ReportedDelay] | None = None,
 ) -> None:
     """Write the new rows of runs and publish the changes of the runs and their nodes."""
     forgotten = [run for run in runs if run.state is RunState.FORGOTTEN]
@@ -590,10 +624,16 @@ async def record(
     for run in runs:
         if before[run.id].started_at is None and run.started_at is not None:
             tx.emit(started(run, await tables.endpoints(tx, run, network)))
+        for ended_rank in debug_runs.events(before[run.id], run, tx.now):
+            tx.emit(ended_rank)
         if before[run.id].exit is None and run.exit is not None:
             tx.emit(exited(run, last[run.id]))
         for event in rank_restarts.events(before[run.id], run, tx.now):
             tx.emit(event)
+        delay = reported.get(run.id) if reported is not None else None
+        cleared = start_delays.cleared_event(before[run.id], run, tx.now, delay)
+        if cleared is not None:
+            tx.emit(cleared)
         if run.state is not RunState.FORGOTTEN:
             tx.put(run)
     await tables.forget(tx, forgotten, last)
@@ -606,8 +646,9 @@ async def _count_failed_starts(
     """Count failed starts by node; a start that worked resets the count."""
     worked, failed = set[str](), dict[str, dict[str, Run]]()
     for run in runs:
-        if before[run.id].started_at is None and run.started_at is not None:
-            worked |= {place.node_id for place in run.placements}
+        begun = role_order.begun_ranks(run)
+        if len(begun) > len(role_order.begun_ranks(before[run.id])):
+            worked |= {place.node_id for place in run.placements if place.rank in begun}
         if before[run.id].exit is None and run.exit is not None:
             for node_id in run.failed_nodes:
                 failed.setdefault(node_id, {})[run.task_id] = run
@@ -655,11 +696,20 @@ def _publish_quarantine(tx: Tx, row: NodeRow) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownDelay:
+    """Why a run waited to start when it was last evaluated, and the problem that was known then."""
+
+    delay: tuple[int, str] | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class DelayReport:
     """The delays reported so far, and when the next report may be due."""
 
     changed_events: dict[RunId, ReportedDelay]
     due_at: datetime | None
+    known: dict[RunId, KnownDelay]
 
 
 def report_delays(
@@ -670,23 +720,28 @@ def report_delays(
     problems: Mapping[RunId, str],
     reported_before: Mapping[RunId, ReportedDelay],
     policy: DelayPolicy,
+    known: Mapping[RunId, KnownDelay] | None = None,
 ) -> DelayReport:
-    """Publish why launched runs have not started, if that changed."""
+    """Publish why launched runs, or roles of them, have not started, if that changed. ``known``:
+    runs of which nothing changed since they were last evaluated, but perhaps the problem."""
     found, due = dict[RunId, ReportedDelay](), list[datetime]()
+    delays = dict[RunId, KnownDelay]()
     for run in runs:
-        if run.state is not RunState.ASSIGNED:
-            continue
         changed_events = reported_before.get(run.id)
-        observed = listing.runs.get(run.id)
-        if observed is not None:
-            observed = rank_restarts.current(run, observed)
-        delay = start_delays.delay_of(run, observed, problems.get(run.id, ""))
-        event = start_delays.next_delay_event(run, delay, changed_events, tx.now, policy)
+        problem = problems.get(run.id, "")
+        before = known.get(run.id) if known is not None else None
+        if before is None or before.problem != problem:
+            observed = listing.runs.get(run.id)
+            if observed is not None:
+                observed = rank_restarts.current(run, observed)
+            before = KnownDelay(start_delays.delay_of(run, observed, problem), problem)
+        delays[run.id] = before
+        event = start_delays.next_delay_event(run, before.delay, changed_events, tx.now, policy)
         if isinstance(event, datetime):
             due.append(event)
         elif event is not None:
             tx.emit(event)
-            changed_events = ReportedDelay(event.ranks, event.detail, tx.now)
+            changed_events = ReportedDelay(event.ranks, event.detail, tx.now, event.running)
         if changed_events is not None:
             found[run.id] = changed_events
-    return DelayReport(found, min(due, default=None))
+    return DelayReport(found, min(due, default=None), delays)

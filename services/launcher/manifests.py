@@ -125,7 +125,7 @@ def build_manifests(
         service=make.service() if plan.has_names else None,
         pods=tuple(
             make.pod(rank, secret_of[rank.rank], labels_by_node.get(rank.node_id, {}))
-            for rank in order.to_start()
+            for rank in order.ranks
         ),
     )
 
@@ -135,7 +135,7 @@ def _plan(order: RunOrder, requester: Requester, policy: PodPolicy) -> PodPlan:
     name = run_name(order.run_id)
     return PodPlan(
         name=name,
-        has_names=has_names(order.spec, len(order.ranks)),
+        has_names=has_names(order.spec, order.size),
         spec=order.spec,
         requests={role.name: request_of(order.spec, role) for role in order.spec.roles},
         requester=requester,
@@ -185,13 +185,13 @@ class _Maker:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": self.metadata(self.plan.name),
-            "data": {"ranks": str(len(self.order.ranks))},
+            "data": {"ranks": str(self.order.size)},
         }
 
     def secrets(self) -> tuple[list[Json], dict[int, str]]:
         """The Secrets with token, context files and files of the contract, as few as possible, and
         each rank's Secret."""
-        ranks = self.order.ranks
+        ranks = self.order.gang()
         data: dict[str, str] = {TOKEN_KEY: ranks[0].env.get(TOKEN, "") if ranks else ""}
         size, held, secret_of = 0, [data], dict[int, str]()
         for rank in ranks:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from libs.contracts.ids import RunId
-from libs.contracts.start_order import awaited_ready, ready_probe
+from libs.contracts.start_order import ready_probe
+from services.launcher.domain import role_order
 from services.launcher.domain.model import Listing, RankState, Run
 from services.launcher.hosts import Host
 
@@ -44,7 +45,7 @@ def probe_targets(
     for run in runs:
         if run.spec is None or run.id not in listing.runs:
             continue
-        awaited = awaited_ready(run.spec.roles)
+        awaited = role_order.awaited(run)
         probes = {
             role.name: ready_probe(role)
             for role in run.spec.roles
@@ -52,13 +53,13 @@ def probe_targets(
         }
         if not probes:
             continue
-        ranks = listing.runs[run.id].ranks
+        ranks, ready = listing.runs[run.id].ranks, frozenset(run.ready_ranks)
         for host in hosts_of(run):
             probe, rank = probes.get(host.role), ranks.get(host.rank)
             if probe is None or rank is None or rank.state is not RankState.RUNNING:
                 continue
             port = host.ports.get(probe.port)
-            if port is None or host.rank in run.ready_ranks:
+            if port is None or host.rank in ready:
                 continue
             period_s = probe.period_seconds
             found.append(

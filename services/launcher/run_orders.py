@@ -7,7 +7,7 @@ Nothing else reaches a task: no credential and no variable of the platform.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libs.contracts.messages import Checkpoint, Placement, Role
@@ -18,7 +18,7 @@ from services.launcher.contracts import renderer
 from services.launcher.domain import rank_restarts
 from services.launcher.domain.model import Run
 from services.launcher.hosts import Host
-from services.launcher.role_overrides import role_of_attempt
+from services.launcher.role_overrides import argv_of, role_of_attempt
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
 # A task's own variables override these, with an empty value too. Unbuffered, because output that
@@ -41,68 +41,83 @@ class Site:
 
 
 def build_order(
-    run: Run, hosts: Sequence[Host], site: Site, starting: Iterable[int] | None = None
+    run: Run, hosts: Sequence[Host], site: Site, starting: Container[int] | None = None
 ) -> RunOrder:
-    """Build the orders for every rank of a run. ``hosts`` are its ranks, in the order of their
-    placements; ``starting`` are the ranks to start, all if it is None."""
+    """Build the orders for the ranks of a run that start. ``hosts`` are all of its ranks, in the
+    order of their placements; ``starting`` are the ranks to start, all if it is None."""
     assert run.spec is not None, "an assigned run has its specification"
-    roles = {role.name: role for role in run.spec.roles}
-    token = make_run_token(site.token_key, run.id)
-    given = {"PATH": site.path, "LANG": site.lang}
-    defaults = {**DEFAULTS, **{name: value for name, value in given.items() if value}}
-    shared = _platform_variables(run, site, token)
-    render = renderer(run.spec.contract, hosts)
-    starts = rank_restarts.counts(run)
+    build = _RankBuilder(run, hosts, site)
+    places = tuple(zip(run.placements, hosts, strict=True))
+
+    def gang() -> tuple[RankOrder, ...]:
+        return tuple(build(place, host) for place, host in places)
+
     return RunOrder(
         run_id=run.id,
-        ranks=tuple(
-            RankOrder(
-                rank=place.rank,
-                node_id=place.node_id,
-                argv=argv_of(role),
-                of_image=bool(role.args) and not role.command,
-                env={
-                    **defaults,
-                    **run.spec.env,
-                    **role.env,
-                    **rendered.env,
-                    **shared,
-                    **_rank_variables(place),
-                    **_port_variables(host),
-                    **_restart_variables(role, start),
-                },
-                gpus=place.gpus,
-                cwd=role.working_directory or run.spec.working_directory,
-                context=json.dumps(_context(run, place, site, token)),
-                cpus=limits.cpus,
-                memory_bytes=limits.memory_bytes,
-                cpus_request=size.cpus or None,
-                memory_request_bytes=size.memory_bytes or None,
-                role=place.role,
-                files=rendered.files,
-                paths=rendered.paths,
-                ports=host.ports,
-                start=start,
-                notice=_restart_notice(role, start),
-                ready=role.ready if role.ready is not None and role.ready.port else None,
-            )
-            for place, host in zip(run.placements, hosts, strict=True)
-            for role in (role_of_attempt(roles.get(place.role) or Role(), run.attempt),)
-            for size, limits in ((size_of(run.spec, role), limits_of(run.spec, role)),)
-            for rendered in (render(host),)
-            for start in (starts.get(place.rank, 0),)
-        ),
+        ranks=gang()
+        if starting is None
+        else tuple(build(place, host) for place, host in places if place.rank in starting),
         owner=run.owner,
         team=run.team,
         spec=run.spec,
         ports=tuple(sorted({host.port for host in hosts if host.port})),
-        starting=None if starting is None else frozenset(starting),
+        world_size=len(places),
+        build_gang=None if starting is None else gang,
+        image_roles=tuple(
+            role.name for role in build.roles.values() if role.args and not role.command
+        ),
     )
 
 
-def argv_of(role: Role) -> tuple[str, ...]:
-    """The program of a role's ranks with all of its arguments."""
-    return (*role.command, *role.args)
+class _RankBuilder:
+    """Builds the order of one rank after the other; what all have in common is made once."""
+
+    def __init__(self, run: Run, hosts: Sequence[Host], site: Site) -> None:
+        assert run.spec is not None, "an assigned run has its specification"
+        self._run, self._spec, self._site = run, run.spec, site
+        self.roles = {each.name: role_of_attempt(each, run.attempt) for each in run.spec.roles}
+        self._token = make_run_token(site.token_key, run.id)
+        given = {"PATH": site.path, "LANG": site.lang}
+        self._defaults = {**DEFAULTS, **{name: value for name, value in given.items() if value}}
+        self._shared = _platform_variables(run, site, self._token)
+        self._render = renderer(run.spec.contract, hosts)
+        self._starts = rank_restarts.counts(run)
+
+    def __call__(self, place: Placement, host: Host) -> RankOrder:
+        spec = self._spec
+        role = self.roles.get(place.role) or Role()
+        size, limits = size_of(spec, role), limits_of(spec, role)
+        rendered, start = self._render(host), self._starts.get(place.rank, 0)
+        return RankOrder(
+            rank=place.rank,
+            node_id=place.node_id,
+            argv=argv_of(role),
+            of_image=bool(role.args) and not role.command,
+            env={
+                **self._defaults,
+                **spec.env,
+                **role.env,
+                **rendered.env,
+                **self._shared,
+                **_rank_variables(place),
+                **_port_variables(host),
+                **_restart_variables(role, start),
+            },
+            gpus=place.gpus,
+            cwd=role.working_directory or spec.working_directory,
+            context=json.dumps(_context(self._run, place, self._site, self._token)),
+            cpus=limits.cpus,
+            memory_bytes=limits.memory_bytes,
+            cpus_request=size.cpus or None,
+            memory_request_bytes=size.memory_bytes or None,
+            role=place.role,
+            files=rendered.files,
+            paths=rendered.paths,
+            ports=host.ports,
+            start=start,
+            notice=_restart_notice(role, start),
+            ready=role.ready if role.ready is not None and role.ready.port else None,
+        )
 
 
 def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:

@@ -24,13 +24,14 @@ from services.launcher.domain.model import (
     NodeRow,
     PastRun,
     PortLease,
+    ReadyReport,
     Run,
     RunState,
 )
 from services.launcher.domain.worklist import Worklist
 from services.launcher.hosts import Network, declares_ports, leased_ports
 
-RESIDENT = (Run, NodeRow, PortLease)
+RESIDENT = (Run, NodeRow, PortLease, ReadyReport)
 # Of each task so many checkpoints are remembered; only the last one is ever resumed from.
 CHECKPOINTS_KEPT = 20
 
@@ -40,7 +41,8 @@ async def load(store: Store) -> Worklist:
     await store.make_resident(*RESIDENT)
     keys = (cast("tuple[str, int]", row.key) for row in store.unreadable(Run))
     unreadable = [RunId(TaskId(task_id), attempt) for task_id, attempt in keys]
-    return Worklist(store.resident(Run).values(), unreadable)
+    reports = store.resident(ReadyReport).values()
+    return Worklist(store.resident(Run).values(), unreadable, reports)
 
 
 async def all_runs(tx: Tx) -> list[Run]:

@@ -37,6 +37,7 @@ TABLES = Tables(
         ),
         key=("task_id", "attempt"),
     ),
+    table(model.ReadyReport, "readyreport", key=("task_id", "attempt", "rank")),
     table(model.PastRun, "pastrun", index("forgotten_at"), key="task_id"),
     table(model.CheckpointRow, "savedcheckpoint", key=("task_id", "no")),
     table(model.LifeStateRow, "lifestate", key="task_id"),

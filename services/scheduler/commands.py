@@ -41,7 +41,7 @@ def live_run(task: Task, now: datetime, silent_seconds: float) -> list[Message]:
             task_id=task.id,
             attempt=task.live_attempt,
             owner=task.owner,
-            spec=task.spec,
+            spec=task.spec_of_attempt,
             placements=task.placements,
             start_deadline_at=task.start_deadline_at,
             resume_from=task.checkpoint if task.began_from_checkpoint else None,

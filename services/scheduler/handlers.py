@@ -17,6 +17,7 @@ from libs.contracts.messages import (
     CheckpointSaved,
     GoalChanged,
     InventoryListed,
+    ModeChanged,
     NodeChanged,
     PriorityChanged,
     QuotaChanged,
@@ -86,6 +87,15 @@ def goal_changed_handler(policy: PolicySettings) -> Callable[[Tx, GoalChanged], 
             tx.put(observations.early_goal(early, event))
 
     return on_goal_changed
+
+
+async def on_mode_changed(tx: Tx, event: ModeChanged) -> None:
+    """Note whether it is in debug mode."""
+    task = await tx.get(Task, event.task_id)
+    if task is not None:
+        _record(tx, task, observations.on_mode_changed(task, event, tx.now))
+    elif (early := await _early(tx, event.task_id)) is not None:
+        tx.put(observations.early_mode(early, event))
 
 
 async def on_priority_changed(tx: Tx, event: PriorityChanged) -> None:
@@ -218,6 +228,7 @@ def handlers(policy: PolicySettings) -> Mapping[type[Message], Handler]:
 HANDLERS: Mapping[type[Message], Handler] = {
     TaskSubmitted: on_task_submitted,
     GoalChanged: goal_changed_handler(PolicySettings()),
+    ModeChanged: on_mode_changed,
     PriorityChanged: on_priority_changed,
     RunStarted: on_run_started,
     RunListened: on_run_listened,

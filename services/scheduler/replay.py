@@ -74,6 +74,7 @@ KEPT_FIELDS = (
     "node_selector",
     "tolerations",
     "wait_for_nodes",
+    "run_mode",
 )
 # The same of each role: what says how large its ranks are, how many share a node, and, by the order
 # of start, how long a start may take.

@@ -40,6 +40,9 @@ class SchedulerSettings(BaseServiceSettings):
     # The same for a run whose program never polled for a request to leave (mode sdk). If it polls
     # within this time, it gets the whole deadline.
     silent_ack_seconds_max: float = Field(default=POLICY.silent_ack_seconds_max, gt=0)
+    # An attempt in debug mode lasts no longer than this; then its task is paused. A task with a
+    # shorter maximum run time has that.
+    debug_seconds_max: float = Field(default=POLICY.debug_seconds_max, gt=0)
     # CPU-only ranks on one node whose number of CPUs is not known.
     cpu_ranks_per_node: int = Field(default=POLICY.cpu_ranks_per_node, ge=1)
     # AUTO rises above this only to a level that a limit names together with the owner or the

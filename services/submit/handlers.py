@@ -19,6 +19,7 @@ from libs.contracts.messages import (
     Goal,
     GoalChanged,
     InventoryListed,
+    ModeChanged,
     NodeChanged,
     PriorityChanged,
     QuotaChanged,
@@ -26,8 +27,11 @@ from libs.contracts.messages import (
     ReemitReply,
     Refusal,
     RefusalCode,
+    RunMode,
     SetGoal,
     SetGoalReply,
+    SetMode,
+    SetModeReply,
     SetPriority,
     SetPriorityReply,
     TaskSpec,
@@ -47,7 +51,7 @@ from services.submit import store
 from services.submit.domain.facts import Rules
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import check_quota
-from services.submit.domain.goals import Change, decide_goal, decide_priority
+from services.submit.domain.goals import Change, decide_goal, decide_mode, decide_priority
 from services.submit.domain.validate import (
     check_requester,
     check_same,
@@ -80,6 +84,7 @@ class Commands:
             CreateTask: self.create_task,
             CreateTasks: self.create_tasks,
             SetGoal: set_goal,
+            SetMode: set_mode,
             SetPriority: set_priority,
             Reemit: self.reemit,
         }
@@ -186,22 +191,61 @@ async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
         state=row.state,
         now=command.now,
         current_now=row.goal_now,
+        debugs=row.debug,
     )
     if isinstance(verdict, Refusal):
         return SetGoalReply(refusal=verdict, revision=row.revision)
     if verdict is Change.APPLY:
-        row = replace(
-            row,
-            revision=row.revision + 1,
-            goal=command.goal,
-            goal_now=command.now,
-            goal_revision=row.revision + 1,
-            goal_changed_by=command.asked_by,
-            goal_changed_at=tx.now,
-        )
+        row = _with_goal(row, command.goal, command.asked_by, tx.now, at_once=command.now)
         tx.put(row)
         tx.emit(_goal_changed(row))
     return SetGoalReply(revision=row.revision)
+
+
+def _with_goal(
+    row: TaskRow, goal: Goal, changed_by: str, now: datetime, *, at_once: bool = False
+) -> TaskRow:
+    return replace(
+        row,
+        revision=row.revision + 1,
+        goal=goal,
+        goal_now=at_once,
+        goal_revision=row.revision + 1,
+        goal_changed_by=changed_by,
+        goal_changed_at=now,
+    )
+
+
+async def set_mode(tx: Tx, command: SetMode) -> SetModeReply:
+    """Note another mode. A pause is a goal, and so is the end of one; debug mode is apart."""
+    row = await tx.get(TaskRow, command.task_id)
+    if row is None:
+        return SetModeReply(refusal=not_found("task_id", "task", command.task_id))
+    wish = decide_mode(
+        command.mode,
+        debug=row.debug,
+        goal=row.goal,
+        state=row.state,
+        stay_paused=command.stay_paused,
+    )
+    if isinstance(wish, Refusal):
+        return SetModeReply(refusal=wish, revision=row.revision)
+    if wish.debug is not None:
+        row = replace(
+            row,
+            revision=row.revision + 1,
+            debug=wish.debug,
+            mode_revision=row.revision + 1,
+            mode_changed_by=command.asked_by,
+            mode_changed_at=tx.now,
+        )
+        tx.put(row)
+        tx.emit(_mode_changed(row))
+    if wish.goal is not None:
+        row = _with_goal(row, wish.goal, command.asked_by, tx.now)
+        tx.put(row)
+        tx.emit(_goal_changed(row))
+    return SetModeReply(revision=row.revision)
 
 
 async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
@@ -320,7 +364,7 @@ def _new_task(
         spec=spec,
         submitted_at=now,
         revision=1,
-        goal=Goal.RUN,
+        goal=Goal.PAUSE if spec.run_mode is RunMode.PAUSE else Goal.RUN,
         goal_revision=1,
         goal_changed_by=command.owner,
         goal_changed_at=now,
@@ -332,15 +376,20 @@ def _new_task(
         state_version=0,
         ended=False,
         warnings=warnings,
+        debug=spec.run_mode is RunMode.DEBUG,
+        mode_changed_by=command.owner,
+        mode_changed_at=now,
     )
 
 
 def _events_of(row: TaskRow) -> list[Message]:
-    """The events of one task: its submission, and the changes that there were of goal and
+    """The events of one task: its submission, and the changes that there were of goal, mode and
     priority."""
     found: list[Message] = [_submitted(row)]
     if row.goal_revision > 1:
         found.append(_goal_changed(row))
+    if row.mode_revision > 1:
+        found.append(_mode_changed(row))
     if row.priority_revision > 1:
         found.append(_priority_changed(row))
     return found
@@ -366,6 +415,16 @@ def _goal_changed(row: TaskRow) -> GoalChanged:
         changed_by=row.goal_changed_by,
         changed_at=row.goal_changed_at,
         now=row.goal_now,
+    )
+
+
+def _mode_changed(row: TaskRow) -> ModeChanged:
+    return ModeChanged(
+        task_id=row.task_id,
+        mode=RunMode.DEBUG if row.debug else RunMode.NORMAL,
+        revision=row.mode_revision,
+        changed_by=row.mode_changed_by,
+        changed_at=row.mode_changed_at or row.submitted_at,
     )
 
 

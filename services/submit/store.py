@@ -30,7 +30,7 @@ from services.submit.domain.facts import Facts, Shape
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task as its owner wants it. ``revision`` counts spec, goal and priority changes."""
+    """One task as its owner wants it. ``revision`` counts changes of spec, goal, mode, priority."""
 
     task_id: str
     owner: str
@@ -60,6 +60,12 @@ class TaskRow:
     ended_at: datetime | None = None
     # With pause or stop: its run ends at once, without being asked to save.
     goal_now: bool = False
+    # Debug mode is on, by which revision, and who changed it; the person and time of the
+    # submission are the row's own.
+    debug: bool = False
+    mode_revision: int = 1
+    mode_changed_by: str = ""
+    mode_changed_at: datetime | None = None
     # What was accepted and has no effect, or will probably surprise.
     warnings: tuple[TaskWarning, ...] = ()
 

@@ -29,6 +29,8 @@ class Span:
     gpus: tuple[int, ...]
     start: float
     end: float | None
+    # How often the rank had been restarted in its place.
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,10 @@ def one_live_attempt_per_task(history: History) -> Iterator[str]:
 
 
 def ranks_started_once(history: History) -> Iterator[str]:
-    """No rank of an attempt was ever started twice."""
-    seen: set[tuple[str, int, int]] = set()
+    """No rank of an attempt was ever started twice, but for the restarts in its place."""
+    seen: set[tuple[str, int, int, int]] = set()
     for span in history.spans:
-        key = (span.task_id, span.attempt, span.rank)
+        key = (span.task_id, span.attempt, span.rank, span.restarts)
         if key in seen:
             yield f"rank {span.rank} of {span.task_id}.{span.attempt} was started twice"
         seen.add(key)
@@ -266,13 +268,45 @@ def yields_are_no_failures(history: History) -> Iterator[str]:
                 yield f"{event.task_id} failed because attempt {ended.attempt} yielded"
 
 
+def debug_mode_decides_nothing(history: History) -> Iterator[str]:
+    """A run in debug mode is never asked to save, and how it ended ends no task."""
+    assigned = history.of(m.RunAssigned, m.RunResumed)
+    in_debug = {
+        (event.task_id, event.attempt)
+        for event in assigned
+        if event.spec.run_mode is m.RunMode.DEBUG
+    }
+    judged = {
+        m.ReasonCode.SUCCEEDED,
+        m.ReasonCode.FAILED,
+        m.ReasonCode.RETRIES_USED_UP,
+        m.ReasonCode.RESTART_NOT_ALLOWED,
+        m.ReasonCode.MAX_RUN_TIME,
+    }
+    for event in history.events():
+        if isinstance(event, m.PreemptionRequested):
+            if (event.task_id, event.attempt) in in_debug:
+                yield f"{event.task_id}.{event.attempt}, in debug mode, is asked to save"
+        elif isinstance(event, m.RunExited):
+            if event.exit.debug is not ((event.task_id, event.attempt) in in_debug):
+                yield f"{event.task_id}.{event.attempt} ended as debug={event.exit.debug}"
+        elif (
+            isinstance(event, m.TaskStateChanged)
+            and event.exit is not None
+            and (event.task_id, event.exit.attempt) in in_debug
+            and event.state in (m.TaskState.SUCCEEDED, m.TaskState.FAILED)
+            and event.reason.code in judged
+        ):
+            yield f"{event.task_id} is {event.state} by attempt {event.exit.attempt} in debug mode"
+
+
 def success_follows_the_rules(history: History) -> Iterator[str]:
     """A run succeeded only if its ranks that exited with 0 meet a rule of its task: by default all
     of them. Written a second time on purpose."""
     specs = {event.task_id: event.spec for event in history.of(m.TaskSubmitted)}
     for event in history.of(m.RunExited):
         spec = specs.get(event.task_id)
-        if event.exit.kind is not m.ExitKind.OK or spec is None:
+        if event.exit.kind is not m.ExitKind.OK or spec is None or event.exit.debug:
             continue
         good = {rank.rank for rank in event.exit.ranks if rank.code == 0}
         ranks = {
@@ -322,7 +356,7 @@ def retries_follow_the_limits(history: History) -> Iterator[str]:
         spec, ended = specs.get(event.task_id), exits.get((event.task_id, event.attempt))
         if spec is None or ended is None or event.previous not in STARTED:
             continue
-        if ended.kind not in (m.ExitKind.FAILED, m.ExitKind.LOST):
+        if ended.kind not in (m.ExitKind.FAILED, m.ExitKind.LOST) or ended.debug:
             continue
         text, name = f"{event.task_id}.{event.attempt}", _class_of(ended)
         if name != ended.fault_class.name.lower():
@@ -406,6 +440,7 @@ SAFETY: tuple[Checker, ...] = (
     states_follow_the_promise,
     preemption_waits_for_the_ack,
     yields_are_no_failures,
+    debug_mode_decides_nothing,
     success_follows_the_rules,
     retries_follow_the_limits,
     restarts_follow_the_rules,

@@ -21,6 +21,7 @@ from tests.sim.plan import (
     Plan,
     Points,
     Strike,
+    debugging,
     failing,
     in_order,
     yields_of,
@@ -49,6 +50,47 @@ def roles_in_order(plan: Plan) -> Plan:
     )
     jobs = tuple(replace(job, roles=pairs, completion=None) for job in plan.jobs)
     return replace(plan, jobs=in_order(plan.seed, jobs, 1.0), ready_seconds_max=READY_SECONDS_MAX)
+
+
+def leaving_while_roles_wait(plan: Plan) -> Plan:
+    """Plans without faults in which tasks are paused while roles of theirs wait for readiness, and
+    go on for long before they leave."""
+    ordered = roles_in_order(plan)
+    jobs = tuple(
+        replace(
+            job,
+            nodes=1,
+            mode=PreemptMode.SDK,
+            ack_deadline_seconds=30.0,
+            max_run_seconds=None,
+            wishes=((6.0, "pause"), (60.0, "run")),
+            program=replace(
+                job.program, steps=10, step_seconds=1.0, save_seconds=12.0, way="exit 75", fails={}
+            ),
+        )
+        for job in ordered.jobs[:4]
+    )
+    return replace(_calm(plan), jobs=jobs, nodes=4, gpus=4, ready_seconds_max=30.0)
+
+
+def _calm(plan: Plan) -> Plan:
+    """The plan without faults."""
+    points = Points(dict.fromkeys(Point, 0.0), dict.fromkeys(Point, 0.0), 0.0, 0.0, 0.0)
+    return replace(
+        plan,
+        orders=(),
+        faults=Faults(),
+        points=points,
+        runtime_failure=0.0,
+        refusal=0.0,
+        strikes=(),
+    )
+
+
+def nodes_behind(plan: Plan) -> Plan:
+    """Plans without faults in which roles wait for readiness, and the clocks of all nodes are hours
+    behind."""
+    return replace(_calm(roles_in_order(plan)), node_skew_seconds=-7200.0)
 
 
 def failing_programs(plan: Plan) -> Plan:
@@ -93,6 +135,11 @@ def yielding_programs(plan: Plan) -> Plan:
     return replace(plan, jobs=jobs, exit_seconds_max=6.0, kill_seconds_max=2.0)
 
 
+def debugging_people(plan: Plan) -> Plan:
+    """Plans in which every task is in debug mode at some time."""
+    return replace(plan, jobs=debugging(plan.seed, plan.jobs, 1.0))
+
+
 def calm_people(plan: Plan) -> Plan:
     """Plans without faults in which every task is paused: some programs never call
     ``should_preempt``, the others take longer to save than the time that those get."""
@@ -115,17 +162,7 @@ def calm_people(plan: Plan) -> Plan:
         )
         for number, job in enumerate(plan.jobs)
     )
-    points = Points(dict.fromkeys(Point, 0.0), dict.fromkeys(Point, 0.0), 0.0, 0.0, 0.0)
-    return replace(
-        plan,
-        jobs=jobs,
-        orders=(),
-        faults=Faults(),
-        points=points,
-        runtime_failure=0.0,
-        refusal=0.0,
-        strikes=(),
-    )
+    return replace(_calm(plan), jobs=jobs)
 
 
 def repeated_facts(plan: Plan) -> Plan:

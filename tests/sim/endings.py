@@ -154,8 +154,9 @@ def projections_agree(sim: Simulation) -> Iterator[str]:
         if known is None or not known.ended or known.state is not last.state:
             yield f"{ended.task_id} ended as {state}, submit keeps {known}"
         if row is not None and known is not None:
-            if (row.revision, row.goal) != (known.revision, known.goal.name.lower()):
-                yield f"{row.task_id}: the gateway shows revision {row.revision} and {row.goal}"
+            wanted = known.revision, known.goal.name.lower(), known.debug
+            if (row.revision, row.goal, row.debug) != wanted:
+                yield f"{row.task_id}: the gateway shows {row.revision} {row.goal} {row.debug}"
             if last.observed_revision != known.revision and known.state not in ENDED:
                 yield f"{row.task_id}: revision {known.revision} was never observed"
     for run in rows(sim, GATEWAY, gateway.RunRow):
@@ -330,9 +331,18 @@ def listening_runs_are_not_cut_short(sim: Simulation) -> Iterator[str]:
             yield f"{run} asked {ended - at:.1f} s before it was ended, which was after {seconds} s"
 
 
+def roles_have_their_time(sim: Simulation) -> Iterator[str]:
+    """No run fails because a role was not ready in time: all are ready long before, and where no
+    clock of a service jumps, those of nodes do not count."""
+    for event in sim.history().events() if sim.plan.is_calm else ():
+        if isinstance(event, m.RunExited) and "was not ready within" in event.exit.detail:
+            yield f"{event.task_id}.{event.attempt}: {event.exit.detail}"
+
+
 CHECKS: tuple[Callable[[Simulation], Iterable[str]], ...] = (
     silent_runs_are_not_waited_for,
     listening_runs_are_not_cut_short,
+    roles_have_their_time,
     nothing_was_dead_lettered,
     all_capacity_is_free,
     projections_agree,

@@ -22,7 +22,9 @@ from libs.contracts.messages import (
     RefusalCode,
     RetryPolicy,
     Role,
+    RunMode,
     SetGoal,
+    SetMode,
     SetPriority,
     SetQuota,
     SetSchedulable,
@@ -46,6 +48,12 @@ GOALS = {
     "run": (Goal.RUN, False),
     "stop": (Goal.STOP, False),
     "stop now": (Goal.STOP, True),
+}
+# The mode, and whether what is paused stays so.
+MODES = {
+    "debug": (RunMode.DEBUG, False),
+    "debug off": (RunMode.NORMAL, True),
+    "normal": (RunMode.NORMAL, False),
 }
 LEVELS = ("AUTO", "LOW", "NORMAL", "HIGH", "EXTREME_HIGH", "IDLE", "VERY_HIGH")
 
@@ -72,6 +80,7 @@ def spec_of(job: Job) -> TaskSpec:
         cpus=job.cpus,
         memory_bytes=job.memory_bytes,
         completion=job.completion,
+        run_mode=job.run_mode,
     )
 
 
@@ -110,6 +119,10 @@ class People:
                 await self.insist(SetGoal(task_id=task_id, goal=Goal.STOP, asked_by="root"))
             elif self.goals.get(name) is Goal.PAUSE:
                 await self.insist(SetGoal(task_id=task_id, goal=Goal.RUN, asked_by="root"))
+            job = self.sim.jobs[name]
+            if job.run_mode is not RunMode.NORMAL or any(wish in MODES for _, wish in job.wishes):
+                command = SetMode(task_id=task_id, mode=RunMode.NORMAL, asked_by="root")
+                await self.insist(command)
 
     async def insist(self, command: Message, *, until_found: bool = False) -> Message:
         """Ask until there is an answer, and until what it names is there."""
@@ -153,6 +166,11 @@ class People:
                 self.goals[job.name] = goal
                 command = SetGoal(task_id=task_id, goal=goal, asked_by=job.owner, now=now)
                 await self.insist(command)
+            elif wish in MODES:
+                mode, stay = MODES[wish]
+                await self.insist(
+                    SetMode(task_id=task_id, mode=mode, asked_by=job.owner, stay_paused=stay)
+                )
             else:
                 level = Priority(wish)
                 await self.insist(SetPriority(task_id=task_id, priority=level, asked_by="root"))

@@ -17,9 +17,11 @@ from libs.contracts.messages import (
     PreemptMode,
     Priority,
     RestartRule,
+    RestartScope,
     RestartWhen,
     RetryPolicy,
     Role,
+    RunMode,
     StartCondition,
     StartsAfter,
 )
@@ -89,6 +91,8 @@ class Program:
     failing_rank: int
     # The exit codes of these failures, in turns.
     codes: tuple[int, ...] = (1,)
+    # How many processes of that rank fail: with a rule for it, the rank is restarted in its place.
+    failing_starts: int = 1
     # In these attempts it hands its nodes over on its own after that step of the attempt.
     yields: Mapping[int, int] = field(default_factory=dict)
 
@@ -115,7 +119,8 @@ class Job:
     max_run_seconds: float | None
     # The client sends it so many times at once, with the same key.
     copies: int
-    # (seconds after the submission, pause | run | stop | pause now | stop now | a priority)
+    # (seconds after the submission, pause | run | stop | pause now | stop now | a priority |
+    # debug | debug off | normal)
     wishes: tuple[tuple[float, str], ...]
     program: Program
     # What each rank requests of its node beside GPUs.
@@ -127,6 +132,8 @@ class Job:
     # Limits of classes of failures, and the restart rule of its first role.
     class_limits: Mapping[str, int] = field(default_factory=dict[str, int])
     restart: RestartRule | None = None
+    # With what it is submitted.
+    run_mode: RunMode = RunMode.NORMAL
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,8 @@ class Plan:
     fault_seconds: float
     settings: Mapping[str, Mapping[str, object]]
     ack_wait_seconds: float
+    # How far the clocks of the nodes are off.
+    node_skew_seconds: float = 0.0
 
     @property
     def is_calm(self) -> bool:
@@ -227,11 +236,20 @@ def _harder(plan: Plan) -> Plan:
     found = [*_deposed(plan), *_moving_nodes(plan), *_far_jumps(plan), *plan.strikes]
     return replace(
         plan,
-        jobs=_yielding(
+        jobs=debugging(
             plan.seed,
-            _hasty(plan.seed, _silent(plan.seed, in_order(plan.seed, _endless(plan), 0.5))),
+            _yielding(
+                plan.seed,
+                restarting(
+                    plan.seed,
+                    _hasty(plan.seed, _silent(plan.seed, in_order(plan.seed, _endless(plan), 0.5))),
+                    0.5,
+                ),
+            ),
+            0.15,
         ),
         ready_seconds_max=Random(f"ready {plan.seed}").choice([0.0, 1.0, READY_SECONDS_MAX]),
+        node_skew_seconds=Random(f"node clocks {plan.seed}").choice([0.0, 0.0, -7200.0, 3600.0]),
         kill_seconds_max=ends.choice([0.0, 2.0, KILL_SECONDS_MAX]),
         exit_seconds_max=ends.choice([EXIT_SECONDS, EXIT_SECONDS, 1.0, 6.0]),
         strikes=tuple(sorted(found, key=lambda strike: strike.at)),
@@ -270,6 +288,29 @@ def in_order(seed: int, jobs: tuple[Job, ...], likelihood: float) -> tuple[Job, 
     return tuple(found)
 
 
+def restarting(seed: int, jobs: tuple[Job, ...], likelihood: float) -> tuple[Job, ...]:
+    """Ranks of some roles are restarted in their places. Not rank 0: it holds the program's state,
+    and would have to go on from a checkpoint."""
+    rng = Random(f"in place {seed}")
+    found: list[Job] = []
+    for job in jobs:
+        if len(job.roles) > 1 and rng.random() < likelihood:
+            rule = RestartRule(
+                when=RestartWhen.ON_FAILURE, scope=RestartScope.RANK, max_restarts=rng.randint(1, 3)
+            )
+            first, *others = job.roles
+            others = [each.model_copy(update={"restart": rule}) for each in others]
+            program = replace(
+                job.program,
+                fails=job.program.fails or {rng.randint(1, 2): rng.randint(0, 3)},
+                failing_rank=first.replicas + rng.randrange(sum(r.replicas for r in others)),
+                failing_starts=rng.randint(1, 4),
+            )
+            job = replace(job, roles=(first, *others), program=program)  # noqa: PLW2901
+        found.append(job)
+    return tuple(found)
+
+
 def _silent(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     """Some programs never call ``should_preempt``."""
     rng = Random(f"silent {seed}")
@@ -288,6 +329,22 @@ def _yielding(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         else job
         for job in jobs
     )
+
+
+def debugging(seed: int, jobs: tuple[Job, ...], likelihood: float) -> tuple[Job, ...]:
+    """Some tasks are submitted paused or in debug mode, and people turn that mode on and off."""
+    rng = Random(f"modes {seed}")
+    found: list[Job] = []
+    for job in jobs:
+        if rng.random() < likelihood:
+            modes = tuple(
+                (rng.uniform(0, 40), rng.choice(["debug", "debug", "debug off", "normal", "run"]))
+                for _ in range(rng.randint(1, 4))
+            )
+            run_mode = rng.choice([RunMode.NORMAL, RunMode.DEBUG, RunMode.PAUSE])
+            job = replace(job, run_mode=run_mode, wishes=(*job.wishes, *modes))  # noqa: PLW2901
+        found.append(job)
+    return tuple(found)
 
 
 def yields_of(rng: Random) -> dict[int, int]:

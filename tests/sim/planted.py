@@ -20,6 +20,7 @@ from libs.contracts.envelope import Envelope
 from libs.contracts.messages import (
     AckCheckpoint,
     InventoryListed,
+    ModeChanged,
     NodeChanged,
     ReasonCode,
     RunListened,
@@ -60,9 +61,9 @@ from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.limits import quota_usage
 from services.scheduler.domain.limits.quota_usage import QuotaUsage
-from services.scheduler.domain.model import decisions
+from services.scheduler.domain.model import decisions, observations
 from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
-from services.scheduler.domain.model.lifecycle import Trigger
+from services.scheduler.domain.model.lifecycle import ExitVerdict, RunEnd, Trigger
 from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.placement.capacity import Capacity
 from services.scheduler.domain.placement.free_nodes import FreeNodes
@@ -106,6 +107,30 @@ def ranks_of_one_gang_overlap() -> contextlib.AbstractContextManager[None]:
     )
 
 
+def debug_ends_judged() -> contextlib.AbstractContextManager[None]:
+    """The exit rule takes the end of an attempt in debug mode for that of its program."""
+    honest = observations.exit_rule
+
+    def exit_rule(end: RunEnd, *, has_limit: bool) -> ExitVerdict:
+        return honest(replace(end, debugging=False), has_limit=has_limit)
+
+    return replaced((observations, "exit_rule", exit_rule))
+
+
+def old_modes_win() -> contextlib.AbstractContextManager[None]:
+    """The last change of a mode to arrive wins, instead of the one with the highest revision."""
+    honest = scheduler_handlers.on_mode_changed
+
+    async def on_mode_changed(tx: Tx, event: ModeChanged) -> None:
+        task = await tx.get(Task, event.task_id)
+        if task is not None and task.mode_revision > event.revision:
+            tx.put(replace(task, mode_revision=event.revision - 1))
+        await honest(tx, event)
+
+    table = {**scheduler_handlers.HANDLERS, ModeChanged: on_mode_changed}
+    return replaced((scheduler_handlers, "HANDLERS", table))
+
+
 def rules_end_too_early() -> contextlib.AbstractContextManager[None]:
     """The first rank of a role that succeeds counts for all of them."""
     read = completion.rules_of
@@ -131,6 +156,62 @@ def roles_start_too_early() -> contextlib.AbstractContextManager[None]:
         return number in condition._ranks
 
     return replaced((role_order._Condition, "_holds_for", holds_for))
+
+
+def waiting_ranks_taken_for_lost() -> contextlib.AbstractContextManager[None]:
+    """A rank that does not exist has vanished, also one that waits for other roles."""
+    honest = reconcile._vanished
+
+    def vanished(run: Run, observed: Any, listing: Listing) -> bool:
+        whole = replace(run, role_starts=()) if run.started_at is not None else run
+        return honest(whole, observed, listing)
+
+    return replaced((reconcile, "_vanished", vanished))
+
+
+@contextlib.contextmanager
+def roles_start_while_the_run_leaves() -> Generator[None]:
+    """What waits starts although the run was requested to leave."""
+    honest_note, honest_launch = role_order.note, reconcile._launch_more
+    honest_awaited = role_order.awaited
+
+    def staying(run: Run) -> Run:
+        return replace(run, preempt_requested_at=None, yield_requested_at=None)
+
+    def note(run: Run, ranks: Any, now: datetime) -> Run:
+        found = honest_note(staying(run), ranks, now)
+        return replace(run, role_starts=found.role_starts)
+
+    def awaited(run: Run) -> frozenset[str]:
+        return honest_awaited(staying(run))
+
+    def launch_more(run: Run, view: Any, now: datetime) -> Any:
+        return honest_launch(staying(run), view, now)
+
+    with replaced(
+        (role_order, "note", note),
+        (role_order, "awaited", awaited),
+        (reconcile, "_launch_more", launch_more),
+    ):
+        yield
+
+
+def limits_by_the_clocks_of_nodes() -> contextlib.AbstractContextManager[None]:
+    """The time to become ready counts from the start that the node has noted."""
+    honest = role_order.note
+
+    def note(run: Run, ranks: Any, now: datetime) -> Run:
+        found = honest(run, ranks, now)
+        begun = [rank.started_at for rank in ranks.values() if rank.started_at is not None]
+        return replace(
+            found,
+            role_starts=tuple(
+                replace(each, warms_since=min(begun)) if each.warms_since and begun else each
+                for each in found.role_starts
+            ),
+        )
+
+    return replaced((role_order, "note", note))
 
 
 def class_counters_shared() -> contextlib.AbstractContextManager[None]:

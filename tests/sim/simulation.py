@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -102,6 +103,7 @@ class Simulation:
         self.cluster.pending_seconds_max = plan.pending_seconds_max
         self.cluster.kill_seconds_max = plan.kill_seconds_max
         self.cluster.ready_seconds_max = plan.ready_seconds_max
+        self.cluster.node_skew = timedelta(seconds=plan.node_skew_seconds)
         self.cluster.exit_seconds_max = plan.exit_seconds_max
         self.processes = [
             Process(self, wiring, number)
@@ -225,6 +227,7 @@ class Simulation:
     async def _guard(self) -> None:
         """No simulation needs a tenth of these events."""
         while len(self.broker.history) < EVENTS_MAX:
+            self.cluster.note_leaving()
             await pause(0.5)
         raise StormError
 

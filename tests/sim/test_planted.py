@@ -49,6 +49,25 @@ DEFECTS = {
     "roles start too early": Planted(
         planted.roles_start_too_early, "starts too early", 0, 10, bends.roles_in_order
     ),
+    "debug ends judged": Planted(
+        planted.debug_ends_judged, "debug_mode_decides_nothing", 2, 20, bends.debugging_people
+    ),
+    "old modes win": Planted(
+        planted.old_modes_win, "no_task_is_lost", 0, 40, bends.debugging_people
+    ),
+    "waiting ranks taken for lost": Planted(
+        planted.waiting_ranks_taken_for_lost, "no_task_is_lost", 0, 10, bends.roles_in_order
+    ),
+    "roles start while the run leaves": Planted(
+        planted.roles_start_while_the_run_leaves,
+        "starts after the request to leave",
+        3,
+        10,
+        bends.leaving_while_roles_wait,
+    ),
+    "limits by the clocks of nodes": Planted(
+        planted.limits_by_the_clocks_of_nodes, "roles_have_their_time", 0, 10, bends.nodes_behind
+    ),
     "class counters shared": Planted(
         planted.class_counters_shared, "retries_follow_the_limits", 5, 20, bends.failing_programs
     ),
@@ -188,6 +207,8 @@ BENDS = (
     bends.failing_programs,
     bends.asking_for_amounts,
     bends.roles_in_order,
+    bends.leaving_while_roles_wait,
+    bends.nodes_behind,
     bends.repeated_facts,
     bends.hanging_programs,
     bends.failing_commits,

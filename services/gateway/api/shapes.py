@@ -98,6 +98,8 @@ class Exit(TypedDict):
     fault: str
     # The restart rule of the failed rank's role allowed no further attempt.
     final: bool
+    # It was in debug mode.
+    debug: bool
 
 
 class RetriesUsed(TypedDict):
@@ -145,6 +147,8 @@ class Task(TaskSpec):
     owner: str
     team: str
     goal: str
+    # Debug mode is on. ``run_mode`` is pause while the owner wants it paused, whatever this is.
+    debug: bool
     state: str
     reason: dict[str, Any] | None
     attempt: int
@@ -240,6 +244,9 @@ class Run(TypedDict):
     task: str
     attempt: int
     live: bool
+    # In debug mode, and how its ranks ended while others went on.
+    debug: bool
+    ended_ranks: list[dict[str, Any]]
     assigned_at: str | None
     start_deadline_at: str | None
     delayed: Delay | None

@@ -39,6 +39,13 @@ class ReadyProbe(TypedDict):
     within_seconds: float
 
 
+class DebugProgram(TypedDict):
+    """DebugProgram is what the ranks of a role run in debug mode instead of their program."""
+
+    command: list[str]
+    args: list[str]
+
+
 class _OverrideSecrets(TypedDict, total=False):
     env: dict[str, str]
 
@@ -98,6 +105,7 @@ class Role(_RoleSecrets):
     restart: RestartRule | None
     starts_after: list[StartsAfter]
     ready: ReadyProbe | None
+    debug: DebugProgram | None
     resume: Override | None
     args: list[str]
     pod: Pod | None
@@ -157,5 +165,6 @@ class TaskSpec(_TaskSpecSecrets):
     wait_for_nodes: bool
     contract: str
     completion: Completion | None
+    run_mode: str
     cpus_request: float | None
     memory_request_bytes: int | None

@@ -27,7 +27,7 @@ from services.gateway.api.deps import (
     task_or_404,
 )
 from services.gateway.auth import Identity, may_change, require_owner
-from services.gateway.bodies import BatchBody, GoalBody, PriorityBody, TaskBody
+from services.gateway.bodies import BatchBody, GoalBody, ModeBody, PriorityBody, TaskBody
 from services.gateway.command_client import (
     accepted,
     continue_task,
@@ -35,6 +35,7 @@ from services.gateway.command_client import (
     in_terms_of,
     retry_task,
     set_goal,
+    set_mode,
     set_priority,
 )
 from services.gateway.explanations import NAMED_MAX, explanation, ids_in
@@ -368,6 +369,19 @@ async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -
     async with parts.changing(caller, f"task.goal.{body.goal}", task_id):
         require_owner(caller, row, f"{VERBS[body.goal]} it")
         reply = await parts.commands.ask(set_goal(task_id, body, caller), m.SetGoalReply)
+    return answer({"task": task_id, "revision": reply.revision}, 202)
+
+
+@router.post("/tasks/{task_id}/mode", status_code=202, response_model=shapes.Revision)
+async def post_mode(task_id: str, body: ModeBody, caller: Caller, parts: Parts) -> Response:
+    """Normal, debug or pause. Normal also resumes a paused task, unless ``stay_paused`` is given;
+    pause is the same as the goal. Stored when this answers; applied when ``observed_revision`` is
+    there."""
+    async with parts.store.transaction() as tx:
+        row = await task_or_404(tx, task_id)
+    async with parts.changing(caller, f"task.mode.{body.mode}", task_id):
+        require_owner(caller, row, "change its mode")
+        reply = await parts.commands.ask(set_mode(task_id, body, caller), m.SetModeReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from libs.contracts.messages import FieldError, Placement, Refusal, RefusalCode
+from services.launcher.domain import role_order
 from services.launcher.domain.model import Run, RunState
 
 
@@ -29,7 +30,12 @@ def find_rank(runs: Sequence[Run], rank: int, role: str) -> tuple[Run, Placement
     if rank not in number:
         of = f"role {role}" if role else "the task"
         return _unknown("rank", str(rank), f"{of} has no rank {rank}", f"give 0 to {max(number)}")
-    return run, places[number.index(rank)]
+    place = places[number.index(rank)]
+    waits = role_order.why_not_started(run, place.role)
+    if waits:
+        fix = "try again when it runs, or give a rank of another role"
+        return Refusal(code=RefusalCode.CONFLICT, detail=f"{waits}; {fix}")
+    return run, place
 
 
 def _unknown(field: str, value: str, message: str, fix: str) -> Refusal:

@@ -19,6 +19,8 @@ from services.launcher.domain.model import EndCause, ObservedRank, RankState
 PREEMPTED_CODE = 75
 DEFAULT_SIGNAL = "USR1"
 SHELL_SIGNAL_BASE = 128
+# In the clause about the end of an attempt in debug mode.
+RANKS_NAMED_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Ending:
     # How many ranks the gang has; those that never began are not in ``ranks``.
     world_size: int
     ranks: tuple[ObservedRank, ...]
+    # How many ranks never began because their roles waited for others.
+    waited: int = 0
     # What was known when the launcher decided to end the run.
     note: str = ""
     # What the task's rules decided by the ranks that ended before the platform ended the others.
@@ -47,6 +51,8 @@ class Ending:
     # It handed the nodes over on its own before the platform ended it, and why.
     yielded: bool = False
     yield_reason: str = ""
+    # In debug mode.
+    debug: bool = False
 
 
 def _ended_as_succeeded(ending: Ending) -> bool:
@@ -62,8 +68,17 @@ def _yielded(ending: Ending) -> bool:
     return ending.yielded or (ending.unfinished and ending.end_cause is None)
 
 
+def _debug_over(ending: Ending) -> bool:
+    return (
+        ending.debug
+        and ending.end_cause is None
+        and len(ending.ranks) == ending.world_size
+        and all(rank.state is RankState.EXITED for rank in ending.ranks)
+    )
+
+
 def _succeeded(ending: Ending) -> bool:
-    if ending.end_cause is EndCause.RANK_FAILED or ending.unfinished:
+    if ending.debug or ending.end_cause is EndCause.RANK_FAILED or ending.unfinished:
         return False
     # What was decided when it was ended is its cause. Later ends prove nothing unless all are 0.
     if ending.end_cause is None and ending.decided is not None:
@@ -83,7 +98,8 @@ def _left_on_signal(ending: Ending) -> bool:
     return (
         ending.mode is PreemptMode.SIGNAL
         and ending.preempt_requested
-        and len(ending.ranks) == ending.world_size
+        and bool(left)
+        and len(ending.ranks) + ending.waited == ending.world_size
         and (all(left) or (ending.own_rules and any(left)))
         and not (ending.decided is not None and ending.decided.verdict is Verdict.FAILED)
     )
@@ -128,9 +144,10 @@ RULES: tuple[Rule, ...] = (
     Rule(_ended_as_succeeded, ExitKind.OK, "a rule for success was met, and the rest was ended"),
     Rule(_acknowledged, ExitKind.PREEMPTED, "acknowledged after the request, whatever the codes"),
     Rule(_yielded, ExitKind.PREEMPTED, "handed its nodes over on its own, whatever the codes"),
+    Rule(_debug_over, ExitKind.OK, "in debug mode, every rank ended by itself, whatever the codes"),
     Rule(_succeeded, ExitKind.OK, "every rank exited with 0, or a rule for success was met"),
     Rule(_left_on_signal, ExitKind.PREEMPTED, "signal mode: 75, 128+n or death by the signal"),
-    Rule(_never_began, ExitKind.PREEMPTED, "preempted before anything was started"),
+    Rule(_never_began, ExitKind.PREEMPTED, "preempted before rank 0 was started"),
     Rule(_killed, ExitKind.KILLED, "the platform ordered its end"),
     Rule(_cannot_start, ExitKind.FAILED, "it can never start as it is: its own fault"),
     Rule(_rejected_by_site, ExitKind.LOST, "it could not start: the site's fault"),
@@ -188,6 +205,10 @@ def detail(ending: Ending, kind: ExitKind) -> str:
 
 
 def _success(ending: Ending) -> str:
+    if ending.debug:
+        ends = [f"rank {rank.rank} with {_how(rank)}" for rank in ending.ranks[:RANKS_NAMED_MAX]]
+        more = ", ..." if len(ending.ranks) > RANKS_NAMED_MAX else ""
+        return f"every rank has ended: {', '.join(ends)}{more}"
     if ending.end_cause is EndCause.SUCCEEDED:
         return ending.note or "a rule for success was met"
     if ending.own_rules and ending.decided is not None:
@@ -261,10 +282,14 @@ def first_failure(ranks: Iterable[ObservedRank]) -> str:
 
 def failure_text(rank: ObservedRank) -> str:
     """How a rank failed."""
-    how = f"code {rank.code}" if rank.code is not None else f"signal {rank.signal}"
+    how = _how(rank)
     if rank.code is None and rank.signal is None:
         return f"rank {rank.rank} on {rank.node_id}: {rank.note}"
     return f"rank {rank.rank} ended with {how}" + (f" ({rank.note})" if rank.note else "")
+
+
+def _how(rank: ObservedRank) -> str:
+    return f"code {rank.code}" if rank.code is not None else f"signal {rank.signal}"
 
 
 def render_markdown() -> str:

@@ -17,7 +17,7 @@ class Grace(StrEnum):
     NONE = "none"
     # After an acknowledgement there is nothing left to save.
     ACKED = "acked"
-    # For the rest of a gang that has lost a rank: they can only clean up.
+    # For the rest of a gang that has lost a rank, and in debug mode: they can only clean up.
     MATES = "mates"
     # A run without an acknowledgement may still be writing.
     FULL = "full"
@@ -54,16 +54,25 @@ BY_CAUSE: Mapping[EndCause, Grace] = {
     EndCause.GRACE_OVER: P.ACKED,
     EndCause.RANK_FAILED: P.MATES,
     EndCause.RANK_LOST: P.MATES,
-    EndCause.PREEMPTED_BEFORE_START: P.NONE,
+    # Its first roles ran, but not rank 0.
+    EndCause.PREEMPTED_BEFORE_START: P.FULL,
     EndCause.SUPERSEDED: P.MATES,
-    EndCause.CANNOT_START: P.NONE,
-    EndCause.REJECTED_BY_SITE: P.NONE,
+    # Its first roles ran, but a later one cannot start.
+    EndCause.CANNOT_START: P.MATES,
+    EndCause.REJECTED_BY_SITE: P.MATES,
 }
 
 
 # The causes for which roles end in the reverse order of their start, each within its share of the
 # grace period. For the others something of the gang is missing already, or never ran.
-STAGED = frozenset({EndCause.KILL, EndCause.GRACE_OVER, EndCause.SUCCEEDED})
+STAGED = frozenset(
+    {
+        EndCause.KILL,
+        EndCause.GRACE_OVER,
+        EndCause.SUCCEEDED,
+        EndCause.PREEMPTED_BEFORE_START,
+    }
+)
 
 
 # The causes for which every runtime sends SIGTERM before it kills: these ranks did nothing wrong,
@@ -84,12 +93,14 @@ def grace_for(run: Run | None) -> Grace:
         return P.ACKED
     if run.started_at is None:
         return P.NONE
-    return BY_CAUSE[run.end_cause]
+    grace = BY_CAUSE[run.end_cause]
+    return P.MATES if run.debugs and grace is P.FULL else grace
 
 
 def render_markdown() -> str:
     """The table for the documentation."""
     lines = ["| ended because of | grace period |", "| --- | --- |"]
     lines += ["| anything, after an acknowledgement | acked |", "| anything before it ran | none |"]
+    lines += ["| anything, in debug mode | mates at most |"]
     lines += [f"| {cause} | {grace} |" for cause, grace in BY_CAUSE.items()]
     return "\n".join(lines) + "\n"

@@ -17,6 +17,7 @@ from libs.contracts.messages import (
     Placement,
     RankExit,
     RunExit,
+    RunMode,
     TaskSpec,
 )
 
@@ -28,7 +29,7 @@ class RunState(StrEnum):
     EARLY_REQUEST = "tombstone"
     # To be launched; some ranks may exist already.
     ASSIGNED = "assigned"
-    # Every rank's process exists or existed.
+    # The process of every rank that waits for no other one exists or existed.
     RUNNING = "running"
     # Its processes are being ended by us.
     ENDING = "ending"
@@ -75,6 +76,20 @@ def ordered_after(now: datetime, *earlier: datetime | None) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleStart:
+    """How far the start of one role of an ordered run has come, by the launcher's clock."""
+
+    role: str
+    # Since when nothing that it waits for is missing. None for a role that waits for nothing.
+    may_since: datetime | None = None
+    # Since when each of its ranks exists: a rank that is not listed after that has vanished.
+    exists_since: datetime | None = None
+    # Since when each of its ranks runs that has to be ready and is not. Only of a role for whose
+    # readiness another one waits.
+    warms_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One attempt of one task (row; key: task_id, attempt).
 
@@ -113,7 +128,7 @@ class Run:
     failed_nodes: tuple[str, ...] = ()
     # A kill was requested because its start took too long.
     start_expired: bool = False
-    # The ranks that have been ready, if other roles wait for theirs; kept until the run starts.
+    # The ranks that have been ready, as far as other roles waited for that.
     ready_ranks: tuple[int, ...] = ()
     # The ranks that were started again in their places, by number.
     restarts: tuple[RankRestart, ...] = ()
@@ -124,11 +139,21 @@ class Run:
     # Its program handed the nodes over on its own, and why, in the program's words.
     yield_requested_at: datetime | None = None
     yield_reason: str = ""
+    # In debug mode: the ranks whose end is published while the others go on.
+    ended_ranks: tuple[RankExit, ...] = ()
+    # Of a run whose roles start in order, what of each is known. Empty before the first scan, and
+    # of a run that an earlier version launched as a whole.
+    role_starts: tuple[RoleStart, ...] = ()
 
     @property
     def id(self) -> RunId:
         """The run's derived name, the same in every store and runtime."""
         return RunId(TaskId(self.task_id), self.attempt)
+
+    @property
+    def debugs(self) -> bool:
+        """Whether it is in debug mode: the ends of its ranks decide nothing, until none is left."""
+        return self.spec is not None and self.spec.run_mode is RunMode.DEBUG
 
     @property
     def is_leaving(self) -> bool:
@@ -142,6 +167,19 @@ class Run:
         """Since when it has nothing left to do but exit: its acknowledgement, or its own wish."""
         since = [at for at in (self.acked_at, self.yield_requested_at) if at is not None]
         return min(since, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyReport:
+    """A program's report that it is ready (row; key: task_id, attempt, rank). The next round adds
+    it to the run's row together with the others, and deletes it."""
+
+    task_id: str
+    attempt: int
+    rank: int
+    # How often the rank had been restarted in place when the reporting process began.
+    restarts: int
+    reported_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ process that a late listing still has is not taken for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -99,31 +99,38 @@ def waiting(run: Run, observed: ObservedRun) -> Iterator[RankRestart]:
     return (each for each in run.restarts if each.rank not in observed.ranks)
 
 
+def missing(run: Run, ranks: Mapping[int, ObservedRank]) -> list[RankRestart]:
+    """The restarts that are noted and whose process does not exist yet."""
+    found = ((each, ranks.get(each.rank)) for each in run.restarts)
+    return [each for each, rank in found if rank is None or rank.state is RankState.PENDING]
+
+
 def overdue(run: Run, observed: ObservedRun, now: datetime) -> Iterator[RankRestart]:
     """The restarts whose process does not run although their time is over."""
-    return (each for each in run.restarts if _misses(each, observed) and now >= _limit(each))
+    return (each for each in missing(run, observed.ranks) if now >= _limit(each))
 
 
 def due(run: Run, observed: ObservedRun, now: datetime) -> list[datetime]:
     """When the run is to be evaluated again for its restarts: at the end of a pause, and of the
     time to start."""
-    missing = [each for each in run.restarts if _misses(each, observed)]
-    times = [at for each in missing for at in (each.not_before, _limit(each))]
+    missed = missing(run, observed.ranks)
+    times = [at for each in missed for at in (each.not_before, _limit(each))]
     return [at for at in times if at > now]
 
 
-def only_waits(run: Run, observed: ObservedRun) -> bool:
-    """Whether nothing of the run runs, because what is not over waits for its restart."""
+def only_waits(run: Run, observed: ObservedRun, starting: Container[str]) -> bool:
+    """Whether nothing of the run runs, because what is not over waits for its restart, or is of a
+    role that has not started (``starting``)."""
     waits = {each.rank for each in waiting(run, observed)}
+    waits |= {
+        place.rank
+        for place in run.placements
+        if place.role in starting and place.rank not in observed.ranks
+    }
     return bool(waits) and all(
         place.rank in waits or (place.rank in observed.ranks and observed.ranks[place.rank].over)
         for place in run.placements
     )
-
-
-def _misses(each: RankRestart, observed: ObservedRun) -> bool:
-    rank = observed.ranks.get(each.rank)
-    return rank is None or rank.state is RankState.PENDING
 
 
 def _limit(each: RankRestart) -> datetime:

@@ -7,7 +7,7 @@ carried out the order to end it and none of it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -15,7 +15,14 @@ from typing import NamedTuple
 from libs.contracts import completion, restart_rules
 from libs.contracts.ids import RunId
 from libs.contracts.messages import ExitKind, FaultClass, Placement, PreemptMode, RankExit, RunExit
-from services.launcher.domain import exits, fault_classes, rank_faults, rank_restarts, role_order
+from services.launcher.domain import (
+    debug_runs,
+    exits,
+    fault_classes,
+    rank_faults,
+    rank_restarts,
+    role_order,
+)
 from services.launcher.domain.grace_periods import STAGED, GracePeriods, grace_for
 from services.launcher.domain.model import (
     EndCause,
@@ -114,6 +121,8 @@ class RunView:
     # An older attempt of the task is not over; a newer one is assigned.
     must_wait: bool
     superseded: bool
+    # Rank and start of processes that have reported that they are ready.
+    reported: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,7 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
         return Step(run)
     if not view.superseded:
         run = rank_restarts.note(run, view.listed, now)
+    run = debug_runs.note(run, view.listed)
     view = replace(view, observed=rank_restarts.current(run, view.listed))
     after = _advance(run, view, now, policy)
     due: list[datetime] = []
@@ -140,10 +150,7 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
     if after.state in (RunState.ASSIGNED, RunState.RUNNING):
         due += [at for _, at in _pending_faults(view.observed, policy) if at is not None]
         due += rank_restarts.due(after, view.observed, now)
-    if after.state is RunState.ASSIGNED:
-        plan = role_order.start_plan(after, view.observed.ranks)
-        if plan is not None and plan.limit is not None:
-            due.append(plan.limit.at)
+    due += [limit.at for limit in role_order.limits(after, view.observed.ranks)]
     stage = _end_stage(after, view, now, policy)
     if stage is not None:
         due.append(stage.due_at)
@@ -169,7 +176,8 @@ def answers(node_id: str, listing: Listing) -> bool:
 def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
     """The run after this scan; each step is one transition of the lifecycle."""
     run = _note_ready(_note_signal(run, view, now), view)
-    if run.state is RunState.ASSIGNED and _all_exist(run, view):
+    run = role_order.note(run, view.observed.ranks, now)
+    if run.state is RunState.ASSIGNED and _first_exist(run, view):
         run = _started(run, view.observed, now)
     if run.state is RunState.RUNNING and _all_ended(run, view):
         return _exited(run, view.listed, now)
@@ -177,7 +185,7 @@ def _advance(run: Run, view: RunView, now: datetime, policy: Policy) -> Run:
         why = _why_end(run, view, now, policy)
         if why is not None:
             # Once the run is ended, the ranks that have not begun are no longer listed.
-            failed = _hanging_nodes(run, view) if run.start_expired else ()
+            failed = _hanging_nodes(run, view) if run.start_expired else why.nodes
             state = move(run.state, Trigger.END_ORDERED)
             run = _requested_before(run, now)
             run = replace(run, state=state, end_cause=why.cause, end_note=why.note, ending_at=now)
@@ -196,6 +204,8 @@ class _WhyEnd(NamedTuple):
     note: str = ""
     rank: RankExit | None = None
     fault: Fault | None = None
+    # On which nodes a start hangs.
+    nodes: tuple[str, ...] = ()
 
 
 def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd | None:
@@ -218,7 +228,7 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd 
             pass
         case cause:
             return _WhyEnd(cause)
-    if run.state is RunState.ASSIGNED or run.restarts:
+    if run.state is RunState.ASSIGNED or run.restarts or role_order.waiting_roles(run):
         found = _why_not_startable(run, view, now, policy) or _why_not_restarted(run, view, now)
         if found is not None:
             return found
@@ -237,10 +247,17 @@ def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -
         own = rank_faults.is_own_fault(refused.fault)
         cause = EndCause.CANNOT_START if own else EndCause.REJECTED_BY_SITE
         return _WhyEnd(cause, refused.text, fault=refused.fault)
-    if run.state is not RunState.ASSIGNED:
-        return None
-    never = role_order.why_never(run, view.observed.ranks, now)
-    return _WhyEnd(EndCause.CANNOT_START, never) if never else None
+    plan = role_order.start_plan(run, view.observed.ranks)
+    if plan is not None and plan.never:
+        return _WhyEnd(EndCause.CANNOT_START, plan.never)
+    for limit in role_order.limits(run, view.observed.ranks):
+        if now < limit.at:
+            continue
+        if not limit.absent:
+            return _WhyEnd(EndCause.CANNOT_START, limit.text)
+        nodes = _hanging_nodes(run, view, limit.absent)
+        return _WhyEnd(EndCause.REJECTED_BY_SITE, limit.text, nodes=nodes)
+    return None
 
 
 def _why_not_restarted(run: Run, view: RunView, now: datetime) -> _WhyEnd | None:
@@ -277,9 +294,11 @@ def end_cause(
     requests = (run.kill_requested_at, run.preempt_requested_at, run.yield_requested_at)
     if any(at is not None for at in requests):
         kill = run.kill_requested_at is not None
-        cause = EndCause.KILL if kill else _leaving_cause(run, now, policy)
-        if cause is None and rank_restarts.only_waits(run, observed):
-            # What was to be restarted can neither save nor leave.
+        cause = EndCause.KILL if kill else _leaving_cause(run, observed, now, policy)
+        running = run.state is RunState.RUNNING
+        starting = role_order.waiting_roles(run) if running else frozenset[str]()
+        if cause is None and rank_restarts.only_waits(run, observed, starting):
+            # What was to be started can neither save nor leave.
             cause = EndCause.KILL
         # It finished while it was requested to leave.
         done = verdicts.succeeded and run.leaves_since is None and (kill or cause is None)
@@ -294,12 +313,14 @@ def end_cause(
     return EndCause.RANK_LOST if lost else None
 
 
-def _leaving_cause(run: Run, now: datetime, policy: Policy) -> EndCause | None:
+def _leaving_cause(
+    run: Run, observed: ObservedRun, now: datetime, policy: Policy
+) -> EndCause | None:
     """Why a run that is to leave, or wants to, is ended. A rank that left early is no reason:
     another one may still be saving, until the acknowledgement or the scheduler's deadline."""
     assert run.spec is not None, "an assigned run has its specification"
     if run.preempt_requested_at is not None:
-        if run.state is RunState.ASSIGNED:
+        if run.state is RunState.ASSIGNED or role_order.leader_waits(run, observed.ranks):
             return EndCause.PREEMPTED_BEFORE_START
         if run.spec.preemption.mode is PreemptMode.KILL:
             return EndCause.KILL
@@ -308,49 +329,47 @@ def _leaving_cause(run: Run, now: datetime, policy: Policy) -> EndCause | None:
 
 
 def _vanished(run: Run, observed: ObservedRun, listing: Listing) -> bool:
-    """Whether a node that answers does not know a rank that once existed."""
+    """Whether a node that answers does not know a rank that once existed. Of a role whose start is
+    not complete, ranks that do not exist are started."""
     awaited = {each.rank for each in rank_restarts.waiting(run, observed)}
+    starting = role_order.waiting_roles(run)
     return any(
         place.rank not in observed.ranks
         and place.rank not in awaited
+        and place.role not in starting
         and answers(place.node_id, listing)
         for place in run.placements
     )
 
 
-def _all_exist(run: Run, view: RunView) -> bool:
-    """Whether every rank's process exists or existed. A pending rank has none yet; a rank that was
-    lost before it began never had one."""
+def _first_exist(run: Run, view: RunView) -> bool:
+    """Whether the process of each rank that waits for nothing exists or existed."""
     ranks = view.observed.ranks
-    return all(
-        place.rank in ranks
-        and ranks[place.rank].state is not RankState.PENDING
-        and not _lost_at_its_start(ranks[place.rank])
-        for place in run.placements
-    )
-
-
-def _lost_at_its_start(rank: ObservedRank) -> bool:
-    return rank.state is RankState.LOST and rank.started_at is None
+    return all(role_order.exists(ranks.get(rank)) for rank in role_order.first_ranks(run))
 
 
 def failed_nodes_of(run: Run, kind: ExitKind, ranks: Iterable[ObservedRank]) -> tuple[str, ...]:
-    """The nodes that are at fault for a run's failed start."""
-    if kind is not ExitKind.LOST or run.started_at is not None:
+    """The nodes that are at fault for a failed start of a run, or of a role of it."""
+    if kind is not ExitKind.LOST:
         return ()
+    begun = role_order.begun_ranks(run)
     return tuple(
         sorted(
             rank.node_id
             for rank in ranks
-            if _lost_at_its_start(rank)
+            if rank.rank not in begun
+            and role_order.lost_at_its_start(rank)
             and (rank.fault is None or rank.fault in rank_faults.NODE_FAULTS)
         )
     )
 
 
-def _hanging_nodes(run: Run, view: RunView) -> tuple[str, ...]:
-    """The nodes on which a start hangs: a rank there does not begin, or cannot be created."""
-    if run.state is not RunState.ASSIGNED:
+def _hanging_nodes(
+    run: Run, view: RunView, ranks: Collection[int] | None = None
+) -> tuple[str, ...]:
+    """The nodes on which the start of a run hangs, or of these ranks: a rank there does not begin,
+    or cannot be created."""
+    if ranks is None and run.state is not RunState.ASSIGNED:
         return ()
     unable = view.scan.unable.get(run.id, frozenset())
 
@@ -360,7 +379,8 @@ def _hanging_nodes(run: Run, view: RunView) -> tuple[str, ...]:
             return place.node_id in unable
         return rank.state is RankState.PENDING and rank.fault in (None, Fault.BEING_MADE)
 
-    return tuple(sorted({place.node_id for place in run.placements if hangs(place)}))
+    places = (place for place in run.placements if ranks is None or place.rank in ranks)
+    return tuple(sorted({place.node_id for place in places if hangs(place)}))
 
 
 def _all_ended(run: Run, view: RunView) -> bool:
@@ -402,7 +422,10 @@ def _note_signal(run: Run, view: RunView, now: datetime) -> Run:
 
 def _note_ready(run: Run, view: RunView) -> Run:
     probed = view.scan.probed.get(run.id, ())
-    return role_order.with_ready(run, role_order.newly_ready(run, view.observed.ranks, probed))
+    starts = rank_restarts.counts(run)
+    reported = (rank for rank, start in view.reported if start == starts.get(rank, 0))
+    found = role_order.newly_ready(run, view.observed.ranks, probed)
+    return role_order.with_ready(run, (*found, *reported))
 
 
 def _signal(run: Run) -> Signal | None:
@@ -419,7 +442,9 @@ def _signal(run: Run) -> Signal | None:
 
 
 def _started(run: Run, observed: ObservedRun, now: datetime) -> Run:
-    times = [rank.started_at for rank in observed.ranks.values() if rank.started_at is not None]
+    first = role_order.first_ranks(run)
+    ranks = (rank for rank in observed.ranks.values() if rank.rank in first)
+    times = [rank.started_at for rank in ranks if rank.started_at is not None]
     return replace(run, state=move(run.state, Trigger.STARTED), started_at=max(times, default=now))
 
 
@@ -437,6 +462,7 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         acked=run.acked_at is not None,
         end_cause=run.end_cause,
         world_size=len(run.placements),
+        waited=_waited(run, observed),
         ranks=ranks,
         note=run.end_note or (verdicts.failure if own_rules else ""),
         decided=verdicts.decided,
@@ -445,6 +471,7 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         unfinished=run.yield_requested_at is not None,
         yielded=_yielded_in_time(run),
         yield_reason=run.yield_reason,
+        debug=run.debugs,
     )
     kind = exits.classify(ending)
     if kind is not ExitKind.FAILED:
@@ -468,8 +495,27 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
             fault_class=fault_class,
             fault=fault,
             final=failed is not None and _is_final(run, failed, fault_class),
+            start_failed=kind is ExitKind.LOST and _start_failed(run, ranks),
             yielded=kind is ExitKind.PREEMPTED and ending.yielded and not ending.preempt_requested,
+            debug=run.debugs,
         ),
+    )
+
+
+def _waited(run: Run, observed: ObservedRun) -> int:
+    """How many ranks of a run that has started never began because their roles waited."""
+    begun = role_order.begun_ranks(run)
+    ranks = {place.rank for place in run.placements} - begun - observed.ranks.keys()
+    return len(ranks) if run.started_at is not None else 0
+
+
+def _start_failed(run: Run, ranks: Iterable[ObservedRank]) -> bool:
+    """Whether a run was lost because ranks of it could not start."""
+    begun = role_order.begun_ranks(run)
+    return (
+        run.started_at is None
+        or run.end_cause is EndCause.REJECTED_BY_SITE
+        or any(r.rank not in begun and role_order.lost_at_its_start(r) for r in ranks)
     )
 
 
@@ -553,7 +599,7 @@ def _actions(
         return _launch(run, view, now)
     if run.state is RunState.RUNNING:
         signal = _signal(run)
-        return [signal] if signal is not None else _restart(run, view, now)
+        return [signal] if signal is not None else _launch_more(run, view, now)
     if run.state is RunState.ENDING and stage is not None:
         part = EndRanks(run.id, stage.ranks, stage.grace_seconds)
         return [] if part in view.scan.done else [part]
@@ -581,10 +627,15 @@ def _launch(run: Run, view: RunView, now: datetime) -> list[Action]:
     return [Launch(run.id, None if may == everyone else tuple(sorted(may)))]
 
 
-def _restart(run: Run, view: RunView, now: datetime) -> list[Action]:
-    """Start the ranks again whose pause is over."""
+def _launch_more(run: Run, view: RunView, now: datetime) -> list[Action]:
+    """Start the ranks whose pause before a restart is over, and those of later roles."""
     if run.is_leaving:
         return []
-    waiting = rank_restarts.waiting(run, view.observed)
-    ranks = tuple(each.rank for each in waiting if each.not_before <= now)
-    return [Launch(run.id, ranks)] if ranks else []
+    known, observed = view.observed.ranks, view.observed
+    again = rank_restarts.waiting(run, observed)
+    pausing = {each.rank: each.not_before > now for each in again}
+    plan = role_order.start_plan(run, known)
+    begun = role_order.begun_ranks(run) if plan is not None else frozenset[int]()
+    more = plan.ranks - begun - known.keys() if plan is not None else frozenset[int]()
+    ranks = (more - pausing.keys()) | {rank for rank, pauses in pausing.items() if not pauses}
+    return [Launch(run.id, tuple(sorted(ranks)))] if ranks else []

@@ -1,9 +1,9 @@
 """Which ranks of a run may start, what the others wait for, and in which order ranks end. Pure;
-called by ``reconcile.py`` and ``start_delays.py``.
+called by ``reconcile.py``, ``start_delays.py`` and the handlers.
 
-Everything here follows from the run's row and the last scan, so that stepping a run again after a
-crash yields the remaining stages. A role may start once one of its ranks exists, whatever happened
-to the roles that it waited for since then.
+A run starts with the roles that wait for nothing; the others start while it runs. How far each role
+has come is noted in the run's row before anything is ordered, with the times at which the launcher
+found it out: clocks of nodes decide nothing. Stepping a run again after a crash yields the rest.
 """
 
 from __future__ import annotations
@@ -11,14 +11,190 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from operator import attrgetter
 
 from libs.contracts.messages import Placement, Role, StartCondition, StartsAfter
-from libs.contracts.start_order import awaited_ready, is_ordered, ready_probe, stages
+from libs.contracts.start_order import awaited_ready, first_roles, is_ordered, ready_probe, stages
 from libs.contracts.wording import counted
-from services.launcher.domain.model import ObservedRank, RankState, Run, RunState
+from services.launcher.domain import rank_restarts
+from services.launcher.domain.model import ObservedRank, RankState, RoleStart, Run, RunState
+
+# The time in which each rank of a role has to exist once nothing that the role waits for is
+# missing. For the roles that wait for nothing, the scheduler's start deadline counts.
+START_SECONDS_MAX = 300.0
 
 Ranks = Mapping[int, ObservedRank]
+
+
+# What the row knows
+
+
+def waiting_roles(run: Run) -> frozenset[str]:
+    """The roles of a live run of which some rank has not existed yet, as far as that is noted; none
+    of a run that starts as a whole."""
+    live = run.state in (RunState.ASSIGNED, RunState.RUNNING)
+    return _not_begun(run) if live else frozenset()
+
+
+def _not_begun(run: Run) -> frozenset[str]:
+    if run.spec is None or not is_ordered(run.spec.roles):
+        return frozenset()
+    if run.started_at is not None and not run.role_starts:
+        # An earlier version started it, when each of its ranks existed.
+        return frozenset()
+    existing = {each.role for each in run.role_starts if each.exists_since is not None}
+    return frozenset(role.name for role in run.spec.roles if role.name not in existing)
+
+
+def begun_ranks(run: Run) -> frozenset[int]:
+    """The ranks of a run that has started, without those of roles that had to wait and are not
+    complete."""
+    if run.started_at is None:
+        return frozenset()
+    waiting = _not_begun(run)
+    return frozenset(place.rank for place in run.placements if place.role not in waiting)
+
+
+def first_ranks(run: Run) -> frozenset[int]:
+    """The ranks that wait for nothing: when they exist, the run has started."""
+    roles = first_roles(run.spec.roles) if run.spec is not None else frozenset[str]()
+    named = {role.name for role in run.spec.roles} if run.spec is not None else set[str]()
+    return frozenset(
+        place.rank for place in run.placements if place.role in roles or place.role not in named
+    )
+
+
+def leader_waits(run: Run, ranks: Ranks) -> bool:
+    """Whether rank 0, which saves and acknowledges for the gang, has not existed yet."""
+    waiting = waiting_roles(run)
+    if not waiting or not run.placements:
+        return False
+    first = min(run.placements, key=lambda place: place.rank)
+    restarted = any(each.rank == first.rank for each in run.restarts)
+    return first.role in waiting and not restarted and not exists(ranks.get(first.rank))
+
+
+def awaited(run: Run) -> frozenset[str]:
+    """The roles for whose readiness others still wait."""
+    waiting = waiting_roles(run)
+    if not waiting or run.spec is None or run.is_leaving:
+        return frozenset()
+    may = {each.role for each in run.role_starts if each.may_since is not None}
+    return awaited_ready(
+        role for role in run.spec.roles if role.name in waiting and role.name not in may
+    )
+
+
+def why_not_started(run: Run, role_name: str) -> str:
+    """What a role waits for, as a clause about it; empty if it has started."""
+    if role_name not in waiting_roles(run) or run.spec is None:
+        return ""
+    known = {each.role: each for each in run.role_starts}
+    role = next(role for role in run.spec.roles if role.name == role_name)
+    if run.is_leaving:
+        return f"role {role_name} does not start any more: the task leaves"
+    if (start := known.get(role_name)) is not None and start.may_since is not None:
+        return f"role {role_name} is starting"
+    ready = frozenset(run.ready_ranks)
+    for after in role.starts_after:
+        ranks = [place.rank for place in run.placements if place.role == after.role]
+        wants_ready = after.condition is StartCondition.READY
+        other = known.get(after.role)
+        if other is None or other.exists_since is None or (wants_ready and not ready >= {*ranks}):
+            what = "is ready" if wants_ready else "runs"
+            return f"role {role_name} waits until role {after.role} {what}"
+    return f"role {role_name} is starting"
+
+
+# What a scan adds
+
+
+def note(run: Run, ranks: Ranks, now: datetime) -> Run:
+    """The run with what a scan shows of the start of its roles. Once it was requested to leave,
+    nothing more may start."""
+    if not waiting_roles(run) or run.spec is None:
+        return run
+    known = {each.role: each for each in run.role_starts}
+    places, first = _places(run), first_roles(run.spec.roles)
+    found: list[RoleStart] = []
+    for role in run.spec.roles:
+        start, own = known.get(role.name) or RoleStart(role.name), places.get(role.name, ())
+        if start.exists_since is None and all(exists(ranks.get(each.rank)) for each in own):
+            start = replace(start, exists_since=now)
+        if start.may_since is None and role.name not in first and _may(run, role, places, ranks):
+            start = replace(start, may_since=now)
+        found.append(start)
+    run = replace(run, role_starts=tuple(found))
+    warming = awaited(run)
+    return replace(
+        run,
+        role_starts=tuple(
+            replace(each, warms_since=_warms_since(run, each, places, ranks, now))
+            if each.role in warming
+            else each
+            for each in found
+        ),
+    )
+
+
+def exists(rank: ObservedRank | None) -> bool:
+    """Whether a process of the rank exists or existed. A pending rank has none yet; one that was
+    lost before it began never had one."""
+    return rank is not None and rank.state is not RankState.PENDING and not lost_at_its_start(rank)
+
+
+def lost_at_its_start(rank: ObservedRank) -> bool:
+    """Whether the rank was lost before its process began."""
+    return rank.state is RankState.LOST and rank.started_at is None
+
+
+def _may(run: Run, role: Role, places: Mapping[str, Sequence[Placement]], ranks: Ranks) -> bool:
+    """Whether the role may start. One of which a rank exists was begun by a process before."""
+    if any(place.rank in ranks for place in places.get(role.name, ())):
+        return True
+    conditions = _conditions(run, role, places, ranks)
+    return not run.is_leaving and all(each.holds for each in conditions)
+
+
+def _warms_since(
+    run: Run,
+    start: RoleStart,
+    places: Mapping[str, Sequence[Placement]],
+    ranks: Ranks,
+    now: datetime,
+) -> datetime | None:
+    """Since when all ranks of an awaited role run that are not ready. A restart of one of them
+    begins this time again; a node that is silent does not."""
+    if start.exists_since is None:
+        return None
+    restarting = {each.rank for each in rank_restarts.missing(run, ranks)}
+    cold = {place.rank for place in places.get(start.role, ())}.difference(run.ready_ranks)
+    return None if cold & restarting else start.warms_since or now
+
+
+def newly_ready(run: Run, ranks: Ranks, probed: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Ranks that were found ready by a runtime or the launcher. ``probed``: rank and start of
+    processes that answered a probe of the launcher."""
+    if not awaited(run):
+        return ()
+    answered = frozenset(probed)
+    return tuple(
+        number
+        for number, rank in ranks.items()
+        if rank.state is RankState.RUNNING and (rank.ready or (number, rank.start) in answered)
+    )
+
+
+def with_ready(run: Run, ranks: Iterable[int]) -> Run:
+    """The run with these ranks as ready, as far as other roles wait for that."""
+    roles = awaited(run)
+    found = frozenset(ranks).difference(run.ready_ranks) if roles else frozenset[int]()
+    if not found:
+        return run
+    new = [place.rank for place in run.placements if place.rank in found and place.role in roles]
+    return replace(run, ready_ranks=tuple(sorted((*run.ready_ranks, *new)))) if new else run
+
+
+# What follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,53 +207,102 @@ class StartPlan:
     waits: str = ""
     # Why a condition can never hold any more; empty if it can.
     never: str = ""
-    # When the next rank has to be ready at the latest.
-    limit: Limit | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """When a rank has to be ready, and what is wrong if it is not."""
+    """When something has to be there at the latest, and what is wrong if it is not."""
 
     at: datetime
     text: str
+    # The ranks that do not exist; empty: one of those that run is not ready.
+    absent: tuple[int, ...] = ()
 
 
 def start_plan(run: Run, ranks: Ranks) -> StartPlan | None:
-    """What may start of a run whose roles wait for each other; None for any other run."""
-    if run.spec is None or not is_ordered(run.spec.roles):
+    """What may start of a run of which some role waits, after ``note``; None for any other run."""
+    if not waiting_roles(run) or run.spec is None:
         return None
-    roles = {role.name: role for role in run.spec.roles}
+    may_since = {each.role: each.may_since for each in run.role_starts}
+    places, first = _places(run), first_roles(run.spec.roles)
+    may = frozenset[int]()
+    waits, never = "", ""
+    for role in run.spec.roles:
+        if role.name in first or may_since.get(role.name) is not None:
+            may |= {place.rank for place in places.get(role.name, ())}
+            continue
+        for each in _conditions(run, role, places, ranks):
+            if not each.holds:
+                waits = waits or each.text
+                never = never or each.never
+    return StartPlan(may, waits, never)
+
+
+def limits(run: Run, ranks: Ranks) -> list[Limit]:
+    """Until when roles have to be ready, or have to exist once they may start."""
+    waiting = waiting_roles(run)
+    if not waiting or run.spec is None:
+        return []
+    roles, places, warming = (
+        {each.name: each for each in run.spec.roles},
+        _places(run),
+        awaited(run),
+    )
+    found: list[Limit] = []
+    for start in run.role_starts:
+        own = places.get(start.role, ())
+        if start.role in warming and start.warms_since is not None:
+            cold = next(place for place in own if place.rank not in run.ready_ranks)
+            found.append(_ready_limit(run, roles[start.role], start.warms_since, cold))
+        if start.role in waiting and start.may_since is not None:
+            absent = [place for place in own if not exists(ranks.get(place.rank))]
+            at = start.may_since + timedelta(seconds=START_SECONDS_MAX)
+            if absent:
+                found.append(Limit(at, _absent_text(absent, ranks), tuple(p.rank for p in absent)))
+    return found
+
+
+def _ready_limit(run: Run, role: Role, since: datetime, cold: Placement) -> Limit:
+    seconds = ready_probe(role).within_seconds
+    waiting = waiting_roles(run)
+    assert run.spec is not None, "a run with limits has its specification"
+    waiter = next(
+        each.name
+        for each in run.spec.roles
+        if each.name in waiting and any(after.role == role.name for after in each.starts_after)
+    )
+    return Limit(
+        since + timedelta(seconds=seconds),
+        f"rank {cold.rank} of role {role.name} was not ready within {seconds:g} s, and role"
+        f" {waiter} waits for that; {_fix(role)}",
+    )
+
+
+def _absent_text(absent: Sequence[Placement], ranks: Ranks) -> str:
+    first = absent[0]
+    rank = ranks.get(first.rank)
+    why = f": {rank.note}" if rank is not None and rank.note else ""
+    return (
+        f"rank {first.rank} of role {first.role} did not start on {first.node_id} within"
+        f" {START_SECONDS_MAX:.0f} s after all that its role waits for{why}"
+    )
+
+
+def _places(run: Run) -> Mapping[str, Sequence[Placement]]:
     places: dict[str, list[Placement]] = {}
     for place in run.placements:
         places.setdefault(place.role, []).append(place)
-    may = frozenset[int]()
-    waits, never, limits = "", "", list[Limit]()
-    for name, role in roles.items():
-        own = [place.rank for place in places.get(name, ())]
-        found = [
-            _Condition(run, role, each, places.get(each.role, ()), ranks)
-            for each in role.starts_after
-            if each.role in roles
-        ]
-        open_ = [each for each in found if not each.holds]
-        if not open_ or any(rank in ranks for rank in own):
-            may |= frozenset(own)
-            continue
-        for each in open_:
-            waits = waits or each.text
-            never = never or each.never
-            limit = each.limit(roles[each.after.role])
-            limits += [limit] if limit is not None else []
-    return StartPlan(may, waits, never, min(limits, key=attrgetter("at"), default=None))
+    return places
 
 
-def why_never(run: Run, ranks: Ranks, now: datetime) -> str:
-    """Why a role of an assigned run will never start; empty while it may."""
-    plan = start_plan(run, ranks)
-    if plan is None or plan.never or plan.limit is None:
-        return plan.never if plan is not None else ""
-    return plan.limit.text if now >= plan.limit.at else ""
+def _conditions(
+    run: Run, role: Role, places: Mapping[str, Sequence[Placement]], ranks: Ranks
+) -> list[_Condition]:
+    return [
+        _Condition(run, role, each, places[each.role], ranks)
+        for each in role.starts_after
+        if each.role in places
+    ]
 
 
 class _Condition:
@@ -87,7 +312,6 @@ class _Condition:
         self, run: Run, role: Role, after: StartsAfter, places: Sequence[Placement], ranks: Ranks
     ) -> None:
         self.role, self.after, self._places, self._ranks = role, after, places, ranks
-        self._assigned_at = run.assigned_at
         self._wants_ready = after.condition is StartCondition.READY
         self._ready = frozenset(run.ready_ranks) if self._wants_ready else frozenset[int]()
         self._open = [place for place in places if not self._holds_for(place.rank)]
@@ -118,30 +342,6 @@ class _Condition:
                 )
         return ""
 
-    def limit(self, other: Role) -> Limit | None:
-        """The first time at which a rank that runs has to be ready."""
-        if not self._wants_ready:
-            return None
-        seconds = ready_probe(other).within_seconds
-        begun = [
-            (rank.started_at, place.rank)
-            for place in self._open
-            if (rank := self._ranks.get(place.rank)) is not None
-            and rank.state is RankState.RUNNING
-            and rank.started_at is not None
-        ]
-        if not begun:
-            return None
-        started_at, number = min(begun)
-        if self._assigned_at is not None:
-            # The clock of a node may be behind by hours.
-            started_at = max(started_at, self._assigned_at)
-        return Limit(
-            started_at + timedelta(seconds=seconds),
-            f"rank {number} of role {other.name} was not ready within {seconds:g} s, and role"
-            f" {self.role.name} waits for that; {_fix(other)}",
-        )
-
     def _holds_for(self, number: int) -> bool:
         rank = self._ranks.get(number)
         if rank is None or rank.state not in (RankState.RUNNING, RankState.EXITED):
@@ -157,28 +357,7 @@ def _fix(role: Role) -> str:
     return "its program did not call shiftwork.ready()"
 
 
-def newly_ready(run: Run, ranks: Ranks, probed: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Ranks that were found ready by a runtime or the launcher. ``probed``: rank and start of
-    processes that answered a probe of the launcher."""
-    if run.state is not RunState.ASSIGNED:
-        return ()
-    answered = frozenset(probed)
-    return tuple(
-        number
-        for number, rank in ranks.items()
-        if rank.state is RankState.RUNNING and (rank.ready or (number, rank.start) in answered)
-    )
-
-
-def with_ready(run: Run, ranks: Iterable[int]) -> Run:
-    """The run with these ranks as ready, as far as other roles wait for that. They are noted until
-    it has started."""
-    awaited = awaited_ready(run.spec.roles) if run.spec is not None else frozenset[str]()
-    if not awaited or run.state is not RunState.ASSIGNED:
-        return run
-    found = frozenset(ranks).difference(run.ready_ranks)
-    new = [place.rank for place in run.placements if place.rank in found and place.role in awaited]
-    return replace(run, ready_ranks=tuple(sorted((*run.ready_ranks, *new)))) if new else run
+# The end
 
 
 def end_stages(run: Run) -> tuple[frozenset[int], ...]:

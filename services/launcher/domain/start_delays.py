@@ -1,4 +1,5 @@
-"""Explains in one sentence why a launched run has not started. Called by ``loop.py``; pure."""
+"""Explains in one sentence why a launched run, or a role of it, has not started. Called by
+``loop.py``; pure."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ class ReportedDelay:
     ranks: int
     detail: str
     at: datetime
+    # The run had started.
+    running: bool = False
 
 
 def delay_of(run: Run, observed: ObservedRun | None, problem: str) -> tuple[int, str] | None:
@@ -34,11 +37,18 @@ def delay_of(run: Run, observed: ObservedRun | None, problem: str) -> tuple[int,
 
     ``problem``: why the last try to launch it failed.
     """
-    if run.state is not RunState.ASSIGNED:
+    starting = role_order.waiting_roles(run)
+    if run.state is not RunState.ASSIGNED and not starting:
         return None
     ranks = observed.ranks if observed is not None else dict[int, ObservedRank]()
-    pending = [rank for rank in ranks.values() if rank.state is RankState.PENDING]
-    absent = sum(place.rank not in ranks for place in run.placements)
+    places = [
+        place
+        for place in run.placements
+        if run.state is RunState.ASSIGNED or place.role in starting
+    ]
+    found = [(place, ranks.get(place.rank)) for place in places]
+    pending = [r for _, r in found if r is not None and r.state is RankState.PENDING]
+    absent = sum(rank is None for _, rank in found)
     detail = problem if absent or pending else ""
     if not detail and pending:
         detail = _worst(pending)
@@ -64,7 +74,13 @@ def next_delay_event(
     policy: DelayPolicy,
 ) -> RunDelayed | datetime | None:
     """The event to publish now, or the time at which one may be due, or None."""
-    if delay is None or (reported is not None and (reported.ranks, reported.detail) == delay):
+    running = run.state is RunState.RUNNING
+    if delay is None:
+        return None
+    if reported is not None and (reported.ranks, reported.detail, reported.running) == (
+        *delay,
+        running,
+    ):
         return None
     begin = run.assigned_at or now
     due_at = begin + policy.first if reported is None else reported.at + policy.again
@@ -72,5 +88,23 @@ def next_delay_event(
         return due_at
     ranks, detail = delay
     return RunDelayed(
-        task_id=run.task_id, attempt=run.attempt, ranks=ranks, detail=detail, noted_at=now
+        task_id=run.task_id,
+        attempt=run.attempt,
+        ranks=ranks,
+        detail=detail,
+        noted_at=now,
+        running=running,
     )
+
+
+def cleared_event(
+    before: Run, run: Run, now: datetime, reported: ReportedDelay | None = None
+) -> RunDelayed | None:
+    """What to publish when the last role of a run that runs has started: nothing delays it. It is
+    newer than the last report, whose time is part of its identity."""
+    if run.state is not RunState.RUNNING or before.state is not RunState.RUNNING:
+        return None
+    if not role_order.waiting_roles(before) or role_order.waiting_roles(run):
+        return None
+    noted_at = max(now, reported.at + timedelta(milliseconds=1)) if reported is not None else now
+    return RunDelayed(task_id=run.task_id, attempt=run.attempt, noted_at=noted_at, running=True)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from libs.contracts.ids import RunId, TaskId
-from services.launcher.domain.model import Listing, ObservedRun, Run, RunState
+from services.launcher.domain import role_order
+from services.launcher.domain.model import Listing, ObservedRun, ReadyReport, Run, RunState
 from services.launcher.domain.reconcile import (
     Action,
     Policy,
@@ -22,6 +23,10 @@ from services.launcher.domain.reconcile import (
     step_orphan,
 )
 from services.launcher.domain.run_lifecycle import LIVE
+
+# Reports of readiness are noted together, so long after the first of them, and longer for a large
+# gang: each one would otherwise write the row of the whole gang again.
+REPORTS_SECONDS_MIN, REPORTS_SECONDS_FOR_EACH = 0.2, 0.0002
 
 NOTHING = ObservedRun(RunId.parse("nothing.0"), {})
 
@@ -36,6 +41,8 @@ class Outcome:
     runs: tuple[Run, ...]
     actions: tuple[Action, ...]
     due_at: datetime | None = None
+    # Reports of readiness that are noted, or came too late.
+    reports: tuple[ReadyReport, ...] = ()
     # The evaluated runs.
     steps: Mapping[RunId, Step] = field(default_factory=dict[RunId, Step], compare=False)
 
@@ -43,24 +50,31 @@ class Outcome:
 class Worklist:
     """Every run that is not forgotten, and the set of those that have to be stepped."""
 
-    def __init__(self, runs: Iterable[Run] = (), unreadable: Iterable[RunId] = ()) -> None:
+    def __init__(
+        self,
+        runs: Iterable[Run] = (),
+        unreadable: Iterable[RunId] = (),
+        reports: Iterable[ReadyReport] = (),
+    ) -> None:
         self.runs: dict[RunId, Run] = {}
         # Runs whose rows cannot be decoded: they are neither removed nor stepped.
         self._unreadable = set(unreadable)
         self._of_task: dict[str, dict[int, RunId]] = {}
         self._on_node: dict[str, RunSet] = {}
-        self._assigned: RunSet = {}
+        self._starting: RunSet = {}
+        # What programs have reported and the rows of their runs do not have, by run and rank.
+        self._reports: dict[RunId, dict[int, ReadyReport]] = {}
         self._scan: Scan | None = None
         self._dirty: RunSet = {}
         self._wanted: dict[RunId, tuple[Action, ...]] = {}
         self._due: dict[RunId, datetime] = {}
-        self.apply(runs)
+        self.apply((*runs, *reports))
 
     # Queries
 
-    def assigned(self) -> Iterator[Run]:
-        """Runs that have not started."""
-        return (self.runs[run_id] for run_id in self._assigned)
+    def starting(self) -> Iterator[Run]:
+        """Runs that have not started, or of which some role has not."""
+        return (self.runs[run_id] for run_id in self._starting)
 
     def is_busy(self, node_id: str) -> bool:
         """Whether a node holds runs that are not over."""
@@ -85,9 +99,25 @@ class Worklist:
                 assert isinstance(task_id, str), "the key of a run"
                 assert isinstance(attempt, int), "the key of a run"
                 self._drop(RunId(TaskId(task_id), attempt))
+            elif kind is ReadyReport:
+                self._drop_report(key)
         for row in put:
             if isinstance(row, Run):
                 self._put(row)
+            elif isinstance(row, ReadyReport):
+                of_run = self._reports.setdefault(RunId(TaskId(row.task_id), row.attempt), {})
+                of_run[row.rank] = row
+
+    def _drop_report(self, key: tuple[object, ...]) -> None:
+        task_id, attempt, rank = key
+        assert isinstance(task_id, str), "the key of a report"
+        assert isinstance(attempt, int), "the key of a report"
+        assert isinstance(rank, int), "the key of a report"
+        run_id = RunId(TaskId(task_id), attempt)
+        of_run = self._reports.get(run_id, {})
+        of_run.pop(rank, None)
+        if not of_run:
+            self._reports.pop(run_id, None)
 
     def _put(self, run: Run) -> None:
         run_id = run.id
@@ -100,10 +130,10 @@ class Worklist:
             self._leave(run_id, before)
             for place in run.placements:
                 self._on_node.setdefault(place.node_id, {})[run_id] = None
-        if run.state is RunState.ASSIGNED:
-            self._assigned[run_id] = None
+        if run.state is RunState.ASSIGNED or role_order.waiting_roles(run):
+            self._starting[run_id] = None
         else:
-            self._assigned.pop(run_id, None)
+            self._starting.pop(run_id, None)
         self._mark_task_dirty(run.task_id)
 
     def _drop(self, run_id: RunId) -> None:
@@ -114,7 +144,7 @@ class Worklist:
         if run is None:
             return
         self._leave(run_id, run)
-        self._assigned.pop(run_id, None)
+        self._starting.pop(run_id, None)
         attempts = self._of_task[run.task_id]
         del attempts[run.attempt]
         if not attempts:
@@ -169,7 +199,10 @@ class Worklist:
         """Step runs that are dirty or due. ``scan``: the latest one when they were taken. Call
         ``commit`` to store the outcome."""
         due = dict.fromkeys(run_id for run_id, at in self._due.items() if at <= now)
+        reported = {run_id: self._noted_at(run_id) for run_id in self._reports}
+        due |= dict.fromkeys(run_id for run_id, at in reported.items() if at <= now)
         steps = {run_id: self._step(run_id, scan, now, policy) for run_id in dirty | due}
+        reports = tuple(each for run_id in steps for each in self._reports_of(run_id))
         changed = tuple(
             each.run
             for run_id, each in steps.items()
@@ -178,7 +211,18 @@ class Worklist:
         wanted, later = dict(self._wanted), dict(self._due)
         _apply_steps(steps, wanted, later)
         actions = tuple(action for each in wanted.values() for action in each)
-        return Outcome(changed, actions, min(later.values(), default=None), steps)
+        times = [*later.values(), *(at for run_id, at in reported.items() if run_id not in steps)]
+        return Outcome(changed, actions, min(times, default=None), reports, steps)
+
+    def _noted_at(self, run_id: RunId) -> datetime:
+        """When the reports about a run are noted."""
+        run = self.runs.get(run_id)
+        seconds = REPORTS_SECONDS_FOR_EACH * len(run.placements) if run is not None else 0.0
+        first = next(iter(self._reports[run_id].values()))
+        return first.reported_at + timedelta(seconds=max(REPORTS_SECONDS_MIN, seconds))
+
+    def _reports_of(self, run_id: RunId) -> Iterable[ReadyReport]:
+        return self._reports.get(run_id, {}).values()
 
     def commit(self, outcome: Outcome) -> None:
         """Store the outcome of a committed round."""
@@ -202,6 +246,7 @@ class Worklist:
                 other.attempt > run.attempt and other.state is not RunState.EARLY_REQUEST
                 for other in attempts
             ),
+            reported=frozenset((each.rank, each.restarts) for each in self._reports_of(run_id)),
         )
         return step(run, sight, now, policy)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import timedelta
 
 from libs.contracts.ids import RunId
 from libs.service.loop import pause
@@ -52,7 +53,7 @@ class FakeRuntime:
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
         run = self._cluster.runs.get(order.run_id)
-        wanted = order.to_start()
+        wanted = order.ranks
         there = [rank for rank in wanted if self._cluster.accepts_launches(rank.node_id)]
         reachable = [rank for rank in there if rank.node_id not in self._cluster.unable]
         if run is not None and run.ended & {rank.node_id for rank in wanted}:
@@ -71,7 +72,7 @@ class FakeRuntime:
         if fault is not None:
             reachable = reachable[: cluster.rng.randint(0, len(reachable) - 1)] if reachable else []
         if reachable:
-            cluster.launch(replace(order, starting=frozenset(rank.rank for rank in reachable)))
+            cluster.launch(replace(order, ranks=tuple(reachable), world_size=order.size))
         if fault is not None:
             raise LaunchRefusedError(fault, f"{fault}, says the cluster")
 
@@ -160,7 +161,7 @@ class FakeRuntime:
         """A run as the nodes that answer report it."""
         run = self._cluster.runs[run_id]
         ranks = {
-            number: _observed(rank)
+            number: _observed(rank, self._cluster.node_skew)
             for number, rank in run.ranks.items()
             if self._cluster.is_visible(rank.order.node_id)
         }
@@ -185,7 +186,7 @@ class FakeRuntime:
             raise RuntimeUnavailableError("the answer was lost")
 
 
-def _observed(rank: FakeRank) -> ObservedRank:
+def _observed(rank: FakeRank, skew: timedelta) -> ObservedRank:
     state = RankState.PENDING if rank.started_at is None else RankState.RUNNING
     if rank.exited_at is not None:
         state = RankState.LOST if rank.lost else RankState.EXITED
@@ -195,8 +196,8 @@ def _observed(rank: FakeRank) -> ObservedRank:
         state=state,
         code=None if rank.lost else rank.code,
         signal=None if rank.lost else rank.signal,
-        started_at=rank.started_at,
-        exited_at=rank.exited_at,
+        started_at=rank.started_at + skew if rank.started_at is not None else None,
+        exited_at=rank.exited_at + skew if rank.exited_at is not None else None,
         start=rank.order.start,
         ready=rank.ready,
     )

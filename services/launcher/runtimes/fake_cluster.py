@@ -17,7 +17,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from random import Random
 from typing import Protocol
 
@@ -140,6 +140,8 @@ class FakeCluster:
         # Ranks become ready up to so long after they began.
         self.ready_seconds_max = 0.0
         self.exit_seconds_max = 0.05
+        # How far the clocks of the nodes are off: what they list has their times.
+        self.node_skew = timedelta()
         self.hints: list[Callable[[], None]] = []
         # Every start of a process ever: (run, rank), for checkers.
         self.starts: list[tuple[RunId, int]] = []
@@ -235,10 +237,10 @@ class FakeCluster:
     def launch(self, order: RunOrder) -> None:
         """Start the ranks of the order that do not exist yet."""
         run = self.runs.setdefault(order.run_id, FakeRun(order.run_id))
-        for rank in order.to_start():
+        for rank in order.ranks:
             if is_new(run, rank):
                 self.make(run, rank)
-        run.world_size = max(run.world_size, len(order.ranks))
+        run.world_size = max(run.world_size, order.size)
         self.play(run)
         self.changed()
 
@@ -335,7 +337,7 @@ class FakeCluster:
     async def _leave(
         self, run: FakeRun, ending: Callable[[FakeRank], tuple[int | None, int | None]]
     ) -> None:
-        for rank in run.ranks.values():
+        for rank in list(run.ranks.values()):
             await pause(self.rng.uniform(0, self.exit_seconds_max))
             if rank.running:
                 rank.exited_at = self.now()

@@ -88,7 +88,7 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """A gang."""
+    """The ranks of a gang that start now: all of them, those of one role, or single ones."""
 
     run_id: RunId
     ranks: tuple[RankOrder, ...]
@@ -98,14 +98,23 @@ class RunOrder:
     spec: TaskSpec | None = None
     # The ports at which its ranks listen for each other.
     ports: tuple[int, ...] = ()
-    # The ranks to start now; None: all of them.
-    starting: frozenset[int] | None = None
+    # How many ranks the gang has; 0: those that start.
+    world_size: int = 0
+    # Builds the orders of the whole gang, which takes long for a large one; None: all start.
+    build_gang: Callable[[], tuple[RankOrder, ...]] | None = field(
+        default=None, compare=False, repr=False
+    )
+    # The roles of the gang whose programs their images name (``RankOrder.of_image``).
+    image_roles: tuple[str, ...] = ()
 
-    def to_start(self) -> tuple[RankOrder, ...]:
-        """The ranks that may exist after this order."""
-        if self.starting is None:
-            return self.ranks
-        return tuple(rank for rank in self.ranks if rank.rank in self.starting)
+    @property
+    def size(self) -> int:
+        """How many ranks the gang has."""
+        return self.world_size or len(self.ranks)
+
+    def gang(self) -> tuple[RankOrder, ...]:
+        """The whole gang, for runtimes that keep something for all of its ranks together."""
+        return self.ranks if self.build_gang is None else self.build_gang()
 
 
 class Runtime(Protocol):

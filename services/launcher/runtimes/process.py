@@ -82,13 +82,12 @@ class ProcessRuntime:
 
     async def launch(self, order: RunOrder) -> None:
         """See ``port.Runtime``."""
-        without = [rank.role for rank in order.ranks if rank.of_image]
-        if without:
-            text = f"role {without[0]} has args alone"
+        if order.image_roles:
+            text = f"role {order.image_roles[0]} has args alone"
             raise LaunchRefusedError(Fault.NO_COMMAND, describe(Fault.NO_COMMAND, text))
         user = await self._user_of(order.owner)
         by_node: dict[str, list[dict[str, Any]]] = {}
-        for rank in order.to_start():
+        for rank in order.ranks:
             by_node.setdefault(rank.node_id, []).append(self._rank(rank, user))
         await _all(
             self._client(node_id).launch(str(order.run_id), ranks)

@@ -16,7 +16,6 @@ from datetime import datetime
 from math import inf, nextafter
 
 from libs.contracts.messages import Priority, ReasonCode
-from libs.contracts.start_order import start_seconds
 from services.scheduler.domain.backfill import Reservation, expected_end_if_begun, reserve
 from services.scheduler.domain.blockers import blocked_by, flood_reason, is_blocked, retry_later
 from services.scheduler.domain.disciplines.interface import Filling
@@ -460,8 +459,7 @@ class Allocation:
         round_, pool, task = self.round, self.pool, entry.task
         if not counted:
             round_.take(slots)
-        seconds = start_seconds(task.spec.roles, round_.settings.start_deadline_seconds)
-        start_deadline_at = round_.after(seconds)
+        start_deadline_at = round_.after(round_.settings.start_deadline_seconds)
         if round_.crosses(pool, slots):
             round_.crossing(pool).begin(promised=counted)
         names = {"node_ids": ", ".join(nodes_of(slots)[:3]), "group": task.group}

@@ -8,7 +8,6 @@ requested to save and leave, and then wait like any other task.
 from __future__ import annotations
 
 from libs.contracts.messages import Reason, ReasonCode
-from libs.contracts.start_order import start_seconds
 from services.scheduler.domain.model.decisions import Kill, Move
 from services.scheduler.domain.model.lifecycle import GOALS, PREEMPTING, STARTING, Trigger
 from services.scheduler.domain.model.rows import Task
@@ -30,7 +29,7 @@ def _expire(round_: Round, task: Task) -> None:
         attempts = task.start_attempts + 1
         used_up = attempts >= settings.start_attempts_max
         end = reason(ReasonCode.START_ATTEMPTS_USED_UP, attempts=attempts) if used_up else None
-        seconds = start_seconds(task.spec.roles, settings.start_deadline_seconds)
+        seconds = settings.start_deadline_seconds
         why = reason(ReasonCode.START_EXPIRED, attempts=attempts, seconds=seconds)
         trigger = Trigger.START_EXPIRED
         round_.decide(Kill(task.id, task.live_attempt, why, trigger, end_reason=end))
@@ -39,6 +38,9 @@ def _expire(round_: Round, task: Task) -> None:
         # The beneficiary stays the one of the request.
         trigger, beneficiary = Trigger.ACK_EXPIRED, task.preempted_for
         round_.decide(Kill(task.id, task.live_attempt, why, trigger, beneficiary))
+    elif task.debugging:
+        why = reason(ReasonCode.DEBUG_ENDED, seconds=task.debug_limit(settings))
+        request_release(round_, task, why, end_reason=why)
     else:
         why = reason(ReasonCode.MAX_RUN_TIME, seconds=task.spec.max_run_seconds)
         request_release(round_, task, why, end_reason=why)
@@ -56,9 +58,14 @@ def _why_forced(round_: Round, task: Task) -> Reason:
 
 
 def converge(round_: Round) -> list[Task]:
-    """Apply the goals; returns the tasks that are back in the queue."""
+    """Apply the goals and modes; returns the tasks that are back in the queue."""
     resumed: list[Task] = []
     for task in round_.individually(round_.index.unsettled - round_.moved):
+        if task.changes_mode:
+            mode = "debug" if task.debug else "normal"
+            why = reason(ReasonCode.MODE_CHANGED, names={"mode": mode})
+            request_release(round_, task, why)
+            continue
         trigger = GOALS[task.goal, task.state]
         assert trigger is not None, "the index holds only tasks whose goal asks for something"
         why = task.goal_reason

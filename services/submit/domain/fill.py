@@ -14,6 +14,7 @@ from libs.contracts.messages import (
     PreemptMode,
     Priority,
     Role,
+    RunMode,
     StartCondition,
     StartsAfter,
     TaskSpec,
@@ -26,6 +27,7 @@ NAME_LENGTH_MAX = 63
 DEFAULT_ROLE = "worker"
 DEFAULT_PRIORITY = Priority[bound("TaskSpec", "priority").initial.upper()]
 DEFAULT_CONTRACT = Contract[bound("TaskSpec", "contract").initial.upper()]
+DEFAULT_RUN_MODE = RunMode[bound("TaskSpec", "run_mode").initial.upper()]
 DEFAULT_CONDITION = StartCondition[bound("StartsAfter", "condition").initial.upper()]
 DEFAULT_MODE = PreemptMode[bound("PreemptionPolicy", "mode").initial.upper()]
 DEFAULT_SIGNAL = bound("PreemptionPolicy", "signal").initial
@@ -48,6 +50,9 @@ def fill_in(spec: TaskSpec, *, task_id: str, defaults: Defaults) -> TaskSpec:
             "preemption": _preemption(spec.preemption, defaults),
             "contract": (
                 DEFAULT_CONTRACT if spec.contract is Contract.UNSPECIFIED else spec.contract
+            ),
+            "run_mode": (
+                DEFAULT_RUN_MODE if spec.run_mode is RunMode.UNSPECIFIED else spec.run_mode
             ),
         }
     )

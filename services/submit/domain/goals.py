@@ -1,11 +1,12 @@
-"""What an owner may want of a task after it was submitted: goals and priorities, as a table.
+"""What an owner may want of a task after it was submitted: goals, modes and priorities.
 
-Called by ``handlers.py`` for SetGoal and SetPriority. Whether a task has ended is the scheduler's
-fact; submit learns it from TaskStateChanged and refuses what can no longer matter.
+Called by ``handlers.py`` for SetGoal, SetMode and SetPriority. Whether a task has ended is the
+scheduler's fact; submit learns it from TaskStateChanged and refuses what can no longer matter.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from libs.contracts.messages import (
@@ -14,6 +15,7 @@ from libs.contracts.messages import (
     Priority,
     Refusal,
     RefusalCode,
+    RunMode,
     TaskState,
 )
 from libs.contracts.task_states import TERMINAL
@@ -28,19 +30,29 @@ class Change(Enum):
     NOTHING = "nothing"
 
 
-def short(word: Goal | Priority | TaskState) -> str:
+def short(word: Goal | Priority | RunMode | TaskState) -> str:
     """An enum's name as people write it: ``GOAL_RUN`` is ``run``."""
-    for prefix in ("PRIORITY_", "TASK_STATE_", "GOAL_"):
+    for prefix in ("PRIORITY_", "TASK_STATE_", "GOAL_", "RUN_MODE_"):
         if word.startswith(prefix):
             return word.removeprefix(prefix).lower()
     raise AssertionError(word)
 
 
 def decide_goal(
-    wanted: Goal, *, current: Goal, state: TaskState, now: bool = False, current_now: bool = False
+    wanted: Goal,
+    *,
+    current: Goal,
+    state: TaskState,
+    now: bool = False,
+    current_now: bool = False,
+    debugs: bool = False,
 ) -> Change | Refusal:
     """Apply it, leave it (it is so already), or refuse it. ``now``: end a run without asking it to
-    save. What was to be done at once is not asked for more gently any more."""
+    save. What was to be done at once is not asked for more gently any more.
+
+    ``debugs``: it is in debug mode. The scheduler may have paused it when its attempt ended, which
+    submit may not have heard yet: it is resumed each time that somebody asks for it.
+    """
     if wanted is Goal.UNSPECIFIED:
         fault = field_error("goal", short(wanted), "is not a goal", "use run, pause or stop")
         return refusal(RefusalCode.INVALID, fault)
@@ -51,8 +63,35 @@ def decide_goal(
         return refusal(RefusalCode.INVALID, fault)
     if state in TERMINAL:
         return refusal(RefusalCode.CONFLICT, _ended("goal", short(wanted), state))
-    same = wanted is current and (current_now or not now)
+    same = wanted is current and (current_now or not now) and not (debugs and wanted is Goal.RUN)
     return Change.NOTHING if same else Change.APPLY
+
+
+@dataclass(frozen=True, slots=True)
+class ModeWish:
+    """What another mode changes; None: nothing."""
+
+    debug: bool | None = None
+    goal: Goal | None = None
+
+
+def decide_mode(
+    wanted: RunMode, *, debug: bool, goal: Goal, state: TaskState, stay_paused: bool = False
+) -> ModeWish | Refusal:
+    """What has to change so that a task with this debug mode and goal has the wanted mode, or why
+    it is refused. ``stay_paused``: the normal mode resumes nothing."""
+    if wanted is RunMode.UNSPECIFIED:
+        fault = field_error("mode", short(wanted), "is not a mode", "use normal, debug or pause")
+        return refusal(RefusalCode.INVALID, fault)
+    if state in TERMINAL:
+        return refusal(RefusalCode.CONFLICT, _ended("mode", short(wanted), state))
+    if wanted is RunMode.PAUSE:
+        return ModeWish(goal=None if goal is Goal.PAUSE else Goal.PAUSE)
+    debug_wanted = wanted is RunMode.DEBUG
+    resumes = not debug_wanted and goal is Goal.PAUSE and not stay_paused
+    return ModeWish(
+        debug=None if debug is debug_wanted else debug_wanted, goal=Goal.RUN if resumes else None
+    )
 
 
 def decide_priority(wanted: Priority, *, current: Priority, state: TaskState) -> Change | Refusal:

@@ -21,7 +21,14 @@ from libs.contracts.ids import (
     is_taint,
 )
 from libs.contracts.kinds import kinds
-from libs.contracts.messages import FieldError, Override, PreemptMode, Role, TaskSpec
+from libs.contracts.messages import (
+    DebugProgram,
+    FieldError,
+    Override,
+    PreemptMode,
+    Role,
+    TaskSpec,
+)
 from libs.contracts.rank_sizes import REQUESTS, limits_of, size_of
 from libs.contracts.variables import is_variable
 from libs.contracts.wording import as_text, field_error
@@ -127,6 +134,8 @@ def _role(at: str, role: Role, seen: set[str], limits: Limits) -> Errors:
     yield from _environment(f"{at}.env", role.env, limits)
     if role.resume is not None:
         yield from _override(f"{at}.resume", role.resume, limits)
+    if role.debug is not None:
+        yield from _debug(f"{at}.debug", role.debug, limits)
 
 
 def _override(at: str, override: Override, limits: Limits) -> Errors:
@@ -135,6 +144,14 @@ def _override(at: str, override: Override, limits: Limits) -> Errors:
     if override.command:
         yield from _command(at, Role(command=override.command), limits)
     yield from _environment(f"{at}.env", override.env, limits)
+
+
+def _debug(at: str, debug: DebugProgram, limits: Limits) -> Errors:
+    if debug.command:
+        yield from _command(at, Role(command=debug.command, args=debug.args), limits)
+        return
+    fix = "give the program, or leave debug out: its ranks then run a program that waits"
+    yield field_error(f"{at}.command", "", "is empty", fix)
 
 
 def _command(above: str, role: Role, limits: Limits) -> Errors:

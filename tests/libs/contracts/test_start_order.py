@@ -6,18 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts import start_order
-from libs.contracts.messages import ReadyProbe, Role, StartCondition, StartsAfter
+from libs.contracts.messages import Role, StartCondition, StartsAfter
 
 
-def roles(
-    after: dict[str, list[str]], *, ready: bool = False, within: float = 0.0
-) -> tuple[Role, ...]:
+def roles(after: dict[str, list[str]], *, ready: bool = False) -> tuple[Role, ...]:
     condition = StartCondition.READY if ready else StartCondition.RUNNING
     return tuple(
         Role(
             name=name,
             starts_after=tuple(StartsAfter(role=each, condition=condition) for each in others),
-            ready=ReadyProbe(within_seconds=within) if within else None,
         )
         for name, others in after.items()
     )
@@ -27,28 +24,28 @@ def test_roles_without_conditions_are_one_stage() -> None:
     plain = roles({"ps": [], "worker": []})
     assert not start_order.is_ordered(plain)
     assert start_order.stages(plain) == (("ps", "worker"),)
-    assert start_order.start_seconds(plain, 300) == 300
+    assert start_order.first_roles(plain) == {"ps", "worker"}
+    assert not start_order.starts_more(plain)
 
 
 def test_stages_follow_the_conditions() -> None:
     ordered = roles({"worker": ["ps", "init"], "ps": ["init"], "init": [], "board": []})
     assert start_order.is_ordered(ordered)
     assert start_order.stages(ordered) == (("init", "board"), ("ps",), ("worker",))
-    assert start_order.start_seconds(ordered, 300) == 900
+    assert start_order.first_roles(ordered) == {"init", "board"}
+    assert start_order.starts_more(ordered)
 
 
-def test_the_time_to_become_ready_counts_where_another_role_waits_for_it() -> None:
+def test_a_role_is_awaited_where_another_one_waits_until_it_is_ready() -> None:
     after = {"ps": [], "worker": ["ps"]}
-    assert start_order.start_seconds(roles(after, ready=True, within=50), 300) == 650
-    assert start_order.start_seconds(roles(after, within=50), 300) == 600
-    assert start_order.start_seconds(roles(after, ready=True), 300) == 1200
+    assert start_order.awaited_ready(roles(after)) == frozenset()
     assert start_order.awaited_ready(roles(after, ready=True)) == {"ps"}
 
 
 def test_unknown_names_hold_up_nothing() -> None:
     odd = roles({"worker": ["nobody"]})
     assert start_order.stages(odd) == (("worker",),)
-    assert start_order.start_seconds(odd, 300) == 300
+    assert start_order.first_roles(odd) == {"worker"}
     assert start_order.find_cycle(odd) == ()
 
 
@@ -69,4 +66,4 @@ def test_a_cycle_is_found_exactly_where_no_order_exists(links: list[list[int]]) 
     assert bool(cycle) is not in_order
     assert all(later in after[earlier] for earlier, later in pairwise(cycle))
     assert not cycle or cycle[0] == cycle[-1]
-    start_order.start_seconds(given_roles, 10)
+    assert not links or start_order.first_roles(given_roles)

@@ -39,6 +39,7 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("GET", "/v1/queue", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/tasks/{task}", None, (401, 401, 403, 200, 200, 200)),
     ("PUT", "/v1/tasks/{task}/goal", {"goal": "pause"}, (401, 401, 403, 403, 202, 202)),
+    ("POST", "/v1/tasks/{task}/mode", {"mode": "debug"}, (401, 401, 403, 403, 202, 202)),
     ("PUT", "/v1/tasks/{task}/priority", {"priority": "low"}, (401, 401, 403, 403, 202, 202)),
     ("GET", "/v1/tasks/{task}/explain", None, (401, 401, 403, 200, 200, 200)),
     ("GET", "/v1/tasks/{task}/runs", None, (401, 401, 403, 200, 200, 200)),

@@ -63,6 +63,19 @@ LIFE: list[Message] = [
         task_id="tt", priority=m.Priority.HIGH, revision=3, changed_by="ann", changed_at=at(2)
     ),
     m.GoalChanged(task_id="tt", goal=m.Goal.RUN, revision=4, changed_by="ann", changed_at=at(3)),
+    m.ModeChanged(
+        task_id="tt", mode=m.RunMode.NORMAL, revision=2, changed_by="ann", changed_at=at(1)
+    ),
+    m.ModeChanged(
+        task_id="tt", mode=m.RunMode.DEBUG, revision=3, changed_by="ann", changed_at=at(2)
+    ),
+    m.RankEnded(
+        task_id="tt",
+        attempt=1,
+        exit=m.RankExit(rank=1, code=3),
+        role="worker",
+        noted_at=at(7),
+    ),
     state("tt", m.TaskState.STARTING, 2, attempt=1),
     state("tt", m.TaskState.RUNNING, 3, attempt=1, started_at=at(5), observed_revision=4),
     state("tt", m.TaskState.PREEMPTING, 4, attempt=1, started_at=at(5), observed_revision=4),
@@ -143,6 +156,26 @@ def test_the_events_of_a_whole_life_make_the_expected_rows() -> None:
     assert IN_ORDER[r.NodeRow]["n0"].removed
     (limit,) = IN_ORDER[r.QuotaRow].values()
     assert (limit.limit, limit.removed) == (4, True)
+
+
+def test_what_starts_while_a_run_runs_is_shown_until_it_runs() -> None:
+    started = m.RunStarted(task_id="tt", attempt=1, started_at=at(5))
+    early = delayed(1, 4, "rank 0 on n0: is being scheduled")
+    later = delayed(1, 9, "role b waits until role a runs").model_copy(update={"running": True})
+    clear = delayed(1, 20, "", ranks=0).model_copy(update={"running": True})
+
+    def shown(*messages: Message) -> str | None:
+        database = asyncio.run(project([assigned("tt", 1), *messages]))
+        (row,) = database.rows(TABLES, r.RunRow).values()
+        found = views.delay(row.delayed)
+        return None if found is None else str(found["detail"])
+
+    assert shown(early, started) is None
+    assert shown(started, early) is None
+    for order in ((early, started, later), (later, early, started), (started, later, early)):
+        assert shown(*order) == "role b waits until role a runs"
+    assert shown(started, later, clear) is None
+    assert shown(started, clear, later) is None
 
 
 def test_a_task_that_is_not_submitted_yet_is_not_shown() -> None:

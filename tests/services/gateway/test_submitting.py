@@ -106,6 +106,7 @@ async def test_a_new_task_is_complete_at_once(ann: httpx.AsyncClient) -> None:
         "restart": None,
         "starts_after": [],
         "ready": None,
+        "debug": None,
         "resume": None,
     }
     assert task["preemption"] == {

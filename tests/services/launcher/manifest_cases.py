@@ -10,6 +10,7 @@ from typing import Any
 from libs.contracts.messages import (
     Checkpoint,
     Contract,
+    DebugProgram,
     EnvSource,
     Placement,
     PodRequest,
@@ -18,12 +19,14 @@ from libs.contracts.messages import (
     RestartRule,
     RestartScope,
     Role,
+    RunMode,
 )
 from libs.pods.pod_policy import PodPolicy
 from services.launcher.domain.master_ports import MASTER_PORTS
 from services.launcher.domain.model import RunState
 from services.launcher.hosts import pod_hosts
 from services.launcher.manifests import PodSite, RunManifests, build_manifests
+from services.launcher.role_overrides import in_debug_mode
 from services.launcher.run_orders import Site, build_order
 from services.launcher.runtimes.port import RunOrder
 from tests.kit.clock import START
@@ -154,6 +157,12 @@ def restarted(order: RunOrder) -> RunOrder:
         replace(rank, start=2, env={**rank.env, "SHIFTWORK_RESTARTS": "2"}) for rank in order.ranks
     )
     return replace(order, ranks=ranks)
+
+
+def in_debug(**spec: Any) -> RunOrder:
+    """The order of an attempt in debug mode, as the launcher keeps its specification."""
+    wanted = a_spec().model_copy(update={**spec, "run_mode": RunMode.DEBUG})
+    return an_order(roles=in_debug_mode(wanted, 1).roles)
 
 
 SIDECAR = {
@@ -321,6 +330,35 @@ CASES: dict[str, Case] = {
                     replicas=1,
                     command=("serve",),
                     ports=(Port(name="board", port=6006), Port(name="rpc")),
+                ),
+            ),
+        ),
+        PodPolicy(default_image="example/train:1"),
+    ),
+    "debug-mode": Case(
+        in_debug(
+            roles=(
+                Role(
+                    name="worker",
+                    replicas=1,
+                    command=("python", "train.py"),
+                    args=("--name", "a b"),
+                    ports=(Port(name="rpc", port=7000),),
+                    ready=ReadyProbe(port="rpc"),
+                    restart=RestartRule(scope=RestartScope.RANK),
+                ),
+            ),
+        ),
+        PodPolicy(default_image="example/train:1"),
+    ),
+    "debug-mode-with-a-program": Case(
+        in_debug(
+            roles=(
+                Role(
+                    name="worker",
+                    replicas=1,
+                    args=("--of-the-image",),
+                    debug=DebugProgram(command=("/usr/sbin/sshd",), args=("-D",)),
                 ),
             ),
         ),

@@ -42,6 +42,7 @@ from services.launcher.domain.model import (
     NodeRow,
     PastRun,
     RankRestart,
+    ReadyReport,
     Run,
     RunState,
 )
@@ -263,9 +264,11 @@ async def test_readiness_is_recorded_where_a_role_waits_for_it(service: Handlers
         command = ReportReady(task_id="task", attempt=1, rank=rank)
         reply: ReportReadyReply = await service.ask(command)
         assert reply.refusal is None
-    run = await service.run()
-    assert run is not None
-    assert run.ready_ranks == (0,)
+    async with service.store.transaction() as tx:
+        reports = await tx.select(ReadyReport)
+    # One row for each rank, and the run's row is not written again.
+    assert [(each.rank, each.restarts) for each in reports] == [(0, 0)]
+    assert await service.run() == waiting_run()
 
 
 @pytest.mark.parametrize(
@@ -285,9 +288,8 @@ async def test_a_report_of_readiness_that_is_not_of_a_live_process_is_refused(
     reply: ReportReadyReply = await service.ask(command)
     assert reply.refusal is not None
     assert reply.refusal.code is code
-    run = await service.run()
-    assert run is not None
-    assert run.ready_ranks == ()
+    async with service.store.transaction() as tx:
+        assert await tx.select(ReadyReport) == []
 
 
 async def test_cordon(service: Handlers) -> None:

@@ -20,7 +20,9 @@ from libs.contracts.messages import (
     InventoryListed,
     NodeChanged,
     PreemptMode,
+    ReportReady,
     Role,
+    RunAssigned,
     RunDelayed,
     RunExited,
     RunStarted,
@@ -31,7 +33,15 @@ from libs.service.loop import Loop, pause
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
 from services.launcher.domain.master_ports import PortRange
-from services.launcher.domain.model import Fault, Listing, PastRun, PortLease, Run, RunState
+from services.launcher.domain.model import (
+    Fault,
+    Listing,
+    PastRun,
+    PortLease,
+    ReadyReport,
+    Run,
+    RunState,
+)
 from services.launcher.loop import PAUSE_SECONDS_MIN
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import Script
@@ -617,6 +627,8 @@ async def ordered_story(harness: LauncherHarness) -> None:
     await harness.handle(assigned.model_copy(update={"placements": places}))
     await harness.until_started()
     ranks = harness.cluster.runs[RUN].ranks
+    assert len(ranks) == 2
+    await harness.until(lambda: all(rank in ranks for rank in range(4)))
     begun = [ranks[rank].started_at for rank in range(4)]
     assert max(filter(None, begun[:2])) <= min(filter(None, begun[2:]))
     await harness.handle(a_kill())
@@ -628,22 +640,49 @@ async def ordered_story(harness: LauncherHarness) -> None:
     assert len(await harness.published(RunStarted)) == 1
 
 
+async def leaving_story(harness: LauncherHarness) -> None:
+    """Servers are asked to leave while the worker waits: rank 0 saves, and no worker starts."""
+    harness.cluster.ready_seconds_max = 1e9
+    await harness.handle(servers_that_report(2))
+    await harness.until_started()
+    await harness.handle(a_preemption())
+    reply = await harness.acknowledge("task", 1, 7)
+    assert reply.checkpoint is not None
+    for rank in (0, 1):
+        await harness.command(ReportReady(task_id="task", attempt=1, rank=rank))
+    ended = await harness.until_exited()
+    assert (ended.exit.kind, ended.checkpoint) == (ExitKind.PREEMPTED, reply.checkpoint)
+    assert sorted(harness.cluster.starts) == [(RUN, 0), (RUN, 1)]
+    assert len(await harness.published(RunStarted)) == 1
+
+
 @pytest.mark.parametrize("after", [False, True])
-def test_the_order_of_roles_survives_a_crash_at_any_call_of_the_runtime(after: bool) -> None:
+@pytest.mark.parametrize("story", [ordered_story, leaving_story])
+def test_the_order_of_roles_survives_a_crash_at_any_call_of_the_runtime(
+    story: Callable[[LauncherHarness], Awaitable[None]], after: bool
+) -> None:
     async def main(call: int) -> bool:
         async with running_cluster(LauncherHarness(crash_after=after)) as harness:
             harness.calls_left = call
-            await ordered_story(harness)
+            await story(harness)
             return harness.calls_left < 0
 
     call = 1
     while virtually(main(call)):
         call += 1
-    assert call > 8
+    assert call > 6
+
+
+async def checked_story(harness: LauncherHarness) -> None:
+    await whole_story(harness)
+    await check_story(harness)
 
 
 @pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_COMMIT])
-def test_a_crash_at_any_commit_of_the_loop(point: Point) -> None:
+@pytest.mark.parametrize("story", [checked_story, ordered_story, leaving_story])
+def test_a_crash_at_any_commit_of_the_loop(
+    story: Callable[[LauncherHarness], Awaitable[None]], point: Point
+) -> None:
     async def main(commit: int) -> bool:
         async with running_cluster(LauncherHarness()) as harness:
             left = commit
@@ -670,15 +709,14 @@ def test_a_crash_at_any_commit_of_the_loop(point: Point) -> None:
 
             harness.platform.database.fault = fault
             harness.run_loops = run_loops  # type: ignore[method-assign]
-            await whole_story(harness)
-            await check_story(harness)
+            await story(harness)
             return left <= 0
 
     commit = 1
     while virtually(main(commit)):
         commit += 1
-    # Two starts, two exits, two oblivions at the least.
-    assert commit > 6
+    # A start, an exit and what lies between at the least.
+    assert commit > 3
 
 
 class ObeysAnother(FakeRuntime):
@@ -730,3 +768,86 @@ async def test_a_runtime_that_obeys_another_launcher_is_retried_and_reported(
     assert await harness.published(RunStarted)
     for loop in loops:
         loop.cancel()
+
+
+REPORTING = Script(steps=100_000, step_seconds=0.5)
+
+
+def servers_that_report(ranks: int) -> RunAssigned:
+    """Servers that report when they are ready, and a worker that waits for that."""
+    ready = StartsAfter(role="ps", condition=StartCondition.READY)
+    roles = Role(name="ps", replicas=ranks), Role(name="worker", starts_after=(ready,))
+    assigned = an_assignment(
+        ranks=ranks + 1, spec=a_spec(ranks + 1).model_copy(update={"roles": roles})
+    )
+    places = tuple(
+        place.model_copy(
+            update={
+                "role": "ps" if place.rank < ranks else "worker",
+                "node_id": f"local-{place.rank % 4}",
+            }
+        )
+        for place in assigned.placements
+    )
+    return assigned.model_copy(update={"placements": places})
+
+
+@with_a_harness(script=REPORTING)
+async def test_many_reports_of_readiness_write_the_row_of_the_run_once(
+    harness: LauncherHarness,
+) -> None:
+    harness.cluster.ready_seconds_max = 1e9
+    await harness.handle(servers_that_report(50))
+    await harness.until_started()
+    for _ in range(3):
+        await harness.run_loops()
+        await pause(0.1)
+    written: list[Run] = []
+    harness.store.observe(lambda delta: written.extend(r for r in delta.put if type(r) is Run))
+    for rank in range(50):
+        await harness.command(ReportReady(task_id="task", attempt=1, rank=rank))
+        await harness.launcher.reconcile(harness.epoch)
+    assert written == []
+    # What was reported outlives the launcher.
+    await harness.restart()
+    await harness.until(lambda: 50 in harness.cluster.runs[RUN].ranks)
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
+        assert await tx.select(ReadyReport) == []
+    [run] = await runs(harness)
+    assert run.ready_ranks == tuple(range(50))
+
+
+@with_a_harness(script=REPORTING)
+async def test_a_report_for_a_run_that_is_over_is_dropped(harness: LauncherHarness) -> None:
+    harness.cluster.ready_seconds_max = 1e9
+    await harness.handle(servers_that_report(2))
+    await harness.until_started()
+    await harness.command(ReportReady(task_id="task", attempt=1, rank=0))
+    await harness.handle(a_kill())
+    await harness.until_exited()
+    for _ in range(6):
+        await harness.run_loops()
+        await pause(0.1)
+    async with harness.store.transaction(epoch=harness.epoch) as tx:
+        assert await tx.select(ReadyReport) == []
+
+
+@with_a_harness(script=REPORTING)
+async def test_what_later_roles_wait_for_is_published_until_they_run(
+    harness: LauncherHarness,
+) -> None:
+    harness.cluster.ready_seconds_max = 1e9
+    await harness.handle(servers_that_report(2))
+    started = await harness.until_started()
+    assert len(started.placements) == 3
+    await pause(6)
+    await harness.run_loops(3)
+    *_, delayed = await harness.published(RunDelayed)
+    assert delayed.detail == "role worker waits until role ps is ready (0 of 2 ranks so far)"
+    assert (delayed.ranks, delayed.running) == (1, True)
+    for rank in (0, 1):
+        await harness.command(ReportReady(task_id="task", attempt=1, rank=rank))
+    await harness.until(lambda: 2 in harness.cluster.runs[RUN].ranks)
+    await harness.run_loops(4)
+    *_, cleared = await harness.published(RunDelayed)
+    assert (cleared.detail, cleared.ranks, cleared.running) == ("", 0, True)

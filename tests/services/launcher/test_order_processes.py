@@ -131,10 +131,16 @@ async def test_workers_start_when_the_server_listens_and_leave_before_it(
     roles = server(ready=probe, env={"WARM_UP_SECONDS": "1"}), worker
     await machine.handle(an_assignment(*roles))
     await machine.until_started()
+    begun = await seen_ranks(machine)
+    assert set(begun) == {0}
+    # The launcher dies while the workers wait.
+    await machine.restart()
+    while len(begun) < 3:
+        await machine.run_loops()
+        begun = await seen_ranks(machine)
     delayed = await machine.published(RunDelayed)
     text = "role worker waits until role ps is ready (0 of 1 rank so far)"
     assert text in [each.detail for each in delayed]
-    begun = await seen_ranks(machine)
     times = {rank: seen.started_at.timestamp() for rank, seen in begun.items() if seen.started_at}
     assert min(times[1], times[2]) > times[0] + 1
     await machine.handle(a_kill())

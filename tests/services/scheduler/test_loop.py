@@ -368,7 +368,7 @@ def test_each_field_of_a_task_is_kept_in_dumps_or_left_out_on_purpose() -> None:
     """A new field belongs to one of the two: kept if ``decide`` reads it, and never if it may
     contain a secret."""
     left_out = {"args", "command", "env", "image", "pod", "working_directory", "ports"}
-    left_out |= {"restart", "resume"}
+    left_out |= {"debug", "restart", "resume"}
     assert set(Role.model_fields) == {*replay.KEPT_ROLE_FIELDS, *left_out}
     left_out = {"completion", "continues", "contract", "env", "labels", "pod", "working_directory"}
     assert set(TaskSpec.model_fields) == {*replay.KEPT_FIELDS, "roles", *left_out}

@@ -41,6 +41,7 @@ async def test_the_service_is_wired() -> None:
         "CreateTask",
         "CreateTasks",
         "SetGoal",
+        "SetMode",
         "SetPriority",
         "Reemit",
     }

@@ -84,6 +84,7 @@ def _words(words: Sequence[str]) -> Callable[[str], Found]:
 
 priorities = _words(task_options.PRIORITIES)
 contracts = _words(task_options.CONTRACTS)
+run_modes = _words(task_options.RUN_MODES)
 states = _words(parse.STATES)
 
 

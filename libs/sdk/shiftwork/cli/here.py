@@ -100,6 +100,7 @@ def _programs(body: Mapping[str, Any], command: str, directory: str) -> Iterator
         for place, words, variables in (
             ("command", role.get("command"), own),
             ("resume.command", resume.get("command"), of_resume),
+            ("debug.command", parse.fields(role.get("debug")).get("command"), own),
         ):
             yield _Program(
                 f"roles[{index}].{place}",

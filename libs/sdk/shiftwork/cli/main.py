@@ -14,6 +14,7 @@ from shiftwork.cli import (
     complete,
     context_commands,
     dead_letters,
+    debug,
     events,
     logs,
     misunderstood,
@@ -46,7 +47,7 @@ app = session.App(
 )
 
 NOUNS = (
-    *(submit, tasks, terminal, logs, events, nodes, quota, policy, people),
+    *(submit, tasks, debug, terminal, logs, events, nodes, quota, policy, people),
     *(dead_letters, context_commands, shell),
 )
 for noun in NOUNS:

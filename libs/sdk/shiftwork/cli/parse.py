@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from shiftwork.cli import guide
 from shiftwork.cli.failures import usage
-from shiftwork.cli.task_options import CONTRACTS, ENDED, LIVE, PRIORITIES
+from shiftwork.cli.task_options import CONTRACTS, ENDED, LIVE, PRIORITIES, RUN_MODES
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
 _SIZE = re.compile(r"(\d{1,15})(?:([KMGT]i?)B?)?")
@@ -112,6 +112,11 @@ def priority(text: str, option: str) -> str:
 def contract(text: str, option: str) -> str:
     """A contract in the API's spelling; ``tf-config`` and ``TF_CONFIG`` are understood."""
     return choice(_level(text), CONTRACTS, "contract", option)
+
+
+def run_mode(text: str, option: str) -> str:
+    """A mode in the API's spelling."""
+    return choice(_level(text), RUN_MODES, "mode", option)
 
 
 def is_priority(text: str) -> bool:

@@ -52,6 +52,9 @@ def submit(
         metavar="FILE",
         help="A task in YAML or JSON, - for standard input; options override it.",
     ),
+    paused: bool = typer.Option(
+        False, "--paused", help="The same as --mode pause: it waits until it is resumed."
+    ),
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Show what would be submitted, and whether it fits."
     ),
@@ -75,8 +78,14 @@ def submit(
             where=command[0],
             fix="write: shiftwork submit [options] -- " + " ".join(command),
         )
+    if paused and options.get("--mode", "pause") != "pause":
+        fix = (
+            "leave one of them out; a task that is to wait and debug: submit it paused, then debug"
+        )
+        raise usage("--paused and --mode are two modes", where="--mode", fix=fix)
     given = {
         **options,
+        **({"--mode": "pause"} if paused else {}),
         **({"CMD": command} if command else {}),
         **({"--force": True} if force else {}),
     }
@@ -176,6 +185,7 @@ def _show_dry_run(reply: Dict[str, Any]) -> None:
         [
             ("name", task["name"]),
             ("owner", task["owner"]),
+            ("mode", str(task.get("run_mode") or "").replace("normal", "")),
             ("priority", task["priority"]),
             ("group", task["group"]),
             ("size", sizes.long(task)),

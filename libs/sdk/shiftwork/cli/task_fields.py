@@ -21,6 +21,7 @@ COMPLETIONS: dict[str, Callable[..., Any]] = {
     "--priority": complete.priorities,
     "--group": complete.groups,
     "--contract": complete.contracts,
+    "--mode": complete.run_modes,
 }
 # Mappings that replace the file's; others are added to it.
 WHOLE = frozenset({"document"})
@@ -121,6 +122,7 @@ READERS: dict[str, Callable[[Any, str], Any]] = {
     "taint": parse.taints,
     "priority": parse.priority,
     "contract": parse.contract,
+    "runmode": parse.run_mode,
     "duration": parse.duration,
     "size": parse.size,
     "folder": _folder,

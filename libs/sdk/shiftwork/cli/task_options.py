@@ -160,6 +160,13 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         False,
         "How its ranks find each other: the variables and files of a framework. Left out: torch.",
     ),
+    TaskOption(
+        "run_mode",
+        ("--mode",),
+        "runmode",
+        False,
+        "Run its program, wait paused, or debug: people enter its nodes. Left out: normal.",
+    ),
 )
 # Highest first.
 PRIORITIES = (
@@ -174,6 +181,7 @@ PRIORITIES = (
     "auto",
 )
 CONTRACTS = ("torch", "tf_config", "rank", "coordinator", "mpi", "none")
+RUN_MODES = ("normal", "debug", "pause")
 # The states of tasks that have not ended, and of those that have.
 LIVE = ("queued", "starting", "running", "preempting", "killing", "paused")
 ENDED = ("succeeded", "failed", "stopped", "rejected")

@@ -16,6 +16,7 @@ from shiftwork.cli import (
     guide,
     ids,
     listening,
+    modes,
     parse,
     render,
     retries,
@@ -364,6 +365,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("not started", _delayed(runs, found)),
             ("preemption", listening.advice(found, runs)),
             ("goal", found["goal"]),
+            ("mode", modes.shown(found)),
             ("priority", found["priority"]),
             ("group", found["group"]),
             ("size", sizes.short(found)),
@@ -376,6 +378,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("checkpoint", _checkpoint(checkpoint, found)),
             ("life state", _life_state(found)),
             ("continues", found.get("continues") or ""),
+            ("ended ranks", modes.ended_ranks(runs, found)),
             ("exit", _exit(ended, found)),
             ("retries used", retries.used(found)),
             ("restart", retries.rules(found)),
@@ -444,6 +447,8 @@ def _exit(ended: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
     text = f": {ended['text']}" if ended.get("text") else ""
     blamed = retries.class_of(ended)
     blamed = f"; {blamed}" if blamed else ""
+    if ended.get("debug"):
+        return f"{ended['kind']}, in debug mode{_earlier(ended, task)}{text}"
     return f"{ended['kind']}{code}{_earlier(ended, task)}{text}{blamed}"
 
 
@@ -455,13 +460,12 @@ def _earlier(fact: Dict[str, Any], task: Dict[str, Any]) -> str:
 
 def _run(run: Dict[str, Any]) -> List["str | render.Cell"]:
     checkpoint = run.get("checkpoint")
-    ended = run.get("exit")
     return [
         str(run["attempt"]),
         ",".join(sorted({placed["node"] for placed in parse.listed(run.get("placements"))})),
         render.when(run.get("started_at")),
         render.when(run.get("finished_at")),
-        ended["kind"] if ended else "",
+        modes.end(run),
         f"step {checkpoint['step']}" if checkpoint else "",
     ]
 

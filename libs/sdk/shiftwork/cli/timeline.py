@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from shiftwork.cli import parse, render, retries, role_facts
+from shiftwork.cli import modes, parse, render, retries, role_facts
 
 Data = Mapping[str, Any]
 
@@ -48,9 +48,15 @@ def _onward(data: Data) -> str:
     return f"; it goes on{_from(data)}" if data.get("resume_from") else ""
 
 
+def _is_debug(data: Data) -> bool:
+    return str(parse.fields(data.get("spec")).get("run_mode")).lower().endswith("debug")
+
+
 def _again(data: Data) -> str:
     """A later attempt, and what it starts from. What a program saves at a signal is known only if
     the program reports it."""
+    if _is_debug(data):
+        return f"assigned to {_nodes(data)} in debug mode"
     if data.get("resume_from"):
         return f"resumed on {_nodes(data)}{_from(data)}"
     preemption = parse.fields(parse.fields(data.get("spec")).get("preemption"))
@@ -94,12 +100,23 @@ _ENDS = {
 }
 
 
+# The same in debug mode.
+_DEBUG_ENDS = {
+    "ok": "debug mode ended by itself",
+    "killed": "the debug programs were ended by force",
+    "failed": "the debug programs did not start",
+    "lost": "the run in debug mode was lost",
+}
+
+
 def _exited(data: Data) -> str:
     ended = parse.fields(data.get("exit"))
     kind = str(ended.get("kind"))
     if kind == "preempted":
         return _left(data, "left on its own" if ended.get("yielded") else "left when asked to")
     detail = f" ({ended['detail']})" if ended.get("detail") else ""
+    if ended.get("debug"):
+        return _DEBUG_ENDS.get(kind, f"debug mode ended: {kind}") + detail
     blamed = retries.class_of(ended)
     blamed = f"; {blamed}" if blamed else ""
     return _ENDS.get(kind, f"the program ended: {kind}") + detail + blamed
@@ -231,11 +248,14 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         f"{_GOALS.get(str(d.get('goal')), d.get('goal'))}{' at once' if d.get('now') else ''}"
         f" by {d.get('changed_by')}"
     ),
+    "task.mode_changed": lambda d: (
+        f"debug mode turned {'on' if d.get('mode') == 'debug' else 'off'} by {d.get('changed_by')}"
+    ),
     "task.priority_changed": lambda d: (
         f"priority changed to {d.get('priority')} by {d.get('changed_by')}"
     ),
     "task.state_changed": _state,
-    "run.assigned": lambda d: f"assigned to {_nodes(d)}{_onward(d)}",
+    "run.assigned": lambda d: _again(d) if _is_debug(d) else f"assigned to {_nodes(d)}{_onward(d)}",
     "run.resumed": _again,
     "run.delayed": lambda d: (
         f"not started yet: {d['detail']}" if d.get("detail") else "nothing delays the start"
@@ -244,6 +264,10 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "run.rank_restarted": lambda d: (
         f"{d.get('detail')}; it is started again"
         f" ({d.get('restarts')} of {d.get('restarts_max')}, role {d.get('role')})"
+    ),
+    "run.rank_ended": lambda d: (
+        f"{modes.rank_end(parse.fields(d.get('exit')))} in debug mode (role {d.get('role')});"
+        " it is not started again"
     ),
     "run.listened": lambda _: "asks from now on whether to leave",
     "run.preemption_requested": _preemption_requested,
@@ -280,6 +304,7 @@ _STEPS: Mapping[str, int] = {
     "run.delayed": _WAITING,
     "run.started": _STARTED,
     "run.rank_restarted": _RUNNING,
+    "run.rank_ended": _RUNNING,
     "run.listened": _RUNNING,
     "run.preemption_requested": _RUNNING,
     "run.kill_requested": _RUNNING,
@@ -301,6 +326,9 @@ def _step(event: Data) -> int:
     kind = str(event.get("type"))
     if kind == "task.state_changed":
         return _STATE_STEPS.get(str(parse.fields(event.get("data")).get("state")), _AFTER)
+    if kind == "run.delayed" and parse.fields(event.get("data")).get("running"):
+        # Roles that start while the run runs.
+        return _RUNNING
     return _STEPS.get(kind, _AFTER)
 
 

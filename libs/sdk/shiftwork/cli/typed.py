@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "POST /v1/tasks/{id}/retry": "shiftwork retry {id}",
     "POST /v1/tasks/{id}/continue": "shiftwork continue {id}",
     "PUT /v1/tasks/{id}/goal": "shiftwork stop {id}",
+    "POST /v1/tasks/{id}/mode": "shiftwork debug {id}",
     "GET /v1/nodes": "shiftwork nodes",
     "GET /v1/groups": "shiftwork group ls",
     "GET /v1/policies": "shiftwork policy show",

@@ -191,9 +191,7 @@ class KubernetesRuntime:
             raise LaunchRefusedError(Fault.AGAINST_POLICY, text) from problem
         await self._fence.check()
         await self._objects.make(order.run_id, objects, self._fence)
-        silent = {
-            rank.node_id for rank in order.to_start() if not self.cache.nodes.ready(rank.node_id)
-        }
+        silent = {rank.node_id for rank in order.ranks if not self.cache.nodes.ready(rank.node_id)}
         if silent:
             raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
 

@@ -216,8 +216,7 @@ class Index:
     # Tasks.
 
     def _timers_of(self, task: Task, pool: Pool) -> Iterator[Timer]:
-        silent_seconds = self.settings.silent_ack_seconds_max
-        return timers_of(task, pool.policy, pool.protected_seconds, silent_seconds)
+        return timers_of(task, pool.policy, pool.protected_seconds, self.settings)
 
     def _expect(self, timer: Timer) -> None:
         self.timers.add(timer)
@@ -256,7 +255,7 @@ class Index:
         pool.enter(task)
         for timer in self._timers_of(task, pool):
             self._expect(timer)
-        if GOALS[task.goal, task.state] is not None:
+        if GOALS[task.goal, task.state] is not None or task.changes_mode:
             self.unsettled.add(task.id)
         if task.holds:
             self.held[task.id] = task

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from libs.contracts.messages import Priority
-from services.scheduler.domain.model.group_policy import GroupPolicy
+from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySettings
 from services.scheduler.domain.model.lifecycle import PREEMPTING, QUEUED, RUNNING, STARTING
 from services.scheduler.domain.model.rows import Task
 
@@ -36,16 +36,13 @@ class Timer(NamedTuple):
     kind: TimerKind
 
 
-def expires_at(task: Task, silent_seconds: float) -> datetime | None:
+def expires_at(task: Task, settings: PolicySettings) -> datetime | None:
     """When the task's live run expires in its present state: start, ack or run time; or never."""
     if task.state is STARTING:
         return task.start_deadline_at
     if task.state is PREEMPTING:
-        return task.forced_at(silent_seconds)
-    run_seconds_max = task.spec.max_run_seconds
-    if task.state is RUNNING and run_seconds_max is not None and task.run_started_at is not None:
-        return task.run_started_at + timedelta(seconds=run_seconds_max - task.run_seconds)
-    return None
+        return task.forced_at(settings.silent_ack_seconds_max)
+    return task.run_expires_at(settings) if task.state is RUNNING else None
 
 
 def sinks_at(task: Task, policy: GroupPolicy) -> datetime | None:
@@ -89,7 +86,7 @@ def protected_until(task: Task, protected_seconds: float) -> datetime | None:
 
 
 def timers_of(
-    task: Task, policy: GroupPolicy, protected_seconds: float, silent_seconds: float
+    task: Task, policy: GroupPolicy, protected_seconds: float, settings: PolicySettings
 ) -> Iterator[Timer]:
     """The timers of one task, in the state it is in."""
     if task.state is QUEUED:
@@ -99,7 +96,7 @@ def timers_of(
     if not task.holds:
         return
     pairs = (
-        (expires_at(task, silent_seconds), TimerKind.EXPIRES),
+        (expires_at(task, settings), TimerKind.EXPIRES),
         (sinks_at(task, policy), TimerKind.SINKS),
         (protected_until(task, protected_seconds), TimerKind.OPENS),
     )

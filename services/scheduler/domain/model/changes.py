@@ -101,6 +101,8 @@ def _changes(task: Task, decision: Decision, now: datetime) -> dict[str, Any]:
             "promised": (),
             "marks": decision.order_key,
             "began_from_checkpoint": task.checkpoint.no if task.checkpoint else 0,
+            "debugging": task.debug,
+            "debug_attempts": task.debug_attempts + task.debug,
         }
     if isinstance(decision, Preempt):
         return {
@@ -168,7 +170,7 @@ def run_message(task: Task, decision: Decision, now: datetime) -> tuple[Message,
                 task_id=task.id,
                 attempt=decision.attempt,
                 owner=task.owner,
-                spec=task.spec,
+                spec=task.spec_of_attempt,
                 placements=decision.placements,
                 start_deadline_at=decision.start_deadline_at,
                 resume_from=decision.resume_from,

@@ -155,6 +155,8 @@ class PolicySettings:
     stop_ack_seconds_max: float = 30.0
     # A run whose program never polled for requests gets no more than this.
     silent_ack_seconds_max: float = 5.0
+    # An attempt in debug mode lasts no longer than this.
+    debug_seconds_max: float = 8 * 3600.0
     # CPU-only ranks on one node: as many as it has CPUs, this many where that is not known.
     cpu_ranks_per_node: int = 16
     # AUTO rises above this only to a level that a limit names together with the owner or the

@@ -150,6 +150,9 @@ GOALS: dict[tuple[Goal, TaskState], Trigger | None] = {
 }
 
 
+_DEBUG_ENDED = ReasonCode.DEBUG_ENDED
+
+
 @dataclass(frozen=True, slots=True)
 class RunEnd:
     """The end of a run, with everything that the rule may read."""
@@ -168,6 +171,18 @@ class RunEnd:
     limits_losses: bool = False
     # The restart rule of the failed replica's role allows no restart.
     final: bool = False
+    # The run was in debug mode, and whether its owner still wants that.
+    debugging: bool = False
+    debug: bool = False
+
+    @property
+    def ends_debug(self) -> bool:
+        """True if an attempt in debug mode is over: by itself, or after as long as it may last."""
+        return self.debugging and (self._ended_by_itself or self.end_reason is _DEBUG_ENDED)
+
+    @property
+    def _ended_by_itself(self) -> bool:
+        return self.kind in (ExitKind.OK, ExitKind.FAILED) and self.state not in LEAVING
 
     @property
     def counts_as_lost(self) -> bool:
@@ -196,7 +211,7 @@ _NOT_THE_PROGRAMS_FAULT = {
 EXIT_RULE: tuple[ExitLine, ...] = (
     ExitLine(
         "the program finished successfully",
-        lambda end: end.kind is ExitKind.OK,
+        lambda end: end.kind is ExitKind.OK and not end.debugging,
         Trigger.EXIT_SUCCEEDED,
         ReasonCode.SUCCEEDED,
     ),
@@ -208,13 +223,13 @@ EXIT_RULE: tuple[ExitLine, ...] = (
     ),
     ExitLine(
         "the task was being ended (max run time, start attempts used up)",
-        lambda end: end.end_reason is not None,
+        lambda end: end.end_reason not in (None, _DEBUG_ENDED),
         Trigger.EXIT_FAILED,
     ),
     ExitLine(
         "failed, and the restart rule of the replica's role allows no restart (whatever retries are"
         " left; it failed before it was asked to go)",
-        lambda end: end.kind is ExitKind.FAILED and end.final,
+        lambda end: end.kind is ExitKind.FAILED and end.final and not end.debugging,
         Trigger.EXIT_FAILED,
         ReasonCode.RESTART_NOT_ALLOWED,
     ),
@@ -223,6 +238,19 @@ EXIT_RULE: tuple[ExitLine, ...] = (
         lambda end: end.goal is Goal.PAUSE,
         Trigger.EXIT_PAUSED,
         ReasonCode.GOAL_PAUSE,
+    ),
+    ExitLine(
+        "in debug mode, which is still wanted, and it ended by itself, whatever the codes, or"
+        " lasted as long as it may (the next start waits for its owner)",
+        lambda end: end.ends_debug and end.debug,
+        Trigger.EXIT_PAUSED,
+        ReasonCode.DEBUG_ENDED,
+    ),
+    ExitLine(
+        "in debug mode, and it ended in any other way with an exit code",
+        lambda end: end.debugging and end.kind in (ExitKind.OK, ExitKind.FAILED),
+        Trigger.EXIT_REQUEUED,
+        ReasonCode.RUN_KILLED,
     ),
     ExitLine(
         "lost before it had started, start attempts used up",
@@ -312,6 +340,7 @@ def _lines() -> Iterator[str]:
     yield "```mermaid"
     yield "stateDiagram-v2"
     yield "    [*] --> QUEUED: submitted"
+    yield "    [*] --> PAUSED: submitted paused"
     for (state, trigger), to in TRANSITIONS.items():
         if state is not to:
             yield f"    {_name(state)} --> {_name(to)}: {trigger.value.replace(': ', ' ')}"

@@ -19,6 +19,7 @@ from libs.contracts.messages import (
     ExitKind,
     Goal,
     GoalChanged,
+    ModeChanged,
     PreemptionRequested,
     PreemptMode,
     Priority,
@@ -28,15 +29,19 @@ from libs.contracts.messages import (
     RunExit,
     RunExited,
     RunListened,
+    RunMode,
     RunStarted,
     TaskState,
     TaskSubmitted,
 )
+from libs.contracts.start_order import starts_more
 from services.scheduler.domain.model.changes import Change, state_changed, transitioned
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.lifecycle import (
     KILLING,
+    PAUSED,
     PREEMPTING,
+    QUEUED,
     STARTING,
     TRANSITIONS,
     ExitVerdict,
@@ -105,6 +110,13 @@ def early_goal(early: EarlyFacts, event: GoalChanged) -> EarlyFacts:
     )
 
 
+def early_mode(early: EarlyFacts, event: ModeChanged) -> EarlyFacts:
+    """Keeps a mode that arrived before its task."""
+    if event.revision <= early.mode_revision:
+        return early
+    return replace(early, debug=event.mode is RunMode.DEBUG, mode_revision=event.revision)
+
+
 def early_priority(early: EarlyFacts, event: PriorityChanged) -> EarlyFacts:
     """Keeps a priority that arrived before its task."""
     if event.revision <= early.priority_revision:
@@ -113,9 +125,14 @@ def early_priority(early: EarlyFacts, event: PriorityChanged) -> EarlyFacts:
 
 
 def on_submitted(event: TaskSubmitted, early: EarlyFacts | None, now: datetime) -> Change:
-    """A new task, queued, with the facts that overtook its submission."""
+    """A new task, queued or paused, with the facts that overtook its submission."""
     early = early or EarlyFacts(TaskId(event.task_id))
     changed = early.priority_revision > event.revision
+    mode = event.spec.run_mode
+    goal = Goal.PAUSE if mode is RunMode.PAUSE else Goal.RUN
+    if early.goal_revision > event.revision:
+        goal = early.goal
+    paused = goal is Goal.PAUSE
     task = Task(
         id=TaskId(event.task_id),
         owner=event.owner,
@@ -123,12 +140,19 @@ def on_submitted(event: TaskSubmitted, early: EarlyFacts | None, now: datetime) 
         spec=event.spec,
         submitted_at=max(min(event.submitted_at, now), now - SUBMITTED_AGO_MAX),
         priority=early.priority if changed else event.spec.priority,
-        goal=early.goal if early.goal_revision > event.revision else Goal.RUN,
+        goal=goal,
         goal_now=early.goal_now and early.goal_revision > event.revision,
         goal_by=early.goal_by if early.goal_revision > event.revision else "",
-        revision=max(event.revision, early.goal_revision, early.priority_revision),
+        revision=max(
+            event.revision, early.goal_revision, early.priority_revision, early.mode_revision
+        ),
         goal_revision=max(event.revision, early.goal_revision),
         priority_revision=max(event.revision, early.priority_revision),
+        mode_revision=max(event.revision, early.mode_revision),
+        debug=early.debug if early.mode_revision > event.revision else mode is RunMode.DEBUG,
+        state=PAUSED if paused else QUEUED,
+        reason=reason(ReasonCode.GOAL_PAUSE if paused else ReasonCode.QUEUED),
+        unserved_since=now if paused else None,
         version=1,
         expected_seconds=event.spec.max_run_seconds,
         checkpoint=event.spec.continues.checkpoint if event.spec.continues else None,
@@ -160,6 +184,7 @@ def on_goal_changed(
         goal_now=event.now,
         goal_by=event.changed_by,
         goal_revision=event.revision,
+        debug_ended=False,
         revision=revision,
     )
     deadline_at = now + timedelta(seconds=after.ack_seconds(settings))
@@ -181,6 +206,24 @@ def on_goal_changed(
 
 def _is_sooner(one: datetime, other: datetime | None) -> bool:
     return other is None or one < other
+
+
+def on_mode_changed(task: Task, event: ModeChanged, now: datetime) -> ChangeOrDrop:
+    """Notes the mode; ``decide`` acts on it. A task that is paused because its attempt in debug
+    mode ended goes on normally once that mode is off."""
+    if event.revision <= task.mode_revision:
+        return Drop.OLD_REVISION
+    debug = event.mode is RunMode.DEBUG
+    resumes = task.debug_ended and not debug
+    after = replace(
+        task,
+        debug=debug,
+        mode_revision=event.revision,
+        debug_ended=task.debug_ended and debug,
+        goal=Goal.RUN if resumes else task.goal,
+        revision=max(task.revision, event.revision),
+    )
+    return _published(after, now)
 
 
 def on_priority_changed(task: Task, event: PriorityChanged, now: datetime) -> ChangeOrDrop:
@@ -205,7 +248,7 @@ def on_priority_changed(task: Task, event: PriorityChanged, now: datetime) -> Ch
 
 
 def on_run_started(task: Task, event: RunStarted, now: datetime) -> ChangeOrDrop:
-    """Every rank of the run has a process."""
+    """Every rank of the run that waits for no other one has a process."""
     if event.attempt != task.live_attempt:
         return Drop.OTHER_ATTEMPT
     if task.run_started_at is not None:
@@ -229,13 +272,14 @@ def on_run_listened(task: Task, event: RunListened) -> ChangeOrDrop:
 
 
 def started(task: Task, at: datetime) -> Task:
-    """The task once every rank has a process."""
+    """The task once its run has started. Where ranks start while it runs, failed starts count on
+    until its end."""
     noted: dict[str, Any] = {
         "run_started_at": at,
         "first_started_at": task.first_started_at or at,
-        "start_attempts": 0,
-        "avoids": (),
     }
+    if not starts_more(task.spec.roles):
+        noted |= {"start_attempts": 0, "avoids": ()}
     if (task.state, Trigger.STARTED) not in TRANSITIONS:
         return replace(task, **noted)
     resumes = task.attempt > 1 or task.began_from_checkpoint
@@ -279,11 +323,12 @@ def on_run_exited(
 
 def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySettings) -> Task:
     """The task once no process of its live run is left."""
-    retries = retry_count(task, event.exit)
+    retries = None if task.debugging else retry_count(task, event.exit)
     # A run that the site cannot start is tried elsewhere, but not for ever, and not at once.
-    lost_start = event.exit.kind is ExitKind.LOST and task.state is STARTING
+    lost_start = _lost_start(task, event)
     expired = task.state is KILLING and task.reason.code is ReasonCode.START_EXPIRED
-    start_attempts = task.start_attempts + lost_start
+    worked = task.run_started_at is not None and not lost_start
+    start_attempts = 0 if worked else task.start_attempts + lost_start
     end = RunEnd(
         kind=event.exit.kind,
         state=task.state,
@@ -294,12 +339,17 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         limits_losses=retries is not None,
         final=event.exit.final,
         yielded=event.exit.yielded,
+        debugging=task.debugging,
+        debug=task.debug,
     )
     verdict = exit_rule(end, has_limit=retries is not None and bool(retries.limit or retries.field))
     checkpoint = newest(task.checkpoint, event.checkpoint)
     counted = with_retry(task, retries) if retries and verdict.spends_retry else task
     short_yields = _short_yields(task, event, verdict, settings, now)
     not_before_at = _not_before(_doublings(task, event, verdict, retries), settings, now)
+    # Nobody but its owner lets it go on.
+    debug_ended = verdict.code is ReasonCode.DEBUG_ENDED
+    run_seconds = _run_seconds(task, event, now)
     if verdict.code is ReasonCode.YIELDED:
         not_before_at = _after_yield(short_yields, settings, now)
     return transitioned(
@@ -323,13 +373,24 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
         unserved_since=now,
         move_seconds=_move_seconds(task, event, now),
         checkpoint=checkpoint,
-        run_seconds=task.run_seconds + _run_seconds(task, event, now),
+        run_seconds=task.run_seconds + run_seconds,
+        debug_seconds=task.debug_seconds + (run_seconds if task.debugging else 0.0),
+        debugging=False,
+        debug_ended=debug_ended,
+        goal=Goal.PAUSE if debug_ended else task.goal,
+        goal_now=task.goal_now and not debug_ended,
         attempts_without_progress=_without_progress(task, event, checkpoint),
         start_attempts=start_attempts,
-        avoids=_avoids(task, event) if lost_start or expired else task.avoids,
+        avoids=_avoids(task, event) if lost_start or expired else () if worked else task.avoids,
         not_before_at=not_before_at,
         short_yields=short_yields,
     )
+
+
+def _lost_start(task: Task, event: ExitReport) -> bool:
+    """Whether the site could not start the run, or ranks of it that start while it runs."""
+    lost = event.exit.kind is ExitKind.LOST
+    return lost and (task.state is STARTING or event.exit.start_failed)
 
 
 def _avoids(task: Task, event: ExitReport) -> tuple[str, ...]:
@@ -371,13 +432,16 @@ def _move_seconds(task: Task, event: ExitReport, now: datetime) -> float | None:
 
 
 def _without_progress(task: Task, event: ExitReport, checkpoint: Checkpoint | None) -> int:
-    """The number of attempts in a row that worked and left no newer checkpoint."""
+    """The number of attempts in a row that worked and left no newer checkpoint. Those in debug mode
+    do not count."""
     if checkpoint is not None and checkpoint.no > task.began_from_checkpoint:
         return 0
-    worked = task.run_started_at is not None or any(
-        rank.code is not None or rank.signal is not None for rank in event.exit.ranks
-    )
+    worked = not task.debugging and (task.run_started_at is not None or _has_ended_ranks(event))
     return task.attempts_without_progress + worked
+
+
+def _has_ended_ranks(event: ExitReport) -> bool:
+    return any(rank.code is not None or rank.signal is not None for rank in event.exit.ranks)
 
 
 def _doublings(
@@ -387,7 +451,7 @@ def _doublings(
     lost one waits, and so does a retry after a failure; a run that was lost later starts again
     elsewhere."""
     lost = event.exit.kind is ExitKind.LOST
-    if lost and task.state is STARTING:
+    if _lost_start(task, event):
         return task.start_attempts
     return retries.used if retries is not None and verdict.spends_retry and not lost else None
 
@@ -440,7 +504,8 @@ def _exit_reason(
     retries: RetryCount | None,
     not_before_at: datetime | None,
 ) -> Reason:
-    if verdict.trigger is Trigger.EXIT_FAILED and task.end_reason is not None:
+    ends_all = verdict.trigger is Trigger.EXIT_FAILED or verdict.code is ReasonCode.DEBUG_ENDED
+    if ends_all and task.end_reason is not None:
         return task.end_reason
     names = {"detail": event.exit.detail[:200]} if event.exit.detail else {}
     numbers: dict[str, float] = {}

@@ -22,6 +22,7 @@ from libs.contracts.messages import (
     Reason,
     ReasonCode,
     RunExit,
+    RunMode,
     TaskSpec,
     TaskState,
     TaskStateChanged,
@@ -114,6 +115,17 @@ class Task:
     class_retries: ClassRetries | None = None
     # How often in a row it handed its nodes over on its own soon after its start.
     short_yields: int = 0
+    # Its owner wants it in debug mode, and the last revision of that which is applied here.
+    debug: bool = False
+    mode_revision: int = 0
+    # The live attempt is in debug mode.
+    debugging: bool = False
+    # Its last attempt in debug mode ended, and nobody has changed the goal or the mode since then.
+    # The goal is a pause meanwhile.
+    debug_ended: bool = False
+    # The number of its attempts in debug mode, and how long those that have ended ran.
+    debug_attempts: int = 0
+    debug_seconds: float = 0.0
 
     @property
     def group(self) -> str:
@@ -142,7 +154,10 @@ class Task:
 
     @property
     def preempt_mode(self) -> PreemptMode:
-        """How its runs are requested to leave; by default through the SDK."""
+        """How its live run is requested to leave; by default through the SDK. A debug program has
+        nothing to save."""
+        if self.debugging:
+            return PreemptMode.KILL
         mode = self.spec.preemption.mode
         return PreemptMode.SDK if mode is PreemptMode.UNSPECIFIED else mode
 
@@ -155,6 +170,48 @@ class Task:
     def ends_now(self) -> bool:
         """True if its run is to be ended without time to save."""
         return self.goal_now and self.goal is not Goal.RUN
+
+    @property
+    def changes_mode(self) -> bool:
+        """True if its live run is not in the mode that its owner wants, and is not leaving yet."""
+        runs = self.state in (TaskState.STARTING, TaskState.RUNNING)
+        return runs and self.goal is Goal.RUN and self.debugging is not self.debug
+
+    @property
+    def spec_of_attempt(self) -> TaskSpec:
+        """The specification of the live attempt: in its mode. Roles are as on the first attempt as
+        long as the task's own program has never been started."""
+        wanted = RunMode.DEBUG if self.debugging else RunMode.NORMAL
+        update: dict[str, object] = {}
+        if self.spec.run_mode is not wanted and (
+            self.debugging or self.spec.run_mode is not RunMode.UNSPECIFIED
+        ):
+            update["run_mode"] = wanted
+        of_program = self.attempt - self.debug_attempts + self.debugging
+        if self.attempt > 1 and of_program == 1 and any(role.resume for role in self.spec.roles):
+            update["roles"] = tuple(
+                role.model_copy(update={"resume": None}) for role in self.spec.roles
+            )
+        return self.spec.model_copy(update=update) if update else self.spec
+
+    def run_expires_at(self, settings: PolicySettings) -> datetime | None:
+        """When its live run has lasted as long as it may; None: never, or it has not started. The
+        limit of the task is one of its own program, and of each attempt in debug mode."""
+        if self.run_started_at is None:
+            return None
+        longest = self.spec.max_run_seconds
+        if self.debugging:
+            return self.run_started_at + timedelta(seconds=self.debug_limit(settings))
+        if longest is None:
+            return None
+        ran = self.run_seconds - self.debug_seconds
+        return self.run_started_at + timedelta(seconds=longest - ran)
+
+    def debug_limit(self, settings: PolicySettings) -> float:
+        """How long an attempt in debug mode may last (seconds)."""
+        longest = self.spec.max_run_seconds
+        limit = settings.debug_seconds_max
+        return limit if longest is None else min(longest, limit)
 
     @property
     def goal_reason(self) -> Reason:
@@ -372,5 +429,7 @@ class EarlyFacts:
     goal_revision: int = 0
     priority: Priority = Priority.UNSPECIFIED
     priority_revision: int = 0
+    debug: bool = False
+    mode_revision: int = 0
     # When the first of them arrived.
     first_at: datetime | None = None

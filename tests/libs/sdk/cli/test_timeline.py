@@ -204,6 +204,15 @@ def test_a_tasks_events_are_in_the_order_in_which_they_happened() -> None:
     assert ordered([]) == []
 
 
+def test_what_later_roles_wait_for_follows_the_start() -> None:
+    events = [
+        an_event(1, "run.delayed", 1.1, 1, detail="role b waits", running=True),
+        an_event(2, "run.started", 1.2, 1),
+        an_event(3, "run.delayed", 1.3, 1, detail="n1 is full"),
+    ]
+    assert [each["position"] for each in ordered(events)] == [3, 2, 1]
+
+
 # What may happen in one attempt, in the order of its life.
 LIFE = [
     ["run.assigned"],

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from libs.contracts.messages import Placement, Refusal, RefusalCode
+from libs.contracts.messages import (
+    Placement,
+    Refusal,
+    RefusalCode,
+    Role,
+    StartCondition,
+    StartsAfter,
+)
 from services.launcher.domain.exec_target import find_rank
-from services.launcher.domain.model import Run, RunState
+from services.launcher.domain.model import RoleStart, Run, RunState
+from tests.kit.clock import START
+from tests.kit.launcher_builders import a_spec
 
 PLACES = (
     Placement(rank=0, role="chief", role_index=0, node_id="n0"),
@@ -70,3 +81,22 @@ def test_the_newest_running_attempt_counts() -> None:
     found = find_rank(runs, 0, "")
     assert not isinstance(found, Refusal)
     assert found[0].attempt == 2
+
+
+def test_a_rank_whose_role_waits_is_refused_with_what_it_waits_for() -> None:
+    after = StartsAfter(role="worker", condition=StartCondition.READY)
+    roles = Role(name="chief", starts_after=(after,)), Role(name="worker", replicas=2)
+    run = replace(
+        a_run(RunState.RUNNING),
+        spec=a_spec(3).model_copy(update={"roles": roles}),
+        role_starts=(RoleStart("chief"), RoleStart("worker", exists_since=START)),
+    )
+    found = find_rank([run], 0, "")
+    assert isinstance(found, Refusal)
+    assert found.code is RefusalCode.CONFLICT
+    assert found.detail == (
+        "role chief waits until role worker is ready; try again when it runs, or give a rank of"
+        " another role"
+    )
+    found = find_rank([run], 1, "worker")
+    assert not isinstance(found, Refusal)

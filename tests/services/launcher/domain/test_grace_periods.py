@@ -36,7 +36,7 @@ def test_every_cause_has_a_grace_period() -> None:
         (EndCause.GRACE_OVER, P.ACKED),
         (EndCause.RANK_FAILED, P.MATES),
         (EndCause.RANK_LOST, P.MATES),
-        (EndCause.PREEMPTED_BEFORE_START, P.NONE),
+        (EndCause.PREEMPTED_BEFORE_START, P.FULL),
     ],
 )
 def test_each_end_cause_has_its_grace_period(cause: EndCause, expected: Grace) -> None:

@@ -11,7 +11,9 @@ import pytest
 from libs.contracts.messages import (
     Completion,
     ExitKind,
+    FaultClass,
     Placement,
+    PreemptMode,
     ReadyProbe,
     RestartRule,
     RestartScope,
@@ -24,8 +26,8 @@ from services.launcher.domain import rank_restarts
 from services.launcher.domain.grace_periods import GracePeriods
 from services.launcher.domain.model import EndCause, Fault, ObservedRank, Refused, Run, RunState
 from services.launcher.domain.reconcile import Action, End, EndRanks, Launch, Policy, Scan
-from services.launcher.domain.role_order import end_stages
-from services.launcher.domain.start_delays import delay_of
+from services.launcher.domain.role_order import end_stages, waiting_roles, why_not_started
+from services.launcher.domain.start_delays import cleared_event, delay_of
 from services.launcher.domain.worklist import Outcome
 from tests.kit.clock import START, at
 from tests.kit.launcher_builders import (
@@ -44,6 +46,7 @@ RUN = run_id()
 POLICY = Policy(exit_grace=timedelta(seconds=10), grace=GracePeriods(acked=2, mates=4, full=20))
 READY = StartCondition.READY
 RUNNING = StartCondition.RUNNING
+RULE = RestartRule(when=RestartWhen.ON_FAILURE, scope=RestartScope.RANK, max_restarts=2)
 
 
 def a_role(name: str, replicas: int = 1, *after: StartsAfter, **more: object) -> Role:
@@ -105,17 +108,34 @@ def test_only_the_ranks_of_the_first_roles_are_launched() -> None:
 @pytest.mark.parametrize("third", [None, pending(1)])
 def test_a_role_waits_until_every_rank_of_the_other_runs(third: ObservedRank | None) -> None:
     ranks = [observed(0), *([third] if third else [])]
-    _, outcome = step(servers_first(RUNNING), *ranks)
+    run, outcome = step(servers_first(RUNNING), *ranks)
+    assert run.state is RunState.ASSIGNED
     assert outcome.actions == (() if third else (Launch(RUN, (0, 1)),))
 
 
-def test_the_next_role_starts_when_every_rank_of_the_other_runs() -> None:
-    run, outcome = step(servers_first(RUNNING), observed(0), observed(1))
+def test_a_run_runs_when_its_first_roles_do_and_the_next_role_starts() -> None:
+    ranks = observed(0), observed(1, started_at=at(2))
+    run, outcome = step(servers_first(RUNNING), *ranks)
+    assert (run.state, run.started_at) == (RunState.RUNNING, at(2))
+    assert outcome.actions == (Launch(RUN, (2,)),)
+    assert waiting_roles(run) == {"worker"}
+    run, outcome = step(run, *ranks, observed(2))
+    assert run.state is RunState.RUNNING
+    assert waiting_roles(run) == frozenset()
+    assert outcome.actions == ()
+
+
+def test_the_first_roles_are_those_that_wait_for_nothing() -> None:
+    """The second stage may start before all of the first one runs."""
+    after = StartsAfter(role="ps")
+    run = run_of(a_role("ps"), a_role("board"), a_role("worker", 1, after))
+    run, outcome = step(run, observed(0), pending(1))
     assert run.state is RunState.ASSIGNED
     assert outcome.actions == (Launch(RUN),)
+    run, outcome = step(run, observed(0), pending(1), observed(2))
+    assert (run.state, outcome.actions) == (RunState.ASSIGNED, ())
     run, outcome = step(run, observed(0), observed(1), observed(2))
-    assert run.state is RunState.RUNNING
-    assert outcome.actions == ()
+    assert (run.state, waiting_roles(run)) == (RunState.RUNNING, frozenset())
 
 
 def test_readiness_is_kept_in_the_row() -> None:
@@ -125,7 +145,10 @@ def test_readiness_is_kept_in_the_row() -> None:
     # What was ready once was ready, whatever a later probe of the runtime says.
     run, outcome = step(run, observed(0), observed(1, ready=True))
     assert run.ready_ranks == (0, 1)
-    assert outcome.actions == (Launch(RUN),)
+    assert outcome.actions == (Launch(RUN, (2,)),)
+    # And what may start has to start.
+    run, outcome = step(run, observed(0), observed(1))
+    assert outcome.actions == (Launch(RUN, (2,)),)
 
 
 def test_a_probe_of_the_launcher_counts_for_the_process_that_answered() -> None:
@@ -137,7 +160,7 @@ def test_a_probe_of_the_launcher_counts_for_the_process_that_answered() -> None:
 def test_readiness_is_not_noted_where_nobody_waits_for_it() -> None:
     run, outcome = step(servers_first(RUNNING), observed(0, ready=True), observed(1))
     assert run.ready_ranks == ()
-    assert outcome.actions == (Launch(RUN),)
+    assert outcome.actions == (Launch(RUN, (2,)),)
 
 
 def test_a_role_of_which_a_rank_exists_is_completed() -> None:
@@ -148,7 +171,7 @@ def test_a_role_of_which_a_rank_exists_is_completed() -> None:
         completion=Completion(success=("worker[all]",), failure=("worker[any]",)),
     )
     _, outcome = step(run, exited(0, 1), observed(1))
-    assert outcome.actions == (Launch(RUN),)
+    assert outcome.actions == (Launch(RUN, (2,)),)
 
 
 @pytest.mark.parametrize(
@@ -178,15 +201,17 @@ def test_a_run_fails_if_a_condition_can_never_hold(
 def test_a_role_that_ran_and_succeeded_has_been_there() -> None:
     run = run_of(a_role("init", 1), a_role("worker", 1, StartsAfter(role="init")))
     _, outcome = step(run, exited(0, 0))
-    assert outcome.actions == (Launch(RUN),)
+    assert outcome.actions == (Launch(RUN, (1,)),)
 
 
 def test_a_rank_has_to_be_ready_within_its_time() -> None:
     probe = ReadyProbe(port="rpc", path="/up", within_seconds=30)
     run = servers_first(ready=probe)
     ranks = observed(0, ready=True), observed(1, started_at=at(2))
+    run, outcome = step(run, *ranks, seconds=2)
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(32))
     run, outcome = step(run, *ranks, seconds=31.9)
-    assert (run.state, outcome.due_at) == (RunState.ASSIGNED, at(32))
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(32))
     run, outcome = step(run, *ranks, seconds=32)
     assert run.end_cause is EndCause.CANNOT_START
     assert run.end_note == (
@@ -199,16 +224,221 @@ def test_a_rank_has_to_be_ready_within_its_time() -> None:
 
 
 def test_a_program_without_a_probe_has_the_default_time() -> None:
-    run, outcome = step(servers_first(), observed(0), observed(1), seconds=599)
+    run, outcome = step(servers_first(), observed(0), observed(1), seconds=0)
     assert outcome.due_at == at(600)
     run, _ = step(run, observed(0), observed(1), seconds=600)
     assert run.end_note.endswith("its program did not call shiftwork.ready()")
 
 
 def test_the_time_does_not_count_where_nobody_waits() -> None:
-    run, outcome = step(servers_first(RUNNING), observed(0), observed(1), seconds=10_000)
+    run, _ = step(servers_first(RUNNING), observed(0), observed(1), seconds=0)
+    run, outcome = step(run, observed(0), observed(1), observed(2), seconds=10_000)
     assert run.end_cause is None
-    assert outcome.actions == (Launch(RUN),)
+    assert (outcome.actions, outcome.due_at) == ((), None)
+
+
+@pytest.mark.parametrize("hours", [-12, 12])
+def test_the_time_counts_by_the_launchers_clock(hours: int) -> None:
+    """The clock of a node may be hours behind or ahead."""
+    begun = START + timedelta(hours=hours)
+    ranks = observed(0, started_at=begun), observed(1, started_at=begun)
+    run, outcome = step(servers_first(), *ranks, seconds=7)
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(607))
+    # A successor counts on.
+    run, _ = step(run, *ranks, seconds=606)
+    assert run.state is RunState.RUNNING
+    run, _ = step(run, *ranks, seconds=607)
+    assert run.end_cause is EndCause.CANNOT_START
+
+
+def test_a_restart_begins_the_time_to_become_ready_again() -> None:
+    run, _ = step(servers_first(restart=RULE), observed(0), observed(1), seconds=0)
+    run, _ = step(run, observed(0), exited(1, 1), seconds=500)
+    run, outcome = step(run, observed(0), exited(1, 1), seconds=501)
+    assert outcome.actions == (Launch(RUN, (1,)),)
+    old = observed(1, start=1, started_at=START - timedelta(hours=1))
+    run, outcome = step(run, observed(0), old, seconds=510)
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(1110))
+
+
+def waits_for_start() -> Run:
+    """The servers run since 5 s, and the worker may start."""
+    run, _ = step(servers_first(RUNNING), observed(0), observed(1), seconds=5)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("third", "text"),
+    [
+        ((), ""),
+        ((pending(2, note="the pod is being made", fault=Fault.BEING_MADE),), ": the pod is"),
+    ],
+)
+def test_a_later_role_has_to_start_in_time(third: tuple[ObservedRank, ...], text: str) -> None:
+    ranks = observed(0), observed(1), *third
+    run, outcome = step(waits_for_start(), *ranks, seconds=304)
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(305))
+    scan = Scan(a_listing({RUN: ranks}), unable={RUN: frozenset({"local-2"})})
+    run = reconcile([run], scan, at(305), POLICY).runs[0]
+    assert run.end_cause is EndCause.REJECTED_BY_SITE
+    assert run.end_note.startswith(
+        f"rank 2 of role worker did not start on local-2 within 300 s{ALL_THERE}{text}"
+    )
+    assert run.failed_nodes == ("local-2",)
+    run, _ = step(run, exited(0, None, 9), exited(1, None, 9), seconds=306, done=[End(RUN)])
+    assert run.exit is not None
+    assert (run.exit.kind, run.exit.start_failed) == (ExitKind.LOST, True)
+    assert run.exit.fault_class is FaultClass.PLATFORM
+
+
+ALL_THERE = " after all that its role waits for"
+
+
+def test_a_later_rank_that_is_lost_before_it_began_is_a_failed_start() -> None:
+    gone = replace(lost(2), started_at=None)
+    run, _ = step(waits_for_start(), observed(0), observed(1), gone)
+    assert run.end_cause is EndCause.RANK_LOST
+    ends = exited(0, None, 9), exited(1, None, 9), gone
+    run, _ = step(run, *ends, seconds=306, done=[End(RUN)])
+    assert run.exit is not None
+    assert (run.exit.kind, run.exit.start_failed) == (ExitKind.LOST, True)
+    assert run.failed_nodes == ("local-2",)
+
+
+def test_a_rank_that_waits_is_not_lost_and_one_that_existed_is() -> None:
+    run = waits_for_start()
+    for _ in range(3):
+        run, _ = step(run, observed(0), observed(1))
+        assert run.state is RunState.RUNNING
+    run, _ = step(run, observed(0), observed(1), observed(2))
+    run, _ = step(run, observed(0), observed(1))
+    assert run.end_cause is EndCause.RANK_LOST
+    # A server is one of those that existed, too.
+    run, _ = step(waits_for_start(), observed(0))
+    assert run.end_cause is EndCause.RANK_LOST
+
+
+def test_a_run_that_an_earlier_version_started_has_no_rank_that_waits() -> None:
+    run = servers_first(state=RunState.RUNNING)
+    assert waiting_roles(run) == frozenset()
+    same, outcome = step(run, observed(0), observed(1), observed(2))
+    assert (same, outcome.actions) == (run, ())
+    run, _ = step(run, observed(0), observed(1))
+    assert run.end_cause is EndCause.RANK_LOST
+
+
+def test_a_run_of_which_an_earlier_version_started_half_runs_now() -> None:
+    ready = servers_first()
+    ready = replace(ready, ready_ranks=(0, 1))
+    run, outcome = step(ready, observed(0), observed(1))
+    assert (run.state, outcome.actions) == (RunState.RUNNING, (Launch(RUN, (2,)),))
+    # Of a role that it had begun, the rest is started.
+    worker = a_role("worker", 2, StartsAfter(role="ps", condition=READY))
+    run, outcome = step(run_of(a_role("ps"), worker), observed(0), observed(1))
+    assert (run.state, outcome.actions) == (RunState.RUNNING, (Launch(RUN, (2,)),))
+
+
+# A request to leave while roles wait
+
+
+def leader_last(condition: StartCondition = READY) -> Run:
+    """The chief, rank 0, waits for two servers."""
+    chief = a_role("chief", 1, StartsAfter(role="ps", condition=condition))
+    run, _ = step(run_of(chief, a_role("ps", 2)), observed(1), observed(2), seconds=1)
+    return run
+
+
+WISHES = ["preempt_requested_at", "yield_requested_at"]
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_no_later_role_starts_after_the_request_to_leave(wish: str) -> None:
+    run = replace(waits_for_start(), **{wish: at(6)})
+    run, outcome = step(run, observed(0), observed(1), seconds=7)
+    assert (run.state, outcome.actions) == (RunState.RUNNING, ())
+    run, _ = step(servers_first(), observed(0), observed(1), seconds=5)
+    run, outcome = step(
+        replace(run, **{wish: at(6)}), observed(0), observed(1), probed=[(0, 0), (1, 0)], seconds=7
+    )
+    assert outcome.actions == ()
+    assert [each.may_since for each in run.role_starts] == [None, None]
+
+
+def test_rank_0_acknowledges_while_another_role_waits() -> None:
+    run, _ = step(servers_first(), observed(0), observed(1), seconds=5)
+    run = replace(run, preempt_requested_at=at(6), acked_at=at(8))
+    run, outcome = step(run, observed(0), observed(1), seconds=9)
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(18))
+    run, outcome = step(run, observed(0), observed(1), seconds=18)
+    assert (run.end_cause, outcome.actions) == (EndCause.GRACE_OVER, (End(RUN),))
+    run, _ = step(run, exited(0, 75), exited(1, None, 9), done=[End(RUN)], seconds=19)
+    assert run.exit is not None
+    assert run.exit.kind is ExitKind.PREEMPTED
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "kind"),
+    [
+        ({"acked_at": at(7)}, 75, ExitKind.PREEMPTED),
+        ({}, 75, ExitKind.KILLED),
+        ({"mode": PreemptMode.SIGNAL}, None, ExitKind.PREEMPTED),
+    ],
+)
+def test_a_run_whose_first_ranks_have_left_is_over(
+    more: dict[str, object], code: int | None, kind: ExitKind
+) -> None:
+    run, _ = step(servers_first(), observed(0), observed(1), seconds=5)
+    if "mode" in more:
+        assert run.spec is not None
+        preemption = run.spec.preemption.model_copy(update={"mode": more["mode"]})
+        run = replace(run, spec=run.spec.model_copy(update={"preemption": preemption}))
+        more = {"signalled_at": at(6)}
+    run = replace(run, preempt_requested_at=at(6), **more)
+    signal = None if code is not None else 10
+    left = exited(0, code, signal, seconds=7), exited(1, code, signal, seconds=7)
+    run, outcome = step(run, *left, seconds=8)
+    assert (run.state, outcome.actions) == (RunState.ENDING, (End(RUN),))
+    run, _ = step(run, *left, done=[End(RUN)], seconds=9)
+    assert run.exit is not None
+    assert run.exit.kind is kind
+
+
+def test_a_run_leaves_at_once_if_rank_0_has_not_started() -> None:
+    run = replace(leader_last(), preempt_requested_at=at(6))
+    assert run.state is RunState.RUNNING
+    run, outcome = step(run, observed(1), observed(2), seconds=7)
+    assert run.end_cause is EndCause.PREEMPTED_BEFORE_START
+    assert outcome.actions == (EndRanks(RUN, (1, 2), 10.0),)
+    run, _ = step(run, exited(1, None, 9), exited(2, None, 9), done=[End(RUN)], seconds=8)
+    assert run.exit is not None
+    assert run.exit.kind is ExitKind.PREEMPTED
+
+
+def test_rank_0_may_start_after_all_others() -> None:
+    run, outcome = step(leader_last(), observed(1), observed(2), probed=[(1, 0), (2, 0)])
+    assert outcome.actions == (Launch(RUN, (0,)),)
+    run, outcome = step(run, observed(0), observed(1), observed(2))
+    assert (waiting_roles(run), outcome.actions) == (frozenset(), ())
+
+
+def test_what_a_role_waits_for_is_said_from_the_row() -> None:
+    run = leader_last()
+    assert why_not_started(run, "chief") == "role chief waits until role ps is ready"
+    assert why_not_started(run, "ps") == ""
+    run, _ = step(run, observed(1), observed(2), probed=[(1, 0), (2, 0)])
+    assert why_not_started(run, "chief") == "role chief is starting"
+    leaving = replace(run, preempt_requested_at=at(9))
+    assert "does not start any more" in why_not_started(leaving, "chief")
+
+
+def test_the_end_of_a_wait_is_an_event() -> None:
+    before = waits_for_start()
+    run, _ = step(before, observed(0), observed(1), observed(2))
+    event = cleared_event(before, run, at(9))
+    assert event is not None
+    assert (event.detail, event.ranks, event.running) == ("", 0, True)
+    assert cleared_event(run, run, at(9)) is None
+    assert cleared_event(servers_first(), before, at(9)) is None
 
 
 def test_the_delay_names_what_is_waited_for() -> None:
@@ -218,6 +448,13 @@ def test_the_delay_names_what_is_waited_for() -> None:
         1,
         "role worker waits until role ps is ready (1 of 2 ranks so far)",
     )
+    run, _ = step(run, observed(0), observed(1))
+    assert run.state is RunState.RUNNING
+    assert delay_of(run, listing, "") == (
+        1,
+        "role worker waits until role ps is ready (1 of 2 ranks so far)",
+    )
+    run = replace(servers_first(), ready_ranks=(0,))
     listing = a_listing({RUN: [observed(0), pending(1, note="no image")]}).runs[RUN]
     assert delay_of(run, listing, "") == (2, "rank 1 on local-1: no image")
 
@@ -297,8 +534,6 @@ def test_a_run_that_never_started_ends_at_once() -> None:
 
 
 # Restarts in place
-
-RULE = RestartRule(when=RestartWhen.ON_FAILURE, scope=RestartScope.RANK, max_restarts=2)
 
 
 def with_restarts(state: RunState = RunState.RUNNING, **rule: object) -> Run:
@@ -388,7 +623,7 @@ def test_a_restarted_rank_has_to_become_ready_again() -> None:
     run, outcome = step(run, observed(0), observed(1, start=1), seconds=7)
     assert outcome.actions == ()
     run, outcome = step(run, observed(0), observed(1, start=1), seconds=7, probed=[(1, 1)])
-    assert outcome.actions == (Launch(RUN),)
+    assert outcome.actions == (Launch(RUN, (2,)),)
 
 
 def test_the_event_of_a_restart_is_for_what_is_new_in_the_row() -> None:

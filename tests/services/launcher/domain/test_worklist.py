@@ -158,7 +158,7 @@ def test_the_incremental_worklist_equals_a_rebuilt_one(
         if then:
             a_round(work, table, sky.scan, seconds, lost=then == "lost round")
         assert work.runs == table
-        assert {run.id for run in work.assigned()} == {
+        assert {run.id for run in work.starting()} == {
             run.id for run in table.values() if run.state is RunState.ASSIGNED
         }
         for node_id in ("local-0", "local-1"):

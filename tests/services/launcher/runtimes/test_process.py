@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -699,6 +700,7 @@ async def test_a_run_whose_name_is_no_id_is_set_apart_and_hides_no_other(box: Bo
 
 
 async def test_arguments_of_an_images_program_cannot_start(box: Box) -> None:
+    order = an_order(RUN, ["--epochs", "3"], of_image=True, role="worker")
     with pytest.raises(LaunchRefusedError, match=r"no command.*role worker") as found:
-        await box.runtime.launch(an_order(RUN, ["--epochs", "3"], of_image=True, role="worker"))
+        await box.runtime.launch(replace(order, image_roles=("worker",)))
     assert found.value.refused.fault is Fault.NO_COMMAND

@@ -17,8 +17,10 @@ from libs.contracts.messages import (
     ExitKind,
     Goal,
     GoalChanged,
+    ModeChanged,
     Priority,
     PriorityChanged,
+    RunMode,
     TaskState,
 )
 from libs.contracts.task_states import TERMINAL
@@ -232,6 +234,13 @@ class DomainHarness:
             task_id=task_id, goal=goal, revision=self._revision, changed_at=self.now, now=now
         )
         self.fact(observations.on_goal_changed(self.tasks[task_id], event, self.now, self.settings))
+
+    def mode(self, task_id: str, mode: RunMode) -> None:
+        self._revision += 1
+        event = ModeChanged(
+            task_id=task_id, mode=mode, revision=self._revision, changed_at=self.now
+        )
+        self.fact(observations.on_mode_changed(self.tasks[task_id], event, self.now))
 
     def rank(self, task_id: str, priority: Priority) -> None:
         self._revision += 1

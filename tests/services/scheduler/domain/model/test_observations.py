@@ -15,6 +15,8 @@ from libs.contracts.messages import (
     Priority,
     PriorityChanged,
     ReasonCode,
+    Role,
+    StartsAfter,
     TaskState,
     TaskStateChanged,
 )
@@ -274,6 +276,30 @@ def test_a_start_that_came_about_clears_the_count() -> None:
     task = after(observations.on_run_started(task, started_event(task, now=5), at(5)))
     lost = ended(task, ExitKind.LOST)
     assert (lost.start_attempts, lost.not_before_at) == (0, None)
+
+
+def test_later_roles_that_do_not_start_count_as_failed_starts() -> None:
+    roles = Role(name="ps", replicas=1), Role(name="it", starts_after=(StartsAfter(role="ps"),))
+    task = replace(a_task(), spec=a_task().spec.model_copy(update={"roles": roles}))
+    policy = PolicySettings(start_attempts_max=3, retry_delay_seconds=10)
+    waits, first = list[float](), task
+    for number in (1, 2, 3):
+        again = replace(starting(first, ON), start_attempts=task.start_attempts)
+        run = after(observations.on_run_started(again, started_event(again, now=5), at(5)))
+        event = exited_event(run, ExitKind.LOST, now=100)
+        failed = event.exit.model_copy(update={"start_failed": True})
+        event = event.model_copy(update={"exit": failed})
+        task = after(observations.on_run_exited(run, event, at(100), policy))
+        assert (task.start_attempts, bool(task.avoids)) == (number, True)
+        assert task.not_before_at is not None
+        waits.append((task.not_before_at - at(100)).total_seconds())
+    assert waits == [10, 20, 40]
+    assert task.state is TaskState.FAILED
+    # A run that ends in any other way clears the count.
+    again = replace(starting(first, ON), start_attempts=2, avoids=("n1",))
+    run = after(observations.on_run_started(again, started_event(again, now=5), at(5)))
+    over = ended(run, ExitKind.PREEMPTED)
+    assert (over.start_attempts, over.avoids) == (0, ())
 
 
 def test_work_that_is_lost_again_and_again_is_counted_until_a_checkpoint() -> None:

@@ -7,8 +7,8 @@ from alembic import op
 
 from libs.store.alembic.steps import TEXT, TIMESTAMP
 
-revision = "0014"
-down_revision = "0013"
+revision = "0015"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 

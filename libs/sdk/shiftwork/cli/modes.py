@@ -1,0 +1,58 @@
+"""Texts about the mode of a task, for `show`, `events` and `debug`. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from shiftwork.cli import parse
+from shiftwork.cli.task_options import ENDED
+
+ENDED_RANKS_SHOWN_MAX = 8
+
+
+def shown(task: dict[str, Any]) -> str:
+    """The mode, if it is not the normal one."""
+    if task["state"] in ENDED:
+        return "debug" if task.get("debug") else ""
+    if not task.get("debug"):
+        return "pause" if task.get("run_mode") == "pause" else ""
+    if task.get("run_mode") == "pause":
+        return "pause; debug once it is resumed"
+    return f"debug; its program runs after: shiftwork debug {task['id']} --off"
+
+
+def ended_ranks(runs: list[dict[str, Any]], task: dict[str, Any]) -> str:
+    """In debug mode, the ranks of the live run that have ended while others go on."""
+    for run in runs:
+        if run["attempt"] == task["attempt"] and run.get("live"):
+            found = parse.listed(run.get("ended_ranks"))
+            listed = ", ".join(map(rank_end, found[:ENDED_RANKS_SHOWN_MAX]))
+            return listed + (", ..." if len(found) > ENDED_RANKS_SHOWN_MAX else "")
+    return ""
+
+
+def end(run: dict[str, Any]) -> str:
+    """How an attempt ended, and whether it is one in debug mode."""
+    kind = str(parse.fields(run.get("exit")).get("kind", ""))
+    return f"{kind} (debug)".strip() if run.get("debug") else kind
+
+
+def rank_end(ended: dict[str, Any]) -> str:
+    """How one rank ended, in a few words."""
+    how = "signal" if ended.get("code") is None else "code"
+    number = ended.get(how)
+    return f"rank {ended.get('rank')} ended" + ("" if number is None else f" with {how} {number}")
+
+
+def programs(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The task's own programs, as lines for a shell; each with its role, if there are several."""
+    roles = [parse.fields(role) for role in parse.listed(found.get("roles"))]
+    several = len(roles) > 1
+    return [
+        (
+            f"program of {role['name']}" if several else "its program",
+            shlex.join([*parse.listed(role.get("command")), *parse.listed(role.get("args"))]),
+        )
+        for role in roles
+    ]

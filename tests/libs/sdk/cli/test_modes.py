@@ -1,0 +1,94 @@
+"""Texts about modes, and `shiftwork debug` as it is typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from shiftwork.cli import debug, modes, timeline
+
+
+def task(state: str = "running", **changes: Any) -> dict[str, Any]:
+    return {"id": "ta", "state": state, "goal": "run", "attempt": 1, **changes}
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (task(run_mode="normal", debug=False), ""),
+        # A server of an earlier version.
+        (task(), ""),
+        (task("paused", run_mode="pause", debug=False), "pause"),
+        (task("paused", run_mode="pause", debug=True), "pause; debug once it is resumed"),
+        (
+            task(run_mode="debug", debug=True),
+            "debug; its program runs after: shiftwork debug ta --off",
+        ),
+        (task("stopped", run_mode="debug", debug=True), "debug"),
+        (task("stopped", run_mode="pause", debug=False), ""),
+    ],
+)
+def test_the_mode_is_shown_unless_it_is_normal(found: dict[str, Any], text: str) -> None:
+    assert modes.shown(found) == text
+
+
+@pytest.mark.parametrize(
+    ("found", "on", "off"),
+    [
+        (task(debug=False), "is asked to save and leave", "is off already"),
+        (task("queued", debug=False), "begins when the task gets its nodes", "is off already"),
+        (task("paused", debug=False), "shiftwork resume ta", "is off already"),
+        (task(debug=True), "is on already", "the debug programs are ended"),
+        (task("queued", debug=True), "is on already", "its program starts when"),
+        (task("paused", debug=True), "is on already", "its program starts when"),
+        (task("paused", debug=True, goal="pause"), "shiftwork resume ta", "shiftwork resume ta"),
+    ],
+)
+def test_messages_say_what_happens_next(found: dict[str, Any], on: str, off: str) -> None:
+    assert on in debug._on(found)
+    assert off in debug._off(found)
+
+
+def test_the_ranks_that_have_ended_are_listed_while_the_run_lives() -> None:
+    ends = [{"rank": 0, "code": 3}, {"rank": 2, "code": None, "signal": 9}, {"rank": 3}]
+    runs = [{"attempt": 1, "live": True, "ended_ranks": ends}]
+    text = "rank 0 ended with code 3, rank 2 ended with signal 9, rank 3 ended"
+    assert modes.ended_ranks(runs, task()) == text
+    assert modes.ended_ranks([{**runs[0], "live": False}], task()) == ""
+    assert modes.ended_ranks([{**runs[0], "ended_ranks": ends * 9}], task()).endswith(", ...")
+
+
+def test_programs_are_lines_for_a_shell() -> None:
+    one = {"name": "w", "command": ["python", "-c", "a b"], "args": ["--x"]}
+    assert modes.programs({"roles": [one]}) == [("its program", "python -c 'a b' --x")]
+    assert [name for name, _ in modes.programs({"roles": [one, one]})] == ["program of w"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "text"),
+    [
+        (
+            "task.mode_changed",
+            {"mode": "debug", "changed_by": "ann"},
+            "debug mode turned on by ann",
+        ),
+        ("task.mode_changed", {"mode": "normal", "changed_by": "b"}, "debug mode turned off by b"),
+        (
+            "run.rank_ended",
+            {"exit": {"rank": 1, "code": 3}, "role": "w"},
+            "rank 1 ended with code 3 in debug mode (role w); it is not started again",
+        ),
+        (
+            "run.exited",
+            {"exit": {"kind": "ok", "debug": True, "detail": "every rank has ended: ..."}},
+            "debug mode ended by itself (every rank has ended: ...)",
+        ),
+        (
+            "run.assigned",
+            {"placements": [{"node_id": "n0"}], "spec": {"run_mode": "debug"}},
+            "assigned to n0 in debug mode",
+        ),
+    ],
+)
+def test_events_are_sentences(kind: str, data: dict[str, Any], text: str) -> None:
+    assert timeline.sentence(kind, data) == text
