@@ -24,6 +24,9 @@ from services.scheduler.domain.model.values import LEVELS, WEIGHTS
 # grant the group and the owner.
 Account: TypeAlias = tuple[LimitKey, str]
 
+# The rows that limit, the smallest first; and the grant that decides.
+_Matched: TypeAlias = tuple[tuple[Limit, ...], Limit | None]
+
 
 class Claimant(Protocol):
     """Whose limits count: a task, or a user in a group."""
@@ -103,7 +106,7 @@ class QuotaUsage:
         # The limits in force.
         self._limits = {key: row for key, row in limits.items() if not row.removed}
         # By owner, then by group, team and level.
-        self._matching: dict[str, dict[tuple[str, str, Priority], tuple[Limit, ...]]] = {}
+        self._matching: dict[str, dict[tuple[str, str, Priority], _Matched]] = {}
         self._held: dict[LimitKey, dict[str, int]] = {}
         self._base: QuotaUsage | None = None
         # Limits that count what is held in several groups together.
@@ -193,8 +196,13 @@ class QuotaUsage:
     def rows(self, task: Claimant, level: Priority) -> tuple[Limit, ...]:
         """The rows that limit a task at a level: all caps that match, and the grant that decides
         unless it permits any amount."""
-        if not self._limits:
-            return ()
+        return self._matched(task, level)[0] if self._limits else ()
+
+    def deciding(self, task: Claimant, level: Priority) -> Limit | None:
+        """The grant that decides for a task at a level; None: there is none, so none limits it."""
+        return self._matched(task, level)[1] if self._limits else None
+
+    def _matched(self, task: Claimant, level: Priority) -> _Matched:
         own = self._matching.get(task.owner)
         if own is None:
             own = self._matching[task.owner] = {}
@@ -208,18 +216,15 @@ class QuotaUsage:
                 {Priority.UNSPECIFIED, level},
             )
             rows = [self._limits.get((*names, False)) for names in combinations]
-            grant = self.deciding(task, level)
+            grant = deciding(
+                lambda names: self._limits.get((*names, True)),
+                *(task.owner, task.team, task.group, level),
+            )
             rows.append(grant and grant.at(level))
             in_force = (row for row in rows if row is not None)
-            found = tuple(sorted(in_force, key=lambda row: (row.limit, row.key)))
+            found = (tuple(sorted(in_force, key=lambda row: (row.limit, row.key))), grant)
             own[key] = found
         return found
-
-    def deciding(self, task: Claimant, level: Priority) -> Limit | None:
-        """The grant that decides for a task at a level; None: there is none, so none limits it."""
-        return deciding(
-            lambda names: self._limits.get((*names, True)), task.owner, task.team, task.group, level
-        )
 
     def charge(self, task: Task, level: Priority, need: Need) -> None:
         """Count what a task gets; a negative need is a release."""
