@@ -563,7 +563,7 @@ class Quota(Message):
 
 
 class QuotaChanged(Message):
-    """QuotaChanged: a limit was set, changed or taken away."""
+    """QuotaChanged: a cap or a grant was set, changed or removed."""
 
     group_token: str = ""
     quota: Quota

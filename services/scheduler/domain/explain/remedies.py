@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
-from libs.contracts.permission import amount, grant_text
+from libs.contracts.permission import amount
 from libs.contracts.reasons import duration, level_name
 from libs.contracts.wording import counted as number
 from services.scheduler.domain.explain.group_simulation import (
@@ -406,7 +406,10 @@ class Remedies:
             if row.grant and not row.user:
                 own = self._own_grant(row, level, need)
                 raised[own.key] = own
-                texts.append(f"give {task.owner} a grant: {grant_text(own)} (`{_quota_set(own)}`)")
+                to = f"{amount(own.limit, own.unit)} at {level_name(own.priority)}"
+                texts.append(
+                    f"give {own.user} a grant of {to} in group {own.group} (`{_quota_set(own)}`)"
+                )
                 continue
             # A grant of nothing also stops a task that takes nothing of its unit.
             more = replace(row, limit=max(1, held + need.of(row.unit)))
