@@ -142,7 +142,8 @@ class QuotaUsage:
         owners: set[str] | None = {row.user for row in fresh}
         regranted: set[str] | None = {row.user for row in fresh if row.grant}
         owners, regranted = (None if "" in each else each for each in (owners, regranted))
-        self._forget_grants(regranted)
+        if regranted is None or regranted:
+            self._forget_grants(regranted)
         for task in held(owners):
             need = held_need(task)
             again = regranted is None or task.owner in regranted
