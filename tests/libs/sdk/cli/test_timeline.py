@@ -233,9 +233,9 @@ def test_an_attempts_events_stand_in_the_order_of_its_life_whatever_the_clocks_s
     events: list[Any] = []
     steps: dict[int, int] = {}
     states: set[tuple[int, str]] = set()
-    for position, ((attempt, step, which), second) in enumerate(zip(drawn, times, strict=False), 1):
-        kind = LIFE[step][which % len(LIFE[step])]
-        position *= 10
+    for number, ((attempt, part, which), second) in enumerate(zip(drawn, times, strict=False), 1):
+        position, step = number * 10, part
+        kind = LIFE[part][which % len(LIFE[part])]
         if "." in kind:
             events.append(an_event(position, kind, second, attempt))
         else:
