@@ -72,6 +72,9 @@ async def _check_right(parts: Context, caller: Identity, row: TaskRow) -> None:
     are audited; what is allowed is audited once it is known what runs where."""
     if row.state not in LIVE_WORDS:
         raise ProblemError(CONFLICT, f"the task is {row.state}; nothing of it runs any more")
+    if row.state == "paused":
+        detail = f"the task is paused; resume it first (`shiftwork resume {row.task_id}`)"
+        raise ProblemError(CONFLICT, detail)
     try:
         require_owner(caller, row, "open a session in it")
     except ProblemError:

@@ -22,6 +22,7 @@ from services.gateway.api.deps import Context
 from services.gateway.api.exec_sessions import audited_words
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import ADMIN_TOKEN, GatewayHarness, served
+from tests.services.gateway.test_handlers import state
 
 pytestmark = pytest.mark.server
 QUICK = SessionTimes(heartbeat_seconds=0.1, silence_seconds=0.6)
@@ -233,6 +234,17 @@ async def test_a_command_that_is_too_long_is_refused_with_the_limits(
         (error,) = (await problem_of(socket))["errors"]
         assert error["field"] == "command"
         assert "at most 1000 words, of 32768 bytes together" in error["message"]
+
+
+async def test_a_paused_task_has_no_session_and_the_command_that_resumes_it_is_named(
+    tmp_path: Path,
+) -> None:
+    async with site_of(tmp_path) as site:
+        await site.harness.project(state(site.task, m.TaskState.PAUSED, 2))
+        status, problem = await refused(site)
+        assert (status, site.far.asked) == (409, [])
+        expected = f"the task is paused; resume it first (`shiftwork resume {site.task}`)"
+        assert problem["detail"] == expected
 
 
 async def test_a_refused_upgrade_is_no_error_in_the_log(
