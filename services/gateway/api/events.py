@@ -188,12 +188,12 @@ async def events_socket(socket: WebSocket) -> None:
             after = await start_of(parts, query.get("from"), None)
             await socket.accept(subprotocol=protocol)
             await _converse(parts, socket, caller, wanted, after)
-    except ProblemError as problem:
+    except (ProblemError, *STORE_ERRORS) as error:
+        is_problem = isinstance(error, ProblemError)
+        problem = error if is_problem else problem_of(error, socket.url.path)
         note_refusal(parts, socket.scope, problem)
         code = TRY_LATER if problem.headers.get("retry-after") else POLICY_VIOLATION
         await socket.close(code, problem.detail[:120])
-    except STORE_ERRORS as error:
-        await socket.close(TRY_LATER, problem_of(error, socket.url.path).detail[:120])
 
 
 def token_of(socket: WebSocket) -> tuple[str, str | None]:
