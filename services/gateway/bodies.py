@@ -10,7 +10,16 @@ from base64 import b64decode
 from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    FailFast,
+    Field,
+    Strict,
+    ValidationInfo,
+    field_validator,
+)
 
 from libs.contracts.enum_words import GoalWord, PriorityWord, RunModeWord, UnitWord
 from libs.contracts.limits import (
@@ -87,6 +96,13 @@ class ModeBody(Body):
     mode: RunModeWord
     # With normal: a task that its owner has paused stays paused.
     stay_paused: Flag = False
+
+    @field_validator("stay_paused")
+    @classmethod
+    def _only_with_normal(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("mode", "normal") != "normal":
+            raise ValueError("goes with the mode normal only; leave it out")
+        return value
 
 
 class PriorityBody(Body):
@@ -211,9 +227,9 @@ class CheckpointBody(Body):
 class ReadyBody(Body):
     """A rank that is ready."""
 
-    rank: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    rank: Annotated[Count, Strict()]
     restarts: Annotated[
-        int, Field(ge=0, le=2**31 - 1, description="SHIFTWORK_RESTARTS of the process; else 0")
+        Count, Strict(), Field(description="SHIFTWORK_RESTARTS of the process; else 0")
     ] = 0
 
 

@@ -43,6 +43,8 @@ ALIASES: Mapping[str, str] = {
     "selector": "node_selector",
     "constraint": "node_selector",
 }
+# The modes of a task, which are words for one field; with true, as other tools have them.
+MODES: Mapping[str, str] = {"debug": "debug", "paused": "pause", "pause": "pause"}
 # Options of `shiftwork submit` that are no part of a task.
 WITHOUT_FIELD = frozenset({"venv", "file", "key", "dry_run", "follow"})
 # Fields whose values are never repeated in a message.
@@ -73,6 +75,8 @@ def advice(part: type[BaseModel] | None, name: str, value: object) -> str:
     fields = part.model_fields if part is not None else {}
     if part is None or not issubclass(part, TaskSpecBody | RoleBody):
         return meant(name, fields)
+    if name in MODES and isinstance(value, bool) and issubclass(part, TaskSpecBody):
+        return f"did you mean run_mode? Write {example('run_mode', MODES[name])}."
     known = {**ALIASES, **_fields_of_options()}
     path = known.get(name, "")
     if name in WITHOUT_FIELD and issubclass(part, TaskSpecBody):

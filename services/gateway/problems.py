@@ -240,7 +240,11 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
         message = "is not the name of a port"
         fix = "name one of the role's ports, such as http of ports: [{name: http}]"
     if detail["type"] == "list_type" and not secret:
-        fix += _as_list(detail["input"])
+        fix += _as_list(detail["input"], place, body)
+    if detail["type"] == "value_error":
+        # Texts of our own validators: what is wrong, and behind a semicolon the fix.
+        message, _, own = detail["msg"].removeprefix("Value error, ").partition("; ")
+        fix = own or fix
     return FieldError(
         field=field_path(place),
         value="" if secret else shown(detail["input"]),
@@ -293,6 +297,10 @@ def _as_fields(
     # A list of objects; or an object, whose first field is the one that is usually meant.
     if isinstance(place[-1], int):
         return f"{name}: [{{{next(iter(below.model_fields))}: ...}}]"
+    if isinstance(detail["input"], bool):
+        # A program that reports by itself that it is ready needs no field.
+        inside = "" if name == "ready" else f"{next(iter(below.model_fields))}: ..."
+        return f"{name}: {{{inside}}}"
     first, field = next(iter(below.model_fields.items()))
     of_list = get_origin(field.annotation) is list
     return misnamed.example(f"{name}.{first}", detail["input"], of_list=of_list)
@@ -312,8 +320,14 @@ def _limit(value: object, place: tuple[int | str, ...]) -> str:
     return f"{value}{unit}" if isinstance(value, int) else str(value)
 
 
-def _as_list(value: object) -> str:
-    """A command line that was given as one text, as the list that it has to be."""
+def _as_list(value: object, place: Sequence[str | int], body: type[BaseModel] | None) -> str:
+    """What was given alone as the list that it has to be: an object with its first field, or the
+    words of a command line."""
+    around = body_around(body, place)
+    field = around.model_fields.get(str(place[-1])) if around is not None else None
+    item = body_in(field.annotation) if field is not None else None
+    if item is not None:
+        return f": [{{{misnamed.example(next(iter(item.model_fields)), value)}}}]"
     if not isinstance(value, str) or not 0 < len(value) <= VALUE_CHARACTERS_MAX:
         return ""
     try:

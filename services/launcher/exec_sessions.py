@@ -84,7 +84,7 @@ class ExecSessions:
                 runs = await tx.select(Run, Where("task_id", Op.EQ, command.task_id))
         finally:
             self._opening -= 1
-        found = find_rank(runs, command.rank, command.role)
+        found = find_rank(command.task_id, runs, command.rank, command.role)
         if isinstance(found, Refusal):
             return OpenExecReply(refusal=found)
         run, place = found

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
 from functools import cache
 from typing import Any
 
-import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from libs.store.port import (
-    ConflictError,
-    StoreUnavailableError,
-    UnfitValueError,
-    UnreadableRowError,
-)
 from services.gateway.api import (
     dead_letters,
     docs,
@@ -34,14 +26,12 @@ from services.gateway.api import (
     tasks,
 )
 from services.gateway.api.deps import PARTS, Context, answer
+from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.api.guard import Guard, Templates, note_refusal
 from services.gateway.problems import (
     BY_STATUS,
-    CONFLICT,
     INTERNAL,
-    INVALID,
     MALFORMED,
-    UNAVAILABLE,
     ProblemError,
     of_validation,
 )
@@ -63,7 +53,6 @@ FIXES = {
     404: "see /docs for the routes that are",
     405: "see /docs for this route's methods",
 }
-_log = structlog.stdlib.get_logger(__name__)
 
 
 def create_app(parts: Context) -> Guard:
@@ -127,41 +116,13 @@ async def _on_http(request: Request, error: Any) -> Response:  # noqa: ANN401 - 
     return _problem(ProblemError(kind, detail, headers=error.headers))
 
 
-async def _on_store_unavailable(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    _log.warning("database not reached", path=request.url.path, problem=str(error))
-    detail = "the gateway's database does not answer now; try again"
-    return _problem(ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"}))
-
-
-async def _on_conflict(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    _log.info("two changes met", path=request.url.path, problem=str(error))
-    return _problem(ProblemError(CONFLICT, "another request changed the same thing; read it again"))
-
-
-async def _on_unfit(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    _log.warning("a value cannot be stored", path=request.url.path, problem=str(error))
-    return _problem(ProblemError(INVALID, "a value in the request cannot be stored; change it"))
-
-
-async def _on_unreadable(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    _log.error("a row cannot be read", path=request.url.path, problem=str(error))
-    return _problem(ProblemError(INTERNAL, f"{error}; an administrator has to repair this row"))
-
-
 async def _on_failure(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    # As text: the values of variables, which may be secrets, stay out of the log.
-    trace = "".join(traceback.format_exception(error))
-    _log.error("a route failed", path=request.url.path, traceback=trace)
-    return _problem(ProblemError(INTERNAL, "this is a defect of the gateway; its log has more"))
+    return _problem(problem_of(error, request.url.path))
 
 
 HANDLERS: dict[Any, Any] = {
     ProblemError: _on_problem,
     RequestValidationError: _on_validation,
     HTTPException: _on_http,
-    StoreUnavailableError: _on_store_unavailable,
-    ConflictError: _on_conflict,
-    UnfitValueError: _on_unfit,
-    UnreadableRowError: _on_unreadable,
-    Exception: _on_failure,
+    **dict.fromkeys((*STORE_ERRORS, Exception), _on_failure),
 }

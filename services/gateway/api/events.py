@@ -14,7 +14,6 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from libs.contracts.messages import FieldError
 from libs.contracts.wording import meant
-from libs.store.port import StoreUnavailableError
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
@@ -28,6 +27,7 @@ from services.gateway.api.deps import (
     context,
     router_of,
 )
+from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.api.guard import enter, note_refusal
 from services.gateway.auth import Identity
 from services.gateway.event_stream import Encoded, EventFilter
@@ -188,12 +188,12 @@ async def events_socket(socket: WebSocket) -> None:
             after = await start_of(parts, query.get("from"), None)
             await socket.accept(subprotocol=protocol)
             await _converse(parts, socket, caller, wanted, after)
-    except ProblemError as problem:
+    except (ProblemError, *STORE_ERRORS) as error:
+        is_problem = isinstance(error, ProblemError)
+        problem = error if is_problem else problem_of(error, socket.url.path)
         note_refusal(parts, socket.scope, problem)
         code = TRY_LATER if problem.headers.get("retry-after") else POLICY_VIOLATION
         await socket.close(code, problem.detail[:120])
-    except StoreUnavailableError:
-        await socket.close(TRY_LATER, "the gateway's database does not answer now")
 
 
 def token_of(socket: WebSocket) -> tuple[str, str | None]:

@@ -10,21 +10,19 @@ import shlex
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import orjson
 import structlog
 from fastapi import WebSocket
 from pydantic import ValidationError
-from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from libs.bus.port import BusError
 from libs.bus.sessions import Session, SessionTimes, open_session
 from libs.contracts import messages as m
 from libs.contracts.task_states import LIVE_WORDS
-from libs.store.port import StoreUnavailableError
 from services.gateway.api.deps import CALLER, Audited, Context, context, router_of, task_or_404
 from services.gateway.api.events import token_of
-from services.gateway.api.guard import enter, note_refusal
+from services.gateway.api.failures import problem_of
+from services.gateway.api.guard import enter, note_refusal, refuse_upgrade
 from services.gateway.auth import Identity, require_owner
 from services.gateway.exec_relay import ExecQuery, RelayTimes, as_text, first_message, relay
 from services.gateway.problems import CONFLICT, UNAVAILABLE, ProblemError, invalid, of_validation
@@ -55,12 +53,11 @@ async def exec_socket(socket: WebSocket, task_id: str) -> None:
     except ProblemError as problem:
         note_refusal(parts, socket.scope, problem)
         await _refuse(socket, problem)
-    except StoreUnavailableError:
-        detail = "the gateway's database does not answer now; try again"
-        await _refuse(socket, ProblemError(UNAVAILABLE, detail))
     except (WebSocketDisconnect, RuntimeError) as problem:
         # The client is gone: nothing can reach it.
         _log.info("a client left its session", problem=str(problem))
+    except Exception as error:  # noqa: BLE001 - the client learns of it, and the log has it
+        await _refuse(socket, problem_of(error, socket.url.path))
 
 
 def _query_of(socket: WebSocket) -> ExecQuery:
@@ -75,6 +72,9 @@ async def _check_right(parts: Context, caller: Identity, row: TaskRow) -> None:
     are audited; what is allowed is audited once it is known what runs where."""
     if row.state not in LIVE_WORDS:
         raise ProblemError(CONFLICT, f"the task is {row.state}; nothing of it runs any more")
+    if row.state == "paused":
+        detail = f"the task is paused; resume it first (`shiftwork resume {row.task_id}`)"
+        raise ProblemError(CONFLICT, detail)
     try:
         require_owner(caller, row, "open a session in it")
     except ProblemError:
@@ -200,13 +200,7 @@ async def _refuse(socket: WebSocket, problem: ProblemError) -> None:
     """A problem as the answer to the upgrade, or, behind that, as the last message."""
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
         if socket.application_state is WebSocketState.CONNECTING:
-            await socket.send_denial_response(
-                Response(
-                    orjson.dumps(problem.document()),
-                    problem.kind.status,
-                    headers={**problem.headers, "content-type": "application/problem+json"},
-                )
-            )
+            await refuse_upgrade(socket, problem)
         elif socket.application_state is WebSocketState.CONNECTED:
             await socket.send_text(as_text({"problem": problem.document()}))
             await socket.close(FAILED, problem.kind.type)

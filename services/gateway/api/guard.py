@@ -15,11 +15,13 @@ from typing import Any
 import orjson
 from prometheus_client import Counter, Histogram
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from libs.store.port import StoreUnavailableError
 from services.gateway.api.deps import CALLER, PARTS, Context
+from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.auth import bearer_of, unauthenticated
 from services.gateway.problems import (
     FORBIDDEN,
@@ -28,7 +30,6 @@ from services.gateway.problems import (
     TOO_LARGE,
     TOO_MANY,
     UNAUTHENTICATED,
-    UNAVAILABLE,
     ProblemError,
 )
 from services.gateway.rejected_requests import RejectedRequest
@@ -67,6 +68,9 @@ class Guard:
         """Answer (ASGI)."""
         scope[PARTS] = self._parts
         scope[TEMPLATES] = self._templates
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -91,6 +95,15 @@ class Guard:
             bounded = _bounded(receive, most, settings.body_seconds_max)
             await self._app(scope, bounded, counted)
 
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket: its route authenticates the caller, who may have no header for a token."""
+        try:
+            _check_target(scope)
+        except ProblemError as problem:
+            await refuse_upgrade(WebSocket(scope, receive, send), problem)
+        else:
+            await self._app(scope, receive, send)
+
     async def _authenticate(self, scope: Scope) -> None:
         """Authenticate the caller and store it in the scope. Raises a ProblemError otherwise."""
         path = scope["path"]
@@ -101,9 +114,8 @@ class Guard:
             scope[CALLER] = await enter(
                 self._parts, scope, bearer_of(scope["headers"]), is_run=is_run
             )
-        except StoreUnavailableError as problem:
-            detail = "the gateway's database does not answer now; try again"
-            raise ProblemError(UNAVAILABLE, detail, headers={"retry-after": "1"}) from problem
+        except STORE_ERRORS as error:
+            raise problem_of(error, path) from error
 
 
 async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> object:
@@ -203,6 +215,13 @@ def _bounded(receive: Receive, most: int, seconds_max: float) -> Receive:
 
 def _detail(most: int) -> str:
     return f"the body has more than {most} bytes; send less at once"
+
+
+async def refuse_upgrade(socket: WebSocket, problem: ProblemError) -> None:
+    """Answer a request for a WebSocket with a problem instead."""
+    headers = {**problem.headers, "content-type": "application/problem+json"}
+    body = orjson.dumps(problem.document())
+    await socket.send_denial_response(Response(body, problem.kind.status, headers))
 
 
 async def _refuse(send: Send, problem: ProblemError) -> None:

@@ -9,7 +9,9 @@ from services.launcher.domain import role_order
 from services.launcher.domain.model import Run, RunState
 
 
-def find_rank(runs: Sequence[Run], rank: int, role: str) -> tuple[Run, Placement] | Refusal:
+def find_rank(
+    task_id: str, runs: Sequence[Run], rank: int, role: str
+) -> tuple[Run, Placement] | Refusal:
     """The running attempt of a task and the place of one of its ranks: of the role's ranks, if one
     is named. ``runs`` are those of the task that are not forgotten."""
     running = [run for run in runs if run.state is RunState.RUNNING]
@@ -18,7 +20,7 @@ def find_rank(runs: Sequence[Run], rank: int, role: str) -> tuple[Run, Placement
         ending = any(run.state is RunState.ENDING for run in runs)
         how = "is starting" if waiting else "is ending" if ending else "does not run"
         fix = "try again when it runs" if waiting else "wait until it runs"
-        detail = f"the task {how}; {fix} (`shiftwork wait TASK --for running`)"
+        detail = f"the task {how}; {fix} (`shiftwork wait {task_id} --for running`)"
         return Refusal(code=RefusalCode.CONFLICT, detail=detail)
     run = max(running, key=lambda each: each.attempt)
     roles = list(dict.fromkeys(place.role for place in run.placements))

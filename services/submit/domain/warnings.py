@@ -219,7 +219,8 @@ def _unknown_taint(case: Case) -> Iterator[Found]:
 
 
 def _nodes_of_sharing_replicas(case: Case) -> Iterator[Found]:
-    if not case.asked.nodes or not any(map(has_own_size, case.spec.roles)):
+    several = case.asked.nodes > 1
+    if not several or not any(map(has_own_size, case.spec.roles)):
         return
     if not all(size_of(case.spec, role).spread for role in case.spec.roles):
         yield Found("nodes", case.asked.nodes, {"count": case.spec.nodes})

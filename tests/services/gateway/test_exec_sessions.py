@@ -17,9 +17,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from libs.bus.sessions import Session, SessionTimes, open_session
 from libs.contracts import messages as m
 from libs.contracts.base import Message
+from libs.store.port import ConflictError, StoreUnavailableError, UnfitValueError
+from services.gateway.api.deps import Context
 from services.gateway.api.exec_sessions import audited_words
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import ADMIN_TOKEN, GatewayHarness, served
+from tests.services.gateway.test_handlers import state
 
 pytestmark = pytest.mark.server
 QUICK = SessionTimes(heartbeat_seconds=0.1, silence_seconds=0.6)
@@ -186,6 +189,42 @@ async def test_a_first_message_that_is_no_command_is_refused(
         assert site.far.asked == []
 
 
+@pytest.mark.parametrize("text", ["%00", "a%00b", "%ff", "%ed%a0%80"])
+async def test_an_address_that_is_no_text_is_refused_before_the_upgrade(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
+    async with site_of(tmp_path) as site:
+        for how in ({"query": f"?role={text}"}, {"task": text}):
+            status, problem = await refused(site, **how)
+            assert (status, problem["type"]) == (400, "malformed")
+            assert "send UTF-8 without NUL" in problem["detail"]
+        assert await site.audited() == []
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (StoreUnavailableError("gone"), "unavailable"),
+        (UnfitValueError("NUL"), "invalid"),
+        (ConflictError("taken"), "conflict"),
+        (ValueError("a defect"), "internal"),
+    ],
+)
+async def test_an_error_of_the_store_ends_a_session_with_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: str
+) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise error
+
+    async with site_of(tmp_path) as site, site.at() as socket:
+        monkeypatch.setattr(Context, "audit", broken)
+        await socket.send("{}")
+        assert (await problem_of(socket))["type"] == kind
+        assert socket.close_code == 1011
+
+
 @pytest.mark.parametrize("words", [["x"] * 9_000, ["x" * 40_000], ["x"] * 1_001])
 async def test_a_command_that_is_too_long_is_refused_with_the_limits(
     tmp_path: Path, words: list[str]
@@ -195,6 +234,17 @@ async def test_a_command_that_is_too_long_is_refused_with_the_limits(
         (error,) = (await problem_of(socket))["errors"]
         assert error["field"] == "command"
         assert "at most 1000 words, of 32768 bytes together" in error["message"]
+
+
+async def test_a_paused_task_has_no_session_and_the_command_that_resumes_it_is_named(
+    tmp_path: Path,
+) -> None:
+    async with site_of(tmp_path) as site:
+        await site.harness.project(state(site.task, m.TaskState.PAUSED, 2))
+        status, problem = await refused(site)
+        assert (status, site.far.asked) == (409, [])
+        expected = f"the task is paused; resume it first (`shiftwork resume {site.task}`)"
+        assert problem["detail"] == expected
 
 
 async def test_a_refused_upgrade_is_no_error_in_the_log(

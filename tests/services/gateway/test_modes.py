@@ -85,6 +85,20 @@ async def test_an_unknown_mode_is_refused_with_the_known_ones(
         assert error["fix"] == "give one of 'normal', 'debug' or 'pause'"
 
 
+@pytest.mark.parametrize("mode", ["debug", "pause"])
+async def test_staying_paused_goes_with_the_normal_mode_only(
+    harness: GatewayHarness, ann: httpx.AsyncClient, mode: str
+) -> None:
+    task = await harness.submitted(ann)
+    path = f"/v1/tasks/{task['id']}/mode"
+    refused = await ann.post(path, json={"mode": mode, "stay_paused": True})
+    (error,) = refused.json()["errors"]
+    assert (refused.status_code, error["field"], error["value"]) == (422, "stay_paused", "true")
+    assert error["message"] == "goes with the mode normal only"
+    assert error["fix"] == "leave it out"
+    assert (await ann.post(path, json={"mode": mode, "stay_paused": False})).status_code == 202
+
+
 async def test_a_retry_is_neither_paused_nor_in_debug_mode(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:

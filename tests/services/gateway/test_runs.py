@@ -307,6 +307,12 @@ async def test_a_ready_rank_is_reported_to_the_launcher(harness: GatewayHarness)
         # A rank that the attempt does not have, and one that reports again and again.
         refused = await run.post("/v1/run/ready", json={"rank": 7})
         assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "rank")
+        for field in ("rank", "restarts"):
+            for value in ("0", True, 0.5, None, -1):
+                refused = await run.post("/v1/run/ready", json={**body, field: value})
+                (error,) = refused.json()["errors"]
+                assert (refused.status_code, error["field"]) == (422, field)
+        assert harness.others.asked[-1] == command
         replies = [await run.post("/v1/run/ready", json=body) for _ in range(80)]
         assert replies[-1].status_code == 429
     async with harness.client(run_token("tt", 1)) as old:

@@ -133,7 +133,11 @@ async def test_the_error_of_a_life_state_names_the_field(
     (error,) = reply.json()["errors"]
     assert error["field"] == field
     if len(body.get("data", "")) > LIFE_STATE_BYTES_MAX:
-        assert "has 65537 bytes; give at most 65536" in error["message"]
+        assert error["message"] == "has 65537 bytes"
+        assert error["fix"] == "give at most 65536, and keep more in a checkpoint"
+    elif body.get("data"):
+        assert error["message"] == "is not base64"
+        assert error["fix"] == "encode the content in base64"
 
 
 @pytest.mark.parametrize(

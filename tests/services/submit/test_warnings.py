@@ -158,6 +158,8 @@ def test_a_plain_task_has_no_warning(facts: Facts) -> None:
     assert warned(facts) == ()
     assert warned(facts, nodes=2, gpus_per_node=1) == ()
     assert warned(facts, **roles(role(gpus=1), role("b", gpus=1, spread=True))) == ()
+    # One replica shares its node with none of its own.
+    assert warned(facts, **roles(role(gpus=1)), nodes=1) == ()
 
 
 @pytest.mark.parametrize("facts", [Facts(), BOTH], ids=["unknown", "both"])

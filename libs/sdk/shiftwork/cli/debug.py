@@ -29,9 +29,12 @@ def debug(
         found = tasks.find(api, text)
         body = {"mode": "normal", "stay_paused": True} if off else {"mode": "debug"}
         path = f"/v1/tasks/{part(found['id'])}/mode"
+        runs: list[dict[str, Any]] = []
+        if off and found.get("debug"):
+            runs = api.get(f"/v1/tasks/{part(found['id'])}/runs")["items"]
         reply: dict[str, Any] = api.post(path, body, secrets.token_hex(16))
         name = f"{found['name']} ({found['id']})"
-        render.note(f"{name}: {_off(found) if off else _on(found)}")
+        render.note(f"{name}: {_off(found, runs) if off else _on(found)}")
         if not off and not session.current().json:
             render.facts([("enter it", f"shiftwork exec {found['id']}"), *modes.programs(found)])
         return {"id": found["id"], **reply}
@@ -55,8 +58,8 @@ def _on(found: dict[str, Any]) -> str:
     )
 
 
-def _off(found: dict[str, Any]) -> str:
-    """The message after debug mode was turned off, by where the task stood."""
+def _off(found: dict[str, Any], runs: list[dict[str, Any]]) -> str:
+    """The message after debug mode was turned off, by where the task stood with its runs."""
     state = found["state"]
     if not found.get("debug"):
         return f"debug mode is off already; it is {state}"
@@ -64,6 +67,11 @@ def _off(found: dict[str, Any]) -> str:
         return f"debug mode is off; it waits until it is resumed: shiftwork resume {found['id']}"
     if state in ("queued", "paused"):
         return "debug mode is off; its program starts when the task gets its nodes"
+    if not modes.is_live(runs, found):
+        return (
+            "debug mode is off; its program, which was asked to save and leave, starts again when"
+            " the task gets its nodes again"
+        )
     return (
         "debug mode is off; the debug programs are ended, and its own program starts when the task"
         " gets its nodes again"

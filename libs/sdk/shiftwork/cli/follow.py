@@ -324,6 +324,8 @@ def to_the_end(api: Api, task: dict[str, Any]) -> int:
 
     Ctrl-C leaves the task running.
     """
+    if task.get("run_mode") == "pause":
+        render.note(f"paused: shiftwork resume {task['name']} starts it")
     try:
         with render.Progress() as progress:
             follower = _Follower(api, task, progress)

@@ -44,7 +44,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 # With a task argument the first, else the second.
 STATUS = ("show", "ls")
 
-# Options of other tools: ours, if the command has it.
+SHORT = 2
+# Options of other tools: ours, with its value where that is meant, if the command has it.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "--gpu": ("--gpus-per-node", "--gpus"),
     "--gpu-per-node": ("--gpus-per-node",),
@@ -71,6 +72,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "--constraint": ("--node-selector",),
     "--selector": ("--label", "--node-selector"),
     "--toleration": ("--tolerate",),
+    "--debug": ("--mode debug",),
     "--max-retries": ("--retries",),
     "--restart": ("--retries",),
     "--wait": ("--follow",),
@@ -176,12 +178,14 @@ def expanded(words: Sequence[str]) -> list[str]:
 
 def suggestion(option: str, known: Sequence[str]) -> str:
     """A suggestion for an unknown option; empty if no option is similar."""
-    ours = [each for each in SYNONYMS.get(option, ()) if each in known]
+    ours = [each for each in SYNONYMS.get(option, ()) if each.split()[0] in known]
     if ours:
         return f"did you mean {ours[0]}?"
     # Without the dashes, which all options have.
     names = {each[2:]: each for each in known if each.startswith("--")}
-    near = get_close_matches(option.lstrip("-"), list(names), 1)
+    word = option.lstrip("-")
+    # Every short word is near to another.
+    near = get_close_matches(word, list(names), 1) if len(word) > SHORT else []
     return f"did you mean {names[near[0]]}?" if near else ""
 
 

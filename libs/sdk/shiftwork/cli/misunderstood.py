@@ -88,7 +88,10 @@ def _other(error: Any, line: typed.Line) -> Failure:  # noqa: ANN401 - Typer's o
     """Errors that older versions distinguish only by their texts."""
     extra = re.search(r"unexpected extra arguments? ?(?:\(s\) )?\((.*)\)", error.message)
     if extra:
-        return usage(f"{extra[1]}: this argument is too much", fix=f"write: {_form(error.ctx)}")
+        options = [opt for param in error.ctx.command.params for opt in param.opts]
+        meant = f"did you mean --{extra[1]}? " if f"--{extra[1]}" in options else ""
+        fix = f"{meant}write: {_form(error.ctx)}"
+        return usage(f"{extra[1]}: this argument is too much", fix=fix)
     command = re.match("No such command '(.*?)'", error.message)
     if command:
         return _no_command(error, command[1])

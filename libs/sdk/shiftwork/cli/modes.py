@@ -22,6 +22,14 @@ def shown(task: dict[str, Any]) -> str:
     return f"debug; its program runs after: shiftwork debug {task['id']} --off"
 
 
+def reason(task: dict[str, Any]) -> str:
+    """The reason of its state for a list, which names debug mode."""
+    text = str(parse.fields(task.get("reason")).get("text", ""))
+    if task["state"] in ENDED or not task.get("debug") or "debug mode" in text:
+        return text
+    return f"debug mode: {text}" if text else "debug mode"
+
+
 def ended_ranks(runs: list[dict[str, Any]], task: dict[str, Any]) -> str:
     """In debug mode, the ranks of the live run that have ended while others go on."""
     for run in runs:
@@ -30,6 +38,14 @@ def ended_ranks(runs: list[dict[str, Any]], task: dict[str, Any]) -> str:
             listed = ", ".join(map(rank_end, found[:ENDED_RANKS_SHOWN_MAX]))
             return listed + (", ..." if len(found) > ENDED_RANKS_SHOWN_MAX else "")
     return ""
+
+
+def is_live(runs: list[dict[str, Any]], task: dict[str, Any]) -> bool:
+    """True if the attempt that runs now is one in debug mode."""
+    return any(
+        run["attempt"] == task["attempt"] and bool(run.get("live") and run.get("debug"))
+        for run in runs
+    )
 
 
 def end(run: dict[str, Any]) -> str:

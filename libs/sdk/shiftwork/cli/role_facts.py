@@ -19,6 +19,7 @@ def facts(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("starts after", _of_roles(roles, _starts_after)),
         ("ready", _of_roles(roles, _ready)),
         ("resume", _of_roles(roles, _resume)),
+        ("debug", _of_roles(roles, _debug)),
         ("completion", _completion(parse.fields(task.get("completion")))),
     ]
     return [*found, *((f"role {role.get('name')}", _own(role, task)) for role in roles)]
@@ -65,6 +66,14 @@ def _resume(role: dict[str, Any]) -> str:
     command = " ".join(map(str, parse.listed(given.get("command"))))
     names = ", ".join(sorted(parse.fields(given.get("env"))))
     return f"{command}{' with ' if command and names else ''}{names}"
+
+
+def _debug(role: dict[str, Any]) -> str:
+    """What its ranks run in debug mode, where that is not to wait."""
+    program = parse.fields(role.get("debug"))
+    return " ".join(
+        map(str, [*parse.listed(program.get("command")), *parse.listed(program.get("args"))])
+    )
 
 
 def _completion(rules: dict[str, Any]) -> str:

@@ -34,6 +34,8 @@ WHOLE_MAX = 1e15
 LISTED_MAX = 100_000
 # Of the ports that `show` prints.
 ENDPOINTS_SHOWN_MAX = 20
+# Of the nodes with their ranks that `show` prints; the runs of the API have all.
+NODES_SHOWN_MAX = 16
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
 
 STOPPED_MAX = 10_000
@@ -262,7 +264,7 @@ COLUMNS = (
 
 
 def _row(task: Dict[str, Any], short: str, names: ids.Names) -> List["str | render.Cell"]:
-    reason = parse.fields(task.get("reason")).get("text", "")
+    reason = modes.reason(task)
     return [
         render.Cell(short, task["id"]),
         task["name"],
@@ -374,6 +376,7 @@ def _show(api: Api, found: Dict[str, Any]) -> None:
             ("tolerates", " ".join(parse.listed(found.get("tolerations")))),
             *role_facts.facts(found),
             ("attempt", str(found["attempt"] or "")),
+            ("ranks", _ranks(runs, found)),
             ("progress", _reported(found)),
             ("checkpoint", _checkpoint(checkpoint, found)),
             ("life state", _life_state(found)),
@@ -423,6 +426,34 @@ def _delayed(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
         if run["attempt"] == task["attempt"]:
             return str(parse.fields(run.get("delayed")).get("detail", ""))
     return ""
+
+
+def _ranks(runs: List[Dict[str, Any]], task: Dict[str, Any]) -> str:
+    """Which ranks of the latest attempt are on which node: ``rank 0 on n0, ranks 1-2 on n1``."""
+    of_nodes: Dict[str, List[int]] = {}
+    latest = [run for run in runs if run["attempt"] == task["attempt"]]
+    for placed in (each for run in latest for each in parse.listed(run.get("placements"))):
+        of_nodes.setdefault(str(placed["node"]), []).append(placed["rank"])
+    if sum(map(len, of_nodes.values())) < 2:  # noqa: PLR2004 - one rank is where the attempt is
+        return ""
+    found = sorted((sorted(ranks), node) for node, ranks in of_nodes.items())
+    listed = [f"{_spans(ranks)} on {node}" for ranks, node in found[:NODES_SHOWN_MAX]]
+    more = len(found) - NODES_SHOWN_MAX
+    if more > 0:
+        listed.append(f"others on {render.counted(more, 'more node')}")
+    return ", ".join(listed)
+
+
+def _spans(ranks: List[int]) -> str:
+    """``rank 4``, ``ranks 1-3+7`` for sorted numbers."""
+    spans: List[List[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = "+".join(f"{low}-{high}" if high > low else str(low) for low, high in spans)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
 
 
 def _checkpoint(saved: Optional[Dict[str, Any]], task: Dict[str, Any]) -> str:
@@ -624,6 +655,10 @@ def _goal_message(goal: str, found: Dict[str, Any], *, changed: bool) -> str:
         "pause": ("paused", "being paused"),
         "stop": ("stopped", "being stopped"),
     }[goal]
+    if goal == "run" and found.get("debug") and found["state"] in ("starting", "running"):
+        # The command is passed on nevertheless, as the attempt may have just ended.
+        off = f"shiftwork debug {found['id']} --off"
+        return f"already {found['state']}, in debug mode; its program runs after: {off}"
     if changed:
         return on_its_way
     return f"already {found['state'] if found['state'] == reached or not reached else on_its_way}"

@@ -322,14 +322,28 @@ _STATE_STEPS: Mapping[str, int] = {
 }
 
 
-def _step(event: Data) -> int:
-    kind = str(event.get("type"))
-    if kind == "task.state_changed":
-        return _STATE_STEPS.get(str(parse.fields(event.get("data")).get("state")), _AFTER)
-    if kind == "run.delayed" and parse.fields(event.get("data")).get("running"):
-        # Roles that start while the run runs.
-        return _RUNNING
-    return _STEPS.get(kind, _AFTER)
+class _Steps:
+    """Finds the steps of one task's events. Each is given once, in the order of positions."""
+
+    def __init__(self) -> None:
+        self._states: set[tuple[object, object]] = set()
+
+    def of(self, event: Data) -> int:
+        kind, data = str(event.get("type")), parse.fields(event.get("data"))
+        if kind == "task.state_changed":
+            return self._of_state((event.get("attempt"), data.get("state")))
+        if kind == "run.delayed" and data.get("running"):
+            # Roles that start while the run runs.
+            return _RUNNING
+        return _STEPS.get(kind, _AFTER)
+
+    def _of_state(self, state: tuple[object, object]) -> int:
+        """A state that is published again, as another field of the task changed, happens while the
+        attempt is in it."""
+        step = _STATE_STEPS.get(str(state[1]), _AFTER)
+        again = state in self._states
+        self._states.add(state)
+        return {_STARTING: _WAITING, _KNOWN_STARTED: _RUNNING}.get(step, step) if again else step
 
 
 class InOrder:
@@ -343,7 +357,9 @@ class InOrder:
     HELD_SECONDS = 1.0
 
     def __init__(self) -> None:
-        self._held: list[tuple[float, Data]] = []
+        # Until when each is held, its step, and the event.
+        self._held: list[tuple[float, int, Data]] = []
+        self._steps = _Steps()
         self._shown_steps: set[tuple[object, int]] = set()
 
     @property
@@ -353,22 +369,23 @@ class InOrder:
 
     def add(self, event: Data, now: float) -> list[Data]:
         """What is to be shown now that this event is there."""
-        self._held.append((now + self.HELD_SECONDS, event))
+        self._held.append((now + self.HELD_SECONDS, self._steps.of(event), event))
         return self.due(now)
 
     def due(self, now: float) -> list[Data]:
         """What is to be shown by now, in its order."""
         shown: list[Data] = []
         while True:
-            found = [held for held in self._held if held[0] <= now or self._may_follow(held[1])]
+            found = [held for held in self._held if held[0] <= now or self._may_follow(*held[1:])]
             if not found:
                 return shown
-            first = min(found, key=lambda held: _place(held[1]))
+            first = min(found, key=lambda held: _place(*held[1:]))
             self._held.remove(first)
-            self._shown_steps.add((first[1].get("attempt"), _shown_step(first[1])))
-            shown.append(first[1])
+            _, step, event = first
+            self._shown_steps.add((event.get("attempt"), _shown_step(step, event)))
+            shown.append(event)
 
-    def _may_follow(self, event: Data) -> bool:
+    def _may_follow(self, step: int, event: Data) -> bool:
         """Whether all events that must come before it have been shown."""
         attempt = event.get("attempt")
         if not attempt:
@@ -378,22 +395,24 @@ class InOrder:
             return False
         if (attempt, _STARTED) not in self._shown_steps:
             return True
-        step = _step(event)
         needed = [_KNOWN_STARTED] if step == _EXITED else []
         needed += [_EXITED] if step in (_USED, _AFTER) else []
         needed += [_USED] if step == _AFTER else []
         return all((attempt, each) in self._shown_steps for each in needed)
 
 
-def _place(event: Data) -> tuple[int, int, int]:
+def _place(step: int, event: Data) -> tuple[int, int, int]:
     """The order of events: attempt, step and position. Events without an attempt come first."""
-    attempt, position = event.get("attempt"), int(event.get("position") or 0)
-    return (attempt, _step(event), position) if attempt else (0, 0, position)
+    attempt, position = event.get("attempt"), _position(event)
+    return (attempt, step, position) if attempt else (0, 0, position)
 
 
-def _shown_step(event: Data) -> int:
+def _position(event: Data) -> int:
+    return int(event.get("position") or 0)
+
+
+def _shown_step(step: int, event: Data) -> int:
     """The step that is reached: a state behind ``running`` shows that it was running."""
-    step = _step(event)
     is_state = event.get("type") == "task.state_changed" and step == _RUNNING
     return _KNOWN_STARTED if is_state else step
 
@@ -401,25 +420,29 @@ def _shown_step(event: Data) -> int:
 def ordered(events: Sequence[Data]) -> list[Data]:
     """One task's events in the order in which they happened.
 
-    The server has them in the order of their arrival, and services receive each other's events
-    later: a short program has exited before the scheduler knows that it runs. Events of attempts
-    are sorted by attempt, then by step, then by position, as clocks differ; the others stand
-    between them by time.
+    The server has them in the order of their arrival, which is their position, and services receive
+    each other's events later: a short program has exited before the scheduler knows that it runs.
+    Events of attempts are sorted by attempt, then by step, then by position, as clocks differ. Any
+    other event, such as a change of priority, stands behind all that the server had before it, and
+    no later; a submission is first.
     """
-
-    def at(event: Data) -> float:
-        at_time = parse.at(event.get("at"))
-        return at_time.timestamp() if at_time else 0.0
-
-    timed: list[tuple[float, Data]] = []
-    latest = float("-inf")
-    for event in sorted((each for each in events if each.get("attempt")), key=_place):
-        latest = max(latest, at(event))
-        timed.append((latest, event))
-    timed += [(at(event), event) for event in events if not event.get("attempt")]
-    # At equal times, events without an attempt, such as a submission, come first.
-    timed.sort(key=lambda pair: (pair[0], bool(pair[1].get("attempt"))))
-    return [event for _, event in timed]
+    steps = _Steps()
+    known = [(steps.of(event), event) for event in sorted(events, key=_position)]
+    of_attempts = sorted(
+        (each for each in known if each[1].get("attempt")), key=lambda e: _place(*e)
+    )
+    placed: list[tuple[float, Data]] = []
+    earliest = float("inf")
+    for _, event in reversed(of_attempts):
+        earliest = min(earliest, _position(event))
+        placed.append((earliest, event))
+    placed.reverse()
+    for _, event in known:
+        if not event.get("attempt"):
+            is_first = event.get("type") == "task.submitted"
+            placed.append((float("-inf") if is_first else _position(event), event))
+    placed.sort(key=lambda pair: pair[0])
+    return [event for _, event in placed]
 
 
 # States that begin with an event of the run, which has the same content and more.

@@ -259,6 +259,7 @@ class CliServer:
         self.keys[key] = task_id
         self.tasks[task_id] = a_task(task_id, name=body.get("name") or f"train-{task_id}")
         self.tasks[task_id]["nodes"] = body.get("nodes", 1)
+        self.tasks[task_id]["run_mode"] = body.get("run_mode", "normal")
         self.happen(task_id, "task.submitted", owner="ada", attempt=None)
         if self.on_submit is not None:
             threading.Thread(target=self.on_submit, args=(task_id,), daemon=True).start()

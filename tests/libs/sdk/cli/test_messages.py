@@ -118,6 +118,15 @@ def test_a_goal_that_a_task_has_already(  # noqa: PLR0917 - one row of the table
     assert (done.code, done.err) == (0, f"{message}\n")
 
 
+def test_a_resume_of_a_task_in_debug_mode_names_what_runs_its_program(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks["ta"] = a_task("ta", name="demo", state="running", debug=True)
+    server.first["PUT", "/v1/tasks/ta/goal"] = [(202, {"task": "ta", "revision": 7})]
+    expected = "demo (ta) is already running, in debug mode; its program runs after:"
+    assert shiftwork("resume", "demo").err == f"{expected} shiftwork debug ta --off\n"
+
+
 @pytest.mark.parametrize(
     ("verb", "message"),
     [
@@ -274,6 +283,10 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         ("submit --name= -- true", "--name: the value is empty", "give a value, or leave"),
         ("ls one", "one: this argument is too much", "write: shiftwork ls [OPTIONS]"),
         ("ls --context", "--context: the value is missing", "write: --context VALUE"),
+        ("debug ta off", "off: this argument is too much", "did you mean --off? write: "),
+        ("debug ta on", "on: this argument is too much", "write: shiftwork debug"),
+        ("debug ta --on", "no such option: --on", "`shiftwork debug --help` shows"),
+        ("submit --debug -- true", "no such option: --debug", "did you mean --mode debug?"),
         ("ls --jsn", "no such option: --jsn", "did you mean --json?"),
         ("stpo one", "there is no command 'stpo'", "did you mean stop?"),
         ("node drian n0", "there is no command 'drian'", "did you mean drain?"),

@@ -38,7 +38,9 @@ def test_the_mode_is_shown_unless_it_is_normal(found: dict[str, Any], text: str)
         (task(debug=False), "is asked to save and leave", "is off already"),
         (task("queued", debug=False), "begins when the task gets its nodes", "is off already"),
         (task("paused", debug=False), "shiftwork resume ta", "is off already"),
-        (task(debug=True), "is on already", "the debug programs are ended"),
+        (task(debug=True, attempt=2), "is on already", "the debug programs are ended"),
+        # Debug mode was turned on just before: the program is still saving.
+        (task("preempting", debug=True), "is on already", "its program, which was asked to save"),
         (task("queued", debug=True), "is on already", "its program starts when"),
         (task("paused", debug=True), "is on already", "its program starts when"),
         (task("paused", debug=True, goal="pause"), "shiftwork resume ta", "shiftwork resume ta"),
@@ -46,7 +48,25 @@ def test_the_mode_is_shown_unless_it_is_normal(found: dict[str, Any], text: str)
 )
 def test_messages_say_what_happens_next(found: dict[str, Any], on: str, off: str) -> None:
     assert on in debug._on(found)
-    assert off in debug._off(found)
+    runs = [
+        {"attempt": 1, "live": found["attempt"] == 1, "debug": False},
+        {"attempt": 2, "live": True, "debug": True},
+    ]
+    assert off in debug._off(found, runs)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (task(debug=False, reason={"text": "runs"}), "runs"),
+        (task(debug=True, reason={"text": "runs"}), "debug mode: runs"),
+        (task(debug=True), "debug mode"),
+        (task("paused", debug=True, reason={"text": "debug mode ended"}), "debug mode ended"),
+        (task("stopped", debug=True, reason={"text": "by ann"}), "by ann"),
+    ],
+)
+def test_the_reason_in_a_list_names_debug_mode(found: dict[str, Any], text: str) -> None:
+    assert modes.reason(found) == text
 
 
 def test_the_ranks_that_have_ended_are_listed_while_the_run_lives() -> None:

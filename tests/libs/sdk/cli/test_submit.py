@@ -299,6 +299,17 @@ def test_following_shows_everything_and_ends_with_the_tasks_code(
     ]
 
 
+def test_following_a_paused_task_names_the_command_that_starts_it(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    def end(task_id: str) -> None:
+        server.move(task_id, "stopped", attempt=0)
+
+    server.on_submit = end
+    done = shiftwork("submit", "-f", "--paused", "--name", "later", "--", "true")
+    assert done.err.splitlines()[0] == "paused: shiftwork resume later starts it"
+
+
 def test_streams_that_are_cut_lose_and_double_nothing(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
@@ -644,6 +655,7 @@ ORDERED: dict[str, Any] = {
                 "within_seconds": 600.0,
             },
             "resume": {"command": ["ps", "--again"], "env": {"TOKEN": "secret", "A": "1"}},
+            "debug": {"command": ["sshd"], "args": ["-D"]},
         },
         {
             "name": "worker",
@@ -675,6 +687,7 @@ def test_the_order_the_probes_and_the_rules_of_a_task_are_shown(
         " within 60 s"
     )
     assert facts["resume"].endswith("  ps: ps --again with A, TOKEN; worker: B")
+    assert facts["debug"].endswith("  ps: sshd -D")
     assert facts["completion"].endswith("  success: worker[all]; failure: worker[2+] or ps[any]")
     assert "secret" not in out
 

@@ -66,11 +66,17 @@ def test_show_prints_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServ
         exit=an_exit("failed", 9),
         attempts_without_progress=3,
         labels={"b": "2", "a": "1"},
+        attempt=1,
     )
     server.runs = [
         {
             "attempt": 1,
-            "placements": [{"node": "local-1"}, {"node": "local-0"}],
+            "placements": [
+                {"node": "local-1", "rank": 1},
+                {"node": "local-0", "rank": 0},
+                {"node": "local-1", "rank": 2},
+                {"node": "local-1", "rank": 4},
+            ],
             "started_at": "2026-11-21T10:00:00Z",
             "finished_at": None,
             "exit": {"kind": "failed"},
@@ -83,6 +89,7 @@ def test_show_prints_the_task_and_its_runs(shiftwork: Shiftwork, server: CliServ
     assert "python train.py" in done.out
     assert "2026-11-21 10:00:00Z (" in done.out
     assert "local-0,local-1" in done.out
+    assert "ranks      rank 0 on local-0, ranks 1-2+4 on local-1" in done.out
     assert "3 attempts in a row" in done.err
 
 

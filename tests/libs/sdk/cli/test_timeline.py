@@ -186,8 +186,8 @@ def test_a_tasks_events_are_in_the_order_in_which_they_happened() -> None:
     """The scheduler learns of starts and ends after they happen, and the gateway receives all
     events in another order."""
     events = [
-        state(2, "queued", 0.1, None),
-        an_event(1, "task.submitted", 0.1, None),
+        state(1, "queued", 0.1, None),
+        an_event(2, "task.submitted", 0.1, None),
         an_event(3, "run.assigned", 1.0, 1),
         state(4, "starting", 1.0, 1),
         # A short program: it has exited before the scheduler learns that it runs.
@@ -225,6 +225,8 @@ LIFE = [
     ["quota.usage"],
     ["queued", "paused"],
 ]
+# The step of these states when they are published again.
+AGAIN = {"starting": 2, "running": 5}
 
 
 @given(
@@ -240,25 +242,62 @@ def test_an_attempts_events_stand_in_the_order_of_its_life_whatever_the_clocks_s
 ) -> None:
     events: list[Any] = []
     steps: dict[int, int] = {}
-    for position, ((attempt, step, which), second) in enumerate(zip(drawn, times, strict=False), 1):
-        kind = LIFE[step][which % len(LIFE[step])]
-        steps[position] = step
+    states: set[tuple[int, str]] = set()
+    for number, ((attempt, part, which), second) in enumerate(zip(drawn, times, strict=False), 1):
+        position, step = number * 10, part
+        kind = LIFE[part][which % len(LIFE[part])]
         if "." in kind:
             events.append(an_event(position, kind, second, attempt))
         else:
+            # A state that is published again belongs to what happens while it lasts.
+            step = AGAIN.get(kind, step) if (attempt, kind) in states else step
+            states.add((attempt, kind))
             events.append(state(position, kind, second, attempt))
+        steps[position] = step
         if which == 0:
-            steps[100 + position] = -1
-            events.append(an_event(100 + position, "task.goal_changed", second, None))
+            events.append(an_event(position + 5, "task.goal_changed", second, None))
     found = ordered(events)
-    assert sorted(each["position"] for each in found) == sorted(steps)
+    assert sorted(map(position_of, found)) == sorted(map(position_of, events))
     of_attempts = [
         (e["attempt"], steps[e["position"]], e["position"]) for e in found if e["attempt"]
     ]
     assert of_attempts == sorted(of_attempts)
+    others = [position_of(each) for each in found if not each["attempt"]]
+    assert others == sorted(others)
+    for number, event in enumerate(found):
+        if not event["attempt"]:
+            # Behind all that was there before it, and no later.
+            assert all(position_of(each) > position_of(event) for each in found[number + 1 :])
+            before = found[:number][::-1]
+            last = next((each for each in before if each["attempt"]), None)
+            assert last is None or position_of(last) < position_of(event)
     random.shuffle(events)
-    again = [each for each in ordered(events) if each["attempt"]]
-    assert again == [each for each in found if each["attempt"]]
+    assert ordered(events) == found
+
+
+def position_of(event: Any) -> int:
+    position: int = event["position"]
+    return position
+
+
+def test_what_people_do_stands_behind_what_happened_before_it() -> None:
+    """A change of the mode publishes the state once more, which puts nothing else later."""
+    events = [
+        an_event(1, "task.submitted", 0.0, None),
+        an_event(2, "run.assigned", 1.0, 1),
+        an_event(3, "run.started", 1.2, 1),
+        state(4, "running", 1.3, 1),
+        an_event(33, "run.listened", 1.8, 1),
+        an_event(45, "task.mode_changed", 9.8, None, mode="debug", changed_by="ann"),
+        state(46, "running", 9.9, 1, code="debug", text="debug mode is on"),
+        an_event(47, "run.preemption_requested", 9.9, 1),
+        an_event(50, "run.exited", 12.0, 1, exit={"kind": "preempted"}),
+        an_event(49, "task.goal_changed", 30.0, None, goal="pause"),
+    ]
+    in_order = timeline.InOrder()
+    live = [each for event in events for each in in_order.add(event, 0.0)]
+    assert list(map(position_of, live)) == [1, 2, 3, 4, 33, 45, 46, 47, 50, 49]
+    assert list(map(position_of, ordered(events))) == [1, 2, 3, 4, 33, 45, 46, 47, 49, 50]
 
 
 def test_the_usage_of_a_run_stands_between_its_end_and_the_state_after_it() -> None:

@@ -19,6 +19,8 @@ from services.launcher.domain.model import RoleStart, Run, RunState
 from tests.kit.clock import START
 from tests.kit.launcher_builders import a_spec
 
+TASK = "tt"
+
 PLACES = (
     Placement(rank=0, role="chief", role_index=0, node_id="n0"),
     Placement(rank=1, role="worker", role_index=0, node_id="n1"),
@@ -35,7 +37,7 @@ def a_run(state: RunState, attempt: int = 1) -> Run:
     [(0, "", "n0"), (2, "", "n2"), (0, "worker", "n1"), (1, "worker", "n2"), (0, "chief", "n0")],
 )
 def test_a_rank_is_counted_in_the_task_or_in_its_role(rank: int, role: str, node: str) -> None:
-    found = find_rank([a_run(RunState.RUNNING)], rank, role)
+    found = find_rank(TASK, [a_run(RunState.RUNNING)], rank, role)
     assert not isinstance(found, Refusal)
     assert found[1].node_id == node
 
@@ -52,7 +54,7 @@ def test_a_rank_is_counted_in_the_task_or_in_its_role(rank: int, role: str, node
 def test_a_rank_that_does_not_exist_is_named_with_those_that_do(
     rank: int, role: str, detail: str
 ) -> None:
-    found = find_rank([a_run(RunState.RUNNING)], rank, role)
+    found = find_rank(TASK, [a_run(RunState.RUNNING)], rank, role)
     assert isinstance(found, Refusal)
     assert found.code is RefusalCode.NOT_FOUND
     assert detail in found.detail
@@ -71,14 +73,15 @@ def test_a_rank_that_does_not_exist_is_named_with_those_that_do(
 )
 def test_a_task_that_does_not_run_is_refused(states: list[RunState], detail: str) -> None:
     runs = [a_run(state, attempt) for attempt, state in enumerate(states, 1)]
-    found = find_rank(runs, 0, "")
+    found = find_rank(TASK, runs, 0, "")
     assert isinstance(found, Refusal)
     assert (found.code, detail in found.detail) == (RefusalCode.CONFLICT, True)
+    assert f"`shiftwork wait {TASK} --for running`" in found.detail
 
 
 def test_the_newest_running_attempt_counts() -> None:
     runs = [a_run(RunState.EXITED, 1), a_run(RunState.RUNNING, 2)]
-    found = find_rank(runs, 0, "")
+    found = find_rank(TASK, runs, 0, "")
     assert not isinstance(found, Refusal)
     assert found[0].attempt == 2
 
@@ -91,12 +94,12 @@ def test_a_rank_whose_role_waits_is_refused_with_what_it_waits_for() -> None:
         spec=a_spec(3).model_copy(update={"roles": roles}),
         role_starts=(RoleStart("chief"), RoleStart("worker", exists_since=START)),
     )
-    found = find_rank([run], 0, "")
+    found = find_rank(TASK, [run], 0, "")
     assert isinstance(found, Refusal)
     assert found.code is RefusalCode.CONFLICT
     assert found.detail == (
         "role chief waits until role worker is ready; try again when it runs, or give a rank of"
         " another role"
     )
-    found = find_rank([run], 1, "worker")
+    found = find_rank(TASK, [run], 1, "worker")
     assert not isinstance(found, Refusal)
