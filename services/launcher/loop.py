@@ -54,7 +54,7 @@ from services.launcher.domain.reconcile import (
     Signal,
 )
 from services.launcher.domain.start_delays import DelayPolicy, ReportedDelay
-from services.launcher.domain.worklist import Worklist
+from services.launcher.domain.worklist import Outcome, Worklist
 from services.launcher.handlers import exited, started
 from services.launcher.hosts import LOCAL, Host, Leased, Network, PortKey, leased_ports, port_keys
 from services.launcher.probes import Prober, probe_targets
@@ -76,6 +76,10 @@ ROUNDS_PER_SCAN = 4
 
 QUARANTINED = Counter(
     "shiftwork_launcher_quarantines_total", "Nodes that take no new runs after failed starts"
+)
+FAILED_STEPS = Counter(
+    "shiftwork_launcher_failed_steps_total",
+    "Evaluations of single runs that failed by a defect; the other runs go on",
 )
 
 
@@ -232,7 +236,11 @@ class Launcher:
                 ports = await self._lease(tx, outcome.actions, scan.listing)
                 held_up = report_delays(
                     tx,
-                    (changed.get(run.id, run) for run in work.starting()),
+                    (
+                        changed.get(run.id, run)
+                        for run in work.starting()
+                        if run.id not in outcome.failed and not work.fails(run.id)
+                    ),
                     scan.listing,
                     problems={action.run_id: why for action, why in self._problems.items()},
                     reported_before=self._reported_delays,
@@ -248,6 +256,7 @@ class Launcher:
             raise
         # Nothing was published before the commit.
         work.commit(outcome)
+        self._report_failed_steps(outcome)
         self._published_nodes = _nodes_in_service(scan.listing)
         self._forget_done()
         # A failure determines when to try again, as long as the action is wanted.
@@ -261,6 +270,19 @@ class Launcher:
         if self._pending or self._fences:
             self.act_wake.set()
         return self._due_seconds([outcome.due_at, changes.due_at, held_up.due_at], now)
+
+    def _report_failed_steps(self, outcome: Outcome) -> None:
+        """Log each run whose step failed: it stays as it is until a step succeeds."""
+        for run_id, failed in outcome.failed.items():
+            FAILED_STEPS.inc()
+            self.log.error(
+                "a run cannot be evaluated, the others go on",
+                run=str(run_id),
+                failures=failed.failures,
+                again_at=str(failed.again_at),
+                fix="report this defect with the trace",
+                exc_info=failed.problem,
+            )
 
     async def _report_denial(self, epoch: int) -> float | None:
         """Report why runs do not start. Nothing else can be done: earlier scans are out of date."""

@@ -30,6 +30,7 @@ from services.launcher.domain.model import (
     ObservedRank,
     ObservedRun,
     RankState,
+    ReadyReport,
     Run,
     RunState,
 )
@@ -209,8 +210,15 @@ def an_order(
     )
 
 
-def reconcile(runs: Iterable[Run], scan: Scan, now: datetime, policy: Policy) -> Outcome:
+def reconcile(
+    runs: Iterable[Run],
+    scan: Scan,
+    now: datetime,
+    policy: Policy,
+    *,
+    reports: Iterable[ReadyReport] = (),
+) -> Outcome:
     """One round of a launcher that begins with these rows."""
-    work = Worklist(runs)
+    work = Worklist(runs, reports=reports)
     work.update_scan(scan)
     return work.step(work.take_dirty(), scan, now, policy)

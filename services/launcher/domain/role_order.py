@@ -75,13 +75,16 @@ def leader_waits(run: Run, ranks: Ranks) -> bool:
 
 def awaited(run: Run) -> frozenset[str]:
     """The roles for whose readiness others still wait."""
+    return frozenset() if run.is_leaving else awaited_ready(_kept_waiting(run))
+
+
+def _kept_waiting(run: Run) -> list[Role]:
+    """The roles for which a condition is missing, as far as that is noted."""
     waiting = waiting_roles(run)
-    if not waiting or run.spec is None or run.is_leaving:
-        return frozenset()
+    if not waiting or run.spec is None:
+        return []
     may = {each.role for each in run.role_starts if each.may_since is not None}
-    return awaited_ready(
-        role for role in run.spec.roles if role.name in waiting and role.name not in may
-    )
+    return [role for role in run.spec.roles if role.name in waiting and role.name not in may]
 
 
 def why_not_started(run: Run, role_name: str) -> str:
@@ -252,8 +255,10 @@ def limits(run: Run, ranks: Ranks) -> list[Limit]:
     for start in run.role_starts:
         own = places.get(start.role, ())
         if start.role in warming and start.warms_since is not None:
-            cold = next(place for place in own if place.rank not in run.ready_ranks)
-            found.append(_ready_limit(run, roles[start.role], start.warms_since, cold))
+            # None is left where its ranks are ready, but what waits for them waits for more.
+            cold = [place for place in own if place.rank not in run.ready_ranks]
+            if cold:
+                found.append(_ready_limit(run, roles[start.role], start.warms_since, cold[0]))
         if start.role in waiting and start.may_since is not None:
             absent = [place for place in own if not exists(ranks.get(place.rank))]
             at = start.may_since + timedelta(seconds=START_SECONDS_MAX)
@@ -264,13 +269,7 @@ def limits(run: Run, ranks: Ranks) -> list[Limit]:
 
 def _ready_limit(run: Run, role: Role, since: datetime, cold: Placement) -> Limit:
     seconds = ready_probe(role).within_seconds
-    waiting = waiting_roles(run)
-    assert run.spec is not None, "a run with limits has its specification"
-    waiter = next(
-        each.name
-        for each in run.spec.roles
-        if each.name in waiting and any(after.role == role.name for after in each.starts_after)
-    )
+    waiter = next(each.name for each in _kept_waiting(run) if role.name in awaited_ready([each]))
     return Limit(
         since + timedelta(seconds=seconds),
         f"rank {cold.rank} of role {role.name} was not ready within {seconds:g} s, and role"

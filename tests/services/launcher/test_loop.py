@@ -32,6 +32,7 @@ from libs.contracts.messages import (
 from libs.service.loop import Loop, pause
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
+from services.launcher.domain import worklist
 from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.model import (
     Fault,
@@ -42,7 +43,7 @@ from services.launcher.domain.model import (
     Run,
     RunState,
 )
-from services.launcher.loop import PAUSE_SECONDS_MIN
+from services.launcher.loop import FAILED_STEPS, PAUSE_SECONDS_MIN
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
@@ -851,3 +852,29 @@ async def test_what_later_roles_wait_for_is_published_until_they_run(
     await harness.run_loops(4)
     *_, cleared = await harness.published(RunDelayed)
     assert (cleared.detail, cleared.ranks, cleared.running) == ("", 0, True)
+
+
+@with_a_harness()
+async def test_a_defect_in_the_step_of_one_run_stops_only_that_run(
+    harness: LauncherHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, broken = worklist.step, {"broken"}
+
+    def step(run: Run, *rest: Any) -> worklist.Step:
+        if run.task_id in broken:
+            raise StopIteration
+        return honest(run, *rest)
+
+    monkeypatch.setattr(worklist, "step", step)
+    before = FAILED_STEPS._value.get()  # type: ignore[attr-defined]
+    await harness.handle(an_assignment().model_copy(update={"task_id": "broken"}))
+    await harness.handle(an_assignment())
+    with structlog.testing.capture_logs() as logs:
+        await harness.until_started()
+    assert "broken" not in {each.task_id for each in await harness.published(RunStarted)}
+    assert FAILED_STEPS._value.get() > before  # type: ignore[attr-defined]
+    assert {each["run"] for each in logs if "cannot be evaluated" in each["event"]} == {"broken.1"}
+    broken.clear()
+    await asyncio.sleep(60)
+    await harness.run_loops(5)
+    assert "broken" in {each.task_id for each in await harness.published(RunStarted)}

@@ -24,7 +24,15 @@ from libs.contracts.messages import (
 )
 from services.launcher.domain import rank_restarts
 from services.launcher.domain.grace_periods import GracePeriods
-from services.launcher.domain.model import EndCause, Fault, ObservedRank, Refused, Run, RunState
+from services.launcher.domain.model import (
+    EndCause,
+    Fault,
+    ObservedRank,
+    ReadyReport,
+    Refused,
+    Run,
+    RunState,
+)
 from services.launcher.domain.reconcile import Action, End, EndRanks, Launch, Policy, Scan
 from services.launcher.domain.role_order import end_stages, waiting_roles, why_not_started
 from services.launcher.domain.start_delays import cleared_event, delay_of
@@ -91,11 +99,14 @@ def step(
     seconds: float = 5,
     done: Sequence[Action] = (),
     probed: Sequence[tuple[int, int]] = (),
+    reported: Sequence[int] = (),
 ) -> tuple[Run, Outcome]:
+    """``reported``: after how many restarts rank 0 reported that it is ready."""
     scan = Scan(
         a_listing({RUN: ranks} if ranks else {}), frozenset(done), probed={RUN: frozenset(probed)}
     )
-    outcome = reconcile([run], scan, at(seconds), POLICY)
+    reports = [ReadyReport(run.task_id, run.attempt, 0, each, at(seconds)) for each in reported]
+    outcome = reconcile([run], scan, at(seconds), POLICY, reports=reports)
     return (outcome.runs[0] if outcome.runs else run), outcome
 
 
@@ -154,6 +165,20 @@ def test_readiness_is_kept_in_the_row() -> None:
 def test_a_probe_of_the_launcher_counts_for_the_process_that_answered() -> None:
     ranks = observed(0), observed(1)
     run, _ = step(servers_first(), *ranks, probed=[(0, 0), (1, 1)])
+    assert run.ready_ranks == (0,)
+
+
+def test_a_report_of_a_former_process_does_not_count_for_its_restart() -> None:
+    """The end of the process and its report arrive in one round."""
+    after = StartsAfter(role="ps", condition=READY)
+    run = run_of(a_role("ps", 1, restart=RULE), a_role("worker", 1, after))
+    run, _ = step(run, observed(0))
+    run, outcome = step(run, exited(0, 1), reported=[0])
+    assert [each.count for each in run.restarts] == [1]
+    assert (run.ready_ranks, outcome.actions) == ((), ())
+    run, _ = step(run, observed(0, start=1), reported=[0])
+    assert run.ready_ranks == ()
+    run, _ = step(run, observed(0, start=1), reported=[1])
     assert run.ready_ranks == (0,)
 
 
@@ -221,6 +246,18 @@ def test_a_rank_has_to_be_ready_within_its_time() -> None:
     over, _ = step(run, done=[End(RUN)])
     assert over.exit is not None
     assert over.exit.kind is ExitKind.FAILED
+
+
+def test_a_role_may_be_ready_while_its_waiter_waits_for_another_one() -> None:
+    after = [StartsAfter(role=name, condition=READY) for name in ("one", "two")]
+    late = a_role("late", 1, StartsAfter(role="two", condition=RUNNING))
+    run = run_of(a_role("one"), a_role("two"), late, a_role("both", 1, *after))
+    run, outcome = step(run, observed(0, ready=True), observed(1), observed(2))
+    assert (run.ready_ranks, outcome.actions, outcome.failed) == ((0,), (), {})
+    assert outcome.due_at == at(5 + 600)
+    # The text names the role that waits for readiness, not one that waits for the process only.
+    run, _ = step(run, observed(0), observed(1), observed(2), seconds=605)
+    assert "role two was not ready within 600 s, and role both waits for that" in run.end_note
 
 
 def test_a_program_without_a_probe_has_the_default_time() -> None:
