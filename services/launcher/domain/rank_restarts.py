@@ -121,12 +121,11 @@ def due(run: Run, observed: ObservedRun, now: datetime) -> list[datetime]:
 def only_waits(run: Run, observed: ObservedRun, starting: Container[str]) -> bool:
     """Whether nothing of the run runs, because what is not over waits for its restart, or is of a
     role that has not started (``starting``)."""
-    waits = {each.rank for each in waiting(run, observed)}
-    waits |= {
-        place.rank
-        for place in run.placements
-        if place.role in starting and place.rank not in observed.ranks
-    }
+    waits = {each.rank for each in missing(run, observed.ranks)}
+    for place in run.placements:
+        rank = observed.ranks.get(place.rank)
+        if place.role in starting and (rank is None or rank.state is RankState.PENDING):
+            waits.add(place.rank)
     return bool(waits) and all(
         place.rank in waits or (place.rank in observed.ranks and observed.ranks[place.rank].over)
         for place in run.placements

@@ -147,10 +147,10 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
     due: list[datetime] = []
     if after.state in (RunState.ASSIGNED, RunState.RUNNING) and after.leaves_since is not None:
         due.append(after.leaves_since + policy.exit_grace)
-    if after.state in (RunState.ASSIGNED, RunState.RUNNING):
+    if _has_to_start(after):
         due += [at for _, at in _pending_faults(view.observed, policy) if at is not None]
         due += rank_restarts.due(after, view.observed, now)
-    due += [limit.at for limit in role_order.limits(after, view.observed.ranks)]
+        due += [limit.at for limit in role_order.limits(after, view.observed.ranks)]
     stage = _end_stage(after, view, now, policy)
     if stage is not None:
         due.append(stage.due_at)
@@ -228,11 +228,20 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd 
             pass
         case cause:
             return _WhyEnd(cause)
-    if run.state is RunState.ASSIGNED or run.restarts or role_order.waiting_roles(run):
+    if _has_to_start(run):
         found = _why_not_startable(run, view, now, policy) or _why_not_restarted(run, view, now)
         if found is not None:
             return found
     return _WhyEnd(EndCause.SUPERSEDED) if view.superseded else None
+
+
+def _has_to_start(run: Run) -> bool:
+    """Whether ranks of the run have to start in their times. Once it leaves, none may start, and
+    the others save for as long as they may, whatever a rank that has not begun waits for."""
+    if run.state not in (RunState.ASSIGNED, RunState.RUNNING) or run.is_leaving:
+        return False
+    starts = run.state is RunState.ASSIGNED or run.restarts or role_order.waiting_roles(run)
+    return bool(starts)
 
 
 def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd | None:

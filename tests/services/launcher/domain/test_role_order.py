@@ -401,6 +401,59 @@ def test_no_later_role_starts_after_the_request_to_leave(wish: str) -> None:
     assert [each.may_since for each in run.role_starts] == [None, None]
 
 
+WISHES = ["preempt_requested_at", "yield_requested_at"]
+
+
+def is_saving(run: Run, wish: str, seconds: float) -> Run:
+    return replace(run, **{wish: at(seconds)})  # type: ignore[arg-type]
+
+
+def goes_on(run: Run, *ranks: ObservedRank, seconds: float) -> None:
+    """Nothing ends it, and no time of a rank that has not begun makes the loop look at it."""
+    run, outcome = step(run, *ranks, seconds=seconds)
+    assert (run.state, outcome.actions) == (RunState.RUNNING, ())
+    allowed = run.leaves_since and run.leaves_since + POLICY.exit_grace
+    assert outcome.due_at == allowed
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_gang_that_saves_is_not_ended_because_an_awaited_role_has_left(wish: str) -> None:
+    after = StartsAfter(role="ps", condition=READY)
+    run, _ = step(
+        run_of(a_role("chief"), a_role("ps"), a_role("it", 1, after)), observed(0), observed(1)
+    )
+    goes_on(is_saving(run, wish, 10), observed(0), exited(1, 75), seconds=12)
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_gang_that_saves_is_not_ended_because_a_later_rank_hangs(wish: str) -> None:
+    run = run_of(a_role("chief"), a_role("it", 1, StartsAfter(role="chief")))
+    run, _ = step(run, observed(0))
+    run, outcome = step(run, observed(0), pending(1), seconds=6)
+    assert outcome.due_at is not None
+    saving = is_saving(run, wish, 315)
+    fault = pending(1, note="no such image", fault=Fault.IMAGE_PULL, fault_since=at(6))
+    goes_on(saving, observed(0), pending(1), seconds=320)
+    goes_on(saving, observed(0), fault, seconds=320)
+    # Without a request, either of them ends it.
+    for late in (pending(1), fault):
+        assert step(run, observed(0), late, seconds=100_000)[0].state is RunState.ENDING
+    # Once nothing of it runs, nothing is left that could save.
+    over, _ = step(saving, exited(0, 75), pending(1), seconds=320)
+    assert over.end_cause is EndCause.KILL
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("second", [exited(1, 1), pending(1, start=1)])
+def test_a_gang_that_saves_is_not_ended_because_a_restart_is_late(
+    wish: str, second: ObservedRank
+) -> None:
+    run, _ = step(run_of(a_role("chief"), a_role("it", 1, restart=RULE)), observed(0), observed(1))
+    run, _ = step(run, observed(0), exited(1, 1), seconds=6)
+    assert run.restarts
+    goes_on(is_saving(run, wish, 315), observed(0), second, seconds=320)
+
+
 def test_rank_0_acknowledges_while_another_role_waits() -> None:
     run, _ = step(servers_first(), observed(0), observed(1), seconds=5)
     run = replace(run, preempt_requested_at=at(6), acked_at=at(8))
