@@ -687,8 +687,9 @@ async def _count_failed_starts(
                 policy,
                 owner=run.owner,
                 # An image or an init container that never ends is indistinguishable from a node on
-                # which starts hang.
-                counts_once=run.start_expired and await _is_suspect(tx, run.owner, node_id),
+                # which starts hang: those nodes were recorded when the end was decided.
+                counts_once=node_id in before[run.id].failed_nodes
+                and await _is_suspect(tx, run.owner, node_id),
             )
         if after != row:
             tx.put(after)

@@ -217,8 +217,11 @@ def reconcile(
     policy: Policy,
     *,
     reports: Iterable[ReadyReport] = (),
+    new_leader: bool = False,
 ) -> Outcome:
-    """One round of a launcher that begins with these rows."""
+    """One round of a launcher with these rows. ``new_leader``: it has observed none of them."""
     work = Worklist(runs, reports=reports)
+    if not new_leader:
+        work.observed.update(work.runs)
     work.update_scan(scan)
     return work.step(work.take_dirty(), scan, now, policy)

@@ -69,6 +69,10 @@ class RankRestart:
     detail: str = ""
 
 
+# For a run without the times of an assignment.
+START_SECONDS = 300.0
+
+
 def ordered_after(now: datetime, *earlier: datetime | None) -> datetime:
     """``now``, or just after the latest of what happened earlier. Times of one row are compared to
     tell which came first, and clocks of different leaders may be hours apart."""
@@ -149,6 +153,14 @@ class Run:
     def id(self) -> RunId:
         """The run's derived name, the same in every store and runtime."""
         return RunId(TaskId(self.task_id), self.attempt)
+
+    @property
+    def start_limit(self) -> timedelta:
+        """The site's limit for a start, which the scheduler applies to the roles that wait for
+        nothing (``start_deadline_seconds``), for each later role and each restart in place."""
+        if self.start_deadline_at is None or self.assigned_at is None:
+            return timedelta(seconds=START_SECONDS)
+        return self.start_deadline_at - self.assigned_at
 
     @property
     def debugs(self) -> bool:

@@ -123,6 +123,8 @@ class RunView:
     superseded: bool
     # Rank and start of processes that have reported that they are ready.
     reported: frozenset[tuple[int, int]] = frozenset()
+    # The leader has not observed the run on all its nodes before.
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
         run = rank_restarts.note(run, view.listed, now)
     run = debug_runs.note(run, view.listed)
     view = replace(view, observed=rank_restarts.current(run, view.listed))
+    if view.is_new:
+        run = role_order.renew(rank_restarts.renew(run, view.observed, now), now)
     after = _advance(run, view, now, policy)
     due: list[datetime] = []
     if after.state in (RunState.ASSIGNED, RunState.RUNNING) and after.leaves_since is not None:
@@ -275,7 +279,7 @@ def _why_not_restarted(run: Run, view: RunView, now: datetime) -> _WhyEnd | None
     places = {place.rank: place.node_id for place in run.placements}
     for each in rank_restarts.overdue(run, view.observed, now):
         if answers(places.get(each.rank, ""), view.scan.listing):
-            limit = f"{rank_restarts.RESTART_SECONDS_MAX:.0f} s"
+            limit = f"{run.start_limit.total_seconds():.0f} s"
             note = f"rank {each.rank} was not restarted within {limit}"
             return _WhyEnd(EndCause.RANK_LOST, note)
     return None

@@ -4,6 +4,7 @@ called by ``reconcile.py``, ``start_delays.py`` and the handlers.
 A run starts with the roles that wait for nothing; the others start while it runs. How far each role
 has come is noted in the run's row before anything is ordered, with the times at which the launcher
 found it out: clocks of nodes decide nothing. Stepping a run again after a crash yields the rest.
+Times that limit a role begin again with each leader, once it has observed the run.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from libs.contracts.start_order import awaited_ready, first_roles, is_ordered, r
 from libs.contracts.wording import counted
 from services.launcher.domain import rank_restarts
 from services.launcher.domain.model import ObservedRank, RankState, RoleStart, Run, RunState
-
-# The time in which each rank of a role has to exist once nothing that the role waits for is
-# missing. For the roles that wait for nothing, the scheduler's start deadline counts.
-START_SECONDS_MAX = 300.0
 
 Ranks = Mapping[int, ObservedRank]
 
@@ -135,6 +132,24 @@ def note(run: Run, ranks: Ranks, now: datetime) -> Run:
             if each.role in warming
             else each
             for each in found
+        ),
+    )
+
+
+def renew(run: Run, now: datetime) -> Run:
+    """The run with the times of its roles that are not over begun again. A new leader calls this: a
+    former one may have had another clock, and nobody observed the run in between."""
+    if not waiting_roles(run):
+        return run
+    return replace(
+        run,
+        role_starts=tuple(
+            replace(
+                each,
+                may_since=each.may_since and now,
+                warms_since=each.warms_since and now,
+            )
+            for each in run.role_starts
         ),
     )
 
@@ -261,9 +276,10 @@ def limits(run: Run, ranks: Ranks) -> list[Limit]:
                 found.append(_ready_limit(run, roles[start.role], start.warms_since, cold[0]))
         if start.role in waiting and start.may_since is not None:
             absent = [place for place in own if not exists(ranks.get(place.rank))]
-            at = start.may_since + timedelta(seconds=START_SECONDS_MAX)
             if absent:
-                found.append(Limit(at, _absent_text(absent, ranks), tuple(p.rank for p in absent)))
+                text = _absent_text(run, absent, ranks)
+                at = start.may_since + run.start_limit
+                found.append(Limit(at, text, tuple(place.rank for place in absent)))
     return found
 
 
@@ -277,13 +293,13 @@ def _ready_limit(run: Run, role: Role, since: datetime, cold: Placement) -> Limi
     )
 
 
-def _absent_text(absent: Sequence[Placement], ranks: Ranks) -> str:
+def _absent_text(run: Run, absent: Sequence[Placement], ranks: Ranks) -> str:
     first = absent[0]
     rank = ranks.get(first.rank)
     why = f": {rank.note}" if rank is not None and rank.note else ""
     return (
         f"rank {first.rank} of role {first.role} did not start on {first.node_id} within"
-        f" {START_SECONDS_MAX:.0f} s after all that its role waits for{why}"
+        f" {run.start_limit.total_seconds():.0f} s after all that its role waits for{why}"
     )
 
 

@@ -62,6 +62,8 @@ class Outcome:
     failed: Mapping[RunId, FailedStep] = field(
         default_factory=dict[RunId, FailedStep], compare=False
     )
+    # The evaluated runs of which all nodes answered.
+    observed: frozenset[RunId] = field(default=frozenset(), compare=False)
 
 
 class Worklist:
@@ -86,6 +88,9 @@ class Worklist:
         self._wanted: dict[RunId, tuple[Action, ...]] = {}
         self._due: dict[RunId, datetime] = {}
         self._failed: dict[RunId, FailedStep] = {}
+        # Runs that this leader has observed on all their nodes: until then, no time that an earlier
+        # leader noted counts.
+        self.observed: set[RunId] = set()
         self.apply((*runs, *reports))
 
     # Queries
@@ -167,6 +172,7 @@ class Worklist:
             return
         self._leave(run_id, run)
         self._starting.pop(run_id, None)
+        self.observed.discard(run_id)
         attempts = self._of_task[run.task_id]
         del attempts[run.attempt]
         if not attempts:
@@ -247,7 +253,16 @@ class Worklist:
         times += [
             at for run_id, at in reported.items() if run_id not in steps.keys() | again.keys()
         ]
-        return Outcome(changed, actions, min(times, default=None), reports, steps, failed)
+        observed = frozenset(run_id for run_id in steps if self._all_answer(run_id, scan.listing))
+        due_at = min(times, default=None)
+        return Outcome(changed, actions, due_at, reports, steps, failed, observed)
+
+    def _all_answer(self, run_id: RunId, listing: Listing) -> bool:
+        run = self.runs.get(run_id)
+        return run is not None and (
+            run_id in self.observed
+            or all(answers(place.node_id, listing) for place in run.placements)
+        )
 
     def _failed_step(self, run_id: RunId, problem: Exception, now: datetime) -> FailedStep:
         before = self._failed.get(run_id)
@@ -271,6 +286,7 @@ class Worklist:
         for run_id in outcome.steps:
             self._failed.pop(run_id, None)
         self._failed |= outcome.failed
+        self.observed |= outcome.observed
 
     def _step(self, run_id: RunId, scan: Scan, now: datetime, policy: Policy) -> Step:
         run, observed = self.runs.get(run_id), scan.listing.runs.get(run_id)
@@ -290,6 +306,7 @@ class Worklist:
                 other.attempt > run.attempt and other.state is not RunState.EARLY_REQUEST
                 for other in attempts
             ),
+            is_new=run_id not in self.observed,
             reported=frozenset((each.rank, each.restarts) for each in self._reports_of(run_id)),
         )
         return step(run, sight, now, policy)

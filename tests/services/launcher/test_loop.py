@@ -20,6 +20,7 @@ from libs.contracts.messages import (
     InventoryListed,
     NodeChanged,
     PreemptMode,
+    ReadyProbe,
     ReportReady,
     Role,
     RunAssigned,
@@ -878,3 +879,37 @@ async def test_a_defect_in_the_step_of_one_run_stops_only_that_run(
     await asyncio.sleep(60)
     await harness.run_loops(5)
     assert "broken" in {each.task_id for each in await harness.published(RunStarted)}
+
+
+@with_a_harness()
+async def test_time_in_which_no_launcher_runs_ends_no_run(harness: LauncherHarness) -> None:
+    """The platform is down while an awaited program becomes ready, for longer than its time."""
+    harness.script = ENDLESS
+    probe = ReadyProbe(within_seconds=15)
+    roles = (
+        Role(name="ps", replicas=1, command=("x",), ready=probe),
+        Role(
+            name="it",
+            replicas=1,
+            command=("x",),
+            starts_after=(StartsAfter(role="ps", condition=StartCondition.READY),),
+        ),
+    )
+    spec = a_spec(2).model_copy(update={"roles": roles})
+    places = tuple(
+        place.model_copy(update={"role": role.name, "role_index": 0})
+        for place, role in zip(an_assignment(ranks=2).placements, roles, strict=True)
+    )
+    assigned = an_assignment(ranks=2)
+    await harness.handle(assigned.model_copy(update={"spec": spec, "placements": places}))
+    await harness.until_started()
+    await asyncio.sleep(1000)
+    await harness.restart()
+    await harness.run_loops(5)
+    await asyncio.sleep(10)
+    await harness.command(ReportReady(task_id="task", attempt=1, rank=0))
+    await asyncio.sleep(1)
+    await harness.run_loops(10)
+    (run,) = await runs(harness)
+    assert (run.state, run.ready_ranks) == (RunState.RUNNING, (0,))
+    assert {rank for each in harness.cluster.runs.values() for rank in each.ranks} == {0, 1}

@@ -25,6 +25,7 @@ from libs.contracts.messages import (
 from services.launcher.domain import rank_restarts
 from services.launcher.domain.grace_periods import GracePeriods
 from services.launcher.domain.model import (
+    START_SECONDS,
     EndCause,
     Fault,
     ObservedRank,
@@ -36,7 +37,7 @@ from services.launcher.domain.model import (
 from services.launcher.domain.reconcile import Action, End, EndRanks, Launch, Policy, Scan
 from services.launcher.domain.role_order import end_stages, waiting_roles, why_not_started
 from services.launcher.domain.start_delays import cleared_event, delay_of
-from services.launcher.domain.worklist import Outcome
+from services.launcher.domain.worklist import Outcome, Worklist
 from tests.kit.clock import START, at
 from tests.kit.launcher_builders import (
     a_listing,
@@ -100,13 +101,14 @@ def step(
     done: Sequence[Action] = (),
     probed: Sequence[tuple[int, int]] = (),
     reported: Sequence[int] = (),
+    new_leader: bool = False,
 ) -> tuple[Run, Outcome]:
     """``reported``: after how many restarts rank 0 reported that it is ready."""
     scan = Scan(
         a_listing({RUN: ranks} if ranks else {}), frozenset(done), probed={RUN: frozenset(probed)}
     )
     reports = [ReadyReport(run.task_id, run.attempt, 0, each, at(seconds)) for each in reported]
-    outcome = reconcile([run], scan, at(seconds), POLICY, reports=reports)
+    outcome = reconcile([run], scan, at(seconds), POLICY, reports=reports, new_leader=new_leader)
     return (outcome.runs[0] if outcome.runs else run), outcome
 
 
@@ -296,6 +298,73 @@ def test_a_restart_begins_the_time_to_become_ready_again() -> None:
     old = observed(1, start=1, started_at=START - timedelta(hours=1))
     run, outcome = step(run, observed(0), old, seconds=510)
     assert (run.state, outcome.due_at) == (RunState.RUNNING, at(1110))
+
+
+# When a new leader first observes a run: after hours in which nobody did, or by a clock that is
+# hours behind the former leader's.
+TAKEN_OVER = [8000.0, 20_000.0 - 7200.0, 100.0]
+
+
+@pytest.mark.parametrize("seconds", TAKEN_OVER)
+def test_the_time_to_become_ready_begins_again_with_each_leader(seconds: float) -> None:
+    ranks = observed(0), observed(1)
+    run, _ = step(servers_first(), *ranks, seconds=7300)
+    run, outcome = step(run, *ranks, seconds=seconds, new_leader=True)
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(seconds + 600))
+    # What is ready meanwhile counts, and what is not ends it in the end.
+    ready, _ = step(run, *(replace(each, ready=True) for each in ranks), seconds=seconds + 599)
+    assert ready.ready_ranks == (0, 1)
+    late, _ = step(run, *ranks, seconds=seconds + 600)
+    assert late.end_cause is EndCause.CANNOT_START
+
+
+@pytest.mark.parametrize("seconds", TAKEN_OVER)
+def test_the_time_of_a_later_role_begins_again_with_each_leader(seconds: float) -> None:
+    """The former leader noted that the role may start, and died before it ordered that."""
+    run, outcome = step(servers_first(RUNNING), observed(0), observed(1), seconds=7300)
+    assert outcome.actions == (Launch(RUN, (2,)),)
+    run, outcome = step(run, observed(0), observed(1), seconds=seconds, new_leader=True)
+    assert (run.state, outcome.actions) == (RunState.RUNNING, (Launch(RUN, (2,)),))
+    assert outcome.due_at == at(seconds + START_SECONDS)
+    late, _ = step(run, observed(0), observed(1), seconds=seconds + START_SECONDS)
+    assert late.end_cause is EndCause.REJECTED_BY_SITE
+
+
+@pytest.mark.parametrize("seconds", TAKEN_OVER)
+def test_the_time_of_a_restart_begins_again_with_each_leader(seconds: float) -> None:
+    ended = observed(0), exited(1, 1)
+    run, _ = step(run_of(a_role("chief"), a_role("it", 1, restart=RULE)), observed(0), observed(1))
+    run, _ = step(run, *ended, seconds=7300)
+    run, _ = step(run, *ended, seconds=seconds, new_leader=True)
+    assert run.state is RunState.RUNNING
+    # At most the pause is left, and the time to start after it.
+    (again,) = run.restarts
+    assert at(seconds) <= again.not_before <= at(seconds + rank_restarts.pause_seconds(0))
+    late, _ = step(run, *ended, seconds=seconds + START_SECONDS + 1)
+    assert late.end_cause is EndCause.RANK_LOST
+
+
+def test_no_time_counts_before_a_new_leader_has_observed_all_nodes_of_the_run() -> None:
+    ranks = observed(0), observed(1)
+    run, _ = step(servers_first(), *ranks)
+    work = Worklist([run])
+    for seconds, silent in ((1000, ["local-1"]), (2000, ["local-1"]), (3000, []), (3599, [])):
+        scan = Scan(a_listing({RUN: ranks}, silent=silent))
+        work.update_scan(scan)
+        outcome = work.step({RUN: None}, scan, at(seconds), POLICY)
+        work.commit(outcome)
+        work.apply(outcome.runs)
+        assert work.runs[RUN].state is RunState.RUNNING
+    assert outcome.due_at == at(3600)
+    assert work.step({}, scan, at(3600), POLICY).runs[0].end_cause is EndCause.CANNOT_START
+
+
+def test_a_later_role_has_the_time_that_the_site_gives_to_a_start() -> None:
+    run = replace(servers_first(RUNNING), start_deadline_at=at(1800), assigned_at=at(0))
+    run, _ = step(run, observed(0), observed(1), seconds=5)
+    assert step(run, observed(0), observed(1), seconds=1804)[0].state is RunState.RUNNING
+    run, _ = step(run, observed(0), observed(1), seconds=1805)
+    assert "did not start on local-2 within 1800 s" in run.end_note
 
 
 def waits_for_start() -> Run:
@@ -747,7 +816,7 @@ def test_a_run_that_leaves_restarts_nothing_and_ends_when_nothing_of_it_runs(wis
 
 
 def test_a_restart_that_does_not_begin_in_time_is_a_lost_rank() -> None:
-    limit = 6 + rank_restarts.RESTART_SECONDS_MAX
+    limit = 6 + START_SECONDS
     run, outcome = step(paused(), observed(1), seconds=limit - 1)
     assert (run.state, outcome.due_at) == (RunState.RUNNING, at(limit))
     run, _ = step(paused(), observed(1), seconds=limit)
