@@ -85,24 +85,21 @@ def _kept_waiting(run: Run) -> list[Role]:
 
 
 def why_not_started(run: Run, role_name: str) -> str:
-    """What a role waits for, as a clause about it; empty if it has started."""
+    """Why no rank of a role of a running run was started, as a clause with all that the role waits
+    for; empty if ranks of it may exist. ``start_plan`` tells what of it is missing by a scan."""
     if role_name not in waiting_roles(run) or run.spec is None:
         return ""
-    known = {each.role: each for each in run.role_starts}
-    role = next(role for role in run.spec.roles if role.name == role_name)
+    if any(each.role == role_name and each.may_since is not None for each in run.role_starts):
+        return ""
     if run.is_leaving:
         return f"role {role_name} does not start any more: the task leaves"
-    if (start := known.get(role_name)) is not None and start.may_since is not None:
-        return f"role {role_name} is starting"
-    ready = frozenset(run.ready_ranks)
-    for after in role.starts_after:
-        ranks = [place.rank for place in run.placements if place.role == after.role]
-        wants_ready = after.condition is StartCondition.READY
-        other = known.get(after.role)
-        if other is None or other.exists_since is None or (wants_ready and not ready >= {*ranks}):
-            what = "is ready" if wants_ready else "runs"
-            return f"role {role_name} waits until role {after.role} {what}"
-    return f"role {role_name} is starting"
+    role = next(role for role in run.spec.roles if role.name == role_name)
+    return f"role {role_name} waits until {' and '.join(map(_condition_text, role.starts_after))}"
+
+
+def _condition_text(after: StartsAfter) -> str:
+    what = "is ready" if after.condition is StartCondition.READY else "runs"
+    return f"role {after.role} {what}"
 
 
 # What a scan adds
@@ -339,9 +336,8 @@ class _Condition:
     def text(self) -> str:
         """What is waited for."""
         count = len(self._places) - len(self._open)
-        what = "is ready" if self._wants_ready else "runs"
         of = f"{count} of {counted(len(self._places), 'rank')} so far"
-        return f"role {self.role.name} waits until role {self.after.role} {what} ({of})"
+        return f"role {self.role.name} waits until {_condition_text(self.after)} ({of})"
 
     @property
     def never(self) -> str:

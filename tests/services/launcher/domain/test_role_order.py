@@ -584,10 +584,14 @@ def test_what_a_role_waits_for_is_said_from_the_row() -> None:
     run = leader_last()
     assert why_not_started(run, "chief") == "role chief waits until role ps is ready"
     assert why_not_started(run, "ps") == ""
-    run, _ = step(run, observed(1), observed(2), probed=[(1, 0), (2, 0)])
-    assert why_not_started(run, "chief") == "role chief is starting"
     leaving = replace(run, preempt_requested_at=at(9))
     assert "does not start any more" in why_not_started(leaving, "chief")
+    # Once it may start, its ranks may exist.
+    run, _ = step(run, observed(1), observed(2), probed=[(1, 0), (2, 0)])
+    assert why_not_started(run, "chief") == ""
+    both = StartsAfter(role="ps", condition=READY), StartsAfter(role="db", condition=RUNNING)
+    run, _ = step(run_of(a_role("ps"), a_role("db"), a_role("it", 1, *both)), observed(0))
+    assert why_not_started(run, "it") == "role it waits until role ps is ready and role db runs"
 
 
 def test_the_end_of_a_wait_is_an_event() -> None:
