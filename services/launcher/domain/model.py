@@ -94,6 +94,18 @@ class RoleStart:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedDelay:
+    """The last report about a run's delay."""
+
+    ranks: int
+    detail: str
+    # Its time as published: a later report has a later one.
+    at: datetime
+    # The run had started.
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One attempt of one task (row; key: task_id, attempt).
 
@@ -148,6 +160,8 @@ class Run:
     # Of a run whose roles start in order, what of each is known. Empty before the first scan, and
     # of a run that an earlier version launched as a whole.
     role_starts: tuple[RoleStart, ...] = ()
+    # What was published last about its delay; None: nothing.
+    delay: ReportedDelay | None = None
 
     @property
     def id(self) -> RunId:

@@ -855,6 +855,28 @@ async def test_what_later_roles_wait_for_is_published_until_they_run(
     assert (cleared.detail, cleared.ranks, cleared.running) == ("", 0, True)
 
 
+@with_a_harness(script=REPORTING)
+async def test_a_new_leader_repeats_no_report_of_a_delay_and_publishes_its_end(
+    harness: LauncherHarness,
+) -> None:
+    harness.cluster.ready_seconds_max = 1e9
+    await harness.handle(servers_that_report(2))
+    await harness.until_started()
+    await pause(6)
+    await harness.run_loops(3)
+    reports = await harness.published(RunDelayed)
+    await harness.restart()
+    await pause(6)
+    await harness.run_loops(3)
+    assert await harness.published(RunDelayed) == reports
+    for rank in (0, 1):
+        await harness.command(ReportReady(task_id="task", attempt=1, rank=rank))
+    await harness.until(lambda: 2 in harness.cluster.runs[RUN].ranks)
+    await harness.run_loops(4)
+    *_, cleared = await harness.published(RunDelayed)
+    assert (cleared.detail, cleared.noted_at > reports[-1].noted_at) == ("", True)
+
+
 @with_a_harness()
 async def test_a_defect_in_the_step_of_one_run_stops_only_that_run(
     harness: LauncherHarness, monkeypatch: pytest.MonkeyPatch

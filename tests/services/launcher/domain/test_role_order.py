@@ -31,6 +31,7 @@ from services.launcher.domain.model import (
     ObservedRank,
     ReadyReport,
     Refused,
+    ReportedDelay,
     Run,
     RunState,
 )
@@ -595,12 +596,17 @@ def test_what_a_role_waits_for_is_said_from_the_row() -> None:
 
 
 def test_the_end_of_a_wait_is_an_event() -> None:
-    before = waits_for_start()
+    """It is newer than the last report, which a leader with a faster clock may have published."""
+    before = replace(waits_for_start(), delay=ReportedDelay(1, "why", at(7200), running=True))
     run, _ = step(before, observed(0), observed(1), observed(2))
     event = cleared_event(before, run, at(9))
     assert event is not None
     assert (event.detail, event.ranks, event.running) == ("", 0, True)
+    assert event.noted_at > at(7200)
     assert cleared_event(run, run, at(9)) is None
+    # Nothing to clear was reported.
+    for delay in (None, ReportedDelay(1, "why", at(2))):
+        assert cleared_event(before, replace(run, delay=delay), at(9)) is None
     assert cleared_event(servers_first(), before, at(9)) is None
 
 
