@@ -169,6 +169,11 @@ class Run:
         return RunId(TaskId(self.task_id), self.attempt)
 
     @property
+    def leading_rank(self) -> int:
+        """The rank that saves and acknowledges for the gang: the lowest one, which is 0."""
+        return min((place.rank for place in self.placements), default=0)
+
+    @property
     def start_limit(self) -> timedelta:
         """The site's limit for a start, which the scheduler applies to the roles that wait for
         nothing (``start_deadline_seconds``), for each later role and each restart in place."""

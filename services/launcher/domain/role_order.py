@@ -65,9 +65,10 @@ def leader_waits(run: Run, ranks: Ranks) -> bool:
     waiting = waiting_roles(run)
     if not waiting or not run.placements:
         return False
-    first = min(run.placements, key=lambda place: place.rank)
-    restarted = any(each.rank == first.rank for each in run.restarts)
-    return first.role in waiting and not restarted and not exists(ranks.get(first.rank))
+    first = run.leading_rank
+    role = next(place.role for place in run.placements if place.rank == first)
+    restarted = any(each.rank == first for each in run.restarts)
+    return role in waiting and not restarted and not exists(ranks.get(first))
 
 
 def awaited(run: Run) -> frozenset[str]:
@@ -378,7 +379,7 @@ def end_stages(run: Run) -> tuple[frozenset[int], ...]:
     everyone = frozenset(place.rank for place in run.placements)
     if run.spec is None or not is_ordered(run.spec.roles) or not everyone:
         return (everyone,)
-    first = min(everyone)
+    first = run.leading_rank
     number = {name: place for place, names in enumerate(stages(run.spec.roles)) for name in names}
     found: dict[int, set[int]] = {}
     for place in run.placements:
