@@ -53,8 +53,8 @@ from services.launcher.domain.reconcile import (
     Scan,
     Signal,
 )
-from services.launcher.domain.start_delays import DelayPolicy, ReportedDelay
-from services.launcher.domain.worklist import Worklist
+from services.launcher.domain.start_delays import DelayPolicy
+from services.launcher.domain.worklist import Outcome, Worklist
 from services.launcher.handlers import exited, started
 from services.launcher.hosts import LOCAL, Host, Leased, Network, PortKey, leased_ports, port_keys
 from services.launcher.probes import Prober, probe_targets
@@ -76,6 +76,10 @@ ROUNDS_PER_SCAN = 4
 
 QUARANTINED = Counter(
     "shiftwork_launcher_quarantines_total", "Nodes that take no new runs after failed starts"
+)
+FAILED_STEPS = Counter(
+    "shiftwork_launcher_failed_steps_total",
+    "Evaluations of single runs that failed by a defect; the other runs go on",
 )
 
 
@@ -136,8 +140,6 @@ class Launcher:
         self._denials, self._retry_at_s = 0, 0.0
         # Nodes that could not start a run at the last try.
         self._unable: dict[RunId, frozenset[str]] = {}
-        # The last delay that was reported for each run that waits to start.
-        self._reported_delays: dict[RunId, ReportedDelay] = {}
         self._prober = Prober()
         # Why each run that waits to start does not, and the problem that was known then.
         self._delays: dict[RunId, KnownDelay] = {}
@@ -188,7 +190,7 @@ class Launcher:
         self.problem, self._denials, self._retry_at_s = "", 0, 0.0
         for memory in (self._pending, self._doing, self._done, self._fences, self._failed):
             memory.clear()
-        for memory in (self._problems, self._refused, self._unable, self._reported_delays):
+        for memory in (self._problems, self._refused, self._unable):
             memory.clear()
         self._probed.clear()
         self._delays.clear()
@@ -223,7 +225,6 @@ class Launcher:
                     outcome.runs,
                     self.limits.quarantine,
                     network=self.network,
-                    reported=self._reported_delays,
                 )
                 for report in outcome.reports:
                     tx.delete(ReadyReport, report.task_id, report.attempt, report.rank)
@@ -232,10 +233,13 @@ class Launcher:
                 ports = await self._lease(tx, outcome.actions, scan.listing)
                 held_up = report_delays(
                     tx,
-                    (changed.get(run.id, run) for run in work.starting()),
+                    (
+                        changed.get(run.id, run)
+                        for run in work.starting()
+                        if run.id not in outcome.failed and not work.fails(run.id)
+                    ),
                     scan.listing,
                     problems={action.run_id: why for action, why in self._problems.items()},
-                    reported_before=self._reported_delays,
                     policy=self.limits.delays,
                     known={
                         run_id: each
@@ -248,19 +252,33 @@ class Launcher:
             raise
         # Nothing was published before the commit.
         work.commit(outcome)
+        self._report_failed_steps(outcome)
         self._published_nodes = _nodes_in_service(scan.listing)
         self._forget_done()
         # A failure determines when to try again, as long as the action is wanted.
         wanted = set(outcome.actions)
         self._failed = {each: when for each, when in self._failed.items() if each in wanted}
         self._problems = {each: why for each, why in self._problems.items() if each in wanted}
-        self._reported_delays, self._delays = held_up.changed_events, held_up.known
+        self._delays = held_up.known
         self._fences |= set(changes.fence)
         for action in outcome.actions:
             self._enqueue(action, scan, ports)
         if self._pending or self._fences:
             self.act_wake.set()
         return self._due_seconds([outcome.due_at, changes.due_at, held_up.due_at], now)
+
+    def _report_failed_steps(self, outcome: Outcome) -> None:
+        """Log each run whose step failed: it stays as it is until a step succeeds."""
+        for run_id, failed in outcome.failed.items():
+            FAILED_STEPS.inc()
+            self.log.error(
+                "a run cannot be evaluated, the others go on",
+                run=str(run_id),
+                failures=failed.failures,
+                again_at=str(failed.again_at),
+                fix="report this defect with the trace",
+                exc_info=failed.problem,
+            )
 
     async def _report_denial(self, epoch: int) -> float | None:
         """Report why runs do not start. Nothing else can be done: earlier scans are out of date."""
@@ -272,10 +290,8 @@ class Launcher:
                 starting,
                 Listing(),
                 problems={run.id: self.problem for run in starting},
-                reported_before=self._reported_delays,
                 policy=self.limits.delays,
             )
-        self._reported_delays = held_up.changed_events
         return self._due_seconds([held_up.due_at], now)
 
     async def _update_inventory(self, tx: Tx, listing: Listing) -> inventory.InventoryChanges:
@@ -615,7 +631,6 @@ async def record(
     policy: QuarantinePolicy,
     *,
     network: Network = LOCAL,
-    reported: Mapping[RunId, ReportedDelay] | None = None,
 ) -> None:
     """Write the new rows of runs and publish the changes of the runs and their nodes."""
     forgotten = [run for run in runs if run.state is RunState.FORGOTTEN]
@@ -630,10 +645,10 @@ async def record(
             tx.emit(exited(run, last[run.id]))
         for event in rank_restarts.events(before[run.id], run, tx.now):
             tx.emit(event)
-        delay = reported.get(run.id) if reported is not None else None
-        cleared = start_delays.cleared_event(before[run.id], run, tx.now, delay)
+        cleared = start_delays.cleared_event(before[run.id], run, tx.now)
         if cleared is not None:
             tx.emit(cleared)
+            run = start_delays.reported(run, cleared)  # noqa: PLW2901
         if run.state is not RunState.FORGOTTEN:
             tx.put(run)
     await tables.forget(tx, forgotten, last)
@@ -665,8 +680,9 @@ async def _count_failed_starts(
                 policy,
                 owner=run.owner,
                 # An image or an init container that never ends is indistinguishable from a node on
-                # which starts hang.
-                counts_once=run.start_expired and await _is_suspect(tx, run.owner, node_id),
+                # which starts hang: those nodes were recorded when the end was decided.
+                counts_once=node_id in before[run.id].failed_nodes
+                and await _is_suspect(tx, run.owner, node_id),
             )
         if after != row:
             tx.put(after)
@@ -705,9 +721,8 @@ class KnownDelay:
 
 @dataclass(frozen=True, slots=True)
 class DelayReport:
-    """The delays reported so far, and when the next report may be due."""
+    """When the next report may be due, and why each run waited when it was last evaluated."""
 
-    changed_events: dict[RunId, ReportedDelay]
     due_at: datetime | None
     known: dict[RunId, KnownDelay]
 
@@ -718,16 +733,13 @@ def report_delays(
     listing: Listing,
     *,
     problems: Mapping[RunId, str],
-    reported_before: Mapping[RunId, ReportedDelay],
     policy: DelayPolicy,
     known: Mapping[RunId, KnownDelay] | None = None,
 ) -> DelayReport:
     """Publish why launched runs, or roles of them, have not started, if that changed. ``known``:
     runs of which nothing changed since they were last evaluated, but perhaps the problem."""
-    found, due = dict[RunId, ReportedDelay](), list[datetime]()
-    delays = dict[RunId, KnownDelay]()
+    due, delays = list[datetime](), dict[RunId, KnownDelay]()
     for run in runs:
-        changed_events = reported_before.get(run.id)
         problem = problems.get(run.id, "")
         before = known.get(run.id) if known is not None else None
         if before is None or before.problem != problem:
@@ -736,12 +748,10 @@ def report_delays(
                 observed = rank_restarts.current(run, observed)
             before = KnownDelay(start_delays.delay_of(run, observed, problem), problem)
         delays[run.id] = before
-        event = start_delays.next_delay_event(run, before.delay, changed_events, tx.now, policy)
+        event = start_delays.next_delay_event(run, before.delay, tx.now, policy)
         if isinstance(event, datetime):
             due.append(event)
         elif event is not None:
             tx.emit(event)
-            changed_events = ReportedDelay(event.ranks, event.detail, tx.now, event.running)
-        if changed_events is not None:
-            found[run.id] = changed_events
-    return DelayReport(found, min(due, default=None), delays)
+            tx.put(start_delays.reported(run, event))
+    return DelayReport(min(due, default=None), delays)

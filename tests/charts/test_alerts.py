@@ -172,6 +172,12 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         {"service": "launcher", "severity": "warning"},
     ),
     (
+        "ShiftworkRunNotEvaluated",
+        [series("shiftwork_launcher_failed_steps_total", "0x5 1x20", service="launcher")],
+        "8m",
+        {"service": "launcher", "severity": "critical"},
+    ),
+    (
         "ShiftworkNodeQuarantined",
         [series("shiftwork_launcher_quarantines_total", "0x5 1x20", service="launcher")],
         "8m",

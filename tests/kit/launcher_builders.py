@@ -30,6 +30,7 @@ from services.launcher.domain.model import (
     ObservedRank,
     ObservedRun,
     RankState,
+    ReadyReport,
     Run,
     RunState,
 )
@@ -209,8 +210,18 @@ def an_order(
     )
 
 
-def reconcile(runs: Iterable[Run], scan: Scan, now: datetime, policy: Policy) -> Outcome:
-    """One round of a launcher that begins with these rows."""
-    work = Worklist(runs)
+def reconcile(
+    runs: Iterable[Run],
+    scan: Scan,
+    now: datetime,
+    policy: Policy,
+    *,
+    reports: Iterable[ReadyReport] = (),
+    new_leader: bool = False,
+) -> Outcome:
+    """One round of a launcher with these rows. ``new_leader``: it has observed none of them."""
+    work = Worklist(runs, reports=reports)
+    if not new_leader:
+        work.observed.update(work.runs)
     work.update_scan(scan)
     return work.step(work.take_dirty(), scan, now, policy)

@@ -10,6 +10,8 @@ from libs.contracts.messages import (
     PreemptMode,
     Priority,
     Role,
+    StartCondition,
+    StartsAfter,
 )
 from libs.store.memory_database import Point
 from tests.sim.endings import NOTICED_SECONDS
@@ -50,6 +52,17 @@ def roles_in_order(plan: Plan) -> Plan:
     )
     jobs = tuple(replace(job, roles=pairs, completion=None) for job in plan.jobs)
     return replace(plan, jobs=in_order(plan.seed, jobs, 1.0), ready_seconds_max=READY_SECONDS_MAX)
+
+
+def roles_after_several(plan: Plan) -> Plan:
+    """Plans in which a role waits until each of two others is ready, at different times."""
+    ready = tuple(StartsAfter(role=name, condition=StartCondition.READY) for name in ("ps", "db"))
+    roles = tuple(
+        Role(name=name, replicas=1, command=("python", "train.py"), gpus=0, starts_after=after)
+        for name, after in (("ps", ()), ("db", ()), ("it", ready))
+    )
+    jobs = tuple(replace(job, roles=roles, completion=None) for job in plan.jobs)
+    return replace(plan, jobs=jobs, ready_seconds_max=READY_SECONDS_MAX)
 
 
 def leaving_while_roles_wait(plan: Plan) -> Plan:

@@ -271,18 +271,23 @@ def _endless(plan: Plan) -> tuple[Job, ...]:
 
 
 def in_order(seed: int, jobs: tuple[Job, ...], likelihood: float) -> tuple[Job, ...]:
-    """Some roles of some tasks start after others that run or are ready."""
-    rng = Random(f"order {seed}")
+    """Some roles of some tasks start after others that run or are ready, some after several."""
+    rng, more = Random(f"order {seed}"), Random(f"several {seed}")
     found: list[Job] = []
     for job in jobs:
         names = [role.name for role in job.roles]
         if rng.random() < likelihood:
             rng.shuffle(names)
             roles = {role.name: role for role in job.roles}
-            for earlier, later in pairwise(names):
-                condition = rng.choice([StartCondition.RUNNING, StartCondition.READY])
-                after = StartsAfter(role=earlier, condition=condition)
-                roles[later] = roles[later].model_copy(update={"starts_after": (after,)})
+            conditions = [StartCondition.RUNNING, StartCondition.READY]
+            for number, (earlier, later) in enumerate(pairwise(names)):
+                after = [StartsAfter(role=earlier, condition=rng.choice(conditions))]
+                after += [
+                    StartsAfter(role=other, condition=more.choice(conditions))
+                    for other in names[:number]
+                    if more.random() < 0.5
+                ]
+                roles[later] = roles[later].model_copy(update={"starts_after": tuple(after)})
             job = replace(job, roles=tuple(roles.values()))  # noqa: PLW2901
         found.append(job)
     return tuple(found)

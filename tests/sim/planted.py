@@ -159,6 +159,22 @@ def roles_start_too_early() -> contextlib.AbstractContextManager[None]:
     return replaced((role_order._Condition, "_holds_for", holds_for))
 
 
+def limits_of_ready_roles() -> contextlib.AbstractContextManager[None]:
+    """The time to become ready is computed also for a role that is ready, while what waits for it
+    waits for another one: the evaluation of its run fails."""
+    honest = role_order.limits
+
+    def limits(run: Run, ranks: Any) -> list[role_order.Limit]:
+        warming = role_order.awaited(run)
+        for start in run.role_starts:
+            if start.role in warming and start.warms_since is not None:
+                own = [place.rank for place in run.placements if place.role == start.role]
+                next(rank for rank in own if rank not in run.ready_ranks)
+        return honest(run, ranks)
+
+    return replaced((role_order, "limits", limits))
+
+
 def waiting_ranks_taken_for_lost() -> contextlib.AbstractContextManager[None]:
     """A rank that does not exist has vanished, also one that waits for other roles."""
     honest = reconcile._vanished

@@ -49,6 +49,9 @@ DEFECTS = {
     "roles start too early": Planted(
         planted.roles_start_too_early, "starts too early", 0, 10, bends.roles_in_order
     ),
+    "limits of ready roles": Planted(
+        planted.limits_of_ready_roles, "logged as error", 0, 10, bends.roles_after_several
+    ),
     "debug ends judged": Planted(
         planted.debug_ends_judged, "debug_mode_decides_nothing", 2, 20, bends.debugging_people
     ),
@@ -208,6 +211,7 @@ BENDS = (
     bends.failing_programs,
     bends.asking_for_amounts,
     bends.roles_in_order,
+    bends.roles_after_several,
     bends.leaving_while_roles_wait,
     bends.nodes_behind,
     bends.repeated_facts,

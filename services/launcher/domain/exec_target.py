@@ -13,7 +13,8 @@ def find_rank(
     task_id: str, runs: Sequence[Run], rank: int, role: str
 ) -> tuple[Run, Placement] | Refusal:
     """The running attempt of a task and the place of one of its ranks: of the role's ranks, if one
-    is named. ``runs`` are those of the task that are not forgotten."""
+    is named. ``runs`` are those of the task that are not forgotten. Of a role that is starting, the
+    runtime knows which ranks run."""
     running = [run for run in runs if run.state is RunState.RUNNING]
     if not running:
         waiting = any(run.state is RunState.ASSIGNED for run in runs)

@@ -69,6 +69,10 @@ class RankRestart:
     detail: str = ""
 
 
+# For a run without the times of an assignment.
+START_SECONDS = 300.0
+
+
 def ordered_after(now: datetime, *earlier: datetime | None) -> datetime:
     """``now``, or just after the latest of what happened earlier. Times of one row are compared to
     tell which came first, and clocks of different leaders may be hours apart."""
@@ -87,6 +91,18 @@ class RoleStart:
     # Since when each of its ranks runs that has to be ready and is not. Only of a role for whose
     # readiness another one waits.
     warms_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedDelay:
+    """The last report about a run's delay."""
+
+    ranks: int
+    detail: str
+    # Its time as published: a later report has a later one.
+    at: datetime
+    # The run had started.
+    running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +160,26 @@ class Run:
     # Of a run whose roles start in order, what of each is known. Empty before the first scan, and
     # of a run that an earlier version launched as a whole.
     role_starts: tuple[RoleStart, ...] = ()
+    # What was published last about its delay; None: nothing.
+    delay: ReportedDelay | None = None
 
     @property
     def id(self) -> RunId:
         """The run's derived name, the same in every store and runtime."""
         return RunId(TaskId(self.task_id), self.attempt)
+
+    @property
+    def leading_rank(self) -> int:
+        """The rank that saves and acknowledges for the gang: the lowest one, which is 0."""
+        return min((place.rank for place in self.placements), default=0)
+
+    @property
+    def start_limit(self) -> timedelta:
+        """The site's limit for a start, which the scheduler applies to the roles that wait for
+        nothing (``start_deadline_seconds``), for each later role and each restart in place."""
+        if self.start_deadline_at is None or self.assigned_at is None:
+            return timedelta(seconds=START_SECONDS)
+        return self.start_deadline_at - self.assigned_at
 
     @property
     def debugs(self) -> bool:

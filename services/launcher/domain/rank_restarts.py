@@ -28,8 +28,6 @@ from services.launcher.domain.model import (
 RESTARTS_MAX = 3
 # The pause before each restart of a rank: doubled from the first to the most.
 PAUSE_FIRST_SECONDS, PAUSE_MOST_SECONDS = 1.0, 60.0
-# The time in which the process of a restart has to run after its pause; else its rank is lost.
-RESTART_SECONDS_MAX = 300.0
 
 
 def restarts_in_place(role: Role) -> bool:
@@ -105,36 +103,50 @@ def missing(run: Run, ranks: Mapping[int, ObservedRank]) -> list[RankRestart]:
     return [each for each, rank in found if rank is None or rank.state is RankState.PENDING]
 
 
+def renew(run: Run, observed: ObservedRun, now: datetime) -> Run:
+    """The run with the times of its restarts that are not over begun again: a pause that is left
+    stays, up to its length. A new leader calls this, as ``role_order.renew``."""
+    if run.state not in (RunState.ASSIGNED, RunState.RUNNING):
+        return run
+    missed = missing(run, observed.ranks)
+    if not missed:
+        return run
+
+    def renewed(each: RankRestart) -> RankRestart:
+        pause = timedelta(seconds=pause_seconds(each.count - 1))
+        return replace(each, not_before=min(max(each.not_before, now), now + pause))
+
+    return replace(
+        run, restarts=tuple(renewed(each) if each in missed else each for each in run.restarts)
+    )
+
+
 def overdue(run: Run, observed: ObservedRun, now: datetime) -> Iterator[RankRestart]:
     """The restarts whose process does not run although their time is over."""
-    return (each for each in missing(run, observed.ranks) if now >= _limit(each))
+    missed = missing(run, observed.ranks)
+    return (each for each in missed if now >= each.not_before + run.start_limit)
 
 
 def due(run: Run, observed: ObservedRun, now: datetime) -> list[datetime]:
     """When the run is to be evaluated again for its restarts: at the end of a pause, and of the
     time to start."""
     missed = missing(run, observed.ranks)
-    times = [at for each in missed for at in (each.not_before, _limit(each))]
+    times = [at for each in missed for at in (each.not_before, each.not_before + run.start_limit)]
     return [at for at in times if at > now]
 
 
 def only_waits(run: Run, observed: ObservedRun, starting: Container[str]) -> bool:
     """Whether nothing of the run runs, because what is not over waits for its restart, or is of a
     role that has not started (``starting``)."""
-    waits = {each.rank for each in waiting(run, observed)}
-    waits |= {
-        place.rank
-        for place in run.placements
-        if place.role in starting and place.rank not in observed.ranks
-    }
+    waits = {each.rank for each in missing(run, observed.ranks)}
+    for place in run.placements:
+        rank = observed.ranks.get(place.rank)
+        if place.role in starting and (rank is None or rank.state is RankState.PENDING):
+            waits.add(place.rank)
     return bool(waits) and all(
         place.rank in waits or (place.rank in observed.ranks and observed.ranks[place.rank].over)
         for place in run.placements
     )
-
-
-def _limit(each: RankRestart) -> datetime:
-    return each.not_before + timedelta(seconds=RESTART_SECONDS_MAX)
 
 
 def events(before: Run, run: Run, now: datetime) -> Iterator[RankRestarted]:

@@ -123,6 +123,8 @@ class RunView:
     superseded: bool
     # Rank and start of processes that have reported that they are ready.
     reported: frozenset[tuple[int, int]] = frozenset()
+    # The leader has not observed the run on all its nodes before.
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +145,16 @@ def step(run: Run, view: RunView, now: datetime, policy: Policy) -> Step:
         run = rank_restarts.note(run, view.listed, now)
     run = debug_runs.note(run, view.listed)
     view = replace(view, observed=rank_restarts.current(run, view.listed))
+    if view.is_new:
+        run = role_order.renew(rank_restarts.renew(run, view.observed, now), now)
     after = _advance(run, view, now, policy)
     due: list[datetime] = []
     if after.state in (RunState.ASSIGNED, RunState.RUNNING) and after.leaves_since is not None:
         due.append(after.leaves_since + policy.exit_grace)
-    if after.state in (RunState.ASSIGNED, RunState.RUNNING):
+    if _has_to_start(after):
         due += [at for _, at in _pending_faults(view.observed, policy) if at is not None]
         due += rank_restarts.due(after, view.observed, now)
-    due += [limit.at for limit in role_order.limits(after, view.observed.ranks)]
+        due += [limit.at for limit in role_order.limits(after, view.observed.ranks)]
     stage = _end_stage(after, view, now, policy)
     if stage is not None:
         due.append(stage.due_at)
@@ -228,11 +232,20 @@ def _why_end(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd 
             pass
         case cause:
             return _WhyEnd(cause)
-    if run.state is RunState.ASSIGNED or run.restarts or role_order.waiting_roles(run):
+    if _has_to_start(run):
         found = _why_not_startable(run, view, now, policy) or _why_not_restarted(run, view, now)
         if found is not None:
             return found
     return _WhyEnd(EndCause.SUPERSEDED) if view.superseded else None
+
+
+def _has_to_start(run: Run) -> bool:
+    """Whether ranks of the run have to start in their times. Once it leaves, none may start, and
+    the others save for as long as they may, whatever a rank that has not begun waits for."""
+    if run.state not in (RunState.ASSIGNED, RunState.RUNNING) or run.is_leaving:
+        return False
+    starts = run.state is RunState.ASSIGNED or run.restarts or role_order.waiting_roles(run)
+    return bool(starts)
 
 
 def _why_not_startable(run: Run, view: RunView, now: datetime, policy: Policy) -> _WhyEnd | None:
@@ -266,7 +279,7 @@ def _why_not_restarted(run: Run, view: RunView, now: datetime) -> _WhyEnd | None
     places = {place.rank: place.node_id for place in run.placements}
     for each in rank_restarts.overdue(run, view.observed, now):
         if answers(places.get(each.rank, ""), view.scan.listing):
-            limit = f"{rank_restarts.RESTART_SECONDS_MAX:.0f} s"
+            limit = f"{run.start_limit.total_seconds():.0f} s"
             note = f"rank {each.rank} was not restarted within {limit}"
             return _WhyEnd(EndCause.RANK_LOST, note)
     return None

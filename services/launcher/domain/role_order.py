@@ -4,6 +4,7 @@ called by ``reconcile.py``, ``start_delays.py`` and the handlers.
 A run starts with the roles that wait for nothing; the others start while it runs. How far each role
 has come is noted in the run's row before anything is ordered, with the times at which the launcher
 found it out: clocks of nodes decide nothing. Stepping a run again after a crash yields the rest.
+Times that limit a role begin again with each leader, once it has observed the run.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from libs.contracts.start_order import awaited_ready, first_roles, is_ordered, r
 from libs.contracts.wording import counted
 from services.launcher.domain import rank_restarts
 from services.launcher.domain.model import ObservedRank, RankState, RoleStart, Run, RunState
-
-# The time in which each rank of a role has to exist once nothing that the role waits for is
-# missing. For the roles that wait for nothing, the scheduler's start deadline counts.
-START_SECONDS_MAX = 300.0
 
 Ranks = Mapping[int, ObservedRank]
 
@@ -68,41 +65,42 @@ def leader_waits(run: Run, ranks: Ranks) -> bool:
     waiting = waiting_roles(run)
     if not waiting or not run.placements:
         return False
-    first = min(run.placements, key=lambda place: place.rank)
-    restarted = any(each.rank == first.rank for each in run.restarts)
-    return first.role in waiting and not restarted and not exists(ranks.get(first.rank))
+    first = run.leading_rank
+    role = next(place.role for place in run.placements if place.rank == first)
+    restarted = any(each.rank == first for each in run.restarts)
+    return role in waiting and not restarted and not exists(ranks.get(first))
 
 
 def awaited(run: Run) -> frozenset[str]:
     """The roles for whose readiness others still wait."""
+    return frozenset() if run.is_leaving else awaited_ready(_kept_waiting(run))
+
+
+def _kept_waiting(run: Run) -> list[Role]:
+    """The roles for which a condition is missing, as far as that is noted."""
     waiting = waiting_roles(run)
-    if not waiting or run.spec is None or run.is_leaving:
-        return frozenset()
+    if not waiting or run.spec is None:
+        return []
     may = {each.role for each in run.role_starts if each.may_since is not None}
-    return awaited_ready(
-        role for role in run.spec.roles if role.name in waiting and role.name not in may
-    )
+    return [role for role in run.spec.roles if role.name in waiting and role.name not in may]
 
 
 def why_not_started(run: Run, role_name: str) -> str:
-    """What a role waits for, as a clause about it; empty if it has started."""
+    """Why no rank of a role of a running run was started, as a clause with all that the role waits
+    for; empty if ranks of it may exist. ``start_plan`` tells what of it is missing by a scan."""
     if role_name not in waiting_roles(run) or run.spec is None:
         return ""
-    known = {each.role: each for each in run.role_starts}
-    role = next(role for role in run.spec.roles if role.name == role_name)
+    if any(each.role == role_name and each.may_since is not None for each in run.role_starts):
+        return ""
     if run.is_leaving:
         return f"role {role_name} does not start any more: the task leaves"
-    if (start := known.get(role_name)) is not None and start.may_since is not None:
-        return f"role {role_name} is starting"
-    ready = frozenset(run.ready_ranks)
-    for after in role.starts_after:
-        ranks = [place.rank for place in run.placements if place.role == after.role]
-        wants_ready = after.condition is StartCondition.READY
-        other = known.get(after.role)
-        if other is None or other.exists_since is None or (wants_ready and not ready >= {*ranks}):
-            what = "is ready" if wants_ready else "runs"
-            return f"role {role_name} waits until role {after.role} {what}"
-    return f"role {role_name} is starting"
+    role = next(role for role in run.spec.roles if role.name == role_name)
+    return f"role {role_name} waits until {' and '.join(map(_condition_text, role.starts_after))}"
+
+
+def _condition_text(after: StartsAfter) -> str:
+    what = "is ready" if after.condition is StartCondition.READY else "runs"
+    return f"role {after.role} {what}"
 
 
 # What a scan adds
@@ -132,6 +130,24 @@ def note(run: Run, ranks: Ranks, now: datetime) -> Run:
             if each.role in warming
             else each
             for each in found
+        ),
+    )
+
+
+def renew(run: Run, now: datetime) -> Run:
+    """The run with the times of its roles that are not over begun again. A new leader calls this: a
+    former one may have had another clock, and nobody observed the run in between."""
+    if not waiting_roles(run):
+        return run
+    return replace(
+        run,
+        role_starts=tuple(
+            replace(
+                each,
+                may_since=each.may_since and now,
+                warms_since=each.warms_since and now,
+            )
+            for each in run.role_starts
         ),
     )
 
@@ -252,25 +268,22 @@ def limits(run: Run, ranks: Ranks) -> list[Limit]:
     for start in run.role_starts:
         own = places.get(start.role, ())
         if start.role in warming and start.warms_since is not None:
-            cold = next(place for place in own if place.rank not in run.ready_ranks)
-            found.append(_ready_limit(run, roles[start.role], start.warms_since, cold))
+            # None is left where its ranks are ready, but what waits for them waits for more.
+            cold = [place for place in own if place.rank not in run.ready_ranks]
+            if cold:
+                found.append(_ready_limit(run, roles[start.role], start.warms_since, cold[0]))
         if start.role in waiting and start.may_since is not None:
             absent = [place for place in own if not exists(ranks.get(place.rank))]
-            at = start.may_since + timedelta(seconds=START_SECONDS_MAX)
             if absent:
-                found.append(Limit(at, _absent_text(absent, ranks), tuple(p.rank for p in absent)))
+                text = _absent_text(run, absent, ranks)
+                at = start.may_since + run.start_limit
+                found.append(Limit(at, text, tuple(place.rank for place in absent)))
     return found
 
 
 def _ready_limit(run: Run, role: Role, since: datetime, cold: Placement) -> Limit:
     seconds = ready_probe(role).within_seconds
-    waiting = waiting_roles(run)
-    assert run.spec is not None, "a run with limits has its specification"
-    waiter = next(
-        each.name
-        for each in run.spec.roles
-        if each.name in waiting and any(after.role == role.name for after in each.starts_after)
-    )
+    waiter = next(each.name for each in _kept_waiting(run) if role.name in awaited_ready([each]))
     return Limit(
         since + timedelta(seconds=seconds),
         f"rank {cold.rank} of role {role.name} was not ready within {seconds:g} s, and role"
@@ -278,13 +291,13 @@ def _ready_limit(run: Run, role: Role, since: datetime, cold: Placement) -> Limi
     )
 
 
-def _absent_text(absent: Sequence[Placement], ranks: Ranks) -> str:
+def _absent_text(run: Run, absent: Sequence[Placement], ranks: Ranks) -> str:
     first = absent[0]
     rank = ranks.get(first.rank)
     why = f": {rank.note}" if rank is not None and rank.note else ""
     return (
         f"rank {first.rank} of role {first.role} did not start on {first.node_id} within"
-        f" {START_SECONDS_MAX:.0f} s after all that its role waits for{why}"
+        f" {run.start_limit.total_seconds():.0f} s after all that its role waits for{why}"
     )
 
 
@@ -324,9 +337,8 @@ class _Condition:
     def text(self) -> str:
         """What is waited for."""
         count = len(self._places) - len(self._open)
-        what = "is ready" if self._wants_ready else "runs"
         of = f"{count} of {counted(len(self._places), 'rank')} so far"
-        return f"role {self.role.name} waits until role {self.after.role} {what} ({of})"
+        return f"role {self.role.name} waits until {_condition_text(self.after)} ({of})"
 
     @property
     def never(self) -> str:
@@ -367,7 +379,7 @@ def end_stages(run: Run) -> tuple[frozenset[int], ...]:
     everyone = frozenset(place.rank for place in run.placements)
     if run.spec is None or not is_ordered(run.spec.roles) or not everyone:
         return (everyone,)
-    first = min(everyone)
+    first = run.leading_rank
     number = {name: place for place, names in enumerate(stages(run.spec.roles)) for name in names}
     found: dict[int, set[int]] = {}
     for place in run.placements:

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import RunDelayed
 from services.launcher.domain import role_order
-from services.launcher.domain.model import ObservedRank, ObservedRun, RankState, Run, RunState
+from services.launcher.domain.model import (
+    ObservedRank,
+    ObservedRun,
+    RankState,
+    ReportedDelay,
+    Run,
+    RunState,
+    ordered_after,
+)
 
 DETAIL_CHARACTERS_MAX = 500
 
@@ -19,17 +27,6 @@ class DelayPolicy:
 
     first: timedelta = timedelta(seconds=5)
     again: timedelta = timedelta(seconds=5)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedDelay:
-    """The last report about a run's delay."""
-
-    ranks: int
-    detail: str
-    at: datetime
-    # The run had started.
-    running: bool = False
 
 
 def delay_of(run: Run, observed: ObservedRun | None, problem: str) -> tuple[int, str] | None:
@@ -67,44 +64,46 @@ def _worst(pending: list[ObservedRank]) -> str:
 
 
 def next_delay_event(
-    run: Run,
-    delay: tuple[int, str] | None,
-    reported: ReportedDelay | None,
-    now: datetime,
-    policy: DelayPolicy,
+    run: Run, delay: tuple[int, str] | None, now: datetime, policy: DelayPolicy
 ) -> RunDelayed | datetime | None:
     """The event to publish now, or the time at which one may be due, or None."""
-    running = run.state is RunState.RUNNING
+    running, reported = run.state is RunState.RUNNING, run.delay
     if delay is None:
         return None
-    if reported is not None and (reported.ranks, reported.detail, reported.running) == (
-        *delay,
-        running,
-    ):
+    if reported is None:
+        due_at = (run.assigned_at or now) + policy.first
+    elif (reported.ranks, reported.detail, reported.running) == (*delay, running):
         return None
-    begin = run.assigned_at or now
-    due_at = begin + policy.first if reported is None else reported.at + policy.again
-    if now < due_at:
-        return due_at
-    ranks, detail = delay
+    else:
+        # A former leader's clock may have been hours ahead.
+        due_at = now if reported.at > now else reported.at + policy.again
+    return _event(run, *delay, now) if now >= due_at else due_at
+
+
+def cleared_event(before: Run, run: Run, now: datetime) -> RunDelayed | None:
+    """What to publish when the last role of a run that runs has started, if a delay was reported:
+    nothing delays it."""
+    if run.state is not RunState.RUNNING or before.state is not RunState.RUNNING:
+        return None
+    if not role_order.waiting_roles(before) or role_order.waiting_roles(run):
+        return None
+    return _event(run, 0, "", now) if run.delay is not None and run.delay.running else None
+
+
+def reported(run: Run, event: RunDelayed) -> Run:
+    """The run with this event as its last report."""
+    return replace(
+        run, delay=ReportedDelay(event.ranks, event.detail, event.noted_at, event.running)
+    )
+
+
+def _event(run: Run, ranks: int, detail: str, now: datetime) -> RunDelayed:
+    """A report that is newer than the last one, by whatever clock that has its time."""
     return RunDelayed(
         task_id=run.task_id,
         attempt=run.attempt,
         ranks=ranks,
         detail=detail,
-        noted_at=now,
-        running=running,
+        noted_at=ordered_after(now, run.delay.at if run.delay is not None else None),
+        running=run.state is RunState.RUNNING,
     )
-
-
-def cleared_event(
-    before: Run, run: Run, now: datetime, reported: ReportedDelay | None = None
-) -> RunDelayed | None:
-    """What to publish when the last role of a run that runs has started: nothing delays it. It is
-    newer than the last report, whose time is part of its identity."""
-    if run.state is not RunState.RUNNING or before.state is not RunState.RUNNING:
-        return None
-    if not role_order.waiting_roles(before) or role_order.waiting_roles(run):
-        return None
-    noted_at = max(now, reported.at + timedelta(milliseconds=1)) if reported is not None else now
-    return RunDelayed(task_id=run.task_id, attempt=run.attempt, noted_at=noted_at, running=True)

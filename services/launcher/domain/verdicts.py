@@ -112,7 +112,7 @@ class Verdicts:
 
     @cached_property
     def _rank_0_finished(self) -> bool:
-        first = self.observed.ranks.get(0)
+        first = self.observed.ranks.get(self.run.leading_rank)
         return first is not None and first.code == 0 and self.run.leaves_since is None
 
     @cached_property

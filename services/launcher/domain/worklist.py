@@ -28,10 +28,23 @@ from services.launcher.domain.run_lifecycle import LIVE
 # gang: each one would otherwise write the row of the whole gang again.
 REPORTS_SECONDS_MIN, REPORTS_SECONDS_FOR_EACH = 0.2, 0.0002
 
+# The pause before a run is stepped again whose step failed: doubled from the first to the most.
+RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX = 1.0, 60.0
+
 NOTHING = ObservedRun(RunId.parse("nothing.0"), {})
 
 # A set in order of insertion, so that runs are launched in the order of their assignments.
 RunSet = dict[RunId, None]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """A step that raised: a defect, which stops only its run."""
+
+    problem: Exception
+    # How often in a row, this time included, and when the run is stepped again.
+    failures: int
+    again_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,12 @@ class Outcome:
     reports: tuple[ReadyReport, ...] = ()
     # The evaluated runs.
     steps: Mapping[RunId, Step] = field(default_factory=dict[RunId, Step], compare=False)
+    # The runs whose step raised. Their rows and wanted actions stay as they are.
+    failed: Mapping[RunId, FailedStep] = field(
+        default_factory=dict[RunId, FailedStep], compare=False
+    )
+    # The evaluated runs of which all nodes answered.
+    observed: frozenset[RunId] = field(default=frozenset(), compare=False)
 
 
 class Worklist:
@@ -68,6 +87,10 @@ class Worklist:
         self._dirty: RunSet = {}
         self._wanted: dict[RunId, tuple[Action, ...]] = {}
         self._due: dict[RunId, datetime] = {}
+        self._failed: dict[RunId, FailedStep] = {}
+        # Runs that this leader has observed on all their nodes: until then, no time that an earlier
+        # leader noted counts.
+        self.observed: set[RunId] = set()
         self.apply((*runs, *reports))
 
     # Queries
@@ -84,6 +107,10 @@ class Worklist:
         """Whether a run is not over."""
         run = self.runs.get(run_id)
         return run is not None and run.state in LIVE
+
+    def fails(self, run_id: RunId) -> bool:
+        """Whether the last step of a run raised."""
+        return run_id in self._failed
 
     # Updates
 
@@ -145,6 +172,7 @@ class Worklist:
             return
         self._leave(run_id, run)
         self._starting.pop(run_id, None)
+        self.observed.discard(run_id)
         attempts = self._of_task[run.task_id]
         del attempts[run.attempt]
         if not attempts:
@@ -201,7 +229,16 @@ class Worklist:
         due = dict.fromkeys(run_id for run_id, at in self._due.items() if at <= now)
         reported = {run_id: self._noted_at(run_id) for run_id in self._reports}
         due |= dict.fromkeys(run_id for run_id, at in reported.items() if at <= now)
-        steps = {run_id: self._step(run_id, scan, now, policy) for run_id in dirty | due}
+        due |= dict.fromkeys(
+            run_id for run_id, each in self._failed.items() if each.again_at <= now
+        )
+        again = {run_id: each for run_id, each in self._failed.items() if each.again_at > now}
+        steps, failed = dict[RunId, Step](), dict[RunId, FailedStep]()
+        for run_id in [run_id for run_id in dirty | due if run_id not in again]:
+            try:
+                steps[run_id] = self._step(run_id, scan, now, policy)
+            except Exception as problem:  # noqa: BLE001
+                again[run_id] = failed[run_id] = self._failed_step(run_id, problem, now)
         reports = tuple(each for run_id in steps for each in self._reports_of(run_id))
         changed = tuple(
             each.run
@@ -211,8 +248,27 @@ class Worklist:
         wanted, later = dict(self._wanted), dict(self._due)
         _apply_steps(steps, wanted, later)
         actions = tuple(action for each in wanted.values() for action in each)
-        times = [*later.values(), *(at for run_id, at in reported.items() if run_id not in steps)]
-        return Outcome(changed, actions, min(times, default=None), reports, steps)
+        times = [each.again_at for each in again.values()]
+        times += [at for run_id, at in later.items() if run_id not in again]
+        times += [
+            at for run_id, at in reported.items() if run_id not in steps.keys() | again.keys()
+        ]
+        observed = frozenset(run_id for run_id in steps if self._all_answer(run_id, scan.listing))
+        due_at = min(times, default=None)
+        return Outcome(changed, actions, due_at, reports, steps, failed, observed)
+
+    def _all_answer(self, run_id: RunId, listing: Listing) -> bool:
+        run = self.runs.get(run_id)
+        return run is not None and (
+            run_id in self.observed
+            or all(answers(place.node_id, listing) for place in run.placements)
+        )
+
+    def _failed_step(self, run_id: RunId, problem: Exception, now: datetime) -> FailedStep:
+        before = self._failed.get(run_id)
+        failures = before.failures if before is not None else 0
+        pause_s = min(RETRY_SECONDS_MAX, RETRY_SECONDS_FIRST * 2.0 ** min(failures, 16))
+        return FailedStep(problem, failures + 1, now + timedelta(seconds=pause_s))
 
     def _noted_at(self, run_id: RunId) -> datetime:
         """When the reports about a run are noted."""
@@ -227,6 +283,10 @@ class Worklist:
     def commit(self, outcome: Outcome) -> None:
         """Store the outcome of a committed round."""
         _apply_steps(outcome.steps, self._wanted, self._due)
+        for run_id in outcome.steps:
+            self._failed.pop(run_id, None)
+        self._failed |= outcome.failed
+        self.observed |= outcome.observed
 
     def _step(self, run_id: RunId, scan: Scan, now: datetime, policy: Policy) -> Step:
         run, observed = self.runs.get(run_id), scan.listing.runs.get(run_id)
@@ -246,6 +306,7 @@ class Worklist:
                 other.attempt > run.attempt and other.state is not RunState.EARLY_REQUEST
                 for other in attempts
             ),
+            is_new=run_id not in self.observed,
             reported=frozenset((each.rank, each.restarts) for each in self._reports_of(run_id)),
         )
         return step(run, sight, now, policy)

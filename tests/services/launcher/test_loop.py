@@ -20,6 +20,7 @@ from libs.contracts.messages import (
     InventoryListed,
     NodeChanged,
     PreemptMode,
+    ReadyProbe,
     ReportReady,
     Role,
     RunAssigned,
@@ -32,6 +33,7 @@ from libs.contracts.messages import (
 from libs.service.loop import Loop, pause
 from libs.store.memory_database import Point
 from libs.store.port import StoreUnavailableError
+from services.launcher.domain import worklist
 from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.model import (
     Fault,
@@ -42,7 +44,7 @@ from services.launcher.domain.model import (
     Run,
     RunState,
 )
-from services.launcher.loop import PAUSE_SECONDS_MIN
+from services.launcher.loop import FAILED_STEPS, PAUSE_SECONDS_MIN
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailableError
@@ -851,3 +853,85 @@ async def test_what_later_roles_wait_for_is_published_until_they_run(
     await harness.run_loops(4)
     *_, cleared = await harness.published(RunDelayed)
     assert (cleared.detail, cleared.ranks, cleared.running) == ("", 0, True)
+
+
+@with_a_harness(script=REPORTING)
+async def test_a_new_leader_repeats_no_report_of_a_delay_and_publishes_its_end(
+    harness: LauncherHarness,
+) -> None:
+    harness.cluster.ready_seconds_max = 1e9
+    await harness.handle(servers_that_report(2))
+    await harness.until_started()
+    await pause(6)
+    await harness.run_loops(3)
+    reports = await harness.published(RunDelayed)
+    await harness.restart()
+    await pause(6)
+    await harness.run_loops(3)
+    assert await harness.published(RunDelayed) == reports
+    for rank in (0, 1):
+        await harness.command(ReportReady(task_id="task", attempt=1, rank=rank))
+    await harness.until(lambda: 2 in harness.cluster.runs[RUN].ranks)
+    await harness.run_loops(4)
+    *_, cleared = await harness.published(RunDelayed)
+    assert (cleared.detail, cleared.noted_at > reports[-1].noted_at) == ("", True)
+
+
+@with_a_harness()
+async def test_a_defect_in_the_step_of_one_run_stops_only_that_run(
+    harness: LauncherHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, broken = worklist.step, {"broken"}
+
+    def step(run: Run, *rest: Any) -> worklist.Step:
+        if run.task_id in broken:
+            raise StopIteration
+        return honest(run, *rest)
+
+    monkeypatch.setattr(worklist, "step", step)
+    before = FAILED_STEPS._value.get()  # type: ignore[attr-defined]
+    await harness.handle(an_assignment().model_copy(update={"task_id": "broken"}))
+    await harness.handle(an_assignment())
+    with structlog.testing.capture_logs() as logs:
+        await harness.until_started()
+    assert "broken" not in {each.task_id for each in await harness.published(RunStarted)}
+    assert FAILED_STEPS._value.get() > before  # type: ignore[attr-defined]
+    assert {each["run"] for each in logs if "cannot be evaluated" in each["event"]} == {"broken.1"}
+    broken.clear()
+    await asyncio.sleep(60)
+    await harness.run_loops(5)
+    assert "broken" in {each.task_id for each in await harness.published(RunStarted)}
+
+
+@with_a_harness()
+async def test_time_in_which_no_launcher_runs_ends_no_run(harness: LauncherHarness) -> None:
+    """The platform is down while an awaited program becomes ready, for longer than its time."""
+    harness.script = ENDLESS
+    probe = ReadyProbe(within_seconds=15)
+    roles = (
+        Role(name="ps", replicas=1, command=("x",), ready=probe),
+        Role(
+            name="it",
+            replicas=1,
+            command=("x",),
+            starts_after=(StartsAfter(role="ps", condition=StartCondition.READY),),
+        ),
+    )
+    spec = a_spec(2).model_copy(update={"roles": roles})
+    places = tuple(
+        place.model_copy(update={"role": role.name, "role_index": 0})
+        for place, role in zip(an_assignment(ranks=2).placements, roles, strict=True)
+    )
+    assigned = an_assignment(ranks=2)
+    await harness.handle(assigned.model_copy(update={"spec": spec, "placements": places}))
+    await harness.until_started()
+    await asyncio.sleep(1000)
+    await harness.restart()
+    await harness.run_loops(5)
+    await asyncio.sleep(10)
+    await harness.command(ReportReady(task_id="task", attempt=1, rank=0))
+    await asyncio.sleep(1)
+    await harness.run_loops(10)
+    (run,) = await runs(harness)
+    assert (run.state, run.ready_ranks) == (RunState.RUNNING, (0,))
+    assert {rank for each in harness.cluster.runs.values() for rank in each.ranks} == {0, 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
@@ -12,8 +13,10 @@ from libs.contracts.messages import (
     NodeChanged,
     Placement,
     ReasonCode,
+    Role,
     RunExit,
     SetSchedulable,
+    StartsAfter,
 )
 from services.launcher.domain.inventory import (
     LeasePolicy,
@@ -34,12 +37,13 @@ from services.launcher.domain.model import (
 from services.launcher.domain.reconcile import failed_nodes_of
 from services.launcher.handlers import set_schedulable
 from services.launcher.loop import record
+from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.tables import TABLES
 from tests.kit.builders import a_spec
 from tests.kit.clock import at
 from tests.kit.launcher_builders import a_kill, a_listing, a_node, an_assignment
 from tests.kit.virtual_time import virtually
-from tests.services.launcher.launcher_harness import LauncherHarness
+from tests.services.launcher.launcher_harness import LauncherHarness, running_cluster
 
 POLICY = QuarantinePolicy(after=3, seconds=600.0, seconds_max=1000.0)
 LEASES = LeasePolicy(lease=timedelta(seconds=5), fence=timedelta(seconds=15))
@@ -198,6 +202,45 @@ def test_one_owner_whose_starts_hang_everywhere_takes_one_node_from_the_others()
             tasks = [f"ada{letter}{'abc'[node]}" for letter in "defgh"]
             assert await hang(harness, *tasks, nodes=(node,)) == {"local-0"}
         assert await hang(harness, "annx", "boby", nodes=(1,)) == {"local-0", "local-1"}
+
+    virtually(main())
+
+
+async def hang_later(harness: LauncherHarness, *tasks: str, node: int) -> set[str]:
+    """The first role of each of these tasks starts on local-0, the later one hangs on a node until
+    the launcher ends the run. Returns the nodes in quarantine."""
+    roles = (
+        Role(name="ps", replicas=1, command=("x",)),
+        Role(name="it", replicas=1, command=("x",), starts_after=(StartsAfter(role="ps"),)),
+    )
+    places = tuple(
+        Placement(rank=rank, role=role.name, node_id=f"local-{0 if rank == 0 else node}")
+        for rank, role in enumerate(roles)
+    )
+    assigned = an_assignment(ranks=2)
+    spec = assigned.spec.model_copy(update={"roles": roles})
+    for task in tasks:
+        changes = {"task_id": task, "owner": task[:3], "placements": places, "spec": spec}
+        await harness.handle(assigned.model_copy(update=changes))
+        await harness.until_started(task=task)
+        await asyncio.sleep(300)
+        ended = await harness.until_exited(task=task)
+        assert (ended.exit.kind, ended.exit.start_failed) == (ExitKind.LOST, True)
+    rows = harness.platform.database.rows(TABLES, NodeRow).values()
+    return {row.node_id for row in rows if row.quarantined_until is not None}
+
+
+def test_one_owner_whose_later_roles_hang_everywhere_takes_one_node_from_the_others() -> None:
+    async def main() -> None:
+        harness = LauncherHarness(nodes=3, script=Script(steps=100_000))
+        harness.cluster.pending_seconds_max = 1e9
+        harness.cluster.pending_nodes = frozenset({"local-1", "local-2"})
+        harness.limits = replace(harness.limits, quarantine=QuarantinePolicy(3, 1e6, 1e6))
+        async with running_cluster(harness):
+            assert await hang_later(harness, "adaa", "adab", "adac", node=1) == {"local-1"}
+            assert await hang_later(harness, "adad", "adae", "adaf", node=2) == {"local-1"}
+            found = await hang_later(harness, "annx", "boby", node=2)
+            assert found == {"local-1", "local-2"}
 
     virtually(main())
 

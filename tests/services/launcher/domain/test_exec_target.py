@@ -103,3 +103,20 @@ def test_a_rank_whose_role_waits_is_refused_with_what_it_waits_for() -> None:
     )
     found = find_rank(TASK, [run], 1, "worker")
     assert not isinstance(found, Refusal)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_running_rank_is_found_while_a_sibling_of_its_role_is_pending(leaves: bool) -> None:
+    """The row does not say which of them runs: the runtime does, and refuses the others."""
+    after = StartsAfter(role="chief", condition=StartCondition.RUNNING)
+    roles = Role(name="chief"), Role(name="worker", replicas=2, starts_after=(after,))
+    started = RoleStart("chief", exists_since=START), RoleStart("worker", may_since=START)
+    run = replace(
+        a_run(RunState.RUNNING),
+        spec=a_spec(3).model_copy(update={"roles": roles}),
+        role_starts=started,
+        preempt_requested_at=START if leaves else None,
+    )
+    found = find_rank([run], 1, "worker")
+    assert not isinstance(found, Refusal)
+    assert found[1].node_id == "n2"

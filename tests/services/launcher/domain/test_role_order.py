@@ -24,11 +24,21 @@ from libs.contracts.messages import (
 )
 from services.launcher.domain import rank_restarts
 from services.launcher.domain.grace_periods import GracePeriods
-from services.launcher.domain.model import EndCause, Fault, ObservedRank, Refused, Run, RunState
+from services.launcher.domain.model import (
+    START_SECONDS,
+    EndCause,
+    Fault,
+    ObservedRank,
+    ReadyReport,
+    Refused,
+    ReportedDelay,
+    Run,
+    RunState,
+)
 from services.launcher.domain.reconcile import Action, End, EndRanks, Launch, Policy, Scan
 from services.launcher.domain.role_order import end_stages, waiting_roles, why_not_started
 from services.launcher.domain.start_delays import cleared_event, delay_of
-from services.launcher.domain.worklist import Outcome
+from services.launcher.domain.worklist import Outcome, Worklist
 from tests.kit.clock import START, at
 from tests.kit.launcher_builders import (
     a_listing,
@@ -91,11 +101,15 @@ def step(
     seconds: float = 5,
     done: Sequence[Action] = (),
     probed: Sequence[tuple[int, int]] = (),
+    reported: Sequence[int] = (),
+    new_leader: bool = False,
 ) -> tuple[Run, Outcome]:
+    """``reported``: after how many restarts rank 0 reported that it is ready."""
     scan = Scan(
         a_listing({RUN: ranks} if ranks else {}), frozenset(done), probed={RUN: frozenset(probed)}
     )
-    outcome = reconcile([run], scan, at(seconds), POLICY)
+    reports = [ReadyReport(run.task_id, run.attempt, 0, each, at(seconds)) for each in reported]
+    outcome = reconcile([run], scan, at(seconds), POLICY, reports=reports, new_leader=new_leader)
     return (outcome.runs[0] if outcome.runs else run), outcome
 
 
@@ -154,6 +168,20 @@ def test_readiness_is_kept_in_the_row() -> None:
 def test_a_probe_of_the_launcher_counts_for_the_process_that_answered() -> None:
     ranks = observed(0), observed(1)
     run, _ = step(servers_first(), *ranks, probed=[(0, 0), (1, 1)])
+    assert run.ready_ranks == (0,)
+
+
+def test_a_report_of_a_former_process_does_not_count_for_its_restart() -> None:
+    """The end of the process and its report arrive in one round."""
+    after = StartsAfter(role="ps", condition=READY)
+    run = run_of(a_role("ps", 1, restart=RULE), a_role("worker", 1, after))
+    run, _ = step(run, observed(0))
+    run, outcome = step(run, exited(0, 1), reported=[0])
+    assert [each.count for each in run.restarts] == [1]
+    assert (run.ready_ranks, outcome.actions) == ((), ())
+    run, _ = step(run, observed(0, start=1), reported=[0])
+    assert run.ready_ranks == ()
+    run, _ = step(run, observed(0, start=1), reported=[1])
     assert run.ready_ranks == (0,)
 
 
@@ -223,6 +251,18 @@ def test_a_rank_has_to_be_ready_within_its_time() -> None:
     assert over.exit.kind is ExitKind.FAILED
 
 
+def test_a_role_may_be_ready_while_its_waiter_waits_for_another_one() -> None:
+    after = [StartsAfter(role=name, condition=READY) for name in ("one", "two")]
+    late = a_role("late", 1, StartsAfter(role="two", condition=RUNNING))
+    run = run_of(a_role("one"), a_role("two"), late, a_role("both", 1, *after))
+    run, outcome = step(run, observed(0, ready=True), observed(1), observed(2))
+    assert (run.ready_ranks, outcome.actions, outcome.failed) == ((0,), (), {})
+    assert outcome.due_at == at(5 + 600)
+    # The text names the role that waits for readiness, not one that waits for the process only.
+    run, _ = step(run, observed(0), observed(1), observed(2), seconds=605)
+    assert "role two was not ready within 600 s, and role both waits for that" in run.end_note
+
+
 def test_a_program_without_a_probe_has_the_default_time() -> None:
     run, outcome = step(servers_first(), observed(0), observed(1), seconds=0)
     assert outcome.due_at == at(600)
@@ -259,6 +299,73 @@ def test_a_restart_begins_the_time_to_become_ready_again() -> None:
     old = observed(1, start=1, started_at=START - timedelta(hours=1))
     run, outcome = step(run, observed(0), old, seconds=510)
     assert (run.state, outcome.due_at) == (RunState.RUNNING, at(1110))
+
+
+# When a new leader first observes a run: after hours in which nobody did, or by a clock that is
+# hours behind the former leader's.
+TAKEN_OVER = [8000.0, 20_000.0 - 7200.0, 100.0]
+
+
+@pytest.mark.parametrize("seconds", TAKEN_OVER)
+def test_the_time_to_become_ready_begins_again_with_each_leader(seconds: float) -> None:
+    ranks = observed(0), observed(1)
+    run, _ = step(servers_first(), *ranks, seconds=7300)
+    run, outcome = step(run, *ranks, seconds=seconds, new_leader=True)
+    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(seconds + 600))
+    # What is ready meanwhile counts, and what is not ends it in the end.
+    ready, _ = step(run, *(replace(each, ready=True) for each in ranks), seconds=seconds + 599)
+    assert ready.ready_ranks == (0, 1)
+    late, _ = step(run, *ranks, seconds=seconds + 600)
+    assert late.end_cause is EndCause.CANNOT_START
+
+
+@pytest.mark.parametrize("seconds", TAKEN_OVER)
+def test_the_time_of_a_later_role_begins_again_with_each_leader(seconds: float) -> None:
+    """The former leader noted that the role may start, and died before it ordered that."""
+    run, outcome = step(servers_first(RUNNING), observed(0), observed(1), seconds=7300)
+    assert outcome.actions == (Launch(RUN, (2,)),)
+    run, outcome = step(run, observed(0), observed(1), seconds=seconds, new_leader=True)
+    assert (run.state, outcome.actions) == (RunState.RUNNING, (Launch(RUN, (2,)),))
+    assert outcome.due_at == at(seconds + START_SECONDS)
+    late, _ = step(run, observed(0), observed(1), seconds=seconds + START_SECONDS)
+    assert late.end_cause is EndCause.REJECTED_BY_SITE
+
+
+@pytest.mark.parametrize("seconds", TAKEN_OVER)
+def test_the_time_of_a_restart_begins_again_with_each_leader(seconds: float) -> None:
+    ended = observed(0), exited(1, 1)
+    run, _ = step(run_of(a_role("chief"), a_role("it", 1, restart=RULE)), observed(0), observed(1))
+    run, _ = step(run, *ended, seconds=7300)
+    run, _ = step(run, *ended, seconds=seconds, new_leader=True)
+    assert run.state is RunState.RUNNING
+    # At most the pause is left, and the time to start after it.
+    (again,) = run.restarts
+    assert at(seconds) <= again.not_before <= at(seconds + rank_restarts.pause_seconds(0))
+    late, _ = step(run, *ended, seconds=seconds + START_SECONDS + 1)
+    assert late.end_cause is EndCause.RANK_LOST
+
+
+def test_no_time_counts_before_a_new_leader_has_observed_all_nodes_of_the_run() -> None:
+    ranks = observed(0), observed(1)
+    run, _ = step(servers_first(), *ranks)
+    work = Worklist([run])
+    for seconds, silent in ((1000, ["local-1"]), (2000, ["local-1"]), (3000, []), (3599, [])):
+        scan = Scan(a_listing({RUN: ranks}, silent=silent))
+        work.update_scan(scan)
+        outcome = work.step({RUN: None}, scan, at(seconds), POLICY)
+        work.commit(outcome)
+        work.apply(outcome.runs)
+        assert work.runs[RUN].state is RunState.RUNNING
+    assert outcome.due_at == at(3600)
+    assert work.step({}, scan, at(3600), POLICY).runs[0].end_cause is EndCause.CANNOT_START
+
+
+def test_a_later_role_has_the_time_that_the_site_gives_to_a_start() -> None:
+    run = replace(servers_first(RUNNING), start_deadline_at=at(1800), assigned_at=at(0))
+    run, _ = step(run, observed(0), observed(1), seconds=5)
+    assert step(run, observed(0), observed(1), seconds=1804)[0].state is RunState.RUNNING
+    run, _ = step(run, observed(0), observed(1), seconds=1805)
+    assert "did not start on local-2 within 1800 s" in run.end_note
 
 
 def waits_for_start() -> Run:
@@ -364,6 +471,59 @@ def test_no_later_role_starts_after_the_request_to_leave(wish: str) -> None:
     assert [each.may_since for each in run.role_starts] == [None, None]
 
 
+WISHES = ["preempt_requested_at", "yield_requested_at"]
+
+
+def is_saving(run: Run, wish: str, seconds: float) -> Run:
+    return replace(run, **{wish: at(seconds)})  # type: ignore[arg-type]
+
+
+def goes_on(run: Run, *ranks: ObservedRank, seconds: float) -> None:
+    """Nothing ends it, and no time of a rank that has not begun makes the loop look at it."""
+    run, outcome = step(run, *ranks, seconds=seconds)
+    assert (run.state, outcome.actions) == (RunState.RUNNING, ())
+    allowed = run.leaves_since and run.leaves_since + POLICY.exit_grace
+    assert outcome.due_at == allowed
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_gang_that_saves_is_not_ended_because_an_awaited_role_has_left(wish: str) -> None:
+    after = StartsAfter(role="ps", condition=READY)
+    run, _ = step(
+        run_of(a_role("chief"), a_role("ps"), a_role("it", 1, after)), observed(0), observed(1)
+    )
+    goes_on(is_saving(run, wish, 10), observed(0), exited(1, 75), seconds=12)
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_gang_that_saves_is_not_ended_because_a_later_rank_hangs(wish: str) -> None:
+    run = run_of(a_role("chief"), a_role("it", 1, StartsAfter(role="chief")))
+    run, _ = step(run, observed(0))
+    run, outcome = step(run, observed(0), pending(1), seconds=6)
+    assert outcome.due_at is not None
+    saving = is_saving(run, wish, 315)
+    fault = pending(1, note="no such image", fault=Fault.IMAGE_PULL, fault_since=at(6))
+    goes_on(saving, observed(0), pending(1), seconds=320)
+    goes_on(saving, observed(0), fault, seconds=320)
+    # Without a request, either of them ends it.
+    for late in (pending(1), fault):
+        assert step(run, observed(0), late, seconds=100_000)[0].state is RunState.ENDING
+    # Once nothing of it runs, nothing is left that could save.
+    over, _ = step(saving, exited(0, 75), pending(1), seconds=320)
+    assert over.end_cause is EndCause.KILL
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("second", [exited(1, 1), pending(1, start=1)])
+def test_a_gang_that_saves_is_not_ended_because_a_restart_is_late(
+    wish: str, second: ObservedRank
+) -> None:
+    run, _ = step(run_of(a_role("chief"), a_role("it", 1, restart=RULE)), observed(0), observed(1))
+    run, _ = step(run, observed(0), exited(1, 1), seconds=6)
+    assert run.restarts
+    goes_on(is_saving(run, wish, 315), observed(0), second, seconds=320)
+
+
 def test_rank_0_acknowledges_while_another_role_waits() -> None:
     run, _ = step(servers_first(), observed(0), observed(1), seconds=5)
     run = replace(run, preempt_requested_at=at(6), acked_at=at(8))
@@ -425,19 +585,28 @@ def test_what_a_role_waits_for_is_said_from_the_row() -> None:
     run = leader_last()
     assert why_not_started(run, "chief") == "role chief waits until role ps is ready"
     assert why_not_started(run, "ps") == ""
-    run, _ = step(run, observed(1), observed(2), probed=[(1, 0), (2, 0)])
-    assert why_not_started(run, "chief") == "role chief is starting"
     leaving = replace(run, preempt_requested_at=at(9))
     assert "does not start any more" in why_not_started(leaving, "chief")
+    # Once it may start, its ranks may exist.
+    run, _ = step(run, observed(1), observed(2), probed=[(1, 0), (2, 0)])
+    assert why_not_started(run, "chief") == ""
+    both = StartsAfter(role="ps", condition=READY), StartsAfter(role="db", condition=RUNNING)
+    run, _ = step(run_of(a_role("ps"), a_role("db"), a_role("it", 1, *both)), observed(0))
+    assert why_not_started(run, "it") == "role it waits until role ps is ready and role db runs"
 
 
 def test_the_end_of_a_wait_is_an_event() -> None:
-    before = waits_for_start()
+    """It is newer than the last report, which a leader with a faster clock may have published."""
+    before = replace(waits_for_start(), delay=ReportedDelay(1, "why", at(7200), running=True))
     run, _ = step(before, observed(0), observed(1), observed(2))
     event = cleared_event(before, run, at(9))
     assert event is not None
     assert (event.detail, event.ranks, event.running) == ("", 0, True)
+    assert event.noted_at > at(7200)
     assert cleared_event(run, run, at(9)) is None
+    # Nothing to clear was reported.
+    for delay in (None, ReportedDelay(1, "why", at(2))):
+        assert cleared_event(before, replace(run, delay=delay), at(9)) is None
     assert cleared_event(servers_first(), before, at(9)) is None
 
 
@@ -657,7 +826,7 @@ def test_a_run_that_leaves_restarts_nothing_and_ends_when_nothing_of_it_runs(wis
 
 
 def test_a_restart_that_does_not_begin_in_time_is_a_lost_rank() -> None:
-    limit = 6 + rank_restarts.RESTART_SECONDS_MAX
+    limit = 6 + START_SECONDS
     run, outcome = step(paused(), observed(1), seconds=limit - 1)
     assert (run.state, outcome.due_at) == (RunState.RUNNING, at(limit))
     run, _ = step(paused(), observed(1), seconds=limit)

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from libs.contracts.messages import RunDelayed
-from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, RunState
+from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, ReportedDelay, RunState
 from services.launcher.domain.start_delays import (
     DETAIL_CHARACTERS_MAX,
     DelayPolicy,
-    ReportedDelay,
     delay_of,
     next_delay_event,
+    reported,
 )
 from tests.kit.clock import START, at
 from tests.kit.launcher_builders import a_run, observed, pending, run_id
@@ -55,17 +56,27 @@ def test_the_text_is_bounded() -> None:
 
 def test_a_delay_is_reported_after_a_while_and_again_only_when_it_changes() -> None:
     delay = (2, "why")
-    assert next_delay_event(RUN, delay, None, at(4), POLICY) == at(5)
-    event = next_delay_event(RUN, delay, None, at(5), POLICY)
+    assert next_delay_event(RUN, delay, at(4), POLICY) == at(5)
+    event = next_delay_event(RUN, delay, at(5), POLICY)
     assert isinstance(event, RunDelayed)
     assert (event.ranks, event.detail, event.noted_at) == (2, "why", at(5))
-    reported = ReportedDelay(2, "why", at(5))
-    assert next_delay_event(RUN, delay, reported, at(100), POLICY) is None
-    assert next_delay_event(RUN, (1, "why"), reported, at(7), POLICY) == at(10)
-    again = next_delay_event(RUN, (1, "why"), reported, at(10), POLICY)
+    run = reported(RUN, event)
+    assert run.delay == ReportedDelay(2, "why", at(5))
+    assert next_delay_event(run, delay, at(100), POLICY) is None
+    assert next_delay_event(run, (1, "why"), at(7), POLICY) == at(10)
+    again = next_delay_event(run, (1, "why"), at(10), POLICY)
     assert isinstance(again, RunDelayed)
     assert again.ranks == 1
 
 
+def test_a_leader_with_a_slower_clock_publishes_newer_reports() -> None:
+    run = replace(RUN, delay=ReportedDelay(2, "why", at(7200)))
+    event = next_delay_event(run, (1, "why"), at(10), POLICY)
+    assert isinstance(event, RunDelayed)
+    assert event.noted_at > at(7200)
+    assert next_delay_event(reported(run, event), (1, "why"), at(11), POLICY) is None
+
+
 def test_without_a_delay_no_report_is_due() -> None:
-    assert next_delay_event(RUN, None, ReportedDelay(2, "why", at(5)), at(100), POLICY) is None
+    run = replace(RUN, delay=ReportedDelay(2, "why", at(5)))
+    assert next_delay_event(run, None, at(100), POLICY) is None

@@ -6,19 +6,22 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.ids import RunId
+from services.launcher.domain import worklist
 from services.launcher.domain.model import (
     Fault,
     ObservedRank,
+    ReadyReport,
     Refused,
     Run,
     RunState,
 )
 from services.launcher.domain.reconcile import Action, End, Forget, Launch, Policy, Scan, Signal
-from services.launcher.domain.worklist import Worklist
+from services.launcher.domain.worklist import RETRY_SECONDS_MAX, Worklist
 from tests.kit.clock import START, at
 from tests.kit.launcher_builders import (
     a_listing,
@@ -253,3 +256,39 @@ def test_a_refusal_makes_the_run_dirty() -> None:
         outcome = work.step(work.take_dirty(), scan, at(1), POLICY)
         assert outcome.actions == (actions(run.id),)
         work.commit(outcome)
+
+
+def test_a_step_that_raises_stops_only_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, broken = worklist.step, {"bb"}
+
+    def step(run: Run, *rest: Any) -> worklist.Step:
+        if run.task_id in broken:
+            raise StopIteration
+        return honest(run, *rest)
+
+    monkeypatch.setattr(worklist, "step", step)
+    runs = [replace(a_run(RunState.ASSIGNED), task_id=name) for name in ("aa", "bb", "cc")]
+    report = ReadyReport("bb", 1, 0, 0, reported_at=at(0))
+    work, scan = Worklist(runs, reports=[report]), Scan(a_listing())
+    work.update_scan(scan)
+    seconds, pauses = 1.0, list[float]()
+    for _ in range(8):
+        outcome = work.step(work.take_dirty(), scan, at(seconds), POLICY)
+        assert outcome.actions == (Launch(run_id("aa")), Launch(run_id("cc")))
+        assert list(outcome.failed) == [run_id("bb")]
+        work.commit(outcome)
+        assert work.fails(run_id("bb"))
+        # Whatever happens to it meanwhile, it is tried again when its pause is over.
+        work.mark_dirty(run_id("bb"))
+        early = work.step(work.take_dirty(), scan, at(seconds + 0.5), POLICY)
+        assert (early.failed, early.due_at) == ({}, outcome.due_at)
+        assert outcome.due_at is not None
+        pauses.append((outcome.due_at - at(seconds)).total_seconds())
+        seconds += pauses[-1]
+    assert pauses == [1, 2, 4, 8, 16, 32, RETRY_SECONDS_MAX, RETRY_SECONDS_MAX]
+    broken.clear()
+    outcome = work.step({}, scan, at(seconds), POLICY)
+    assert Launch(run_id("bb")) in outcome.actions
+    assert outcome.reports == (report,)
+    work.commit(outcome)
+    assert not work.fails(run_id("bb"))
