@@ -196,6 +196,7 @@ def run_message(task: Task, decision: Decision, now: datetime) -> tuple[Message,
                 attempt=decision.attempt,
                 reason=decision.reason,
                 requested_at=now,
+                now=task.ends_now,
             ),
         )
     return ()

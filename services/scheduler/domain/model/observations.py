@@ -19,6 +19,7 @@ from libs.contracts.messages import (
     ExitKind,
     Goal,
     GoalChanged,
+    KillRequested,
     ModeChanged,
     PreemptionRequested,
     PreemptMode,
@@ -173,7 +174,7 @@ def on_goal_changed(
 
     A run that is already leaving gets no more time than the new goal allows from now on: otherwise
     the stop of a run that is being preempted would wait for the longer deadline of the preemption.
-    A goal that ends the run now leaves it no time.
+    A goal that ends the run now leaves it no time, also where its end was ordered before.
     """
     if event.revision <= task.goal_revision:
         return Drop.OLD_REVISION
@@ -187,6 +188,17 @@ def on_goal_changed(
         debug_ended=False,
         revision=revision,
     )
+    if task.state is KILLING and after.ends_now and not task.ends_now:
+        assert task.live_attempt is not None, "a run that is being ended is live"
+        kill = KillRequested(
+            task_id=task.id,
+            attempt=task.live_attempt,
+            reason=after.goal_reason,
+            requested_at=now,
+            now=True,
+        )
+        change = _published(after, now)
+        return replace(change, messages=(kill, *change.messages))
     deadline_at = now + timedelta(seconds=after.ack_seconds(settings))
     if task.state is not PREEMPTING or not _is_sooner(deadline_at, task.ack_deadline_at):
         return _published(after, now)
