@@ -187,6 +187,12 @@ def _waits_for_retry(given: Values) -> str:
             f"waits until {given.time('at')} to start again, after"
             f" {given.count('attempts', 'failed start')}: {given.name('detail')}"
         )
+    if "changes" in given.numbers:
+        attempts = given.count("changes", "short attempt")
+        return (
+            f"waits until {given.time('at')} to start again, after {attempts} that a change of the"
+            " mode or a pause ended"
+        )
     return f"waits until {given.time('at')} for {_retry(given)}"
 
 
@@ -196,7 +202,7 @@ def _debug_ended(given: Values) -> str:
         ended += f" ({given.name('detail')})" if given.names.get("detail") else ""
     else:
         ended = f"has been in debug mode for its maximum of {given.span()}"
-    return f"{ended}; resume it to debug again, or turn debug mode off to run it"
+    return f"{ended}; resume it to debug again, or turn debug mode off before that to run it"
 
 
 def _did_not_start(given: Values) -> str:

@@ -60,9 +60,9 @@ def _off(found: dict[str, Any]) -> str:
     state = found["state"]
     if not found.get("debug"):
         return f"debug mode is off already; it is {state}"
-    if state == "paused" and found["goal"] == "pause":
+    if state == "paused":
         return f"debug mode is off; it waits until it is resumed: shiftwork resume {found['id']}"
-    if state in ("queued", "paused"):
+    if state == "queued":
         return "debug mode is off; its program starts when the task gets its nodes"
     return (
         "debug mode is off; the debug programs are ended, and its own program starts when the task"

@@ -122,7 +122,8 @@ def _changes(task: Task, decision: Decision, now: datetime) -> dict[str, Any]:
         return {
             "start_attempts": 0,
             "avoids": (),
-            "not_before_at": None,
+            # One that is paused and resumed again and again keeps no node busy with starts.
+            "not_before_at": task.not_before_at if task.short_yields > 1 else None,
             "unserved_since": now,
         }
     if isinstance(decision, Move | Reject):

@@ -188,6 +188,9 @@ def on_goal_changed(
         debug_ended=False,
         revision=revision,
     )
+    if task.state is PAUSED and event.goal is Goal.PAUSE:
+        # It was paused because its attempt in debug mode ended; now its owner wants that.
+        after = replace(after, reason=after.goal_reason)
     if task.state is KILLING and after.ends_now and not task.ends_now:
         assert task.live_attempt is not None, "a run that is being ended is live"
         kill = KillRequested(
@@ -364,6 +367,9 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
     run_seconds = _run_seconds(task, event, now)
     if verdict.code is ReasonCode.YIELDED:
         not_before_at = _after_yield(short_yields, settings, now)
+    elif short_yields > 1:
+        # One change of the mode, or one pause, costs nothing.
+        not_before_at = _after_yield(short_yields - 1, settings, now)
     return transitioned(
         counted,
         verdict.trigger,
@@ -480,10 +486,13 @@ def _not_before(doublings: int | None, settings: PolicySettings, now: datetime) 
 def _short_yields(
     task: Task, event: ExitReport, verdict: ExitVerdict, settings: PolicySettings, now: datetime
 ) -> int:
-    """The number of runs in a row that handed their nodes over on their own soon after the start.
-    One that ran longer ends the row, however it ended."""
+    """The number of runs in a row that ended soon after the start because they handed their nodes
+    over on their own, or because their owner changed the mode or paused the task. One that ran
+    longer ends the row, however it ended."""
     soon = _run_seconds(task, event, now) < settings.yield_soon_seconds
-    return task.short_yields + 1 if soon and verdict.code is ReasonCode.YIELDED else 0
+    wanted = verdict.code in (ReasonCode.YIELDED, ReasonCode.GOAL_PAUSE)
+    wanted = wanted or task.reason.code is ReasonCode.MODE_CHANGED
+    return task.short_yields + 1 if soon and wanted else 0
 
 
 def _after_yield(short_yields: int, settings: PolicySettings, now: datetime) -> datetime:
