@@ -164,6 +164,8 @@ def _next_retry(given: Values) -> str:
 
 def _started(given: Values) -> str:
     runs = f"attempt {given.number('attempt')} runs"
+    if "debug" in given.numbers:
+        return f"attempt {given.number('attempt')} waits for people in debug mode"
     if "from_beginning" in given.numbers:
         return f"{runs}, restarted from the beginning (no checkpoint)"
     return f"{runs}, resumed from step {given.number('step')}" if "step" in given.numbers else runs

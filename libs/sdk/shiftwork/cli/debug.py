@@ -33,7 +33,9 @@ def debug(
         name = f"{found['name']} ({found['id']})"
         render.note(f"{name}: {_off(found) if off else _on(found)}")
         if not off and not session.current().json:
-            render.facts([("enter it", f"shiftwork exec {found['id']}"), *modes.programs(found)])
+            runs = api.get(f"/v1/tasks/{part(found['id'])}/runs")["items"]
+            lines = modes.programs(found, again=modes.resumes(found, runs))
+            render.facts([("enter it", f"shiftwork exec {found['id']}"), *lines])
         return {"id": found["id"], **reply}
 
     tasks.each([task], act)

@@ -299,6 +299,9 @@ def started(task: Task, at: datetime) -> Task:
         return replace(task, **noted)
     resumes = task.attempt > 1 or task.began_from_checkpoint
     again = _resume_point(task, task.began_from_checkpoint) if resumes else {}
+    if task.debugging:
+        # Nothing is resumed: its ranks wait for people, or run what their roles have for debugging.
+        again = {"debug": 1}
     why = reason(ReasonCode.STARTED, names=None, attempt=task.attempt, **again)
     return transitioned(task, Trigger.STARTED, why, **noted)
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import (
+    Continuation,
     ExitKind,
     Goal,
     GoalChanged,
@@ -33,7 +34,7 @@ from services.scheduler.domain.model.lifecycle import (
 )
 from services.scheduler.domain.model.observations import Drop, early_goal, early_mode, on_submitted
 from services.scheduler.domain.model.rows import EarlyFacts, Task
-from tests.kit.builders import a_node, a_spec, a_task, submitted_event
+from tests.kit.builders import a_checkpoint, a_node, a_spec, a_task, submitted_event
 from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import DomainHarness
 
@@ -221,6 +222,21 @@ def test_an_attempt_in_debug_mode_is_not_the_first_one_of_its_program() -> None:
     assert resumes(3, 1, debugging=False)
     assert not resumes(2, 2, debugging=True)
     assert resumes(2, 1, debugging=True)
+    # It goes on from a checkpoint of another task: even its first start resumes.
+    before = Continuation(task_id="other", chain="other", checkpoint=a_checkpoint())
+    task = replace(task, spec=spec.model_copy(update={"continues": before}))
+    assert resumes(2, 1, debugging=False)
+
+
+def test_an_attempt_in_debug_mode_does_not_look_like_work() -> None:
+    harness = a_harness()
+    harness.save("t")
+    harness.mode("t", RunMode.DEBUG)
+    harness.rounds()
+    harness.exit("t", ExitKind.PREEMPTED)
+    harness.rounds()
+    harness.start("t")
+    assert render(task_of(harness).reason) == "attempt 2 waits for people in debug mode"
 
 
 @pytest.mark.parametrize(
@@ -312,7 +328,7 @@ def test_a_task_that_is_paused_and_resumed_again_and_again_waits() -> None:
         harness.start("t")
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(
     changes=st.lists(
         st.sampled_from(
