@@ -17,7 +17,7 @@ PriorityWord = Literal[
 ]
 PreemptModeWord = Literal["sdk", "signal", "kill"]
 GoalWord = Literal["run", "pause", "stop"]
-UnitWord = Literal["gpus", "nodes"]
+UnitWord = Literal["gpus", "nodes", "gpus_or_nodes"]
 ContractWord = Literal["torch", "tf_config", "rank", "coordinator", "mpi", "none"]
 RestartWhenWord = Literal["never", "on_failure", "always", "exit_code"]
 RestartScopeWord = Literal["gang", "rank"]

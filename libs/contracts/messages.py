@@ -233,6 +233,7 @@ class Unit(StrEnum):
     UNSPECIFIED = "UNIT_UNSPECIFIED"
     GPUS = "UNIT_GPUS"
     NODES = "UNIT_NODES"
+    GPUS_OR_NODES = "UNIT_GPUS_OR_NODES"
 
 
 class RefusalCode(StrEnum):
@@ -543,8 +544,11 @@ class RunExit(Message):
 
 
 class Quota(Message):
-    """Quota is the most a user or team may hold at once. An empty field means every one; all
-    rows that match a task apply and the smallest wins; no row means unlimited."""
+    """Quota is a cap or a grant: how much a user or team may hold at once. An empty field means
+    every one. All caps that match a task apply, and the smallest wins. Of the grants exactly
+    one decides, the most specific: by user, then team, then each user; then by group; then by
+    priority. It counts what one user holds in one group. The grant without any name is the
+    site's default; without it everything that no other grant decides is permitted."""
 
     group: str = ""
     user: str = ""
@@ -552,10 +556,14 @@ class Quota(Message):
     priority: Priority = Priority.UNSPECIFIED
     unit: Unit = Unit.UNSPECIFIED
     limit: Int64 = 0
+    grant: bool = False
+    unlimited: bool = False
+    expires_at: Time | None = None
+    level_max: Priority = Priority.UNSPECIFIED
 
 
 class QuotaChanged(Message):
-    """QuotaChanged: a limit was set, changed or taken away."""
+    """QuotaChanged: a cap or a grant was set, changed or removed."""
 
     group_token: str = ""
     quota: Quota
@@ -563,6 +571,7 @@ class QuotaChanged(Message):
     version: Int64 = 0
     changed_by: str = ""
     changed_at: Time
+    expired: bool = False
 
 
 class UsageRecorded(Message):
@@ -840,11 +849,12 @@ class SetNodeMarksReply(Message):
 
 
 class SetQuota(Message):
-    """SetQuota sets a limit, or takes it away."""
+    """SetQuota sets a cap or a grant, or removes it."""
 
     quota: Quota
     unlimited: bool = False
     asked_by: str = ""
+    remove: bool = False
 
 
 class SetQuotaReply(Message):
@@ -852,6 +862,42 @@ class SetQuotaReply(Message):
 
     refusal: Refusal | None = None
     version: Int64 = 0
+
+
+class ExplainQuota(Message):
+    """ExplainQuota asks what a user may hold in the groups of nodes, and which rows decide
+    that."""
+
+    user: str = ""
+    team: str = ""
+    group: str = ""
+
+
+class HeldQuota(Message):
+    """HeldQuota is a row that applies, and how much of it is held."""
+
+    quota: Quota
+    held: Int64 = 0
+
+
+class Permission(Message):
+    """Permission is what one user may hold in one group at one level."""
+
+    group: str = ""
+    priority: Priority = Priority.UNSPECIFIED
+    decides: HeldQuota | None = None
+    caps: tuple[HeldQuota, ...] = ()
+    forbidden: bool = False
+    gpus: Int64 = 0
+    nodes: Int64 = 0
+
+
+class ExplainQuotaReply(Message):
+    """ExplainQuotaReply is computed from the state of this moment."""
+
+    refusal: Refusal | None = None
+    permissions: tuple[Permission, ...] = ()
+    explained_at: Time | None = None
 
 
 class Explain(Message):

@@ -135,11 +135,32 @@ class Values:
 
 
 def _quota(given: Values) -> str:
+    if "grant" in given.names:
+        return _grant(given)
     unit = "node" if given.names["unit"] == "UNIT_NODES" else "GPU"
     need, limit = given.count("need", unit), given.number("limit")
     if given.numbers["need"] > given.numbers["limit"]:
         return f"needs {need}, more than the quota of {given.subject()} ever allows ({limit})"
     return f"waits for the quota of {given.subject()}: {limit} at once, it needs {need}"
+
+
+def _grant(given: Values) -> str:
+    """A task that the grant that decides does not admit, now or ever."""
+    grant, need, limit = given.name("grant"), given.name("need"), given.numbers["limit"]
+    if not limit:
+        return f"is not permitted at {given.priority('level')} in group {given.name('in')}: {grant}"
+    if given.numbers["need"] > limit:
+        return f"needs {need}, more than {grant} ever permits"
+    return f"waits for {grant}: it needs {need}"
+
+
+def _never(given: Values) -> str:
+    if "grant" in given.names:
+        return _grant(given)
+    return (
+        f"needs {given.number('need')}, more than the {given.number('limit')} that"
+        f" {given.name('whose')} ever allows"
+    )
 
 
 def _failed(given: Values) -> str:
@@ -383,10 +404,7 @@ SENTENCES: dict[ReasonCode, tuple[Sentence, str]] = {
         "counts at another level from here on",
     ),
     ReasonCode.QUOTA_NEVER_FITS: (
-        lambda given: (
-            f"needs {given.number('need')}, more than the {given.number('limit')} that"
-            f" {given.name('whose')} ever allows"
-        ),
+        _never,
         "needs more than its quota ever allows",
     ),
     ReasonCode.WAITS_FOR_SHARE: (

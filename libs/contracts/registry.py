@@ -230,6 +230,20 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
+    m.ExplainQuota: Route(
+        type_name="shiftwork.command.v1.ExplainQuota",
+        subject="cmd.scheduler.explain_quota",
+        owner="scheduler",
+        kind=Kind.COMMAND,
+        reply=m.ExplainQuotaReply,
+    ),
+    m.ExplainQuotaReply: Route(
+        type_name="shiftwork.command.v1.ExplainQuotaReply",
+        subject="",
+        owner="scheduler",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
     m.Explain: Route(
         type_name="shiftwork.command.v1.Explain",
         subject="cmd.scheduler.explain",

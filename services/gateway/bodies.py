@@ -119,15 +119,28 @@ class TaintsBody(Body):
 
 
 class QuotaBody(Body):
-    """A limit on what may be held at once. Left out or null: every one."""
+    """A cap on what may be held at once, or a grant. Left out or null: every one."""
 
+    grant: Flag = Field(default=False, description="a permission that one row decides; else a cap")
     group: Text | None = None
     user: Text | None = None
     team: Text | None = None
     priority: PriorityWord | None = None
     unit: UnitWord | None = Field(default=None, description="left out: gpus")
     limit: Big | None = None
-    unlimited: Flag = Field(default=False, description="take the limit away")
+    unlimited: Flag = Field(
+        default=False, description="of a grant: any amount; of a cap: the same as remove"
+    )
+    level_max: PriorityWord | None = Field(
+        default=None, description="of the site's default: the highest level that is permitted"
+    )
+    expires_at: Timestamp | None = Field(default=None, description="when the row is removed")
+    remove: Flag = Field(default=False, description="remove the row")
+
+    @property
+    def removes(self) -> bool:
+        """True if the row is removed."""
+        return self.remove or (self.unlimited and not self.grant)
 
 
 class UserBody(Body):

@@ -184,13 +184,18 @@ def set_priority(task_id: str, priority: str, identity: Identity) -> m.SetPriori
 
 
 def set_quota(body: QuotaBody, identity: Identity) -> m.SetQuota:
-    """The command for a limit, or for none."""
+    """The command for a cap or a grant, or for none."""
+    gpus = m.Unit.UNSPECIFIED if body.limit is None else m.Unit.GPUS
     quota = m.Quota(
         group=body.group or "",
         user=body.user or "",
         team=body.team or "",
         priority=PRIORITIES[body.priority] if body.priority else m.Priority.UNSPECIFIED,
-        unit=UNITS[body.unit] if body.unit else m.Unit.UNSPECIFIED,
+        unit=UNITS[body.unit] if body.unit else gpus,
         limit=body.limit or 0,
+        grant=body.grant,
+        unlimited=body.unlimited and body.grant,
+        level_max=PRIORITIES[body.level_max] if body.level_max else m.Priority.UNSPECIFIED,
+        expires_at=body.expires_at,
     )
-    return m.SetQuota(quota=quota, unlimited=body.unlimited, asked_by=identity.user)
+    return m.SetQuota(quota=quota, remove=body.removes, asked_by=identity.user)

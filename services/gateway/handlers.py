@@ -364,6 +364,7 @@ async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
         limit.team,
         enum_name_or_empty(limit.priority),
         enum_name(limit.unit),
+        limit.grant,
     )
     row = await tx.get(QuotaRow, *key)
     if row is not None and event.version <= row.version:
@@ -376,6 +377,9 @@ async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
             removed=event.removed,
             changed_by=event.changed_by,
             changed_at=event.changed_at,
+            unlimited=limit.unlimited,
+            level_max=enum_name_or_empty(limit.level_max),
+            expires_at=limit.expires_at,
         )
     )
     return True

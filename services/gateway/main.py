@@ -205,6 +205,7 @@ WIRING = Wiring(
         m.ListPolicies,
         m.DryRunPolicy,
         m.Explain,
+        m.ExplainQuota,
         m.Decisions,
         m.ReadLog,
         m.ListLogs,

@@ -142,18 +142,24 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """One limit; an empty field means every one. A removed limit stays, with its version."""
+    """One cap or grant; an empty field means every one. A removed one stays, with its version."""
 
     group: str
     user: str
     team: str
     priority: str
     unit: str
+    grant: bool
     limit: int
     version: int
     removed: bool
     changed_by: str
     changed_at: datetime
+    # A grant without a number.
+    unlimited: bool = False
+    # Of the site's default: the highest level that is permitted; empty: all are.
+    level_max: str = ""
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

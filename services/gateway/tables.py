@@ -26,7 +26,7 @@ TABLES = Tables(
     ),
     table(rows.RunRow, "run", index("live"), key=("task_id", "attempt"), recent=True),
     table(rows.NodeRow, "node", key="node_id"),
-    table(rows.QuotaRow, "quota", key=("group", "user", "team", "priority", "unit")),
+    table(rows.QuotaRow, "quota", key=("group", "user", "team", "priority", "unit", "grant")),
     table(rows.EventRow, "event", index("fact"), index("task_id"), key="position"),
     table(rows.EventHeadRow, "eventhead", key="name", recent=True),
     table(rows.RebuildRow, "rebuild", key="service"),

@@ -21,9 +21,11 @@ from libs.contracts.messages import (
     LifeState,
     LifeStateSaved,
     LogInfo,
+    Permission,
     Placement,
     PreemptionPolicy,
     Priority,
+    Quota,
     RankExit,
     Reason,
     RetryPolicy,
@@ -33,6 +35,7 @@ from libs.contracts.messages import (
     TaskSpec,
     Unit,
 )
+from libs.contracts.permission import grant_text, is_site, permitted
 from libs.contracts.reasons import render
 from services.gateway.conversion import to_json
 from services.gateway.json_values import (
@@ -345,17 +348,57 @@ def node(row: NodeRow, held: Mapping[int, str], tasks: Sequence[str]) -> Json:
 
 
 def quota(row: QuotaRow) -> Json:
-    """One limit; null means every one."""
+    """One cap or grant; null means every one, and of a limit any amount."""
     return {
+        "grant": row.grant,
         "group": row.group or None,
         "user": row.user or None,
         "team": row.team or None,
         "priority": row.priority or None,
-        "unit": row.unit,
-        "limit": row.limit,
+        "unit": None if row.unlimited else row.unit,
+        "limit": None if row.unlimited else row.limit,
+        "unlimited": row.unlimited,
+        "level_max": row.level_max or None,
+        "expires_at": rfc3339(row.expires_at) if row.expires_at else None,
         "version": row.version,
         "changed_by": row.changed_by,
         "changed_at": rfc3339(row.changed_at),
+    }
+
+
+def permission(given: Permission) -> Json:
+    """What a user may hold in one group at one level. ``limit`` null: no grant limits it."""
+    decides = given.decides
+    grant = decides.quota if decides is not None else Quota(grant=True, unlimited=True)
+    limit = permitted(grant, given.priority)
+    held = decides.held if decides is not None else 0
+    return {
+        "group": given.group,
+        "priority": enum_name(given.priority),
+        "permitted": not given.forbidden,
+        "limit": limit,
+        "unit": None if limit is None or grant.unlimited else enum_name(grant.unit),
+        "held": held if limit is not None else None,
+        "free": None if limit is None else max(0, limit - held),
+        "gpus_held": given.gpus,
+        "nodes_held": given.nodes,
+        "because": grant_text(grant),
+        "site": is_site(grant),
+        "expires_at": rfc3339(grant.expires_at) if grant.expires_at else None,
+        "caps": [
+            {
+                "user": cap.quota.user or None,
+                "team": cap.quota.team or None,
+                "group": cap.quota.group or None,
+                "priority": enum_name_or_empty(cap.quota.priority) or None,
+                "limit": cap.quota.limit,
+                "unit": enum_name(cap.quota.unit),
+                "held": cap.held,
+                "free": max(0, cap.quota.limit - cap.held),
+                "expires_at": rfc3339(cap.quota.expires_at) if cap.quota.expires_at else None,
+            }
+            for cap in given.caps
+        ],
     }
 
 

@@ -21,6 +21,8 @@ from libs.contracts.messages import (
     Unit,
     UsageRecorded,
 )
+from libs.contracts.permission import is_site
+from libs.contracts.reasons import level_name
 from libs.contracts.wording import field_error
 
 LIMIT_MAX = 1_000_000_000
@@ -48,9 +50,9 @@ class Use:
     ended_at: datetime
 
 
-def check(command: SetQuota) -> Refusal | None:
-    """Validate a command; None if the limit can be set, else a refusal with every error."""
-    errors = [*_errors(command)]
+def check(command: SetQuota, now: datetime) -> Refusal | None:
+    """Validate a command; None if the row can be set, else a refusal with every error."""
+    errors = [*_errors(command, now)]
     if not errors:
         return None
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
@@ -59,8 +61,14 @@ def check(command: SetQuota) -> Refusal | None:
 
 
 def scope_of(quota: Quota) -> str:
-    """Return the scope of a limit: there is at most one limit for each scope, in one unit."""
-    return f"{quota.group}/{quota.user}/{quota.team}/{quota.priority}"
+    """Return the scope of a row: there is at most one row for each scope, in one unit."""
+    scope = f"{quota.group}/{quota.user}/{quota.team}/{quota.priority}"
+    return f"grant/{scope}" if quota.grant else scope
+
+
+def removes(command: SetQuota) -> bool:
+    """True if the command removes a row."""
+    return command.remove or command.unlimited
 
 
 def group_token(quota: Quota) -> str:
@@ -93,7 +101,7 @@ def usage(use: Use, holder: Holder) -> UsageRecorded:
     )
 
 
-def _errors(command: SetQuota) -> Iterator[FieldError]:
+def _errors(command: SetQuota, now: datetime) -> Iterator[FieldError]:
     quota = command.quota
     for field in ("group", "user", "team"):
         value = getattr(quota, field)
@@ -105,7 +113,33 @@ def _errors(command: SetQuota) -> Iterator[FieldError]:
         yield field_error(
             "priority", "auto", "tasks at auto are counted at the level they get", fix
         )
-    if command.unlimited:
+    if quota.grant and quota.user and quota.team:
+        fix = "leave one of them out"
+        yield field_error("team", quota.team, "a grant is for a user or for a team's members", fix)
+    if removes(command):
+        return
+    yield from _amount_errors(quota)
+    if quota.expires_at is not None and quota.expires_at <= now:
+        fix = "give a time to come, or leave it out for a row that stays"
+        at = quota.expires_at.isoformat(timespec="seconds")
+        yield field_error("expires_at", at, "is over already", fix)
+
+
+def _amount_errors(quota: Quota) -> Iterator[FieldError]:
+    if quota.level_max is not Priority.UNSPECIFIED:
+        fix = "leave it out, or set the site's default: an unlimited grant without any name"
+        level = level_name(quota.level_max)
+        if not (quota.grant and quota.unlimited and is_site(quota)):
+            yield field_error("level_max", level, "belongs to the site's default alone", fix)
+        elif quota.level_max is Priority.AUTO:
+            yield field_error("level_max", level, "is not a level", "choose a level")
+    if quota.unlimited:
+        if not quota.grant:
+            fix = "remove the cap instead, or make it a grant"
+            yield field_error("unlimited", True, "a cap has a number", fix)
+        if quota.limit or quota.unit is not Unit.UNSPECIFIED:
+            fix = "give a number and its unit, or unlimited"
+            yield field_error("limit", quota.limit, "contradicts unlimited", fix)
         return
     if quota.unit is Unit.UNSPECIFIED:
         yield field_error(

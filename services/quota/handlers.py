@@ -21,12 +21,20 @@ from libs.contracts.messages import (
     SetQuota,
     SetQuotaReply,
     TaskStateChanged,
-    Unit,
 )
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.quota import store
-from services.quota.domain import Holder, Use, check, group_token, held, scope_of, usage
+from services.quota.domain import (
+    Holder,
+    Use,
+    check,
+    group_token,
+    held,
+    removes,
+    scope_of,
+    usage,
+)
 from services.quota.store import QuotaRow, RunRow, TaskRow
 
 
@@ -41,7 +49,7 @@ class Commands:
         return {SetQuota: set_quota, Reemit: self.reemit}
 
     async def reemit(self, tx: Tx, _command: Reemit) -> ReemitReply:
-        """Publish every limit again (also removed ones) and the newest entries of the ledger."""
+        """Publish every row again (also removed ones) and the newest entries of the ledger."""
         events: list[Message] = [_changed(row) for row in await store.all_quotas(tx)]
         for run in await store.newest_use(tx, self.reemit_runs_max):
             task = await tx.get(TaskRow, run.task_id)
@@ -53,22 +61,22 @@ class Commands:
 
 
 async def set_quota(tx: Tx, command: SetQuota) -> SetQuotaReply:
-    """Set or remove a limit. Setting the same limit again changes nothing.
+    """Set or remove a cap or a grant. Setting the same again changes nothing.
 
-    A scope has one limit: a limit in the other unit replaces it, and both changes are published.
+    A scope has one row: a row in the other unit replaces it, and both changes are published.
     """
-    refused = check(command)
+    refused = check(command, tx.now)
     if refused is not None:
         return SetQuotaReply(refusal=refused)
     scope = scope_of(command.quota)
     before = await tx.get(QuotaRow, scope)
     live = before is not None and not before.removed
-    if command.unlimited:
+    if removes(command):
         if before is None or not live:
             return SetQuotaReply(version=before.version if before else 0)
         return SetQuotaReply(version=await _remove(tx, before, command.asked_by))
     if before is not None and live:
-        if (before.unit, before.limit) == (command.quota.unit, command.quota.limit):
+        if _says(before) == _says(command.quota):
             return SetQuotaReply(version=before.version)
         if before.unit is not command.quota.unit:
             await _remove(tx, before, command.asked_by)
@@ -76,6 +84,25 @@ async def set_quota(tx: Tx, command: SetQuota) -> SetQuotaReply:
     tx.put(row)
     tx.emit(_changed(row))
     return SetQuotaReply(version=row.version)
+
+
+# Rows that one transaction removes.
+EXPIRED_ROWS_MAX = 500
+
+
+async def expire(tx: Tx) -> float | None:
+    """Remove the rows whose time is over; returns in how many seconds the next one expires.
+
+    Nothing but this removes them, so all services agree on the moment: that of the event. A clock
+    that is wrong removes a row too early or too late, and nothing else.
+    """
+    rows = await store.first_expiring(tx, EXPIRED_ROWS_MAX)
+    for row in rows:
+        assert row.expires_at is not None, "only rows that expire were selected"
+        if row.expires_at > tx.now:
+            return (row.expires_at - tx.now).total_seconds()
+        await _remove(tx, row, row.changed_by, expired=True)
+    return 0.0 if len(rows) == EXPIRED_ROWS_MAX else None
 
 
 async def on_run_started(tx: Tx, event: RunStarted) -> None:
@@ -160,45 +187,38 @@ def _usage_of(row: RunRow, task: TaskRow) -> list[Message]:
     return [usage(use, Holder(task.owner, task.team, task.group))]
 
 
-async def _remove(tx: Tx, row: QuotaRow, asked_by: str) -> int:
+async def _remove(tx: Tx, row: QuotaRow, asked_by: str, *, expired: bool = False) -> int:
     gone = replace(
         row,
         version=await store.next_version(tx),
         removed=True,
         changed_by=asked_by,
         changed_at=tx.now,
+        expired=expired,
     )
     tx.put(gone)
     tx.emit(_changed(gone))
     return gone.version
 
 
+def _says(row: QuotaRow | Quota) -> tuple[object, ...]:
+    """What a row says about its scope: a command that says the same changes nothing."""
+    return row.unit, row.limit, row.unlimited, row.level_max, row.expires_at
+
+
 async def _row(tx: Tx, scope: str, quota: Quota, asked_by: str) -> QuotaRow:
-    assert quota.unit is not Unit.UNSPECIFIED, "checked before"
     return QuotaRow(
         scope=scope,
         version=await store.next_version(tx),
         removed=False,
-        group=quota.group,
-        user=quota.user,
-        team=quota.team,
-        priority=quota.priority,
-        unit=quota.unit,
-        limit=quota.limit,
         changed_by=asked_by,
         changed_at=tx.now,
+        **{name: getattr(quota, name) for name in Quota.model_fields},
     )
 
 
 def _changed(row: QuotaRow) -> QuotaChanged:
-    quota = Quota(
-        group=row.group,
-        user=row.user,
-        team=row.team,
-        priority=row.priority,
-        unit=row.unit,
-        limit=row.limit,
-    )
+    quota = Quota(**{name: getattr(row, name) for name in Quota.model_fields})
     return QuotaChanged(
         group_token=group_token(quota),
         quota=quota,
@@ -206,4 +226,5 @@ def _changed(row: QuotaRow) -> QuotaChanged:
         version=row.version,
         changed_by=row.changed_by,
         changed_at=row.changed_at,
+        expired=row.expired,
     )

@@ -15,7 +15,7 @@ QUOTA_CHANGES = "quota_changes"
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """One limit. A removed one stays, so that its removal can be published again."""
+    """One cap or grant. A removed one stays, so that its removal can be published again."""
 
     scope: str
     version: int
@@ -28,6 +28,15 @@ class QuotaRow:
     limit: int
     changed_by: str
     changed_at: datetime
+    grant: bool = False
+    # A grant without a number.
+    unlimited: bool = False
+    # Of the site's default: no level above it is permitted.
+    level_max: Priority = Priority.UNSPECIFIED
+    # When the row is removed; None: never.
+    expires_at: datetime | None = None
+    # It was removed because that time was over.
+    expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,17 @@ async def next_version(tx: Tx) -> int:
 async def all_quotas(tx: Tx) -> Sequence[QuotaRow]:
     """Every limit, those taken away included, in the order of their changes."""
     return await tx.select(QuotaRow, order_by=[Order("version")])
+
+
+async def first_expiring(tx: Tx, limit: int) -> Sequence[QuotaRow]:
+    """The rows that expire next, the earliest first."""
+    return await tx.select(
+        QuotaRow,
+        Where("removed", Op.EQ, value=False),
+        Where("expires_at", Op.NOT_NULL),
+        order_by=[Order("expires_at")],
+        limit=limit,
+    )
 
 
 async def run_of(tx: Tx, task_id: str, attempt: int) -> RunRow:

@@ -11,7 +11,13 @@ TABLES = Tables(
         QuotaRow,
         "quota",
         rule("quota_limit_counts", '"limit" >= 0', lambda row: row.limit >= 0),
+        rule(
+            "quota_only_grants_are_unlimited",
+            '"grant" OR NOT unlimited',
+            lambda row: row.grant or not row.unlimited,
+        ),
         unique("version", name="quota_version"),
+        index("expires_at", name="quota_expires", where="expires_at IS NOT NULL AND NOT removed"),
         key="scope",
     ),
     table(CounterRow, "counter", key="name", recent=True),

@@ -20,6 +20,8 @@ from prometheus_client import Counter, Histogram
 from libs.contracts.base import Message
 from libs.contracts.messages import (
     Explain,
+    ExplainQuota,
+    ExplainQuotaReply,
     ExplainReply,
     Forecast,
     ReasonCode,
@@ -33,6 +35,7 @@ from services.scheduler import forks, store
 from services.scheduler.domain.explain.explanation import of_row, step_by_step
 from services.scheduler.domain.explain.forecast import NO_TIME
 from services.scheduler.domain.explain.group_simulation import Bounds
+from services.scheduler.domain.explain.permissions import permissions
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.loop import Brain
@@ -105,6 +108,14 @@ class Explaining:
             shared.add_done_callback(partial(self._over, key))
         # One of the callers may be cancelled; the others still wait for the answer.
         return await asyncio.shield(shared)
+
+    async def quota(self, query: ExplainQuota) -> Message:
+        """What a user may hold, and which rows decide that: a few lookups for each group."""
+        snapshot = self._brain.snapshot()
+        return ExplainQuotaReply(
+            permissions=permissions(snapshot.index, query.user, query.team, query.group),
+            explained_at=self._ports.clock.now(),
+        )
 
     def _over(self, key: tuple[int, str], answer: asyncio.Future[ExplainReply]) -> None:
         self._answers.pop(key, None)

@@ -187,7 +187,7 @@ async def on_inventory_listed(tx: Tx, event: InventoryListed) -> None:
 async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
     """Keep the limit's newest version."""
     quota = event.quota
-    key = (quota.group, quota.user, quota.team, quota.priority)
+    key = (quota.group, quota.user, quota.team, quota.priority, quota.grant)
     known = await tx.get(Limit, *key)
     if known is not None and known.version >= event.version:
         _dropped(Drop.OLD_VERSION)
@@ -202,6 +202,10 @@ async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
             limit=quota.limit,
             version=event.version,
             removed=event.removed,
+            grant=quota.grant,
+            unlimited=quota.unlimited,
+            level_max=quota.level_max,
+            expires_at=quota.expires_at,
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from libs.contracts.messages import Explain
+from libs.contracts.messages import Explain, ExplainQuota
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
@@ -60,7 +60,11 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         handlers=handlers(policy),
         reads=READS,
         commands={**commands.table(), **policies.table()},
-        queries={Explain: explaining.answer, **policies.queries()},
+        queries={
+            Explain: explaining.answer,
+            ExplainQuota: explaining.quota,
+            **policies.queries(),
+        },
         loops=(
             Loop("decide", brain.step, tick_seconds=settings.tick_seconds, exclusive=True),
             Loop(

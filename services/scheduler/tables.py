@@ -40,7 +40,7 @@ TABLES = Tables(
         key=("task_id", "attempt", "node_id", "gpu"),
     ),
     table(rows.Node, "node", key="id"),
-    table(rows.Limit, "limit", key=("group", "user", "team", "priority")),
+    table(rows.Limit, "limit", key=("group", "user", "team", "priority", "grant")),
     table(rows.Inventory, "inventory", key="runtime"),
     # A group without a row has the defaults.
     table(GroupPolicy, "policy", key="group"),

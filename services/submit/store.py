@@ -124,7 +124,8 @@ class InventoryRow:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """The newest known version of one limit; ``scope`` is group, user, team and priority."""
+    """The newest known version of one row; ``scope`` is group, user, team and priority, and whether
+    it is a grant."""
 
     scope: str
     version: int
@@ -135,6 +136,9 @@ class QuotaRow:
     priority: Priority
     unit: Unit
     limit: int
+    grant: bool = False
+    unlimited: bool = False
+    level_max: Priority = Priority.UNSPECIFIED
 
 
 Selector = tuple[tuple[str, str], ...]
@@ -379,8 +383,9 @@ async def record_inventory(tx: Tx, event: InventoryListed) -> None:
 
 
 async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> None:
-    """Note a limit; an old or repeated change is nothing."""
-    scope = f"{quota.group}/{quota.user}/{quota.team}/{quota.priority}"
+    """Note a cap or a grant; an old or repeated change is nothing."""
+    kind = "grant/" if quota.grant else ""
+    scope = f"{kind}{quota.group}/{quota.user}/{quota.team}/{quota.priority}"
     before = await tx.get(QuotaRow, scope)
     if before is not None and before.version >= version:
         return
@@ -395,6 +400,9 @@ async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> 
             priority=quota.priority,
             unit=quota.unit,
             limit=quota.limit,
+            grant=quota.grant,
+            unlimited=quota.unlimited,
+            level_max=quota.level_max,
         )
     )
 
@@ -427,6 +435,9 @@ def _quota(row: QuotaRow) -> Quota:
         priority=row.priority,
         unit=row.unit,
         limit=row.limit,
+        grant=row.grant,
+        unlimited=row.unlimited,
+        level_max=row.level_max,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,8 +71,8 @@ def test_quotas_refuse_delay_and_go_away(shiftwork: Shiftwork) -> None:
     scope = ("--user", "admin", "--group", "default")
     shiftwork.good("quota", "set", *scope, "--gpus", "1")
     try:
-        assert shiftwork.good("quota", "ls").out.splitlines()[1].split()[:6] == [
-            *("default", "admin", "every", "every", "1", "gpus")
+        assert shiftwork.good("quota", "ls").out.splitlines()[1].split()[:7] == [
+            *("cap", "default", "admin", "every", "every", "1", "gpus")
         ]
         refused = shiftwork("submit", "--gpus-per-node", "2", "--", "true")
         assert (refused.code, "quota" in refused.err) == (1, True)
@@ -88,6 +89,43 @@ def test_quotas_refuse_delay_and_go_away(shiftwork: Shiftwork) -> None:
     output = shiftwork.good("events", "--type", "quota.changed", "--from", "0").out
     assert "quota of admin in group default: at most 1 GPU, by admin" in output
     assert "quota of admin in group default: no limit, by admin" in output
+
+
+def test_grants_permit_expire_and_are_explained(shiftwork: Shiftwork) -> None:
+    own = ("--grant", "--user", "admin")
+    high = (*own, "--priority", "high", "--group", "default")
+    shiftwork.good("quota", "default", "normal")
+    first = ""
+    try:
+        refused = shiftwork("submit", "--priority", "high", "--", "true")
+        assert (refused.code, "nothing above normal" in refused.err) == (1, True)
+        shiftwork.good("quota", "set", *high, "--gpus", "1")
+        first = shiftwork.submit("--priority", "high", *LONG)
+        shiftwork.wait(first, "running")
+        second = shiftwork.submit("--priority", "high", "--gpus-per-node", "1", "--", "true")
+        shiftwork.wait(second, "queued")
+        why = shiftwork.good("explain", second).out
+        assert "waits for admin's grant of 1 GPU at high in group default: it needs 1 GPU" in why
+        rows = shiftwork.good("quota", "explain", "--json").json["permissions"]
+        (row,) = [each for each in rows if each["priority"] == "high"]
+        assert (row["limit"], row["held"], row["free"], row["site"]) == (1, 1, 0, False)
+        # What was granted for a while ends by itself; what runs goes on.
+        shiftwork.good("quota", "set", *high, "--gpus", "2", "--expires", "6s")
+        assert shiftwork("wait", second, "--timeout", "20").code == 0
+        for _ in range(60):
+            if "high" not in shiftwork.good("quota", "ls").out:
+                break
+            time.sleep(0.5)
+        assert (
+            "expired, set by admin"
+            in shiftwork.good("events", "--type", "quota.changed", "--from", "0").out
+        )
+        assert shiftwork.task(first)["state"] == "running"
+        assert shiftwork("submit", "--priority", "high", "--", "true").code == 1
+    finally:
+        if first:
+            shiftwork("stop", first)
+        shiftwork.good("quota", "set", "--grant", "--remove")
 
 
 def test_members_change_their_own_tasks_only(shiftwork: Shiftwork) -> None:

@@ -194,6 +194,9 @@ def a_limit(
     priority: Priority = Priority.UNSPECIFIED,
     unit: Unit = Unit.GPUS,
     removed: bool = False,
+    grant: bool = False,
+    unlimited: bool = False,
+    level_max: Priority = Priority.UNSPECIFIED,
 ) -> Limit:
     return Limit(
         group=group,
@@ -204,6 +207,9 @@ def a_limit(
         limit=limit,
         version=1,
         removed=removed,
+        grant=grant,
+        unlimited=unlimited,
+        level_max=level_max,
     )
 
 

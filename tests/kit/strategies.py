@@ -55,8 +55,33 @@ LIMIT: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.sampled_from(
         [Priority.UNSPECIFIED, Priority.NORMAL, Priority.BELOW_NORMAL, Priority.HIGH]
     ),
-    "unit": st.sampled_from([Unit.GPUS, Unit.NODES]),
+    "unit": st.sampled_from([Unit.GPUS, Unit.NODES, Unit.GPUS_OR_NODES]),
+    "grant": st.booleans(),
+    "unlimited": st.sampled_from([False, False, True]),
 }
+
+
+def drawn_limit(*, grant: bool, unlimited: bool, **fields: Any) -> Limit:
+    """A quota row as quota would store it: a cap has a number, a grant no user and team."""
+    if not grant:
+        return a_limit(**fields)
+    fields["team"] = "" if fields["user"] else fields["team"]
+    if not unlimited:
+        return a_limit(**fields, grant=True)
+    names = {key: fields[key] for key in ("user", "team", "group", "priority")}
+    is_site = names["priority"] is Priority.UNSPECIFIED and not any([*names.values()][:3])
+    most = Priority.NORMAL if is_site else Priority.UNSPECIFIED
+    return a_limit(
+        0,
+        **names,
+        unit=Unit.UNSPECIFIED,
+        removed=fields.get("removed", False),
+        grant=True,
+        unlimited=True,
+        level_max=most,
+    )
+
+
 GROUPS = ["default", "default", "default", "dev"]
 NAMES = sorted(DISCIPLINES)
 CLUSTERS = (
@@ -235,7 +260,7 @@ def policies(draw: Draw) -> list[GroupPolicy]:
 @st.composite
 def limits(draw: Draw) -> list[Limit]:
     """A few quota rows, at most one for each key."""
-    rows = draw(st.lists(st.builds(a_limit, **LIMIT), max_size=3))
+    rows = draw(st.lists(st.builds(drawn_limit, **LIMIT), max_size=4))
     return list({row.key: row for row in rows}.values())
 
 

@@ -5,6 +5,8 @@ Both validate sizes and quotas, each from its own rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,10 +30,13 @@ LEVELS = [Priority.UNSPECIFIED, Priority.NORMAL, Priority.LOW]
     priority=st.sampled_from([Priority.NORMAL, Priority.AUTO]),
     quotas=st.lists(
         st.tuples(
-            st.sampled_from(LEVELS), st.sampled_from([Unit.GPUS, Unit.NODES]), st.integers(0, 12)
+            st.sampled_from(LEVELS),
+            st.sampled_from([Unit.GPUS, Unit.NODES, Unit.GPUS_OR_NODES]),
+            st.integers(0, 12),
+            st.sampled_from(["cap", "grant", "unlimited"]),
         ),
-        max_size=3,
-        unique_by=lambda each: each[0],
+        max_size=4,
+        unique_by=lambda each: (each[0], each[3] == "cap"),
     ),
 )
 @example(
@@ -39,15 +44,25 @@ LEVELS = [Priority.UNSPECIFIED, Priority.NORMAL, Priority.LOW]
     nodes=1,
     gpus=None,
     priority=Priority.NORMAL,
-    quotas=[(Priority.UNSPECIFIED, Unit.GPUS, 4)],
+    quotas=[(Priority.UNSPECIFIED, Unit.GPUS, 4, "cap")],
 )
 def test_what_submit_accepts_starts_on_an_empty_cluster(
     sizes: list[int],
     nodes: int,
     gpus: int | None,
     priority: Priority,
-    quotas: list[tuple[Priority, Unit, int]],
+    quotas: list[tuple[Priority, Unit, int, str]],
 ) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "priority": level,
+            "unit": unit,
+            "limit": limit,
+            "grant": kind != "cap",
+            "unlimited": kind == "unlimited",
+        }
+        for level, unit, limit, kind in quotas
+    ]
     spec = fill_in(
         asked(nodes=nodes, gpus_per_node=gpus, priority=priority),
         task_id=TASK_ID,
@@ -56,12 +71,12 @@ def test_what_submit_accepts_starts_on_an_empty_cluster(
     facts = Facts(
         shapes=tuple(Shape("default", size, 0.0, 0, sizes.count(size)) for size in {*sizes}),
         inventory_known=True,
-        quotas=tuple(Quota(priority=p, unit=unit, limit=limit) for p, unit, limit in quotas),
+        quotas=tuple(Quota(**row) for row in rows),
     )
     found = validate(spec, owner="ann", team="", facts=facts, limits=Limits())
     harness = DomainHarness(
         [a_node(f"n{place}", gpus=size) for place, size in enumerate(sizes)],
-        limits=[Limit("", "", "", p, unit, limit) for p, unit, limit in quotas],
+        limits=[Limit("", "", "", **row) for row in rows],
     )
     harness.submit(a_task("t", spec=spec, owner="ann", team=""))
     harness.rounds()

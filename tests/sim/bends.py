@@ -15,6 +15,7 @@ from libs.store.memory_database import Point
 from tests.sim.endings import NOTICED_SECONDS
 from tests.sim.plan import (
     ENDLESS_STEPS,
+    GRANTS,
     READY_SECONDS_MAX,
     SILENT_SECONDS,
     Plan,
@@ -96,6 +97,17 @@ def failing_programs(plan: Plan) -> Plan:
     """Plans in which every program fails again and again, in several ways."""
     rng = Random(f"failing {plan.seed}")
     return replace(plan, jobs=tuple(failing(rng, job) for job in plan.jobs))
+
+
+def granted(plan: Plan) -> Plan:
+    """Plans in which everybody gets many grants, for a while and for longer."""
+    rng = Random(f"granted {plan.seed}")
+    orders = [
+        (rng.uniform(0, plan.fault_seconds), kind, user, rng.randint(0, 6))
+        for kind in (*GRANTS, "grant for a while", "grant for a while")
+        for user in ("ada", "bob", "eve")
+    ]
+    return replace(plan, orders=tuple(sorted([*plan.orders, *orders])))
 
 
 def hanging_programs(plan: Plan) -> Plan:

@@ -58,6 +58,13 @@ def _tasks(sim: Simulation) -> Iterator[str]:
             yield f"task {task_id} was accepted and has not ended"
 
 
+def _expiring(sim: Simulation) -> Iterator[str]:
+    """What was granted for a while goes by itself."""
+    for row in rows(sim, QUOTA, quota.QuotaRow):
+        if row.expires_at is not None and not row.removed:
+            yield f"the row {row.scope} expires at {row.expires_at}"
+
+
 def _queues(sim: Simulation) -> Iterator[str]:
     for name, durable in sim.broker._durables.items():
         left = len(durable.pending) + len(durable.echoes)
@@ -81,7 +88,12 @@ def _runs(sim: Simulation) -> Iterator[str]:
             yield f"the output of {run.task_id}.{run.attempt} is not collected"
 
 
-_UNFINISHED: tuple[Callable[[Simulation], Iterator[str]], ...] = (_tasks, _queues, _runs)
+_UNFINISHED: tuple[Callable[[Simulation], Iterator[str]], ...] = (
+    _tasks,
+    _expiring,
+    _queues,
+    _runs,
+)
 
 
 def check_all(sim: Simulation) -> None:
@@ -172,10 +184,17 @@ def nodes_and_limits_agree(sim: Simulation) -> Iterator[str]:
             yield f"submit waits for nodes of {first}"
     if sum(row.nodes for row in rows(sim, SUBMIT, submit.ShapeRow)) != len(listed):
         yield f"the launcher lists {listed}, submit {rows(sim, SUBMIT, submit.ShapeRow)}"
-    limits = {row.version: row.limit for row in rows(sim, QUOTA, quota.QuotaRow)}
-    received = {row.version: row.limit for row in rows(sim, SCHEDULER, Limit)}
-    if limits != received:
-        yield f"quota has {limits}, the scheduler {received}"
+    limits = {_said_of(row) for row in rows(sim, QUOTA, quota.QuotaRow)}
+    for name, known in (
+        ("scheduler", rows(sim, SCHEDULER, Limit)),
+        ("submit", rows(sim, SUBMIT, submit.QuotaRow)),
+    ):
+        if {_said_of(row) for row in known} != limits:
+            yield f"quota has {limits}, {name} has {known}"
+
+
+def _said_of(row: Any) -> tuple[object, ...]:
+    return row.version, row.removed, row.grant, row.unlimited, row.limit, row.level_max
 
 
 def amounts_are_never_overbooked(sim: Simulation) -> Iterator[str]:

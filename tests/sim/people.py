@@ -6,6 +6,7 @@ They speak as the gateway does for them, and repeat what was not answered, with 
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from libs.bus.port import BusError
@@ -31,13 +32,15 @@ from libs.contracts.messages import (
     Unit,
 )
 from libs.service.loop import pause
-from tests.sim.plan import Job
+from tests.sim.plan import GRANTS, Job
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 ASK_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 0.7
+# A grant for a while lasts so long, or up to seven times as long.
+WHILE_SECONDS = 20.0
 # The goal, and whether it is to be reached at once.
 GOALS = {
     "pause": (Goal.PAUSE, False),
@@ -91,6 +94,8 @@ class People:
         self.goals: dict[str, Goal] = {}
         self.refused: dict[str, str] = {}
         self.limited: dict[tuple[str, str, Priority], None] = {}
+        # The grants that do not expire, without what they say.
+        self.granted: dict[tuple[str, str, Priority], None] = {}
 
     async def live(self) -> None:
         """Everything that is planned; returns when all of it was answered."""
@@ -104,6 +109,7 @@ class People:
         """Take back whatever could keep a task from ending."""
         for user, team, level in self.limited:
             await self._limit(user, team, level, None)
+        await self._permit_everything()
         for node in sorted(self.sim.cluster.nodes):
             command = SetSchedulable(node_id=node, schedulable=True, asked_by="root")
             # The machine has just been put back; the launcher finds it with its next look.
@@ -178,6 +184,9 @@ class People:
             )
             await self.insist(command)
             return
+        if kind in GRANTS:
+            await self._grant(kind, target, number)
+            return
         user = "" if kind == "limit team" else target
         team = "red" if kind == "limit team" else ""
         level = Priority.UNSPECIFIED
@@ -189,3 +198,38 @@ class People:
         self.limited[user, team, level] = None
         quota = Quota(user=user, team=team, priority=level, unit=Unit.GPUS, limit=limit or 0)
         await self.insist(SetQuota(quota=quota, unlimited=limit is None, asked_by="root"))
+
+    async def _grant(self, kind: str, target: str, number: int) -> None:
+        user = target if kind in {"grant user", "grant for a while"} else ""
+        team = "red" if kind == "grant team" else ""
+        level = Priority.UNSPECIFIED
+        if kind in {"grant each", "grant for a while"}:
+            level = Priority(f"PRIORITY_{LEVELS[1 + number % (len(LEVELS) - 1)]}")
+        quota = Quota(
+            grant=True, user=user, team=team, priority=level, unit=Unit.GPUS, limit=number
+        )
+        if kind == "grant for a while":
+            # So specific that no other grant replaces it.
+            at = self.sim.true_clock.now() + timedelta(seconds=WHILE_SECONDS * (1 + number))
+            quota = quota.model_copy(update={"group": "default", "expires_at": at})
+        else:
+            self.granted[user, team, level] = None
+        if kind == "site" and number % 2:
+            quota = Quota(grant=True, unlimited=True, level_max=Priority.NORMAL)
+        await self.insist(SetQuota(quota=quota, asked_by="root"))
+
+    async def _permit_everything(self) -> None:
+        """Nobody but the users by name is permitted anything: their grants replace the default.
+
+        Grants for a while are left to expire.
+        """
+        if not any(kind in GRANTS for _, kind, _, _ in self.sim.plan.orders):
+            return
+        for user, team, level in self.granted:
+            quota = Quota(grant=True, user=user, team=team, priority=level)
+            await self.insist(SetQuota(quota=quota, remove=True, asked_by="root"))
+        for user in sorted({job.owner for job in self.sim.plan.jobs}):
+            quota = Quota(grant=True, user=user, unlimited=True)
+            await self.insist(SetQuota(quota=quota, asked_by="root"))
+        quota = Quota(grant=True, unit=Unit.GPUS_OR_NODES, limit=0)
+        await self.insist(SetQuota(quota=quota, asked_by="root"))

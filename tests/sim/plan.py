@@ -6,7 +6,7 @@ one simulation to the next, so that rare combinations occur often enough.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
@@ -147,6 +147,10 @@ class Points:
     runtime_crash: float
 
 
+# Orders of grants. Those for a while are removed by nobody but quota itself.
+GRANTS = ("grant user", "grant team", "grant each", "grant for a while", "site")
+
+
 @dataclass(frozen=True)
 class Plan:
     """One sim."""
@@ -201,7 +205,7 @@ def draw(seed: int) -> Plan:
         nodes=nodes,
         gpus=gpus,
         jobs=jobs,
-        orders=_orders(rng, nodes, fault_seconds),
+        orders=tuple(sorted([*_orders(rng, nodes, fault_seconds), *_grants(seed, fault_seconds)])),
         faults=_faults(rng),
         points=_points(rng),
         runtime_failure=rng.choice(LEVELS) if rng.random() < 0.4 else 0.0,
@@ -537,6 +541,17 @@ def _orders(
             node = f"node-{rng.randrange(nodes)}"
             found.append((rng.uniform(0, fault_seconds), kind, node, 0))
     return tuple(sorted(found))
+
+
+def _grants(seed: int, fault_seconds: float) -> Iterator[tuple[float, str, str, int]]:
+    """In a part of the simulations people get grants, some for a while, and the site's default
+    changes."""
+    rng = Random(f"grants {seed}")
+    if rng.random() < 0.3:
+        for _ in range(rng.randint(1, 5)):
+            kind = rng.choice([*GRANTS, "grant for a while", "grant for a while"])
+            target = rng.choice(["ada", "bob", "eve"])
+            yield rng.uniform(0, fault_seconds), kind, target, rng.randint(0, 6)
 
 
 def _faults(rng: Random) -> Faults:

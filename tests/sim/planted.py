@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from libs.bus import command_replies
-from libs.contracts import completion
+from libs.contracts import completion, permission
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import (
     AckCheckpoint,
@@ -28,6 +28,7 @@ from libs.contracts.messages import (
     TaskSpec,
     TaskState,
 )
+from libs.contracts.permission import SITE
 from libs.service import command_batches
 from libs.service.command_batches import CommandBatches
 from libs.service.consume import Consumption
@@ -59,10 +60,12 @@ from services.scheduler.domain.explain.group_simulation import Bounds, GroupSimu
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.limits import quota_usage
+from services.scheduler.domain.limits.quota_usage import QuotaUsage
 from services.scheduler.domain.model import decisions, observations
 from services.scheduler.domain.model.decisions import Assign, Kill, Preempt
 from services.scheduler.domain.model.lifecycle import ExitVerdict, RunEnd, Trigger
-from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.placement.capacity import Capacity
 from services.scheduler.domain.placement.free_nodes import FreeNodes
 from services.scheduler.domain.placement.packing import Packing
@@ -239,6 +242,25 @@ def class_counters_not_advanced() -> contextlib.AbstractContextManager[None]:
 def restart_rules_ignored() -> contextlib.AbstractContextManager[None]:
     """Retries that are left are used whatever the rule of the failed rank's role says."""
     return replaced((reconcile, "_is_final", lambda _run, _failed, _class: False))
+
+
+def default_limits_named_users() -> contextlib.AbstractContextManager[None]:
+    """The site's default applies to everybody, also where a more specific grant decides."""
+
+    def default_first(find: Any, *names: Any) -> Any:
+        return find(SITE) or permission.deciding(find, *names)
+
+    return replaced((quota_usage, "deciding", default_first))
+
+
+def expired_rows_count() -> contextlib.AbstractContextManager[None]:
+    """A row whose time is over goes on applying, although it is known that it was removed."""
+    honest = QuotaUsage._follow
+
+    def _follow(self: QuotaUsage, row: Limit) -> bool:
+        return not (row.removed and row.expires_at is not None) and honest(self, row)
+
+    return replaced((QuotaUsage, "_follow", _follow))
 
 
 def amounts_not_added_up() -> contextlib.AbstractContextManager[None]:

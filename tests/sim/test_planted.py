@@ -45,7 +45,7 @@ DEFECTS = {
     "ranks of one gang overlap": Planted(
         planted.ranks_of_one_gang_overlap, "slots_never_double_booked", 0, 20
     ),
-    "rules end too early": Planted(planted.rules_end_too_early, "success_follows_the_rules", 0, 20),
+    "rules end too early": Planted(planted.rules_end_too_early, "success_follows_the_rules", 3, 20),
     "roles start too early": Planted(
         planted.roles_start_too_early, "starts too early", 0, 10, bends.roles_in_order
     ),
@@ -53,7 +53,7 @@ DEFECTS = {
         planted.debug_ends_judged, "debug_mode_decides_nothing", 2, 20, bends.debugging_people
     ),
     "old modes win": Planted(
-        planted.old_modes_win, "no_task_is_lost", 0, 40, bends.debugging_people
+        planted.old_modes_win, "no_task_is_lost", 33, 40, bends.debugging_people
     ),
     "waiting ranks taken for lost": Planted(
         planted.waiting_ranks_taken_for_lost, "no_task_is_lost", 0, 10, bends.roles_in_order
@@ -69,7 +69,7 @@ DEFECTS = {
         planted.limits_by_the_clocks_of_nodes, "roles_have_their_time", 0, 10, bends.nodes_behind
     ),
     "class counters shared": Planted(
-        planted.class_counters_shared, "retries_follow_the_limits", 5, 20, bends.failing_programs
+        planted.class_counters_shared, "retries_follow_the_limits", 10, 20, bends.failing_programs
     ),
     "class counters not advanced": Planted(
         planted.class_counters_not_advanced,
@@ -97,19 +97,19 @@ DEFECTS = {
     "cursor outbox": Planted(
         nullcontext, "no_task_is_lost", 0, 10, as_drawn, planted.CursorSimulation
     ),
-    "no republishing": Planted(planted.forgotten_republishing, "no_task_is_lost", 19, 30),
+    "no republishing": Planted(planted.forgotten_republishing, "no_task_is_lost", 14, 30),
     "inbox apart": Planted(planted.inbox_apart, "the_event_log_is_whole", 2, 30),
     "marked as sent before publishing": Planted(
-        planted.mark_before_publishing, "states_follow_the_promise", 16, 30
+        planted.mark_before_publishing, "states_follow_the_promise", 5, 30
     ),
-    "ack before commit": Planted(planted.ack_before_commit, "no_task_is_lost", 2, 20),
+    "ack before commit": Planted(planted.ack_before_commit, "no_task_is_lost", 10, 20),
     "timers for rows": Planted(
         planted.deadlines_in_memory, "no_task_is_lost", 0, 30, bends.hanging_programs
     ),
     "failed commits forgotten": Planted(
         planted.failed_commits_forgotten, "no_task_is_lost", 0, 20, bends.failing_commits
     ),
-    "unfenced epoch": Planted(planted.unfenced_epochs, "states_follow_the_promise", 4),
+    "unfenced epoch": Planted(planted.unfenced_epochs, "states_follow_the_promise", 29),
     "end declared when ordered": Planted(
         planted.end_declared_when_ordered, "slots_never_double_booked", 7
     ),
@@ -123,7 +123,7 @@ DEFECTS = {
     "nodes free at the wish": Planted(
         planted.nodes_free_at_the_wish,
         "slots_never_double_booked",
-        0,
+        2,
         bend=bends.yielding_programs,
     ),
     "early requests dropped": Planted(
@@ -133,7 +133,7 @@ DEFECTS = {
     "unanswered orders count": Planted(
         planted.unanswered_orders_count,
         "no_task_is_lost",
-        0,
+        2,
         bend=bends.silent_nodes,
     ),
     "nodes leave with their runs": Planted(
@@ -149,6 +149,12 @@ DEFECTS = {
         10,
         bends.one_dark_node,
         planted.DarkNodeSimulation,
+    ),
+    "default limits named users": Planted(
+        planted.default_limits_named_users, "no_task_is_lost", 1, 20, bends.granted
+    ),
+    "expired rows count": Planted(
+        planted.expired_rows_count, "no_task_is_lost", 4, 40, bends.granted
     ),
     "last arrival wins": Planted(planted.last_arrival_wins, "nodes_and_limits_agree", 1),
     "late requests carried out": Planted(
@@ -213,6 +219,7 @@ BENDS = (
     bends.long_outages,
     bends.slow_databases,
     bends.calm_people,
+    bends.granted,
     bends.yielding_programs,
 )
 SIMULATIONS = (

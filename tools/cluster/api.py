@@ -39,9 +39,8 @@ class Api:
         # A hundred megabytes, which most of what these tools do never needs.
         from libs.kube import client, transport  # noqa: PLC0415
 
-        self._runner = asyncio.Runner()
-        self._loop = self._runner.get_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="kubernetes api", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._run, name="kubernetes api", daemon=True)
         self._thread.start()
         self._transport = transport.Transport(Path(kubeconfig), connections_max=0)
         # Two tries: a kept connection may have been closed by the server meanwhile.
@@ -52,6 +51,10 @@ class Api:
         except transport.ConfigurationError as problem:
             self.close()
             raise KubeconfigError(str(problem)) from problem
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +70,6 @@ class Api:
         self._wait(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._runner.close()
 
     def request(
         self,

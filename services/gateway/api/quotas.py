@@ -1,4 +1,4 @@
-"""Quotas: the most a user or team may hold at once."""
+"""Quotas: caps on what users and teams may hold at once, and grants, which permit it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from services.gateway.api.deps import (
 from services.gateway.auth import require_admin
 from services.gateway.bodies import QuotaBody
 from services.gateway.command_client import set_quota
-from services.gateway.known_names import require_known
-from services.gateway.problems import invalid
-from services.gateway.rows import QuotaRow
+from services.gateway.known_names import names_of, require_known
+from services.gateway.problems import absent, invalid
+from services.gateway.rows import QuotaRow, UserRow
 from services.gateway.store import Sort
 
 router = router_of("quotas")
@@ -44,7 +44,7 @@ async def list_quotas(
     user: Annotated[str | None, Query(max_length=63)] = None,
     team: Annotated[str | None, Query(max_length=63)] = None,
 ) -> Response:
-    """Every limit that is set, oldest change first. A filter finds limits with just that name."""
+    """Every cap and grant, oldest change first. A filter finds rows with just that name."""
     del caller
     where = [Where("removed", Op.EQ, False)]
     for column, value in (("group", group), ("user", user), ("team", team)):
@@ -61,35 +61,83 @@ async def list_quotas(
     )
 
 
+@router.get("/quotas/explain", response_model=shapes.QuotaExplanation)
+async def explain_quota(
+    caller: Caller,
+    parts: Parts,
+    *,
+    user: Annotated[str | None, Query(max_length=63)] = None,
+    group: Annotated[str | None, Query(max_length=63)] = None,
+) -> Response:
+    """What a user may hold in each group at each level, and which rows decide that; left out: the
+    caller. The scheduler computes it as it decides."""
+    name = user or caller.user
+    async with parts.store.transaction() as tx:
+        row = await tx.get(UserRow, name)
+        if row is None and user:
+            raise absent("user", "user", name, await names_of(tx, UserRow))
+        await require_known(tx, groups={"group": group} if group else {})
+    team = row.team if row is not None else ""
+    query = m.ExplainQuota(user=name, team=team, group=group or "")
+    reply = await parts.commands.ask(query, m.ExplainQuotaReply)
+    return answer(
+        {
+            "user": name,
+            "team": team or None,
+            "explained_at": views.rfc3339(reply.explained_at),
+            "permissions": [views.permission(each) for each in reply.permissions],
+        }
+    )
+
+
 @router.put("/quotas", response_model=dict[str, Any])
 async def put_quota(
     body: QuotaBody, caller: Caller, parts: Parts, *, force: Force = False
 ) -> Response:
-    """Set a limit, or take it away. Lowering one stops nothing that runs."""
-    if body.unlimited == (body.limit is not None):
-        raise invalid(
-            "limit", body.limit, "contradicts unlimited", "give limit, or unlimited: true"
-        )
+    """Set a cap or a grant, or remove it. Lowering one stops nothing that runs.
+
+    A grant without any name is the site's default.
+    """
+    _require_one_amount(body)
     subject = f"user={body.user or '*'} team={body.team or '*'} priority={body.priority or '*'}"
+    kind = "grant " if body.grant else ""
     async with parts.changing(
-        caller, "quota.set", f"group={body.group or '*'} {subject}"
+        caller, "quota.set", f"{kind}group={body.group or '*'} {subject}"
     ) as change:
         require_admin(caller, "set quotas")
         if not force:
             async with parts.store.transaction() as tx:
-                # A limit of a user who no longer exists can be removed.
-                if not (body.unlimited and await _is_limited(tx, body)):
+                # A row of a user who no longer exists can be removed.
+                if not (body.removes and await _is_set(tx, body)):
                     users = {"user": body.user} if body.user else {}
                     teams = {"team": body.team} if body.team else {}
                     groups = {"group": body.group} if body.group else {}
                     await require_known(tx, users=users, teams=teams, groups=groups)
-        change.detail = "unlimited" if body.unlimited else f"{body.limit} {body.unit or 'gpus'}"
+        change.detail = _amount(body)
         reply = await parts.commands.ask(set_quota(body, caller), m.SetQuotaReply)
     return answer({"version": reply.version})
 
 
-async def _is_limited(tx: Tx, body: QuotaBody) -> bool:
-    """True if a limit is set for exactly the names of the body."""
+def _require_one_amount(body: QuotaBody) -> None:
+    """Raise a problem unless the body has exactly one of limit, unlimited and remove."""
+    if (body.limit is not None) + body.unlimited + body.remove == 1:
+        return
+    fix = "give one of limit, unlimited: true and remove: true"
+    raise invalid("limit", body.limit, "is missing, or contradicts unlimited or remove", fix)
+
+
+def _amount(body: QuotaBody) -> str:
+    """The change for the audit trail: ``4 gpus until 2026-12-01 00:00:00+00:00``."""
+    if body.removes:
+        return "removed" if body.grant else "unlimited"
+    up_to = f" up to {body.level_max}" if body.level_max else ""
+    amount = f"unlimited{up_to}" if body.unlimited else f"{body.limit} {body.unit or 'gpus'}"
+    return amount + (f" until {body.expires_at}" if body.expires_at else "")
+
+
+async def _is_set(tx: Tx, body: QuotaBody) -> bool:
+    """True if a row of this kind is set for exactly the names of the body."""
     names = {"group": body.group, "user": body.user, "team": body.team}
     where = [Where(column, Op.EQ, name or "") for column, name in names.items()]
-    return bool(await tx.select(QuotaRow, Where("removed", Op.EQ, False), *where, limit=1))
+    where += [Where("removed", Op.EQ, False), Where("grant", Op.EQ, body.grant)]
+    return bool(await tx.select(QuotaRow, *where, limit=1))

@@ -369,6 +369,50 @@ class Explanation(TypedDict):
     delayed: Delay | None
 
 
+class Cap(TypedDict):
+    """A cap that applies to a user; null means every one."""
+
+    user: str | None
+    team: str | None
+    group: str | None
+    priority: str | None
+    limit: int
+    unit: str
+    held: int
+    free: int
+    expires_at: str | None
+
+
+class Permission(TypedDict):
+    """What a user may hold in one group at one level."""
+
+    group: str
+    priority: str
+    permitted: bool
+    # Of the grant that decides; null: it permits any amount.
+    limit: int | None
+    unit: str | None
+    held: int | None
+    free: int | None
+    # What the user holds in this group at this level.
+    gpus_held: int
+    nodes_held: int
+    # The grant that decides, in words; ``site``: it is the site's default.
+    because: str
+    site: bool
+    expires_at: str | None
+    caps: list[Cap]
+
+
+class QuotaExplanation(TypedDict):
+    """What a user may hold, and which rows decide that."""
+
+    user: str
+    team: str | None
+    explained_at: str | None
+    permissions: list[Permission]
+
+
 class Node(TypedDict):
     """A node and the tasks that hold it."""
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from libs.contracts.messages import ExitKind, Priority, Reason, ReasonCode
+from libs.contracts.messages import ExitKind, Priority, Reason, ReasonCode, Unit
+from libs.contracts.permission import amount, grant_text
 from services.scheduler.domain.disciplines.timeshare.rule import RULE, flood_share
 from services.scheduler.domain.facts.pool import Pool
-from services.scheduler.domain.limits.quota_usage import Excess, Need
+from services.scheduler.domain.limits.quota_usage import Excess, Need, exceeds
 from services.scheduler.domain.model.decisions import Reject
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.domain.model.lifecycle import QUEUED
 from services.scheduler.domain.model.retry_limits import RetryCount, retry_count
-from services.scheduler.domain.model.rows import Task
+from services.scheduler.domain.model.rows import Limit, Task
 from services.scheduler.domain.model.values import reason
 from services.scheduler.domain.queue.entry import Entry
 from services.scheduler.domain.queue.walk import Outcome
@@ -71,8 +72,8 @@ def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
     if isinstance(limit, Excess):
         # Whole nodes of a smaller kind may be within the limit.
         least = round_.totals.least_need(entry.shape)
-        never = least.of(limit.limit.unit) > limit.limit.limit
-        why = quota_reason(limit, round_.totals.need(entry.shape))
+        never = exceeds(limit.limit, 0, least.of(limit.limit.unit))
+        why = quota_reason(limit, round_.totals.need(entry.shape), entry)
     else:
         size, most = pool.size(task), limit.nodes_max
         assert most is not None
@@ -86,7 +87,7 @@ def _limited(round_: Round, pool: Pool, entry: Entry) -> Outcome | None:
 def _waits_for(round_: Round, task: Task, why: Reason, *, never: bool) -> None:
     """Explain the wait for a limit, or reject a new task that can never fit the limit."""
     if never and not task.accepted and task.state is QUEUED:
-        names = {"whose": _subject(why)}
+        names = {**why.names} if "grant" in why.names else {"whose": _subject(why)}
         numbers = why.numbers
         refusal = reason(
             ReasonCode.QUOTA_NEVER_FITS, names=names, need=numbers["need"], limit=numbers["limit"]
@@ -142,9 +143,11 @@ def _retry_reason(task: Task) -> Reason:
     return reason(ReasonCode.WAITS_FOR_RETRY, names=names, retry=used.used, retries_max=used.limit)
 
 
-def quota_reason(excess: Excess, need: Need) -> Reason:
+def quota_reason(excess: Excess, need: Need, entry: Entry) -> Reason:
     """Which limit binds, and what the task would take of it."""
     limit = excess.limit
+    if limit.grant:
+        return _grant_reason(limit, need, entry)
     names = {
         "group": limit.group,
         "user": limit.user,
@@ -155,6 +158,21 @@ def quota_reason(excess: Excess, need: Need) -> Reason:
     return reason(
         ReasonCode.WAITS_FOR_QUOTA, names=names, limit=limit.limit, need=need.of(limit.unit)
     )
+
+
+def _grant_reason(limit: Limit, need: Need, entry: Entry) -> Reason:
+    """The grant that decides binds."""
+    much = need.of(limit.unit)
+    unit = limit.unit
+    if unit is Unit.GPUS_OR_NODES:
+        unit = Unit.GPUS if need.gpus else Unit.NODES
+    names = {
+        "grant": grant_text(limit),
+        "need": amount(much, unit),
+        "level": entry.level.value,
+        "in": entry.task.group,
+    }
+    return reason(ReasonCode.WAITS_FOR_QUOTA, names=names, limit=limit.limit, need=much)
 
 
 class _Flood(NamedTuple):

@@ -33,7 +33,7 @@ from libs.contracts.messages import Priority, Unit
 from libs.contracts.wording import counted
 from services.scheduler import policy_documents
 from services.scheduler.domain.model.group_policy import GroupPolicy, VirtualCluster
-from services.scheduler.domain.model.rows import Limit
+from services.scheduler.domain.model.rows import Limit, LimitKey
 from services.scheduler.lab.errors import LabError
 from services.scheduler.lab.traces.row import LEVELS
 from services.scheduler.lab.workload import Cluster, LabGroup, LabNode
@@ -41,9 +41,16 @@ from services.scheduler.lab.yaml_mapping import BYTES_MAX, YamlMapping, read_yam
 
 GPUS_MAX = 64
 NODES_MAX = 1_000_000
-_UNITS = MappingProxyType({"gpus": Unit.GPUS, "nodes": Unit.NODES})
+_UNITS = MappingProxyType(
+    {"gpus": Unit.GPUS, "nodes": Unit.NODES, "gpus_or_nodes": Unit.GPUS_OR_NODES}
+)
 # Keys of a quota in the API's answers that are not part of the quota.
-_QUOTA_METADATA = ("version", "changed_by", "changed_at")
+_QUOTA_METADATA = ("version", "changed_by", "changed_at", "expires_at")
+_QUOTA_KEYS = (
+    *("group", "user", "team", "priority", "gpus", "nodes", "unit", "limit"),
+    *("grant", "unlimited", "level_max"),
+    *_QUOTA_METADATA,
+)
 
 
 def read(path: Path, nodes: int | None, gpus_per_node: int) -> Cluster:
@@ -187,11 +194,9 @@ def read_quotas(path: Path, cluster: Cluster) -> tuple[Limit, ...]:
 
 
 def _quotas(root: YamlMapping, cluster: Cluster) -> Iterator[Limit]:
-    seen: set[tuple[str, str, str, Priority]] = set()
+    seen: set[LimitKey] = set()
     for quota in root.optional_items("quotas"):
-        quota.known(
-            "group", "user", "team", "priority", "gpus", "nodes", "unit", "limit", *_QUOTA_METADATA
-        )
+        quota.known(*_QUOTA_KEYS)
         limit = _quota(quota, cluster)
         if limit.key in seen:
             raise LabError("it is there twice", where=quota.path, fix="keep one of them")
@@ -204,28 +209,38 @@ def _quota(quota: YamlMapping, cluster: Cluster) -> Limit:
     if group and cluster.group(group) is None:
         names = ", ".join(each.name for each in cluster.groups)
         raise LabError(f"it is {group!r}", where=quota.at("group"), fix=f"groups are {names}")
-    word = quota.text("priority", "")
-    if word and word not in LEVELS:
-        raise LabError(
-            f"it is {word!r}", where=quota.at("priority"), fix=f"levels are {', '.join(LEVELS)}"
-        )
+    grant = quota.get("grant") is True
+    row = Limit(
+        group=group,
+        user=quota.text("user", ""),
+        team=quota.text("team", ""),
+        priority=_level(quota, "priority"),
+        unit=Unit.UNSPECIFIED,
+        limit=0,
+        grant=grant,
+    )
+    if grant and quota.get("unlimited") is True:
+        return replace(row, unlimited=True, level_max=_level(quota, "level_max"))
     name, unit = _unit(quota)
-    most = _capacity(cluster, group or None, unit)
     limit = quota.whole(name, 0, 10**9)
+    # A grant may be for nodes that are to come.
+    most = limit if grant else _capacity(cluster, group or None, unit)
     if limit > most:
         raise LabError(
             f"it is {limit}: there are {most} {unit.name.lower()}",
             where=quota.at(name),
             fix=f"give at most {most}, or leave the quota out",
         )
-    return Limit(
-        group=group,
-        user=quota.text("user", ""),
-        team=quota.text("team", ""),
-        priority=LEVELS[word] if word else Priority.UNSPECIFIED,
-        unit=unit,
-        limit=limit,
-    )
+    return replace(row, unit=unit, limit=limit)
+
+
+def _level(quota: YamlMapping, name: str) -> Priority:
+    word = quota.text(name, "")
+    if word and word not in LEVELS:
+        raise LabError(
+            f"it is {word!r}", where=quota.at(name), fix=f"levels are {', '.join(LEVELS)}"
+        )
+    return LEVELS[word] if word else Priority.UNSPECIFIED
 
 
 def _unit(quota: YamlMapping) -> tuple[str, Unit]:

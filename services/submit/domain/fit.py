@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
+from libs.contracts.permission import deciding, grant_text, permitted
 from libs.contracts.rank_sizes import (
     RankSize,
     effective,
@@ -19,6 +20,7 @@ from libs.contracts.rank_sizes import (
     size_of,
     sizes_differ,
 )
+from libs.contracts.reasons import level_name
 from libs.contracts.whole_nodes import Nodes, kinds_for
 from libs.contracts.wording import are, as_text, counted, field_error, meant
 from services.submit.domain.facts import Facts, Shape
@@ -303,21 +305,63 @@ def _near_taint(spec: TaskSpec, taints: Sequence[str]) -> str:
 
 def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator[FieldError]:
     """Yield an error if a quota can never admit this task."""
-    rows = [row for row in facts.quotas if _concerns(row, spec.group, owner, team)]
+    rows = [_in_its_unit(row, spec, facts) for row in facts.quotas]
+    caps = [row for row in rows if not row.grant and _concerns(row, spec.group, owner, team)]
+    grants = {(row.group, row.user, row.team, row.priority): row for row in rows if row.grant}
     levels = LEVELS if spec.priority is Priority.AUTO else (spec.priority,)
-    exceeded = [_exceeded(rows, level, spec, facts) for level in levels]
-    if exceeded and all(exceeded):
-        row, needed = next(found for found in exceeded if found)
-        unit = "GPU" if row.unit is Unit.GPUS else "node"
-        field, value = _counted_by(spec, row.unit, needed, facts)
-        yield field_error(
-            field,
-            value,
-            f"the task needs {counted(needed, unit)}, "
-            f"and the quota of {_holder(row)} is {row.limit}",
-            f"ask for at most {counted(row.limit, unit)}, choose another priority or group, "
-            "or ask an administrator for more (PUT /v1/quotas)",
+    exceeded: list[FieldError] = []
+    for level in levels:
+        grant = deciding(grants.get, owner, team, spec.group, level)
+        error = _not_permitted(grant, level, spec, facts) if grant is not None else None
+        if error is None and (found := _exceeded(caps, level, spec, facts)) is not None:
+            row, needed = found
+            error = _too_much(
+                spec, row, needed, f"and the quota of {_holder(row)} is {row.limit}", facts
+            )
+        if error is None:
+            return
+        exceeded.append(error)
+    yield exceeded[0]
+
+
+def _not_permitted(
+    grant: Quota, level: Priority, spec: TaskSpec, facts: Facts
+) -> FieldError | None:
+    """Return the error of a task that the grant which decides can never admit at a level."""
+    most = permitted(grant, level)
+    if most == 0:
+        name = level_name(level)
+        return field_error(
+            "priority",
+            level_name(spec.priority),
+            f"{grant_text(grant)} permits nothing at {name} in group {spec.group}",
+            "choose another priority or group, or ask an administrator for a grant "
+            "(GET /v1/quotas/explain shows what is permitted)",
         )
+    needed = demand(spec, grant.unit, facts)
+    if most is None or needed <= most:
+        return None
+    return _too_much(spec, grant, needed, f"more than {grant_text(grant)} permits", facts)
+
+
+def _too_much(spec: TaskSpec, row: Quota, needed: int, permits: str, facts: Facts) -> FieldError:
+    most, noun = row.limit, "node" if row.unit is Unit.NODES else "GPU"
+    field, value = _counted_by(spec, row.unit, needed, facts)
+    return field_error(
+        field,
+        value,
+        f"the task needs {counted(needed, noun)}, {permits}",
+        f"ask for at most {counted(most, noun)}, choose another priority or group, "
+        "or ask an administrator for more (PUT /v1/quotas)",
+    )
+
+
+def _in_its_unit(row: Quota, spec: TaskSpec, facts: Facts) -> Quota:
+    """The row in the unit in which it counts this task."""
+    if row.unit is not Unit.GPUS_OR_NODES:
+        return row
+    unit = Unit.GPUS if demand(spec, Unit.GPUS, facts) else Unit.NODES
+    return row.model_copy(update={"unit": unit})
 
 
 def _counted_by(spec: TaskSpec, unit: Unit, needed: int, facts: Facts) -> tuple[str, int]:
@@ -339,7 +383,7 @@ def _counted_by(spec: TaskSpec, unit: Unit, needed: int, facts: Facts) -> tuple[
 
 
 def demand(spec: TaskSpec, unit: Unit, facts: Facts) -> int:
-    """Return the least amount of a quota's unit that the task can hold when it runs.
+    """Return the least amount of GPUs or nodes that the task can hold when it runs.
 
     Whole nodes count with the smallest kind of which there are enough, as in the scheduler.
     """

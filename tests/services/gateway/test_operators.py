@@ -146,6 +146,39 @@ async def test_a_quota_is_set_listed_and_removed(
     assert await listed(admin, 0) == []
 
 
+async def test_a_grant_is_set_beside_a_cap_and_removed(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await harness.member("ann")
+    cap: dict[str, Any] = {"user": "ann", "limit": 8}
+    grant = {**cap, "grant": True, "limit": 4, "expires_at": "2090-01-02T03:04:05Z"}
+    for body in (cap, grant):
+        assert (await admin.put("/v1/quotas", json=body)).status_code == 200
+    first, second = await listed(admin, 2)
+    assert (first["grant"], first["limit"], first["unit"]) == (False, 8, "gpus")
+    assert (second["grant"], second["limit"]) == (True, 4)
+    assert second["expires_at"].startswith("2090-01-02T03:04:05")
+    gone = {"user": "ann", "grant": True, "remove": True}
+    assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
+    (left,) = await listed(admin, 1)
+    assert left["grant"] is False
+
+
+async def test_the_sites_default_is_one_row(admin: httpx.AsyncClient) -> None:
+    normal = {"grant": True, "unlimited": True, "level_max": "normal"}
+    assert (await admin.put("/v1/quotas", json=normal)).status_code == 200
+    (row,) = await listed(admin, 1)
+    assert (row["unlimited"], row["level_max"], row["limit"], row["unit"]) == (
+        *(True, "normal", None, None),
+    )
+    assert (await admin.put("/v1/quotas", json={"grant": True, "remove": True})).status_code == 200
+    await listed(admin, 0)
+    number = {"grant": True, "limit": 8, "unit": "gpus_or_nodes"}
+    assert (await admin.put("/v1/quotas", json=number)).status_code == 200
+    (row,) = await listed(admin, 1)
+    assert (row["unlimited"], row["limit"], row["unit"]) == (False, 8, "gpus_or_nodes")
+
+
 async def test_a_quota_of_an_unknown_user_is_refused_unless_forced(
     harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.messages import Placement, Priority, Quota, RefusalCode, SetQuota, Unit
 from services.quota.domain import Holder, Use, check, group_token, held, scope_of, usage
-from tests.kit.clock import START
+from tests.kit.clock import START, at
 
 GOOD: dict[str, Any] = {"group": "train", "user": "ann", "unit": Unit.GPUS, "limit": 8}
 
@@ -32,7 +32,7 @@ def a_quota(**changes: Any) -> Quota:
     ],
 )
 def test_a_sensible_limit_is_accepted(changes: dict[str, Any]) -> None:
-    assert check(SetQuota(quota=a_quota(**changes))) is None
+    assert check(SetQuota(quota=a_quota(**changes)), at(0)) is None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_sensible_limit_is_accepted(changes: dict[str, Any]) -> None:
 def test_a_wrong_limit_is_reported_with_its_field(
     changes: dict[str, Any], field: str, value: str
 ) -> None:
-    refused = check(SetQuota(quota=a_quota(**changes)))
+    refused = check(SetQuota(quota=a_quota(**changes)), at(0))
     assert refused is not None
     assert refused.code is RefusalCode.INVALID
     (error,) = refused.errors
@@ -60,7 +60,7 @@ def test_a_wrong_limit_is_reported_with_its_field(
 
 
 def test_all_errors_are_reported_at_once() -> None:
-    refused = check(SetQuota(quota=a_quota(group="A", user="B", limit=-1)))
+    refused = check(SetQuota(quota=a_quota(group="A", user="B", limit=-1)), at(0))
     assert refused is not None
     assert [error.field for error in refused.errors] == ["group", "user", "limit"]
     assert refused.detail.endswith("(and 2 more)")
@@ -68,7 +68,7 @@ def test_all_errors_are_reported_at_once() -> None:
 
 def test_removing_a_limit_needs_no_number() -> None:
     quota = a_quota(unit=Unit.UNSPECIFIED, limit=-5)
-    assert check(SetQuota(quota=quota, unlimited=True)) is None
+    assert check(SetQuota(quota=quota, unlimited=True), at(0)) is None
 
 
 texts = st.sampled_from(["", "a", "b"])
@@ -102,3 +102,35 @@ def test_use_is_time_times_size_and_never_negative(seconds: float, gpus: int, no
     assert lasted == max(0.0, (ended_at - START).total_seconds())
     assert entry.gpu_seconds == lasted * gpus
     assert entry.node_seconds == lasted * nodes
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        a_quota(grant=True),
+        a_quota(grant=True, unit=Unit.UNSPECIFIED, limit=0, unlimited=True),
+        a_quota(expires_at=at(10)),
+        Quota(grant=True, unlimited=True, level_max=Priority.NORMAL),
+        Quota(grant=True, unit=Unit.GPUS_OR_NODES, limit=8),
+    ],
+)
+def test_a_sensible_grant_is_accepted(quota: Quota) -> None:
+    assert check(SetQuota(quota=quota), at(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("quota", "field", "fix"),
+    [
+        (a_quota(grant=True, team="vision"), "team", "leave one of them out"),
+        (a_quota(unit=Unit.UNSPECIFIED, limit=0, unlimited=True), "unlimited", "remove the cap"),
+        (a_quota(grant=True, unlimited=True), "limit", "give a number and its unit, or unlimited"),
+        (a_quota(grant=True, level_max=Priority.NORMAL), "level_max", "the site's default"),
+        (a_quota(expires_at=at(0)), "expires_at", "give a time to come"),
+        (Quota(grant=True), "unit", "give a number of GPUs or of nodes"),
+    ],
+)
+def test_the_error_of_a_bad_grant_names_field_and_fix(quota: Quota, field: str, fix: str) -> None:
+    refused = check(SetQuota(quota=quota), at(0))
+    assert refused is not None
+    assert [error.field for error in refused.errors] == [field]
+    assert fix in refused.errors[0].fix

@@ -25,6 +25,7 @@ from libs.contracts.messages import (
     Unit,
     UsageRecorded,
 )
+from services.quota.handlers import expire
 from services.quota.store import QuotaRow, RunRow, TaskRow, prune_rules
 from tests.kit.clock import at
 from tests.kit.service import ServiceHarness
@@ -107,6 +108,65 @@ async def test_a_bad_limit_leaves_nothing(service: ServiceHarness) -> None:
     assert reply.refusal.code is RefusalCode.INVALID
     assert await service.rows(QuotaRow) == []
     assert await service.published() == []
+
+
+async def test_one_name_may_have_a_cap_and_a_grant(service: ServiceHarness) -> None:
+    await set_limit(service, a_limit(8))
+    await set_limit(service, a_limit(4, grant=True))
+    assert {(row.grant, row.limit) for row in await service.rows(QuotaRow)} == {
+        (False, 8),
+        (True, 4),
+    }
+    await service.published()
+    gone = SetQuota(quota=a_limit(grant=True), remove=True, asked_by="eve")
+    await service.ask(gone)
+    (event,) = await service.published()
+    assert (event.removed, event.quota, event.changed_by) == (True, a_limit(4, grant=True), "eve")
+
+
+async def test_rows_are_removed_when_their_time_is_over(service: ServiceHarness) -> None:
+    now = service.clock.now()
+    soon, later = now + timedelta(seconds=10), now + timedelta(seconds=20)
+    await set_limit(service, a_limit(4, grant=True, expires_at=soon))
+    await set_limit(service, a_limit(8, user="bob", expires_at=later))
+    await set_limit(service, a_limit(8, user="cat"))
+    await service.published()
+    async with service.store.transaction() as tx:
+        assert await expire(tx) == 10.0
+    assert await service.published() == []
+    service.clock.advance(10)
+    async with service.store.transaction() as tx:
+        assert await expire(tx) == 10.0
+    (event,) = await service.published()
+    assert (event.removed, event.expired, event.quota.user) == (True, True, "ann")
+    assert event.changed_by == "root"
+    service.clock.advance(3600)
+    async with service.store.transaction() as tx:
+        assert await expire(tx) is None
+    assert {row.user: row.removed for row in await service.rows(QuotaRow)} == {
+        "ann": True,
+        "bob": True,
+        "cat": False,
+    }
+
+
+async def test_a_row_that_expired_may_be_set_again(service: ServiceHarness) -> None:
+    soon = service.clock.now() + timedelta(seconds=10)
+    await set_limit(service, a_limit(4, expires_at=soon))
+    service.clock.advance(11)
+    async with service.store.transaction() as tx:
+        await expire(tx)
+    await service.published()
+    await set_limit(service, a_limit(4))
+    (event,) = await service.published()
+    assert (event.removed, event.expired, event.quota) == (False, False, a_limit(4))
+
+
+async def test_another_end_is_a_change(service: ServiceHarness) -> None:
+    first = await set_limit(service, a_limit(4))
+    soon = service.clock.now() + timedelta(days=30)
+    assert await set_limit(service, a_limit(4, expires_at=soon)) == first + 1
+    assert await set_limit(service, a_limit(4, expires_at=soon)) == first + 1
 
 
 def started(attempt: int = 1, seconds: float = 10.0) -> RunStarted:

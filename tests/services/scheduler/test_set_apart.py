@@ -141,7 +141,9 @@ async def test_other_rows_that_cannot_be_decoded_are_set_apart() -> None:
         tx.put(GroupPolicy("c", policy="fifo"))
     scheduler.platform.database.break_row(TABLES, Node, "a0", column="labels")
     scheduler.platform.database.break_row(TABLES, GroupPolicy, "c", column="shares")
-    scheduler.platform.database.break_row(TABLES, Limit, "b", "", "", Priority.HIGH, column="unit")
+    scheduler.platform.database.break_row(
+        TABLES, Limit, "b", "", "", Priority.HIGH, False, column="unit"
+    )
     await scheduler.restart()
     await scheduler.settle()
     assert await started(scheduler) == ["b1"]

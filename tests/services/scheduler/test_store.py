@@ -75,7 +75,7 @@ async def test_rows_come_back_as_they_were(kept: Store) -> None:
         assert await tx.get(Task, "full") == task
         assert await tx.get(Task, "bare") == rows[0]
         assert await tx.select(Node) == [rows[2]]
-        assert await tx.get(Limit, "", "ann", "", Priority.HIGH) == rows[3]
+        assert await tx.get(Limit, "", "ann", "", Priority.HIGH, False) == rows[3]
         assert await tx.select(Inventory) == [rows[4]]
         assert await tx.select(EarlyFacts) == [rows[5]]
         assert await tx.select(SlotRow) == [rows[6]]

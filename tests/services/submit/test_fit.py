@@ -292,6 +292,10 @@ def test_the_unknown_group_error_names_the_known_ones() -> None:
     assert found.errors[0].fix == f"did you mean cpu? use one of: cpu, default; {TO_COME}"
 
 
+def grant(amount: int, **changes: Any) -> Quota:
+    return limit(amount, **changes, grant=True)
+
+
 def limit(number: int, *, unit: Unit = Unit.GPUS, **changes: Any) -> Quota:
     return Quota(unit=unit, limit=number, **changes)
 
@@ -528,3 +532,38 @@ def test_replicas_beyond_the_cpus_of_all_nodes_are_refused_with_the_rule() -> No
     assert not isinstance(
         validate(spec, owner="ann", team="", facts=facts, limits=Limits()), Refusal
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "priority", "message"),
+    [
+        ((grant(8), grant(16, user="ann")), Priority.NORMAL, ""),
+        (
+            (grant(16), grant(4, user="ann")),
+            Priority.NORMAL,
+            "the task needs 8 GPUs, more than ann's grant of 4 GPUs in each group permits",
+        ),
+        (
+            (grant(0, unit=Unit.UNSPECIFIED, unlimited=True, level_max=Priority.NORMAL),),
+            Priority.HIGH,
+            (
+                "the site's default (any amount, nothing above normal) permits nothing at high in"
+                " group default"
+            ),
+        ),
+        ((grant(0), grant(8, team="red", priority=Priority.LOW)), Priority.AUTO, ""),
+        (
+            (grant(1, unit=Unit.GPUS_OR_NODES),),
+            Priority.NORMAL,
+            "the task needs 8 GPUs, more than the site's default (1 GPU) permits",
+        ),
+    ],
+)
+def test_the_grant_that_decides_refuses_what_it_never_permits(
+    rows: tuple[Quota, ...], priority: Priority, message: str
+) -> None:
+    facts = Facts(shapes=SHAPES, inventory_known=True, quotas=rows)
+    spec = asked(gpus_per_node=8, priority=priority)
+    filled = fill_in(spec, task_id=TASK_ID, defaults=Defaults())
+    found = validate(filled, owner="ann", team="red", facts=facts, limits=Limits())
+    assert (found.errors[0].message if isinstance(found, Refusal) else "") == message

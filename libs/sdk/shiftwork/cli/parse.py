@@ -51,10 +51,12 @@ def size(text: str, option: str) -> int:
     return int(found[1]) * _BYTES[found[2]]
 
 
-def timestamp(text: str, option: str, now: datetime) -> str:
-    """RFC 3339 in UTC of a time, or of a duration ago: ``15m`` or ``2026-11-21T10:00:00Z``."""
+def timestamp(text: str, option: str, now: datetime, *, ahead: bool = False) -> str:
+    """RFC 3339 in UTC of a time, or of a duration ago (``ahead``: from now): ``15m`` or
+    ``2026-11-21T10:00:00Z``."""
     if _DURATION.fullmatch(text.strip()):
-        at = now - timedelta(seconds=duration(text, option))
+        span = timedelta(seconds=duration(text, option))
+        at = now + span if ahead else now - span
     else:
         try:
             at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))

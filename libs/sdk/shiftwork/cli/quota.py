@@ -1,6 +1,7 @@
-"""``shiftwork quota ls|set``: the most that may be held at once."""
+"""``shiftwork quota ls|set|default|explain``: what may be held at once."""
 
 from typing import Any, Dict, List, Optional
+from urllib.parse import urlencode
 
 import typer
 
@@ -11,15 +12,17 @@ from shiftwork.cli.failures import naming, usage
 def register(app: session.App) -> None:
     """Add the commands."""
     quota = session.App(
-        name="quota", help="Limits on what may be held at once.", no_args_is_help=True
+        name="quota", help="What users and teams may hold at once.", no_args_is_help=True
     )
     quota.command("ls")(ls)
     quota.command("set")(set_limit)
+    quota.command("default")(default)
+    quota.command("explain")(explain)
     app.add_typer(quota)
 
 
 def ls() -> None:
-    """List the limits; what has none is unlimited."""
+    """List the caps and grants. All caps apply; of the grants the most specific one decides."""
     now = session.current()
     found = now.api().items("/v1/quotas")
     if now.json:
@@ -27,29 +30,52 @@ def ls() -> None:
         return
     render.table(
         (
+            render.Column("KIND"),
             render.Column("GROUP", least=8),
             render.Column("USER", least=8),
             render.Column("TEAM", least=8),
             render.Column("PRIORITY"),
             render.Column("LIMIT"),
+            render.Column("EXPIRES", drop=3),
             render.Column("SET BY", drop=2, least=8),
             render.Column("SINCE", drop=1),
         ),
         [_row(quota) for quota in found["items"]],
-        "no limits: everything is unlimited",
+        "no caps and no grants: everything is unlimited",
     )
 
 
 def _row(quota: Dict[str, Any]) -> List["str | render.Cell"]:
     return [
+        _kind(quota),
         quota.get("group") or "every",
         quota.get("user") or "every",
         quota.get("team") or "every",
         quota.get("priority") or "every",
-        f"{quota['limit']} {quota['unit']}",
+        _amount(quota),
+        _until(quota),
         quota.get("changed_by") or "",
         render.when(quota.get("changed_at")),
     ]
+
+
+def _kind(quota: Dict[str, Any]) -> str:
+    if not quota.get("grant"):
+        return "cap"
+    named = any(quota.get(name) for name in ("group", "user", "team", "priority"))
+    return "grant" if named else "default"
+
+
+def _amount(quota: Dict[str, Any]) -> str:
+    """``4 gpus``, ``unlimited``, ``unlimited up to normal``."""
+    if quota.get("unlimited"):
+        return "unlimited" + (f" up to {quota['level_max']}" if quota.get("level_max") else "")
+    return f"{quota['limit']} {str(quota['unit']).replace('_', ' ')}"
+
+
+def _until(quota: Dict[str, Any]) -> str:
+    at = parse.at(quota.get("expires_at"))
+    return f"{at:%Y-%m-%d %H:%MZ}" if at is not None else ""
 
 
 def set_limit(
@@ -67,16 +93,34 @@ def set_limit(
     ),
     gpus: Optional[int] = typer.Option(None, "--gpus", min=0),
     nodes: Optional[int] = typer.Option(None, "--nodes", min=0),
-    unlimited: bool = typer.Option(False, "--unlimited", help="Take the limit away."),
+    unlimited: bool = typer.Option(
+        False, "--unlimited", help="With --grant: any amount. Of a cap: remove it."
+    ),
+    grant: bool = typer.Option(
+        False, "--grant", help="A grant: replaces less specific grants, up or down. Else a cap."
+    ),
+    remove: bool = typer.Option(
+        False, "--remove", help="Remove the cap, or with --grant the grant."
+    ),
+    expires: str = typer.Option(
+        "",
+        "--expires",
+        metavar="WHEN",
+        help="When it is removed: 30d, or 2026-12-24T00:00:00Z.",
+    ),
     force: bool = typer.Option(
         False, "--force", help="Accept a user, team or group that is to come."
     ),
 ) -> None:
-    """Set a limit, or take it away. What runs already goes on."""
-    chosen = [gpus is not None, nodes is not None, unlimited]
+    """Set a cap or a grant, or remove it. What runs already goes on.
+
+    All caps that match a task apply. Of the grants one decides: the user's, else the team's, else
+    the one for every user.
+    """
+    chosen = [gpus is not None, nodes is not None, unlimited, remove]
     if sum(chosen) != 1:
         raise usage(
-            "a quota is one of --gpus N, --nodes N and --unlimited",
+            "a quota is one of --gpus N, --nodes N, --unlimited and --remove",
             where="quota set",
             fix="give exactly one of them",
         )
@@ -86,16 +130,103 @@ def set_limit(
         "team": team or None,
         "priority": parse.priority(priority, "--priority") if priority else None,
     }
-    if unlimited:
-        body["unlimited"] = True
+    if grant:
+        body["grant"] = True
+    if unlimited or remove:
+        body["unlimited" if unlimited else "remove"] = True
     else:
         body["unit"] = "gpus" if gpus is not None else "nodes"
         body["limit"] = gpus if gpus is not None else nodes
+    if expires:
+        body["expires_at"] = parse.timestamp(expires, "--expires", render.now(), ahead=True)
+    _put(body, force=force)
+
+
+def _put(body: Dict[str, Any], *, force: bool = False) -> None:
     now = session.current()
-    with naming({"limit": f"--{body.get('unit', 'unlimited')}"}):
+    options = {"limit": f"--{body.get('unit', 'unlimited')}", "expires_at": "--expires"}
+    with naming(options):
         reply = now.api().put("/v1/quotas?force=true" if force else "/v1/quotas", body)
     if now.json:
         render.document(reply)
+        return
+    removed = bool(body.get("remove") or (body.get("unlimited") and not body.get("grant")))
+    render.note(timeline.quota_text(body, removed=removed))
+
+
+def default(
+    setting: str = typer.Argument(..., metavar="unlimited|normal|N", show_default=False),
+) -> None:
+    """Set what each user may hold in each group where no grant decides.
+
+    unlimited: any amount. normal: any amount, and nothing above priority normal. N: that many GPUs
+    at once; runs without GPUs count their nodes.
+    """
+    body: Dict[str, Any] = {"grant": True}
+    if setting in ("unlimited", "normal"):
+        body["unlimited"] = True
+        if setting == "normal":
+            body["level_max"] = "normal"
+    elif setting.isdecimal():
+        body.update(limit=int(setting), unit="gpus_or_nodes")
     else:
-        text = "no limit" if unlimited else timeline.limit(body)
-        render.note(f"quota of {timeline.scope(body)}: {text}")
+        raise usage(
+            f"{setting!r} is no default",
+            where="quota default",
+            fix="write unlimited, normal or a number of GPUs",
+        )
+    _put(body)
+
+
+def explain(
+    user: str = typer.Option(
+        "", "--user", help="Left out: yourself.", autocompletion=complete.users
+    ),
+    group: str = typer.Option(
+        "", "--group", help="Left out: every group.", autocompletion=complete.groups
+    ),
+) -> None:
+    """Show what a user may hold in each group at each priority, and which row decides that."""
+    now = session.current()
+    asked = {"user": user, "group": group}
+    query = urlencode({name: value for name, value in asked.items() if value})
+    with naming({"user": "--user", "group": "--group"}):
+        found = now.api().get("/v1/quotas/explain" + (f"?{query}" if query else ""))
+    if now.json:
+        render.document(found)
+        return
+    render.table(
+        (
+            render.Column("GROUP", least=8),
+            render.Column("PRIORITY"),
+            render.Column("LIMIT"),
+            render.Column("HELD"),
+            render.Column("FREE"),
+            render.Column("BECAUSE OF", least=20),
+            render.Column("EXPIRES", drop=1),
+            render.Column("CAPS", least=12),
+        ),
+        [_permission(each) for each in found["permissions"]],
+        "there are no groups of nodes yet",
+    )
+
+
+def _permission(each: Dict[str, Any]) -> List["str | render.Cell"]:
+    held = f"{each['gpus_held']} gpus" if each["gpus_held"] else ""
+    held = held or (f"{each['nodes_held']} nodes" if each["nodes_held"] else "0")
+    limit, free = "any amount", ""
+    if not each["permitted"]:
+        limit = "not permitted"
+    elif each["limit"] is not None:
+        limit, held, free = _amount(each), str(each["held"]), str(each["free"])
+    caps = [f"{timeline.scope(cap)}: {cap['held']} of {_amount(cap)}" for cap in each["caps"]]
+    return [
+        each["group"],
+        each["priority"],
+        limit,
+        held,
+        free,
+        each["because"],
+        _until(each),
+        "; ".join(caps),
+    ]

@@ -187,16 +187,38 @@ def scope(quota: Data) -> str:
 _ANY = (None, "", "unspecified")
 
 
-def limit(quota: Data) -> str:
+def quota_text(quota: Data, *, removed: bool = False, expired: bool = False) -> str:
+    """``quota of ann in every group: at most 4 GPUs``, ``grant of ann in group a: removed``."""
+    grant = bool(quota.get("grant"))
+    if expired:
+        text = "expired"
+    elif removed:
+        text = "removed" if grant else "no limit"
+    else:
+        text = _limit(quota)
+    until = parse.at(quota.get("expires_at")) if not removed else None
+    end = f" until {until:%Y-%m-%d %H:%M:%SZ}" if until is not None else ""
+    site = grant and not any(quota.get(name) for name in ("user", "team", "group"))
+    if site and quota.get("priority") in _ANY:
+        return f"default of the site, for each user in each group: {text}{end}"
+    return f"{'grant' if grant else 'quota'} of {scope(quota)}: {text}{end}"
+
+
+def _limit(quota: Data) -> str:
     """``at most 4 GPUs``."""
-    unit = "GPU" if quota.get("unit") == "gpus" else "node"
-    return f"at most {quota.get('limit')} {unit}" + ("" if quota.get("limit") == 1 else "s")
+    if quota.get("unlimited"):
+        most = quota.get("level_max")
+        return "any amount" + (f" up to priority {most}" if most not in _ANY else "")
+    unit = "node" if quota.get("unit") == "nodes" else "GPU"
+    either = ", or nodes for runs without GPUs" if quota.get("unit") == "gpus_or_nodes" else ""
+    plural = "" if quota.get("limit") == 1 else "s"
+    return f"at most {quota.get('limit')} {unit}{plural}{either}"
 
 
 def _quota(data: Data) -> str:
-    quota = parse.fields(data.get("quota"))
-    wording = "no limit" if data.get("removed") else limit(quota)
-    return f"quota of {scope(quota)}: {wording}, by {data.get('changed_by')}"
+    removed, expired = bool(data.get("removed")), bool(data.get("expired"))
+    text = quota_text(parse.fields(data.get("quota")), removed=removed, expired=expired)
+    return f"{text}, {'set ' if expired else ''}by {data.get('changed_by')}"
 
 
 def _policy(data: Data) -> str:

@@ -10,10 +10,12 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import product
 
 from libs.contracts.messages import Placement, Priority, Unit
+from libs.contracts.permission import Names, deciding
 from libs.contracts.rank_sizes import sizes_of
 from services.scheduler.domain.check.violations import Fault, Violation
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.limits.quota_usage import account_of
 from services.scheduler.domain.limits.virtual_clusters import VirtualClusters
 from services.scheduler.domain.model.decisions import (
     Assign,
@@ -26,7 +28,7 @@ from services.scheduler.domain.model.decisions import (
 )
 from services.scheduler.domain.model.group_policy import VirtualCluster
 from services.scheduler.domain.model.lifecycle import LEAVING
-from services.scheduler.domain.model.rows import Limit, LimitKey, Node, Task
+from services.scheduler.domain.model.rows import Limit, Node, Task
 
 
 class _Owners:
@@ -308,18 +310,6 @@ def _crosses(snapshot: Snapshot, pool: Pool, ranks: tuple[Placement, ...]) -> bo
 _Charge = tuple[Task, Priority, tuple[Placement, ...]]
 
 
-def _applies(limit: Limit, task: Task, level: Priority) -> bool:
-    return not limit.removed and all(
-        wanted in ("", Priority.UNSPECIFIED, has)
-        for wanted, has in (
-            (limit.group, task.group),
-            (limit.user, task.owner),
-            (limit.team, task.team),
-            (limit.priority, level),
-        )
-    )
-
-
 def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Violation]:
     """No limit that applies to a start, or to a run at its new level, is passed by all there is."""
     given: list[_Charge] = [
@@ -337,79 +327,93 @@ def limits_broken(snapshot: Snapshot, plan: Plan, *, deep: bool) -> Iterator[Vio
     if not (given or relevelled) or not snapshot.limits:
         return
     added, leaving = _by_limit(snapshot, given, relevelled)
-    for limit in (snapshot.limits[key] for key in sorted(added)):
-        mine, left = added[limit.key], leaving.get(limit.key, [])
-        for subject in sorted({_subject(limit, task) for task, _, _ in mine}):
-            own = [each for each in mine if _subject(limit, each[0]) == subject]
+    for limit in sorted(added, key=lambda each: (each.key, each.limit)):
+        mine, left = added[limit], leaving.get(limit, [])
+        for subject in sorted({account_of(limit, task)[1] for task, _, _ in mine}):
+            own = [each for each in mine if account_of(limit, each[0])[1] == subject]
             more = sum(_amount(limit, task, placements) for task, _, placements in own)
-            if not more:
+            if not more and not limit.forbids:
                 continue
             held = _held(snapshot, limit, own[0][0], deep=deep)
             held -= sum(
-                _amount(limit, r, r.placements) for r in left if _subject(limit, r) == subject
+                _amount(limit, r, r.placements) for r in left if account_of(limit, r)[1] == subject
             )
-            if held + more > limit.limit:
-                detail = f"{held + more} of {limit.limit} for {limit.key} {subject}".rstrip()
+            if limit.forbids or held + more > limit.limit:
+                kind = "grant" if limit.grant else "cap"
+                detail = f"{held + more} of {limit.limit} for {kind} {limit.key[:4]} {subject}"
                 # A limit may span groups: each group that gives some of it is in violation.
                 for group in sorted({task.group for task, _, _ in own}):
-                    yield Violation(Fault.QUOTA, detail=detail, group=group)
+                    yield Violation(Fault.QUOTA, detail=detail.rstrip(), group=group)
 
 
 def _by_limit(
     snapshot: Snapshot, given: list[_Charge], relevelled: list[tuple[Task, Priority]]
-) -> tuple[dict[LimitKey, list[_Charge]], dict[LimitKey, list[Task]]]:
+) -> tuple[dict[Limit, list[_Charge]], dict[Limit, list[Task]]]:
     """What each limit would count in addition, and the runs that it would no longer count.
 
     Most rows apply to none of these, so each looks up the rows that can name it.
     """
-    added: dict[LimitKey, list[_Charge]] = {}
-    leaving: dict[LimitKey, list[Task]] = {}
+    added: dict[Limit, list[_Charge]] = {}
+    leaving: dict[Limit, list[Task]] = {}
     for charge in given:
-        for key in applying(snapshot, charge[0], charge[1]):
-            added.setdefault(key, []).append(charge)
+        for limit in applying(snapshot, charge[0], charge[1]):
+            added.setdefault(limit, []).append(charge)
     for run, level in relevelled:
         before = set(applying(snapshot, run, run.level))
         after = set(applying(snapshot, run, level))
-        for key in after - before:
-            added.setdefault(key, []).append((run, level, run.placements))
-        for key in before - after:
-            leaving.setdefault(key, []).append(run)
+        for limit in after - before:
+            added.setdefault(limit, []).append((run, level, run.placements))
+        for limit in before - after:
+            leaving.setdefault(limit, []).append(run)
     return added, leaving
 
 
-def applying(snapshot: Snapshot, task: Task, level: Priority) -> Iterator[LimitKey]:
-    """The keys of the limits that apply to a task at a level: each part is named or empty."""
+def applying(snapshot: Snapshot, task: Task, level: Priority) -> Iterator[Limit]:
+    """The caps that apply to a task at a level, where each part is named or empty; and the grant
+    that decides, unless it permits any amount."""
     levels = {Priority.UNSPECIFIED, level}
-    for key in product({"", task.group}, {"", task.owner}, {"", task.team}, levels):
-        limit = snapshot.limits.get(key)
-        if limit is not None and _applies(limit, task, level):
-            yield key
+    for names in product({"", task.group}, {"", task.owner}, {"", task.team}, levels):
+        limit = snapshot.limits.get((*names, False))
+        if limit is not None and not limit.removed:
+            yield limit
 
+    def in_force(names: Names) -> Limit | None:
+        row = snapshot.limits.get((*names, True))
+        return row if row and not row.removed else None
 
-def _subject(limit: Limit, task: Task) -> str:
-    return "" if limit.user or limit.team else task.owner
+    grant = deciding(in_force, task.owner, task.team, task.group, level)
+    limit = grant and grant.at(level)
+    if limit is not None:
+        yield limit
 
 
 def _held(snapshot: Snapshot, limit: Limit, task: Task, *, deep: bool) -> int:
     """What the subject holds under a limit, promises to others apart."""
-    subject = _subject(limit, task)
+    account = account_of(limit, task)
+
+    def counts(run: Task) -> bool:
+        return account_of(limit, run) == account and any(
+            row.key == limit.key for row in applying(snapshot, run, run.level)
+        )
+
     if not deep:
         promised = sum(
             _amount(limit, each, each.promised)
             for pool in snapshot.pools.values()
             for each in pool.promised.values()
-            if _applies(limit, each, each.level) and _subject(limit, each) == subject
+            if counts(each)
         )
         return snapshot.index.quota_usage.held(limit, task) - promised
     return sum(
         _amount(limit, each, each.placements)
         for each in snapshot.tasks.values()
-        if each.holds and _applies(limit, each, each.level) and _subject(limit, each) == subject
+        if each.holds and counts(each)
     )
 
 
 def _amount(limit: Limit, task: Task, placements: tuple[Placement, ...]) -> int:
-    if limit.unit is Unit.NODES:
-        sizes = sizes_of(task.spec)
-        return sum(each.role not in sizes or not sizes[each.role].auxiliary for each in placements)
-    return sum(len(placement.gpus) for placement in placements)
+    gpus = sum(len(placement.gpus) for placement in placements)
+    if limit.unit is not Unit.NODES and (gpus or limit.unit is not Unit.GPUS_OR_NODES):
+        return gpus
+    sizes = sizes_of(task.spec)
+    return sum(each.role not in sizes or not sizes[each.role].auxiliary for each in placements)

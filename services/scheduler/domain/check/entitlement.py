@@ -146,8 +146,10 @@ class Victims:
         Nodes of one group are no use to a task of another, but what its owner holds may be.
         """
         return task.owner == better.owner and any(
-            not key[0] and key in set(applying(self._snapshot, better, level))
-            for key in applying(self._snapshot, task, task.level)
+            not limit.group
+            and not limit.grant
+            and limit in set(applying(self._snapshot, better, level))
+            for limit in applying(self._snapshot, task, task.level)
         )
 
     def _may_move(self, task: Task, better: Task, decision: Preempt | Kill) -> bool:

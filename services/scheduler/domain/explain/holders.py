@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from libs.contracts.messages import Holder, ReasonCode
 from services.scheduler.domain.explain.group_simulation import GroupSimulation
 from services.scheduler.domain.facts.pool import Pool
+from services.scheduler.domain.limits.quota_usage import account_of
 from services.scheduler.domain.model.lifecycle import KILLING, PREEMPTING
 from services.scheduler.domain.model.rows import Task
 
@@ -60,11 +61,8 @@ def _holds(base: GroupSimulation, task: Task, run: Task, code: ReasonCode) -> bo
 def _under_limit(base: GroupSimulation, task: Task, run: Task) -> bool:
     """True if one of the limits that count the task counts the run, for the same subject."""
     quota_usage = base.index.quota_usage
-    wanted = {row.key for row in quota_usage.rows(task, task.level)}
-    return any(
-        row.key in wanted and (bool(row.user or row.team) or run.owner == task.owner)
-        for row in quota_usage.rows(run, run.level)
-    )
+    wanted = {account_of(row, task) for row in quota_usage.rows(task, task.level)}
+    return any(account_of(row, run) in wanted for row in quota_usage.rows(run, run.level))
 
 
 def _holder(pool: Pool, run: Task, now: datetime) -> Holder:

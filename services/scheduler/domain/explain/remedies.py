@@ -11,10 +11,10 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
+from libs.contracts.permission import amount
 from libs.contracts.reasons import duration, level_name
 from libs.contracts.wording import counted as number
 from services.scheduler.domain.explain.group_simulation import (
@@ -26,6 +26,7 @@ from services.scheduler.domain.explain.group_simulation import (
 from services.scheduler.domain.explain.text import named, time_text
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.snapshot import Snapshot
+from services.scheduler.domain.limits.quota_usage import Need, account_of, exceeds, held_need
 from services.scheduler.domain.model import observations
 from services.scheduler.domain.model.changes import Change as Changed
 from services.scheduler.domain.model.decisions import Kill, Preempt
@@ -388,35 +389,65 @@ class Remedies:
         if excess is None:
             # An AUTO task counts at the level that its limits leave it.
             return
-        limit, amount = excess.limit, need.of(excess.limit.unit)
-        unit = "nodes" if limit.unit is Unit.NODES else "GPUs"
-        missing = excess.held + amount - limit.limit
-        if amount <= limit.limit:
-            under = [each for each in self._runs_by_end() if self._counts(limit.key, each)]
-            text = f"{missing} of the {excess.held} {unit} held under this quota come free"
+        limit, wanted = excess.limit, need.of(excess.limit.unit)
+        missing = excess.held + wanted - limit.limit
+        if wanted <= limit.limit and not limit.forbids:
+            under = [each for each in self._runs_by_end() if self._counts(limit, each)]
+            held = amount(excess.held, limit.unit)
+            text = f"{missing} of the {held} held under this quota come free"
             yield from self._runs(under, instead=text)
         raised: dict[object, object] = {}
         texts: list[str] = []
         quota_usage = round_.quota_usage
         for row in quota_usage.rows(task, level)[:LIMITS_RAISED_MAX]:
-            most = quota_usage.held(row, task) + need.of(row.unit)
-            if need.of(row.unit) and most > row.limit:
-                raised[row.key] = replace(row, limit=most)
-                unit = "nodes" if row.unit is Unit.NODES else "GPUs"
+            held = quota_usage.held(row, task)
+            if not exceeds(row, held, need.of(row.unit)):
+                continue
+            if row.grant and not row.user:
+                own = self._own_grant(row, level, need)
+                raised[own.key] = own
+                to = f"{amount(own.limit, own.unit)} at {level_name(own.priority)}"
                 texts.append(
-                    f"raise the quota from {row.limit} to {most} {unit} (`{_quota_set(row, most)}`)"
+                    f"give {own.user} a grant of {to} in group {own.group} (`{_quota_set(own)}`)"
                 )
+                continue
+            # A grant of nothing also stops a task that takes nothing of its unit.
+            more = replace(row, limit=max(1, held + need.of(row.unit)))
+            raised[row.key] = more
+            to = amount(more.limit, row.unit)
+            texts.append(f"raise the quota from {row.limit} to {to} (`{_quota_set(more)}`)")
         change = Change(put=tuple(raised.values()))
         if texts and self._helps(change) is not None:
             yield Remedy(" and ".join(texts), change)
 
-    def _counts(self, key: tuple[str, str, str, Any], run: Task) -> bool:
-        """True if a run is counted by a limit, for the subject that the task is of."""
-        group, user, team, level = key
-        rows = self._index.quota_usage.rows(run, run.level)
-        return any(row.key == (group, user, team, level) for row in rows) and (
-            bool(user or team) or run.owner == self._task.owner
+    def _own_grant(self, row: Limit, level: Priority, need: Need) -> Limit:
+        """A grant for the task's owner alone that admits the task where ``row`` does not."""
+        task = self._task
+        unit = Unit.GPUS if need.gpus else Unit.NODES
+        # No level has quota left for a task at AUTO; this is the highest that is open to everybody.
+        level = self._index.settings.auto_level_max if task.is_auto else level
+        held = sum(
+            held_need(each).of(unit)
+            for each in self._index.tasks.values()
+            if (each.owner, each.group, each.level) == (task.owner, task.group, level)
         )
+        return replace(
+            row,
+            user=task.owner,
+            team="",
+            group=task.group,
+            priority=level,
+            unit=unit,
+            limit=held + need.of(unit),
+            level_max=Priority.UNSPECIFIED,
+            expires_at=None,
+        )
+
+    def _counts(self, limit: Limit, run: Task) -> bool:
+        """True if a run is counted by a limit, for the subject that the task is of."""
+        account = account_of(limit, self._task)
+        rows = self._index.quota_usage.rows(run, run.level)
+        return any(account_of(row, run) == account for row in rows)
 
     def _cluster(self) -> Iterator[Remedy]:
         """A virtual cluster holds less, or may hold more."""
@@ -534,13 +565,13 @@ class Remedies:
         yield Remedy(text, change(count))
 
 
-def _quota_set(row: Limit, most: int) -> str:
-    """The command with which an administrator raises a limit."""
+def _quota_set(row: Limit) -> str:
+    """The command with which an administrator sets a limit."""
     level = "" if row.priority is Priority.UNSPECIFIED else level_name(row.priority)
     scope = (("user", row.user), ("team", row.team), ("priority", level), ("group", row.group))
     options = "".join(f" --{name} {value}" for name, value in scope if value)
     unit = "nodes" if row.unit is Unit.NODES else "gpus"
-    return f"shiftwork quota set{options} --{unit} {most}"
+    return f"shiftwork quota set{' --grant' if row.grant else ''}{options} --{unit} {row.limit}"
 
 
 def _offered(node: Node) -> Node:

@@ -1,23 +1,50 @@
 """Limits: what a user or team may hold at once, per group and level.
 
-All rows that match a task apply. A row counts what its subject holds: a named user; a named team
+All caps that match a task apply. A cap counts what its subject holds: a named user; a named team
 as a whole; or, when it names neither, each user by themselves. An empty group or priority counts
-all groups or levels together. Only held capacity counts (from the assignment to the observed
-exit), and what ``decide`` assigns or promises in the same plan.
+all groups or levels together. Of the grants one decides (``libs/contracts/permission.py``): it
+counts what the user holds in the task's group, of the runs for which it decides.
+
+Only held capacity counts (from the assignment to the observed exit), and what ``decide`` assigns
+or promises in the same plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import product
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from libs.contracts.messages import Priority, Unit
+from libs.contracts.permission import deciding
 from services.scheduler.domain.model.rows import Limit, LimitKey, Task
 from services.scheduler.domain.model.values import LEVELS, WEIGHTS
 
-# A row, and the owner whose holdings it counts (empty: the one that the row names).
+# A row, and whose holdings it counts: of a cap the owner (empty: the one that the row names), of a
+# grant the group and the owner.
 Account: TypeAlias = tuple[LimitKey, str]
+
+# The rows that limit, the smallest first; and the grant that decides.
+_Matched: TypeAlias = tuple[tuple[Limit, ...], Limit | None]
+
+
+class Claimant(Protocol):
+    """Whose limits count: a task, or a user in a group."""
+
+    @property
+    def owner(self) -> str:
+        """The user."""
+        ...
+
+    @property
+    def team(self) -> str:
+        """Their team; empty: none."""
+        ...
+
+    @property
+    def group(self) -> str:
+        """The group of nodes."""
+        ...
 
 
 class Need(NamedTuple):
@@ -28,6 +55,8 @@ class Need(NamedTuple):
 
     def of(self, unit: Unit) -> int:
         """The amount in this unit."""
+        if unit is Unit.GPUS_OR_NODES:
+            return self.gpus or self.nodes
         return self.nodes if unit is Unit.NODES else self.gpus
 
 
@@ -54,9 +83,20 @@ def minus(need: Need) -> Need:
     return Need(-need.gpus, -need.nodes)
 
 
-def _account(limit: Limit, task: Task) -> Account:
-    subject = "" if limit.user or limit.team else task.owner
-    return (limit.key, subject)
+def _is_across(limit: Limit) -> bool:
+    return not limit.group and not limit.grant
+
+
+def account_of(limit: Limit, task: Claimant) -> Account:
+    """The row, and whose holdings it counts for this task."""
+    if limit.grant:
+        return (limit.key, f"{task.group}/{task.owner}")
+    return (limit.key, "" if limit.user or limit.team else task.owner)
+
+
+def exceeds(limit: Limit, held: int, amount: int) -> bool:
+    """True if the row does not admit so much more."""
+    return limit.forbids or (amount > 0 and held + amount > limit.limit)
 
 
 class QuotaUsage:
@@ -66,11 +106,11 @@ class QuotaUsage:
         # The limits in force.
         self._limits = {key: row for key, row in limits.items() if not row.removed}
         # By owner, then by group, team and level.
-        self._matching: dict[str, dict[tuple[str, str, Priority], tuple[Limit, ...]]] = {}
+        self._matching: dict[str, dict[tuple[str, str, Priority], _Matched]] = {}
         self._held: dict[LimitKey, dict[str, int]] = {}
         self._base: QuotaUsage | None = None
         # Limits that count what is held in several groups together.
-        self._across = {key for key, row in self._limits.items() if not row.group}
+        self._across = {key for key, row in self._limits.items() if _is_across(row)}
         for task in held:
             self.charge(task, task.level, held_need(task))
 
@@ -92,34 +132,58 @@ class QuotaUsage:
         """Apply changed limits. Forks are invalid afterwards.
 
         ``held``: the runs and promises of some owners (None: of all). They are counted only for
-        limits that did not count them before.
+        limits that did not count them before. A grant that comes or goes changes what the others
+        count: all grants of its owners are counted again.
         """
-        fresh = {row.key: row.user for row in rows if self._follow(row)}
+        fresh = [row for row in rows if self._follow(row)]
         if not fresh:
             return
-        owners = set(fresh.values())
-        for task in held(None if "" in owners else owners):
+        caps = {row.key for row in fresh if not row.grant}
+        owners: set[str] | None = {row.user for row in fresh}
+        regranted: set[str] | None = {row.user for row in fresh if row.grant}
+        owners, regranted = (None if "" in each else each for each in (owners, regranted))
+        if regranted is None or regranted:
+            self._forget_grants(regranted)
+        for task in held(owners):
             need = held_need(task)
+            again = regranted is None or task.owner in regranted
             for row in self.rows(task, task.level):
-                if row.key in fresh:
+                if again if row.grant else row.key in caps:
                     self._count(row, task, need)
 
     def _follow(self, row: Limit) -> bool:
-        """Apply a changed limit; True if its holdings must be counted."""
+        """Apply a changed limit; True if holdings must be counted."""
         old = self._limits.pop(row.key, None)
         self._across.discard(row.key)
         if not row.removed:
             self._limits[row.key] = row
-            if not row.group:
+            if _is_across(row):
                 self._across.add(row.key)
         if row.user:
             self._matching.pop(row.user, None)
         else:
             self._matching.clear()
-        counted = old is not None and old.unit is row.unit
+        counted = old is not None and (old.unit, old.unlimited, old.level_max) == (
+            row.unit,
+            row.unlimited,
+            row.level_max,
+        )
         if row.removed or not counted:
             self._held.pop(row.key, None)
-        return not row.removed and not counted
+        if row.removed:
+            return row.grant and old is not None
+        return not counted
+
+    def _forget_grants(self, owners: Collection[str] | None) -> None:
+        """Forget what the grants count of these owners; None: of all."""
+        for key, held in self._held.items():
+            if key[-1]:
+                for subject in (
+                    [*held]
+                    if owners is None
+                    else [each for each in held if each.partition("/")[2] in owners]
+                ):
+                    del held[subject]
 
     def counted_accounts(self) -> dict[Account, int]:
         """What is held of each row by each subject, where it is anything."""
@@ -130,10 +194,16 @@ class QuotaUsage:
             if amount
         }
 
-    def rows(self, task: Task, level: Priority) -> tuple[Limit, ...]:
-        """The rows that apply to a task at a level."""
-        if not self._limits:
-            return ()
+    def rows(self, task: Claimant, level: Priority) -> tuple[Limit, ...]:
+        """The rows that limit a task at a level: all caps that match, and the grant that decides
+        unless it permits any amount."""
+        return self._matched(task, level)[0] if self._limits else ()
+
+    def deciding(self, task: Claimant, level: Priority) -> Limit | None:
+        """The grant that decides for a task at a level; None: there is none, so none limits it."""
+        return self._matched(task, level)[1] if self._limits else None
+
+    def _matched(self, task: Claimant, level: Priority) -> _Matched:
         own = self._matching.get(task.owner)
         if own is None:
             own = self._matching[task.owner] = {}
@@ -146,9 +216,14 @@ class QuotaUsage:
                 {"", task.team},
                 {Priority.UNSPECIFIED, level},
             )
-            rows = (self._limits.get(match) for match in combinations)
+            rows = [self._limits.get((*names, False)) for names in combinations]
+            grant = deciding(
+                lambda names: self._limits.get((*names, True)),
+                *(task.owner, task.team, task.group, level),
+            )
+            rows.append(grant and grant.at(level))
             in_force = (row for row in rows if row is not None)
-            found = tuple(sorted(in_force, key=lambda row: (row.limit, row.key)))
+            found = (tuple(sorted(in_force, key=lambda row: (row.limit, row.key))), grant)
             own[key] = found
         return found
 
@@ -158,7 +233,7 @@ class QuotaUsage:
             self._count(row, task, need)
 
     def _count(self, row: Limit, task: Task, need: Need) -> None:
-        key, subject = _account(row, task)
+        key, subject = account_of(row, task)
         held = self._held.get(key)
         if held is None:
             held = self._held[key] = {}
@@ -170,15 +245,16 @@ class QuotaUsage:
         own = held.get(account[1], 0) if held else 0
         return own if self._base is None else own + self._base.amount(account)
 
-    def held(self, limit: Limit, task: Task) -> int:
+    def held(self, limit: Limit, task: Claimant) -> int:
         """How much the limit's subject holds, for a task to which the limit applies."""
-        return self.amount(_account(limit, task))
+        return self.amount(account_of(limit, task))
 
     def passed(self, task: Task, level: Priority, leaving: Iterable[Task] = ()) -> bool:
         """True if a limit is exceeded, even after the runs in ``leaving`` have ended."""
-        over = {
-            _account(row, task): self.held(row, task) - row.limit for row in self.rows(task, level)
-        }
+        rows = self.rows(task, level)
+        if any(row.forbids for row in rows):
+            return True
+        over = {account_of(row, task): self.held(row, task) - row.limit for row in rows}
         for run in leaving:
             for account, amount in self.counted(run).items():
                 if account in over:
@@ -188,7 +264,7 @@ class QuotaUsage:
     def counted(self, run: Task) -> dict[Account, int]:
         """What a run (or promise) takes of each limit that counts it."""
         need = held_need(run)
-        return {_account(row, run): need.of(row.unit) for row in self.rows(run, run.level)}
+        return {account_of(row, run): need.of(row.unit) for row in self.rows(run, run.level)}
 
     def lacking(self, task: Task, level: Priority, need: Need) -> dict[Account, int]:
         """How far ``need`` more would exceed each limit; empty: none."""
@@ -197,7 +273,7 @@ class QuotaUsage:
             amount = need.of(row.unit)
             over = self.held(row, task) + amount - row.limit
             if amount and over > 0:
-                found[_account(row, task)] = over
+                found[account_of(row, task)] = over
         return found
 
     def excess_of_move(self, run: Task, level: Priority) -> Excess | None:
@@ -208,16 +284,15 @@ class QuotaUsage:
         need, counted = held_need(run), self.rows(run, run.level)
         for row in self.rows(run, level):
             amount, held = need.of(row.unit), self.held(row, run)
-            if amount and row not in counted and held + amount > row.limit:
+            if row not in counted and exceeds(row, held, amount):
                 return Excess(row, held)
         return None
 
     def excess(self, task: Task, level: Priority, need: Need) -> Excess | None:
         """The smallest limit that ``need`` more would exceed, or None."""
         for row in self.rows(task, level):
-            amount = need.of(row.unit)
             held = self.held(row, task)
-            if amount and held + amount > row.limit:
+            if exceeds(row, held, need.of(row.unit)):
                 return Excess(row, held)
         return None
 
@@ -225,16 +300,26 @@ class QuotaUsage:
 def auto_level(task: Task, need: Need, quota_usage: QuotaUsage, level_max: Priority) -> Priority:
     """The highest level at which the owner has quota left; IDLE if there is none.
 
-    Levels up to ``level_max`` are open to everybody. A higher one is open only where a row names
-    both the level and this owner, or the owner's team: such a row grants nodes at that
-    level. A row for each user (or for all levels) is a cap, and a cap must not lift AUTO tasks to
-    the level that it restricts.
+    Levels up to ``level_max`` are open to everybody. A higher one is open only where the grant that
+    decides names the level, or where a cap names both the level and this owner, or the owner's
+    team. A grant over every level does not lift AUTO tasks, and neither does a cap for each user:
+    it must not lift them to the level that it restricts.
     """
     for level in LEVELS:
-        rows = quota_usage.rows(task, level)
-        given = any(row.priority is level and (row.user or row.team) for row in rows)
-        if WEIGHTS[level] > WEIGHTS[level_max] and not given:
+        if WEIGHTS[level] > WEIGHTS[level_max] and not _is_opened(task, level, quota_usage):
             continue
         if quota_usage.excess(task, level, need) is None:
             return level
     return Priority.IDLE
+
+
+def _is_opened(task: Task, level: Priority, quota_usage: QuotaUsage) -> bool:
+    """True if a row opens a level to AUTO tasks of this owner."""
+    grant = quota_usage.deciding(task, level)
+    if grant is not None and grant.priority is level:
+        return True
+    return any(
+        row.priority is level and (row.user or row.team)
+        for row in quota_usage.rows(task, level)
+        if not row.grant
+    )

@@ -28,6 +28,7 @@ from libs.contracts.messages import (
     TaskStateChanged,
     Unit,
 )
+from libs.contracts.permission import permitted
 from libs.contracts.task_states import HOLDING, TERMINAL
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.values import NO_ORDER_KEY, OrderKey, Shape, reason, shape_of
@@ -329,16 +330,19 @@ class Node:
         return self.offered, self.draining, self.unusable_gpus, self.cpus, self.memory_bytes
 
 
-# Group, user, team, priority; empty: all.
-LimitKey: TypeAlias = tuple[str, str, str, Priority]
+# Group, user, team, priority (empty: all), and whether it is a grant.
+LimitKey: TypeAlias = tuple[str, str, str, Priority, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One quota row.
+    """One quota row: a cap, or a grant.
 
-    With neither user nor team it counts each user separately, with a team alone the team as a
+    A cap with neither user nor team counts each user separately, with a team alone the team as a
     whole. An empty group or priority counts all groups or levels together.
+
+    A grant counts each user separately and in each group separately, at the levels that it decides
+    (``libs/contracts/permission.py``).
     """
 
     group: str
@@ -349,11 +353,34 @@ class Limit:
     limit: int
     version: int = 0
     removed: bool = False
+    grant: bool = False
+    # A grant without a number.
+    unlimited: bool = False
+    # Of the site's default: no level above it is permitted; UNSPECIFIED: all are.
+    level_max: Priority = Priority.UNSPECIFIED
+    # When quota removes the row. Nothing here depends on it; ``explain`` shows it.
+    expires_at: datetime | None = None
 
     @property
     def key(self) -> LimitKey:
         """What the row is about; each key has one row, in one unit."""
-        return (self.group, self.user, self.team, self.priority)
+        return (self.group, self.user, self.team, self.priority, self.grant)
+
+    @property
+    def forbids(self) -> bool:
+        """True for a grant of nothing, which does not permit tasks without GPUs either."""
+        return self.grant and not self.unlimited and self.limit == 0
+
+    def at(self, level: Priority) -> Limit | None:
+        """What the row says about a level; None: it does not limit it."""
+        if not self.grant:
+            return self
+        amount = permitted(self, level)
+        if amount is None:
+            return None
+        if not self.unlimited:
+            return self
+        return replace(self, limit=amount, unlimited=False)
 
 
 @dataclass(frozen=True, slots=True)

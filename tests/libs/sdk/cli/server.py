@@ -77,6 +77,7 @@ class CliServer:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     quotas: list[dict[str, Any]] = field(default_factory=list)
+    permissions: dict[str, Any] = field(default_factory=dict)
     tokens: list[dict[str, Any]] = field(default_factory=list)
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -198,6 +199,8 @@ class CliServer:
             return self._of_task(words[1], words[2], body)
         if method == "GET" and words[0] == "nodes" and len(words) > 1:
             return 200, next((node for node in self.nodes if node["id"] == words[1]), {})
+        if words == ["quotas", "explain"]:
+            return 200, self.permissions
         lists = {
             "nodes": self.nodes,
             "quotas": self.quotas,

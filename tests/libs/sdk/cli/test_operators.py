@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -101,7 +101,8 @@ def test_quota_set(shiftwork: Shiftwork, server: CliServer) -> None:
 def test_quota_ls(shiftwork: Shiftwork, server: CliServer) -> None:
     assert "everything is unlimited" in shiftwork("quota", "ls").err
     server.quotas = [{"group": "dev", "user": None, "limit": 3, "unit": "nodes", "changed_at": NOW}]
-    assert shiftwork("quota", "ls").out.splitlines()[1].split()[:6] == [
+    assert shiftwork("quota", "ls").out.splitlines()[1].split()[:7] == [
+        "cap",
         "dev",
         "every",
         "every",
@@ -109,6 +110,66 @@ def test_quota_ls(shiftwork: Shiftwork, server: CliServer) -> None:
         "3",
         "nodes",
     ]
+
+
+def test_grants_are_set_with_an_end_and_removed(shiftwork: Shiftwork, server: CliServer) -> None:
+    line = "quota set --grant --user bob --priority high --gpus 4 --expires 2030-01-02T03:04:05Z"
+    done = shiftwork(*line.split())
+    assert (
+        "grant of bob in every group at priority high: at most 4 GPUs until 2030-01-02" in done.err
+    )
+    assert server.asked("PUT", "/v1/quotas").body == {
+        "grant": True,
+        "group": None,
+        "user": "bob",
+        "team": None,
+        "priority": "high",
+        "unit": "gpus",
+        "limit": 4,
+        "expires_at": "2030-01-02T03:04:05Z",
+    }
+    assert shiftwork("quota", "set", "--gpus", "1", "--expires", "soon").code == 2
+    shiftwork("quota", "set", "--grant", "--user", "bob", "--remove")
+    assert server.asked("PUT", "/v1/quotas").body["remove"] is True
+
+
+@pytest.mark.parametrize(
+    ("setting", "body"),
+    [
+        ("unlimited", {"grant": True, "unlimited": True}),
+        ("normal", {"grant": True, "unlimited": True, "level_max": "normal"}),
+        ("8", {"grant": True, "limit": 8, "unit": "gpus_or_nodes"}),
+    ],
+)
+def test_quota_default_is_the_grant_without_names(
+    shiftwork: Shiftwork, server: CliServer, setting: str, body: dict[str, Any]
+) -> None:
+    assert shiftwork("quota", "default", setting).code == 0
+    assert server.asked("PUT", "/v1/quotas").body == body
+    assert shiftwork("quota", "default", "much").code == 2
+
+
+def test_quota_explain_shows_what_decides(shiftwork: Shiftwork, server: CliServer) -> None:
+    permission = {
+        "group": "default",
+        "priority": "high",
+        "permitted": True,
+        "limit": 4,
+        "unit": "gpus",
+        "held": 1,
+        "free": 3,
+        "gpus_held": 1,
+        "nodes_held": 1,
+        "because": "ann's grant of 4 GPUs at high in each group",
+        "site": False,
+        "expires_at": "2030-01-02T03:04:05Z",
+        "caps": [{"team": "lab", "limit": 8, "unit": "gpus", "held": 6, "free": 2}],
+    }
+    server.permissions = {"user": "ann", "team": None, "permissions": [permission]}
+    out = shiftwork("quota", "explain", "--user", "ann").out
+    for text in ("4 gpus", "ann's grant", "2030-01-02 03:04Z", "team lab in every group: 6 of 8"):
+        assert text in out
+    assert shiftwork("quota", "explain", "--json").json == server.permissions
 
 
 def test_users_and_tokens(shiftwork: Shiftwork, server: CliServer) -> None:

@@ -48,6 +48,16 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
         ),
         (
             "quota.changed",
+            {
+                "quota": {**QUOTA, "user": "ann", "grant": True},
+                "removed": True,
+                "expired": True,
+                "changed_by": "admin",
+            },
+            "grant of ann in every group: expired, set by admin",
+        ),
+        (
+            "quota.changed",
             {"quota": {**QUOTA, "user": "ann", "team": "lab"}, "changed_by": "admin"},
             "quota of ann as a member of team lab in every group: at most 2 GPUs, by admin",
         ),

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.messages import ExitKind, Goal, Priority, Unit
+from libs.contracts.messages import ExitKind, Goal, Priority
+from tests.kit.builders import a_limit
 from tests.services.scheduler.domain.test_index_machine import TREES, Histories
 
 # The default values of a submission.
@@ -95,14 +96,7 @@ RECORDED: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("submit", {"owner": "bob"}),
         (
             "change_limit",
-            {
-                "limit": 6,
-                "user": "",
-                "team": "",
-                "priority": Priority.UNSPECIFIED,
-                "unit": Unit.GPUS,
-                "removed": False,
-            },
+            {"row": a_limit(6)},
         ),
         ("submit", {"owner": "bob", "group": "dev"}),
         ("round", {}),

@@ -11,7 +11,9 @@ from libs.contracts.messages import (
     Priority,
     ReasonCode,
     TaskState,
+    Unit,
 )
+from libs.contracts.reasons import render
 from services.scheduler.domain.allocate import Allocation
 from services.scheduler.domain.decide import decide
 from services.scheduler.domain.explain.explanation import BOUNDS, explain
@@ -118,6 +120,43 @@ def test_the_reason_for_waiting_for_quota_has_the_numbers() -> None:
         (
             "raise its priority to above_normal (`shiftwork priority q above_normal`):"
             " 1 run would be asked to go (held)"
+        ),
+    )
+
+
+def test_a_grant_that_binds_is_named_and_may_be_raised() -> None:
+    held = running(a_task("held", gpus=4), {"n0": (0, 1, 2, 3)})
+    own = a_limit(6, user="ann", grant=True)
+    reply = about("q", held, a_task("q", gpus=4), limits=(own,))
+    assert reply.reason is not None
+    assert render(reply.reason) == (
+        "waits for ann's grant of 6 GPUs in each group: it needs 4 GPUs"
+    )
+    assert reply.remedies[:2] == (
+        "2 of the 4 GPUs held under this quota come free",
+        "raise the quota from 6 to 8 GPUs (`shiftwork quota set --grant --user ann --gpus 8`)",
+    )
+    assert [each.task_id for each in reply.holders] == ["held"]
+
+
+def test_who_is_not_permitted_a_level_needs_a_grant_of_their_own() -> None:
+    site = a_limit(
+        0,
+        unit=Unit.UNSPECIFIED,
+        grant=True,
+        unlimited=True,
+        level_max=Priority.NORMAL,
+    )
+    reply = about("q", a_task("q", gpus=4, priority=Priority.HIGH), limits=(site,))
+    assert reply.reason is not None
+    assert render(reply.reason) == (
+        "is not permitted at high in group default:"
+        " the site's default (any amount, nothing above normal)"
+    )
+    assert reply.remedies == (
+        (
+            "give ann a grant of 4 GPUs at high in group default"
+            " (`shiftwork quota set --grant --user ann --priority high --group default --gpus 4`)"
         ),
     )
 
