@@ -24,9 +24,9 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             about="Time between two probes of a rank.", min=1.0, max=300.0, unit="s", initial="2"
         ),
         "within_seconds": Shown(
-            about="Time that a rank has to become ready, from its start, while other roles wait for it.",
+            about="Time that the ranks of the role have to become ready, from when all of them run, while other roles wait for that.",
             min=1.0,
-            max=3600.0,
+            max=86400.0,
             unit="s",
             initial="600",
         ),

@@ -1384,6 +1384,7 @@ class KillRequested(Message):
     attempt: int = 0
     reason: Reason
     requested_at: Time
+    now: bool = False
 
 
 class RunStarted(Message):

@@ -185,6 +185,8 @@ def _next_retry(given: Values) -> str:
 
 def _started(given: Values) -> str:
     runs = f"attempt {given.number('attempt')} runs"
+    if "debug" in given.numbers:
+        return f"attempt {given.number('attempt')} waits for people in debug mode"
     if "from_beginning" in given.numbers:
         return f"{runs}, restarted from the beginning (no checkpoint)"
     return f"{runs}, resumed from step {given.number('step')}" if "step" in given.numbers else runs
@@ -208,6 +210,12 @@ def _waits_for_retry(given: Values) -> str:
             f"waits until {given.time('at')} to start again, after"
             f" {given.count('attempts', 'failed start')}: {given.name('detail')}"
         )
+    if "changes" in given.numbers:
+        attempts = given.count("changes", "short attempt")
+        return (
+            f"waits until {given.time('at')} to start again, after {attempts} that a change of the"
+            " mode or a pause ended"
+        )
     return f"waits until {given.time('at')} for {_retry(given)}"
 
 
@@ -217,7 +225,7 @@ def _debug_ended(given: Values) -> str:
         ended += f" ({given.name('detail')})" if given.names.get("detail") else ""
     else:
         ended = f"has been in debug mode for its maximum of {given.span()}"
-    return f"{ended}; resume it to debug again, or turn debug mode off to run it"
+    return f"{ended}; resume it to debug again, or turn debug mode off before that to run it"
 
 
 def _did_not_start(given: Values) -> str:

@@ -90,7 +90,7 @@ class ReadyProbeBody(Body):
     )
     within_seconds: Seconds = Field(
         default=0.0,
-        description="Time that a rank has to become ready, from its start, while other roles wait for it. At least 1, at most 3600 s. Left out: 600 s.",
+        description="Time that the ranks of the role have to become ready, from when all of them run, while other roles wait for that. At least 1, at most 86400 s. Left out: 600 s.",
     )
 
 

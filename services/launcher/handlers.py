@@ -112,12 +112,16 @@ async def on_preemption_requested(tx: Tx, event: PreemptionRequested) -> None:
 
 
 async def on_kill_requested(tx: Tx, event: KillRequested) -> None:
-    """Record that the run is to be ended by force."""
+    """Record that the run is to be ended by force; a later request may only leave it less time."""
     run = await _requested(tx, event.task_id, event.attempt)
-    if run is not None and run.kill_requested_at is None:
+    if run is None:
+        return
+    if run.kill_requested_at is None:
         expired = event.reason.code is ReasonCode.START_EXPIRED
         at = ordered_after(tx.now, run.yield_requested_at)
-        tx.put(replace(run, kill_requested_at=at, start_expired=expired))
+        tx.put(replace(run, kill_requested_at=at, start_expired=expired, kill_now=event.now))
+    elif event.now and not run.kill_now:
+        tx.put(replace(run, kill_now=True))
 
 
 async def _requested(tx: Tx, task_id: str, attempt: int) -> Run | None:

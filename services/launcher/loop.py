@@ -32,7 +32,7 @@ from services.launcher.domain import (
     role_order,
     start_delays,
 )
-from services.launcher.domain.grace_periods import grace_for, is_asked
+from services.launcher.domain.grace_periods import STAGED, grace_seconds, is_asked
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
 from services.launcher.domain.model import (
@@ -522,7 +522,11 @@ class Launcher:
                 case Signal():
                     await self.runtime.signal(action.run_id, task.node_ids, action.signal)
                 case End():
-                    grace = self.limits.policy.grace.seconds(grace_for(run))
+                    policy = self.limits.policy
+                    grace = grace_seconds(run, policy.grace, policy.exit_grace)
+                    if run is not None and run.end_cause in STAGED:
+                        # The last stage: those before it had their shares.
+                        grace /= len(role_order.end_stages(run))
                     await self.runtime.end(
                         action.run_id, task.node_ids, grace_seconds=grace, asks=is_asked(run)
                     )

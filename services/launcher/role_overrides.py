@@ -25,10 +25,17 @@ while :; do sleep 3600 & wait $!; done
 WAIT = ("/bin/sh", "-c", _WAITS)
 
 
-def role_of_attempt(role: Role, attempt: int) -> Role:
-    """The role as it is in this attempt: from the second attempt on with its ``resume``. That holds
-    whether or not there is a checkpoint to resume from; the program sees both in its variables."""
-    return _with(role, role.resume if attempt > 1 else None)
+def resumes(spec: TaskSpec, attempt: int) -> bool:
+    """Whether the roles have their ``resume`` in this attempt: from the second one on, whether or
+    not there is a checkpoint (the program sees both in its variables), and on the first one if the
+    task begins from a checkpoint of the task that it continues."""
+    begins = spec.continues is not None and spec.continues.checkpoint is not None
+    return attempt > 1 or begins
+
+
+def role_of_attempt(role: Role, spec: TaskSpec, attempt: int) -> Role:
+    """The role as it is in this attempt."""
+    return _with(role, role.resume if resumes(spec, attempt) else None)
 
 
 def argv_of(role: Role) -> tuple[str, ...]:
@@ -39,16 +46,15 @@ def argv_of(role: Role) -> tuple[str, ...]:
 def in_debug_mode(spec: TaskSpec, attempt: int) -> TaskSpec:
     """The specification of an attempt in debug mode: each role runs its debug program, and nothing
     judges or orders its ranks."""
-    roles = tuple(_debug_role(role, attempt) for role in spec.roles)
+    roles = tuple(_debug_role(role_of_attempt(role, spec, attempt)) for role in spec.roles)
     return spec.model_copy(update={"roles": roles})
 
 
-def _debug_role(role: Role, attempt: int) -> Role:
-    own = role_of_attempt(role, attempt)
+def _debug_role(own: Role) -> Role:
     line = shlex.join(argv_of(own))
     if len(line.encode()) > COMMAND_CHARACTERS_MAX:
         line = TOO_LONG
-    program = role.debug
+    program = own.debug
     return own.model_copy(
         update={
             "command": program.command if program else WAIT,

@@ -75,7 +75,9 @@ class _RankBuilder:
     def __init__(self, run: Run, hosts: Sequence[Host], site: Site) -> None:
         assert run.spec is not None, "an assigned run has its specification"
         self._run, self._spec, self._site = run, run.spec, site
-        self.roles = {each.name: role_of_attempt(each, run.attempt) for each in run.spec.roles}
+        self.roles = {
+            each.name: role_of_attempt(each, run.spec, run.attempt) for each in run.spec.roles
+        }
         self._token = make_run_token(site.token_key, run.id)
         given = {"PATH": site.path, "LANG": site.lang}
         self._defaults = {**DEFAULTS, **{name: value for name, value in given.items() if value}}

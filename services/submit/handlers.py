@@ -230,6 +230,11 @@ async def set_mode(tx: Tx, command: SetMode) -> SetModeReply:
     )
     if isinstance(wish, Refusal):
         return SetModeReply(refusal=wish, revision=row.revision)
+    if wish.goal is Goal.PAUSE:
+        # Before the mode, whose end would resume a task that is paused by the scheduler alone.
+        row = _with_goal(row, wish.goal, command.asked_by, tx.now)
+        tx.put(row)
+        tx.emit(_goal_changed(row))
     if wish.debug is not None:
         row = replace(
             row,
@@ -241,7 +246,7 @@ async def set_mode(tx: Tx, command: SetMode) -> SetModeReply:
         )
         tx.put(row)
         tx.emit(_mode_changed(row))
-    if wish.goal is not None:
+    if wish.goal is Goal.RUN:
         row = _with_goal(row, wish.goal, command.asked_by, tx.now)
         tx.put(row)
         tx.emit(_goal_changed(row))

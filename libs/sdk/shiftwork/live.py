@@ -44,6 +44,7 @@ class Limits:
     metrics_batch_names_max: int = 64
     metrics_tick_seconds: float = 1.0
     exit_flush_seconds: float = 2.0
+    exit_ready_seconds: float = 5.0
     checkpoints_queued_max: int = 100
     exit_checkpoint_seconds: float = 60.0
     refused_seconds_max: float = 60.0

@@ -7,6 +7,7 @@ leave.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -19,7 +20,8 @@ from shiftwork.live import THREADS_IMPORT, Limits
 
 
 def report_ready(context: Context, limits: Limits, warn: Callable[[str], None]) -> None:
-    """Send the report from a thread of its own."""
+    """Send the report from a thread of its own. The end of the program waits for it for a while: a
+    program that ends before the report is stored would count as one that never became ready."""
     # A thread that imports holds locks which a forked child would wait for without end.
     for name in THREADS_IMPORT:
         import_module(name)
@@ -30,6 +32,14 @@ def report_ready(context: Context, limits: Limits, warn: Callable[[str], None]) 
         sender.start()
     except RuntimeError as error:  # no more threads, or the interpreter is going down
         warn(f"no background thread ({error}): the platform does not learn that this rank is ready")
+    else:
+        atexit.register(_wait_for, sender, os.getpid(), limits.exit_ready_seconds)
+
+
+def _wait_for(sender: threading.Thread, pid: int, seconds: float) -> None:
+    # A forked child has no such thread.
+    if os.getpid() == pid:
+        sender.join(seconds)
 
 
 def _send(context: Context, limits: Limits, warn: Callable[[str], None]) -> None:

@@ -221,7 +221,8 @@ def ready() -> None:
     """Say that this rank is ready, for the roles that start after that.
 
     Never waits, never fails: the report is sent in the background, again and again while the
-    platform is out of reach. Further calls do nothing.
+    platform is out of reach. The end of the program waits for it a few seconds. Further calls do
+    nothing.
     """
     process = _process
     if not process.known().on_platform:
@@ -281,7 +282,9 @@ def yield_now(reason: str = "") -> None:
     _check_is_text("reason", reason)
     live = _process.conversation()
     if live is not None:
-        live.yield_now(reason[:YIELD_REASON_CHARACTERS_MAX])
+        # Requests with a NUL, or half of a surrogate pair, are refused.
+        text = reason.replace("\0", " ").encode(errors="replace").decode()
+        live.yield_now(text[:YIELD_REASON_CHARACTERS_MAX])
 
 
 def set_life_state(value: Any) -> None:  # noqa: ANN401 - bytes, or any JSON

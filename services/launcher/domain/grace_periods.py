@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 
 from services.launcher.domain.model import EndCause, Run
@@ -77,12 +78,23 @@ STAGED = frozenset(
 
 # The causes for which every runtime sends SIGTERM before it kills: these ranks did nothing wrong,
 # and nobody wanted to end them at once.
-ASKED = frozenset({EndCause.SUCCEEDED})
+ASKED = frozenset({EndCause.SUCCEEDED, EndCause.GRACE_OVER, EndCause.PREEMPTED_BEFORE_START})
 
 
 def is_asked(run: Run | None) -> bool:
-    """Whether every runtime gives this run's ranks their grace period."""
-    return run is not None and run.end_cause in ASKED
+    """Whether every runtime gives this run's ranks their grace period. Of a debug program, which is
+    always ended by force, unless its owner wants that at once; of another run until a kill."""
+    if run is None or run.end_cause is None:
+        return False
+    if run.debugs:
+        return not run.kill_now
+    return run.end_cause in ASKED and run.kill_requested_at is None
+
+
+def is_cut_short(run: Run) -> bool:
+    """Whether its ranks would have been asked, but a kill leaves them no time: an order that is
+    carried out already has to be repeated."""
+    return (run.debugs or run.end_cause in ASKED) and not is_asked(run)
 
 
 def grace_for(run: Run | None) -> Grace:
@@ -95,6 +107,19 @@ def grace_for(run: Run | None) -> Grace:
         return P.NONE
     grace = BY_CAUSE[run.end_cause]
     return P.MATES if run.debugs and grace is P.FULL else grace
+
+
+def grace_seconds(run: Run | None, periods: GracePeriods, exit_grace: timedelta) -> float:
+    """How long the processes of this run have to leave. Those of a run that is ended role by role
+    after its acknowledgement have what is left of ``exit_grace``."""
+    seconds = periods.seconds(grace_for(run))
+    if run is None or run.end_cause is not EndCause.GRACE_OVER:
+        return seconds
+    if run.leaves_since is None or run.ending_at is None:
+        return seconds
+    # Leaders whose clocks differ may have recorded the two times.
+    left = min(exit_grace, run.leaves_since + exit_grace - run.ending_at)
+    return max(seconds, left.total_seconds())
 
 
 def render_markdown() -> str:

@@ -157,6 +157,8 @@ class Run:
     yield_reason: str = ""
     # In debug mode: the ranks whose end is published while the others go on.
     ended_ranks: tuple[RankExit, ...] = ()
+    # Its owner wants it to end at once.
+    kill_now: bool = False
     # Of a run whose roles start in order, what of each is known. Empty before the first scan, and
     # of a run that an earlier version launched as a whole.
     role_starts: tuple[RoleStart, ...] = ()

@@ -23,7 +23,12 @@ from services.launcher.domain import (
     rank_restarts,
     role_order,
 )
-from services.launcher.domain.grace_periods import STAGED, GracePeriods, grace_for
+from services.launcher.domain.grace_periods import (
+    STAGED,
+    GracePeriods,
+    grace_seconds,
+    is_cut_short,
+)
 from services.launcher.domain.model import (
     EndCause,
     Fault,
@@ -60,6 +65,8 @@ class End:
     """End every process of the run, and let none begin any more."""
 
     run_id: RunId
+    # A kill leaves its ranks less time than they had.
+    cut_short: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +344,9 @@ def _leaving_cause(
             return EndCause.PREEMPTED_BEFORE_START
         if run.spec.preemption.mode is PreemptMode.KILL:
             return EndCause.KILL
+    if run.acked_at is not None and len(role_order.end_stages(run)) > 1:
+        # Its roles are asked to end one after the other, within the exit grace.
+        return EndCause.GRACE_OVER
     over = run.leaves_since is not None and now >= run.leaves_since + policy.exit_grace
     return EndCause.GRACE_OVER if over else None
 
@@ -404,7 +414,11 @@ def _all_ended(run: Run, view: RunView) -> bool:
 def _is_over(run: Run, view: RunView) -> bool:
     if _all_ended(run, view):
         return True
-    return End(run.id) in view.scan.done and _all_answer(run, view) and _nothing_left(view.listed)
+    return _is_ordered_to_end(run, view) and _all_answer(run, view) and _nothing_left(view.listed)
+
+
+def _is_ordered_to_end(run: Run, view: RunView) -> bool:
+    return End(run.id) in view.scan.done or End(run.id, cut_short=True) in view.scan.done
 
 
 def _all_answer(run: Run, view: RunView) -> bool:
@@ -596,12 +610,12 @@ def _end_stage(
     run: Run, view: RunView, now: datetime, policy: Policy
 ) -> role_order.EndStage | None:
     """The stage of a run that ends role by role; None: everything of it ends at once."""
-    if run.state is not RunState.ENDING or run.end_cause not in STAGED:
+    if run.state is not RunState.ENDING or run.end_cause not in STAGED or is_cut_short(run):
         return None
-    if End(run.id) in view.scan.done:
+    if _is_ordered_to_end(run, view):
         return None
-    grace_seconds = policy.grace.seconds(grace_for(run))
-    return role_order.end_stage(run, view.listed.ranks, now, grace_seconds)
+    seconds = grace_seconds(run, policy.grace, policy.exit_grace)
+    return role_order.end_stage(run, view.listed.ranks, now, seconds)
 
 
 def _actions(
@@ -616,8 +630,9 @@ def _actions(
     if run.state is RunState.ENDING and stage is not None:
         part = EndRanks(run.id, stage.ranks, stage.grace_seconds)
         return [] if part in view.scan.done else [part]
-    if run.state is RunState.ENDING and End(run.id) not in view.scan.done:
-        return [End(run.id)]
+    if run.state is RunState.ENDING:
+        end = End(run.id, is_cut_short(run))
+        return [] if end in view.scan.done else [end]
     if run.state is RunState.EXITED and run.id in view.scan.listing.runs:
         # Orders of an earlier leader may take effect only now.
         return [Forget(run.id) if _nothing_left(view.listed) else End(run.id)]

@@ -152,7 +152,8 @@ class Runtime(Protocol):
         ...
 
     async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
-        """Send a signal to each rank's main process that runs."""
+        """Send a signal to each rank's main process that runs, once. RuntimeUnavailableError while
+        ranks that were ordered are still to start: another try reaches those."""
         ...
 
     async def end(

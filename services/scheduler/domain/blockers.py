@@ -27,9 +27,11 @@ from services.scheduler.domain.round import Round
 
 
 def retry_later(task: Task, now: datetime) -> bool:
-    """True if a task waits for the time of its retry; one that its owner resumed does not."""
+    """True if a task waits for the time of its retry; one that its owner resumed does not, unless
+    its last runs ended soon after their starts because of such changes."""
     until = task.not_before_at
-    return task.state is QUEUED and until is not None and until > now
+    waits = task.state is QUEUED or task.short_yields > 1
+    return waits and until is not None and until > now
 
 
 def is_blocked(round_: Round, pool: Pool, entry: Entry) -> bool:
@@ -132,6 +134,8 @@ def _retry_reason(task: Task) -> Reason:
     if task.start_attempts and task.exit is not None and task.exit.kind is ExitKind.LOST:
         names = {"at": at, "detail": task.exit.detail[:200]}
         return reason(ReasonCode.WAITS_FOR_RETRY, names=names, attempts=task.start_attempts)
+    if task.short_yields:
+        return reason(ReasonCode.WAITS_FOR_RETRY, names={"at": at}, changes=task.short_yields)
     count = retry_count(task, task.exit)
     shared = RetryCount(task.retries_used, task.spec.retry.max_retries)
     used = count or shared

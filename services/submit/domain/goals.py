@@ -79,7 +79,8 @@ def decide_mode(
     wanted: RunMode, *, debug: bool, goal: Goal, state: TaskState, stay_paused: bool = False
 ) -> ModeWish | Refusal:
     """What has to change so that a task with this debug mode and goal has the wanted mode, or why
-    it is refused. ``stay_paused``: the normal mode resumes nothing."""
+    it is refused. ``stay_paused``: the normal mode resumes nothing, not even a task that the
+    scheduler has paused because its attempt in debug mode ended; the pause becomes its goal."""
     if wanted is RunMode.UNSPECIFIED:
         fault = field_error("mode", short(wanted), "is not a mode", "use normal, debug or pause")
         return refusal(RefusalCode.INVALID, fault)
@@ -88,10 +89,13 @@ def decide_mode(
     if wanted is RunMode.PAUSE:
         return ModeWish(goal=None if goal is Goal.PAUSE else Goal.PAUSE)
     debug_wanted = wanted is RunMode.DEBUG
-    resumes = not debug_wanted and goal is Goal.PAUSE and not stay_paused
-    return ModeWish(
-        debug=None if debug is debug_wanted else debug_wanted, goal=Goal.RUN if resumes else None
-    )
+    changed = None if debug is debug_wanted else debug_wanted
+    if debug_wanted:
+        return ModeWish(debug=changed)
+    if stay_paused:
+        keeps = debug and state is TaskState.PAUSED and goal is not Goal.PAUSE
+        return ModeWish(debug=changed, goal=Goal.PAUSE if keeps else None)
+    return ModeWish(debug=changed, goal=Goal.RUN if goal is Goal.PAUSE else None)
 
 
 def decide_priority(wanted: Priority, *, current: Priority, state: TaskState) -> Change | Refusal:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -448,3 +449,24 @@ def test_the_sdk_keeps_to_python_3_8() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("answers", [[], [(503, {}), (503, {}), (429, {})]])
+def test_the_end_of_a_program_waits_for_its_report_of_readiness(
+    server: RunServer, answers: list[tuple[int, dict[str, object]]]
+) -> None:
+    server.ready_answers = answers
+    code, _, err = run("import shiftwork; shiftwork.ready()", task_environment(server))
+    assert (code, err) == (0, "")
+    assert server.ready == [{"rank": 0, "restarts": 0}]
+
+
+def test_the_end_of_a_program_does_not_wait_for_ever_for_a_platform_that_is_away(
+    server: RunServer,
+) -> None:
+    server.stop()
+    program = "import shiftwork; shiftwork.ready()"
+    began = time.monotonic()
+    code, _, _ = run(program, task_environment(server))
+    assert code == 0
+    assert time.monotonic() - began < 15

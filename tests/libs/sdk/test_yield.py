@@ -46,6 +46,15 @@ def test_a_yield_follows_the_checkpoints_and_asks_all_to_leave(on_platform: RunS
     assert left.value.code == training.PREEMPTED_EXIT_CODE
 
 
+@pytest.mark.parametrize("reason", ["no\0data", "no\ud800data"])
+def test_a_reason_with_characters_that_nobody_can_store_is_cleaned(
+    on_platform: RunServer, reason: str
+) -> None:
+    shiftwork.yield_now(reason)
+    ((_, body),) = on_platform.others
+    assert body["reason"] in ("no data", "no?data")
+
+
 @pytest.mark.parametrize(
     "call",
     [

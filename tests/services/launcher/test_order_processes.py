@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 import pytest_asyncio
 
 from libs.contracts.messages import (
+    AckCheckpointReply,
     Completion,
     Contract,
+    DebugProgram,
     ExitKind,
     Placement,
     Port,
@@ -24,6 +27,7 @@ from libs.contracts.messages import (
     Role,
     RunAssigned,
     RunDelayed,
+    RunMode,
     StartCondition,
     StartsAfter,
 )
@@ -33,7 +37,7 @@ from services.launcher.domain.start_delays import DelayPolicy
 from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.runtimes.process import ProcessRuntime
 from tests.kit.clock import START, at
-from tests.kit.launcher_builders import a_kill, a_machine, a_node, a_spec, run_id
+from tests.kit.launcher_builders import a_kill, a_machine, a_node, a_preemption, a_spec, run_id
 from tests.services.launcher.launcher_harness import LauncherHarness, limits
 
 pytestmark = [pytest.mark.enable_socket, pytest.mark.timeout(90)]
@@ -194,3 +198,147 @@ while not pathlib.Path({str(tmp_path / "done")!r}).exists():
         (0, "ps", 2, 3),
     ]
     assert restarted[0].detail == "rank 0 ended with code 3"
+
+
+# Writes down that it was asked to end, and does.
+ENDS_WHEN_ASKED = """
+import signal, sys, time
+def end(*_):
+    print("asked", time.time(), flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+time.sleep(300)
+"""
+IGNORES = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+print("up", flush=True)
+while True:
+    time.sleep(300)
+"""
+
+
+def program(text: str, name: str = "worker", **more: object) -> Role:
+    role = Role(name=name, replicas=1, command=(sys.executable, "-c", text))
+    return role.model_copy(update=more)
+
+
+async def all_up(machine: LauncherHarness, folder: Path, ranks: int) -> None:
+    await machine.until(lambda: all("up" in output(folder, rank) for rank in range(ranks)))
+
+
+def asked_at(folder: Path, rank: int) -> float:
+    lines = [line for line in output(folder, rank).splitlines() if line.startswith("asked")]
+    assert len(lines) == 1, f"rank {rank} was asked {len(lines)} times"
+    return float(lines[0].split()[1])
+
+
+async def test_after_the_acknowledgement_roles_are_asked_to_end_in_the_reverse_order(
+    machine: LauncherHarness, tmp_path: Path
+) -> None:
+    leaves = f"""
+import pathlib, time
+print("up", flush=True)
+while not pathlib.Path({str(tmp_path / "saved")!r}).exists():
+    time.sleep(0.01)
+"""
+    chief = program(leaves, "chief")
+    ps = program(ENDS_WHEN_ASKED, "ps")
+    worker = program(ENDS_WHEN_ASKED, starts_after=(StartsAfter(role="ps"),))
+    await machine.handle(an_assignment(chief, ps, worker))
+    await all_up(machine, tmp_path, 3)
+    await machine.handle(a_preemption())
+    (tmp_path / "saved").touch()
+    begun = time.monotonic()
+    assert isinstance(await machine.acknowledge("task", 1, 5), AckCheckpointReply)
+    ended = await machine.until_exited()
+    assert time.monotonic() - begun < 1.5
+    assert ended.exit.kind is ExitKind.PREEMPTED
+    assert [rank.code for rank in ended.exit.ranks] == [0, 0, 0]
+    assert asked_at(tmp_path, 2) < asked_at(tmp_path, 1)
+
+
+async def test_a_gang_without_an_order_may_leave_by_itself_after_the_acknowledgement(
+    machine: LauncherHarness, tmp_path: Path
+) -> None:
+    leaves = ENDS_WHEN_ASKED.replace(
+        "time.sleep(300)",
+        f"""
+import pathlib
+while not pathlib.Path({str(tmp_path / "saved")!r}).exists():
+    time.sleep(0.01)
+time.sleep(1)
+""",
+    )
+    await machine.handle(an_assignment(program(leaves, replicas=2)))
+    await all_up(machine, tmp_path, 2)
+    await machine.handle(a_preemption())
+    await machine.acknowledge("task", 1, 5)
+    (tmp_path / "saved").touch()
+    ended = await machine.until_exited()
+    assert ended.exit.kind is ExitKind.PREEMPTED
+    assert [output(tmp_path, rank).count("asked") for rank in range(2)] == [0, 0]
+
+
+async def test_a_rank_that_does_not_leave_after_the_acknowledgement_is_asked_once(
+    machine: LauncherHarness, tmp_path: Path
+) -> None:
+    await machine.handle(an_assignment(program(ENDS_WHEN_ASKED)))
+    await all_up(machine, tmp_path, 1)
+    await machine.handle(a_preemption())
+    await machine.acknowledge("task", 1, 5)
+    # The launcher dies when it has ordered the end.
+    machine.calls_left, machine.crash_after = 2, True
+    ended = await machine.until_exited()
+    assert (ended.exit.kind, ended.exit.ranks[0].code) == (ExitKind.PREEMPTED, 0)
+    assert asked_at(tmp_path, 0)
+
+
+async def test_a_kill_cuts_short_the_time_of_ranks_that_are_left_after_a_success(
+    machine: LauncherHarness, tmp_path: Path
+) -> None:
+    done = program("print('up', flush=True)", "chief")
+    rules = Completion(success=("chief[0]",))
+    await machine.handle(an_assignment(done, program(IGNORES), completion=rules))
+    await machine.until(lambda: "asked" in output(tmp_path, 1))
+    begun = time.monotonic()
+    await machine.handle(a_kill())
+    ended = await machine.until_exited()
+    assert time.monotonic() - begun < 5
+    assert (ended.exit.kind, ended.exit.ranks[1].signal) == (ExitKind.OK, 9)
+
+
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_debug_program_is_asked_to_end_unless_its_owner_wants_that_at_once(
+    machine: LauncherHarness, tmp_path: Path, now: bool
+) -> None:
+    role = program("raise SystemExit(1)")
+    debug = DebugProgram(command=(sys.executable, "-c", ENDS_WHEN_ASKED))
+    assigned = an_assignment(role.model_copy(update={"debug": debug}))
+    spec = assigned.spec.model_copy(update={"run_mode": RunMode.DEBUG})
+    await machine.handle(assigned.model_copy(update={"spec": spec}))
+    await all_up(machine, tmp_path, 1)
+    await machine.handle(a_kill().model_copy(update={"now": now}))
+    ended = await machine.until_exited()
+    assert ended.exit.kind is ExitKind.KILLED
+    (rank,) = ended.exit.ranks
+    assert (rank.code, rank.signal) == ((None, 9) if now else (0, None))
+    assert output(tmp_path, 0).count("asked") == (0 if now else 1)
+
+
+async def test_an_owner_who_cannot_wait_for_a_debug_program_ends_it(
+    machine: LauncherHarness, tmp_path: Path
+) -> None:
+    debug = DebugProgram(command=(sys.executable, "-c", IGNORES))
+    assigned = an_assignment(program("").model_copy(update={"debug": debug}))
+    spec = assigned.spec.model_copy(update={"run_mode": RunMode.DEBUG})
+    await machine.handle(assigned.model_copy(update={"spec": spec}))
+    await all_up(machine, tmp_path, 1)
+    await machine.handle(a_kill())
+    await machine.until(lambda: "asked" in output(tmp_path, 0))
+    begun = time.monotonic()
+    await machine.handle(a_kill().model_copy(update={"now": True}))
+    ended = await machine.until_exited()
+    assert time.monotonic() - begun < 3
+    assert ended.exit.ranks[0].signal == 9

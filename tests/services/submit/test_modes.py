@@ -56,6 +56,8 @@ def test_every_mode_in_every_state_has_an_answer(
             assert after[1] is Goal.PAUSE
         elif wanted is RunMode.NORMAL and not stay_paused and goal is Goal.PAUSE:
             assert after[1] is Goal.RUN
+        elif wanted is RunMode.NORMAL and stay_paused and debug and state is TaskState.PAUSED:
+            assert after[1] is Goal.PAUSE
         else:
             assert after[1] is goal
         again = decide_mode(
@@ -119,6 +121,24 @@ async def test_modes_are_published_with_a_growing_revision(service: ServiceHarne
     ]
     assert (await service.ask(Reemit(service="submit"))).events == 3
     assert {type(event) for event in await service.published()} >= {ModeChanged, GoalChanged}
+
+
+async def test_a_task_whose_debug_mode_has_ended_stays_paused(service: ServiceHarness) -> None:
+    task = (await service.ask(create(run_mode=RunMode.DEBUG))).task_id
+    # The scheduler pauses it; nobody has changed its goal.
+    await service.handle(moved(task, TaskState.PAUSED, 5))
+    await service.published()
+    await service.ask(SetMode(task_id=task, mode=RunMode.NORMAL, stay_paused=True))
+    goal, mode = await service.published()
+    assert isinstance(goal, GoalChanged)
+    assert isinstance(mode, ModeChanged)
+    assert (goal.goal, goal.revision) == (Goal.PAUSE, 2)
+    assert (mode.mode, mode.revision) == (RunMode.NORMAL, 3)
+    # It can be resumed afterwards.
+    await service.ask(SetMode(task_id=task, mode=RunMode.NORMAL))
+    (resumed,) = await service.published()
+    assert isinstance(resumed, GoalChanged)
+    assert resumed.goal is Goal.RUN
 
 
 async def test_a_mode_of_an_ended_or_unknown_task_is_refused(service: ServiceHarness) -> None:

@@ -36,7 +36,9 @@ def debug(
         name = f"{found['name']} ({found['id']})"
         render.note(f"{name}: {_off(found, runs) if off else _on(found)}")
         if not off and not session.current().json:
-            render.facts([("enter it", f"shiftwork exec {found['id']}"), *modes.programs(found)])
+            runs = api.get(f"/v1/tasks/{part(found['id'])}/runs")["items"]
+            lines = modes.programs(found, again=modes.resumes(found, runs))
+            render.facts([("enter it", f"shiftwork exec {found['id']}"), *lines])
         return {"id": found["id"], **reply}
 
     tasks.each([task], act)
@@ -63,9 +65,9 @@ def _off(found: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     state = found["state"]
     if not found.get("debug"):
         return f"debug mode is off already; it is {state}"
-    if state == "paused" and found["goal"] == "pause":
+    if state == "paused":
         return f"debug mode is off; it waits until it is resumed: shiftwork resume {found['id']}"
-    if state in ("queued", "paused"):
+    if state == "queued":
         return "debug mode is off; its program starts when the task gets its nodes"
     if not modes.is_live(runs, found):
         return (

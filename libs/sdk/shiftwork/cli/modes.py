@@ -61,14 +61,27 @@ def rank_end(ended: dict[str, Any]) -> str:
     return f"rank {ended.get('rank')} ended" + ("" if number is None else f" with {how} {number}")
 
 
-def programs(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The task's own programs, as lines for a shell; each with its role, if there are several."""
+def resumes(task: dict[str, Any], runs: list[dict[str, Any]]) -> bool:
+    """Whether the next start of its program is not the first one: its roles have their ``resume``
+    then. A task that begins from a checkpoint of another one has it from the beginning."""
+    begins = bool(task.get("continues") and task.get("checkpoint"))
+    return begins or any(not run.get("debug") for run in runs)
+
+
+def programs(found: dict[str, Any], *, again: bool) -> list[tuple[str, str]]:
+    """The task's own programs, as lines for a shell; each with its role, if there are several.
+    ``again``: as they are started in every attempt after the first."""
     roles = [parse.fields(role) for role in parse.listed(found.get("roles"))]
     several = len(roles) > 1
     return [
         (
             f"program of {role['name']}" if several else "its program",
-            shlex.join([*parse.listed(role.get("command")), *parse.listed(role.get("args"))]),
+            shlex.join(_argv(role, again=again)),
         )
         for role in roles
     ]
+
+
+def _argv(role: dict[str, Any], *, again: bool) -> list[str]:
+    other = parse.listed(parse.fields(role.get("resume")).get("command")) if again else []
+    return other or [*parse.listed(role.get("command")), *parse.listed(role.get("args"))]

@@ -103,6 +103,9 @@ class KubernetesRuntime:
         self._events_read_at = dict[RunId, float]()
         # Runs whose pods are being deleted now, and runs that end rank by rank.
         self._ending, self._partly_ended = set[RunId](), set[RunId]()
+        # The pods of each run that have got its signal, while others are still to start. A later
+        # leader may send it once more.
+        self._signalled = dict[RunId, set[str]]()
         self._hint: Callable[[], None] = lambda: None
         self.cache = Cache(policy.rules, now, self._changed)
         self._fence = EpochFence(client, policy.namespace)
@@ -142,6 +145,7 @@ class KubernetesRuntime:
         done more than was observed."""
         self._fence.lead(epoch)
         self._partly_ended.clear()
+        self._signalled.clear()
         for reflector in self._reflectors:
             reflector.renew()
         self._led.set()
@@ -196,14 +200,16 @@ class KubernetesRuntime:
             raise RuntimeUnavailableError(f"{', '.join(sorted(silent))} does not answer")
 
     async def signal(self, run_id: RunId, node_ids: frozenset[str], signal: int) -> None:
-        """See ``port.Runtime``. Sent from inside the container to process 1."""
+        """See ``port.Runtime``. Sent from inside the container to process 1. Pods that are still
+        to start get it when they run: the caller tries again until then."""
         await self._fence.check()
-        pods = [
-            pod
-            for pod in self.cache.runs.pods_of(run_id)
-            if pod.observed.state is RankState.RUNNING and pod.observed.node_id in node_ids
-        ]
-        await run_all(self._signal(pod, signal) for pod in pods)
+        pods = [pod for pod in self.cache.runs.pods_of(run_id) if pod.observed.node_id in node_ids]
+        done = self._signalled.setdefault(run_id, set())
+        running = (pod for pod in pods if pod.observed.state is RankState.RUNNING)
+        await run_all(self._signal(pod, signal, done) for pod in running if pod.uid not in done)
+        later = [pod.name for pod in pods if _is_to_start(pod)]
+        if later:
+            raise RuntimeUnavailableError(f"pod {later[0]} gets the signal once it has started")
 
     async def end(
         self,
@@ -282,6 +288,7 @@ class KubernetesRuntime:
             )
         self.cache.runs.forget(run_id)
         self._partly_ended.discard(run_id)
+        self._signalled.pop(run_id, None)
         self._hint()
 
     async def fence(self, node_id: str) -> None:
@@ -302,7 +309,7 @@ class KubernetesRuntime:
     def _answers(self, pod: Pod) -> bool:
         return not pod.bound or self.cache.nodes.ready(pod.observed.node_id)
 
-    async def _signal(self, pod: Pod, signal: int) -> None:
+    async def _signal(self, pod: Pod, signal: int, done: set[str]) -> None:
         problem = await self._client.run_in(
             self._objects.path("pods", pod.name),
             MAIN,
@@ -312,6 +319,7 @@ class KubernetesRuntime:
         if problem:
             # Another try would not help with an image that has no shell.
             self._log.warning("signal not delivered", pod=pod.name, problem=problem)
+        done.add(pod.uid)
 
     # Clean-up
 
@@ -421,3 +429,8 @@ def build_runtime(
         now=now,
         rng=Random(),  # noqa: S311 - as above
     )
+
+
+def _is_to_start(pod: Pod) -> bool:
+    waits = pod.observed.state is RankState.PENDING and pod.deleting is None
+    return waits and not (pod.over or pod.lost)

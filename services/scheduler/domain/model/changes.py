@@ -122,7 +122,8 @@ def _changes(task: Task, decision: Decision, now: datetime) -> dict[str, Any]:
         return {
             "start_attempts": 0,
             "avoids": (),
-            "not_before_at": None,
+            # One that is paused and resumed again and again keeps no node busy with starts.
+            "not_before_at": task.not_before_at if task.short_yields > 1 else None,
             "unserved_since": now,
         }
     if isinstance(decision, Move | Reject):
@@ -196,6 +197,7 @@ def run_message(task: Task, decision: Decision, now: datetime) -> tuple[Message,
                 attempt=decision.attempt,
                 reason=decision.reason,
                 requested_at=now,
+                now=task.ends_now,
             ),
         )
     return ()

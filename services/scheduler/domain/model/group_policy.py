@@ -147,7 +147,8 @@ class PolicySettings:
     retry_delay_seconds: float = 10.0
     retry_delay_seconds_max: float = 600.0
     # A task that handed its nodes over on its own starts again after this; after twice as long each
-    # time that it does so again within ``yield_soon_seconds`` of its start, up to the maximum.
+    # time that it does so again within ``yield_soon_seconds`` of its start, up to the maximum. The
+    # same holds from the second attempt in a row on that a change of the mode or a pause ended so.
     yield_delay_seconds: float = 1.0
     yield_delay_seconds_max: float = 60.0
     yield_soon_seconds: float = 30.0

@@ -19,6 +19,7 @@ from libs.contracts.messages import (
     ExitKind,
     Goal,
     GoalChanged,
+    KillRequested,
     ModeChanged,
     PreemptionRequested,
     PreemptMode,
@@ -173,7 +174,7 @@ def on_goal_changed(
 
     A run that is already leaving gets no more time than the new goal allows from now on: otherwise
     the stop of a run that is being preempted would wait for the longer deadline of the preemption.
-    A goal that ends the run now leaves it no time.
+    A goal that ends the run now leaves it no time, also where its end was ordered before.
     """
     if event.revision <= task.goal_revision:
         return Drop.OLD_REVISION
@@ -187,6 +188,20 @@ def on_goal_changed(
         debug_ended=False,
         revision=revision,
     )
+    if task.state is PAUSED and event.goal is Goal.PAUSE:
+        # It was paused because its attempt in debug mode ended; now its owner wants that.
+        after = replace(after, reason=after.goal_reason)
+    if task.state is KILLING and after.ends_now and not task.ends_now:
+        assert task.live_attempt is not None, "a run that is being ended is live"
+        kill = KillRequested(
+            task_id=task.id,
+            attempt=task.live_attempt,
+            reason=after.goal_reason,
+            requested_at=now,
+            now=True,
+        )
+        change = _published(after, now)
+        return replace(change, messages=(kill, *change.messages))
     deadline_at = now + timedelta(seconds=after.ack_seconds(settings))
     if task.state is not PREEMPTING or not _is_sooner(deadline_at, task.ack_deadline_at):
         return _published(after, now)
@@ -284,6 +299,9 @@ def started(task: Task, at: datetime) -> Task:
         return replace(task, **noted)
     resumes = task.attempt > 1 or task.began_from_checkpoint
     again = _resume_point(task, task.began_from_checkpoint) if resumes else {}
+    if task.debugging:
+        # Nothing is resumed: its ranks wait for people, or run what their roles have for debugging.
+        again = {"debug": 1}
     why = reason(ReasonCode.STARTED, names=None, attempt=task.attempt, **again)
     return transitioned(task, Trigger.STARTED, why, **noted)
 
@@ -352,6 +370,9 @@ def exited(task: Task, event: ExitReport, now: datetime, settings: PolicySetting
     run_seconds = _run_seconds(task, event, now)
     if verdict.code is ReasonCode.YIELDED:
         not_before_at = _after_yield(short_yields, settings, now)
+    elif short_yields > 1:
+        # One change of the mode, or one pause, costs nothing.
+        not_before_at = _after_yield(short_yields - 1, settings, now)
     return transitioned(
         counted,
         verdict.trigger,
@@ -468,10 +489,13 @@ def _not_before(doublings: int | None, settings: PolicySettings, now: datetime) 
 def _short_yields(
     task: Task, event: ExitReport, verdict: ExitVerdict, settings: PolicySettings, now: datetime
 ) -> int:
-    """The number of runs in a row that handed their nodes over on their own soon after the start.
-    One that ran longer ends the row, however it ended."""
+    """The number of runs in a row that ended soon after the start because they handed their nodes
+    over on their own, or because their owner changed the mode or paused the task. One that ran
+    longer ends the row, however it ended."""
     soon = _run_seconds(task, event, now) < settings.yield_soon_seconds
-    return task.short_yields + 1 if soon and verdict.code is ReasonCode.YIELDED else 0
+    wanted = verdict.code in (ReasonCode.YIELDED, ReasonCode.GOAL_PAUSE)
+    wanted = wanted or task.reason.code is ReasonCode.MODE_CHANGED
+    return task.short_yields + 1 if soon and wanted else 0
 
 
 def _after_yield(short_yields: int, settings: PolicySettings, now: datetime) -> datetime:

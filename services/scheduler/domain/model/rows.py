@@ -178,9 +178,15 @@ class Task:
         return runs and self.goal is Goal.RUN and self.debugging is not self.debug
 
     @property
+    def _continues_checkpoint(self) -> bool:
+        before = self.spec.continues
+        return before is not None and before.checkpoint is not None
+
+    @property
     def spec_of_attempt(self) -> TaskSpec:
         """The specification of the live attempt: in its mode. Roles are as on the first attempt as
-        long as the task's own program has never been started."""
+        long as the task's own program has never been started. One that began from a checkpoint of
+        the task that it continues resumes from the first attempt on."""
         wanted = RunMode.DEBUG if self.debugging else RunMode.NORMAL
         update: dict[str, object] = {}
         if self.spec.run_mode is not wanted and (
@@ -188,7 +194,8 @@ class Task:
         ):
             update["run_mode"] = wanted
         of_program = self.attempt - self.debug_attempts + self.debugging
-        if self.attempt > 1 and of_program == 1 and any(role.resume for role in self.spec.roles):
+        first = self.attempt > 1 and of_program == 1 and not self._continues_checkpoint
+        if first and any(role.resume for role in self.spec.roles):
             update["roles"] = tuple(
                 role.model_copy(update={"resume": None}) for role in self.spec.roles
             )

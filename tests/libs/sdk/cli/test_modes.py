@@ -42,7 +42,7 @@ def test_the_mode_is_shown_unless_it_is_normal(found: dict[str, Any], text: str)
         # Debug mode was turned on just before: the program is still saving.
         (task("preempting", debug=True), "is on already", "its program, which was asked to save"),
         (task("queued", debug=True), "is on already", "its program starts when"),
-        (task("paused", debug=True), "is on already", "its program starts when"),
+        (task("paused", debug=True), "is on already", "shiftwork resume ta"),
         (task("paused", debug=True, goal="pause"), "shiftwork resume ta", "shiftwork resume ta"),
     ],
 )
@@ -80,8 +80,34 @@ def test_the_ranks_that_have_ended_are_listed_while_the_run_lives() -> None:
 
 def test_programs_are_lines_for_a_shell() -> None:
     one = {"name": "w", "command": ["python", "-c", "a b"], "args": ["--x"]}
-    assert modes.programs({"roles": [one]}) == [("its program", "python -c 'a b' --x")]
-    assert [name for name, _ in modes.programs({"roles": [one, one]})] == ["program of w"] * 2
+    found = modes.programs({"roles": [one]}, again=False)
+    assert found == [("its program", "python -c 'a b' --x")]
+    two = modes.programs({"roles": [one, one]}, again=False)
+    assert [name for name, _ in two] == ["program of w"] * 2
+
+
+def test_the_program_is_the_one_of_the_next_attempt() -> None:
+    one = {"name": "w", "command": ["a"], "args": ["--x"], "resume": {"command": ["again"]}}
+    assert modes.programs({"roles": [one]}, again=False) == [("its program", "a --x")]
+    assert modes.programs({"roles": [one]}, again=True) == [("its program", "again")]
+    only_env = {**one, "resume": {"command": [], "env": {"A": "1"}}}
+    assert modes.programs({"roles": [only_env]}, again=True) == [("its program", "a --x")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "runs", "expected"),
+    [
+        ({}, [], False),
+        ({}, [{"debug": True}], False),
+        ({}, [{"debug": True}, {"debug": False}], True),
+        ({"continues": "tb", "checkpoint": {"no": 1}}, [], True),
+        ({"continues": "tb", "checkpoint": None}, [{"debug": True}], False),
+    ],
+)
+def test_the_first_start_of_a_program_is_the_first_without_debug_mode(
+    fields: dict[str, Any], runs: list[dict[str, Any]], expected: bool
+) -> None:
+    assert modes.resumes(fields, runs) is expected
 
 
 @pytest.mark.parametrize(

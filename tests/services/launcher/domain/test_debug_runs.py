@@ -9,6 +9,7 @@ import pytest
 
 from libs.contracts.messages import (
     Completion,
+    Continuation,
     DebugProgram,
     ExitKind,
     Override,
@@ -30,9 +31,11 @@ from services.launcher.role_overrides import (
     TOO_LONG,
     WAIT,
     in_debug_mode,
+    role_of_attempt,
 )
 from tests.kit.clock import at
 from tests.kit.launcher_builders import (
+    a_checkpoint,
     a_listing,
     a_run,
     a_spec,
@@ -122,6 +125,16 @@ def test_the_spec_in_debug_mode_has_no_rules_and_shows_the_real_command() -> Non
     (later,) = in_debug_mode(spec.model_copy(update={"roles": (plain,)}), 2).roles
     assert (later.command, later.args) == (WAIT, ())
     assert later.env == {"A": "2", COMMAND_VARIABLE: "python again.py"}
+
+
+def test_a_task_that_begins_from_a_checkpoint_of_another_one_resumes_at_once() -> None:
+    role = Role(name="a", replicas=1, command=("x",), resume=Override(command=("again",)))
+    spec = a_spec().model_copy(update={"roles": (role,)})
+    for checkpoint, expected in ((None, "x"), (a_checkpoint(), "again")):
+        before = Continuation(task_id="other", chain="other", checkpoint=checkpoint)
+        begins = spec.model_copy(update={"continues": before})
+        assert role_of_attempt(role, begins, 1).command == (expected,)
+        assert in_debug_mode(begins, 1).roles[0].env[COMMAND_VARIABLE] == expected
 
 
 def test_a_command_that_is_too_long_for_a_variable_is_not_shown() -> None:

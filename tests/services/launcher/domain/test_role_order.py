@@ -528,8 +528,6 @@ def test_rank_0_acknowledges_while_another_role_waits() -> None:
     run, _ = step(servers_first(), observed(0), observed(1), seconds=5)
     run = replace(run, preempt_requested_at=at(6), acked_at=at(8))
     run, outcome = step(run, observed(0), observed(1), seconds=9)
-    assert (run.state, outcome.due_at) == (RunState.RUNNING, at(18))
-    run, outcome = step(run, observed(0), observed(1), seconds=18)
     assert (run.end_cause, outcome.actions) == (EndCause.GRACE_OVER, (End(RUN),))
     run, _ = step(run, exited(0, 75), exited(1, None, 9), done=[End(RUN)], seconds=19)
     assert run.exit is not None
@@ -673,9 +671,19 @@ def test_a_stage_takes_no_more_than_its_share_of_the_grace_period() -> None:
     assert outcome.actions == (End(RUN),)
     acked = ending(EndCause.GRACE_OVER, acked_at=START, preempt_requested_at=START)
     _, outcome = step(acked, *everyone, seconds=0.5)
-    assert outcome.actions == (EndRanks(RUN, (2,), 1.0),)
-    _, outcome = step(acked, *everyone, seconds=1)
+    # What is left of the exit grace.
+    assert outcome.actions == (EndRanks(RUN, (2,), 5.0),)
+    _, outcome = step(acked, *everyone, seconds=5)
     assert outcome.actions == (End(RUN),)
+    # A kill waits for nobody.
+    killed = replace(acked, kill_requested_at=at(1))
+    _, outcome = step(killed, *everyone, seconds=1)
+    assert outcome.actions == (End(RUN, cut_short=True),)
+    over = exited(0), exited(1), exited(2)
+    _, outcome = step(killed, *everyone, seconds=1, done=[End(RUN, cut_short=True)])
+    assert outcome.actions == ()
+    done, _ = step(killed, *over, seconds=1, done=[End(RUN, cut_short=True)])
+    assert done.state is RunState.EXITED
 
 
 def test_a_successor_orders_earlier_stages_again() -> None:

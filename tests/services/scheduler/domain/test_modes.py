@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.messages import (
+    Continuation,
     ExitKind,
     Goal,
     GoalChanged,
@@ -33,7 +34,7 @@ from services.scheduler.domain.model.lifecycle import (
 )
 from services.scheduler.domain.model.observations import Drop, early_goal, early_mode, on_submitted
 from services.scheduler.domain.model.rows import EarlyFacts, Task
-from tests.kit.builders import a_node, a_spec, a_task, submitted_event
+from tests.kit.builders import a_checkpoint, a_node, a_spec, a_task, submitted_event
 from tests.kit.clock import at
 from tests.services.scheduler.domain.domain_harness import DomainHarness
 
@@ -113,7 +114,7 @@ def test_a_debug_attempt_that_ends_by_itself_pauses_its_task(kind: ExitKind) -> 
     assert (task.placements, task.retries_used, task.attempts_without_progress) == ((), 0, 0)
     text = render(task.reason)
     assert "attempt 1, in debug mode, has ended" in text
-    assert "turn debug mode off to run it" in text
+    assert "turn debug mode off before that to run it" in text
     # It is resumed in debug mode, and goes on normally once that is off.
     harness.want("t", Goal.RUN)
     harness.rounds()
@@ -155,7 +156,7 @@ def test_debug_mode_on_a_running_attempt_asks_it_to_save_first() -> None:
     harness.rounds()
     assert task_of(harness).state is TaskState.KILLING
     harness.exit("t", ExitKind.KILLED)
-    harness.rounds()
+    harness.until(harness.seconds + 2.0)
     task = task_of(harness)
     assert (task.state, task.debugging, task.attempt) == (TaskState.STARTING, False, 3)
     assert task.began_from_checkpoint == 1
@@ -221,6 +222,21 @@ def test_an_attempt_in_debug_mode_is_not_the_first_one_of_its_program() -> None:
     assert resumes(3, 1, debugging=False)
     assert not resumes(2, 2, debugging=True)
     assert resumes(2, 1, debugging=True)
+    # It goes on from a checkpoint of another task: even its first start resumes.
+    before = Continuation(task_id="other", chain="other", checkpoint=a_checkpoint())
+    task = replace(task, spec=spec.model_copy(update={"continues": before}))
+    assert resumes(2, 1, debugging=False)
+
+
+def test_an_attempt_in_debug_mode_does_not_look_like_work() -> None:
+    harness = a_harness()
+    harness.save("t")
+    harness.mode("t", RunMode.DEBUG)
+    harness.rounds()
+    harness.exit("t", ExitKind.PREEMPTED)
+    harness.rounds()
+    harness.start("t")
+    assert render(task_of(harness).reason) == "attempt 2 waits for people in debug mode"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +276,59 @@ def test_no_end_in_debug_mode_finishes_or_fails_its_task(
             assert found.trigger is (Trigger.EXIT_PAUSED if ended else Trigger.EXIT_REQUEUED)
 
 
-@settings(max_examples=100)
+def test_a_pause_of_the_owner_after_debug_mode_ended_has_its_own_reason() -> None:
+    harness = a_harness(RunMode.DEBUG)
+    harness.exit("t", ExitKind.OK)
+    harness.want("t", Goal.PAUSE)
+    assert task_of(harness).reason.code is ReasonCode.GOAL_PAUSE
+    harness.mode("t", RunMode.NORMAL)
+    harness.until(100.0)
+    task = task_of(harness)
+    assert (task.state, task.reason.code) == (TaskState.PAUSED, ReasonCode.GOAL_PAUSE)
+
+
+def test_modes_that_change_again_and_again_make_the_task_wait() -> None:
+    harness = a_harness()
+    waits: list[float] = []
+    for number in range(8):
+        harness.mode("t", RunMode.NORMAL if number % 2 else RunMode.DEBUG)
+        harness.rounds()
+        assert task_of(harness).state in LEAVING
+        harness.exit("t", ExitKind.KILLED)
+        harness.rounds()
+        before = harness.seconds
+        while task_of(harness).state is TaskState.QUEUED:
+            task = task_of(harness)
+            assert task.reason.code is ReasonCode.WAITS_FOR_RETRY
+            assert "that a change of the mode or a pause ended" in render(task.reason)
+            harness.until(harness.seconds + 1.0)
+        waits.append(harness.seconds - before)
+        harness.start("t")
+    assert waits == [0, 2, 4, 8, 16, 32, 60, 60]
+    # An attempt that runs for a while ends the row.
+    harness.until(harness.seconds + 40.0)
+    harness.mode("t", RunMode.DEBUG)
+    harness.rounds()
+    harness.exit("t", ExitKind.KILLED)
+    harness.rounds()
+    assert task_of(harness).state is TaskState.STARTING
+
+
+def test_a_task_that_is_paused_and_resumed_again_and_again_waits() -> None:
+    harness = a_harness()
+    for waits in (False, True):
+        harness.want("t", Goal.PAUSE)
+        harness.rounds()
+        harness.exit("t", ExitKind.PREEMPTED)
+        harness.rounds()
+        harness.want("t", Goal.RUN)
+        harness.rounds()
+        assert (task_of(harness).state is TaskState.QUEUED) is waits
+        harness.until(harness.seconds + 5.0)
+        harness.start("t")
+
+
+@settings(max_examples=100, deadline=None)
 @given(
     changes=st.lists(
         st.sampled_from(
@@ -288,6 +356,7 @@ def test_what_is_asked_for_last_holds_in_the_end(changes: list[RunMode | Goal | 
     while task_of(harness).state in LEAVING:
         harness.exit("t", ExitKind.KILLED)
         harness.rounds()
+    harness.until(harness.seconds + 61.0)
     task = task_of(harness)
     assert (task.state in (TaskState.STARTING, TaskState.RUNNING), task.debugging) == (True, True)
 
