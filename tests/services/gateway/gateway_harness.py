@@ -70,6 +70,10 @@ class Others:
         self.asked.append(command)
         return self.explanation
 
+    async def explain_quota(self, command: m.ExplainQuota) -> Message:
+        self.asked.append(command)
+        return m.ExplainQuotaReply()
+
     async def decide(self, command: m.Decisions) -> Message:
         found = [each for each in self.decisions if each.no > command.after]
         page = tuple(found[: command.limit])
@@ -248,6 +252,7 @@ class GatewayHarness(MemoryPlatform):
         serving: dict[str, Any] = {
             "scheduler": {
                 m.Explain: others.explain,
+                m.ExplainQuota: others.explain_quota,
                 m.Decisions: others.decide,
                 m.SetPolicy: others.set_policy,
                 m.ListPolicies: others.list_policies,

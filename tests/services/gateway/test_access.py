@@ -60,6 +60,7 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
     ("PUT", "/v1/nodes/n0/labels", {"set": {"a": "b"}}, (401, 401, 403, 403, 403, 200)),
     ("PUT", "/v1/nodes/n0/taints", {"set": ["a=b"]}, (401, 401, 403, 403, 403, 200)),
     ("GET", "/v1/quotas", None, (401, 401, 403, 200, 200, 200)),
+    ("GET", "/v1/quotas/explain", None, (401, 401, 403, 200, 200, 200)),
     (
         "PUT",
         "/v1/quotas",
