@@ -1,5 +1,5 @@
 """The ends of single ranks in debug mode: noted in the run's row, and published once each. Pure;
-called by ``reconcile.py`` and ``loop.py``.
+called by ``reconcile.py`` and ``recording.py``.
 
 They decide nothing. A run in debug mode is over when none of its ranks is left.
 """

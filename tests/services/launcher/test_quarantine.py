@@ -36,7 +36,7 @@ from services.launcher.domain.model import (
 )
 from services.launcher.domain.reconcile import failed_nodes_of
 from services.launcher.handlers import set_schedulable
-from services.launcher.loop import record
+from services.launcher.recording import record
 from services.launcher.runtimes.fake_cluster import Script
 from services.launcher.tables import TABLES
 from tests.kit.builders import a_spec
