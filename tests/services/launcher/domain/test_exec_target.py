@@ -117,6 +117,6 @@ def test_a_running_rank_is_found_while_a_sibling_of_its_role_is_pending(leaves: 
         role_starts=started,
         preempt_requested_at=START if leaves else None,
     )
-    found = find_rank([run], 1, "worker")
+    found = find_rank(TASK, [run], 1, "worker")
     assert not isinstance(found, Refusal)
     assert found[1].node_id == "n2"
