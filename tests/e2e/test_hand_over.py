@@ -47,5 +47,5 @@ def test_a_program_that_yields_and_stays_is_ended(shiftwork: Shiftwork) -> None:
     shiftwork.wait(task, "running")
     # It is queued again once its exit grace is over, and not before.
     shiftwork.wait(task, "queued")
-    assert "left on its own (signal 9)" in shiftwork("events", task).out
+    assert "left on its own (signal 15)" in shiftwork("events", task).out
     shiftwork.good("stop", "--now", task)

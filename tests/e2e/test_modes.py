@@ -110,4 +110,7 @@ def test_debug_mode_ends_paused_when_every_rank_has_ended(
     shiftwork.good("resume", task)
     until_attempt(shiftwork, task, 2, "paused")
     shiftwork.good("debug", task, "--off")
+    # Its pause stays: the program runs once somebody resumes it.
+    assert shiftwork.task(task)["state"] == "paused"
+    shiftwork.good("resume", task)
     assert shiftwork("wait", task, "--timeout", "60s").code == 0

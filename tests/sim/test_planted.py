@@ -56,7 +56,7 @@ DEFECTS = {
         planted.debug_ends_judged, "debug_mode_decides_nothing", 2, 20, bends.debugging_people
     ),
     "old modes win": Planted(
-        planted.old_modes_win, "no_task_is_lost", 33, 40, bends.debugging_people
+        planted.old_modes_win, "no_task_is_lost", 124, 130, bends.debugging_people
     ),
     "waiting ranks taken for lost": Planted(
         planted.waiting_ranks_taken_for_lost, "no_task_is_lost", 0, 10, bends.roles_in_order
@@ -100,7 +100,7 @@ DEFECTS = {
     "cursor outbox": Planted(
         nullcontext, "no_task_is_lost", 0, 10, as_drawn, planted.CursorSimulation
     ),
-    "no republishing": Planted(planted.forgotten_republishing, "no_task_is_lost", 14, 30),
+    "no republishing": Planted(planted.forgotten_republishing, "no_task_is_lost", 36, 45),
     "inbox apart": Planted(planted.inbox_apart, "the_event_log_is_whole", 2, 30),
     "marked as sent before publishing": Planted(
         planted.mark_before_publishing, "states_follow_the_promise", 5, 30
