@@ -46,10 +46,11 @@ pytestmark = [pytest.mark.enable_socket, pytest.mark.timeout(90)]
 FIRST_PORT = 31_600 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
 
 # A server that answers one line over HTTP, some time after its start. It fails as often as
-# FAILURES says, each time before it listens.
+# FAILURES says, each time before it listens. It ends on SIGTERM only if ENDS is set.
 SERVER = """
 import os, signal, socket, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if "ENDS" not in os.environ:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 restarts = int(os.environ.get("SHIFTWORK_RESTARTS", "0"))
 print("server", restarts, flush=True)
 if restarts < int(os.environ.get("FAILURES", "0")):
@@ -175,7 +176,7 @@ while not pathlib.Path({str(tmp_path / "done")!r}).exists():
     time.sleep(0.05)
 """
     worker = Role(name="worker", replicas=1, command=(sys.executable, "-c", wait))
-    ps = server(restart=rule, env={"WARM_UP_SECONDS": "0", "FAILURES": "2"})
+    ps = server(restart=rule, env={"WARM_UP_SECONDS": "0", "FAILURES": "2", "ENDS": "1"})
     rules = Completion(success=("worker[all]",))
     await machine.handle(an_assignment(ps, worker, completion=rules))
     await machine.until_started()
