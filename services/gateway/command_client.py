@@ -150,8 +150,8 @@ def continue_task(row: TaskRow, team: str, key: str, continues: m.Continuation) 
 
 
 def _without_derived(spec: m.TaskSpec) -> dict[str, object]:
-    """What submit fills in anew, so that it warns of nothing that nobody has said: the sum of the
-    replicas, and the deadline of a run that gets none."""
+    """Fields that submit fills in again: the sum of the replicas, and the deadline of a run that
+    gets none. It would warn of their earlier values, although no user wrote them."""
     preemption = spec.preemption
     if preemption.mode is m.PreemptMode.KILL:
         preemption = preemption.model_copy(update={"ack_deadline_seconds": 0.0})

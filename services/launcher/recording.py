@@ -53,9 +53,8 @@ async def record(
         cleared = start_delays.cleared_event(before[run.id], run, tx.now)
         if cleared is not None:
             tx.emit(cleared)
-            run = start_delays.reported(run, cleared)  # noqa: PLW2901
         if run.state is not RunState.FORGOTTEN:
-            tx.put(run)
+            tx.put(run if cleared is None else start_delays.reported(run, cleared))
     await tables.forget(tx, forgotten, last)
     await _count_failed_starts(tx, before, runs, policy)
 

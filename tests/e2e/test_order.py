@@ -21,13 +21,13 @@ import shiftwork
 saved = shiftwork.resume_from()
 step = int(Path(saved.uri).read_text()) if saved else 0
 print("server from", step, flush=True)
-told = False
+reported = False
 while True:
     step += 1
     time.sleep(0.05)
-    if not told and Path("READY").exists():
+    if not reported and Path("READY").exists():
         shiftwork.ready()
-        told = True
+        reported = True
     if shiftwork.should_preempt():
         path = Path(f"FOLDER/step-{step}")
         path.write_text(str(step))

@@ -1,5 +1,5 @@
 """The grace periods of runs that the launcher ends, as one table. Called by ``loop.py``; pure.
-The process runtime kills whole groups at once, except for the causes of ``ASKED``.
+The process runtime kills whole groups at once, except where ``is_asked`` holds.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class Worklist:
         for run_id in [run_id for run_id in dirty | due if run_id not in again]:
             try:
                 steps[run_id] = self._step(run_id, scan, now, policy)
-            except Exception as problem:  # noqa: BLE001
+            except Exception as problem:  # noqa: BLE001 - it stops this run alone
                 again[run_id] = failed[run_id] = self._failed_step(run_id, problem, now)
         reports = tuple(each for run_id in steps for each in self._reports_of(run_id))
         changed = tuple(
