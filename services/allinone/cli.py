@@ -12,10 +12,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -156,30 +158,46 @@ def _detached(data_folder: DataFolder, options: Options) -> Holder:
     from services.allinone.embedded.credentials import private_folder  # noqa: PLC0415 - small
 
     private_folder(data_folder.data)
-    with data_folder.log.open("ab") as log:
-        begin = log.tell()
-        process = subprocess.Popen(  # noqa: S603 - this very program
-            [
-                sys.executable,
-                "-m",
-                "services.allinone",
-                str(data_folder.data),
-                json.dumps(asdict(options)),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-        )
+    words = [str(data_folder.data), json.dumps(asdict(options))]
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with data_folder.log.open("ab") as log, _interrupts_held() as interrupted:
+            begin = log.tell()
+            process = subprocess.Popen(  # noqa: S603 - this very program
+                [sys.executable, "-m", "services.allinone", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+            )
+        if interrupted.is_set():
+            raise KeyboardInterrupt  # noqa: TRY301 - as Ctrl-C would
         return _wait_ready(data_folder, process, begin)
     except KeyboardInterrupt:
-        # Before it listens to signals it has started nothing.
-        process.terminate()
-        render.note("ending what was started")
-        process.wait()
+        if process is not None:
+            # Before it listens to signals it has started nothing.
+            process.terminate()
+            render.note("ending what was started")
+            process.wait()
         raise
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Generator[threading.Event]:
+    """Set the event on Ctrl-C instead of raising: `Popen` that is interrupted forgets its child."""
+    interrupted = threading.Event()
+
+    def hold(_number: int, _frame: FrameType | None) -> None:
+        interrupted.set()
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, hold)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _wait_ready(

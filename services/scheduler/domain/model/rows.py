@@ -113,7 +113,8 @@ class Task:
     # Retries after failures of classes with a limit of their own, which ``retries_used`` does not
     # count; None: none so far.
     class_retries: ClassRetries | None = None
-    # How often in a row it handed its nodes over on its own soon after its start.
+    # The runs in a row that ended soon after their start without a failure: the program handed its
+    # nodes over on its own, or the owner changed the mode or paused the task.
     short_yields: int = 0
     # Its owner wants it in debug mode, and the last revision of that which is applied here.
     debug: bool = False
