@@ -231,10 +231,10 @@ def _test(shape: Shape, where: Where) -> Callable[[object], bool]:
         return lambda value: value is None
     if where.op is Op.NOT_NULL:
         return lambda value: value is not None
-    if where.op is Op.CONTAINS:
-        wanted = json.loads(json.dumps(cast("Any", where.value)))
+    if where.op in _IN_JSON:
+        test, wanted = _IN_JSON[where.op], json.loads(json.dumps(cast("Any", where.value)))
         encode = cast("Callable[[object], str]", shape.column(where.column).encode)
-        return lambda value: value is not None and _contains(json.loads(encode(value)), wanted)
+        return lambda value: value is not None and test(json.loads(encode(value)), wanted)
     compare, other = _COMPARE[where.op], plain(where.value)
     if where.op is Op.IN:
         other = [plain(item) for item in cast("Iterable[object]", where.value)]
@@ -255,6 +255,13 @@ def _contains(whole: object, part: object) -> bool:
             for wanted in cast("list[object]", part)
         )
     return whole.__class__ is part.__class__ and whole == part
+
+
+_IN_JSON: Mapping[Op, Callable[[Any, Any], bool]] = {
+    Op.CONTAINS: _contains,
+    Op.LACKS: lambda whole, part: not _contains(whole, part),
+    Op.HAS_KEY: lambda whole, key: isinstance(whole, dict) and key in whole,
+}
 
 
 @dataclass(frozen=True, slots=True)

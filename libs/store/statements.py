@@ -146,6 +146,8 @@ _CONDITIONS: Mapping[Op, str] = {
     Op.PREFIX: "starts_with({name}, {0})",
     Op.SUFFIX: "starts_with(reverse({name}), reverse({0}))",
     Op.CONTAINS: "{name} @> {0}",
+    Op.LACKS: "NOT ({name} @> {0})",
+    Op.HAS_KEY: "{name} ? {0}",
 }
 
 
@@ -158,9 +160,9 @@ def _condition(column: Column, where: Where, argument: Callable[[object, str], s
         case Op.IN:
             several = [column.encoded(item) for item in value]
             places = [argument(several, f"{column.sql_type}[]")]
-        case Op.PREFIX | Op.SUFFIX:
+        case Op.PREFIX | Op.SUFFIX | Op.HAS_KEY:
             places = [argument(plain(value), "text")]
-        case Op.CONTAINS:
+        case Op.CONTAINS | Op.LACKS:
             places = [argument(json.dumps(value), "jsonb")]
         case _:
             places = [argument(column.encoded(value), column.sql_type)]

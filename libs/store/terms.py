@@ -95,6 +95,10 @@ class Op(Enum):
     SUFFIX = "suffix"
     # The JSON object in the column contains these key/value pairs.
     CONTAINS = "contains"
+    # It does not contain all of them.
+    LACKS = "lacks"
+    # The JSON object in the column has this key.
+    HAS_KEY = "has key"
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,12 @@ class Summary:
                 kinds[each.gpus if whole else 0] += count
         return max(kinds.values(), default=0)
 
+    def waiting_in(self, group: str) -> int | None:
+        """How many tasks of the group wait; None if there are too many to count."""
+        if self.waiting is None:
+            return None
+        return sum(count for (each, _), count in self.waiting.items() if each == group)
+
     def ahead(self, group: str, priority_order: int) -> int | None:
         """How many tasks of the group wait at this level or above."""
         if self.waiting is None:

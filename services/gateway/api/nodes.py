@@ -151,21 +151,31 @@ async def _marked(command: m.SetNodeMarks, verb: str, caller: Identity, parts: C
     )
 
 
+_COUNTS = ("nodes", "ready_nodes", "used_nodes", "free_nodes", "gpus", "used_gpus", "free_gpus")
+
+
 @router.get("/groups", response_model=shapes.Page)
 async def groups(caller: Caller, parts: Parts) -> Response:
-    """Groups of nodes, with what they have and what is free of it."""
+    """Groups of nodes, with what they have and what is free of it. ``used_nodes`` hold runs;
+    ``free_nodes`` accept runs and hold none. ``waiting``: how many tasks wait, as of a few seconds
+    ago; null where there are too many to count."""
     del caller
+    cluster = await parts.capacity.now()
     async with parts.store.transaction() as tx:
         rows = await rows_of.nodes(tx)
         held = await rows_of.held(tx, LIVE_RUNS_MAX)
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         view = _view(row, held.get(row.node_id, {}))
-        empty = {"name": row.group, "nodes": 0, "ready_nodes": 0, "gpus": 0, "free_gpus": 0}
-        group = found.setdefault(row.group, empty)
+        counts = dict.fromkeys(_COUNTS, 0)
+        waiting = cluster.waiting_in(row.group)
+        group = found.setdefault(row.group, {"name": row.group, **counts, "waiting": waiting})
         usable = row.node.ready and row.node.schedulable
         group["nodes"] += 1
         group["ready_nodes"] += usable
+        group["used_nodes"] += bool(view["tasks"])
+        group["free_nodes"] += usable and not view["tasks"]
+        group["used_gpus"] += len(view["held"])
         group["gpus"] += row.node.gpus
         group["free_gpus"] += view["free_gpus"] if usable else 0
     return answer({"items": [found[name] for name in sorted(found)], "next_cursor": None})

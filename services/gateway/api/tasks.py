@@ -62,6 +62,8 @@ VERBS = {"run": "resume", "pause": "pause", "stop": "stop"}
 KEY_CHARACTERS_MAX = 200
 # The last ten characters of an id are random; a suffix of this length identifies a task.
 ID_SUFFIX_MIN = 6
+# Conditions on labels in one list.
+LABELS_MAX = 32
 Key = Annotated[
     str | None,
     Header(
@@ -245,6 +247,9 @@ async def list_tasks(
     owner: str | None = None,
     mine: bool = False,
     name: str | None = None,
+    name_prefix: Annotated[
+        str | None, Query(max_length=63, description="the first characters of the name")
+    ] = None,
     id_prefix: Annotated[str | None, Query(max_length=26)] = None,
     id_suffix: Annotated[
         str | None,
@@ -259,7 +264,14 @@ async def list_tasks(
         str | None, Query(max_length=26, description="id of the first task of a chain")
     ] = None,
     priority: Annotated[str | None, Query(description="levels, separated by commas")] = None,
-    label: Annotated[list[str] | None, Query(description="K=V; all given ones hold")] = None,
+    label: Annotated[
+        list[str] | None,
+        Query(
+            max_length=LABELS_MAX,
+            description="K=V: with this label; K: with this label, whatever its value;"
+            " K!=V: without it, or with another value. All given ones hold",
+        ),
+    ] = None,
     everything: Annotated[
         bool, Query(alias="all", description="all=false: only tasks that have not ended")
     ] = True,
@@ -282,11 +294,13 @@ async def list_tasks(
             where.append(Where(column, Op.EQ, value))
     if mine:
         where.append(Where("owner", Op.EQ, caller.user))
-    if id_prefix:
-        where.append(Where("task_id", Op.PREFIX, id_prefix))
-    if id_suffix:
-        where.append(Where("task_id", Op.SUFFIX, id_suffix))
-    where += [Where("labels", Op.CONTAINS, _label(each)) for each in label or ()]
+    parts_of = (
+        ("task_id", Op.PREFIX, id_prefix),
+        ("task_id", Op.SUFFIX, id_suffix),
+        ("name", Op.PREFIX, name_prefix),
+    )
+    where += [Where(column, op, text) for column, op, text in parts_of if text]
+    where += [_label(each) for each in label or ()]
     async with parts.store.transaction() as tx:
         page = await rows_of.task_page(tx, where, _sort(sort), paging)
         left_out = list(tx.unreadable)
@@ -316,11 +330,18 @@ def _several(field: str, text: str, known: set[str]) -> list[str]:
     return states
 
 
-def _label(text: str) -> dict[str, str]:
+def _label(text: str) -> Where:
+    """The condition of ``K=V``, ``K!=V`` or ``K``. Each is tested on the rows that the page's order
+    yields, so a page costs the same whatever is asked of labels."""
     name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise invalid("label", text, "is not a label and its value", "write label=NAME=VALUE")
-    return {name: value}
+    differs = bool(equals) and name.endswith("!")
+    key = name[:-1] if differs else name
+    if not key:
+        fix = "write label=NAME=VALUE, label=NAME!=VALUE or label=NAME"
+        raise invalid("label", text, "names no label", fix)
+    if not equals:
+        return Where("labels", Op.HAS_KEY, key)
+    return Where("labels", Op.LACKS if differs else Op.CONTAINS, {key: value})
 
 
 def _sort(text: str) -> Sort:

@@ -72,6 +72,8 @@ class Api:
 
     def __init__(self, url: str, token: str, where: str = "--url", data: str = "") -> None:
         self.url = url.rstrip("/")
+        # How long the server may take for one request.
+        self.call_seconds = CALL_SECONDS
         self._data = data
         self._token = token
         # Set when the result is no longer wanted: a reader does not begin again.
@@ -241,7 +243,7 @@ class Api:
         for tries_left in reversed(range(tries_max)):
             try:
                 answer = self._client.call(
-                    method, path, body, headers=headers, timeout_seconds=CALL_SECONDS
+                    method, path, body, headers=headers, timeout_seconds=self.call_seconds
                 )
             except Unreachable as error:
                 unreached += 1

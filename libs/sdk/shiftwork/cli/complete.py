@@ -7,11 +7,13 @@ of a line.
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Callable, List, Sequence, Tuple
+from urllib.parse import urlencode
 
 import typer
 
-from shiftwork.cli import contexts, parse, task_options
+from shiftwork.cli import contexts, ids, parse, render, task_options
 from shiftwork.transport import Client
 
 ANSWER_SECONDS = 0.8
@@ -20,8 +22,11 @@ SHOWN_MAX = 200
 Found = List[Tuple[str, str]]
 
 
-def _items(ctx: typer.Context, path: str) -> list[Any]:
-    """A list of the server's; an empty one if there is no answer soon."""
+def _items(ctx: typer.Context, path: str, until: float | None = None) -> list[Any]:
+    """A list of the server's; an empty one if there is no answer soon, or by ``until``."""
+    seconds = ANSWER_SECONDS if until is None else until - time.monotonic()
+    if seconds <= 0:
+        return []
     given = ctx.find_root().params
     try:
         target = contexts.target(
@@ -32,7 +37,7 @@ def _items(ctx: typer.Context, path: str) -> list[Any]:
         )
         client = Client(target.url, target.token)
         try:
-            answer = client.call("GET", path, timeout_seconds=ANSWER_SECONDS)
+            answer = client.call("GET", path, timeout_seconds=seconds)
         finally:
             client.close()
         return parse.listed(parse.fields(answer.json()).get("items"))
@@ -57,15 +62,29 @@ groups = _names("/v1/groups")
 nodes = _names("/v1/nodes?limit=1000", "id")
 
 
+# Which tasks the server is asked for, in this order, and what completes the text: a name; an id,
+# only where no name begins so, because all ids begin with the same characters; the end of an id,
+# as tables show it.
+_FORMS: tuple[tuple[str, Callable[[Any], str]], ...] = (
+    ("name_prefix", lambda task: str(task["name"])),
+    ("id_prefix", lambda task: str(task["id"])),
+    ("", lambda task: ids.short(str(task["id"]))),
+)
+
+
 def _tasks(query: str) -> Callable[[typer.Context, str], Found]:
     def complete(ctx: typer.Context, incomplete: str) -> Found:
-        tasks = _items(ctx, f"/v1/tasks?{query}limit={SHOWN_MAX}")
-        found: Found = []
-        for task in tasks:
-            found += [(task["name"], task["state"]), (task["id"], task["name"])]
-        by_name = _beginning(found[::2], incomplete)
-        # Ids only if no name begins with the text: all ids begin with the same characters.
-        return by_name or _beginning(found[1::2], incomplete)
+        until = time.monotonic() + ANSWER_SECONDS
+        for filter_, text_of in _FORMS:
+            given = {filter_: incomplete} if filter_ and incomplete else {}
+            asked = urlencode({**given, "limit": SHOWN_MAX})
+            tasks = _items(ctx, f"/v1/tasks?{query}{asked}", until)
+            help_of = "name" if filter_ != "name_prefix" else "state"
+            named = {text_of(task): str(task[help_of]) for task in reversed(tasks)}
+            found = _beginning(list(reversed(named.items())), incomplete)
+            if found or not incomplete:
+                return found
+        return []
 
     return complete
 
@@ -86,6 +105,7 @@ priorities = _words(task_options.PRIORITIES)
 contracts = _words(task_options.CONTRACTS)
 run_modes = _words(task_options.RUN_MODES)
 states = _words(parse.STATES)
+outputs = _words(("wide", *render.DOCUMENTS))
 
 
 def tasks_then_priority(ctx: typer.Context, incomplete: str) -> Found:

@@ -15,7 +15,7 @@ HANG = 8
 
 def register(app: session.App) -> None:
     """Add the command."""
-    app.command("events")(events)
+    app.command("events", cls=session.Paged)(events)
 
 
 def events(

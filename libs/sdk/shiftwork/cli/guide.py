@@ -12,6 +12,7 @@ from typing import Any, Iterable, Mapping, Sequence
 PANELS: Mapping[str, tuple[str, ...]] = {
     "First steps": ("up", "submit", "ls", "show", "logs", "stop", "doctor"),
     "Tasks": (
+        "top",
         "explain",
         "wait",
         "exec",
@@ -90,7 +91,14 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "submit --dry-run --nodes 4 -- true",
         "submit --mode debug --nodes 2 -- python train.py",
     ),
-    "ls": ("ls", "ls --all --mine --sort name", "ls -l project=vision --state queued,running"),
+    "ls": (
+        "ls",
+        "ls --all --mine --sort name",
+        "ls -l project=vision -l 'stage!=test' --state queued,running",
+        "ls --watch",
+        "ls -l project=vision -o name | xargs shiftwork pause",
+    ),
+    "top": ("top", "top -A -n 5"),
     "show": ("show resnet",),
     "explain": ("explain resnet", "explain resnet --history"),
     "wait": ("wait resnet --timeout 2h", "wait resnet --for running"),
@@ -133,6 +141,17 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "down": ("down",),
     "doctor": ("doctor",),
     "simulate": ("simulate synthetic:2000 --nodes 32 --out try",),
+}
+
+# The field of a document that ``-o name`` prints, for each command that prints things with names.
+NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("submit", "ls", "show", "wait", "pause", "resume", "stop"), "id"),
+    **dict.fromkeys(("priority", "retry", "continue", "debug"), "id"),
+    **dict.fromkeys(("nodes", "node ls", "node cordon", "node uncordon", "node drain"), "id"),
+    **dict.fromkeys(("node label", "node taint", "token ls", "dead-letters ls"), "id"),
+    **dict.fromkeys(("group ls", "user ls", "user add", "user set", "team ls", "team add"), "name"),
+    **dict.fromkeys(("context ls", "context show"), "name"),
+    "policy show": "group",
 }
 
 # A backspace alone in its line keeps the lines of the paragraph from being joined.

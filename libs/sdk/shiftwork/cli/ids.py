@@ -22,6 +22,9 @@ _IN_TEXT = re.compile(
 )
 # So many tasks are looked up for a table: each is a request.
 LOOKUPS_MAX = 20
+# Names do not change, so a table that is drawn again asks for none twice.
+_REMEMBERED: dict[tuple[str, str], Any] = {}
+REMEMBERED_MAX = 10_000
 
 
 def short(task_id: str) -> str:
@@ -68,14 +71,23 @@ class Names:
     def put_into(self, text: str) -> str:
         """The text with names instead of ids. A task that cannot be read keeps its short id."""
         for task_id in _IN_TEXT.findall(text):
-            if task_id not in self._tasks and self._lookups_left > 0:
-                self._lookups_left -= 1
-                try:
-                    found = self._api.get("/v1/tasks/" + part(task_id))
-                except Failure:
-                    found = {}
-                self._tasks[task_id] = {"name": found.get("name")}
+            if task_id not in self._tasks:
+                self._look_up(task_id)
         return named(text, self._tasks)
+
+    def _look_up(self, task_id: str) -> None:
+        key = self._api.url, task_id
+        if key not in _REMEMBERED and self._lookups_left > 0:
+            self._lookups_left -= 1
+            try:
+                found = self._api.get("/v1/tasks/" + part(task_id))
+            except Failure:
+                found = {}
+            if len(_REMEMBERED) >= REMEMBERED_MAX:
+                _REMEMBERED.clear()
+            _REMEMBERED[key] = {"name": found.get("name")}
+        if key in _REMEMBERED:
+            self._tasks[task_id] = _REMEMBERED[key]
 
 
 def named(text: str, tasks: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ RANKS_NAMED_MAX = 8
 
 def register(app: session.App) -> None:
     """Add the command."""
-    app.command("logs")(logs)
+    app.command("logs", cls=session.Paged)(logs)
 
 
 def logs(

@@ -29,8 +29,9 @@ from shiftwork.cli import (
     submit,
     tasks,
     terminal,
+    top,
 )
-from shiftwork.cli.failures import INTERRUPTED, REFUSED, USAGE, Failure, usage
+from shiftwork.cli.failures import INTERRUPTED, REFUSED, USAGE, Failure
 
 app = session.App(
     name="shiftwork",
@@ -47,7 +48,7 @@ app = session.App(
 )
 
 NOUNS = (
-    *(submit, tasks, debug, terminal, logs, events, nodes, quota, policy, people),
+    *(submit, tasks, top, debug, terminal, logs, events, nodes, quota, policy, people),
     *(dead_letters, context_commands, shell),
 )
 for noun in NOUNS:
@@ -69,7 +70,17 @@ def options(
     ),
     as_json: bool = typer.Option(False, "--json", help="Answer in JSON."),
     wide: bool = typer.Option(False, "--wide", help="Tables with everything, however wide."),
-    output: str = typer.Option("", "-o", "--output", help="wide or json: the same."),
+    output: Optional[List[str]] = typer.Option(
+        None,
+        "-o",
+        "--output",
+        metavar="FORM",
+        help="wide and json: the same; yaml; name: only ids, one a line.",
+        autocompletion=complete.outputs,
+    ),
+    no_pager: bool = typer.Option(
+        False, "--no-pager", help="Print long results as they are. (SHIFTWORK_PAGER, PAGER)"
+    ),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="Results only."),
     verbose: bool = typer.Option(False, "-v", "--verbose", help="Print more."),
     version: bool = typer.Option(
@@ -78,18 +89,16 @@ def options(
 ) -> None:
     """Take the options of every command."""
     del version
-    if output and output not in session.OUTPUTS:
-        choices = f"choose of {', '.join(session.OUTPUTS)}"
-        raise usage(f"--output {output}: there is no such form", where="--output", fix=choices)
+    shorthands = [*(["--json"] if as_json else []), *(["--wide"] if wide else [])]
     session.begin(
         session.Session(
             url=url,
             token=token,
             context=context,
-            json=as_json or output == "json",
+            form=session.form_of([*shorthands, *(output or [])]),
             quiet=quiet,
             verbose=verbose,
-            wide=wide or output == "wide",
+            paged=not no_pager,
         )
     )
 

@@ -14,9 +14,9 @@ from shiftwork.cli.task_options import HOLDING
 
 def register(app: session.App) -> None:
     """Add the commands."""
-    app.command("nodes")(nodes)
+    app.command("nodes", cls=session.Watched)(nodes)
     one = session.App(name="node", help="One node.", no_args_is_help=True)
-    one.command("ls")(nodes)
+    one.command("ls", cls=session.Watched)(nodes)
     one.command("cordon")(cordon)
     one.command("uncordon")(uncordon)
     one.command("drain")(drain)

@@ -6,13 +6,15 @@ printed byte for byte, as ``docker logs`` and ``kubectl logs`` do.
 
 Results go to standard output, notes about them to standard error. On a terminal there
 are tables, colours and progress lines; elsewhere the same comes as plain lines, one fact
-each, that scripts can read. ``--json`` gives documents, or one object a line for streams.
+each, that scripts can read. ``--json`` gives documents, or one object a line for streams; ``-o
+yaml`` the same as YAML, and ``-o name`` the ids of what a document lists.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -97,20 +99,43 @@ _SHORT = {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r"}
 
 
 class _Mode:
-    json = False
+    form = ""
+    name = "id"
     quiet = False
     verbose = False
-    wide = False
+    # Takes documents instead of standard output.
+    documents: list[Any] | None = None
 
 
-def configure(*, json: bool, quiet: bool, verbose: bool, wide: bool = False) -> None:
-    """Set once for each command line."""
-    _Mode.json, _Mode.quiet, _Mode.verbose, _Mode.wide = json, quiet, verbose, wide
+# The forms of ``-o`` that are made of the API's documents; the others are for people.
+DOCUMENTS = ("json", "yaml", "name")
+
+
+def configure(*, form: str, quiet: bool, verbose: bool, name: str = "id") -> None:
+    """Set once for each command line.
+
+    Args:
+        form: a word of ``-o``, or an empty text.
+        quiet: no notes.
+        verbose: details, too.
+        name: the field that ``-o name`` prints.
+    """
+    _Mode.form, _Mode.quiet, _Mode.verbose, _Mode.name = form, quiet, verbose, name
 
 
 def wants_json() -> bool:
-    """True under ``--json``."""
-    return _Mode.json
+    """True if the result is a document, and nothing else: ``--json``, ``-o yaml``, ``-o name``."""
+    return _Mode.form in DOCUMENTS
+
+
+@contextlib.contextmanager
+def collected_documents() -> Generator[list[Any], None, None]:
+    """The documents of a block, which are not printed."""
+    before, _Mode.documents = _Mode.documents, []
+    try:
+        yield _Mode.documents
+    finally:
+        _Mode.documents = before
 
 
 def is_terminal(stream: IO[str]) -> bool:
@@ -120,7 +145,7 @@ def is_terminal(stream: IO[str]) -> bool:
 
 def is_narrow() -> bool:
     """True if the result is for a person, in its short form: names and short ids."""
-    return is_terminal(sys.stdout) and not _Mode.wide
+    return is_terminal(sys.stdout) and _Mode.form != "wide"
 
 
 # Further lines of a text that is broken are indented: none of them can pass for a line of ours.
@@ -153,13 +178,46 @@ def raw(data: bytes) -> None:
 
 
 def document(value: object) -> None:
-    """A whole answer as JSON."""
-    block(_json(value, indent=2))
+    """A whole answer in the form that ``-o`` names; without one, JSON."""
+    if _Mode.documents is not None:
+        _Mode.documents.append(value)
+    elif _Mode.form == "name":
+        for each in _names(value):
+            block(one_line(each))
+    elif _Mode.form == "yaml":
+        block(_yaml(value))
+    else:
+        block(_json(value, indent=2))
 
 
 def record(value: object) -> None:
-    """One object of a stream, on a line of its own."""
-    block(_json(value, separators=(",", ":")))
+    """One object of a stream: JSON on a line of its own, or a document of a YAML stream."""
+    if _Mode.form == "yaml":
+        block(f"---\n{_yaml(value)}")
+    else:
+        block(_json(value, separators=(",", ":")))
+
+
+def _names(value: object) -> Iterable[str]:
+    """The ids of a list's items, or of the one thing that a document is about."""
+    found = parse.fields(value)
+    items: list[Any] = parse.listed(found["items"]) if "items" in found else [found]
+    return (str(parse.fields(each).get(_Mode.name, "")) for each in items)
+
+
+def _yaml(value: object) -> str:
+    """YAML that a reader reads as the same values."""
+    import yaml  # noqa: PLC0415 - only this form pays for it
+
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+
+    def dumped(*, as_it_is: bool) -> str:
+        form: dict[str, Any] = {"sort_keys": False, "width": math.inf, "allow_unicode": as_it_is}
+        return str(yaml.safe_dump(value, **form)).rstrip("\n")
+
+    text = dumped(as_it_is=encoding.lower().startswith("utf"))
+    # What a terminal obeys must stand in quotes to be escaped.
+    return dumped(as_it_is=False) if _UNSAFE.search(text) else text
 
 
 def _json(value: object, **form: Any) -> str:  # noqa: ANN401 - as json.dumps takes it
@@ -172,7 +230,7 @@ def _json(value: object, **form: Any) -> str:  # noqa: ANN401 - as json.dumps ta
 
 def note(text: str) -> None:
     """Something about the result, for people: standard error, unless quiet or JSON."""
-    if not (_Mode.quiet or _Mode.json):
+    if not (_Mode.quiet or wants_json()):
         _write(text)
 
 
@@ -189,7 +247,7 @@ def warning(text: str) -> None:
 
 def failure(failed: Failure) -> None:
     """What, where, fix; with ``--json`` one problem object. On standard error."""
-    if _Mode.json:
+    if _Mode.form == "json":
         _write(_json(failed.document()))
         return
     _write(failed.what, prefix="error: ")
@@ -299,14 +357,14 @@ def fitted(
     widths = _shared(columns, natural, kept, width)
     last = kept[-1]
 
-    def cut(text: str, n: int) -> str:
-        text = _cut(text, widths[n])
+    def cell(text: str, n: int) -> str:
+        text = cut(text, widths[n])
         return text if n == last else set_cell_size(text, widths[n]) + _GAP
 
     shown: list[list[str]] = []
     for row in texts:
-        ends = wrapped(row[last], widths[last]) if columns[last].wrap else [cut(row[last], last)]
-        before = [cut(row[n], n) for n in kept[:-1]]
+        ends = wrapped(row[last], widths[last]) if columns[last].wrap else [cell(row[last], last)]
+        before = [cell(row[n], n) for n in kept[:-1]]
         shown += [
             [*(before if number == 0 else (" " * cell_len(each) for each in before)), end]
             for number, end in enumerate(ends)
@@ -410,7 +468,7 @@ def wrapped(text: str, width: int, hang: int = 0) -> list[str]:
 
 def _wrapped(text: str, stream: IO[str], hang: int) -> list[str]:
     """Wrap a text for a terminal, unless the user wants wide output."""
-    if _Mode.wide or not is_terminal(stream):
+    if _Mode.form == "wide" or not is_terminal(stream):
         return [text]
     return wrapped(text, shutil.get_terminal_size().columns, hang)
 
@@ -513,9 +571,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.wanted = (
-            is_terminal(sys.stderr)
-            and os.environ.get("TERM") not in _DUMB
-            and not (_Mode.quiet or _Mode.json)
+            is_terminal(sys.stderr) and obeys_commands() and not (_Mode.quiet or wants_json())
         )
         self._text = ""
         self.drawn: Sequence[str] = []
@@ -557,11 +613,11 @@ class Progress:
             _to_terminal(f"\x1b[?25l\x1b[?7l\r{text}{back}\x1b[?7h")
 
     def _lines(self) -> list[str]:
-        columns, rows = _terminal_size()
+        columns, rows = terminal_size(sys.stderr)
         spinner = _SPINNER[int(time.monotonic() / _SPINNER_SECONDS) % len(_SPINNER)]
         about = f"{spinner} {one_line(self._text)}" if self._text else ""
         lines = [*self.drawn, *textwrap.wrap(about, max(2, columns - 1))]
-        return [_cut(line, columns - 1) for line in lines[-max(1, rows - 1) :]]
+        return [cut(line, columns - 1) for line in lines[-max(1, rows - 1) :]]
 
     def hide(self) -> None:
         """Take the lines away, so that others can write."""
@@ -586,6 +642,13 @@ class Progress:
 
 # Terminals that obey no commands.
 _DUMB = ("dumb", "unknown")
+
+
+def obeys_commands() -> bool:
+    """True unless the terminal is known to obey no commands."""
+    return os.environ.get("TERM") not in _DUMB
+
+
 _SPINNER = "\u280b\u2819\u2839\u2838\u283c\u2834\u2826\u2827\u2807\u280f"
 _SPINNER_SECONDS = 0.08
 
@@ -595,16 +658,17 @@ def _to_terminal(text: str) -> None:
     sys.stderr.flush()
 
 
-def _terminal_size() -> tuple[int, int]:
-    """Columns and rows of the terminal that standard error is."""
+def terminal_size(stream: IO[str]) -> tuple[int, int]:
+    """Columns and rows of the terminal that the stream is."""
     with contextlib.suppress(OSError, ValueError):
-        columns, rows = os.get_terminal_size(sys.stderr.fileno())
+        columns, rows = os.get_terminal_size(stream.fileno())
         if columns and rows:
             return columns, rows
     return shutil.get_terminal_size()
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """The text in at most ``width`` columns."""
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - only a terminal pays for rich
 
     if cell_len(text) <= width:

@@ -1,8 +1,8 @@
 """The options that every command takes, and the guard around every command.
 
-``--url --token --context --json --wide -o -q -v`` may stand before or after the command: ``Root``
-moves them to the front before anything is parsed, and turns a ``Failure`` into a message and an
-exit code. Commands of plug-ins get both by registering on an ``App``.
+``--url --token --context --json --wide -o -q -v --no-pager`` may stand before or after the command:
+``Root`` moves them to the front before anything is parsed, and turns a ``Failure`` into a message
+and an exit code. Commands of plug-ins get both by registering on an ``App``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from shiftwork.cli import contexts, guide, installed, render, typed
-from shiftwork.cli.client import Api
+from shiftwork.cli import contexts, guide, installed, live, pager, render, typed
+from shiftwork.cli.client import CALL_SECONDS, Api
 from shiftwork.cli.failures import INTERRUPTED, Failure, usage
 
-_FLAGS = frozenset({"--json", "--wide", "-q", "--quiet", "-v", "--verbose", "--version"})
+_FLAGS = frozenset(
+    {"--json", "--wide", "-q", "--quiet", "-v", "--verbose", "--version", "--no-pager"}
+)
 _VALUED = ("--url", "--token", "--context", "-o", "--output")
-OUTPUTS = ("wide", "json")
+OUTPUTS = ("wide", *render.DOCUMENTS)
+# What ``-o`` is short for, and ``-ojson`` for ``-o json``.
+SHORTHANDS = {"--json": "json", "--wide": "wide"}
+_JOINED = {f"-o{form}": form for form in OUTPUTS}
 # Characters of a command's line in the main help.
 HELP_MAX = 200
 
@@ -34,12 +39,21 @@ class Session:
     url: str = ""
     token: str = ""
     context: str = ""
-    json: bool = False
+    form: str = ""
+    """A word of ``OUTPUTS``; empty: what the command prints by itself."""
     quiet: bool = False
     verbose: bool = False
-    wide: bool = False
+    paged: bool = True
+    """Long results may go through a pager."""
     separated: bool = False
     """The command line holds ``--``: what follows belongs to the task."""
+    call_seconds: float = CALL_SECONDS
+    """How long a request may take."""
+
+    @property
+    def json(self) -> bool:
+        """True if the result is a document, in one of its forms."""
+        return self.form in render.DOCUMENTS
 
     def target(self) -> contexts.Target:
         """The server and the token. Raises Failure if none is known."""
@@ -54,6 +68,7 @@ class Session:
         """The server's API; closed when the command ends."""
         found = self.target()
         api = Api(found.url, found.token, self._address_given_by(), found.data)
+        api.call_seconds = self.call_seconds
         _open.append(api)
         return api
 
@@ -94,9 +109,29 @@ def begin(session: Session) -> None:
     """Set it; called by the application's callback."""
     global _current  # noqa: PLW0603 - one command line per process
     _current = replace(session, separated=_current.separated)
-    render.configure(
-        json=session.json, quiet=session.quiet, verbose=session.verbose, wide=session.wide
-    )
+    render.configure(form=session.form, quiet=session.quiet, verbose=session.verbose)
+
+
+def close_connections() -> None:
+    """Close every ``Api`` that was handed out."""
+    while _open:
+        _open.pop().close()
+
+
+def form_of(asked: Sequence[str]) -> str:
+    """The form that options ask for, each given as it is typed. Raises Failure for an unknown form,
+    and for several."""
+    forms: Dict[str, str] = {}
+    for option in asked:
+        form = SHORTHANDS.get(option, option)
+        if form not in OUTPUTS:
+            fix = f"{guide.meant(form, OUTPUTS)} choose of {', '.join(OUTPUTS)}".strip()
+            raise usage(f"--output {form}: there is no such form", where="--output", fix=fix)
+        forms.setdefault(form, option if option in SHORTHANDS else f"--output {form}")
+    if len(forms) > 1:
+        both = " and ".join(forms.values())
+        raise usage(f"{both}: a result has one form", where="--output", fix="leave one out")
+    return next(iter(forms), "")
 
 
 def hoist(arguments: Sequence[str]) -> Tuple[List[str], bool]:
@@ -111,7 +146,9 @@ def hoist(arguments: Sequence[str]) -> Tuple[List[str], bool]:
         word = words.pop(0)
         if word == "--":
             return front + rest + [word] + words, True
-        if word in _FLAGS or word.startswith(tuple(f"{name}=" for name in _VALUED)):
+        if word in _JOINED:
+            front += ["-o", _JOINED[word]]
+        elif word in _FLAGS or word.startswith(tuple(f"{name}=" for name in _VALUED)):
             front.append(word)
         elif word in _VALUED and words:
             front += [word, words.pop(0)]
@@ -150,12 +187,16 @@ class App(typer.Typer):
     def command(self, name: Optional[str] = None, **options: Any) -> Callable[..., Any]:  # noqa: ANN401 - Typer's own options
         """Register a command, as Typer does."""
         options.setdefault("epilog", EPILOG)
-        return super().command(name, cls=Command, **options)
+        options.setdefault("cls", Command)
+        register = super().command(name, **options)
+        if options["cls"] is not Watched:
+            return register
+        return lambda function: register(live.watchable(function))
 
 
 EPILOG = (
-    "Every command also takes --url, --token, --context, --json, --wide, -q and -v, before or after"
-    " it."
+    "Every command also takes --url, --token, --context, -o FORM (wide, json, yaml, name), --json,"
+    " --wide, --no-pager, -q and -v, before or after it."
 )
 
 
@@ -173,7 +214,68 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer's
         """Run it."""
         _set_line(ctx)
+        if _current.form == "name":
+            _name_by(ctx)
         return super().invoke(ctx)
+
+
+def _name_by(ctx: Any) -> None:  # noqa: ANN401 - Typer's
+    """Set the field that ``-o name`` prints. Raises Failure where there is none."""
+    path = " ".join(ctx.command_path.split()[1:])
+    field = guide.NAMES.get(path)
+    if field is None:
+        what = f"--output name: `shiftwork {path}` prints nothing that has a name"
+        raise usage(what, where="--output", fix="choose of wide, json, yaml")
+    if ctx.params.get("follow_it"):
+        fix = "leave one of them out, or choose of json, yaml"
+        raise usage("--output name does not go with --follow", where="--output", fix=fix)
+    now = _current
+    render.configure(form=now.form, quiet=now.quiet, verbose=now.verbose, name=field)
+
+
+class Paged(Command):
+    """A command whose result, where it is longer than the terminal, goes through a pager."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer's
+        """Run it, and page what it prints unless it follows something."""
+        with pager.paging(wanted=_current.paged and not ctx.params.get("follow_it")):
+            return super().invoke(ctx)
+
+
+class Watched(Paged):
+    """A paged command that can also be repeated: it has ``--watch`` and ``--interval``."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer's
+        """Run it once, or again and again."""
+        seconds = live.interval(ctx.params)
+        if seconds is None:
+            return super().invoke(ctx)
+        if _current.form == "name":
+            fix = "leave one of them out, or choose of wide, json, yaml"
+            raise usage("--output name does not go with --watch", where="--output", fix=fix)
+        begin(replace(_current, call_seconds=live.CALL_SECONDS, paged=False))
+
+        def draw() -> None:
+            try:
+                # The pager's own block is left out: a picture is cut at the screen's end.
+                Command.invoke(self, ctx)
+            finally:
+                close_connections()
+
+        return live.repeat(draw, seconds, _title())
+
+
+def _title() -> str:
+    """The command line without what belongs to no picture, such as a token."""
+    words = list(_words)
+    shown = ["shiftwork"]
+    while words:
+        word = words.pop(0)
+        if word in _VALUED:
+            del words[:1]
+        elif not word.startswith(("--token=", "--url=", "--watch", "-w")):
+            shown.append(word)
+    return " ".join(shown)
 
 
 def _set_context(error: Any, ctx: Any) -> None:  # noqa: ANN401 - Typer's
@@ -203,8 +305,7 @@ class Root(TyperGroup):
             render.note("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         finally:
-            while _open:
-                _open.pop().close()
+            close_connections()
 
     def parse_args(self, ctx: Any, args: List[str]) -> List[str]:  # noqa: ANN401 - Typer's
         """Parse with the global options in front."""
@@ -212,8 +313,10 @@ class Root(TyperGroup):
         hoisted, separated = hoist(_with_help(args))
         # A copy: the parser empties its list.
         _words = hoisted[: hoisted.index("--") if separated else len(hoisted)]
-        _current = Session(separated=separated, json="--json" in hoisted)
-        render.configure(json=_current.json, quiet=False, verbose=False)
+        before = zip(_words, _words[1:])
+        is_json = "--json" in _words or ("-o", "json") in before or "--output=json" in _words
+        _current = Session(separated=separated, form="json" if is_json else "")
+        render.configure(form=_current.form, quiet=False, verbose=False)
         _refuse_other_encodings(args)
         try:
             return super().parse_args(ctx, hoisted)

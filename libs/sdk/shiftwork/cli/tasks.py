@@ -43,7 +43,16 @@ _SOME = typer.Argument(
     None, metavar="[TASK...]", help=TASK_HELP, autocompletion=complete.live_tasks
 )
 _NOW = typer.Option(False, "--now", help="Kill the run at once: nothing is saved.")
-_LABEL = typer.Option(None, "--label", "-l", metavar="K=V", help="With this label; repeatable.")
+_LABEL = typer.Option(
+    None,
+    "--label",
+    "-l",
+    metavar="K=V",
+    help="With this label; K: whatever its value, K!=V: without it or with another. Repeatable:"
+    " all must hold.",
+)
+# As many as the API takes.
+LABELS_MAX = 32
 # What a list is sorted by, and the API's field for it. Ids sort by time.
 ORDERS = {
     "submitted": "submitted_at",
@@ -58,9 +67,9 @@ SORTED_BY = tuple(ORDERS)[:4]
 
 def register(app: session.App) -> None:
     """Add the commands."""
-    app.command("ls")(ls)
-    app.command("show")(show)
-    app.command("explain")(explain)
+    app.command("ls", cls=session.Watched)(ls)
+    app.command("show", cls=session.Watched)(show)
+    app.command("explain", cls=session.Paged)(explain)
     app.command("wait")(wait)
     app.command("pause")(pause)
     app.command("resume")(resume)
@@ -197,13 +206,9 @@ def ls(
     if now.json:
         render.document(found)
         return
-    short = ids.shortened(task["id"] for task in found["items"])
-    names = ids.Names(api, {task["id"]: task for task in found["items"]})
-    render.table(
-        COLUMNS,
-        [_row(task, short[task["id"]], names) for task in found["items"]],
-        "no tasks" if everything or state or chain else "no live tasks; --all shows the ended ones",
-    )
+    may_have_ended = everything or state or chain
+    none = "no tasks" if may_have_ended else "no live tasks; --all shows the ended ones"
+    show_table(api, found["items"], none)
     if found.get("next_cursor"):
         render.note(f"more than {limit}: raise --limit")
 
@@ -221,7 +226,22 @@ def _order(text: str) -> str:
 
 
 def _labels(given: Optional[List[str]]) -> List[str]:
-    return [f"{key}={value}" for key, value in parse.pairs(given or [], "--label").items()]
+    """The API's filters. Raises Failure for one that names no label, and for two values of one
+    label, which no task has."""
+    values: Dict[str, str] = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        differs = bool(equals) and name.endswith("!")
+        if not (name[:-1] if differs else name):
+            fix = "write --label KEY=VALUE, --label KEY!=VALUE or --label KEY"
+            raise usage(f"{text!r} names no label", where="--label", fix=fix)
+        if equals and not differs and values.setdefault(name, value) != value:
+            what = f"--label {name}={values[name]} and {text}: no task has both"
+            raise usage(what, where="--label", fix="a label has one value: leave one out")
+    if len(given or []) > LABELS_MAX:
+        what = f"{len(given or [])} filters are more than {LABELS_MAX}"
+        raise usage(what, where="--label", fix="give fewer")
+    return list(given or [])
 
 
 def _history(api: Api, since: str) -> Dict[str, Any]:
@@ -254,6 +274,13 @@ COLUMNS = (
     render.Column("SUBMITTED", drop=3),
     render.Column("REASON", drop=2, least=20),
 )
+
+
+def show_table(api: Api, tasks: Sequence[Dict[str, Any]], none: str) -> None:
+    """Print tasks as a table; without any, the note ``none``."""
+    short = ids.shortened(task["id"] for task in tasks)
+    names = ids.Names(api, {task["id"]: task for task in tasks})
+    render.table(COLUMNS, [_row(task, short[task["id"]], names) for task in tasks], none)
 
 
 def _row(task: Dict[str, Any], short: str, names: ids.Names) -> List["str | render.Cell"]:

@@ -105,7 +105,7 @@ def test_off_a_terminal_a_bar_is_noted_now_and_then(
     """Standard output gets how it ended, and the beginning of a line at once."""
     now = [0.0]
     monkeypatch.setattr(follow.time, "monotonic", lambda: now[0])
-    render.configure(json=False, quiet=False, verbose=False)
+    render.configure(form="", quiet=False, verbose=False)
     screen = follow.Screen(render.Progress(), follow.Printer())
     screen.take(pieces({"offset": 0, "text": "load"})[0])
     assert capfdbinary.readouterr().out == b"load"
@@ -129,7 +129,7 @@ def test_on_a_terminal_bars_are_drawn_without_their_control_sequences(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stderr)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    render.configure(json=False, quiet=False, verbose=False)
+    render.configure(form="", quiet=False, verbose=False)
     with render.Progress() as progress:
         screen = follow.Screen(progress, follow.Printer(ranks=True))
         screen.take(pieces({"offset": 0, "line": "\r\x1b[32m10%\x1b[0m\x1b]0;pwned\x07\x9b2J"})[0])
@@ -254,7 +254,7 @@ def test_approximate_and_unknown_times_are_marked(shiftwork: Shiftwork, written:
 def test_the_beginning_of_a_line_is_written_behind_its_time(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    render.configure(json=False, quiet=False, verbose=False)
+    render.configure(form="", quiet=False, verbose=False)
     screen = follow.Screen(render.Progress(), follow.Printer(times=True))
 
     def take(offset: int, text: str, seconds: float) -> bytes:

@@ -1,0 +1,100 @@
+"""``shiftwork top``: what the cluster has free, how much waits, and one's own tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import typer
+
+from shiftwork.cli import live, render, session, tasks
+from shiftwork.cli.client import Api
+
+# A request's worth; a screen shows fewer.
+TASKS_MAX = 100
+# The states in the order of the picture.
+ORDER = ("running", "preempting", "killing", "starting", "queued", "paused")
+
+
+def register(app: session.App) -> None:
+    """Add the command."""
+    app.command("top")(top)
+
+
+def top(
+    everybody: bool = typer.Option(False, "-A", "--all-users", help="Everybody's tasks."),
+    once: bool = typer.Option(False, "--once", help="One picture. So without a terminal."),
+    seconds: float = typer.Option(
+        live.SECONDS,
+        "-n",
+        "--interval",
+        metavar="SECONDS",
+        min=live.SECONDS_MIN,
+        max=live.SECONDS_MAX,
+        help="How often it is refreshed.",
+    ),
+) -> None:
+    """Show what is free, what waits and how your tasks do, refreshed until Ctrl-C or q."""
+    now = session.current()
+    is_live = not (once or now.json) and live.is_possible()
+    if is_live:
+        session.begin(replace(now, call_seconds=live.CALL_SECONDS))
+    api = session.current().api()
+
+    def draw() -> None:
+        _draw(api, everybody=everybody)
+
+    if now.json:
+        render.document(_document(api, everybody=everybody))
+    elif is_live:
+        live.repeat(draw, seconds, "shiftwork top" + (" --all-users" if everybody else ""))
+    else:
+        draw()
+
+
+def _document(api: Api, *, everybody: bool) -> dict[str, Any]:
+    """The groups and the live tasks: two requests, whatever the cluster's size."""
+    groups = api.get("/v1/groups")["items"]
+    query: dict[str, Any] = {"all": "false", "limit": TASKS_MAX}
+    if not everybody:
+        query["mine"] = "true"
+    page = api.get("/v1/tasks", query)
+    found = sorted(page["items"], key=_place)
+    return {"groups": groups, "tasks": found, "more_tasks": page.get("next_cursor") is not None}
+
+
+def _place(task: dict[str, Any]) -> int:
+    return ORDER.index(task["state"]) if task["state"] in ORDER else len(ORDER)
+
+
+def _draw(api: Api, *, everybody: bool) -> None:
+    found = _document(api, everybody=everybody)
+    render.table(
+        (
+            render.Column("GROUP", least=8),
+            render.Column("GPUS USED"),
+            render.Column("FREE"),
+            render.Column("ALL", drop=2),
+            render.Column("NODES USED"),
+            render.Column("FREE"),
+            render.Column("ALL", drop=3),
+            render.Column("WAITING", drop=1),
+        ),
+        [_group(each) for each in found["groups"]],
+        "no nodes yet",
+    )
+    render.line("")
+    shown: list[dict[str, Any]] = found["tasks"]
+    tasks.show_table(api, shown, "no live tasks" if everybody else "no live tasks of yours")
+    if found["more_tasks"]:
+        render.note(f"only the newest {TASKS_MAX} are shown: `shiftwork ls` lists all")
+
+
+def _group(group: dict[str, Any]) -> list[str]:
+    """A row; a server that is older leaves out some of the numbers."""
+    names = ("used_gpus", "free_gpus", "gpus", "used_nodes", "free_nodes", "nodes", "waiting")
+    return [group["name"], *(_number(group.get(name)) for name in names)]
+
+
+def _number(value: object) -> str:
+    return "?" if value is None else str(value)
