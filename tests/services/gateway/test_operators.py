@@ -58,6 +58,15 @@ async def test_nodes_come_in_pages(harness: GatewayHarness, ann: httpx.AsyncClie
     assert found == ["n0", "n1", "n2", "n3", "n4"]
 
 
+async def test_groups_count_what_is_used_and_what_waits(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    await harness.project(*(a_node(f"n{number}") for number in range(2)))
+    (group,) = (await ann.get("/v1/groups")).json()["items"]
+    assert (group["used_nodes"], group["free_nodes"], group["used_gpus"]) == (0, 2, 0)
+    assert (group["free_gpus"], group["waiting"]) == (group["gpus"], 0)
+
+
 async def test_cordon(harness: GatewayHarness, admin: httpx.AsyncClient) -> None:
     harness.others.nodes = {"n0"}
     reply = await admin.put("/v1/nodes/n0/schedulable", json={"schedulable": False})

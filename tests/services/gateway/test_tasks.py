@@ -72,6 +72,12 @@ async def test_filters(
     assert await names("priority=high") == ["one"]
     assert await names("label=a=1") == ["two", "one"]
     assert await names("label=a=1&label=b=2") == ["one"]
+    assert await names("label=b") == ["one"]
+    assert await names("label=a&label=b!=2") == ["two"]
+    assert await names("label=a!=1") == ["three"]
+    assert await names("label=a!=2&label=b=2") == ["one"]
+    assert await names("name_prefix=t") == ["three", "two"]
+    assert await names("name_prefix=tw&label=a") == ["two"]
     assert await names("group=elsewhere") == []
     queue = (await ann.get("/v1/queue")).json()["items"]
     assert [task["name"] for task in queue] == ["one"]
@@ -87,7 +93,9 @@ async def test_filters(
         ("state=resting", "state"),
         ("priority=urgent", "priority"),
         ("sort=colour", "sort"),
-        ("label=a", "label"),
+        ("label==1", "label"),
+        ("label=!=1", "label"),
+        ("&".join(f"label=a{number}" for number in range(33)), "label"),
         ("cursor=nonsense", "cursor"),
     ],
 )

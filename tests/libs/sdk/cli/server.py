@@ -217,7 +217,17 @@ class CliServer:
             "users": [{"name": "ada", "role": "admin", "team": "lab", "created_at": NOW}],
             "teams": [{"name": "lab", "created_at": NOW}],
             "groups": [
-                {"name": "default", "nodes": 2, "ready_nodes": 1, "gpus": 4, "free_gpus": 3}
+                {
+                    "name": "default",
+                    "nodes": 2,
+                    "ready_nodes": 1,
+                    "used_nodes": 1,
+                    "free_nodes": 1,
+                    "gpus": 4,
+                    "used_gpus": 1,
+                    "free_gpus": 3,
+                    "waiting": 7,
+                }
             ],
         }
         if method == "GET" and len(words) == 1 and words[0] in lists:
@@ -274,6 +284,8 @@ class CliServer:
             found = [task for task in found if task["state"] in query["state"].split(",")]
         if "id_prefix" in query:
             found = [task for task in found if task["id"].startswith(query["id_prefix"])]
+        if "name_prefix" in query:
+            found = [task for task in found if task["name"].startswith(query["name_prefix"])]
         if "id_suffix" in query:
             found = [task for task in found if task["id"].endswith(query["id_suffix"])]
         begin = int(query.get("cursor", "0"))

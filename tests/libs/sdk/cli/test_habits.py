@@ -146,7 +146,7 @@ def test_lists_are_sorted_and_filtered_by_the_server(
     assert shiftwork("ls", "-l", "a=b", "--label", "c=d", "--sort", "-name").code == 0
     query = three.asked("GET", "/v1/tasks").query
     assert query["sort"] == "-name"
-    assert shiftwork("ls", "-l", "a").code == 2
+    assert shiftwork("ls", "-l", "=a").code == 2
 
 
 @pytest.mark.parametrize(
