@@ -96,7 +96,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ls --all --mine --sort name",
         "ls -l project=vision -l 'stage!=test' --state queued,running",
         "ls --watch",
-        "ls -l project=vision -o name | xargs shiftwork pause",
     ),
     "top": ("top", "top -A -n 5"),
     "show": ("show resnet",),

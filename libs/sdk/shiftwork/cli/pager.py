@@ -125,7 +125,7 @@ class _Paged(io.TextIOBase):
         return self._encoding
 
     def isatty(self) -> bool:
-        return True
+        return self._stream.isatty()
 
     def writable(self) -> bool:
         return True

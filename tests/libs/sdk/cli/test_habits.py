@@ -256,10 +256,14 @@ def complete(home: Path, url: str, line: str) -> tuple[list[str], str]:
 
 def test_names_and_values_are_completed(three: CliServer, home: Path) -> None:
     three.nodes.append({"id": "n7", "tasks": []})
+    three.tasks["t23oc746aabbcc"] = a_task("t23oc746aabbcc", name="other")
     for line, expected in (
         ("shiftwork stop t", ["three", "two"]),
         ("shiftwork logs on", ["one"]),
         ("shiftwork stop ton", ["tone"]),
+        # As tables show it: the end of an id.
+        ("shiftwork show aabb", ["aabbcc"]),
+        ("shiftwork -o y", ["yaml"]),
         ("shiftwork priority one hi", ["high"]),
         ("shiftwork submit --priority very", ["very_high"]),
         ("shiftwork submit --group d", ["default"]),
@@ -270,6 +274,9 @@ def test_names_and_values_are_completed(three: CliServer, home: Path) -> None:
     ):
         found, err = complete(home, three.url, line)
         assert (sorted(found), err) == (expected, ""), line
+    # The server filters, so that a name is found among any number of tasks.
+    asked = [each.query.get("name_prefix") for each in three.seen]
+    assert {"t", "on", "ton", "aabb"} <= set(asked)
 
 
 def test_completion_prints_nothing_and_ends_soon_without_a_server(home: Path) -> None:

@@ -70,6 +70,9 @@ def test_with_several_tasks_each_error_names_its_task(
     assert "PUT" not in done.err
 
 
+NAMELESS = "prints nothing that has a name"
+
+
 @pytest.mark.parametrize("verb", ["stop", "pause"])
 def test_somebody_elses_task_is_named_as_it_was_typed(
     shiftwork: Shiftwork, server: CliServer, verb: str
@@ -292,15 +295,23 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         ("node drian n0", "there is no command 'drian'", "did you mean drain?"),
         ("user rm bob", "there is no command 'rm'", "choose of add, set, ls"),
         ("ls -o yml", "-o yml: there is no such form", "did you mean yaml? choose of wide, json"),
-        ("ls --json -o yaml", "--json and -o yaml: a result has one form", "leave one out"),
-        ("quota ls -o name", "prints nothing that has a name", "choose of wide, json, yaml"),
+        ("ls --wide -o yaml", "--wide and -o yaml: a result has one form", "leave one out"),
+        (
+            "quota ls -o name",
+            f"-o name: `shiftwork quota ls` {NAMELESS}",
+            "choose of wide, json, yaml",
+        ),
         ("submit -f -o name -- true", "-o name does not go with -f", "leave one of them out"),
         ("ls --interval 5", "--interval goes with --watch", "add --watch"),
-        ("ls --watch", "--watch needs a terminal", "add --json: then each change is a line"),
+        (
+            "ls --watch",
+            "--watch needs a terminal that can be redrawn",
+            "leave it out, or add --json",
+        ),
         ("ls --watch -o name", "-o name does not go with --watch", "leave one of them out"),
-        ("ls -l a=1 -l a=2", "-l a=1 and a=2: no task has both", "leave one out"),
+        ("ls -l a=1 -l a=2", "-l a=1 and a=2: no task has both", "a label has one value"),
         ("ls -l !=2", "'!=2' names no label", "write -l KEY=VALUE, -l KEY!=VALUE or -l KEY"),
-        ("top -n 0.1", "-n 0.1: is not a number from 1", "give a number from 1"),
+        ("top -n 0.1", "-n 0.1: is not a number from 1 to 3600.0", "give a number from 1"),
     ],
 )
 def test_a_command_line_that_cannot_be_parsed(
