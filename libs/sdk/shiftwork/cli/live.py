@@ -252,7 +252,7 @@ class _Screen:
     def paint(self, text: str, note: str) -> None:
         """Draw a picture, cut at the screen's edges. ``note`` stands in the last line."""
         columns, rows = render.terminal_size(sys.stdout)
-        at = render.clock(render.now().isoformat())[:8]
+        at = f"{render.now():%H:%M:%S}Z"
         head = f"Every {self._seconds:g}s: {render.one_line(self._title)}"
         room = max(0, columns - len(at) - 1)
         lines = [f"\x1b[2m{render.cut(head, room).ljust(room)} {at}\x1b[0m", ""]

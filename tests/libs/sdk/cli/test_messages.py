@@ -306,7 +306,7 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         (
             "ls --watch",
             "--watch needs a terminal that can be redrawn",
-            "leave it out, or add --json",
+            "leave it out, or add",
         ),
         ("ls --watch -o name", "-o name does not go with --watch", "leave one of them out"),
         ("ls -l a=1 -l a=2", "-l a=1 and a=2: no task has both", "a label has one value"),
