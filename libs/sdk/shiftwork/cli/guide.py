@@ -25,7 +25,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "continue",
     ),
     "Nodes and sharing": ("nodes", "node", "group", "quota", "policy", "simulate"),
-    "People and access": ("whoami", "context", "user", "team", "token"),
+    "People and access": ("whoami", "context", "user", "team", "token", "audit"),
     "The platform": ("down", "k8s", "dead-letters", "completion", "version"),
 }
 OTHERS = "Other commands"
@@ -130,10 +130,15 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "policy set": ("policy set policy.yaml",),
     "policy unset": ("policy unset training",),
     "policy dry-run": ("policy dry-run policy.yaml",),
-    "user add": ("user add ann --team vision",),
-    "user set": ("user set ann --disable",),
+    "user add": ("user add ann --team vision", "user add olga --role operator"),
+    "user set": ("user set ann --disable", "user set ann --archive"),
+    "user rm": ("user rm ann",),
     "team add": ("team add vision",),
-    "token create": ("token create --user ann --expires-in 90d",),
+    "token create": (
+        "token create --user ann --expires-in 90d",
+        "token create --name nightly --scope tasks --expires-in 30d",
+    ),
+    "audit": ("audit --who ann --from 7d", "audit --action quota --csv > quotas.csv"),
     "dead-letters ls": ("dead-letters ls",),
     "completion": ("completion bash > ~/.shiftwork-completion",),
     "up": ("up --nodes 2 --slots 2", "up --detach"),
@@ -149,6 +154,7 @@ NAMES: Mapping[str, str] = {
     **dict.fromkeys(("nodes", "node ls", "node cordon", "node uncordon", "node drain"), "id"),
     **dict.fromkeys(("node label", "node taint", "token ls", "dead-letters ls"), "id"),
     **dict.fromkeys(("group ls", "user ls", "user add", "user set", "team ls", "team add"), "name"),
+    **dict.fromkeys(("user rm", "team rm"), "name",
     **dict.fromkeys(("context ls", "context show"), "name"),
     "policy show": "group",
 }

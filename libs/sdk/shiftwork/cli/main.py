@@ -11,6 +11,7 @@ from typing import Any, List, Optional
 import typer
 
 from shiftwork.cli import (
+    audit,
     complete,
     context_commands,
     dead_letters,
@@ -48,7 +49,7 @@ app = session.App(
 )
 
 NOUNS = (
-    *(submit, tasks, top, debug, terminal, logs, events, nodes, quota, policy, people),
+    *(submit, tasks, top, debug, terminal, logs, events, nodes, quota, policy, people, audit),
     *(dead_letters, context_commands, shell),
 )
 for noun in NOUNS:
