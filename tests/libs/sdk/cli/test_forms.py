@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shiftwork.cli import guide, main, render
 
@@ -72,13 +72,18 @@ def test_every_command_with_names_exists() -> None:
             assert command is not None, path
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda below: st.lists(below) | st.dictionaries(st.text(), below),
-    max_leaves=8,
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.sampled_from(["no", "1e3", "12:30", "0x1f", "~", "a: b", "\x1b[2J", "\u202e", "-", "#"])
 )
+VALUES = st.lists(SCALARS, max_size=4) | st.dictionaries(st.text(max_size=8), SCALARS, max_size=4)
 
 
+@settings(max_examples=50)
 @given(VALUES)
 def test_any_document_is_the_same_in_yaml_and_nothing_that_a_terminal_obeys(value: object) -> None:
     document = {"value": value}
