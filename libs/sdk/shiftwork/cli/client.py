@@ -74,6 +74,8 @@ class Api:
         self.url = url.rstrip("/")
         # How long the server may take for one request.
         self.call_seconds = CALL_SECONDS
+        # How often a server is tried that does not answer.
+        self.unreached_tries_max = UNREACHED_TRIES_MAX
         self._data = data
         self._token = token
         # Set when the result is no longer wanted: a reader does not begin again.
@@ -247,7 +249,7 @@ class Api:
                 )
             except Unreachable as error:
                 unreached += 1
-                if not tries_left or unreached >= UNREACHED_TRIES_MAX:
+                if not tries_left or unreached >= self.unreached_tries_max:
                     raise self._unreachable(error) from error
             else:
                 if answer.status < 400:  # noqa: PLR2004 - no refusal

@@ -154,10 +154,10 @@ def _repeat_documents(draw: Callable[[], None], seconds: float) -> None:
 
 
 class _Away:
-    """Since when the server has not answered."""
+    """Whether the server answers, and when it did last."""
 
     def __init__(self) -> None:
-        self._since: float | None = None
+        self._answered_at = time.monotonic()
         self._what = ""
 
     def began(self, failure: Failure) -> bool:
@@ -165,23 +165,21 @@ class _Away:
         whenever the server is asked again."""
         if failure.code != UNREACHABLE and failure.problem.get("status") not in _AWAY:
             raise failure
-        is_first = self._since is None
-        if self._since is None:
-            self._since = time.monotonic()
-        self._what = failure.what
-        return is_first
+        before, self._what = self._what, failure.what
+        return not before
 
     def ended(self) -> bool:
         """The server has answered: True if it was away before."""
-        was_away, self._since = self._since is not None, None
-        return was_away
+        self._answered_at = time.monotonic()
+        before, self._what = self._what, ""
+        return bool(before)
 
     @property
     def note(self) -> str:
         """One line about it; empty if the server answers."""
-        if self._since is None:
+        if not self._what:
             return ""
-        ago = render.span(time.monotonic() - self._since)
+        ago = render.span(time.monotonic() - self._answered_at)
         return f"{self._what}; the picture is from {ago} before; trying again"
 
 

@@ -201,7 +201,9 @@ def record(value: object) -> None:
 def _names(value: object) -> Iterable[str]:
     """The ids of a list's items, or of the one thing that a document is about."""
     found = parse.fields(value)
-    items: list[Any] = parse.listed(found["items"]) if "items" in found else [found]
+    items: list[Any] = [found]
+    if "items" in found:
+        items = parse.listed(found["items"])
     return (str(parse.fields(each).get(_Mode.name, "")) for each in items)
 
 
@@ -213,7 +215,8 @@ def _yaml(value: object) -> str:
 
     def dumped(*, as_it_is: bool) -> str:
         form: dict[str, Any] = {"sort_keys": False, "width": math.inf, "allow_unicode": as_it_is}
-        return str(yaml.safe_dump(value, **form)).rstrip("\n")
+        text: str = yaml.safe_dump(value, **form)
+        return text.rstrip("\n")
 
     text = dumped(as_it_is=encoding.lower().startswith("utf"))
     # What a terminal obeys must stand in quotes to be escaped.

@@ -69,6 +69,9 @@ class Session:
         found = self.target()
         api = Api(found.url, found.token, self._address_given_by(), found.data)
         api.call_seconds = self.call_seconds
+        if self.call_seconds < CALL_SECONDS:
+            # Who waits briefly asks again by itself.
+            api.unreached_tries_max = 1
         _open.append(api)
         return api
 
@@ -191,7 +194,11 @@ class App(typer.Typer):
         register = super().command(name, **options)
         if options["cls"] is not Watched:
             return register
-        return lambda function: register(live.watchable(function))
+
+        def watchable(function: Callable[..., Any]) -> Callable[..., Any]:
+            return register(live.watchable(function))
+
+        return watchable
 
 
 EPILOG = (

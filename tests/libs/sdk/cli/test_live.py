@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyte
 import pytest
-from shiftwork.cli import live
 
 from tests.libs.sdk.cli.server import CliServer, a_task, problem
 from tests.libs.sdk.cli.test_submit import MAIN, environment
@@ -300,7 +299,7 @@ def test_watch_with_json_prints_a_line_for_each_change(
         if len(pauses) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(live.time, "sleep", pause)
+    monkeypatch.setattr("shiftwork.cli.live.time.sleep", pause)
     done = shiftwork("ls", "--watch", "--json", "--interval", "3")
     assert (done.code, pauses) == (130, [3.0] * 4)
     states = [json.loads(line)["items"][0]["state"] for line in done.out.splitlines()]
