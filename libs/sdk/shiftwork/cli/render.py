@@ -215,7 +215,8 @@ def _yaml(value: object) -> str:
 
     def dumped(*, as_it_is: bool) -> str:
         form: dict[str, Any] = {"sort_keys": False, "width": math.inf, "allow_unicode": as_it_is}
-        text: str = yaml.safe_dump(value, **form)
+        dump: Any = yaml.safe_dump
+        text: str = dump(value, **form)
         return text.rstrip("\n")
 
     text = dumped(as_it_is=encoding.lower().startswith("utf"))
