@@ -232,7 +232,10 @@ def verify(file: Path, report: Callable[[int], None] = lambda _: None) -> Manife
             if not is_known(part.name):
                 raise DamagedError(f"a backup has no part {part.name!r:.80}")
             if part.name == CHECKSUMS:
-                _compare(sums, part)
+                try:
+                    _compare(sums, part)
+                except tarfile.TarError:
+                    raise DamagedError(f"it ends within {CHECKSUMS}") from None
                 break
             has_database |= part.name == DATABASE
             digest = hashlib.sha256()

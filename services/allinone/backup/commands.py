@@ -43,6 +43,12 @@ def make_backup(file: Path, data: Path | None) -> None:
     manifest = made.manifest
     if made.dropped:
         render.warning(f"{made.dropped} outputs were dropped by age while they were being copied")
+    if made.down:
+        render.warning(
+            f"not running at that time: {', '.join(made.down)}; events of more than an hour before"
+            f" that such a service has not handled are not in the backup (fix:"
+            f" `{data_folder.command('doctor')}`, then a new backup)"
+        )
     if session.current().json:
         render.document(
             {

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import csv
 import fcntl
+import json
 import os
 import shutil
 import stat
@@ -63,6 +64,8 @@ class Outcome:
     manifest: Manifest
     # Outputs that the platform dropped by age while they were being copied.
     dropped: int
+    # Parts of the running platform that were down, and so may not have handled old events.
+    down: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,16 @@ async def create(data_folder: DataFolder, file: Path, report: Report) -> Outcome
                 fix="try again; if the platform was ending or restarting, wait for that first",
             ) from problem
         size = partial.seek(0, os.SEEK_END)
-    return Outcome(file, size, outputs, manifest, dropped)
+    down = _down(data_folder) if manifest.running else ()
+    return Outcome(file, size, outputs, manifest, dropped, down)
+
+
+def _down(data_folder: DataFolder) -> tuple[str, ...]:
+    try:
+        parts = json.loads(data_folder.status.read_text())
+        return tuple(sorted(name for name, part in parts.items() if part["state"] != "up"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ()
 
 
 def check_folder(data_folder: DataFolder) -> None:
@@ -152,14 +164,26 @@ def _complete_or_nothing(file: Path) -> Generator[IO[bytes]]:
             if os.path.lexists(file):
                 raise Failure(f"{file} was made meanwhile", where="FILE", fix="name another file")
             partial.rename(file)
-        except OSError as problem:
+        except BaseException as problem:
             partial.unlink(missing_ok=True)
-            # What Python still holds back of a file that is gone need not be written.
-            raise _unwritable(file, problem) from problem
-        except BaseException:
-            partial.unlink(missing_ok=True)
+            # What is still held back of it cannot be written to a full disk.
+            with contextlib.suppress(OSError):
+                opened.close()
+            if isinstance(problem, OSError):
+                raise _failed(file, problem) from problem
             raise
     sync_folder(file.parent)
+
+
+def _failed(file: Path, problem: OSError) -> Failure:
+    """What the system refused: to read something, which is named then, or to write the backup."""
+    if not problem.filename:
+        return _unwritable(file, problem)
+    return Failure(
+        f"{os.fsdecode(problem.filename)} cannot be read: {problem.strerror or problem}",
+        where="--data",
+        fix="run it as the owner of the data folder, and check the disk",
+    )
 
 
 def _unwritable(file: Path, problem: OSError) -> Failure:
