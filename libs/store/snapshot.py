@@ -14,7 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from libs.store.connections import Address, Connection, connect, translated
+import asyncpg
+
+from libs.store.connections import Address, Connection, connect, meaning, translated
 from libs.store.statements import quoted
 from libs.store.tables import OUTBOX, VERSION_TABLE
 
@@ -32,13 +34,15 @@ class Snapshot:
 
     async def revisions(self, schemas: Sequence[str]) -> dict[str, str]:
         """Return the revision of each schema; empty for one that was never migrated."""
-        found: dict[str, str] = {}
-        for schema in schemas:
-            table = quoted(schema, VERSION_TABLE)
-            known = await self._connection.fetchval("SELECT to_regclass($1)::text", table)
-            query = f"SELECT version_num FROM {table}"  # noqa: S608 - our names
-            found[schema] = str(await self._connection.fetchval(query) or "") if known else ""
-        return found
+        with translated():
+            return {schema: await self._revision(schema) for schema in schemas}
+
+    async def _revision(self, schema: str) -> str:
+        table = quoted(schema, VERSION_TABLE)
+        if await self._connection.fetchval("SELECT to_regclass($1)::text", table) is None:
+            return ""
+        found = await self._connection.fetchval(f"SELECT version_num FROM {table}")  # noqa: S608 - our names
+        return str(found or "")
 
     async def list_rows(
         self, schema: str, table: str, fields: Sequence[str], order: Sequence[str], file: Path
@@ -47,12 +51,13 @@ class Snapshot:
         grow with the rows. A column that an older schema lacks is empty."""
         values = ", ".join(f"to_jsonb(r) ->> '{name}'" for name in fields)
         sort = ", ".join(f"r.{quoted(name)}" for name in order)
+        query = f"SELECT {values} FROM {quoted(schema, table)} r ORDER BY {sort}"  # noqa: S608 - our names
         untyped: Any = self._connection
-        await untyped.copy_from_query(
-            f"SELECT {values} FROM {quoted(schema, table)} r ORDER BY {sort}",  # noqa: S608 - our names
-            output=file,
-            format="csv",
-        )
+        try:
+            await untyped.copy_from_query(query, output=file, format="csv")
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            # An OSError is the file's.
+            raise meaning(error, closed=True) or error from error
 
 
 @asynccontextmanager
@@ -64,17 +69,19 @@ async def snapshot(address: Address) -> AsyncGenerator[Snapshot]:
     address = replace(address, statement_timeout_s=STATEMENT_SECONDS_MAX)
     with translated():
         connection = await connect(address)
-        try:
+    try:
+        with translated():
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             # It only waits while another program copies the tables.
             await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
-            yield Snapshot(
+            opened = Snapshot(
                 name=await connection.fetchval("SELECT pg_export_snapshot()"),
                 taken_at=await connection.fetchval("SELECT now()"),
                 _connection=connection,
             )
-        finally:
-            connection.terminate()
+        yield opened
+    finally:
+        connection.terminate()
 
 
 async def publish_again(address: Address, schemas: Sequence[str], since: datetime) -> int:

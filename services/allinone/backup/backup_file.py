@@ -103,6 +103,16 @@ def newer_schemas(made: Mapping[str, str], known: Mapping[str, str]) -> list[str
     )
 
 
+def part_header(name: str, size: int, at: int) -> bytes:
+    """The header of a part: one block, whatever the size. ``at``: seconds since 1970."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, _MODE, at
+    # This format keeps sizes above 8 GiB in a header of the same length.
+    header = info.tobuf(tarfile.GNU_FORMAT)
+    assert len(header) == _BLOCK, f"{name}: the name is too long"
+    return header
+
+
 class BackupWriter:
     """Writes a backup to an empty file that can be read and sought in. ``close`` completes it."""
 
@@ -128,13 +138,8 @@ class BackupWriter:
     def _end_part(self, header_at: int, name: str, size: int) -> None:
         self._file.write(bytes(-size % _BLOCK))
         end = self._file.tell()
-        info = tarfile.TarInfo(name)
-        info.size, info.mode, info.mtime = size, _MODE, self._at
-        # This format keeps sizes above 8 GiB in a header of the same length.
-        header = info.tobuf(tarfile.GNU_FORMAT)
-        assert len(header) == _BLOCK, f"{name}: the name is too long"
         self._file.seek(header_at)
-        self._file.write(header)
+        self._file.write(part_header(name, size, self._at))
         self._file.seek(end)
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ def _document(manifest: Any) -> dict[str, Any]:  # noqa: ANN401 - imported later
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it; SIGTERM and the end of the terminal interrupt it like Ctrl-C, so that it cleans up."""
+    """Run it. SIGTERM and the end of the terminal interrupt it like Ctrl-C: it cleans up."""
 
     async def main() -> T:
         task = asyncio.ensure_future(work)

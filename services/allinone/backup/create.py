@@ -83,7 +83,7 @@ async def create(data_folder: DataFolder, file: Path, report: Report) -> Outcome
     backup to the same name replaces it.
     """
     check_folder(data_folder)
-    with _complete_or_nothing(file) as partial:
+    with complete_or_nothing(file) as partial:
         try:
             async with _database(data_folder, report) as (postgres, running):
                 outputs, dropped, manifest = await _write(
@@ -130,13 +130,10 @@ def check_folder(data_folder: DataFolder) -> None:
 
 
 @contextlib.contextmanager
-def _complete_or_nothing(file: Path) -> Generator[IO[bytes]]:
+def complete_or_nothing(file: Path) -> Generator[IO[bytes]]:
     """A private file that gets its name when the context ends without an error, synced; else it is
     removed. The lock in it ends with this process, however it ends."""
-    if os.path.lexists(file):
-        raise Failure(
-            f"{file} exists", where="FILE", fix="name a new file, or remove that one first"
-        )
+    _check_new(file)
     partial = file.with_name(f".{file.name}.partial")
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -161,8 +158,7 @@ def _complete_or_nothing(file: Path) -> Generator[IO[bytes]]:
             yield opened
             opened.flush()
             os.fsync(descriptor)
-            if os.path.lexists(file):
-                raise Failure(f"{file} was made meanwhile", where="FILE", fix="name another file")
+            _check_new(file)
             partial.rename(file)
         except BaseException as problem:
             partial.unlink(missing_ok=True)
@@ -173,6 +169,13 @@ def _complete_or_nothing(file: Path) -> Generator[IO[bytes]]:
                 raise _failed(file, problem) from problem
             raise
     sync_folder(file.parent)
+
+
+def _check_new(file: Path) -> None:
+    if os.path.lexists(file):
+        raise Failure(
+            f"{file} exists", where="FILE", fix="name a new file, or remove that one first"
+        )
 
 
 def _failed(file: Path, problem: OSError) -> Failure:
@@ -260,7 +263,7 @@ async def _write(
             else:
                 listed.touch()
             manifest = Manifest(created_at=now.taken_at, revisions=revisions, running=running)
-            count, size = await asyncio.to_thread(_sum_of, _outputs(listed))
+            count, size = await asyncio.to_thread(_sum_of, kept_outputs(listed))
             _check_space(file, size)
             writer = BackupWriter(file, manifest)
             try:
@@ -295,7 +298,7 @@ def _sum_of(outputs: Iterable[Output]) -> tuple[int, int]:
     return count, size
 
 
-def _outputs(listed: Path) -> Iterator[Output]:
+def kept_outputs(listed: Path) -> Iterator[Output]:
     """The files of the kept outputs in the list that the snapshot gave: the output, and its time
     stamps."""
     with listed.open(newline="") as file:
@@ -306,24 +309,22 @@ def _outputs(listed: Path) -> Iterator[Output]:
             yield Output(output.times_path(key), int(timestamps or 0) * TIMESTAMP_BYTES)
 
 
-def _copy(
-    writer: BackupWriter, data_folder: DataFolder, listed: Path, progress: Progress
-) -> int:
+def _copy(writer: BackupWriter, data_folder: DataFolder, listed: Path, progress: Progress) -> int:
     """Copy the kept outputs; returns how many were dropped by age since the snapshot."""
     dropped = 0
-    for output in _outputs(listed):
+    for output in kept_outputs(listed):
         name = f"output/{output.path}"
         assert OUTPUT.fullmatch(name), name
         try:
             with (data_folder.logs / output.path).open("rb") as file:
-                writer.add(name, progress.of(_first(file, output)))
+                writer.add(name, progress.of(first_bytes(file, output)))
         except FileNotFoundError:
             # One without a byte has no file.
             dropped += output.size > 0 and output.path.suffix == ".log"
     return dropped
 
 
-def _first(file: IO[bytes], output: Output) -> Iterator[bytes]:
+def first_bytes(file: IO[bytes], output: Output) -> Iterator[bytes]:
     """The bytes of a file that count."""
     left = output.size
     while left:

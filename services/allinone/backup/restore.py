@@ -71,9 +71,7 @@ async def check_backup(file: Path, report: Report) -> Manifest:
     """Read a whole backup and compare its checksums and its version; nothing is written. Raises
     Failure."""
     try:
-        size = file.stat().st_size
-        report(f"checking {file} ({size_text(size)})")
-        manifest = await in_thread(report, lambda progress: _verify(file, progress))
+        manifest = await in_thread(report, lambda progress: _verify(file, progress, report))
     except NotABackupError as problem:
         raise Failure(
             f"{file} is not a backup of this platform: {problem}",
@@ -108,7 +106,8 @@ def _newer(file: Path, why: str) -> Failure:
     )
 
 
-def _verify(file: Path, progress: Progress) -> Manifest:
+def _verify(file: Path, progress: Progress, report: Report) -> Manifest:
+    report(f"checking {file} ({size_text(file.stat().st_size)})")
     before = 0
 
     def count(read: int) -> None:
@@ -253,7 +252,12 @@ async def _fill(
         finally:
             await postgres.stop()
             postgres.remove_temporary()
-    except (ServerError, StoreUnavailableError, DatabaseFaultError, programs.ProgramError) as problem:
+    except (
+        ServerError,
+        StoreUnavailableError,
+        DatabaseFaultError,
+        programs.ProgramError,
+    ) as problem:
         raise Failure(
             f"the database could not be restored: {problem}",
             where=str(file),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -24,6 +23,7 @@ from services.allinone.backup.backup_file import (
     decode_manifest,
     is_known,
     newer_schemas,
+    part_header,
     read_manifest,
     read_parts,
     verify,
@@ -65,37 +65,15 @@ def test_what_is_written_is_read_again(backup: Path) -> None:
 
 def test_ordinary_programs_read_and_check_it(backup: Path, tmp_path: Path) -> None:
     subprocess.run(["tar", "-xf", backup, "-C", tmp_path], check=True)
-    subprocess.run(["sha256sum", "--quiet", "--strict", "-c", "sha256sums"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["sha256sum", "--quiet", "--strict", "-c", "sha256sums"], cwd=tmp_path, check=True
+    )
 
 
-def test_a_part_larger_than_eight_gibibytes_has_its_size_in_the_header(tmp_path: Path) -> None:
-    class Counted(io.RawIOBase):
-        """Keeps headers and drops content."""
-
-        def __init__(self) -> None:
-            self.at, self.headers = 0, dict[int, bytes]()
-
-        def write(self, data: bytes) -> int:  # type: ignore[override]
-            if len(data) == tarfile.BLOCKSIZE:
-                self.headers[self.at] = bytes(data)
-            self.at += len(data)
-            return len(data)
-
-        def seek(self, offset: int, whence: int = 0) -> int:
-            assert whence == 0
-            self.at = offset
-            return offset
-
-        def tell(self) -> int:
-            return self.at
-
-    file = Counted()
-    writer = BackupWriter(file, MANIFEST)  # type: ignore[arg-type]
-    begin = file.tell()
-    writer._end_part(begin, DATABASE, 33 << 28)
-    writer.release()
-    info = tarfile.TarInfo.frombuf(file.headers[begin], "utf-8", "strict")
-    assert info.size == 33 << 28
+def test_a_part_larger_than_eight_gibibytes_has_a_header_of_the_same_length() -> None:
+    header = part_header(DATABASE, 33 << 28, 0)
+    assert len(header) == len(part_header(DATABASE, 0, 0)) == tarfile.BLOCKSIZE
+    assert tarfile.TarInfo.frombuf(header, "utf-8", "strict").size == 33 << 28
 
 
 @pytest.mark.parametrize("name", [DATABASE, "folder/admin-token", "manifest.json", "sha256sums"])
@@ -134,13 +112,13 @@ def test_a_part_that_is_missing_or_added_is_found(backup: Path, tmp_path: Path) 
 
     with pytest.raises(DamagedError, match="was changed"):
         verify(without(OUTPUT))
-    with pytest.raises(DamagedError, match="0.times is missing"):
+    with pytest.raises(DamagedError, match="times is missing"):
         verify(without("output/t1a2b3/1/0.times"))
     with pytest.raises(DamagedError, match="has no checksum"):
         verify(without("", added="output/t9/1/0.log"))
     with pytest.raises(DamagedError, match="its end is missing"):
         verify(without("sha256sums"))
-    with pytest.raises(DamagedError, match="no part 'output/../x'"):
+    with pytest.raises(DamagedError, match="no part"):
         verify(without("", added="output/../x"))
 
 
