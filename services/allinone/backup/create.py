@@ -207,8 +207,7 @@ async def _database(
     postgres = Postgres(
         data_folder.data, data_folder.credentials, PostgresOptions(service_user=user)
     )
-    if data_folder.is_kept():
-        await _until_ready(data_folder, report)
+    if await _is_ready(data_folder, report):
         postgres.attach()
         yield postgres, True
         return
@@ -228,10 +227,14 @@ async def _database(
         ) from problem
 
 
-async def _until_ready(data_folder: DataFolder, report: Report) -> None:
-    """Wait for a platform that is starting: it may be migrating its schemas."""
+async def _is_ready(data_folder: DataFolder, report: Report) -> bool:
+    """True once the platform is ready, False if it is down. Waits for one that is starting, because
+    it may be migrating its schemas, and for one that is ending."""
     ends_at, waited = monotonic() + READY_SECONDS_MAX, False
-    while (holder := data_folder.holder()) is None or not holder.ready:
+    while data_folder.is_kept():
+        holder = data_folder.holder()
+        if holder is not None and holder.ready:
+            return True
         if monotonic() > ends_at:
             raise Failure(
                 f"it has been starting or ending for {READY_SECONDS_MAX:g} s",
@@ -242,6 +245,7 @@ async def _until_ready(data_folder: DataFolder, report: Report) -> None:
             report("waiting for the platform, which is starting or ending")
             waited = True
         await asyncio.sleep(READY_POLL_SECONDS)
+    return False
 
 
 async def _write(
