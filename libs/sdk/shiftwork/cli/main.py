@@ -11,6 +11,7 @@ from typing import Any, List, Optional
 import typer
 
 from shiftwork.cli import (
+    audit,
     complete,
     context_commands,
     dead_letters,
@@ -47,7 +48,7 @@ app = session.App(
 )
 
 NOUNS = (
-    *(submit, tasks, debug, terminal, logs, events, nodes, quota, policy, people),
+    *(submit, tasks, debug, terminal, logs, events, nodes, quota, policy, people, audit),
     *(dead_letters, context_commands, shell),
 )
 for noun in NOUNS:
