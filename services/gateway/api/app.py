@@ -24,6 +24,7 @@ from services.gateway.api import (
     runs,
     shapes,
     tasks,
+    usage,
 )
 from services.gateway.api.deps import PARTS, Context, answer
 from services.gateway.api.failures import STORE_ERRORS, problem_of
@@ -41,7 +42,7 @@ ROUTERS = tuple(
     module.router
     for module in (
         *(tasks, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
-        dead_letters,
+        *(usage, dead_letters),
     )
 )
 PROBLEM_JSON = "application/problem+json"
