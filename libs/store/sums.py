@@ -127,42 +127,67 @@ def _periods(
 
 def statement(shape: Shape, query: SpanQuery) -> Statement:
     """Return the same as SQL; its columns are the day, those of ``by``, the lives that began, and
-    the sums."""
+    the sums.
+
+    The inner queries find the rows with their days, then the length of each different span.
+    ``OFFSET 0`` keeps them apart: merged, each length would be computed once for each weight.
+    """
     arguments: list[object] = [query.since, query.until]
     begin, end = quoted(query.begin), quoted(query.end)
     since, until = "$1::timestamptz", "$2::timestamptz"
     where = [f"{begin} < {until}", f"({end} >= {since} OR {end} IS NULL)"]
     where += conditions(shape, query.where, arguments)
-    source = table_name(shape)
-    day = "NULL::timestamptz"
+    lengths = {(span.begin, span.end): f"length_{n}" for n, span in enumerate(query.spans)}
+    kept = [*query.by, *(span.weight for span in query.spans if span.weight)]
+    times = [query.begin, query.end, *(name for span in lengths for name in span if name)]
+    day = _days(begin, end, since, until) if query.daily else "NULL::timestamptz"
+    rows = (
+        f"SELECT {_listed([*kept, *times])}, {day} AS of_day"  # noqa: S608 - declared names only
+        f" FROM {table_name(shape)} WHERE {' AND '.join(where)}"
+    )
     if query.daily:
-        # LEAST and GREATEST pass over NULL.
-        source += (
-            f" CROSS JOIN LATERAL generate_series("
-            f"date_trunc('day', GREATEST({begin}, {since}), 'UTC'),"
-            f" GREATEST(LEAST({end}, {until}) - interval '1 microsecond',"
-            f" GREATEST({begin}, {since})), interval '24 hours') AS of_day"
-        )
-        day = "of_day"
         since, until = f"GREATEST({since}, of_day)", f"LEAST({until}, of_day + interval '24 hours')"
-    sums = [f"count(*) FILTER (WHERE {begin} >= {since} AND {begin} < {until})"]
-    sums += [_sum(span, begin, end, since, until) for span in query.spans]
-    keys = [day, *(quoted(name) for name in query.by)]
-    text = f"SELECT {', '.join([*keys, *sums])} FROM {source} WHERE {' AND '.join(where)}"  # noqa: S608 - declared names only
-    if groups := ", ".join(str(place) for place in range(1, len(keys) + 1)):
-        text += f" GROUP BY {groups} ORDER BY {groups}"
+    parts = ["of_day", f"{begin} >= {since} AND {begin} < {until} AS begins"]
+    parts += [quoted(name) for name in dict.fromkeys(kept)]
+    parts += [
+        f"{_length(span, begin, end, since, until)} AS {name}" for span, name in lengths.items()
+    ]
+    lived = f"SELECT {', '.join(parts)} FROM ({rows}) AS r OFFSET 0"  # noqa: S608 - as above
+    sums = [
+        f"sum({f'{quoted(span.weight)} * ' if span.weight else ''}{lengths[span.begin, span.end]})"
+        for span in query.spans
+    ]
+    keys = ["of_day", *(quoted(name) for name in query.by)]
+    groups = ", ".join(str(place) for place in range(1, len(keys) + 1))
+    text = (
+        f"SELECT {', '.join([*keys, 'count(*) FILTER (WHERE begins)', *sums])}"  # noqa: S608 - as above
+        f" FROM ({lived}) AS l GROUP BY {groups} ORDER BY {groups}"
+    )
     if query.limit is not None:
         arguments.append(query.limit)
         text += f" LIMIT ${len(arguments)}::bigint"
     return text, arguments
 
 
-def _sum(span: Span, begin: str, end: str, since: str, until: str) -> str:
-    first = ", ".join([since, begin, *([quoted(span.begin)] if span.begin else [])])
-    last = ", ".join([until, end, *([quoted(span.end)] if span.end else [])])
-    lasts = f"EXTRACT(EPOCH FROM LEAST({last}) - GREATEST({first}))"
-    weight = f"{quoted(span.weight)} * " if span.weight else ""
-    return f"sum({weight}GREATEST(0, ({lasts} * 1000000)::bigint))"
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(quoted(name) for name in dict.fromkeys(names))
+
+
+def _days(begin: str, end: str, since: str, until: str) -> str:
+    """The beginnings of a row's days in the period. LEAST and GREATEST pass over NULL."""
+    first, last = f"GREATEST({begin}, {since})", f"LEAST({end}, {until})"
+    return (
+        f"generate_series(date_trunc('day', {first}, 'UTC'),"
+        f" GREATEST({last} - interval '1 microsecond', {first}), interval '24 hours')"
+    )
+
+
+def _length(span: tuple[str, str], begin: str, end: str, since: str, until: str) -> str:
+    """Microseconds. Seconds as doubles are exact to the microsecond for 100 years."""
+    first = ", ".join([since, begin, *([quoted(span[0])] if span[0] else [])])
+    last = ", ".join([until, end, *([quoted(span[1])] if span[1] else [])])
+    lasts = f"date_part('epoch', LEAST({last}) - GREATEST({first}))"
+    return f"GREATEST(0, ({lasts} * 1000000)::bigint)"
 
 
 def group_of(shape: Shape, query: SpanQuery, record: Any) -> SpanGroup:  # noqa: ANN401 - the driver's record

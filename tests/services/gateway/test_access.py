@@ -67,6 +67,7 @@ MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
         {"group": "default", "unit": "gpus", "limit": 1},
         (401, 401, 403, 403, 403, 200),
     ),
+    ("GET", "/v1/usage?user=ann", None, (401, 401, 403, 403, 200, 200)),
     ("GET", "/v1/policies", None, (401, 401, 403, 200, 200, 200)),
     ("PUT", "/v1/policies", POLICIES, (401, 401, 403, 403, 403, 200)),
     ("GET", "/v1/policies/training", None, (401, 401, 403, 200, 200, 200)),
