@@ -23,11 +23,13 @@ _MICROSECOND = timedelta(microseconds=1)
 class Span:
     """A part of a row's life: not before the time in the column ``begin``, not after that in
     ``end``, as far as there are such columns and they are not NULL. Each second counts as often as
-    the whole number in the column ``weight`` says; without that column, once."""
+    the whole number in the column ``weight`` says; without that column, once. Rows that do not
+    meet the conditions ``where`` have no such part."""
 
     begin: str = ""
     end: str = ""
     weight: str = ""
+    where: tuple[Where, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ def checked(shape: Shape, query: SpanQuery) -> None:
     names = [query.begin, query.end, *query.by, *(each.column for each in query.where)]
     for span in query.spans:
         names += [name for name in (span.begin, span.end, span.weight) if name]
+        names += [each.column for each in span.where]
     for name in names:
         shape.column(name)
     for name in query.by:
@@ -87,7 +90,12 @@ class _Sum:
 def add_up(shape: Shape, rows: Iterable[Row], query: SpanQuery) -> list[SpanGroup]:
     """Add up rows in memory, group by group in the order of day and key."""
     groups: dict[tuple[Any, ...], _Sum] = {}
-    for row in select(shape, rows, Query(query.where)):
+    found_rows = select(shape, rows, Query(query.where))
+    counts = [
+        {shape.key_of(row) for row in select(shape, found_rows, Query(span.where))}
+        for span in query.spans
+    ]
+    for row in found_rows:
         begin, end = getattr(row, query.begin), getattr(row, query.end)
         if begin is None or begin >= query.until or (end is not None and end < query.since):
             continue
@@ -101,7 +109,7 @@ def add_up(shape: Shape, rows: Iterable[Row], query: SpanQuery) -> list[SpanGrou
                 first = max(each for each in times if each is not None)
                 last = min(each for each in ends if each is not None)
                 weight = getattr(row, span.weight) if span.weight else 1
-                if last > first:
+                if last > first and shape.key_of(row) in counts[place]:
                     found.sums[place] += weight * ((last - first) // _MICROSECOND)
     ordered = sorted(groups.items(), key=lambda each: each[0])
     return [
@@ -139,6 +147,7 @@ def statement(shape: Shape, query: SpanQuery) -> Statement:
     where += conditions(shape, query.where, arguments)
     lengths = {(span.begin, span.end): f"length_{n}" for n, span in enumerate(query.spans)}
     kept = [*query.by, *(span.weight for span in query.spans if span.weight)]
+    kept += [each.column for span in query.spans for each in span.where]
     times = [query.begin, query.end, *(name for span in lengths for name in span if name)]
     day = _days(begin, end, since, until) if query.daily else "NULL::timestamptz"
     rows = (
@@ -153,10 +162,7 @@ def statement(shape: Shape, query: SpanQuery) -> Statement:
         f"{_length(span, begin, end, since, until)} AS {name}" for span, name in lengths.items()
     ]
     lived = f"SELECT {', '.join(parts)} FROM ({rows}) AS r OFFSET 0"  # noqa: S608 - as above
-    sums = [
-        f"sum({f'{quoted(span.weight)} * ' if span.weight else ''}{lengths[span.begin, span.end]})"
-        for span in query.spans
-    ]
+    sums = [_sum(shape, span, lengths[span.begin, span.end], arguments) for span in query.spans]
     keys = ["of_day", *(quoted(name) for name in query.by)]
     groups = ", ".join(str(place) for place in range(1, len(keys) + 1))
     text = (
@@ -167,6 +173,14 @@ def statement(shape: Shape, query: SpanQuery) -> Statement:
         arguments.append(query.limit)
         text += f" LIMIT ${len(arguments)}::bigint"
     return text, arguments
+
+
+def _sum(shape: Shape, span: Span, length: str, arguments: list[object]) -> str:
+    """As text: the driver reads large numbers slowly."""
+    weight = f"{quoted(span.weight)} * " if span.weight else ""
+    where = " AND ".join(conditions(shape, span.where, arguments))
+    only = f" FILTER (WHERE {where})" if where else ""
+    return f"coalesce(sum({weight}{length}){only}, 0)::text"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -210,11 +210,24 @@ DAY = "day"
 DIMENSIONS = (*COLUMNS, DAY)
 _STARTING = Span(end="started_at")
 _UNSAVED = Span(begin="saved_at")
-_SPANS = (
-    *(replace(span, weight=unit) for span in (Span(), _UNSAVED) for unit in ("gpus", "nodes")),
-    _STARTING,
-    replace(_STARTING, weight="gpus"),
-)
+
+
+def _lost(outcomes: Iterable[Outcome]) -> Span:
+    return replace(_UNSAVED, where=(Where("outcome", Op.IN, sorted(outcomes)),))
+
+
+# What is added up, by the names of ``Amounts``.
+_SPANS: Mapping[str, Span] = {
+    "held_gpu": Span(weight="gpus"),
+    "held_node": Span(weight="nodes"),
+    "starting": _STARTING,
+    "starting_gpu": replace(_STARTING, weight="gpus"),
+    **{
+        f"lost_to_{cause}_{unit}": replace(_lost(outcomes), weight=f"{unit}s")
+        for cause, outcomes in (("preemption", LOST_TO_PREEMPTION), ("failure", LOST_TO_FAILURE))
+        for unit in ("gpu", "node")
+    },
+}
 LEVELS = tuple(name for name, level in PRIORITIES.items() if level is not m.Priority.UNSPECIFIED)
 _MICROSECONDS = 1_000_000
 
@@ -274,17 +287,14 @@ class Sums:
 
 
 def query(selection: Selection, groups_max: int) -> SpanQuery:
-    """The question to the store. Groups are split by outcome, because it decides what is lost."""
-    by = [COLUMNS[name] for name in selection.group_by if name != DAY]
-    if "outcome" not in by:
-        by.append("outcome")
+    """The question to the store."""
     return SpanQuery(
         begin="held_from",
         end="held_until",
         since=selection.since,
         until=selection.until,
-        spans=_SPANS,
-        by=by,
+        spans=tuple(_SPANS.values()),
+        by=[COLUMNS[name] for name in selection.group_by if name != DAY],
         daily=DAY in selection.group_by,
         where=[Where(COLUMNS[name], Op.EQ, value) for name, value in selection.filters.items()],
         limit=groups_max,
@@ -292,38 +302,18 @@ def query(selection: Selection, groups_max: int) -> SpanQuery:
 
 
 def sums(selection: Selection, groups: Iterable[SpanGroup]) -> list[Sums]:
-    """Merge the outcomes of each group, unless they are asked for; groups of nothing are left out.
-    The order is that of the selection's dimensions."""
+    """The groups under their names; those of nothing are left out. They are in the order of day
+    and of the other dimensions."""
     names = [name for name in selection.group_by if name != DAY]
-    found: dict[tuple[str, ...], Amounts] = {}
+    found: list[Sums] = []
     for group in groups:
-        values = dict(zip([*names, "outcome"], group.key, strict=False))
+        values = dict(zip(names, group.key, strict=True))
         if group.day is not None:
             values[DAY] = f"{group.day:%Y-%m-%d}"
-        amounts = _amounts(group, values["outcome"])
-        if amounts != Amounts():
-            key = tuple(values[name] for name in selection.group_by)
-            found[key] = found.get(key, Amounts()) + amounts
-    return [
-        Sums(dict(zip(selection.group_by, key, strict=True)), amounts)
-        for key, amounts in sorted(found.items())
-    ]
-
-
-def _amounts(group: SpanGroup, outcome: str) -> Amounts:
-    held_gpu, held_node, unsaved_gpu, unsaved_node, starting, starting_gpu = group.sums
-    preempted, failed = outcome in LOST_TO_PREEMPTION, outcome in LOST_TO_FAILURE
-    return Amounts(
-        attempts=group.begun,
-        held_gpu=held_gpu,
-        held_node=held_node,
-        starting=starting,
-        starting_gpu=starting_gpu,
-        lost_to_preemption_gpu=unsaved_gpu * preempted,
-        lost_to_preemption_node=unsaved_node * preempted,
-        lost_to_failure_gpu=unsaved_gpu * failed,
-        lost_to_failure_node=unsaved_node * failed,
-    )
+        if group.begun or any(group.sums):
+            amounts = Amounts(group.begun, **dict(zip(_SPANS, group.sums, strict=True)))
+            found.append(Sums({name: values[name] for name in selection.group_by}, amounts))
+    return found
 
 
 def total(found: Iterable[Sums]) -> Amounts:

@@ -52,10 +52,11 @@ def expected(rows: list[Job], query: SpanQuery) -> list[SpanGroup]:
             begins = row.created_at == at
             lives = row.created_at <= at and (row.deadline_at is None or at < row.deadline_at)
             if begins or lives:
-                found = groups.setdefault((day, key), [0, 0, 0])
+                found = groups.setdefault((day, key), [0, 0, 0, 0])
                 found[0] += begins
                 found[1] += 60_000_000 * lives
                 found[2] += 60_000_000 * lives * row.rank
+                found[3] += 60_000_000 * lives * row.rank * (row.state is TaskState.RUNNING)
     return [
         SpanGroup(day, key, begun, tuple(sums))
         for (day, key), (begun, *sums) in sorted(groups.items())
@@ -70,7 +71,8 @@ async def test_the_sums_are_those_of_counting_each_minute(store: Store, seed: in
     for by, daily in product(((), ("state",), ("state", "ended")), (False, True)):
         since = MIDNIGHT + random.randrange(-2000, 1000) * MINUTE
         until = since + random.randrange(1, 4000) * MINUTE
-        spans = (Span(), Span(weight="rank"))
+        running = (Where("state", Op.IN, [TaskState.RUNNING]),)
+        spans = (Span(), Span(weight="rank"), Span(weight="rank", where=running))
         query = SpanQuery("created_at", "deadline_at", since, until, spans, by, daily)
         async with store.transaction() as tx:
             found = await tx.span_sums(Job, query)

@@ -199,16 +199,13 @@ async def _sums(parts: Context, selection: Selection) -> list[Sums]:
         return []
     selection = replace(selection, until=min(selection.until, now))
     most = parts.settings.usage_groups_max
-    # Each group may have every outcome.
-    rows_max = most * len(usage.Outcome) + 1
     async with parts.store.transaction() as tx:
-        groups = await tx.span_sums(UsageRow, usage.query(selection, rows_max))
-    found = usage.sums(selection, groups)
-    if len(found) > most or len(groups) == rows_max:
+        groups = await tx.span_sums(UsageRow, usage.query(selection, most + 1))
+    if len(groups) > most:
         fix = "give a shorter range, a filter, or fewer names"
         names = ",".join(selection.group_by)
         raise invalid("group_by", names, f"makes more than {most} groups", fix)
-    return found
+    return usage.sums(selection, groups)
 
 
 def _csv(group_by: Sequence[str], found: Sequence[Sums]) -> str:
