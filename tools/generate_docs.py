@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fastapi.routing import APIRoute, APIWebSocketRoute
+
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import filter_of
@@ -17,6 +19,10 @@ from libs.service.settings import BaseServiceSettings
 from services.allinone import nats_config
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import PREFIX, ProvisionSettings
+from services.gateway.api.app import PREFIX as API_PREFIX
+from services.gateway.api.app import ROUTERS
+from services.gateway.api.deps import action_of
+from services.gateway.permissions import Action, Reach, Role
 from services.launcher.domain import exits as launcher_exits
 from services.launcher.domain import fault_classes, grace_periods, rank_faults
 from services.launcher.domain import run_lifecycle as launcher_lifecycle
@@ -85,6 +91,38 @@ def warnings_page() -> str:
         "# Warnings\n\nA task with one of these is accepted."
         " [What shows them](../guide.md#warnings)\n\n" + task_warnings.render_markdown()
     )
+
+
+REACHES = {Reach.NONE: "-", Reach.OWN: "own", Reach.ALL: "all"}
+
+
+def permissions_page() -> str:
+    """Each action with the scope that a token needs, the reach of each role, and its routes."""
+    routes: dict[Action, list[str]] = {action: [] for action in Action}
+    for router in ROUTERS:
+        for route in router.routes:
+            if isinstance(route, APIRoute | APIWebSocketRoute):
+                methods = sorted(route.methods) if isinstance(route, APIRoute) else ["WEBSOCKET"]
+                action, _ = action_of(route.endpoint)
+                routes[action] += [f"`{method} {API_PREFIX}{route.path}`" for method in methods]
+    lines = [
+        "# Permissions",
+        "",
+        "`own`: the caller's own tasks, tokens and account; `all`: everybody's; `-`: refused.",
+        "A token without scopes is good for all that its user may do. `read` is in every token.",
+        "",
+        f"| action | scope | {' | '.join(Role)} | routes |",
+        f"| --- | --- | {' | '.join('---' for _ in Role)} | --- |",
+    ]
+    for action, names in routes.items():
+        if action is Action.BE_A_RUN:
+            continue
+        reach = " | ".join(REACHES[action.value.reach(role)] for role in Role)
+        name = action.name.lower().replace("_", " ")
+        lines.append(f"| {name} | {action.value.scope} | {reach} | {', '.join(sorted(names))} |")
+    runs = ", ".join(sorted(routes[Action.BE_A_RUN]))
+    lines += ["", f"Run tokens, and no others, are good for {runs}."]
+    return NOTE + "\n".join(lines) + "\n"
 
 
 def asyncapi_page() -> str:
@@ -170,6 +208,7 @@ def pages() -> dict[Path, str]:
         + "\n## Grace periods of runs that the launcher ends\n\n"
         + grace_periods.render_markdown(),
         GENERATED / "warnings.md": NOTE + warnings_page(),
+        GENERATED / "permissions.md": permissions_page(),
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),
         GENERATED / "asyncapi.json": asyncapi_page(),

@@ -1,4 +1,6 @@
-"""Authentication and authorization. ``api/guard.py`` calls it before every route.
+"""Authentication: turns tokens into identities. ``api/guard.py`` calls it before every route.
+
+What an identity may do is in ``permissions.py``.
 
 Two kinds of bearer tokens: people's (only their SHA-256 is stored) and run tokens (derived by the
 launcher, good for the SDK's routes alone). Neither is ever logged.
@@ -11,11 +13,12 @@ import contextlib
 import hashlib
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import orjson
 import structlog
 
 from libs.contracts.ids import RunId
@@ -23,8 +26,9 @@ from libs.contracts.messages import FieldError
 from libs.contracts.run_token import PREFIX as RUN_PREFIX
 from libs.contracts.run_token import verify_run_token
 from libs.service.clock import Clock
-from libs.service.loop import Wake
+from libs.service.loop import Wake, pause
 from libs.store.port import (
+    ConflictError,
     DatabaseFaultError,
     Delta,
     Store,
@@ -33,14 +37,24 @@ from libs.store.port import (
     UnreadableRowError,
 )
 from services.gateway.concurrency import ConcurrencyLimit
+from services.gateway.permissions import (
+    Action,
+    Reach,
+    Role,
+    Scope,
+    reach_of,
+    refusal_of,
+    whom_to_ask,
+)
 from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
-from services.gateway.rows import AuditRow, TaskRow, TeamRow, TokenRow, UserRow
+from services.gateway.rows import AuditRow, TaskRow, TeamRow, TokenRow, TokenUseRow, UserRow
 
 R = TypeVar("R")
-ADMIN = "admin"
 FIRST_ADMIN = "admin"
 # Seconds between checks that the tokens of open streams are still valid.
 WATCH_SECONDS = 1.0
+# Of what was before a change and is after it, so many bytes are kept in the audit trail.
+AUDIT_STATE_BYTES_MAX = 16_384
 _log = structlog.stdlib.get_logger(__name__)
 CHALLENGE = {"www-authenticate": 'Bearer realm="shiftwork"'}
 
@@ -50,18 +64,38 @@ class Identity:
     """A person or program that has shown a token."""
 
     user: str
-    role: str
+    role: Role
     team: str
     token_id: str
     token_name: str = ""
     expires_at: datetime | None = None
     # Of the token; never shown.
     digest: str = field(default="", repr=False)
+    # What the token is good for; none: all that its user may do.
+    scopes: tuple[Scope, ...] = ()
+    # From where the present request came, and what it does.
+    address: str = ""
+    action: Action = Action.KNOW_ONESELF
 
     @property
     def is_admin(self) -> bool:
-        """May everything."""
-        return self.role == ADMIN
+        """An administrator: some places are kept free for these."""
+        return self.role is Role.ADMIN
+
+    @property
+    def reach(self) -> Reach:
+        """Whose things the present request reaches."""
+        return reach_of(self.action, self.role, self.scopes)
+
+    def doing(self, action: Action) -> Identity:
+        """The identity for a request that does this; ``check`` before it is done."""
+        return replace(self, action=action)
+
+    def check(self, verb: str = "") -> None:
+        """Raises 403 if the present request reaches nothing. ``verb`` is more exact than the
+        action's own."""
+        if self.reach is Reach.NONE:
+            raise forbidden(refusal_of(self.action, self.user, self.role, self.scopes, verb))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +147,7 @@ class Authenticator:
         cache_max: int,
         lookups: ConcurrencyLimit,
         lookups_waiting_max: int,
+        uses_seconds: float,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -128,6 +163,9 @@ class Authenticator:
         # Streams that are open now, by the tokens that opened them.
         self._lasting: dict[str, set[StreamAuthorization]] = {}
         self._changed = Wake()
+        self._uses_seconds = uses_seconds
+        # Uses that are not written yet: when, and from where, by the token's id.
+        self._uses: dict[str, tuple[datetime, str]] = {}
         store.observe(self._on_commit)
 
     async def person(self, token: str, address: str) -> Identity:
@@ -140,7 +178,7 @@ class Authenticator:
     async def _person(self, digest: str, address: str) -> Identity:
         if self._admin_hash and hmac.compare_digest(digest, self._admin_hash):
             name = "the admin token's file"
-            return Identity(FIRST_ADMIN, ADMIN, "", "admin-token-file", name, digest=digest)
+            return Identity(FIRST_ADMIN, Role.ADMIN, "", "admin-token-file", name, digest=digest)
         identity = self._remembered(digest)
         if identity is None:
             # A token that was valid before does not queue behind other tokens of its address.
@@ -150,6 +188,8 @@ class Authenticator:
                 raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
             async with self._lookups.of(line):
                 identity = self._remembered(digest) or await self._find(digest)
+            if len(self._uses) < self._cache_max:
+                self._uses[identity.token_id] = (self._clock.now(), address)
         if identity.expires_at is not None and identity.expires_at <= self._clock.now():
             raise unauthenticated(f"this token has expired; {ANOTHER}")
         return identity
@@ -203,7 +243,16 @@ class Authenticator:
             raise unauthenticated(
                 f"user {user.name} is disabled; ask an administrator (PATCH /v1/users/{user.name})"
             )
-        return Identity(user.name, user.role, user.team, row.id, row.name, row.expires_at, digest)
+        return Identity(
+            user.name,
+            Role(user.role),
+            user.team,
+            row.id,
+            row.name,
+            row.expires_at,
+            digest,
+            tuple(Scope(each) for each in row.scopes),
+        )
 
     @contextlib.contextmanager
     def lasting(self, identity: Identity) -> Generator[StreamAuthorization]:
@@ -233,6 +282,21 @@ class Authenticator:
             except DatabaseFaultError as problem:
                 _log.warning("the tokens of open streams cannot be checked", problem=str(problem))
             await self._changed.wait(WATCH_SECONDS)
+
+    async def record_uses(self) -> None:
+        """Write when tokens were last used, until cancelled. What a process has not written when it
+        dies is lost."""
+        while True:
+            await pause(self._uses_seconds)
+            uses, self._uses = self._uses, {}
+            if not uses:
+                continue
+            try:
+                async with self._store.transaction() as tx:
+                    for token_id, (at, address) in uses.items():
+                        tx.put(TokenUseRow(token_id, at, address))
+            except (StoreUnavailableError, ConflictError, DatabaseFaultError) as problem:
+                _log.warning("the last uses of tokens are not kept", problem=str(problem))
 
     async def _end_unauthorized_streams(self) -> None:
         digests = [digest for digest in self._lasting if digest != self._admin_hash]
@@ -308,25 +372,20 @@ def _why_over(
     return ""
 
 
-def require_admin(identity: Identity, what: str) -> None:
-    """403 unless the caller is an administrator."""
-    if not identity.is_admin:
-        raise forbidden(f"{identity.user} may not {what}; ask an administrator")
-
-
 def require_owner(identity: Identity, row: TaskRow, what: str) -> None:
-    """403 unless the caller owns the task or is an administrator. ``what`` is a verb phrase."""
-    if may_change(identity, row):
+    """403 unless the present action reaches this task. ``what`` is a verb phrase."""
+    if identity.reach is Reach.ALL or identity.user == row.owner:
         return
     message = f"the task is {row.owner}'s, and {identity.user} may not {what}"
-    fix = f"ask {row.owner} or an administrator"
+    fix = f"ask {row.owner} or {whom_to_ask(identity.action)}"
     error = FieldError(field="task_id", value=row.task_id, message=message, fix=fix)
     raise ProblemError(FORBIDDEN, f"task_id: {message}; {fix}", [error])
 
 
-def may_change(identity: Identity, row: TaskRow) -> bool:
-    """Owners and administrators change a task, and see its environment."""
-    return identity.is_admin or identity.user == row.owner
+def sees_secrets(identity: Identity, row: TaskRow) -> bool:
+    """True if the caller may see the task's environment."""
+    reach = reach_of(Action.READ_SECRETS, identity.role, identity.scopes)
+    return reach is Reach.ALL or (reach is Reach.OWN and identity.user == row.owner)
 
 
 async def ensure_first_admin(tx: Tx) -> None:
@@ -337,9 +396,9 @@ async def ensure_first_admin(tx: Tx) -> None:
         # The admin token works without the row, so a bad row must not stop the leader.
         _log.warning("the first administrator's row cannot be read", problem=str(problem))
         return
-    if row is None or row.role != ADMIN or row.disabled:
+    if row is None or row.role != Role.ADMIN or row.disabled:
         since = row.created_at if row else tx.now
-        tx.put(UserRow(FIRST_ADMIN, ADMIN, row.team if row else "", False, since))
+        tx.put(UserRow(FIRST_ADMIN, Role.ADMIN.value, row.team if row else "", False, since))
 
 
 async def team_exists(tx: Tx, team: str) -> bool:
@@ -356,8 +415,11 @@ def audit(
     target: str,
     outcome: str = "done",
     detail: str = "",
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
 ) -> None:
-    """Enter a change, or the refusal of one, in the audit trail."""
+    """Enter a change, or the refusal of one, in the audit trail. ``before`` and ``after``: what was
+    there and is there, without secrets; what is too large is left out."""
     tx.put(
         AuditRow(
             id=mint.id(),
@@ -367,5 +429,16 @@ def audit(
             target=target,
             outcome=outcome,
             detail=detail,
+            address=identity.address,
+            token=identity.token_id,
+            before=_bounded(before),
+            after=_bounded(after),
         )
     )
+
+
+def _bounded(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    size = len(orjson.dumps(state))
+    return dict(state) if size <= AUDIT_STATE_BYTES_MAX else {"left_out": f"{size} bytes"}

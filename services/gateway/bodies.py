@@ -159,22 +159,37 @@ class QuotaBody(Body):
         return self.remove or (self.unlimited and not self.grant)
 
 
+def _role(value: object) -> object:
+    """The role's name of before still works."""
+    return "user" if value == "member" else value
+
+
+RoleWord = Annotated[Literal["viewer", "user", "operator", "admin"], BeforeValidator(_role)]
+ScopeWord = Literal["read", "tasks", "tokens", "operate", "people"]
+
+
 class UserBody(Body):
     """A new user."""
 
     name: Name
-    role: Literal["admin", "member"] = "member"
+    role: RoleWord = "user"
     team: Annotated[str, Field(pattern=NAME)] | None = None
 
 
 class UserChangeBody(Body):
     """What to change of a user; what is left out stays."""
 
-    role: Literal["admin", "member"] | None = None
+    role: RoleWord | None = None
     team: Annotated[str, Field(pattern=r"^$|" + NAME)] | None = Field(
         default=None, description="empty: no team"
     )
-    disabled: Flag | None = None
+    disabled: Flag | None = Field(
+        default=None,
+        description="true: every token is refused, and the user's tasks save and are stopped",
+    )
+    archived: Flag | None = Field(
+        default=None, description="true: disabled for good, and left out of lists; the name stays"
+    )
 
 
 class TeamBody(Body):
@@ -184,11 +199,16 @@ class TeamBody(Body):
 
 
 class TokenBody(Body):
-    """A new token for a user."""
+    """A new token."""
 
-    user: Name
+    user: Name | None = Field(default=None, description="left out: the caller")
     name: Annotated[str, Field(max_length=100)] = ""
-    expires_in_seconds: Annotated[float, Field(gt=0, le=3.2e9, allow_inf_nan=False)] | None = None
+    expires_in_seconds: Annotated[float, Field(gt=0, le=3.2e9, allow_inf_nan=False)] | None = Field(
+        default=None, description="left out: when the caller's token expires, else never"
+    )
+    scopes: Annotated[list[ScopeWord], FailFast(), Field(max_length=20)] = Field(
+        default=[], description="none: those of the caller's token, else all that the user may do"
+    )
 
 
 class LettersBody(Body):

@@ -20,6 +20,7 @@ from services.gateway.auth import Authenticator, Mint, ensure_first_admin
 from services.gateway.capacity import Capacity
 from services.gateway.command_client import Commands
 from services.gateway.concurrency import ConcurrencyLimit
+from services.gateway.disabled_users import DisabledUsers
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.handlers import HANDLERS, READS
 from services.gateway.listeners import Listeners
@@ -110,7 +111,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         warning=lambda: watch.warning,
         on_lead=on_lead,
         app=create_app(parts),
-        tasks=(live.run, authenticator.watch, rejections.run),
+        tasks=(live.run, authenticator.watch, authenticator.record_uses, rejections.run),
     )
 
 
@@ -147,6 +148,7 @@ def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
         cache_max=settings.auth_cache_max,
         lookups=ConcurrencyLimit(settings.lookups_max, settings.lookups_per_address_max),
         lookups_waiting_max=settings.lookups_waiting_max,
+        uses_seconds=settings.token_uses_seconds,
     )
 
 
@@ -154,6 +156,7 @@ def _loops(
     settings: GatewaySettings, ports: Ports, commands: Commands, watch: StreamWatch
 ) -> tuple[Loop, ...]:
     """What the leader does again and again beside projecting."""
+    disabled = DisabledUsers(ports.store, commands)
     rebuild = ReadModelRebuild(ports.store, commands, settings.rebuild_tick_seconds)
     return (
         Loop(
@@ -164,6 +167,12 @@ def _loops(
             wake_on_commit=False,
         ),
         prune_loop("gateway", ports.store, settings, *prune_rules(settings)),
+        Loop(
+            "disabled-users",
+            disabled.step,
+            tick_seconds=settings.disabled_tick_seconds,
+            wake_on_commit=False,
+        ),
         Loop(
             "rebuild",
             rebuild.step,

@@ -284,6 +284,10 @@ class UserRow:
     team: str
     disabled: bool
     created_at: datetime
+    # The user that disabled this one.
+    disabled_by: str = ""
+    # Gone for good, and disabled: only the name stays, so that nobody else gets it.
+    archived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +310,18 @@ class TokenRow:
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    # What it is good for; none: all that its user may do.
+    scopes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUseRow:
+    """When a token was last used, and from where. Written a while later, and lost if the gateway
+    is killed meanwhile."""
+
+    token_id: str
+    used_at: datetime
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,3 +336,9 @@ class AuditRow:
     # ``done``, or the kind of the refusal.
     outcome: str
     detail: str
+    # From where, and with which token (its id).
+    address: str = ""
+    token: str = ""
+    # What was there before and is there after it, as far as the change has such.
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None

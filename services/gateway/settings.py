@@ -114,6 +114,12 @@ class GatewaySettings(BaseServiceSettings):
     # As texts; in the database they take less or more.
     events_bytes_max: int = Field(default=2_147_483_648, ge=1_048_576)
     audit_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
+    # A token is listed for so long after it was revoked or has expired.
+    tokens_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)
+    # The last uses of tokens are written so often, all in one transaction.
+    token_uses_seconds: float = Field(default=60.0, gt=0, le=86_400)
+    # How often the tasks of disabled users are looked for.
+    disabled_tick_seconds: float = Field(default=5.0, gt=0, le=3600)
     # After its end a task is listed so long, with its runs and metrics.
     tasks_keep_seconds: float = Field(default=365 * 86_400.0, gt=0)
     # The usage ledger keeps an attempt so long after its end: some 300 bytes each.

@@ -32,6 +32,7 @@ from services.gateway.rows import (
     RunRow,
     TaskRow,
     TokenRow,
+    TokenUseRow,
     UsageRow,
 )
 from services.gateway.settings import GatewaySettings
@@ -342,6 +343,25 @@ def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
     removed = Where("removed", Op.EQ, value=True)
     return (
         aged("audit", timedelta(seconds=settings.audit_keep_seconds), AuditRow, ["id"], "at"),
+        *(
+            aged(
+                f"tokens by {column}",
+                timedelta(seconds=settings.tokens_keep_seconds),
+                TokenRow,
+                ["token_hash"],
+                column,
+                Where(column, Op.NOT_NULL),
+            )
+            for column in ("revoked_at", "expires_at")
+        ),
+        # As long as audit entries: a token that is used gets its row again.
+        aged(
+            "uses of tokens",
+            timedelta(seconds=settings.audit_keep_seconds),
+            TokenUseRow,
+            ["token_id"],
+            "used_at",
+        ),
         PruneRule(
             "tasks",
             timedelta(seconds=settings.tasks_keep_seconds),

@@ -44,5 +44,6 @@ TABLES = Tables(
     table(rows.UserRow, "user", key="name"),
     table(rows.TeamRow, "team", key="name"),
     table(rows.TokenRow, "token", unique("id"), index("user"), key="token_hash"),
-    table(rows.AuditRow, "audit", index("at"), key="id"),
+    table(rows.TokenUseRow, "tokenuse", key="token_id"),
+    table(rows.AuditRow, "audit", index("at"), index("who"), key="id"),
 )

@@ -56,6 +56,7 @@ from services.gateway.rows import (
     RunRow,
     TaskRow,
     TokenRow,
+    TokenUseRow,
     UserRow,
 )
 
@@ -445,12 +446,13 @@ def user(row: UserRow) -> Json:
         "role": row.role,
         "team": row.team or None,
         "disabled": row.disabled,
+        "archived": row.archived,
         "created_at": rfc3339(row.created_at),
     }
 
 
-def token(row: TokenRow) -> Json:
-    """A token without its secret."""
+def token(row: TokenRow, use: TokenUseRow | None = None) -> Json:
+    """A token without its secret, and its last use."""
     return {
         "id": row.id,
         "user": row.user,
@@ -459,6 +461,9 @@ def token(row: TokenRow) -> Json:
         "created_at": rfc3339(row.created_at),
         "expires_at": rfc3339(row.expires_at),
         "revoked_at": rfc3339(row.revoked_at),
+        "scopes": list(row.scopes),
+        "last_used_at": rfc3339(use.used_at) if use else None,
+        "last_used_from": (use.address or None) if use else None,
     }
 
 
@@ -472,6 +477,10 @@ def audit(row: AuditRow) -> Json:
         "target": row.target,
         "outcome": row.outcome,
         "detail": row.detail,
+        "address": row.address or None,
+        "token": row.token or None,
+        "before": row.before,
+        "after": row.after,
     }
 
 

@@ -1,5 +1,5 @@
 """Every route of the running platform, asked what its description allows and what it does not, as
-an administrator, a member, a run and nobody: none of them ever gets an answer 5xx."""
+each role, a run and nobody: none of them ever gets an answer 5xx."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.e2e.conftest import Shiftwork
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLES = 8
-ROLES = ("admin", "member", "run", "nobody")
+ROLES = ("admin", "operator", "user", "viewer", "run", "nobody")
 
 
 @dataclass
@@ -56,15 +56,19 @@ def make_site(user: Shiftwork) -> Site:
     with httpx.Client(
         base_url=url, headers={"authorization": f"Bearer {token}"}, trust_env=False
     ) as admin:
-        admin.post("/v1/users", json={"name": "ann"}).raise_for_status()
-        made = admin.post("/v1/tokens", json={"user": "ann"}).raise_for_status().json()
+        people = {"ann": "user", "olga": "operator", "vic": "viewer"}
+        made: dict[str, str] = {}
+        for name, role in people.items():
+            admin.post("/v1/users", json={"name": name, "role": role}).raise_for_status()
+            reply = admin.post("/v1/tokens", json={"user": name}).raise_for_status()
+            made[role] = reply.json()["token"]
         spare = admin.post("/v1/tokens", json={"user": "ann"}).raise_for_status().json()
         description = admin.get("/v1/openapi.json").raise_for_status().json()
     until = time.monotonic() + 30
     while not shown.exists() or not shown.read_text():
         assert time.monotonic() < until, "the task did not start"
         time.sleep(0.05)
-    tokens = {"admin": token, "member": made["token"], "run": shown.read_text()}
+    tokens = {"admin": token, **made, "run": shown.read_text()}
     real = {"task_id": task, "node_id": "local-0", "name": "ann", "group": "default"}
     return Site(url, tokens, {**real, "token_id": spare["id"]}, description)
 

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from services.gateway.api import (
+    audit_trail,
     dead_letters,
     docs,
     events,
@@ -24,6 +25,7 @@ from services.gateway.api import (
     runs,
     shapes,
     tasks,
+    tokens,
     usage,
 )
 from services.gateway.api.deps import PARTS, Context, answer
@@ -42,7 +44,7 @@ ROUTERS = tuple(
     module.router
     for module in (
         *(tasks, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
-        *(usage, dead_letters),
+        *(usage, tokens, audit_trail, dead_letters),
     )
 )
 PROBLEM_JSON = "application/problem+json"

@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from libs.contracts import messages as m
 from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, PageQuery, Parts, answer, router_of
-from services.gateway.auth import require_admin
+from services.gateway.api.deps import Caller, PageQuery, Parts, allows, answer, router_of
 from services.gateway.bodies import LettersBody, ServiceWord
 from services.gateway.json_values import rfc3339
+from services.gateway.permissions import Action
 from services.gateway.store import After, Sort
 
 router = router_of("dead letters")
@@ -35,6 +35,7 @@ DISCARD = _Verb("discard", m.DiscardDeadLetters, m.DiscardDeadLettersReply)
 
 
 @router.get("/dead-letters", response_model=shapes.DeadLetterPage)
+@allows(Action.READ_DEAD_LETTERS)
 async def list_dead_letters(
     caller: Caller,
     parts: Parts,
@@ -43,7 +44,7 @@ async def list_dead_letters(
     service: Annotated[ServiceWord, Query(description="the service that set them apart")],
 ) -> Response:
     """Events that a service could not handle (received) or that the bus does not take (sent)."""
-    require_admin(caller, "list dead letters")
+    del caller
     after = str(After.read(paging.cursor, BY_ID).key) if paging.cursor else ""
     command = m.ListDeadLetters(service=service, after=after, limit=paging.limit)
     reply = await parts.commands.ask(command, m.ListDeadLettersReply)
@@ -56,6 +57,7 @@ async def list_dead_letters(
 
 
 @router.post("/dead-letters:replay", status_code=202, response_model=shapes.Letters)
+@allows(Action.CHANGE_DEAD_LETTERS, inside=True)
 async def replay_dead_letters(body: LettersBody, caller: Caller, parts: Parts) -> Response:
     """Let a service try again; the list shows the outcome: what succeeded is gone from it."""
     ids = await _command(REPLAY, body, caller, parts)
@@ -63,6 +65,7 @@ async def replay_dead_letters(body: LettersBody, caller: Caller, parts: Parts) -
 
 
 @router.post("/dead-letters:discard", response_model=shapes.Letters)
+@allows(Action.CHANGE_DEAD_LETTERS, inside=True)
 async def discard_dead_letters(body: LettersBody, caller: Caller, parts: Parts) -> Response:
     """Drop dead letters for good; the answer names those that are gone."""
     ids = await _command(DISCARD, body, caller, parts)
@@ -72,8 +75,9 @@ async def discard_dead_letters(body: LettersBody, caller: Caller, parts: Parts) 
 async def _command(verb: _Verb, body: LettersBody, caller: Caller, parts: Parts) -> list[str]:
     """Ask the service, page by page if no letter is named; audited. The ids that it names."""
     target = f"{body.service}: {len(body.ids) if body.ids is not None else 'all'}"
-    async with parts.changing(caller, f"dead-letters.{verb.name}", target) as change:
-        require_admin(caller, f"{verb.name} dead letters")
+    async with parts.changing(
+        caller, f"dead-letters.{verb.name}", target, verb=f"{verb.name} dead letters"
+    ) as change:
         command = verb.command(service=body.service, ids=tuple(body.ids or ()))
         reply = await parts.commands.ask(command, verb.reply)
         ids = list(reply.ids)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -27,6 +27,7 @@ from services.gateway.capacity import Capacity
 from services.gateway.command_client import Commands
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.listeners import Listeners
+from services.gateway.permissions import Action, Role
 from services.gateway.problems import INTERNAL, ProblemError, absent, invalid
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectedRequest, RejectionAudit
@@ -66,6 +67,8 @@ class Audited:
     target: str
     outcome: str = "done"
     detail: str = ""
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,14 @@ class Context:
 
     @asynccontextmanager
     async def changing(
-        self, identity: Identity, action: str, target: str
+        self, identity: Identity, action: str, target: str, *, verb: str = ""
     ) -> AsyncGenerator[Change]:
-        """Audit what happens inside: ``done``, or the kind of the problem raised. Many refusals of
-        one user are summed up."""
+        """Check the caller's permission and audit what happens inside: ``done``, or the kind of the
+        problem raised. ``verb`` completes "ann may not ...". Many refusals of one user are summed
+        up."""
         change = Change(target)
         try:
+            identity.check(verb)
             yield change
         except ProblemError as problem:
             kind, detail = problem.kind.type, problem.detail
@@ -114,9 +119,10 @@ class Context:
     async def _audit(
         self, identity: Identity, action: str, change: Change, *, outcome: str, detail: str
     ) -> None:
-        await self.audit(
-            identity, action, [Audited(change.target, outcome, detail)], accepted=change.rows
-        )
+        entry = Audited(change.target, outcome, detail)
+        if outcome == "done":
+            entry = replace(entry, before=change.before, after=change.after)
+        await self.audit(identity, action, [entry], accepted=change.rows)
 
     async def audit(
         self,
@@ -140,6 +146,8 @@ class Context:
                         target=entry.target,
                         outcome=entry.outcome,
                         detail=entry.detail,
+                        before=entry.before,
+                        after=entry.after,
                     )
 
         # The owner has carried the change out already: its entry must not be lost to a conflict.
@@ -152,7 +160,13 @@ class Change:
     def __init__(self, target: str) -> None:
         self.target = target
         self.detail = ""
+        self.before: Mapping[str, Any] | None = None
+        self.after: Mapping[str, Any] | None = None
         self.rows: list[AcceptedRow] = []
+
+    def note(self, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> None:
+        """What was there before the change and is there after it; None: nothing."""
+        self.before, self.after = before, after
 
 
 async def context(connection: HTTPConnection) -> Context:
@@ -196,21 +210,69 @@ class _StrictRequest(Request):
             raise json.JSONDecodeError(str(problem), "", 0) from None
 
 
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+_ACTIONS: dict[Callable[..., Any], tuple[Action, bool]] = {}
+
+
+def allows(action: Action, *, inside: bool = False) -> Callable[[Endpoint], Endpoint]:
+    """Decorates an endpoint with the action whose permission its callers need.
+
+    It is checked before anything of the request is read, or, with ``inside``, by
+    ``Context.changing``, so that the refusal's entry in the audit trail has what was to be changed.
+    """
+
+    def note(endpoint: Endpoint) -> Endpoint:
+        _ACTIONS[endpoint] = (action, inside)
+        return endpoint
+
+    return note
+
+
+def action_of(endpoint: Callable[..., Any]) -> tuple[Action, bool]:
+    """What an endpoint does, and whether the check is inside it. Raises TypeError if nobody has
+    said so."""
+    try:
+        return _ACTIONS[endpoint]
+    except KeyError:
+        raise TypeError(f"{endpoint.__name__} has no action: decorate it with @allows") from None
+
+
 class _StrictRoute(APIRoute):
-    """A route that reads bodies strictly."""
+    """A route that checks the caller's permission, and reads bodies strictly."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
+        action, _ = action_of(endpoint)
+        shown = {
+            "action": action.name.lower(),
+            "scope": action.value.scope.value,
+            "reach": {role.value: action.value.reach(role).name.lower() for role in Role},
+        }
+        if action is not Action.BE_A_RUN:
+            options["openapi_extra"] = {
+                **(options.get("openapi_extra") or {}),
+                "x-permission": shown,
+            }
+        super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, given strict requests."""
+        """The handler, given strict requests of callers who may make them."""
         handler = super().get_route_handler()
+        action, inside = action_of(self.endpoint)
 
         async def strict(request: Request) -> Response:
+            # The guard has seen to it that runs, and runs alone, reach the routes of runs.
+            if action is not Action.BE_A_RUN:
+                caller: Identity = request.scope[CALLER].doing(action)
+                request.scope[CALLER] = caller
+                if not inside:
+                    caller.check()
             return await handler(_StrictRequest(request.scope, request.receive))
 
         return strict
 
 
 def router_of(tag: str) -> APIRouter:
-    """A router of the API, whose routes read bodies strictly."""
+    """A router of the API, whose routes check permissions and read bodies strictly."""
     return APIRouter(tags=[tag], route_class=_StrictRoute)
 
 

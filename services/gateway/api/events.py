@@ -23,6 +23,7 @@ from services.gateway.api.deps import (
     Context,
     PageQuery,
     Parts,
+    allows,
     answer_page,
     context,
     router_of,
@@ -32,6 +33,7 @@ from services.gateway.api.guard import enter, note_refusal
 from services.gateway.auth import Identity
 from services.gateway.event_stream import Encoded, EventFilter
 from services.gateway.eventlog import TYPES
+from services.gateway.permissions import Action
 from services.gateway.problems import GONE, ProblemError, invalid
 from services.gateway.sse import EventStream, Produce, Write, frame, write_all
 
@@ -113,6 +115,7 @@ async def start_of(parts: Context, begin: str | None, last_event_id: str | None)
     response_model=shapes.EventPage,
     responses={200: {"content": {STREAM: {}}, "description": "a page, or a stream with follow"}},
 )
+@allows(Action.READ_TASKS)
 async def events(
     request: Request,
     caller: Caller,
@@ -175,6 +178,7 @@ async def _page(parts: Context, wanted: EventFilter, after: int, limit: int) -> 
 
 
 @router.websocket("/events")
+@allows(Action.READ_TASKS)
 async def events_socket(socket: WebSocket) -> None:
     """The same stream for browsers: one JSON text for each event."""
     parts = await context(socket)
@@ -182,7 +186,8 @@ async def events_socket(socket: WebSocket) -> None:
     try:
         token, protocol = token_of(socket)
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
-        socket.scope[CALLER] = caller
+        socket.scope[CALLER] = caller = caller.doing(Action.READ_TASKS)
+        caller.check()
         wanted = topic_of(query.get("task"), query.get("type"))
         with parts.streams.admit(caller.user, is_admin=caller.is_admin):
             after = await start_of(parts, query.get("from"), None)

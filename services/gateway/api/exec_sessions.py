@@ -19,12 +19,21 @@ from libs.bus.port import BusError
 from libs.bus.sessions import Session, SessionTimes, open_session
 from libs.contracts import messages as m
 from libs.contracts.task_states import LIVE_WORDS
-from services.gateway.api.deps import CALLER, Audited, Context, context, router_of, task_or_404
+from services.gateway.api.deps import (
+    CALLER,
+    Audited,
+    Context,
+    allows,
+    context,
+    router_of,
+    task_or_404,
+)
 from services.gateway.api.events import token_of
 from services.gateway.api.failures import problem_of
 from services.gateway.api.guard import enter, note_refusal, refuse_upgrade
 from services.gateway.auth import Identity, require_owner
 from services.gateway.exec_relay import ExecQuery, RelayTimes, as_text, first_message, relay
+from services.gateway.permissions import Action
 from services.gateway.problems import CONFLICT, UNAVAILABLE, ProblemError, invalid, of_validation
 from services.gateway.rows import TaskRow
 
@@ -35,6 +44,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 @router.websocket("/tasks/{task_id}/exec")
+@allows(Action.ENTER_RANKS)
 async def exec_socket(socket: WebSocket, task_id: str) -> None:
     """Open a session in a rank: ``?rank=R&role=ROLE&tty=true``. The command is in the first
     message, never in the URL."""
@@ -43,6 +53,8 @@ async def exec_socket(socket: WebSocket, task_id: str) -> None:
         token, protocol = token_of(socket)
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
         socket.scope[CALLER] = caller
+        caller = caller.doing(Action.ENTER_RANKS)
+        caller.check()
         query = _query_of(socket)
         async with parts.store.transaction() as tx:
             row = await task_or_404(tx, task_id)

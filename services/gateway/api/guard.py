@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
@@ -129,7 +130,7 @@ async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> ob
             raise unauthenticated(f"send the header Authorization: Bearer {which}")
         if is_run:
             return await parts.authenticator.run(token, address)
-        return await parts.authenticator.person(token, address)
+        return replace(await parts.authenticator.person(token, address), address=address)
     except ProblemError as problem:
         if problem.kind is not UNAUTHENTICATED or parts.wrong_tokens.take(address):
             raise

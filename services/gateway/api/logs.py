@@ -13,9 +13,10 @@ from libs.contracts import messages as m
 from libs.contracts.task_states import TERMINAL_WORDS
 from services.gateway import store as rows_of
 from services.gateway import views
-from services.gateway.api.deps import Caller, Context, Parts, answer, router_of, task_or_404
+from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of, task_or_404
 from services.gateway.auth import Identity
 from services.gateway.output_stream import OutputFilter, OutputFollower, read_range
+from services.gateway.permissions import Action
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.sse import EventStream, Produce, Write, frame
 from services.gateway.strict_input import parse_time
@@ -29,6 +30,7 @@ RUNS_MAX = 1000
     "/tasks/{task_id}/logs",
     responses={200: {"content": {"text/plain": {}, "application/json": {}, STREAM: {}}}},
 )
+@allows(Action.READ_TASKS)
 async def logs(
     task_id: str,
     caller: Caller,

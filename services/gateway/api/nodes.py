@@ -18,12 +18,14 @@ from services.gateway.api.deps import (
     Context,
     PageQuery,
     Parts,
+    allows,
     answer,
     answer_page,
     router_of,
 )
-from services.gateway.auth import Identity, require_admin
+from services.gateway.auth import Identity
 from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
+from services.gateway.permissions import Action
 from services.gateway.problems import absent, invalid
 from services.gateway.rows import NodeRow, TaskRow
 from services.gateway.store import Sort
@@ -34,6 +36,7 @@ LIVE_RUNS_MAX = 100_000
 
 
 @router.get("/nodes", response_model=shapes.NodePage)
+@allows(Action.READ_CLUSTER)
 async def list_nodes(
     caller: Caller,
     parts: Parts,
@@ -63,6 +66,7 @@ def _view(row: NodeRow, by_task: dict[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 @router.get("/occupancy", response_model=shapes.Occupancy)
+@allows(Action.READ_CLUSTER)
 async def occupancy(caller: Caller, parts: Parts) -> Response:
     """Which nodes accept runs and which tasks hold any: the information for a drain. It contains
     nothing that tasks report about themselves, so no task can keep a drain from reading it.
@@ -87,6 +91,7 @@ def _ack_deadline(row: TaskRow) -> float | None:
 
 
 @router.get("/nodes/{node_id}", response_model=shapes.Node)
+@allows(Action.READ_CLUSTER)
 async def show_node(node_id: str, caller: Caller, parts: Parts) -> Response:
     """One node."""
     del caller
@@ -100,6 +105,7 @@ async def show_node(node_id: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.put("/nodes/{node_id}/schedulable", response_model=dict[str, Any])
+@allows(Action.CHANGE_NODES, inside=True)
 async def put_schedulable(
     node_id: str, body: SchedulableBody, caller: Caller, parts: Parts
 ) -> Response:
@@ -108,9 +114,14 @@ async def put_schedulable(
         fix = "give schedulable false with it, or leave it out"
         raise invalid("drain", True, "is for a node that takes no new runs", fix)
     done = "drain" if body.drain else f"schedulable.{body.schedulable}"
-    async with parts.changing(caller, f"node.{done}", node_id):
-        verb = "drain" if body.drain else "uncordon" if body.schedulable else "cordon"
-        require_admin(caller, f"{verb} nodes")
+    async with parts.store.transaction() as tx:
+        row = await tx.get(NodeRow, node_id)
+    verb = "drain" if body.drain else "uncordon" if body.schedulable else "cordon"
+    async with parts.changing(caller, f"node.{done}", node_id, verb=f"{verb} nodes") as change:
+        before = (
+            {"schedulable": row.node.schedulable, "draining": row.node.draining} if row else None
+        )
+        change.note(before, {"schedulable": body.schedulable, "draining": body.drain})
         command = m.SetSchedulable(
             node_id=node_id,
             schedulable=body.schedulable,
@@ -122,6 +133,7 @@ async def put_schedulable(
 
 
 @router.put("/nodes/{node_id}/labels", response_model=shapes.NodeMarks)
+@allows(Action.CHANGE_NODES, inside=True)
 async def put_labels(node_id: str, body: LabelsBody, caller: Caller, parts: Parts) -> Response:
     """Set and remove labels of a node: tasks select them, and the topology is made of them."""
     command = m.SetNodeMarks(
@@ -131,6 +143,7 @@ async def put_labels(node_id: str, body: LabelsBody, caller: Caller, parts: Part
 
 
 @router.put("/nodes/{node_id}/taints", response_model=shapes.NodeMarks)
+@allows(Action.CHANGE_NODES, inside=True)
 async def put_taints(node_id: str, body: TaintsBody, caller: Caller, parts: Parts) -> Response:
     """Set and remove taints of a node: new runs come from tasks only that tolerate every one."""
     command = m.SetNodeMarks(
@@ -143,15 +156,22 @@ async def put_taints(node_id: str, body: TaintsBody, caller: Caller, parts: Part
 
 
 async def _marked(command: m.SetNodeMarks, verb: str, caller: Identity, parts: Context) -> Response:
-    async with parts.changing(caller, f"node.{verb}s", command.node_id):
-        require_admin(caller, f"{verb} nodes")
+    async with parts.store.transaction() as tx:
+        row = await tx.get(NodeRow, command.node_id)
+    async with parts.changing(
+        caller, f"node.{verb}s", command.node_id, verb=f"{verb} nodes"
+    ) as change:
         reply = await parts.commands.ask(command, m.SetNodeMarksReply)
+        after = {"labels": dict(reply.labels), "taints": list(reply.taints)}
+        before = {"labels": dict(row.node.labels), "taints": list(row.node.taints)} if row else None
+        change.note(before, after)
     return answer(
         {"id": command.node_id, "labels": dict(reply.labels), "taints": list(reply.taints)}
     )
 
 
 @router.get("/groups", response_model=shapes.Page)
+@allows(Action.READ_CLUSTER)
 async def groups(caller: Caller, parts: Parts) -> Response:
     """Groups of nodes, with what they have and what is free of it."""
     del caller

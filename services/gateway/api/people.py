@@ -1,11 +1,11 @@
-"""Users, teams, tokens, the audit trail. Administrators manage them; everybody sees themselves."""
+"""Users and teams. Administrators change them; everybody sees themselves."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts.messages import FieldError
@@ -13,22 +13,39 @@ from libs.contracts.wording import no_such
 from libs.store.port import Op, Order, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
-from services.gateway.api import shapes
-from services.gateway.api.deps import Caller, PageQuery, Parts, answer, answer_page, router_of
-from services.gateway.auth import FIRST_ADMIN, audit, require_admin, team_exists, token_hash
-from services.gateway.bodies import TeamBody, TokenBody, UserBody, UserChangeBody
+from services.gateway.api import people_shapes as shapes
+from services.gateway.api.deps import (
+    Caller,
+    PageQuery,
+    Parts,
+    allows,
+    answer,
+    answer_page,
+    router_of,
+)
+from services.gateway.auth import FIRST_ADMIN, audit, forbidden, team_exists
+from services.gateway.bodies import TeamBody, UserBody, UserChangeBody
 from services.gateway.json_values import rfc3339
 from services.gateway.known_names import names_of
+from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
 from services.gateway.problems import CONFLICT, ProblemError, absent, invalid, taken
-from services.gateway.rows import AuditRow, TeamRow, TokenRow, UserRow
+from services.gateway.rows import (
+    AcceptedRow,
+    QuotaRow,
+    TaskRow,
+    TeamRow,
+    TokenRow,
+    TokenUseRow,
+    UserRow,
+)
 from services.gateway.store import Sort
 
 router = router_of("people")
 BY_NAME = Sort("name", False, "name", False)
-NEWEST = Sort("id", True, "id", True)
 
 
 @router.get("/whoami", response_model=shapes.WhoAmI)
+@allows(Action.KNOW_ONESELF)
 async def whoami(caller: Caller, parts: Parts) -> Response:
     """Whose token this is, and as which user of the gateway's machine tasks run (null: they run in
     pods, with users of their own)."""
@@ -41,28 +58,48 @@ async def whoami(caller: Caller, parts: Parts) -> Response:
                 "id": caller.token_id,
                 "name": caller.token_name,
                 "expires_at": rfc3339(caller.expires_at),
+                "scopes": list(caller.scopes),
             },
             "tasks_run_as": parts.settings.tasks_run_as or None,
         }
     )
 
 
-@router.get("/users", response_model=shapes.Page)
-async def list_users(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
-    """Users; members see themselves."""
-    where = [] if caller.is_admin else [Where("name", Op.EQ, caller.user)]
+@router.get("/users", response_model=shapes.UserPage)
+@allows(Action.READ_USERS)
+async def list_users(
+    caller: Caller,
+    parts: Parts,
+    paging: PageQuery,
+    *,
+    team: Annotated[str | None, Query(max_length=63)] = None,
+    role: Annotated[shapes.RoleWord | None, Query()] = None,
+    everything: Annotated[
+        bool, Query(alias="all", description="all=true: archived users, too")
+    ] = False,
+) -> Response:
+    """Users; those who run the platform see all, others themselves."""
+    where = [] if caller.reach is Reach.ALL else [Where("name", Op.EQ, caller.user)]
+    where += [] if everything else [Where("archived", Op.EQ, value=False)]
+    for column, value in (("team", team), ("role", role)):
+        if value is not None:
+            where.append(Where(column, Op.EQ, value))
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, UserRow, where, BY_NAME, paging)
-    return answer_page(page.rows, views.user, lambda row: row.name, page.next_cursor)
+    return answer_page(
+        page.rows, views.user, lambda row: row.name, page.next_cursor, left_out=tx.unreadable
+    )
 
 
-@router.post("/users", status_code=201, response_model=dict[str, Any])
+@router.post("/users", status_code=201, response_model=shapes.User)
+@allows(Action.CHANGE_PEOPLE)
 async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
     """Add a user, who can do nothing before a token exists."""
-    require_admin(caller, "add users")
     async with parts.store.transaction() as tx:
-        if await tx.get(UserRow, body.name) is not None:
+        if (there := await tx.get(UserRow, body.name)) is not None:
             fix = f"change it with PATCH /v1/users/{body.name}, or choose another name"
+            if there.archived:
+                fix = f"bring it back with PATCH /v1/users/{body.name} and archived: false"
             raise taken("name", "user", body.name, fix)
         most = parts.settings.users_max
         if await tx.select(UserRow, order_by=(Order("name"),), offset=most - 1, limit=1):
@@ -72,45 +109,109 @@ async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
         await _check_team(tx, body.team or "")
         row = UserRow(body.name, body.role, body.team or "", False, tx.now)
         tx.put(row)
-        audit(tx, parts.mint, caller, action="user.add", target=body.name, detail=body.role)
-    return answer(views.user(row), 201, {"location": f"/v1/users/{body.name}"})
+        after = views.user(row)
+        audit(
+            tx,
+            parts.mint,
+            caller,
+            action="user.add",
+            target=body.name,
+            detail=body.role,
+            after=after,
+        )
+    return answer(after, 201, {"location": f"/v1/users/{body.name}"})
 
 
-@router.get("/users/{name}", response_model=dict[str, Any])
+@router.get("/users/{name}", response_model=shapes.User)
+@allows(Action.READ_USERS)
 async def show_user(name: str, caller: Caller, parts: Parts) -> Response:
     """One user."""
-    if name != caller.user:
-        require_admin(caller, "see other users")
+    if name != caller.user and caller.reach is not Reach.ALL:
+        raise forbidden(refusal_to_reach_others(Action.READ_USERS, caller.user))
     async with parts.store.transaction() as tx:
-        return answer(views.user(await _user(tx, name)))
+        return answer(views.user(await user_or_404(tx, name)))
 
 
-@router.patch("/users/{name}", response_model=dict[str, Any])
+@router.patch("/users/{name}", response_model=shapes.User)
+@allows(Action.CHANGE_PEOPLE)
 async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Parts) -> Response:
-    """Another role or team, or shut out. Tasks that run go on."""
-    require_admin(caller, "change users")
+    """Another role or team, or shut out. The tasks of a user who is disabled or archived save and
+    are stopped, soon after this answers."""
     async with parts.store.transaction() as tx:
-        row = await _user(tx, name)
-        if name == FIRST_ADMIN and (body.disabled or body.role == "member"):
-            field = "disabled" if body.disabled else "role"
+        row = await user_or_404(tx, name)
+        after = _changed(row, body, caller.user)
+        if name == FIRST_ADMIN and (after.disabled or after.role != Role.ADMIN):
+            field = "role" if body.role else "archived" if body.archived else "disabled"
             message = f"{FIRST_ADMIN} stays an administrator: the admin token's file speaks for it"
             error = FieldError(field=field, value="", message=message, fix="choose another user")
             raise ProblemError(CONFLICT, message, [error])
         await _check_team(tx, body.team or "")
-        row = replace(
-            row,
-            role=body.role or row.role,
-            team=row.team if body.team is None else body.team,
-            disabled=row.disabled if body.disabled is None else body.disabled,
-        )
-        tx.put(row)
+        tx.put(after)
         audit(
-            tx, parts.mint, caller, action="user.change", target=name, detail=str(views.user(row))
+            tx,
+            parts.mint,
+            caller,
+            action="user.change",
+            target=name,
+            before=views.user(row),
+            after=views.user(after),
         )
-    return answer(views.user(row))
+    return answer(views.user(after))
 
 
-async def _user(tx: Tx, name: str, field: str = "name") -> UserRow:
+def _changed(row: UserRow, body: UserChangeBody, by: str) -> UserRow:
+    """The row after a change. Raises 409 for an archived user who is to be enabled."""
+    archived = row.archived if body.archived is None else body.archived
+    disabled = row.disabled if body.disabled is None else body.disabled
+    if archived and body.disabled is False:
+        message, fix = f"{row.name} is archived", "give archived: false with it"
+        error = FieldError(field="disabled", value="false", message=message, fix=fix)
+        raise ProblemError(CONFLICT, f"{message}; {fix}", [error])
+    disabled = disabled or archived
+    return replace(
+        row,
+        role=body.role or row.role,
+        team=row.team if body.team is None else body.team,
+        archived=archived,
+        disabled=disabled,
+        disabled_by=(row.disabled_by if row.disabled else by) if disabled else "",
+    )
+
+
+@router.delete("/users/{name}", status_code=204)
+@allows(Action.CHANGE_PEOPLE)
+async def remove_user(name: str, caller: Caller, parts: Parts) -> Response:
+    """Remove a user whom nothing names any more, with all tokens. One with tasks or quotas is
+    archived instead: who gets the name later would own them."""
+    async with parts.store.transaction() as tx:
+        row = await user_or_404(tx, name)
+        if name == FIRST_ADMIN:
+            raise ProblemError(CONFLICT, f"{FIRST_ADMIN} stays: the admin token's file is its own")
+        if (held := await _held_by(tx, name)) is not None:
+            fix = f"archive the user: PATCH /v1/users/{name} with archived: true"
+            error = FieldError(field="name", value=name, message=f"has {held}", fix=fix)
+            raise ProblemError(CONFLICT, f"{name} has {held}; {fix}", [error])
+        for token in await tx.select(TokenRow, Where("user", Op.EQ, name)):
+            tx.delete(TokenRow, token.token_hash)
+            tx.delete(TokenUseRow, token.id)
+        tx.delete(UserRow, name)
+        audit(tx, parts.mint, caller, action="user.remove", target=name, before=views.user(row))
+    # Deleted rows are not what the identities that this process remembers are checked by.
+    parts.authenticator.forget()
+    return Response(status_code=204)
+
+
+async def _held_by(tx: Tx, name: str) -> str | None:
+    """What names a user: tasks, of any age, or quotas; None if nothing does."""
+    for kind in (TaskRow, AcceptedRow):
+        for task in await tx.select(kind, Where("owner", Op.EQ, name), limit=1):
+            return f"tasks, such as {task.task_id}"
+    rows = Where("user", Op.EQ, name), Where("removed", Op.EQ, value=False)
+    return "quotas" if await tx.select(QuotaRow, *rows, limit=1) else None
+
+
+async def user_or_404(tx: Tx, name: str, field: str = "name") -> UserRow:
+    """A user, or the problem that there is none."""
     row = await tx.get(UserRow, name)
     if row is None:
         raise absent(field, "user", name, await names_of(tx, UserRow))
@@ -124,7 +225,8 @@ async def _check_team(tx: Tx, team: str) -> None:
         raise invalid("team", team, error.message, fix)
 
 
-@router.get("/teams", response_model=shapes.Page)
+@router.get("/teams", response_model=shapes.TeamPage)
+@allows(Action.READ_TEAMS)
 async def list_teams(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """Teams."""
     del caller
@@ -137,10 +239,10 @@ def _team(row: TeamRow) -> dict[str, Any]:
     return {"name": row.name, "created_at": rfc3339(row.created_at)}
 
 
-@router.post("/teams", status_code=201, response_model=dict[str, Any])
+@router.post("/teams", status_code=201, response_model=shapes.Team)
+@allows(Action.CHANGE_PEOPLE)
 async def add_team(body: TeamBody, caller: Caller, parts: Parts) -> Response:
     """A new team."""
-    require_admin(caller, "add teams")
     async with parts.store.transaction() as tx:
         if await tx.get(TeamRow, body.name) is not None:
             raise taken("name", "team", body.name, "choose another name")
@@ -151,9 +253,9 @@ async def add_team(body: TeamBody, caller: Caller, parts: Parts) -> Response:
 
 
 @router.delete("/teams/{name}", status_code=204)
+@allows(Action.CHANGE_PEOPLE)
 async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
     """Remove a team that has no users."""
-    require_admin(caller, "remove teams")
     async with parts.store.transaction() as tx:
         if await tx.get(TeamRow, name) is None:
             raise absent("name", "team", name, await names_of(tx, TeamRow))
@@ -167,70 +269,3 @@ async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
         tx.delete(TeamRow, name)
         audit(tx, parts.mint, caller, action="team.remove", target=name, detail="")
     return Response(status_code=204)
-
-
-@router.get("/tokens", response_model=shapes.Page)
-async def list_tokens(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
-    """Tokens without their secrets; members see their own."""
-    where = [] if caller.is_admin else [Where("user", Op.EQ, caller.user)]
-    async with parts.store.transaction() as tx:
-        page = await rows_of.page(tx, TokenRow, where, NEWEST, paging)
-    return answer_page(page.rows, views.token, lambda row: row.id, page.next_cursor)
-
-
-@router.post("/tokens", status_code=201, response_model=dict[str, Any])
-async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
-    """A new token. Its secret is in this answer and nowhere else, ever."""
-    require_admin(caller, "make tokens")
-    secret = parts.mint.secret()
-    async with parts.store.transaction() as tx:
-        user = await _user(tx, body.user, "user")
-        most = parts.settings.tokens_per_user_max
-        of_user = Where("user", Op.EQ, user.name), Where("revoked_at", Op.IS_NULL)
-        if len(await tx.select(TokenRow, *of_user, limit=most)) >= most:
-            detail = f"{user.name} has {most} tokens; revoke some with DELETE /v1/tokens/ID"
-            raise ProblemError(CONFLICT, detail)
-        seconds = body.expires_in_seconds
-        row = TokenRow(
-            token_hash=token_hash(secret),
-            id=parts.mint.id(),
-            user=user.name,
-            name=body.name,
-            created_by=caller.user,
-            created_at=tx.now,
-            expires_at=None if seconds is None else tx.now + timedelta(seconds=seconds),
-            revoked_at=None,
-        )
-        tx.put(row)
-        audit(tx, parts.mint, caller, action="token.add", target=row.id, detail=f"for {user.name}")
-    headers = {"cache-control": "no-store", "location": f"/v1/tokens/{row.id}"}
-    return answer({**views.token(row), "token": secret}, 201, headers)
-
-
-@router.delete("/tokens/{token_id}", status_code=204)
-async def revoke_token(token_id: str, caller: Caller, parts: Parts) -> Response:
-    """Revoke a token: refused from now on, at the latest in a few seconds everywhere."""
-    async with parts.store.transaction() as tx:
-        row = await rows_of.token_by_id(tx, token_id)
-        if row is None or (row.user != caller.user and not caller.is_admin):
-            raise absent("token_id", "token", token_id)
-        if row.revoked_at is None:
-            tx.put(replace(row, revoked_at=tx.now))
-            audit(
-                tx,
-                parts.mint,
-                caller,
-                action="token.revoke",
-                target=token_id,
-                detail=f"of {row.user}",
-            )
-    return Response(status_code=204)
-
-
-@router.get("/audit", response_model=shapes.Page)
-async def audit_trail(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
-    """The audit trail: each change with the user that requested it, newest first."""
-    require_admin(caller, "read the audit trail")
-    async with parts.store.transaction() as tx:
-        page = await rows_of.page(tx, AuditRow, (), NEWEST, paging)
-    return answer_page(page.rows, views.audit, lambda row: row.id, page.next_cursor)

@@ -23,13 +23,14 @@ from services.gateway.api.deps import (
     Force,
     PageQuery,
     Parts,
+    allows,
     answer,
     answer_page,
     router_of,
 )
-from services.gateway.auth import require_admin
 from services.gateway.json_values import rfc3339
 from services.gateway.known_names import refusal_of, unknown_names
+from services.gateway.permissions import Action
 from services.gateway.problems import MALFORMED, ProblemError, invalid
 from services.gateway.store import After, Sort
 
@@ -71,6 +72,7 @@ Document = Annotated[str, Depends(policy_text)]
 
 
 @router.get("/policies", response_model=shapes.PolicyPage)
+@allows(Action.READ_CLUSTER)
 async def list_policies(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """How each node group is shared, those without a policy of their own included."""
     del caller
@@ -85,6 +87,7 @@ async def list_policies(caller: Caller, parts: Parts, paging: PageQuery) -> Resp
 
 
 @router.get("/policies/{group}", response_model=shapes.Policy)
+@allows(Action.READ_CLUSTER)
 async def show_policy(group: str, caller: Caller, parts: Parts) -> Response:
     """How one node group is shared."""
     del caller
@@ -93,6 +96,7 @@ async def show_policy(group: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.put("/policies", response_model=shapes.PolicySet, openapi_extra=BODY)
+@allows(Action.CHANGE_POLICIES, inside=True)
 async def put_policies(
     document: Document, caller: Caller, parts: Parts, *, force: Force = False
 ) -> Response:
@@ -101,6 +105,7 @@ async def put_policies(
 
 
 @router.put("/policies/{group}", response_model=shapes.PolicySet, openapi_extra=BODY)
+@allows(Action.CHANGE_POLICIES, inside=True)
 async def put_policy(
     group: str, document: Document, caller: Caller, parts: Parts, *, force: Force = False
 ) -> Response:
@@ -109,6 +114,7 @@ async def put_policy(
 
 
 @router.delete("/policies/{group}", response_model=shapes.PolicySet)
+@allows(Action.CHANGE_POLICIES, inside=True)
 async def delete_policy(group: str, caller: Caller, parts: Parts) -> Response:
     """Take away what was set for a group: it has the policy file's, or the defaults."""
     document = json.dumps({"groups": {group: None}})
@@ -125,12 +131,14 @@ async def _set(
     force: bool,
 ) -> Response:
     async with parts.changing(caller, action, f"group={group or '*'}") as change:
-        require_admin(caller, "set policies")
         command = m.SetPolicy(document=document, group=group, asked_by=caller.user)
         if not force:
             await _check_names(command, parts)
+        before = await _documents(parts)
         reply = await parts.commands.ask(command, m.SetPolicyReply)
         change.detail = "changed: " + (", ".join(reply.changed)[:200] or "nothing")
+        after = await _documents(parts) if reply.changed else {}
+        change.note(*({name: each.get(name) for name in reply.changed} for each in (before, after)))
     return answer(
         {
             "versions": reply.versions,
@@ -138,6 +146,12 @@ async def _set(
             "warnings": [each.model_dump() for each in reply.warnings],
         }
     )
+
+
+async def _documents(parts: Context) -> dict[str, str]:
+    """The policy document of each group that has one, for the audit trail."""
+    reply = await parts.commands.ask(m.ListPolicies(), m.ListPoliciesReply)
+    return {each.group: each.document for each in reply.policies}
 
 
 async def _check_names(command: m.SetPolicy, parts: Context) -> None:
@@ -156,6 +170,7 @@ async def _check_names(command: m.SetPolicy, parts: Context) -> None:
 
 
 @router.post("/policies:dry-run", response_model=shapes.PolicyDryRun, openapi_extra=BODY)
+@allows(Action.TRY_POLICIES)
 async def dry_run(
     document: Document,
     caller: Caller,
@@ -166,7 +181,7 @@ async def dry_run(
     force: Force = False,
 ) -> Response:
     """What would be decided now under these policies. Nothing is changed."""
-    require_admin(caller, "try policies")
+    del caller
     if not force:
         await _check_names(m.SetPolicy(document=document, group=group), parts)
     command = m.DryRunPolicy(document=document, group=group, limit=limit or 0)

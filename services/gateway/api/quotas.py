@@ -14,27 +14,32 @@ from services.gateway import views
 from services.gateway.api import shapes
 from services.gateway.api.deps import (
     Caller,
+    Context,
     Force,
     PageQuery,
     Parts,
+    allows,
     answer,
     answer_page,
     router_of,
 )
-from services.gateway.auth import require_admin
 from services.gateway.bodies import QuotaBody
 from services.gateway.command_client import set_quota
 from services.gateway.known_names import names_of, require_known
+from services.gateway.permissions import Action
 from services.gateway.problems import absent, invalid
 from services.gateway.rows import QuotaRow, UserRow
 from services.gateway.store import Sort
 
 router = router_of("quotas")
+# Of the same names: one for each unit, at most.
+QUOTAS_SHOWN_MAX = 10
 # Each change of any quota has a version of its own.
 BY_VERSION = Sort("version", False, "version", False)
 
 
 @router.get("/quotas", response_model=shapes.Page)
+@allows(Action.READ_CLUSTER)
 async def list_quotas(
     caller: Caller,
     parts: Parts,
@@ -62,6 +67,7 @@ async def list_quotas(
 
 
 @router.get("/quotas/explain", response_model=shapes.QuotaExplanation)
+@allows(Action.EXPLAIN_QUOTA)
 async def explain_quota(
     caller: Caller,
     parts: Parts,
@@ -91,6 +97,7 @@ async def explain_quota(
 
 
 @router.put("/quotas", response_model=dict[str, Any])
+@allows(Action.CHANGE_QUOTAS, inside=True)
 async def put_quota(
     body: QuotaBody, caller: Caller, parts: Parts, *, force: Force = False
 ) -> Response:
@@ -104,7 +111,6 @@ async def put_quota(
     async with parts.changing(
         caller, "quota.set", f"{kind}group={body.group or '*'} {subject}"
     ) as change:
-        require_admin(caller, "set quotas")
         if not force:
             async with parts.store.transaction() as tx:
                 # A row of a user who no longer exists can be removed.
@@ -114,7 +120,9 @@ async def put_quota(
                     groups = {"group": body.group} if body.group else {}
                     await require_known(tx, users=users, teams=teams, groups=groups)
         change.detail = _amount(body)
+        before = await _before(parts, body)
         reply = await parts.commands.ask(set_quota(body, caller), m.SetQuotaReply)
+        change.note(before, None if body.removes else body.model_dump(mode="json"))
     return answer({"version": reply.version})
 
 
@@ -133,6 +141,16 @@ def _amount(body: QuotaBody) -> str:
     up_to = f" up to {body.level_max}" if body.level_max else ""
     amount = f"unlimited{up_to}" if body.unlimited else f"{body.limit} {body.unit or 'gpus'}"
     return amount + (f" until {body.expires_at}" if body.expires_at else "")
+
+
+async def _before(parts: Context, body: QuotaBody) -> dict[str, Any] | None:
+    """The rows of exactly these names that the change replaces, for the audit trail."""
+    names = {"group": body.group, "user": body.user, "team": body.team, "priority": body.priority}
+    where = [Where(column, Op.EQ, name or "") for column, name in names.items()]
+    where += [Where("removed", Op.EQ, value=False), Where("grant", Op.EQ, body.grant)]
+    async with parts.store.transaction() as tx:
+        rows = await tx.select(QuotaRow, *where, limit=QUOTAS_SHOWN_MAX)
+    return {"rows": [views.quota(row) for row in rows]} if rows else None
 
 
 async def _is_set(tx: Tx, body: QuotaBody) -> bool:

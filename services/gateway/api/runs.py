@@ -24,6 +24,7 @@ from services.gateway.api.deps import (
     Context,
     PageQuery,
     Parts,
+    allows,
     answer,
     answer_page,
     retried,
@@ -41,6 +42,7 @@ from services.gateway.bodies import (
     YieldBody,
 )
 from services.gateway.json_values import PRIORITIES, rfc3339
+from services.gateway.permissions import Action, Role
 from services.gateway.problems import SUPERSEDED, TOO_MANY, UNAVAILABLE, ProblemError, invalid
 from services.gateway.rows import RunRow, UserRow
 
@@ -91,6 +93,7 @@ async def run_status(tx: Tx, run: RunId) -> RunStatus:
 
 
 @router.get("/run", response_model=shapes.RunState)
+@allows(Action.BE_A_RUN)
 async def run_state(
     run: CallingRun,
     parts: Parts,
@@ -150,6 +153,7 @@ async def _signal_of(parts: Context, run: RunId) -> RunStatus:
 
 
 @router.post("/run/checkpoints", status_code=201, response_model=shapes.Checkpoint)
+@allows(Action.BE_A_RUN)
 async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -> Response:
     """A checkpoint is durable. 201: the platform has stored that; 409: this attempt is over; 429:
     the task saves more often than is stored, send it again after ``Retry-After``."""
@@ -175,6 +179,7 @@ async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -
 
 
 @router.post("/run/ready", response_model=dict[str, Any])
+@allows(Action.BE_A_RUN)
 async def report_ready(body: ReadyBody, run: CallingRun, parts: Parts) -> Response:
     """A rank is ready for the roles that start after that. 200: the platform has stored that; 409:
     this attempt, or the process that calls, is over."""
@@ -206,6 +211,7 @@ async def _write(parts: Context, run: RunId, what: str) -> RunStatus:
 
 
 @router.post("/run/yield", status_code=202, response_model=shapes.RunState)
+@allows(Action.BE_A_RUN)
 async def yield_run(body: YieldBody, run: CallingRun, parts: Parts) -> Response:
     """The program hands its nodes over on its own: the task goes back to the queue. Stored when
     this answers; all ranks are asked to leave, and those that stay are ended after the exit grace.
@@ -222,6 +228,7 @@ async def yield_run(body: YieldBody, run: CallingRun, parts: Parts) -> Response:
 
 
 @router.get("/run/state", response_model=shapes.LifeState)
+@allows(Action.BE_A_RUN)
 async def life_state(run: CallingRun, parts: Parts) -> Response:
     """What the task keeps across attempts; version 0 if it has kept nothing yet."""
     if (await _signal_of(parts, run)).superseded:
@@ -241,6 +248,7 @@ async def _answer_state(parts: Context, task_id: str) -> Response:
 
 
 @router.put("/run/state", response_model=shapes.SavedVersion)
+@allows(Action.BE_A_RUN)
 async def put_life_state(body: LifeStateBody, run: CallingRun, parts: Parts) -> Response:
     """Keep this for later attempts, and for tasks that go on with this one. Of several writers the
     last one wins; 409: this attempt is over."""
@@ -256,6 +264,7 @@ async def put_life_state(body: LifeStateBody, run: CallingRun, parts: Parts) -> 
 
 
 @router.put("/run/priority", status_code=202, response_model=shapes.Revision)
+@allows(Action.BE_A_RUN)
 async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) -> Response:
     """Another level for the task, with the rights of its owner. Stored when this answers."""
     await _write(parts, run, "its priority")
@@ -264,7 +273,7 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
         owner = await tx.get(UserRow, row.owner)
     program = f"its program (attempt {run.attempt})"
     # Its owner's rights, and none of the owner's tokens.
-    caller = Identity(row.owner, "member", row.team, token_id="", token_name=program)
+    caller = Identity(row.owner, Role.USER, row.team, token_id="", token_name=program)
     async with parts.changing(caller, f"task.own_priority.{body.priority}", run.task_id) as change:
         if owner is None or owner.disabled:
             message = f"cannot be changed: {row.owner}, the owner of the task, is disabled"
@@ -278,6 +287,7 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
 
 
 @router.post("/run/metrics", status_code=202, response_model=dict[str, Any])
+@allows(Action.BE_A_RUN)
 async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
     """Numbers to show on the task's page. Kept thinned; a sample that came before is dropped."""
     settings = parts.settings
@@ -345,6 +355,7 @@ async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None
 
 
 @router.get("/tasks/{task_id}/state", response_model=shapes.LifeState, tags=["tasks"])
+@allows(Action.READ_SECRETS)
 async def task_life_state(task_id: str, caller: Caller, parts: Parts) -> Response:
     """What the task's program keeps across attempts; for its owner and administrators."""
     async with parts.store.transaction() as tx:
@@ -354,6 +365,7 @@ async def task_life_state(task_id: str, caller: Caller, parts: Parts) -> Respons
 
 
 @router.get("/tasks/{task_id}/metrics", response_model=shapes.Page, tags=["tasks"])
+@allows(Action.READ_TASKS)
 async def metrics(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """What the task's ranks reported, rank by rank: the latest values and a thinned history."""
     del caller

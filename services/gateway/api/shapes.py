@@ -532,13 +532,3 @@ class Letters(TypedDict):
 
     service: str
     ids: list[str]
-
-
-class WhoAmI(TypedDict):
-    """The user of this token, and the account that runs tasks on the gateway's machine."""
-
-    user: str
-    role: str
-    team: str | None
-    token: dict[str, Any]
-    tasks_run_as: str | None

@@ -20,13 +20,14 @@ from services.gateway.api.deps import (
     Context,
     PageQuery,
     Parts,
+    allows,
     answer,
     answer_one,
     answer_page,
     router_of,
     task_or_404,
 )
-from services.gateway.auth import Identity, may_change, require_owner
+from services.gateway.auth import Identity, require_owner, sees_secrets
 from services.gateway.bodies import BatchBody, GoalBody, ModeBody, PriorityBody, TaskBody
 from services.gateway.command_client import (
     accepted,
@@ -40,6 +41,7 @@ from services.gateway.command_client import (
 )
 from services.gateway.explanations import NAMED_MAX, explanation, ids_in
 from services.gateway.json_values import PRIORITIES, STATES
+from services.gateway.permissions import Action
 from services.gateway.problems import CONFLICT, TOO_MANY, ProblemError, invalid
 from services.gateway.rows import RunRow, TaskRow, UserRow
 from services.gateway.store import Sort
@@ -73,6 +75,7 @@ Key = Annotated[
 
 
 @router.post("/tasks", status_code=201, response_model=shapes.Task)
+@allows(Action.SUBMIT, inside=True)
 async def submit(body: TaskBody, caller: Caller, parts: Parts, key: Key = None) -> Response:
     """Submit a task. 201: stored, and its event with it. 200: the key was used for it before."""
     created, row = await _submit(parts, caller, body, key or "")
@@ -84,6 +87,7 @@ async def submit(body: TaskBody, caller: Caller, parts: Parts, key: Key = None) 
 
 
 @router.post("/tasks:batch", response_model=shapes.Page)
+@allows(Action.SUBMIT)
 async def submit_batch(body: BatchBody, caller: Caller, parts: Parts) -> Response:
     """Submit several tasks. Each item of the answer has ``status`` and ``task`` or ``problem``."""
     most = parts.settings.batch_tasks_max
@@ -93,6 +97,7 @@ async def submit_batch(body: BatchBody, caller: Caller, parts: Parts) -> Respons
 
 
 @router.post("/tasks:dry-run", response_model=shapes.DryRun)
+@allows(Action.SUBMIT)
 async def dry_run(body: TaskBody, caller: Caller, parts: Parts) -> Response:
     """The task as it would be submitted, or why it would be refused. Nothing is stored; the task
     has no id. 429: the user sends too many requests; try again after ``Retry-After``."""
@@ -115,6 +120,7 @@ async def dry_run(body: TaskBody, caller: Caller, parts: Parts) -> Response:
 
 
 @router.post("/tasks/{task_id}/retry", status_code=201, response_model=shapes.Task)
+@allows(Action.RESUBMIT, inside=True)
 async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> Response:
     """Submit the same task again, as a new one of the same owner and name, in the owner's present
     team. The label ``retry-of`` names the one before. 201 and 200 as for a new task."""
@@ -136,6 +142,7 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
 
 
 @router.post("/tasks/{task_id}/continue", status_code=201, response_model=shapes.Task)
+@allows(Action.RESUBMIT, inside=True)
 async def continue_(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> Response:
     """Go on with an ended task, as a new one of the same chain, owner and name: from its last
     checkpoint (``checkpoint`` of the answer; null: from the beginning) and with its life state.
@@ -236,6 +243,7 @@ async def _create(parts: Context, command: m.CreateTask, change: Change) -> tupl
 
 
 @router.get("/tasks", response_model=shapes.TaskPage)
+@allows(Action.READ_TASKS)
 async def list_tasks(
     caller: Caller,
     parts: Parts,
@@ -295,7 +303,7 @@ async def list_tasks(
         progress = await rows_of.progress_of(tx, ids)
 
     def view(row: TaskRow) -> dict[str, Any]:
-        found = views.task(row, secrets=may_change(caller, row), report=progress.get(row.task_id))
+        found = views.task(row, secrets=sees_secrets(caller, row), report=progress.get(row.task_id))
         return found | ({"run_seconds": ran[row.task_id]} if run_seconds else {})
 
     return answer_page(page.rows, view, _id, page.next_cursor, left_out=left_out)
@@ -331,6 +339,7 @@ def _sort(text: str) -> Sort:
 
 
 @router.get("/queue", response_model=shapes.TaskPage, tags=["scheduling"])
+@allows(Action.READ_TASKS)
 async def queue(
     caller: Caller, parts: Parts, paging: PageQuery, group: str | None = None
 ) -> Response:
@@ -342,7 +351,7 @@ async def queue(
         page = await rows_of.task_page(tx, where, SORTS["-priority"], paging)
     return answer_page(
         page.rows,
-        lambda row: views.task(row, secrets=may_change(caller, row)),
+        lambda row: views.task(row, secrets=sees_secrets(caller, row)),
         _id,
         page.next_cursor,
         left_out=tx.unreadable,
@@ -350,54 +359,62 @@ async def queue(
 
 
 @router.get("/tasks/{task_id}", response_model=shapes.Task)
+@allows(Action.READ_TASKS)
 async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
     """One task."""
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
         report = (await rows_of.progress_of(tx, [task_id])).get(task_id)
-    secrets = may_change(caller, row)
+    secrets = sees_secrets(caller, row)
     return answer_one(task_id, lambda: views.task(row, secrets=secrets, report=report))
 
 
 @router.put("/tasks/{task_id}/goal", status_code=202, response_model=shapes.Revision)
+@allows(Action.CHANGE_TASKS, inside=True)
 async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -> Response:
     """Run, pause or stop. Stored when this answers; applied when ``observed_revision`` is there.
     With ``now`` a run that is to pause or stop is ended at once, without being asked to save.
     """
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
-    async with parts.changing(caller, f"task.goal.{body.goal}", task_id):
+    async with parts.changing(caller, f"task.goal.{body.goal}", task_id) as change:
         require_owner(caller, row, f"{VERBS[body.goal]} it")
+        change.note({"goal": row.goal}, {"goal": body.goal})
         reply = await parts.commands.ask(set_goal(task_id, body, caller), m.SetGoalReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
 @router.post("/tasks/{task_id}/mode", status_code=202, response_model=shapes.Revision)
+@allows(Action.CHANGE_TASKS, inside=True)
 async def post_mode(task_id: str, body: ModeBody, caller: Caller, parts: Parts) -> Response:
     """Normal, debug or pause. Normal also resumes a paused task, unless ``stay_paused`` is given;
     pause is the same as the goal. Stored when this answers; applied when ``observed_revision`` is
     there."""
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
-    async with parts.changing(caller, f"task.mode.{body.mode}", task_id):
+    async with parts.changing(caller, f"task.mode.{body.mode}", task_id) as change:
         require_owner(caller, row, "change its mode")
+        change.note({"debug": row.debug, "goal": row.goal}, {"mode": body.mode})
         reply = await parts.commands.ask(set_mode(task_id, body, caller), m.SetModeReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
 @router.put("/tasks/{task_id}/priority", status_code=202, response_model=shapes.Revision)
+@allows(Action.CHANGE_TASKS, inside=True)
 async def put_priority(task_id: str, body: PriorityBody, caller: Caller, parts: Parts) -> Response:
     """Another level. Stored when this answers; applied when ``observed_revision`` is there."""
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
-    async with parts.changing(caller, f"task.priority.{body.priority}", task_id):
+    async with parts.changing(caller, f"task.priority.{body.priority}", task_id) as change:
         require_owner(caller, row, "give it another priority")
+        change.note({"priority": row.priority}, {"priority": body.priority})
         command = set_priority(task_id, body.priority, caller)
         reply = await parts.commands.ask(command, m.SetPriorityReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
 @router.get("/tasks/{task_id}/explain", response_model=shapes.Explanation)
+@allows(Action.READ_TASKS)
 async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
     """Why the task stands where it stands, computed by the scheduler now."""
     del caller
@@ -423,6 +440,7 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
 
 
 @router.get("/tasks/{task_id}/decisions", response_model=shapes.Page)
+@allows(Action.READ_TASKS)
 async def decisions(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """The scheduler's decisions about the task, oldest first."""
     del caller
@@ -447,6 +465,7 @@ def number_cursor(cursor: str | None) -> int:
 
 
 @router.get("/tasks/{task_id}/runs", response_model=shapes.RunPage)
+@allows(Action.READ_TASKS)
 async def runs(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """The task's attempts, oldest first."""
     del caller

@@ -15,8 +15,9 @@ from starlette.responses import Response
 
 from libs.contracts.wording import meant
 from services.gateway import usage, views
-from services.gateway.api.deps import Caller, Context, Parts, answer, router_of
+from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of
 from services.gateway.auth import Identity
+from services.gateway.permissions import Action, Reach, whom_to_ask
 from services.gateway.problems import FORBIDDEN, ProblemError, invalid
 from services.gateway.rows import UsageRow
 from services.gateway.strict_input import parse_time
@@ -25,7 +26,7 @@ from services.gateway.usage import DAY, DIMENSIONS, Selection, Sums
 router = router_of("usage")
 RANGE_DEFAULT = timedelta(days=7)
 CSV = "text/csv"
-# Members see these of themselves alone.
+# Who does not reach everybody's usage sees these of the own alone.
 _OF_PERSONS = ("user", "task")
 
 
@@ -71,10 +72,10 @@ class Usage(BaseModel):
 
 
 def permitted(caller: Identity, selection: Selection) -> Selection:
-    """The part of a selection that the caller may see: administrators see everything, members
-    their own usage, and that of their team without its users and tasks. Raises a problem if the
-    selection names another user or team, or the team's users and tasks."""
-    if caller.is_admin:
+    """The part of a selection that the caller may see. Who does not reach everybody's usage sees
+    the own, and that of the own team without its users and tasks. Raises a problem if the selection
+    names another user or team, or the team's users and tasks."""
+    if caller.reach is Reach.ALL:
         return selection
     user, team = selection.filters.get("user"), selection.filters.get("team")
     if user is not None and user != caller.user:
@@ -84,14 +85,15 @@ def permitted(caller: Identity, selection: Selection) -> Selection:
             raise _forbidden("team", team, f"is not the team of {caller.user}")
         named = [name for name in _OF_PERSONS if name in (*selection.group_by, *selection.filters)]
         if named:
-            what = f"a team's usage by {' and '.join(named)} is for administrators"
+            what = f"is shown as a whole: {caller.user} may not see it by {' and '.join(named)}"
             raise _forbidden("team", team, what)
         return selection
     return replace(selection, filters={**selection.filters, "user": caller.user})
 
 
 def _forbidden(field: str, value: str, message: str) -> ProblemError:
-    problem = invalid(field, value, message, "leave it out for your own, or ask an administrator")
+    fix = f"leave it out for your own, or ask {whom_to_ask(Action.READ_USAGE)}"
+    problem = invalid(field, value, message, fix)
     return ProblemError(FORBIDDEN, problem.detail, problem.errors)
 
 
@@ -104,6 +106,7 @@ Name = Annotated[str | None, Query(max_length=63)]
     response_model_exclude_unset=True,
     responses={200: {"content": {CSV: {"schema": {"type": "string"}}}}},
 )
+@allows(Action.READ_USAGE)
 async def get_usage(
     caller: Caller,
     parts: Parts,
@@ -128,7 +131,7 @@ async def get_usage(
     """What attempts held between two times, summed up. An attempt that lies partly in the range
     counts with that part, one that goes on until now.
 
-    Administrators see everything; members their own, and with ``team`` their team's.
+    Operators and administrators see everything; others their own, and with ``team`` their team's.
     """
     until = _time("to", to) or parts.clock.now()
     given = {

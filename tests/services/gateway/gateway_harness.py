@@ -289,12 +289,12 @@ class GatewayHarness(MemoryPlatform):
             headers={"authorization": f"Bearer {token}"} if token else {},
         )
 
-    async def member(self, name: str, team: str | None = None) -> str:
-        """A new member's token."""
+    async def member(self, name: str, team: str | None = None, role: str = "user") -> str:
+        """A new user's token."""
         async with self.client() as admin:
             if team and (await admin.post("/v1/teams", json={"name": team})).status_code == 201:
                 pass
-            made = await admin.post("/v1/users", json={"name": name, "team": team})
+            made = await admin.post("/v1/users", json={"name": name, "team": team, "role": role})
             assert made.status_code == 201, made.text
             token = await admin.post("/v1/tokens", json={"user": name, "name": "tests"})
             assert token.status_code == 201, token.text

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
 from libs.contracts import messages as m
+from services.gateway.api.app import PREFIX, ROUTERS, application
+from services.gateway.api.deps import action_of
 from services.gateway.auth import token_hash
+from services.gateway.permissions import Action, Reach, Role, Scope
 from services.gateway.rows import TokenRow, UserRow
 from services.gateway.tables import TABLES
 from tests.services.gateway.gateway_harness import (
@@ -19,151 +25,209 @@ from tests.services.gateway.gateway_harness import (
     run_token,
 )
 
-# Route, body, then the status for: nobody, a false token, a run token, another member, the
-# owner (a member), the administrator. {task} is the owner's task, {token} the owner's token.
+# Bodies that routes accept.
 NEW = {"command": ["x"]}
 METRICS = {"samples": [{"values": {"loss": 1}}]}
 SAVED = {"step": 1, "uri": "/c"}
 POLICY = {"policy": "fifo"}
 POLICIES = {"groups": {"training": POLICY}}
-MATRIX: list[tuple[str, str, Any, tuple[int, int, int, int, int, int]]] = [
-    ("GET", "/v1/whoami", None, (401, 401, 403, 200, 200, 200)),
-    ("POST", "/v1/tasks", NEW, (401, 401, 403, 201, 201, 201)),
-    ("POST", "/v1/tasks:batch", {"tasks": [NEW]}, (401, 401, 403, 200, 200, 200)),
-    ("POST", "/v1/tasks:dry-run", NEW, (401, 401, 403, 200, 200, 200)),
-    # The task is not over: to others it is not theirs, to its owner its name is taken.
-    ("POST", "/v1/tasks/{task}/retry", None, (401, 401, 403, 403, 409, 409)),
-    ("POST", "/v1/tasks/{task}/continue", None, (401, 401, 403, 403, 409, 409)),
-    ("GET", "/v1/tasks/{task}/state", None, (401, 401, 403, 403, 200, 200)),
-    ("GET", "/v1/tasks", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/queue", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/tasks/{task}", None, (401, 401, 403, 200, 200, 200)),
-    ("PUT", "/v1/tasks/{task}/goal", {"goal": "pause"}, (401, 401, 403, 403, 202, 202)),
-    ("POST", "/v1/tasks/{task}/mode", {"mode": "debug"}, (401, 401, 403, 403, 202, 202)),
-    ("PUT", "/v1/tasks/{task}/priority", {"priority": "low"}, (401, 401, 403, 403, 202, 202)),
-    ("GET", "/v1/tasks/{task}/explain", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/tasks/{task}/runs", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/tasks/{task}/decisions", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/tasks/{task}/metrics", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/tasks/{task}/logs?list=1", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/events", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/nodes", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/nodes/n0", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/occupancy", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/groups", None, (401, 401, 403, 200, 200, 200)),
-    (
-        "PUT",
-        "/v1/nodes/n0/schedulable",
-        {"schedulable": False},
-        (401, 401, 403, 403, 403, 200),
-    ),
-    ("PUT", "/v1/nodes/n0/labels", {"set": {"a": "b"}}, (401, 401, 403, 403, 403, 200)),
-    ("PUT", "/v1/nodes/n0/taints", {"set": ["a=b"]}, (401, 401, 403, 403, 403, 200)),
-    ("GET", "/v1/quotas", None, (401, 401, 403, 200, 200, 200)),
-    ("GET", "/v1/quotas/explain", None, (401, 401, 403, 200, 200, 200)),
-    (
-        "PUT",
-        "/v1/quotas",
-        {"group": "default", "unit": "gpus", "limit": 1},
-        (401, 401, 403, 403, 403, 200),
-    ),
-    ("GET", "/v1/usage?user=ann", None, (401, 401, 403, 403, 200, 200)),
-    ("GET", "/v1/policies", None, (401, 401, 403, 200, 200, 200)),
-    ("PUT", "/v1/policies", POLICIES, (401, 401, 403, 403, 403, 200)),
-    ("GET", "/v1/policies/training", None, (401, 401, 403, 200, 200, 200)),
-    ("PUT", "/v1/policies/training", POLICY, (401, 401, 403, 403, 403, 200)),
-    ("DELETE", "/v1/policies/training", None, (401, 401, 403, 403, 403, 200)),
-    ("POST", "/v1/policies:dry-run", POLICIES, (401, 401, 403, 403, 403, 200)),
-    ("GET", "/v1/users", None, (401, 401, 403, 200, 200, 200)),
-    ("POST", "/v1/users", {"name": "eve"}, (401, 401, 403, 403, 403, 201)),
-    ("GET", "/v1/users/ann", None, (401, 401, 403, 403, 200, 200)),
-    ("PATCH", "/v1/users/ann", {"role": "member"}, (401, 401, 403, 403, 403, 200)),
-    ("GET", "/v1/teams", None, (401, 401, 403, 200, 200, 200)),
-    ("POST", "/v1/teams", {"name": "t"}, (401, 401, 403, 403, 403, 201)),
-    ("DELETE", "/v1/teams/empty", None, (401, 401, 403, 403, 403, 204)),
-    ("GET", "/v1/tokens", None, (401, 401, 403, 200, 200, 200)),
-    ("POST", "/v1/tokens", {"user": "ann"}, (401, 401, 403, 403, 403, 201)),
-    ("DELETE", "/v1/tokens/{token}", None, (401, 401, 403, 404, 204, 204)),
-    ("GET", "/v1/audit", None, (401, 401, 403, 403, 403, 200)),
-    ("GET", "/v1/run", None, (401, 401, 200, 403, 403, 403)),
-    ("POST", "/v1/run/checkpoints", SAVED, (401, 401, 201, 403, 403, 403)),
-    ("POST", "/v1/run/ready", {"rank": 0}, (401, 401, 200, 403, 403, 403)),
-    ("POST", "/v1/run/metrics", METRICS, (401, 401, 202, 403, 403, 403)),
-    ("POST", "/v1/run/yield", {}, (401, 401, 202, 403, 403, 403)),
-    ("GET", "/v1/run/state", None, (401, 401, 200, 403, 403, 403)),
-    ("PUT", "/v1/run/state", {"data": "eA=="}, (401, 401, 200, 403, 403, 403)),
-    ("PUT", "/v1/run/priority", {"priority": "low"}, (401, 401, 202, 403, 403, 403)),
-    ("GET", "/v1/dead-letters?service=quota", None, (401, 401, 403, 403, 403, 200)),
-    ("POST", "/v1/dead-letters:replay", {"service": "quota"}, (401, 401, 403, 403, 403, 202)),
-    ("POST", "/v1/dead-letters:discard", {"service": "quota"}, (401, 401, 403, 403, 403, 200)),
-    ("GET", "/v1/openapi.json", None, (200, 200, 200, 200, 200, 200)),
-    ("GET", "/docs", None, (200, 200, 200, 200, 200, 200)),
+
+
+@dataclass(frozen=True)
+class Case:
+    """One route. ``{task}`` is a running task of the user ann, ``{token}`` a token of ann's.
+
+    ``ok``: the status for callers whom the table of permissions lets reach it. ``foreign``: for
+    those who reach their own things alone, when it is ann's.
+    """
+
+    method: str
+    path: str
+    body: Any = None
+    ok: int = 200
+    foreign: int = 403
+
+    @property
+    def route(self) -> tuple[str, str]:
+        """The method and the template of the path."""
+        path = self.path.partition("?")[0]
+        for shown, name in TEMPLATES.items():
+            path = path.replace(shown, name)
+        return self.method, path
+
+
+TEMPLATES = {
+    "{task}": "{task_id}",
+    "{token}": "{token_id}",
+    "/nodes/n0": "/nodes/{node_id}",
+    "/policies/training": "/policies/{group}",
+    "/users/ann": "/users/{name}",
+    "/users/gone": "/users/{name}",
+    "/teams/empty": "/teams/{name}",
+}
+CASES = [
+    Case("GET", "/v1/whoami", foreign=200),
+    Case("POST", "/v1/tasks", NEW, 201),
+    Case("POST", "/v1/tasks:batch", {"tasks": [NEW]}),
+    Case("POST", "/v1/tasks:dry-run", NEW),
+    Case("POST", "/v1/tasks/{task}/retry", None, 409),
+    Case("POST", "/v1/tasks/{task}/continue", None, 409),
+    Case("GET", "/v1/tasks/{task}/state"),
+    Case("GET", "/v1/tasks"),
+    Case("GET", "/v1/queue"),
+    Case("GET", "/v1/tasks/{task}"),
+    Case("PUT", "/v1/tasks/{task}/goal", {"goal": "pause"}, 202),
+    Case("POST", "/v1/tasks/{task}/mode", {"mode": "debug"}, 202),
+    Case("PUT", "/v1/tasks/{task}/priority", {"priority": "low"}, 202),
+    Case("GET", "/v1/tasks/{task}/explain"),
+    Case("GET", "/v1/tasks/{task}/runs"),
+    Case("GET", "/v1/tasks/{task}/decisions"),
+    Case("GET", "/v1/tasks/{task}/metrics"),
+    Case("GET", "/v1/tasks/{task}/logs?list=1"),
+    Case("GET", "/v1/events"),
+    Case("GET", "/v1/nodes"),
+    Case("GET", "/v1/nodes/n0"),
+    Case("GET", "/v1/occupancy"),
+    Case("GET", "/v1/groups"),
+    Case("PUT", "/v1/nodes/n0/schedulable", {"schedulable": False}),
+    Case("PUT", "/v1/nodes/n0/labels", {"set": {"a": "b"}}),
+    Case("PUT", "/v1/nodes/n0/taints", {"set": ["a=b"]}),
+    Case("GET", "/v1/quotas"),
+    Case("GET", "/v1/quotas/explain"),
+    Case("PUT", "/v1/quotas", {"group": "default", "unit": "gpus", "limit": 1}),
+    Case("GET", "/v1/usage?user=ann"),
+    Case("GET", "/v1/policies"),
+    Case("PUT", "/v1/policies", POLICIES),
+    Case("GET", "/v1/policies/training"),
+    Case("PUT", "/v1/policies/training", POLICY),
+    Case("DELETE", "/v1/policies/training"),
+    Case("POST", "/v1/policies:dry-run", POLICIES),
+    Case("GET", "/v1/users", foreign=200),
+    Case("POST", "/v1/users", {"name": "eve"}, 201),
+    Case("GET", "/v1/users/ann"),
+    Case("PATCH", "/v1/users/ann", {"team": ""}),
+    Case("DELETE", "/v1/users/gone", None, 204),
+    Case("GET", "/v1/teams"),
+    Case("POST", "/v1/teams", {"name": "t"}, 201),
+    Case("DELETE", "/v1/teams/empty", None, 204),
+    Case("GET", "/v1/tokens", foreign=200),
+    Case("POST", "/v1/tokens", {"user": "ann"}, 201),
+    Case("DELETE", "/v1/tokens/{token}", None, 204, foreign=404),
+    Case("GET", "/v1/audit"),
+    Case("GET", "/v1/run"),
+    Case("POST", "/v1/run/checkpoints", SAVED, 201),
+    Case("POST", "/v1/run/ready", {"rank": 0}),
+    Case("POST", "/v1/run/metrics", METRICS, 202),
+    Case("POST", "/v1/run/yield", {}, 202),
+    Case("GET", "/v1/run/state"),
+    Case("PUT", "/v1/run/state", {"data": "eA=="}),
+    Case("PUT", "/v1/run/priority", {"priority": "low"}, 202),
+    Case("GET", "/v1/dead-letters?service=quota"),
+    Case("POST", "/v1/dead-letters:replay", {"service": "quota"}, 202),
+    Case("POST", "/v1/dead-letters:discard", {"service": "quota"}),
 ]
+# In this order: what an administrator removes is not there any more.
+PEOPLE = {"vic": Role.VIEWER, "bob": Role.USER, "ann": Role.USER, "olga": Role.OPERATOR}
 
 
-@pytest.mark.parametrize(("method", "path", "body", "statuses"), MATRIX)
-async def test_every_role_on_every_route(
-    harness: GatewayHarness, method: str, path: str, body: Any, statuses: tuple[int, ...]
-) -> None:
-    owners = await harness.member("ann")
-    async with harness.client(owners) as ann:
+def actions() -> dict[tuple[str, str], Action]:
+    """What each HTTP route does."""
+    return {
+        (method, f"{PREFIX}{route.path}"): action_of(route.endpoint)[0]
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+
+
+def expected(case: Case, action: Action, who: str, role: Role) -> int:
+    """What the table of permissions gives a user."""
+    reach = action.value.reach(role)
+    if reach is Reach.NONE:
+        return 403
+    return case.ok if reach is Reach.ALL or who == "ann" else case.foreign
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.method} {case.path}")
+async def test_every_role_on_every_route(harness: GatewayHarness, case: Case) -> None:
+    action = actions()[case.route]
+    tokens = {name: await harness.member(name, role=role) for name, role in PEOPLE.items()}
+    async with harness.client(tokens["ann"]) as ann:
         task = await harness.submitted(ann)
         (token,) = (await ann.get("/v1/tokens")).json()["items"]
     async with harness.client() as admin:
         await admin.post("/v1/teams", json={"name": "empty"})
+        await admin.post("/v1/users", json={"name": "gone"})
     await harness.project(a_node("n0"), assigned(task["id"]))
     harness.others.nodes = {"n0"}
     harness.others.policies = [m.PolicyRecord(group="training", policy="fifo", document="{}")]
     harness.others.live_attempts = {task["id"]: 1}
-    tokens = (
-        None,
-        "swt_false",
-        run_token(task["id"]),
-        await harness.member("bob"),
-        owners,
-        ADMIN_TOKEN,
-    )
-    found: list[int] = []
-    for shown in tokens:
+
+    async def status(shown: str | None) -> int:
         async with harness.client(shown) as client:
-            reply = await client.request(
-                method, path.format(task=task["id"], token=token["id"]), json=body
-            )
-        found.append(reply.status_code)
+            path = case.path.format(task=task["id"], token=token["id"])
+            reply = await client.request(case.method, path, json=case.body)
         if reply.status_code >= 400:
             assert reply.headers["content-type"] == "application/problem+json"
             assert reply.json()["detail"]
             assert reply.json()["status"] == reply.status_code
         if reply.status_code == 401:
             assert reply.headers["www-authenticate"].startswith("Bearer")
-    # A revoked token of one's own is no token any more: the administrator comes last.
-    assert tuple(found) == statuses
+        return reply.status_code
+
+    assert await status(None) == 401
+    assert await status("swt_false") == 401
+    run = action is Action.BE_A_RUN
+    assert await status(run_token(task["id"])) == (case.ok if run else 403)
+    found = {name: await status(shown) for name, shown in tokens.items()}
+    wanted = {name: expected(case, action, name, role) for name, role in PEOPLE.items()}
+    assert found == wanted
+    assert await status(ADMIN_TOKEN) == (403 if run else case.ok)
 
 
-def test_the_table_has_every_route(tmp_path: Any) -> None:
-    harness = GatewayHarness(tmp_path)
+async def test_every_scope_on_every_route(harness: GatewayHarness) -> None:
+    """Tokens of an administrator: one that may not is refused, one that may gets some answer."""
+    harness.others.nodes = {"n0"}
+    found: dict[tuple[str, str], set[str]] = {}
+    async with AsyncExitStack() as clients:
+        admin = await clients.enter_async_context(harness.client())
+        task = await harness.submitted(admin)
+        for scope in Scope:
+            made = (await admin.post("/v1/tokens", json={"scopes": [scope.value]})).json()
+            client = await clients.enter_async_context(harness.client(made["token"]))
+            for case in CASES:
+                path = case.path.format(task=task["id"], token="none")
+                reply = await client.request(case.method, path, json=case.body)
+                if reply.status_code != 403:
+                    found.setdefault(case.route, set()).add(scope.value)
+    every = {scope.value for scope in Scope}
+    wanted = {
+        route: every if action.value.scope is Scope.READ else {action.value.scope.value}
+        for route, action in actions().items()
+        if action is not Action.BE_A_RUN
+    }
+    assert found == wanted
 
-    app = harness.new_gateway().app
-    assert app is not None
+
+def test_the_cases_have_every_route() -> None:
+    assert {case.route for case in CASES} == set(actions())
     documented = {
         (method.upper(), path)
-        for path, methods in app._app.openapi()["paths"].items()  # pyright: ignore[reportAttributeAccessIssue]
+        for path, methods in application().openapi()["paths"].items()
         for method in methods
     }
-    covered = {
-        (
-            method,
-            path.partition("?")[0]
-            .replace("{task}", "{task_id}")
-            .replace("{token}", "{token_id}")
-            .replace("/nodes/n0", "/nodes/{node_id}")
-            .replace("/policies/training", "/policies/{group}")
-            .replace("/users/ann", "/users/{name}")
-            .replace("/teams/empty", "/teams/{name}"),
-        )
-        for method, path, _, _ in MATRIX
-    }
-    assert documented == covered - {("GET", "/v1/openapi.json"), ("GET", "/docs")}
+    assert documented == set(actions())
+    for router in ROUTERS:
+        for route in router.routes:
+            # WebSockets, too, name what they do.
+            action_of(route.endpoint)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_each_role_may_do_at_least_what_the_role_before_it_may() -> None:
+    for action in Action:
+        reaches = [action.value.reach(role) for role in Role]
+        assert reaches == sorted(reaches), action
 
 
 async def test_a_forged_run_token_is_refused(harness: GatewayHarness) -> None:
@@ -192,7 +256,7 @@ async def test_a_token_is_shown_once_and_only_its_hash_is_kept(
     assert secret not in (await admin.get("/v1/audit")).text
     async with harness.client(secret) as ann:
         me = (await ann.get("/v1/whoami")).json()
-    assert (me["user"], me["role"], me["team"]) == ("ann", "member", None)
+    assert (me["user"], me["role"], me["team"]) == ("ann", "user", None)
     assert me["tasks_run_as"] is None
     assert me["token"]["id"] == made["id"]
 

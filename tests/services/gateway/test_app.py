@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts import messages as m
-from services.gateway.api import shapes
+from services.gateway.api import people_shapes, shapes
 from services.gateway.api.deps import PARTS
 from tests.kit.clock import at
 from tests.services.gateway.gateway_harness import (
@@ -144,7 +144,7 @@ async def test_answers_match_the_description(
         ("/v1/nodes", shapes.NodePage),
         ("/v1/nodes/n0", shapes.Node),
         ("/v1/events", shapes.EventPage),
-        ("/v1/whoami", shapes.WhoAmI),
+        ("/v1/whoami", people_shapes.WhoAmI),
     ]
     for path, shape in documented:
         reply = (await admin.get(path)).json()

@@ -533,7 +533,7 @@ async def test_usage_is_csv_where_that_is_asked_for(
     assert shown["items"][0]["day"] == "2026-01-01"
 
 
-async def test_a_member_sees_the_own_usage_and_the_teams_without_its_users(
+async def test_a_user_sees_the_own_usage_and_the_teams_without_its_users(
     harness: GatewayHarness,
 ) -> None:
     await with_usage(harness)

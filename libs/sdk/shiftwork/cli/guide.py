@@ -24,7 +24,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "continue",
     ),
     "Nodes and sharing": ("nodes", "node", "group", "quota", "policy", "simulate"),
-    "People and access": ("whoami", "context", "user", "team", "token"),
+    "People and access": ("whoami", "context", "user", "team", "token", "audit"),
     "The platform": ("down", "k8s", "dead-letters", "completion", "version"),
 }
 OTHERS = "Other commands"
@@ -123,10 +123,15 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "policy set": ("policy set policy.yaml",),
     "policy unset": ("policy unset training",),
     "policy dry-run": ("policy dry-run policy.yaml",),
-    "user add": ("user add ann --team vision",),
-    "user set": ("user set ann --disable",),
+    "user add": ("user add ann --team vision", "user add olga --role operator"),
+    "user set": ("user set ann --disable", "user set ann --archive"),
+    "user rm": ("user rm ann",),
     "team add": ("team add vision",),
-    "token create": ("token create --user ann --expires-in 90d",),
+    "token create": (
+        "token create --user ann --expires-in 90d",
+        "token create --name nightly --scope tasks --expires-in 30d",
+    ),
+    "audit": ("audit --who ann --from 7d", "audit --action quota --csv > quotas.csv"),
     "dead-letters ls": ("dead-letters ls",),
     "completion": ("completion bash > ~/.shiftwork-completion",),
     "up": ("up --nodes 2 --slots 2", "up --detach"),

@@ -11,6 +11,7 @@ from typing import Any, List, Optional
 import typer
 
 from shiftwork.cli import (
+    audit,
     complete,
     context_commands,
     dead_letters,
@@ -50,7 +51,7 @@ app = session.App(
 )
 
 NOUNS = (
-    *(submit, tasks, debug, terminal, logs, events, nodes, quota, policy, people),
+    *(submit, tasks, debug, terminal, logs, events, nodes, quota, policy, people, audit),
     *(usage_command, dead_letters, context_commands, shell),
 )
 for noun in NOUNS:

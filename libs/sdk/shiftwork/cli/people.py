@@ -1,6 +1,6 @@
 """``shiftwork user``, ``team`` and ``token``: who may use the platform."""
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import typer
 
@@ -14,6 +14,7 @@ def register(app: session.App) -> None:
     user = session.App(name="user", help="People and programs.", no_args_is_help=True)
     user.command("add")(user_add)
     user.command("set")(user_set)
+    user.command("rm")(user_rm)
     user.command("ls")(user_ls)
     app.add_typer(user)
     team = session.App(name="team", help="Teams of users.", no_args_is_help=True)
@@ -29,14 +30,34 @@ def register(app: session.App) -> None:
     app.command("whoami")(whoami)
 
 
+ROLES = ("viewer", "user", "operator", "admin")
+SCOPES = ("read", "tasks", "tokens", "operate", "people")
+_ROLE = typer.Option("", "--role", help="viewer, user, operator or admin.")
+_ADMIN = typer.Option(False, "--admin", help="The same as --role admin.")
+
+
+def _role(role: str, admin: bool, member: bool = False) -> str:
+    """The one role that the options name; empty if they name none."""
+    named = {"--role": role, "--admin": "admin" if admin else "", "--member": member and "user"}
+    given = {option: str(value) for option, value in named.items() if value}
+    if len(given) > 1:
+        first, second = list(given)[:2]
+        what = f"{first} and {second} contradict each other"
+        raise usage(what, where=second, fix="give one of them")
+    return parse.choice(role, ROLES, "role", "--role") if role else "".join(given.values())
+
+
 def user_add(
     name: str = typer.Argument(..., metavar="NAME"),
     team: str = typer.Option("", "--team", autocompletion=complete.teams),
-    admin: bool = typer.Option(False, "--admin", help="May do everything."),
+    role: str = _ROLE,
+    admin: bool = _ADMIN,
 ) -> None:
-    """Add a user."""
+    """Add a user. Left out, the role is user: submits tasks, and changes its own."""
     now = session.current()
-    body: Dict[str, Any] = {"name": name, "role": "admin" if admin else "member"}
+    body: Dict[str, Any] = {"name": name}
+    if found := _role(role, admin):
+        body["role"] = found
     if team:
         body["team"] = team
     reply = now.api().create("/v1/users", body)
@@ -51,28 +72,37 @@ def user_set(
     team: Optional[str] = typer.Option(
         None, "--team", help='"": in no team.', autocompletion=complete.teams
     ),
-    admin: bool = typer.Option(False, "--admin", help="May do everything."),
-    member: bool = typer.Option(False, "--member", help="May do what every user may."),
-    disable: bool = typer.Option(False, "--disable", help="Refuse every token of the user."),
+    role: str = _ROLE,
+    admin: bool = _ADMIN,
+    member: bool = typer.Option(False, "--member", help="The same as --role user.", hidden=True),
+    disable: bool = typer.Option(
+        False, "--disable", help="Refuse every token; the tasks save and are stopped."
+    ),
     enable: bool = typer.Option(False, "--enable", help="Accept the user's tokens again."),
+    archive: bool = typer.Option(
+        False, "--archive", help="Disable for good, and leave out of lists; the name stays."
+    ),
+    unarchive: bool = typer.Option(False, "--unarchive", help="Bring back, still disabled."),
 ) -> None:
-    """Change a user's team or role, or shut the user out. Tasks that run go on."""
+    """Change a user's team or role, or shut the user out."""
     body: Dict[str, Any] = {}
     if team is not None:
         body["team"] = team
-    if _one_of(admin, "--admin", member, "--member"):
-        body["role"] = "admin" if admin else "member"
+    if found := _role(role, admin, member):
+        body["role"] = found
     if _one_of(disable, "--disable", enable, "--enable"):
         body["disabled"] = disable
+    if _one_of(archive, "--archive", unarchive, "--unarchive"):
+        body["archived"] = archive
     if not body:
-        raise usage("there is nothing to change", fix="give --team, --admin, --disable or another")
+        raise usage("there is nothing to change", fix="give --team, --role, --disable or another")
     now = session.current()
-    with naming({"role": "--member"}):
+    with naming({"role": "--role", "archived": "--archive"}):
         reply = now.api().patch(f"/v1/users/{part(name)}", body)
     if now.json:
         render.document(reply)
     else:
-        state = ", disabled" if reply.get("disabled") else ""
+        state = ", ".join(["", _state(reply)]) if reply.get("disabled") else ""
         render.note(f"{name}: {reply['role']}, team {reply.get('team') or 'none'}{state}")
 
 
@@ -84,10 +114,28 @@ def _one_of(one: bool, option: str, other: bool, opposite: str) -> bool:
     return one or other
 
 
-def user_ls() -> None:
+def _state(user: Dict[str, Any]) -> str:
+    return "archived" if user.get("archived") else "disabled" if user.get("disabled") else "enabled"
+
+
+def user_rm(
+    name: str = typer.Argument(..., metavar="NAME", autocompletion=complete.users),
+) -> None:
+    """Remove a user without tasks and quotas, with all tokens. Others are archived instead."""
+    now = session.current()
+    now.api().delete(f"/v1/users/{part(name)}")
+    if now.json:
+        render.document({"name": name, "removed": True})
+    else:
+        render.note(f"user {name} is removed")
+
+
+def user_ls(
+    everyone: bool = typer.Option(False, "--all", "-a", help="Archived users, too."),
+) -> None:
     """List the users."""
     now = session.current()
-    found = now.api().items("/v1/users")
+    found = now.api().items("/v1/users", {"all": "true"} if everyone else None)
     if now.json:
         render.document(found)
         return
@@ -105,7 +153,7 @@ def user_ls() -> None:
                 one["role"],
                 one.get("team") or "",
                 render.when(one.get("created_at")),
-                "disabled" if one.get("disabled") else "enabled",
+                _state(one),
             ]
             for one in found["items"]
         ],
@@ -161,6 +209,7 @@ def whoami() -> None:
             ("server", api.url),
             ("token", token.get("name") or token.get("id") or ""),
             ("expires", render.timestamp(token.get("expires_at")) or ("never" if token else "")),
+            ("scopes", ", ".join(token.get("scopes") or ())),
         ]
     )
 
@@ -171,11 +220,19 @@ def token_create(
     ),
     name: str = typer.Option("", "--name", help="What it is for."),
     expires_in: str = typer.Option("", "--expires-in", help="Such as 90d; left out: never."),
+    scope: List[str] = typer.Option(
+        [],
+        "--scope",
+        help="read, tasks, tokens, operate or people; may be repeated. Left out: all that the user"
+        " may do.",
+    ),
 ) -> None:
     """Make a token. It is shown once, alone on standard output."""
     now = session.current()
     api = now.api()
     body: Dict[str, Any] = {"user": user or api.get("/v1/whoami")["user"], "name": name}
+    if scope:
+        body["scopes"] = [parse.choice(each, SCOPES, "scope", "--scope") for each in scope]
     if expires_in:
         body["expires_in_seconds"] = parse.duration(expires_in, "--expires-in")
     reply = api.create("/v1/tokens", body)
@@ -198,7 +255,9 @@ def token_ls() -> None:
             render.Column("ID"),
             render.Column("USER", least=8),
             render.Column("NAME", drop=2, least=8),
+            render.Column("SCOPES", drop=3, least=5),
             render.Column("SINCE", drop=1),
+            render.Column("USED", drop=4),
             render.Column("EXPIRES"),
             render.Column("REVOKED"),
         ),
@@ -207,7 +266,9 @@ def token_ls() -> None:
                 one["id"],
                 one["user"],
                 one.get("name") or "",
+                ",".join(one.get("scopes") or ()) or "all",
                 render.when(one.get("created_at")),
+                render.when(one.get("last_used_at")),
                 render.when(one.get("expires_at")),
                 render.when(one.get("revoked_at")),
             ]

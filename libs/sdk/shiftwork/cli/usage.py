@@ -45,7 +45,7 @@ def show(
     ),
     user: str = typer.Option("", "--user", autocompletion=complete.users),
     team: str = typer.Option(
-        "", "--team", help="Yours, or as administrator any.", autocompletion=complete.teams
+        "", "--team", help="Yours; operators: any.", autocompletion=complete.teams
     ),
     group: str = typer.Option("", "--group", autocompletion=complete.groups),
     priority: str = typer.Option(

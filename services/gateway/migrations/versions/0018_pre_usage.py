@@ -8,7 +8,7 @@ from alembic import op
 from libs.store.alembic.steps import TEXT, TIMESTAMP
 
 revision = "0018"
-down_revision = "0016"
+down_revision = "0017"
 branch_labels = None
 depends_on = None
 

@@ -243,14 +243,14 @@ class CliServer:
         if (method, words) == ("PUT", ["quotas"]):
             return 200, {"version": 7}
         if (method, words) == ("POST", ["users"]):
-            return 201, {**body, "created_at": NOW}
+            return 201, {"role": "user", **body, "created_at": NOW}
         if (method, words) == ("POST", ["teams"]):
             return 201, {**body, "created_at": NOW}
         if (method, words[0]) == ("PATCH", "users"):
             return 200, {"name": words[1], "role": "admin", "team": None, **body}
         if (method, words) == ("POST", ["tokens"]):
             return 201, {"id": "k1", "user": body["user"], "token": "swt_fresh"}
-        if method == "DELETE" and words[0] in ("tokens", "teams"):
+        if method == "DELETE" and words[0] in ("tokens", "teams", "users"):
             return 204, None
         return problem(404, "not-found", f"no route {'/'.join(words)}")
 

@@ -290,7 +290,7 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         ("ls --jsn", "no such option: --jsn", "did you mean --json?"),
         ("stpo one", "there is no command 'stpo'", "did you mean stop?"),
         ("node drian n0", "there is no command 'drian'", "did you mean drain?"),
-        ("user rm bob", "there is no command 'rm'", "choose of add, set, ls"),
+        ("user drop bob", "there is no command 'drop'", "choose of add, set, rm, ls"),
         ("ls -o yaml", "-o yaml: there is no such form", "choose of wide, json"),
     ],
 )

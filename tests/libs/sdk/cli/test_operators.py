@@ -198,7 +198,7 @@ def test_teams(shiftwork: Shiftwork, server: CliServer) -> None:
     assert "lab" in shiftwork("team", "ls").out
     assert shiftwork("user", "set", "ada", "--team", "lab", "--member", "--disable").code == 0
     asked = server.asked("PATCH", "/v1/users/ada")
-    assert asked.body == {"team": "lab", "role": "member", "disabled": True}
+    assert asked.body == {"team": "lab", "role": "user", "disabled": True}
     assert shiftwork("user", "set", "ada").code == 2
     both = shiftwork("user", "set", "ada", "--admin", "--member")
     assert (both.code, "--admin and --member contradict each other" in both.err) == (2, True)
@@ -275,3 +275,47 @@ def test_a_command_selects_the_dead_letters(
     done = shiftwork("dead-letters", verb, *arguments)
     assert done.code in (1, 2)
     assert done.err
+
+
+def test_roles_and_scopes(shiftwork: Shiftwork, server: CliServer) -> None:
+    assert shiftwork("user", "add", "olga", "--role", "operator").code == 0
+    assert server.asked("POST", "/v1/users").body == {"name": "olga", "role": "operator"}
+    wrong = shiftwork("user", "add", "olga", "--role", "operater")
+    assert (wrong.code, "did you mean operator?" in wrong.err) == (2, True)
+    both = shiftwork("user", "set", "olga", "--role", "user", "--admin")
+    assert (both.code, "--role and --admin contradict each other" in both.err) == (2, True)
+    assert shiftwork("user", "set", "olga", "--archive").code == 0
+    assert server.asked("PATCH", "/v1/users/olga").body == {"archived": True}
+    assert shiftwork("user", "rm", "olga", "--json").json == {"name": "olga", "removed": True}
+    assert shiftwork("token", "create", "--scope", "tasks", "--scope", "read").code == 0
+    assert server.asked("POST", "/v1/tokens").body["scopes"] == ["tasks", "read"]
+    unknown = shiftwork("token", "create", "--scope", "all")
+    assert (unknown.code, "read, tasks, tokens, operate, people" in unknown.err) == (2, True)
+
+
+ENTRY = {
+    "id": "e1",
+    "at": NOW,
+    "who": "ann",
+    "action": "task.priority.low",
+    "target": "t1",
+    "outcome": "done",
+    "detail": "=cmd()",
+    "address": "10.0.0.7",
+    "token": "k1",
+    "before": {"priority": "normal"},
+    "after": {"priority": "low"},
+}
+
+
+def test_the_audit_trail(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.first["GET", "/v1/audit"] = [(200, {"items": [ENTRY], "next_cursor": None})] * 2
+    shown = shiftwork("audit", "--who", "ann", "--from", "7d", "--action", "task").out
+    assert "priority: normal -> low" in shown
+    query = server.asked("GET", "/v1/audit").query
+    assert (query["who"], query["action"], "from" in query) == ("ann", "task", True)
+    header, row = shiftwork("audit", "--csv").out.splitlines()
+    assert header.startswith("at,who,action,target")
+    # What somebody wrote is no formula of a spreadsheet.
+    assert "'=cmd()" in row
+    assert shiftwork("audit", "--csv", "--json").code == 2

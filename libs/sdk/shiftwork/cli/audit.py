@@ -1,0 +1,120 @@
+"""``shiftwork audit``: who changed what, from where, and what was refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from datetime import datetime, timezone
+from typing import Any
+
+import typer
+
+from shiftwork.cli import complete, parse, render, session
+from shiftwork.cli.failures import usage
+
+COLUMNS = (
+    *("at", "who", "action", "target", "outcome", "detail"),
+    *("address", "token", "before", "after"),
+)
+# A cell that begins so is a formula to spreadsheets, and may come from anybody.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def register(app: session.App) -> None:
+    """Add the command."""
+    app.command("audit")(audit)
+
+
+def audit(  # noqa: PLR0917 - each is an option
+    who: str = typer.Option("", "--who", help="One user's.", autocompletion=complete.users),
+    action: str = typer.Option("", "--action", help="Such as quota, or task.goal.stop."),
+    target: str = typer.Option("", "--target", help="Of one task, user, node or other."),
+    outcome: str = typer.Option("", "--outcome", help="done, or forbidden and other refusals."),
+    begin: str = typer.Option("", "--from", help="7d, or 2026-11-21T10:00:00Z."),
+    end: str = typer.Option("", "--to", help="As --from."),
+    limit: int = typer.Option(100, "--limit", min=1, help="The newest so many."),
+    everything: bool = typer.Option(False, "--all", "-a", help="All that are kept."),
+    as_csv: bool = typer.Option(False, "--csv", help="Comma-separated, every column."),
+) -> None:
+    """List changes and refusals, newest first. For administrators."""
+    now = session.current()
+    if as_csv and now.json:
+        raise usage("--csv and --json contradict each other", where="--csv", fix="give one of them")
+    query: dict[str, Any] = {
+        name: value
+        for name, value in (("who", who), ("action", action), ("target", target))
+        if value
+    }
+    query.update({"outcome": outcome} if outcome else {})
+    clock = datetime.now(timezone.utc)
+    for name, text in (("from", begin), ("to", end)):
+        if text:
+            query[name] = parse.timestamp(text, f"--{name}", clock)
+    found = now.api().items("/v1/audit", query, None if everything else limit)
+    if now.json:
+        render.document(found)
+    elif as_csv:
+        _write_csv(found["items"])
+    else:
+        _show(found)
+
+
+def _write_csv(items: list[dict[str, Any]]) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(COLUMNS)
+    writer.writerows([_cell(item.get(name)) for name in COLUMNS] for item in items)
+
+
+def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
+    """Plain text of a value, which no spreadsheet takes for a formula."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _show(found: dict[str, Any]) -> None:
+    render.table(
+        (
+            render.Column("WHEN"),
+            render.Column("WHO", least=6),
+            render.Column("ACTION", least=8),
+            render.Column("TARGET", least=8),
+            render.Column("OUTCOME"),
+            render.Column("FROM", drop=2),
+            render.Column("CHANGE", drop=1, least=12),
+        ),
+        [
+            [
+                render.when(one.get("at")),
+                one["who"],
+                one["action"],
+                one["target"],
+                one["outcome"],
+                one.get("address") or "",
+                _change(one),
+            ]
+            for one in found["items"]
+        ],
+        "no entries",
+    )
+    if found.get("next_cursor"):
+        render.note("there are more; --limit N or --all shows them, --from and --to narrow it")
+
+
+def _change(entry: dict[str, Any]) -> str:
+    """What differs between before and after, as far as the entry has both; else its detail."""
+    before, after = parse.fields(entry.get("before")), parse.fields(entry.get("after"))
+    if not before or not after:
+        return str(entry.get("detail") or "")
+    parts = [
+        f"{name}: {_short(before.get(name))} -> {_short(value)}"
+        for name, value in after.items()
+        if before.get(name) != value
+    ]
+    return ", ".join(parts) or str(entry.get("detail") or "")
+
+
+def _short(value: Any) -> str:  # noqa: ANN401 - JSON
+    return "none" if value is None else _cell(value)

@@ -1,0 +1,75 @@
+"""The audit trail: each change with the user that requested it, and what was before and after."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Query
+from starlette.responses import Response
+
+from libs.store.port import Op, Where
+from services.gateway import store as rows_of
+from services.gateway import views
+from services.gateway.api import people_shapes as shapes
+from services.gateway.api.deps import Caller, PageQuery, Parts, allows, answer_page, router_of
+from services.gateway.permissions import Action
+from services.gateway.problems import invalid
+from services.gateway.rows import AuditRow
+from services.gateway.store import Sort
+from services.gateway.strict_input import parse_time
+
+router = router_of("people")
+NEWEST = Sort("id", True, "id", True)
+Filter = Annotated[str | None, Query(max_length=200)]
+
+
+@router.get("/audit", response_model=shapes.AuditPage)
+@allows(Action.READ_AUDIT)
+async def audit_trail(
+    caller: Caller,
+    parts: Parts,
+    paging: PageQuery,
+    *,
+    who: Filter = None,
+    action: Annotated[
+        str | None, Query(max_length=200, description="its beginning, such as quota or task.goal")
+    ] = None,
+    target: Filter = None,
+    outcome: Annotated[
+        str | None, Query(max_length=200, description="done, or the kind of a refusal")
+    ] = None,
+    begin: Annotated[
+        str | None, Query(alias="from", max_length=40, description="RFC 3339, included")
+    ] = None,
+    end: Annotated[
+        str | None, Query(alias="to", max_length=40, description="RFC 3339, excluded")
+    ] = None,
+) -> Response:
+    """Entries that meet every filter, newest first."""
+    del caller
+    where = [
+        Where(column, op, value)
+        for column, op, value in (
+            ("who", Op.EQ, who),
+            ("action", Op.PREFIX, action),
+            ("target", Op.EQ, target),
+            ("outcome", Op.EQ, outcome),
+            ("at", Op.GE, _time("from", begin)),
+            ("at", Op.LT, _time("to", end)),
+        )
+        if value is not None
+    ]
+    async with parts.store.transaction() as tx:
+        page = await rows_of.page(tx, AuditRow, where, NEWEST, paging)
+    return answer_page(
+        page.rows, views.audit, lambda row: row.id, page.next_cursor, left_out=tx.unreadable
+    )
+
+
+def _time(field: str, text: str | None) -> datetime | None:
+    try:
+        return parse_time(text) if text else None
+    except ValueError:
+        fix = "write it like 2026-01-31T12:00:00Z"
+        raise invalid(field, text, "is not a time with a zone", fix) from None

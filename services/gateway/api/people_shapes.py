@@ -1,0 +1,119 @@
+"""What the routes of users, teams, tokens and the audit trail answer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from services.gateway.api.shapes import Unreadable
+
+RoleWord = Literal["viewer", "user", "operator", "admin"]
+
+
+class TokenFacts(TypedDict):
+    """The token of a request."""
+
+    id: str
+    name: str
+    expires_at: str | None
+    scopes: list[str]
+
+
+class WhoAmI(TypedDict):
+    """The user of this token, and the account that runs tasks on the gateway's machine."""
+
+    user: str
+    role: RoleWord
+    team: str | None
+    token: TokenFacts
+    tasks_run_as: str | None
+
+
+class User(TypedDict):
+    """A person or program that may use the platform."""
+
+    name: str
+    role: RoleWord
+    team: str | None
+    disabled: bool
+    archived: bool
+    created_at: str
+
+
+class UserPage(TypedDict):
+    """One page of users."""
+
+    items: list[User]
+    next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
+
+
+class Team(TypedDict):
+    """A set of users that quotas can name."""
+
+    name: str
+    created_at: str
+
+
+class TeamPage(TypedDict):
+    """One page of teams."""
+
+    items: list[Team]
+    next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
+
+
+class Token(TypedDict):
+    """A token without its secret. ``scopes``: what it is good for; none: all that its user may
+    do. ``last_used_at`` is up to a minute late."""
+
+    id: str
+    user: str
+    name: str
+    created_by: str
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
+    scopes: list[str]
+    last_used_at: str | None
+    last_used_from: str | None
+
+
+class NewToken(Token):
+    """A new token, with its secret."""
+
+    token: str
+
+
+class TokenPage(TypedDict):
+    """One page of tokens."""
+
+    items: list[Token]
+    next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
+
+
+class AuditEntry(TypedDict):
+    """A change, or the refusal of one. ``before`` and ``after`` are there as far as the change has
+    such."""
+
+    id: str
+    at: str
+    who: str
+    action: str
+    target: str
+    outcome: str
+    detail: str
+    address: str | None
+    token: str | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+class AuditPage(TypedDict):
+    """One page of the audit trail."""
+
+    items: list[AuditEntry]
+    next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]

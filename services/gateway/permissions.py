@@ -1,0 +1,128 @@
+"""Who may do what: one table of roles and actions.
+
+Each route names its action (``routing.allows``), the guard of the routes checks it, and the tests
+derive from this table what every role gets on every route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum, unique
+
+
+class Role(StrEnum):
+    """What a user is. Each may do at least what the roles before it may."""
+
+    VIEWER = "viewer"
+    USER = "user"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+class Scope(StrEnum):
+    """What a token is good for, if it is not good for all that its user may do. Every token reads
+    what its user may read."""
+
+    READ = "read"
+    TASKS = "tasks"
+    TOKENS = "tokens"
+    OPERATE = "operate"
+    PEOPLE = "people"
+
+
+class Reach(IntEnum):
+    """Whose things an action reaches."""
+
+    NONE = 0
+    # The caller's own tasks, tokens or data.
+    OWN = 1
+    ALL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """One row of the table: the scope that a token needs, and the reach of each role. ``verb``
+    completes "ann may not ..."."""
+
+    scope: Scope
+    viewer: Reach
+    user: Reach
+    operator: Reach
+    admin: Reach
+    verb: str
+
+    def reach(self, role: Role) -> Reach:
+        """Whose things the role reaches."""
+        found: Reach = getattr(self, role.value)
+        return found
+
+
+_N, _O, _A = Reach.NONE, Reach.OWN, Reach.ALL
+
+
+@unique
+class Action(Enum):
+    """What routes do. Operators run the cluster; they read no secrets and enter no rank of others,
+    and people, tokens of others and the audit trail are the administrators'."""
+
+    #                                  viewer user operator admin
+    KNOW_ONESELF = Permission(Scope.READ, _O, _O, _O, _O, "see itself")
+    READ_CLUSTER = Permission(Scope.READ, _A, _A, _A, _A, "see nodes, quotas and policies")
+    READ_TASKS = Permission(Scope.READ, _A, _A, _A, _A, "see tasks")
+    READ_SECRETS = Permission(Scope.READ, _O, _O, _O, _A, "read its environment or life state")
+    SUBMIT = Permission(Scope.TASKS, _N, _A, _A, _A, "submit tasks")
+    RESUBMIT = Permission(Scope.TASKS, _N, _O, _O, _A, "submit it again")
+    CHANGE_TASKS = Permission(Scope.TASKS, _N, _O, _A, _A, "change it")
+    ENTER_RANKS = Permission(Scope.TASKS, _N, _O, _O, _A, "open a session in it")
+    EXPLAIN_QUOTA = Permission(Scope.READ, _A, _A, _A, _A, "see what others may use")
+    READ_USAGE = Permission(Scope.READ, _O, _O, _A, _A, "see the usage of others")
+    CHANGE_NODES = Permission(Scope.OPERATE, _N, _N, _A, _A, "change nodes")
+    CHANGE_QUOTAS = Permission(Scope.OPERATE, _N, _N, _A, _A, "set quotas")
+    TRY_POLICIES = Permission(Scope.OPERATE, _N, _N, _A, _A, "try policies")
+    CHANGE_POLICIES = Permission(Scope.OPERATE, _N, _N, _A, _A, "set policies")
+    READ_DEAD_LETTERS = Permission(Scope.OPERATE, _N, _N, _A, _A, "list dead letters")
+    CHANGE_DEAD_LETTERS = Permission(Scope.OPERATE, _N, _N, _A, _A, "change dead letters")
+    READ_TEAMS = Permission(Scope.READ, _A, _A, _A, _A, "see teams")
+    READ_USERS = Permission(Scope.READ, _O, _O, _A, _A, "see other users")
+    CHANGE_PEOPLE = Permission(Scope.PEOPLE, _N, _N, _N, _A, "change users and teams")
+    READ_TOKENS = Permission(Scope.READ, _O, _O, _O, _A, "see tokens of others")
+    CHANGE_TOKENS = Permission(Scope.TOKENS, _O, _O, _O, _A, "change tokens of others")
+    READ_AUDIT = Permission(Scope.PEOPLE, _N, _N, _N, _A, "read the audit trail")
+    # Of run tokens alone.
+    BE_A_RUN = Permission(Scope.READ, _N, _N, _N, _N, "act as a run")
+
+
+def reach_of(action: Action, role: Role, scopes: Collection[Scope]) -> Reach:
+    """Whose things a caller reaches; ``scopes`` are its token's, and none is all of them."""
+    permission = action.value
+    if scopes and permission.scope is not Scope.READ and permission.scope not in scopes:
+        return Reach.NONE
+    return permission.reach(role)
+
+
+def refusal_of(
+    action: Action, user: str, role: Role, scopes: Collection[Scope], verb: str = ""
+) -> str:
+    """Why a caller may not do it, and what helps. ``verb``: instead of the action's."""
+    permission = action.value
+    verb = verb or permission.verb
+    if permission.reach(role) is not Reach.NONE and reach_of(action, role, scopes) is Reach.NONE:
+        good_for = ", ".join(sorted({*scopes, Scope.READ}))
+        fix = f"use one with the scope {permission.scope} (shiftwork token create --scope)"
+        return f"this token may not {verb}: it is good for {good_for}; {fix}"
+    return f"{user} may not {verb}; ask {whom_to_ask(action)}"
+
+
+def refusal_to_reach_others(action: Action, user: str) -> str:
+    """Why a caller that reaches its own things may not do it to those of others."""
+    return f"{user} may not {action.value.verb}; ask {whom_to_ask(action)}"
+
+
+def whom_to_ask(action: Action) -> str:
+    """The least role that reaches everybody's things."""
+    permission = action.value
+    roles = [role for role in Role if permission.reach(role) is Reach.ALL]
+    article = "an" if roles and roles[0] in (Role.OPERATOR, Role.ADMIN) else "a"
+    words = {Role.ADMIN: "administrator"}
+    return f"{article} {words.get(roles[0], roles[0])}" if roles else "nobody"

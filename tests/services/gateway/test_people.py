@@ -1,0 +1,209 @@
+"""Users who come, change and go, their tokens, and what the audit trail keeps of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from services.gateway.permissions import Scope
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import GatewayHarness
+
+SOON = {"disabled_tick_seconds": 0.05}
+
+
+async def token(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    reply = await client.post("/v1/tokens", json=body)
+    assert reply.status_code == 201, reply.text
+    return reply.json()
+
+
+async def listed(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    return (await client.get("/v1/tokens")).json()["items"]
+
+
+async def goal(client: httpx.AsyncClient, task_id: str) -> str:
+    return (await client.get(f"/v1/tasks/{task_id}")).json()["goal"]
+
+
+async def test_everybody_makes_and_revokes_tokens_of_their_own(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    made = await token(ann, name="robot", scopes=["tasks"], expires_in_seconds=60)
+    assert (made["user"], made["created_by"], made["scopes"]) == ("ann", "ann", ["tasks"])
+    async with harness.client(made["token"]) as robot:
+        assert (await robot.get("/v1/whoami")).json()["token"]["scopes"] == ["tasks"]
+        assert (await robot.post("/v1/tasks", json={"command": ["x"]})).status_code == 201
+        refused = await robot.post("/v1/tokens", json={})
+        assert refused.status_code == 403
+        assert "this token may not" in refused.json()["detail"]
+        assert "tokens" in refused.json()["detail"]
+    assert (await ann.delete(f"/v1/tokens/{made['id']}")).status_code == 204
+    other = await ann.post("/v1/tokens", json={"user": "admin"})
+    assert other.status_code == 403
+    assert "ask an administrator" in other.json()["detail"]
+
+
+async def test_a_token_makes_none_that_can_do_more_or_lives_longer(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    first = await token(ann, scopes=["tokens", "tasks"], expires_in_seconds=60)
+    async with harness.client(first["token"]) as robot:
+        more = await robot.post("/v1/tokens", json={"scopes": ["operate"]})
+        assert (more.status_code, more.json()["errors"][0]["field"]) == (403, "scopes")
+        longer = await robot.post("/v1/tokens", json={"expires_in_seconds": 61})
+        (error,) = longer.json()["errors"]
+        assert (longer.status_code, error["field"]) == (422, "expires_in_seconds")
+        assert error["fix"] in {f"give at most {left}, or leave it out" for left in (59, 60)}
+        same = await token(robot)
+        assert (same["scopes"], same["expires_at"]) == (["tasks", "tokens"], first["expires_at"])
+        less = await token(robot, scopes=["read"], expires_in_seconds=5)
+        assert less["scopes"] == ["read"]
+
+
+async def test_unknown_scopes_are_refused_with_the_known_ones(ann: httpx.AsyncClient) -> None:
+    reply = await ann.post("/v1/tokens", json={"scopes": ["everything"]})
+    assert reply.status_code == 422
+    (error,) = reply.json()["errors"]
+    assert error["field"].startswith("scopes")
+    assert all(scope.value in error["fix"] + error["message"] for scope in Scope)
+
+
+@pytest.mark.parametrize("harness", [{"token_uses_seconds": 0.02}], indirect=True)
+async def test_the_last_use_of_a_token_is_shown(
+    harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient
+) -> None:
+    (mine,) = [each for each in await listed(admin) if each["user"] == "ann"]
+    assert (mine["last_used_at"], mine["last_used_from"]) == (None, None)
+
+    async def shown() -> bool:
+        (mine,) = await listed(ann)
+        return mine["last_used_at"] is not None and mine["last_used_from"] == "127.0.0.1"
+
+    await until(shown)
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+@pytest.mark.parametrize("change", [{"disabled": True}, {"archived": True}])
+async def test_the_tasks_of_a_disabled_user_are_stopped(
+    harness: GatewayHarness,
+    admin: httpx.AsyncClient,
+    ann: httpx.AsyncClient,
+    bob: httpx.AsyncClient,
+    change: dict[str, bool],
+) -> None:
+    tasks = [(await harness.submitted(ann))["id"] for _ in range(3)]
+    other = (await harness.submitted(bob))["id"]
+    assert (await admin.patch("/v1/users/ann", json=change)).json()["disabled"]
+
+    async def stopped() -> bool:
+        return {await goal(admin, task) for task in tasks} == {"stop"}
+
+    await until(stopped)
+    assert await goal(admin, other) == "run"
+    # Whom the change was requested by is in the task's events.
+    page = (await admin.get(f"/v1/events?task={tasks[0]}&type=goal_changed")).json()["items"]
+    assert [event["data"]["changed_by"] for event in page] == ["admin"]
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+async def test_a_task_that_arrives_after_its_owner_was_disabled_is_stopped(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    async with harness.client(await harness.member("ann")) as ann:
+        await admin.patch("/v1/users/ann", json={"disabled": True})
+        await admin.patch("/v1/users/ann", json={"disabled": False})
+        task = (await harness.submitted(ann))["id"]
+        assert await goal(admin, task) == "run"
+        await admin.patch("/v1/users/ann", json={"disabled": True})
+
+    async def stopped() -> bool:
+        return await goal(admin, task) == "stop"
+
+    await until(stopped)
+
+
+async def test_an_archived_user_leaves_the_lists_and_keeps_the_name(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    assert (await admin.patch("/v1/users/ann", json={"archived": True})).status_code == 200
+    assert (await ann.get("/v1/whoami")).status_code == 401
+    names = [each["name"] for each in (await admin.get("/v1/users")).json()["items"]]
+    assert "ann" not in names
+    every = [each["name"] for each in (await admin.get("/v1/users?all=true")).json()["items"]]
+    assert "ann" in every
+    again = await admin.post("/v1/users", json={"name": "ann"})
+    assert (again.status_code, "archived: false" in again.text) == (409, True)
+    assert (await admin.post("/v1/tokens", json={"user": "ann"})).status_code == 409
+    enabled = await admin.patch("/v1/users/ann", json={"disabled": False})
+    assert (enabled.status_code, enabled.json()["errors"][0]["field"]) == (409, "disabled")
+    back = await admin.patch("/v1/users/ann", json={"archived": False, "disabled": False})
+    assert (back.json()["archived"], back.json()["disabled"]) == (False, False)
+    harness.clock.advance(harness.settings.auth_cache_seconds + 1)
+    assert (await ann.get("/v1/whoami")).status_code == 200
+
+
+async def test_only_a_user_whom_nothing_names_is_removed(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    assert (await admin.delete("/v1/users/admin")).status_code == 409
+    assert (await admin.delete("/v1/users/nobody")).status_code == 404
+    task = (await harness.submitted(ann))["id"]
+    held = await admin.delete("/v1/users/ann")
+    assert (held.status_code, task in held.json()["detail"]) == (409, True)
+    async with harness.client(await harness.member("eve")) as eve:
+        limit = {"user": "eve", "limit": 1, "unit": "gpus"}
+        await admin.put("/v1/quotas", json=limit)
+
+        async def quotas() -> int:
+            return len((await admin.get("/v1/quotas?user=eve")).json()["items"])
+
+        await until(quotas)
+        assert (await admin.delete("/v1/users/eve")).status_code == 409
+        await admin.put("/v1/quotas", json={"user": "eve", "unit": "gpus", "remove": True})
+
+        async def none() -> bool:
+            return not await quotas()
+
+        await until(none)
+        assert (await admin.delete("/v1/users/eve")).status_code == 204
+        assert (await eve.get("/v1/whoami")).status_code == 401
+    assert (await admin.post("/v1/users", json={"name": "eve"})).status_code == 201
+
+
+async def test_the_audit_trail_has_what_was_before_and_after(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    task = (await harness.submitted(ann))["id"]
+    await ann.put(f"/v1/tasks/{task}/priority", json={"priority": "low"})
+    await admin.patch("/v1/users/ann", json={"role": "operator"})
+    (mine,) = (await ann.get("/v1/tokens")).json()["items"]
+    (entry,) = (await admin.get("/v1/audit?action=task.priority")).json()["items"]
+    assert (entry["who"], entry["token"], entry["address"]) == ("ann", mine["id"], "127.0.0.1")
+    assert (entry["before"], entry["after"]) == ({"priority": "normal"}, {"priority": "low"})
+    (entry,) = (await admin.get("/v1/audit?action=user.change&target=ann")).json()["items"]
+    assert (entry["before"]["role"], entry["after"]["role"]) == ("user", "operator")
+
+
+async def test_the_audit_trail_is_filtered(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    await harness.submitted(ann)
+    before = harness.clock.now()
+    harness.clock.advance(60)
+    task = (await harness.submitted(ann))["id"]
+
+    async def found(query: str) -> list[str]:
+        reply = await admin.get(f"/v1/audit?{query}")
+        assert reply.status_code == 200, reply.text
+        return [each["target"] for each in reply.json()["items"]]
+
+    later = before.isoformat().replace("+00:00", "Z")
+    assert await found(f"who=ann&from={later}&action=task.") == [task]
+    assert task not in await found(f"who=ann&to={later}")
+    assert await found("who=bob") == []
+    assert await found("outcome=forbidden") == []
+    wrong = await admin.get("/v1/audit?from=yesterday")
+    assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "from")
