@@ -54,7 +54,7 @@ def show(
     outcome: str = typer.Option("", "--outcome", help="succeeded, failed, preempted, running, ..."),
     as_csv: bool = typer.Option(False, "--csv", help="Answer in CSV, in seconds."),
 ) -> None:
-    """Show what tasks held: GPU-hours and node-hours, and what of it was lost.
+    """Show who held how many GPU-hours, and what was lost.
 
     Nodes are held from their assignment until the end of the processes is observed; tasks that
     still run count until now. Lost is what was held after the last checkpoint by attempts that
