@@ -9,6 +9,7 @@ launcher, good for the SDK's routes alone). Neither is ever logged.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import hmac
@@ -73,6 +74,9 @@ class Identity:
     digest: str = field(default="", repr=False)
     # What the token is good for; none: all that its user may do.
     scopes: tuple[Scope, ...] = ()
+    # Where and how the user's tasks are submitted that do not say so; empty: as the platform's.
+    default_group: str = ""
+    default_priority: str = ""
     # From where the present request came, and what it does.
     address: str = ""
     action: Action = Action.KNOW_ONESELF
@@ -104,6 +108,12 @@ class Mint:
 
     secret: Callable[[], str]
     id: Callable[[], str]
+
+
+def sortable_id(at: datetime, more: bytes) -> str:
+    """An id that sorts by time."""
+    raw = int(at.timestamp() * 1000).to_bytes(6, "big") + more
+    return base64.b32hexencode(raw).decode().lower()
 
 
 def token_hash(token: str) -> str:
@@ -235,6 +245,7 @@ class Authenticator:
         async with self._store.transaction() as tx:
             row = await tx.get(TokenRow, digest)
             user = await tx.get(UserRow, row.user) if row is not None else None
+            team = await _team_of(tx, user)
         if row is None or user is None:
             raise unauthenticated("this token is not known")
         if row.revoked_at is not None:
@@ -252,6 +263,8 @@ class Authenticator:
             row.expires_at,
             digest,
             tuple(Scope(each) for each in row.scopes),
+            user.default_group or team.default_group,
+            user.default_priority or team.default_priority,
         )
 
     @contextlib.contextmanager
@@ -316,8 +329,8 @@ class Authenticator:
                     lasting.end(why)
 
     def _on_commit(self, delta: Delta) -> None:
-        """A changed user or token counts at once in this process."""
-        if any(isinstance(row, TokenRow | UserRow) for row in delta.put):
+        """A changed user, team or token counts at once in this process."""
+        if any(isinstance(row, TokenRow | UserRow | TeamRow) for row in delta.put):
             self.forget()
 
     def forget(self) -> None:
@@ -344,6 +357,16 @@ class StreamAuthorization:
         """Raises 401 once it does not hold any more."""
         await self.over.wait()
         raise unauthenticated(self.why)
+
+
+async def _team_of(tx: Tx, user: UserRow | None) -> TeamRow:
+    """A user's team; one without defaults if there is none. A team's row that cannot be read shuts
+    nobody out."""
+    with contextlib.suppress(UnreadableRowError):
+        found = await tx.get(TeamRow, user.team) if user is not None and user.team else None
+        if found is not None:
+            return found
+    return TeamRow("", tx.now)
 
 
 async def _readable(tx: Tx, kind: type[R], keys: Sequence[str]) -> dict[str, R | None]:

@@ -168,7 +168,18 @@ RoleWord = Annotated[Literal["viewer", "user", "operator", "admin"], BeforeValid
 ScopeWord = Literal["read", "tasks", "tokens", "operate", "people"]
 
 
-class UserBody(Body):
+class DefaultsBody(Body):
+    """Where and how tasks are submitted that do not say so."""
+
+    default_group: Annotated[str, Field(pattern=r"^$|" + NAME)] | None = Field(
+        default=None, description="group of nodes; empty: the team's default, or the platform's"
+    )
+    default_priority: PriorityWord | Literal[""] | None = Field(
+        default=None, description="level; empty: the team's default, or the platform's"
+    )
+
+
+class UserBody(DefaultsBody):
     """A new user."""
 
     name: Name
@@ -176,7 +187,7 @@ class UserBody(Body):
     team: Annotated[str, Field(pattern=NAME)] | None = None
 
 
-class UserChangeBody(Body):
+class UserChangeBody(DefaultsBody):
     """What to change of a user; what is left out stays."""
 
     role: RoleWord | None = None
@@ -192,7 +203,11 @@ class UserChangeBody(Body):
     )
 
 
-class TeamBody(Body):
+class TeamChangeBody(DefaultsBody):
+    """What to change of a team; what is left out stays."""
+
+
+class TeamBody(DefaultsBody):
     """A new team."""
 
     name: Name

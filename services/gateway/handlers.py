@@ -15,9 +15,18 @@ from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
-from services.gateway import eventlog, usage
+from services.gateway import eventlog, usage, views
+from services.gateway.auth import sortable_id
 from services.gateway.json_values import PRIORITY_ORDER, enum_name, enum_name_or_empty
-from services.gateway.rows import AcceptedRow, NodeRow, QuotaRow, RunRow, TaskRow, UsageRow
+from services.gateway.rows import (
+    AcceptedRow,
+    AuditRow,
+    NodeRow,
+    QuotaRow,
+    RunRow,
+    TaskRow,
+    UsageRow,
+)
 
 E = TypeVar("E", bound=Message)
 T = TypeVar("T", bound=TaskRow)
@@ -355,6 +364,25 @@ async def on_node_changed(tx: Tx, event: m.NodeChanged) -> bool:
     return True
 
 
+def _expiry_entry(event: m.QuotaChanged, before: QuotaRow | None) -> AuditRow:
+    """The entry of a row that was removed because its time was over. A repetition of the event
+    makes the same entry."""
+    quota = event.quota
+    names = ("group", quota.group), ("user", quota.user), ("team", quota.team)
+    priority = enum_name_or_empty(quota.priority)
+    subject = " ".join(f"{name}={value or '*'}" for name, value in (*names, ("priority", priority)))
+    return AuditRow(
+        id=sortable_id(event.changed_at, (event.version % 2**32).to_bytes(4, "big")),
+        at=event.changed_at,
+        who=event.changed_by,
+        action="quota.expire",
+        target=f"{'grant ' if quota.grant else ''}{subject}",
+        outcome="done",
+        detail="its time was over",
+        before=views.quota(before) if before is not None else None,
+    )
+
+
 async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
     """The highest version wins; a removed limit keeps its version."""
     limit = event.quota
@@ -369,6 +397,9 @@ async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
     row = await tx.get(QuotaRow, *key)
     if row is not None and event.version <= row.version:
         return False
+    if event.expired:
+        # Nobody requests a removal by time, so there is no entry of a request for it.
+        tx.put(_expiry_entry(event, row))
     tx.put(
         QuotaRow(
             *key,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import secrets
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from libs.service.wiring import Wiring
 from services.gateway import eventlog
 from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
-from services.gateway.auth import Authenticator, Mint, ensure_first_admin
+from services.gateway.auth import Authenticator, Mint, ensure_first_admin, sortable_id
 from services.gateway.capacity import Capacity
 from services.gateway.command_client import Commands
 from services.gateway.concurrency import ConcurrencyLimit
@@ -42,9 +41,7 @@ def minting(clock: Clock) -> Mint:
     """Secrets from the operating system; ids that sort by time."""
 
     def new_id() -> str:
-        milliseconds = int(clock.now().timestamp() * 1000)
-        raw = milliseconds.to_bytes(6, "big") + secrets.token_bytes(ID_RANDOM_BYTES)
-        return base64.b32hexencode(raw).decode().lower()
+        return sortable_id(clock.now(), secrets.token_bytes(ID_RANDOM_BYTES))
 
     return Mint(
         secret=lambda: TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES),

@@ -288,6 +288,9 @@ class UserRow:
     disabled_by: str = ""
     # Gone for good, and disabled: only the name stays, so that nobody else gets it.
     archived: bool = False
+    # Where and how tasks are submitted that do not say so; empty: as the team's.
+    default_group: str = ""
+    default_priority: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +299,9 @@ class TeamRow:
 
     name: str
     created_at: datetime
+    # As a user's, for members without defaults of their own; empty: the platform's.
+    default_group: str = ""
+    default_priority: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ from services.gateway.rows import (
     QuotaRow,
     RunRow,
     TaskRow,
+    TeamRow,
     TokenRow,
     TokenUseRow,
     UserRow,
@@ -447,6 +448,18 @@ def user(row: UserRow) -> Json:
         "team": row.team or None,
         "disabled": row.disabled,
         "archived": row.archived,
+        "default_group": row.default_group or None,
+        "default_priority": row.default_priority or None,
+        "created_at": rfc3339(row.created_at),
+    }
+
+
+def team(row: TeamRow) -> Json:
+    """A team."""
+    return {
+        "name": row.name,
+        "default_group": row.default_group or None,
+        "default_priority": row.default_priority or None,
         "created_at": rfc3339(row.created_at),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 from fastapi import Query
 from starlette.responses import Response
@@ -24,9 +24,9 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.auth import FIRST_ADMIN, audit, forbidden, team_exists
-from services.gateway.bodies import TeamBody, UserBody, UserChangeBody
+from services.gateway.bodies import DefaultsBody, TeamBody, TeamChangeBody, UserBody, UserChangeBody
 from services.gateway.json_values import rfc3339
-from services.gateway.known_names import names_of
+from services.gateway.known_names import names_of, require_known
 from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
 from services.gateway.problems import CONFLICT, ProblemError, absent, invalid, taken
 from services.gateway.rows import (
@@ -41,6 +41,7 @@ from services.gateway.rows import (
 from services.gateway.store import Sort
 
 router = router_of("people")
+R = TypeVar("R", UserRow, TeamRow)
 BY_NAME = Sort("name", False, "name", False)
 
 
@@ -54,6 +55,8 @@ async def whoami(caller: Caller, parts: Parts) -> Response:
             "user": caller.user,
             "role": caller.role,
             "team": caller.team or None,
+            "default_group": caller.default_group or None,
+            "default_priority": caller.default_priority or None,
             "token": {
                 "id": caller.token_id,
                 "name": caller.token_name,
@@ -107,7 +110,8 @@ async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
                 CONFLICT, f"there are {most} users, as many as SHIFTWORK_GATEWAY_USERS_MAX allows"
             )
         await _check_team(tx, body.team or "")
-        row = UserRow(body.name, body.role, body.team or "", False, tx.now)
+        await _check_group(tx, body)
+        row = _with_defaults(UserRow(body.name, body.role, body.team or "", False, tx.now), body)
         tx.put(row)
         after = views.user(row)
         audit(
@@ -146,6 +150,7 @@ async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Pa
             error = FieldError(field=field, value="", message=message, fix="choose another user")
             raise ProblemError(CONFLICT, message, [error])
         await _check_team(tx, body.team or "")
+        await _check_group(tx, body)
         tx.put(after)
         audit(
             tx,
@@ -169,7 +174,7 @@ def _changed(row: UserRow, body: UserChangeBody, by: str) -> UserRow:
         raise ProblemError(CONFLICT, f"{message}; {fix}", [error])
     disabled = disabled or archived
     return replace(
-        row,
+        _with_defaults(row, body),
         role=body.role or row.role,
         team=row.team if body.team is None else body.team,
         archived=archived,
@@ -218,6 +223,22 @@ async def user_or_404(tx: Tx, name: str, field: str = "name") -> UserRow:
     return row
 
 
+def _with_defaults(row: R, body: DefaultsBody) -> R:
+    """The row with the defaults that a body gives."""
+    return replace(
+        row,
+        default_group=row.default_group if body.default_group is None else body.default_group,
+        default_priority=row.default_priority
+        if body.default_priority is None
+        else body.default_priority,
+    )
+
+
+async def _check_group(tx: Tx, body: DefaultsBody) -> None:
+    if body.default_group:
+        await require_known(tx, groups={"default_group": body.default_group})
+
+
 async def _check_team(tx: Tx, team: str) -> None:
     if not await team_exists(tx, team):
         error = no_such("team", "team", team, await names_of(tx, TeamRow))
@@ -232,11 +253,7 @@ async def list_teams(caller: Caller, parts: Parts, paging: PageQuery) -> Respons
     del caller
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, TeamRow, (), BY_NAME, paging)
-    return answer_page(page.rows, _team, lambda row: row.name, page.next_cursor)
-
-
-def _team(row: TeamRow) -> dict[str, Any]:
-    return {"name": row.name, "created_at": rfc3339(row.created_at)}
+    return answer_page(page.rows, views.team, lambda row: row.name, page.next_cursor)
 
 
 @router.post("/teams", status_code=201, response_model=shapes.Team)
@@ -246,10 +263,35 @@ async def add_team(body: TeamBody, caller: Caller, parts: Parts) -> Response:
     async with parts.store.transaction() as tx:
         if await tx.get(TeamRow, body.name) is not None:
             raise taken("name", "team", body.name, "choose another name")
-        tx.put(TeamRow(body.name, tx.now))
-        audit(tx, parts.mint, caller, action="team.add", target=body.name, detail="")
-        created = rfc3339(tx.now)
-    return answer({"name": body.name, "created_at": created}, 201)
+        await _check_group(tx, body)
+        row = _with_defaults(TeamRow(body.name, tx.now), body)
+        tx.put(row)
+        after = views.team(row)
+        audit(tx, parts.mint, caller, action="team.add", target=body.name, after=after)
+    return answer(after, 201)
+
+
+@router.patch("/teams/{name}", response_model=shapes.Team)
+@allows(Action.CHANGE_PEOPLE)
+async def change_team(name: str, body: TeamChangeBody, caller: Caller, parts: Parts) -> Response:
+    """Other defaults for what its members submit from now on."""
+    async with parts.store.transaction() as tx:
+        row = await tx.get(TeamRow, name)
+        if row is None:
+            raise absent("name", "team", name, await names_of(tx, TeamRow))
+        await _check_group(tx, body)
+        after = _with_defaults(row, body)
+        tx.put(after)
+        audit(
+            tx,
+            parts.mint,
+            caller,
+            action="team.change",
+            target=name,
+            before=views.team(row),
+            after=views.team(after),
+        )
+    return answer(views.team(after))
 
 
 @router.delete("/teams/{name}", status_code=204)

@@ -26,6 +26,8 @@ class WhoAmI(TypedDict):
     user: str
     role: RoleWord
     team: str | None
+    default_group: str | None
+    default_priority: str | None
     token: TokenFacts
     tasks_run_as: str | None
 
@@ -38,6 +40,8 @@ class User(TypedDict):
     team: str | None
     disabled: bool
     archived: bool
+    default_group: str | None
+    default_priority: str | None
     created_at: str
 
 
@@ -53,6 +57,8 @@ class Team(TypedDict):
     """A set of users that quotas can name."""
 
     name: str
+    default_group: str | None
+    default_priority: str | None
     created_at: str
 
 

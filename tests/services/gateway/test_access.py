@@ -109,6 +109,7 @@ CASES = [
     Case("DELETE", "/v1/users/gone", None, 204),
     Case("GET", "/v1/teams"),
     Case("POST", "/v1/teams", {"name": "t"}, 201),
+    Case("PATCH", "/v1/teams/empty", {"default_priority": "low"}),
     Case("DELETE", "/v1/teams/empty", None, 204),
     Case("GET", "/v1/tokens", foreign=200),
     Case("POST", "/v1/tokens", {"user": "ann"}, 201),

@@ -136,6 +136,7 @@ async def test_answers_match_the_description(
         exited(tid),
         state(tid, m.TaskState.SUCCEEDED, 4, attempt=1, checkpoint=saved),
     )
+    await harness.member("ann", team="vision")
     documented: list[tuple[str, Any]] = [
         (f"/v1/tasks/{tid}", shapes.Task),
         ("/v1/tasks", shapes.TaskPage),
@@ -145,6 +146,11 @@ async def test_answers_match_the_description(
         ("/v1/nodes/n0", shapes.Node),
         ("/v1/events", shapes.EventPage),
         ("/v1/whoami", people_shapes.WhoAmI),
+        ("/v1/users", people_shapes.UserPage),
+        ("/v1/users/admin", people_shapes.User),
+        ("/v1/teams", people_shapes.TeamPage),
+        ("/v1/tokens", people_shapes.TokenPage),
+        ("/v1/audit", people_shapes.AuditPage),
     ]
     for path, shape in documented:
         reply = (await admin.get(path)).json()

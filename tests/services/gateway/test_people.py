@@ -7,9 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from libs.contracts import messages as m
 from services.gateway.permissions import Scope
 from tests.kit.waiting import until
-from tests.services.gateway.gateway_harness import GatewayHarness
+from tests.services.gateway.gateway_harness import GatewayHarness, a_node
 
 SOON = {"disabled_tick_seconds": 0.05}
 
@@ -207,3 +208,46 @@ async def test_the_audit_trail_is_filtered(
     assert await found("outcome=forbidden") == []
     wrong = await admin.get("/v1/audit?from=yesterday")
     assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "from")
+
+
+async def test_tasks_that_name_no_group_and_priority_get_their_owners_defaults(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await harness.project(a_node("n0"))
+    async with harness.client(await harness.member("ann", team="vision")) as ann:
+        assert (await harness.submitted(ann))["priority"] == "normal"
+        wrong = await admin.patch("/v1/teams/vision", json={"default_group": "nowhere"})
+        assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "default_group")
+        changed = await admin.patch("/v1/teams/vision", json={"default_priority": "low"})
+        assert changed.json()["default_priority"] == "low"
+        assert (await harness.submitted(ann))["priority"] == "low"
+        assert (await ann.get("/v1/whoami")).json()["default_priority"] == "low"
+        # The user's own come first, and what the task names before both.
+        await admin.patch("/v1/users/ann", json={"default_priority": "high"})
+        assert (await harness.submitted(ann))["priority"] == "high"
+        assert (await harness.submitted(ann, priority="idle"))["priority"] == "idle"
+        await admin.patch("/v1/users/ann", json={"default_priority": ""})
+        assert (await harness.submitted(ann))["priority"] == "low"
+    (entry,) = (await admin.get("/v1/audit?action=team.change")).json()["items"]
+    assert (entry["before"]["default_priority"], entry["after"]["default_priority"]) == (
+        None,
+        "low",
+    )
+
+
+async def test_the_removal_of_a_quota_by_time_is_in_the_audit_trail(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    quota = m.Quota(user="ann", unit=m.Unit.GPUS, limit=4)
+    at = harness.clock.now()
+    first = m.QuotaChanged(
+        group_token="all", quota=quota, version=90, changed_by="olga", changed_at=at
+    )
+    gone = first.model_copy(update={"removed": True, "expired": True, "version": 91})
+    await harness.project(first, gone)
+    for _ in range(2):
+        entries = (await admin.get("/v1/audit?action=quota.expire")).json()["items"]
+        assert [(each["who"], each["before"]["limit"]) for each in entries] == [("olga", 4)]
+        assert "user=ann" in entries[0]["target"]
+        # The same again changes nothing.
+        await harness.publish(gone)

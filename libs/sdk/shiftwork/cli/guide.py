@@ -130,7 +130,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "user add": ("user add ann --team vision", "user add olga --role operator"),
     "user set": ("user set ann --disable", "user set ann --archive"),
     "user rm": ("user rm ann",),
-    "team add": ("team add vision",),
+    "team add": ("team add vision", "team add vision --default-group a100"),
+    "team set": ("team set vision --default-priority low",),
     "token create": (
         "token create --user ann --expires-in 90d",
         "token create --name nightly --scope tasks --expires-in 30d",

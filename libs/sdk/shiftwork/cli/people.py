@@ -19,6 +19,7 @@ def register(app: session.App) -> None:
     app.add_typer(user)
     team = session.App(name="team", help="Teams of users.", no_args_is_help=True)
     team.command("add")(team_add)
+    team.command("set")(team_set)
     team.command("ls")(team_ls)
     team.command("rm")(team_rm)
     app.add_typer(team)
@@ -33,6 +34,13 @@ def register(app: session.App) -> None:
 ROLES = ("viewer", "user", "operator", "admin")
 SCOPES = ("read", "tasks", "tokens", "operate", "people")
 _ROLE = typer.Option("", "--role", help="viewer, user, operator or admin.")
+_GROUP = typer.Option(
+    None,
+    "--default-group",
+    help='Of nodes, for tasks that name none. "": none.',
+    autocompletion=complete.groups,
+)
+_LEVEL = typer.Option(None, "--default-priority", help='For tasks that name none. "": none.')
 _ADMIN = typer.Option(False, "--admin", help="The same as --role admin.")
 
 
@@ -47,17 +55,32 @@ def _role(role: str, admin: bool, member: bool = False) -> str:
     return parse.choice(role, ROLES, "role", "--role") if role else "".join(given.values())
 
 
+def _defaults(group: Optional[str], priority: Optional[str]) -> Dict[str, str]:
+    """The defaults that the options give, as the API takes them."""
+    found: Dict[str, str] = {}
+    if group is not None:
+        found["default_group"] = group
+    if priority is not None:
+        found["default_priority"] = (
+            parse.priority(priority, "--default-priority") if priority else ""
+        )
+    return found
+
+
 def user_add(
     name: str = typer.Argument(..., metavar="NAME"),
     team: str = typer.Option("", "--team", autocompletion=complete.teams),
     role: str = _ROLE,
     admin: bool = _ADMIN,
+    default_group: Optional[str] = _GROUP,
+    default_priority: Optional[str] = _LEVEL,
 ) -> None:
     """Add a user. Left out, the role is user: submits tasks, and changes its own."""
     now = session.current()
     body: Dict[str, Any] = {"name": name}
     if found := _role(role, admin):
         body["role"] = found
+    body.update(_defaults(default_group, default_priority))
     if team:
         body["team"] = team
     reply = now.api().create("/v1/users", body)
@@ -83,6 +106,8 @@ def user_set(
         False, "--archive", help="Disable for good, and leave out of lists; the name stays."
     ),
     unarchive: bool = typer.Option(False, "--unarchive", help="Bring back, still disabled."),
+    default_group: Optional[str] = _GROUP,
+    default_priority: Optional[str] = _LEVEL,
 ) -> None:
     """Change a user's team or role, or shut the user out."""
     body: Dict[str, Any] = {}
@@ -94,6 +119,7 @@ def user_set(
         body["disabled"] = disable
     if _one_of(archive, "--archive", unarchive, "--unarchive"):
         body["archived"] = archive
+    body.update(_defaults(default_group, default_priority))
     if not body:
         raise usage("there is nothing to change", fix="give --team, --role, --disable or another")
     now = session.current()
@@ -161,14 +187,41 @@ def user_ls(
     )
 
 
-def team_add(name: str = typer.Argument(..., metavar="NAME")) -> None:
+def team_add(
+    name: str = typer.Argument(..., metavar="NAME"),
+    default_group: Optional[str] = _GROUP,
+    default_priority: Optional[str] = _LEVEL,
+) -> None:
     """Add a team."""
     now = session.current()
-    reply = now.api().create("/v1/teams", {"name": name})
+    body = {"name": name, **_defaults(default_group, default_priority)}
+    reply = now.api().create("/v1/teams", body)
     if now.json:
         render.document(reply)
     else:
         render.note(f"team {name} is there; `shiftwork user set USER --team {name}` fills it")
+
+
+def team_set(
+    name: str = typer.Argument(..., metavar="NAME", autocompletion=complete.teams),
+    default_group: Optional[str] = _GROUP,
+    default_priority: Optional[str] = _LEVEL,
+) -> None:
+    """Change what tasks of the team's members get that do not say so."""
+    body = _defaults(default_group, default_priority)
+    if not body:
+        raise usage("there is nothing to change", fix="give --default-group or --default-priority")
+    now = session.current()
+    reply = now.api().patch(f"/v1/teams/{part(name)}", body)
+    if now.json:
+        render.document(reply)
+    else:
+        render.note(f"{name}: {_shown_defaults(reply) or 'no defaults'}")
+
+
+def _shown_defaults(one: Dict[str, Any]) -> str:
+    named = ("group", one.get("default_group")), ("priority", one.get("default_priority"))
+    return ", ".join(f"{name} {value}" for name, value in named if value)
 
 
 def team_ls() -> None:
@@ -178,8 +231,11 @@ def team_ls() -> None:
     if now.json:
         render.document(found)
         return
-    rows = [[one["name"], render.when(one.get("created_at"))] for one in found["items"]]
-    render.table((render.Column("NAME", least=12), "SINCE"), rows, "no teams")
+    rows = [
+        [one["name"], _shown_defaults(one), render.when(one.get("created_at"))]
+        for one in found["items"]
+    ]
+    render.table((render.Column("NAME", least=12), "DEFAULTS", "SINCE"), rows, "no teams")
 
 
 def team_rm(name: str = typer.Argument(..., metavar="NAME")) -> None:
@@ -209,6 +265,7 @@ def whoami() -> None:
             ("server", api.url),
             ("token", token.get("name") or token.get("id") or ""),
             ("expires", render.timestamp(token.get("expires_at")) or ("never" if token else "")),
+            ("defaults", _shown_defaults(reply)),
             ("scopes", ", ".join(token.get("scopes") or ())),
         ]
     )

@@ -1,5 +1,5 @@
-"""Roles beside administrator and user, scopes and last use of tokens, archived users, and more of
-each change in the audit trail."""
+"""Roles beside administrator and user, scopes and last use of tokens, archived users, defaults for
+submissions, and more of each change in the audit trail."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def upgrade() -> None:
     for table, column in (
         ("user", sa.Column("disabled_by", TEXT, nullable=False, server_default=empty)),
         ("user", sa.Column("archived", sa.Boolean(), nullable=False, server_default=no)),
+        ("user", sa.Column("default_group", TEXT, nullable=False, server_default=empty)),
+        ("user", sa.Column("default_priority", TEXT, nullable=False, server_default=empty)),
+        ("team", sa.Column("default_group", TEXT, nullable=False, server_default=empty)),
+        ("team", sa.Column("default_priority", TEXT, nullable=False, server_default=empty)),
         (
             "token",
             sa.Column(
