@@ -76,6 +76,7 @@ class Action(Enum):
     CHANGE_TASKS = Permission(Scope.TASKS, _N, _O, _A, _A, "change it")
     ENTER_RANKS = Permission(Scope.TASKS, _N, _O, _O, _A, "open a session in it")
     EXPLAIN_QUOTA = Permission(Scope.READ, _A, _A, _A, _A, "see what others may use")
+    READ_USAGE = Permission(Scope.READ, _O, _O, _A, _A, "see the usage of others")
     CHANGE_NODES = Permission(Scope.OPERATE, _N, _N, _A, _A, "change nodes")
     CHANGE_QUOTAS = Permission(Scope.OPERATE, _N, _N, _A, _A, "set quotas")
     TRY_POLICIES = Permission(Scope.OPERATE, _N, _N, _A, _A, "try policies")

@@ -31,6 +31,9 @@ from shiftwork.cli import (
     tasks,
     terminal,
 )
+from shiftwork.cli import (
+    usage as usage_command,
+)
 from shiftwork.cli.failures import INTERRUPTED, REFUSED, USAGE, Failure, usage
 
 app = session.App(
@@ -49,7 +52,7 @@ app = session.App(
 
 NOUNS = (
     *(submit, tasks, debug, terminal, logs, events, nodes, quota, policy, people, audit),
-    *(dead_letters, context_commands, shell),
+    *(usage_command, dead_letters, context_commands, shell),
 )
 for noun in NOUNS:
     noun.register(app)
