@@ -18,6 +18,7 @@ NAMES = (
     "decisions_per_second",
     "cost_of_change",
     "sharing_quality",
+    "usage_ledger",
     "submit_to_running_pods",
     "preempt_to_newcomer_pods",
     "pods_at_scale",

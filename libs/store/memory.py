@@ -27,6 +27,7 @@ from libs.store.memory_database import (
     no_fault,
 )
 from libs.store.rows import Batch, Key, Row, Shape, checked, select
+from libs.store.sums import SpanGroup, SpanQuery, add_up
 from libs.store.tables import Tables
 from libs.store.terms import (
     Leadership,
@@ -86,6 +87,10 @@ class _MemorySession:
         checked(shape, query)
         table = self._schema.table(shape)
         return table.decoded(select(shape, table.rows.values(), query))
+
+    async def span_sums(self, shape: Shape, query: SpanQuery) -> list[SpanGroup]:
+        self._alive()
+        return add_up(shape, self._schema.table(shape).rows.values(), query)
 
     async def pages(self, shape: Shape, rows_max: int) -> AsyncGenerator[list[Row]]:
         rows = await self.select(shape, Query())

@@ -7,6 +7,7 @@ adapters do what ``Store`` and ``Tx`` promise.
 from __future__ import annotations
 
 from libs.store.core import Store
+from libs.store.sums import Span, SpanGroup, SpanQuery
 from libs.store.terms import (
     ConflictError,
     DatabaseFaultError,
@@ -41,6 +42,9 @@ __all__ = [
     "Op",
     "Order",
     "RefusedEvent",
+    "Span",
+    "SpanGroup",
+    "SpanQuery",
     "Store",
     "StoreUnavailableError",
     "TermOverError",

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.registry import ROUTES
-from libs.store import statements
+from libs.store import statements, sums
 from libs.store.connections import Address, Connection, Pool, translated
 from libs.store.core import Store
 from libs.store.leader import Campaign, SqlLeadership, lead
 from libs.store.rows import Batch, Key, Row, Shape
 from libs.store.statements import quoted
+from libs.store.sums import SpanGroup, SpanQuery
 from libs.store.tables import INBOX, LEADER, OUTBOX, REFUSED, UNREFUSED, Tables
 from libs.store.terms import Leadership, NotLeaderError, Query, RefusedEvent
 from libs.store.unit import Clock, Session
@@ -100,6 +101,11 @@ class _SqlSession:
 
     async def select(self, shape: Shape, query: Query) -> list[Row]:
         return await self._rows(shape, statements.select(shape, query))
+
+    async def span_sums(self, shape: Shape, query: SpanQuery) -> list[SpanGroup]:
+        text, arguments = sums.statement(shape, query)
+        records = await self._run(self._connection.fetch(text, *arguments))
+        return [sums.group_of(shape, query, record) for record in records]
 
     async def pages(self, shape: Shape, rows_max: int) -> AsyncGenerator[list[Row]]:
         # Each table has its own cursor name, because a prepared FETCH belongs to one cursor.

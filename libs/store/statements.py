@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from libs.store.rows import Column, Key, Row, Shape, plain
@@ -23,7 +23,8 @@ def quoted(*names: str) -> str:
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
-def _table(shape: Shape) -> str:
+def table_name(shape: Shape) -> str:
+    """Return the quoted name of the table with its schema."""
     return quoted(shape.schema, shape.table)
 
 
@@ -41,7 +42,7 @@ def _upsert_text(shape: Shape) -> str:
     others = [column for column in shape.columns if column.name not in shape.key]
     changes = ", ".join(f"{quoted(each.name)} = excluded.{quoted(each.name)}" for each in others)
     return (
-        f"INSERT INTO {_table(shape)} ({_names(shape.columns)})"  # noqa: S608 - declared names only
+        f"INSERT INTO {table_name(shape)} ({_names(shape.columns)})"  # noqa: S608 - declared names only
         f" SELECT * FROM unnest({_arrays(shape.columns)})"
         f" ON CONFLICT ({_names(key)}) DO {f'UPDATE SET {changes}' if others else 'NOTHING'}"
     )
@@ -62,7 +63,7 @@ def upsert(shape: Shape, rows: Sequence[Row]) -> Statement:
 def _delete_text(shape: Shape) -> str:
     key = [shape.column(name) for name in shape.key]
     return (
-        f"DELETE FROM {_table(shape)} WHERE ({_names(key)})"  # noqa: S608 - declared names only
+        f"DELETE FROM {table_name(shape)} WHERE ({_names(key)})"  # noqa: S608 - declared names only
         f" IN (SELECT * FROM unnest({_arrays(key)}))"
     )
 
@@ -87,7 +88,7 @@ def _get_text(shape: Shape) -> str:
     same = " AND ".join(
         f"{quoted(each.name)} = ${place}::{each.sql_type}" for place, each in enumerate(key, 1)
     )
-    return f"SELECT {_names(shape.columns)} FROM {_table(shape)} WHERE {same}"  # noqa: S608 - declared names only
+    return f"SELECT {_names(shape.columns)} FROM {table_name(shape)} WHERE {same}"  # noqa: S608 - declared names only
 
 
 def get(shape: Shape, key: Key) -> Statement:
@@ -100,7 +101,7 @@ def get(shape: Shape, key: Key) -> Statement:
 def _load_text(shape: Shape) -> str:
     key = [shape.column(name) for name in shape.key]
     return (
-        f"SELECT {_names(shape.columns)} FROM {_table(shape)} WHERE ({_names(key)})"  # noqa: S608 - declared names only
+        f"SELECT {_names(shape.columns)} FROM {table_name(shape)} WHERE ({_names(key)})"  # noqa: S608 - declared names only
         f" IN (SELECT * FROM unnest({_arrays(key)}))"
     )
 
@@ -113,23 +114,30 @@ def load(shape: Shape, keys: Sequence[Key]) -> Statement:
 def select(shape: Shape, query: Query) -> Statement:
     """Select the rows that meet every condition, with ties in the order of the primary key."""
     arguments: list[object] = []
-
-    def argument(value: object, sql_type: str) -> str:
-        arguments.append(value)
-        return f"${len(arguments)}::{sql_type}"
-
-    conditions = [_condition(shape.column(item.column), item, argument) for item in query.where]
+    where = conditions(shape, query.where, arguments)
     orders = [f"{quoted(item.column)}{' DESC' * item.descending}" for item in query.order_by]
     orders += [quoted(name) for name in shape.key]
-    text = f"SELECT {_names(shape.columns)} FROM {_table(shape)}"  # noqa: S608 - declared names only
-    if conditions:
-        text += f" WHERE {' AND '.join(conditions)}"
+    text = f"SELECT {_names(shape.columns)} FROM {table_name(shape)}"  # noqa: S608 - declared names only
+    if where:
+        text += f" WHERE {' AND '.join(where)}"
     text += f" ORDER BY {', '.join(orders)}"
     if query.limit is not None:
-        text += f" LIMIT {argument(query.limit, 'bigint')}"
+        text += f" LIMIT {_argument(arguments, query.limit, 'bigint')}"
     if query.offset:
-        text += f" OFFSET {argument(query.offset, 'bigint')}"
+        text += f" OFFSET {_argument(arguments, query.offset, 'bigint')}"
     return text, arguments
+
+
+def _argument(arguments: list[object], value: object, sql_type: str) -> str:
+    """Add an argument; return its place in the text."""
+    arguments.append(value)
+    return f"${len(arguments)}::{sql_type}"
+
+
+def conditions(shape: Shape, where: Sequence[Where], arguments: list[object]) -> list[str]:
+    """Return conditions as SQL; add their values to ``arguments``."""
+    argument = partial(_argument, arguments)
+    return [_condition(shape.column(item.column), item, argument) for item in where]
 
 
 # The SQL of each operation: {name} is the column, {0} the argument.

@@ -15,8 +15,10 @@ from libs.contracts.base import Message
 from libs.contracts.envelope import EVENT_BYTES_MAX, Envelope
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
+from libs.store import sums
 from libs.store.recent import Recent
 from libs.store.rows import Batch, Key, Overlay, Row, Shape, checked, select
+from libs.store.sums import SpanGroup, SpanQuery
 from libs.store.tables import Tables
 from libs.store.terms import (
     Delta,
@@ -56,6 +58,10 @@ class Session(Protocol):
 
     async def select(self, shape: Shape, query: Query) -> list[Row]:
         """Return the rows of a query."""
+        ...
+
+    async def span_sums(self, shape: Shape, query: SpanQuery) -> list[SpanGroup]:
+        """Return the groups of a query."""
         ...
 
     def pages(self, shape: Shape, rows_max: int) -> AsyncIterator[list[Row]]:
@@ -272,6 +278,18 @@ class Tx:
             else:
                 good.append(row)
         return good
+
+    async def span_sums(self, kind: type[object], query: SpanQuery) -> list[SpanGroup]:
+        """Add up what rows held in a period: one group for each day and combination of values, in
+        that order. Groups without rows are left out."""
+        shape = self._tables.shape(kind)
+        sums.checked(shape, query)
+        checked(shape, Query(query.where))
+        if shape in self._memory.residents:
+            rows = self._overlay.over(shape, self._memory.residents[shape])
+            return sums.add_up(shape, rows, query)
+        await self._flush()
+        return await self._guard(self._session.span_sums(shape, query))
 
     def _leave_out(self, row: UnreadableRow) -> None:
         if row not in self.unreadable:

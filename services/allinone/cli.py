@@ -1,4 +1,5 @@
-"""``shiftwork up``, ``down`` and ``doctor``: joined to the command line by the entry point.
+"""``shiftwork up``, ``down``, ``backup``, ``restore`` and ``doctor``: joined to the command line by
+the entry point.
 
 Kept light: what runs a platform is imported only by the command that runs one.
 """
@@ -75,6 +76,8 @@ def register(app: session.App) -> None:
     """Add the commands."""
     app.command("up")(up)
     app.command("down")(down)
+    app.command("backup")(backup)
+    app.command("restore")(restore)
     app.command("doctor")(doctor)
 
 
@@ -406,6 +409,46 @@ def _nothing_runs(data_folder: DataFolder) -> None:
     with contextlib.suppress(Failure):
         for name, folder in running().items():
             render.note(f"{folder} runs: shiftwork down --context {shlex.quote(name)}")
+
+
+File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
+
+
+def backup(
+    file: File,
+    data: Data = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check a backup instead: is it complete and unchanged?")
+    ] = False,
+) -> None:
+    """Write a backup of the platform to FILE, while it runs or when it is down.
+
+    It is as of one moment, and private: it holds secrets. `restore` makes a data folder of it.
+    The platform is the current context's, unless --data, --context or --url names another.
+    """
+    from services.allinone.backup import commands  # noqa: PLC0415 - small
+
+    if verify:
+        commands.verify_backup(file)
+    else:
+        commands.make_backup(file, data)
+
+
+def restore(
+    file: File,
+    data: Annotated[
+        Path,
+        typer.Option("--data", help="New or empty folder.", metavar="DIR", parser=_folder),
+    ],
+) -> None:
+    """Make a data folder of a backup; `up --data DIR` starts it.
+
+    The whole file is checked first. What ran at the time of the backup resumes from its last
+    checkpoint, as after a crash of the machine. End the backed-up platform before you start it.
+    """
+    from services.allinone.backup import commands  # noqa: PLC0415 - small
+
+    commands.restore_backup(file, data)
 
 
 def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name

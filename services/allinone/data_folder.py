@@ -221,6 +221,22 @@ class DataFolder:
         self._former = _document(descriptor)
         self._record({"pid": os.getpid()})
 
+    @contextlib.contextmanager
+    def borrowed(self, step: str) -> Generator[None]:
+        """Hold the folder of a platform that is down, for something that leaves it down. The record
+        of the last holder is the same afterwards. Raises FolderInUseError."""
+        self.take()
+        try:
+            self.report_step(step)
+            yield
+        finally:
+            if self._former:
+                self._record(self._former)
+                os.close(self._lock)  # pyright: ignore[reportArgumentType] - taken above
+                self._lock = None
+            else:
+                self.release()
+
     def port_for(self, options: Options) -> int:
         """Where to answer, of options that leave it open: as the holder before this one if that was
         killed, because its tasks still ask there; else 0, for any free port."""

@@ -40,6 +40,7 @@ from libs.store.port import (
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.permissions import (
     Action,
+    NotPermitted,
     Reach,
     Role,
     Scope,
@@ -99,7 +100,7 @@ class Identity:
         """Raises 403 if the present request reaches nothing. ``verb`` is more exact than the
         action's own."""
         if self.reach is Reach.NONE:
-            raise forbidden(refusal_of(self.action, self.user, self.role, self.scopes, verb))
+            raise not_permitted(refusal_of(self.action, self.user, self.role, self.scopes, verb))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,12 @@ def unauthenticated(detail: str) -> ProblemError:
 def forbidden(detail: str) -> ProblemError:
     """A 403; the detail names the users that may."""
     return ProblemError(FORBIDDEN, detail)
+
+
+def not_permitted(why: NotPermitted) -> ProblemError:
+    """The same as a 403."""
+    error = FieldError(field="", value="", message=why.message, fix=why.fix)
+    return ProblemError(FORBIDDEN, f"{why.message}; {why.fix}", [error])
 
 
 class Authenticator:
@@ -252,7 +259,8 @@ class Authenticator:
             raise unauthenticated(f"this token was revoked; {ANOTHER}")
         if user.disabled:
             raise unauthenticated(
-                f"user {user.name} is disabled; ask an administrator (PATCH /v1/users/{user.name})"
+                f"user {user.name} is disabled; an administrator may enable it: PATCH"
+                f" /v1/users/{user.name} with disabled: false"
             )
         return Identity(
             user.name,

@@ -15,10 +15,18 @@ from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
-from services.gateway import eventlog, views
+from services.gateway import eventlog, usage, views
 from services.gateway.auth import sortable_id
 from services.gateway.json_values import PRIORITY_ORDER, enum_name, enum_name_or_empty
-from services.gateway.rows import AcceptedRow, AuditRow, NodeRow, QuotaRow, RunRow, TaskRow
+from services.gateway.rows import (
+    AcceptedRow,
+    AuditRow,
+    NodeRow,
+    QuotaRow,
+    RunRow,
+    TaskRow,
+    UsageRow,
+)
 
 E = TypeVar("E", bound=Message)
 T = TypeVar("T", bound=TaskRow)
@@ -415,26 +423,43 @@ async def on_policy_changed(tx: Tx, event: m.PolicyChanged) -> bool:
 
 
 async def on_usage_recorded(tx: Tx, event: m.UsageRecorded) -> bool:
-    """Only the event log keeps it; it may have been here before."""
+    """Only the event log and the ledger keep it; it may have been here before."""
     del tx, event
     return False
 
 
 def _logged(record: Callable[[Tx, E], Awaitable[bool]]) -> Handler:
-    """A handler that also enters its fact in the event log."""
+    """A handler that also enters its fact in the event log, and in the ledger what concerns it."""
 
     async def handler(tx: Tx, event: E) -> None:
         await eventlog.append(tx, event, is_news=await record(tx, event))
+        for key in _entry_of(event):
+            before = await tx.get(UsageRow, *key) or UsageRow(*key)
+            entry = usage.entered(before, event)
+            if entry is not before:
+                tx.put(entry)
 
     return handler
 
 
+def _entry_of(event: Any) -> list[tuple[str, int]]:  # noqa: ANN401 - any event
+    """The key of the entry in the ledger that an event concerns; none if it concerns no attempt."""
+    if type(event) not in usage.EVENTS or event.attempt < 1:
+        return []
+    return [(event.task_id, event.attempt)]
+
+
 def _task_of(event: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - any event about a task
-    return [(TaskRow, event.task_id)]
+    return [(TaskRow, event.task_id), *_ledger_of(event)]
 
 
 def _run_of(event: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - any event about a run
-    return [(TaskRow, event.task_id), (RunRow, event.task_id, event.attempt)]
+    run = (RunRow, event.task_id, event.attempt)
+    return [(TaskRow, event.task_id), run, *_ledger_of(event)]
+
+
+def _ledger_of(event: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - any event
+    return [(UsageRow, *key) for key in _entry_of(event)]
 
 
 READS: Mapping[type[Message], Reads] = {
@@ -467,6 +492,7 @@ READS: Mapping[type[Message], Reads] = {
         _run_of,
     ),
     m.NodeChanged: lambda event: [(NodeRow, event.node_id)],
+    m.UsageRecorded: _ledger_of,
 }
 HANDLERS: Mapping[type[Message], Handler] = {
     m.TaskSubmitted: _logged(on_task_submitted),

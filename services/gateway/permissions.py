@@ -76,6 +76,7 @@ class Action(Enum):
     CHANGE_TASKS = Permission(Scope.TASKS, _N, _O, _A, _A, "change it")
     ENTER_RANKS = Permission(Scope.TASKS, _N, _O, _O, _A, "open a session in it")
     EXPLAIN_QUOTA = Permission(Scope.READ, _A, _A, _A, _A, "see what others may use")
+    READ_USAGE = Permission(Scope.READ, _O, _O, _A, _A, "see the usage of others")
     CHANGE_NODES = Permission(Scope.OPERATE, _N, _N, _A, _A, "change nodes")
     CHANGE_QUOTAS = Permission(Scope.OPERATE, _N, _N, _A, _A, "set quotas")
     TRY_POLICIES = Permission(Scope.OPERATE, _N, _N, _A, _A, "try policies")
@@ -83,10 +84,10 @@ class Action(Enum):
     READ_DEAD_LETTERS = Permission(Scope.OPERATE, _N, _N, _A, _A, "list dead letters")
     CHANGE_DEAD_LETTERS = Permission(Scope.OPERATE, _N, _N, _A, _A, "change dead letters")
     READ_TEAMS = Permission(Scope.READ, _A, _A, _A, _A, "see teams")
-    READ_USERS = Permission(Scope.READ, _O, _O, _A, _A, "see other users")
+    READ_USERS = Permission(Scope.READ, _O, _O, _A, _A, "see accounts")
     CHANGE_PEOPLE = Permission(Scope.PEOPLE, _N, _N, _N, _A, "change users and teams")
-    READ_TOKENS = Permission(Scope.READ, _O, _O, _O, _A, "see tokens of others")
-    CHANGE_TOKENS = Permission(Scope.TOKENS, _O, _O, _O, _A, "change tokens of others")
+    READ_TOKENS = Permission(Scope.READ, _O, _O, _O, _A, "see tokens")
+    CHANGE_TOKENS = Permission(Scope.TOKENS, _O, _O, _O, _A, "make or revoke tokens")
     READ_AUDIT = Permission(Scope.PEOPLE, _N, _N, _N, _A, "read the audit trail")
     # Of run tokens alone.
     BE_A_RUN = Permission(Scope.READ, _N, _N, _N, _N, "act as a run")
@@ -100,28 +101,36 @@ def reach_of(action: Action, role: Role, scopes: Collection[Scope]) -> Reach:
     return permission.reach(role)
 
 
+@dataclass(frozen=True, slots=True)
+class NotPermitted:
+    """Why a caller may not do something, and what helps."""
+
+    message: str
+    fix: str
+
+
 def refusal_of(
     action: Action, user: str, role: Role, scopes: Collection[Scope], verb: str = ""
-) -> str:
-    """Why a caller may not do it, and what helps. ``verb``: instead of the action's."""
+) -> NotPermitted:
+    """For a caller that reaches nothing. ``verb``: instead of the action's."""
     permission = action.value
     verb = verb or permission.verb
     if permission.reach(role) is not Reach.NONE and reach_of(action, role, scopes) is Reach.NONE:
-        good_for = ", ".join(sorted({*scopes, Scope.READ}))
-        fix = f"use one with the scope {permission.scope} (shiftwork token create --scope)"
-        return f"this token may not {verb}: it is good for {good_for}; {fix}"
-    return f"{user} may not {verb}; ask {whom_to_ask(action)}"
+        good_for = ", ".join(scope for scope in Scope if scope in {*scopes, Scope.READ})
+        message = f"this token may not {verb}: it is good for {good_for}"
+        return NotPermitted(message, f"use a token with the scope {permission.scope}")
+    return NotPermitted(f"{user} may not {verb}", f"ask {whom_to_ask(action)}")
 
 
-def refusal_to_reach_others(action: Action, user: str) -> str:
-    """Why a caller that reaches its own things may not do it to those of others."""
-    return f"{user} may not {action.value.verb}; ask {whom_to_ask(action)}"
+def refusal_to_reach_others(action: Action, user: str) -> NotPermitted:
+    """For a caller that reaches its own things, and asks for those of others."""
+    message = f"{user} may not {action.value.verb} of others"
+    return NotPermitted(message, f"ask {whom_to_ask(action)}")
 
 
 def whom_to_ask(action: Action) -> str:
-    """The least role that reaches everybody's things."""
-    permission = action.value
-    roles = [role for role in Role if permission.reach(role) is Reach.ALL]
-    article = "an" if roles and roles[0] in (Role.OPERATOR, Role.ADMIN) else "a"
-    words = {Role.ADMIN: "administrator"}
-    return f"{article} {words.get(roles[0], roles[0])}" if roles else "nobody"
+    """Who can help: the least role that does it for others, or who gives the role for it."""
+    least = next((role for role in Role if action.value.reach(role) is Reach.ALL), Role.ADMIN)
+    if least in (Role.VIEWER, Role.USER):
+        return f"an administrator for the role {least}"
+    return "an operator" if least is Role.OPERATOR else "an administrator"

@@ -129,6 +129,36 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageRow:
+    """The ledger's entry of one attempt (``usage.py``). It outlives its task and run."""
+
+    task_id: str
+    attempt: int
+    user: str = ""
+    team: str = ""
+    group: str = ""
+    # The task's level when the attempt began, and the version of the state that said so; 0: none.
+    priority: str = ""
+    priority_version: int = 0
+    # Of its placements; no nodes: they are not known yet.
+    gpus: int = 0
+    nodes: int = 0
+    assigned_at: datetime | None = None
+    started_at: datetime | None = None
+    # When its last checkpoint was acknowledged.
+    saved_at: datetime | None = None
+    # The first request that it ends, and its reason.
+    asked_at: datetime | None = None
+    asked_for: str = ""
+    # How it ended, if that is known.
+    ended: str = ""
+    # Derived: when it began to hold its nodes, when its end was observed, and its outcome.
+    held_from: datetime | None = None
+    held_until: datetime | None = None
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRow:
     """A node as the launcher reported it last."""
 

@@ -122,6 +122,12 @@ class GatewaySettings(BaseServiceSettings):
     disabled_tick_seconds: float = Field(default=5.0, gt=0, le=3600)
     # After its end a task is listed so long, with its runs and metrics.
     tasks_keep_seconds: float = Field(default=365 * 86_400.0, gt=0)
+    # The usage ledger keeps an attempt so long after its end: some 300 bytes each.
+    usage_keep_seconds: float = Field(default=1095 * 86_400.0, gt=0)
+    # How many groups an answer about usage has at most.
+    usage_groups_max: int = Field(default=10_000, ge=1, le=100_000)
+    # A range that is added up day by day has so many days at most.
+    usage_days_max: int = Field(default=400, ge=1, le=4000)
     accepted_keep_seconds: float = Field(default=600.0, gt=0)
     # Seconds between checks of how full the event stream is.
     stream_watch_seconds: float = Field(default=30.0, gt=0, le=3600)

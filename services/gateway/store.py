@@ -33,6 +33,7 @@ from services.gateway.rows import (
     TaskRow,
     TokenRow,
     TokenUseRow,
+    UsageRow,
 )
 from services.gateway.settings import GatewaySettings
 
@@ -338,7 +339,7 @@ async def _readable_event(tx: Tx, first: int, last: int) -> EventRow | None:
 
 def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
     """What the gateway forgets by age: the audit trail, ended tasks with all that belongs to them,
-    and removed nodes."""
+    the usage ledger, and removed nodes."""
     removed = Where("removed", Op.EQ, value=True)
     return (
         aged("audit", timedelta(seconds=settings.audit_keep_seconds), AuditRow, ["id"], "at"),
@@ -366,6 +367,14 @@ def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
             timedelta(seconds=settings.tasks_keep_seconds),
             lambda tx: oldest_of(tx, TaskRow, "finished_at", Where("finished_at", Op.NOT_NULL)),
             drop_old_tasks,
+        ),
+        aged(
+            "usage",
+            timedelta(seconds=settings.usage_keep_seconds),
+            UsageRow,
+            ["task_id", "attempt"],
+            "held_until",
+            Where("held_until", Op.NOT_NULL),
         ),
         aged(
             "removed nodes",

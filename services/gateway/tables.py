@@ -25,6 +25,14 @@ TABLES = Tables(
         rows.AcceptedRow, "accepted", index("owner"), index("name"), index("state"), key="task_id"
     ),
     table(rows.RunRow, "run", index("live"), key=("task_id", "attempt"), recent=True),
+    table(
+        rows.UsageRow,
+        "usage",
+        # Finds what was held in a period, and what is old.
+        index("held_until"),
+        key=("task_id", "attempt"),
+        recent=True,
+    ),
     table(rows.NodeRow, "node", key="node_id"),
     table(rows.QuotaRow, "quota", key=("group", "user", "team", "priority", "unit", "grant")),
     table(rows.EventRow, "event", index("fact"), index("task_id"), key="position"),

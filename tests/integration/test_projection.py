@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import asyncpg
 import pytest
 
@@ -18,6 +20,14 @@ async def test_a_gateway_without_its_rows_asks_for_the_facts_again() -> None:
         await platform.until_state(done, "succeeded")
         await platform.until_state(running, "running")
         before = {task["id"]: task for task in await platform.tasks()}
+
+        async def usage_of(task_id: str) -> dict[str, Any]:
+            reply = await platform.client.get("/v1/usage?group_by=task,outcome,user")
+            found = {item["task"]: item for item in reply.json()["items"]}
+            return found.get(task_id, {})
+
+        used_before = await usage_of(done)
+        assert used_before["held_node_seconds"] > 0
         nodes_before = (await platform.client.get("/v1/nodes")).json()["items"]
 
         postgres = platform.dev.servers.postgres
@@ -53,6 +63,18 @@ async def test_a_gateway_without_its_rows_asks_for_the_facts_again() -> None:
             return [node["id"] for node in got] == [node["id"] for node in nodes_before]
 
         await until(nodes, 10.0, "the nodes are shown again")
+
+        async def ledger() -> bool:
+            return bool(await usage_of(done) and await usage_of(running))
+
+        await until(ledger, 10.0, "the ledger is shown again")
+        used = await usage_of(done)
+        for name in ("outcome", "user", "attempts"):
+            assert used[name] == used_before[name]
+        # The scheduler has forgotten when it was assigned: it counts from its start.
+        lost = used_before["starting_seconds"]
+        held = used_before["held_node_seconds"]
+        assert used["held_node_seconds"] == pytest.approx(held - lost, abs=0.01)
         # And it goes on.
         await platform.client.put(f"/v1/tasks/{running}/goal", json={"goal": "stop"})
         await platform.until_state(waiting, "succeeded", 60.0)

@@ -39,6 +39,8 @@ from services.allinone.embedded.folders import (
 from services.allinone.embedded.processes import Child, Launch, ServerError, Step
 
 DATABASE = "shiftwork"
+# The file that names the folder outside the data folder, if there is one.
+TEMPORARY_RECORD = "temporary-folder"
 _HBA = (
     "# Nobody enters without a password, not even on this machine.\nlocal all all scram-sha-256\n"
 )
@@ -161,6 +163,26 @@ class Postgres:
             await self.stop()
             raise
 
+    def attach(self) -> None:
+        """Find the socket of the server that another process has started for this folder, so that
+        ``url`` works. Starts and changes nothing. Raises ServerError if there is none."""
+        near = self._data / "run"
+        folder = near if socket_fits(near) else self._temporary_socket()
+        if folder is None or not (folder / SOCKET_NAME).exists():
+            raise ServerError(f"PostgreSQL does not run on {self._data}")
+        self._socket_folder = folder
+
+    def _temporary_socket(self) -> Path | None:
+        try:
+            return Path((self._home / TEMPORARY_RECORD).read_text().strip()) / "socket"
+        except FileNotFoundError:
+            return None
+
+    @property
+    def is_made(self) -> bool:
+        """True if the folder has a cluster of PostgreSQL."""
+        return self._cluster.exists()
+
     async def prepare(self, services: Sequence[str] = SERVICES) -> None:
         """One role and schema per service in the one database, with this folder's passwords."""
         await roles.close_server(self.admin_url, self.admin_password)
@@ -188,7 +210,7 @@ class Postgres:
 
     def remove_temporary(self) -> None:
         """Remove what lies outside the data folder; only after ``stop``."""
-        TemporaryFolder(self._home / "temporary-folder", None).remove()
+        TemporaryFolder(self._home / TEMPORARY_RECORD, None).remove()
 
     def _make(self) -> _Plan:
         """Everything on the disk that the server needs, made or brought up to date."""
@@ -206,7 +228,7 @@ class Postgres:
                 "start as that user or as root, or use another folder (--data)"
             )
         account = service_account(self._cluster, self._options.service_user)
-        temporary = TemporaryFolder(self._home / "temporary-folder", account)
+        temporary = TemporaryFolder(self._home / TEMPORARY_RECORD, account)
         near = self._data / "run"
         where = near if socket_fits(near) else temporary.path() / "socket"
         programs = reachable_programs(programs_folder(), account, temporary, probe="bin/initdb")

@@ -26,6 +26,7 @@ from services.gateway.api import (
     shapes,
     tasks,
     tokens,
+    usage,
 )
 from services.gateway.api.deps import PARTS, Context, answer
 from services.gateway.api.failures import STORE_ERRORS, problem_of
@@ -43,7 +44,7 @@ ROUTERS = tuple(
     module.router
     for module in (
         *(tasks, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
-        *(tokens, audit_trail, dead_letters),
+        *(usage, tokens, audit_trail, dead_letters),
     )
 )
 PROBLEM_JSON = "application/problem+json"

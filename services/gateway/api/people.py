@@ -23,7 +23,7 @@ from services.gateway.api.deps import (
     answer_page,
     router_of,
 )
-from services.gateway.auth import FIRST_ADMIN, audit, forbidden, team_exists
+from services.gateway.auth import FIRST_ADMIN, audit, not_permitted, team_exists
 from services.gateway.bodies import DefaultsBody, TeamBody, TeamChangeBody, UserBody, UserChangeBody
 from services.gateway.json_values import rfc3339
 from services.gateway.known_names import names_of, require_known
@@ -102,7 +102,7 @@ async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
         if (there := await tx.get(UserRow, body.name)) is not None:
             fix = f"change it with PATCH /v1/users/{body.name}, or choose another name"
             if there.archived:
-                fix = f"bring it back with PATCH /v1/users/{body.name} and archived: false"
+                fix = f"bring it back with PATCH /v1/users/{body.name} with archived: false"
             raise taken("name", "user", body.name, fix)
         most = parts.settings.users_max
         if await tx.select(UserRow, order_by=(Order("name"),), offset=most - 1, limit=1):
@@ -131,7 +131,7 @@ async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
 async def show_user(name: str, caller: Caller, parts: Parts) -> Response:
     """One user."""
     if name != caller.user and caller.reach is not Reach.ALL:
-        raise forbidden(refusal_to_reach_others(Action.READ_USERS, caller.user))
+        raise not_permitted(refusal_to_reach_others(Action.READ_USERS, caller.user))
     async with parts.store.transaction() as tx:
         return answer(views.user(await user_or_404(tx, name)))
 

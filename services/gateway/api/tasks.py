@@ -398,8 +398,9 @@ async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -
     """
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id)
-    async with parts.changing(caller, f"task.goal.{body.goal}", task_id) as change:
-        require_owner(caller, row, f"{VERBS[body.goal]} it")
+    verb = f"{VERBS[body.goal]} it"
+    async with parts.changing(caller, f"task.goal.{body.goal}", task_id, verb=verb) as change:
+        require_owner(caller, row, verb)
         change.note({"goal": row.goal}, {"goal": body.goal})
         reply = await parts.commands.ask(set_goal(task_id, body, caller), m.SetGoalReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)

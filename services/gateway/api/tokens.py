@@ -22,7 +22,7 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.api.people import user_or_404
-from services.gateway.auth import Identity, audit, forbidden, token_hash
+from services.gateway.auth import Identity, audit, not_permitted, token_hash
 from services.gateway.bodies import TokenBody
 from services.gateway.permissions import Action, Reach, Scope, refusal_to_reach_others
 from services.gateway.problems import CONFLICT, FORBIDDEN, ProblemError, absent, invalid
@@ -59,7 +59,7 @@ async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
     token that makes it, and does not outlive it."""
     owner = body.user or caller.user
     if owner != caller.user and caller.reach is not Reach.ALL:
-        raise forbidden(refusal_to_reach_others(Action.CHANGE_TOKENS, caller.user))
+        raise not_permitted(refusal_to_reach_others(Action.CHANGE_TOKENS, caller.user))
     scopes = _scopes(body, caller)
     secret = parts.mint.secret()
     async with parts.store.transaction() as tx:

@@ -11,7 +11,14 @@ import pytest
 from shiftwork.cli.failures import Failure
 
 from services.allinone import doctor, platform_process
-from services.allinone.data_folder import DataFolder, Ended, Holder, Options, url_at
+from services.allinone.data_folder import (
+    DataFolder,
+    Ended,
+    FolderInUseError,
+    Holder,
+    Options,
+    url_at,
+)
 
 KILLED = """
 import os, signal, sys
@@ -115,4 +122,22 @@ def test_a_free_port_is_the_one_that_a_killed_supervisor_had(tmp_path: Path) -> 
     data_folder.release()
     data_folder.take()
     assert data_folder.port_for(Options(port=0)) == 0
+    data_folder.release()
+
+
+def test_a_folder_that_was_borrowed_knows_how_its_last_holder_ended(tmp_path: Path) -> None:
+    data_folder = DataFolder(tmp_path / "data")
+    with data_folder.borrowed("a backup"):
+        assert data_folder.is_kept()
+        assert data_folder.step() == "a backup"
+    assert data_folder.ended() is None
+    subprocess.run([sys.executable, "-c", KILLED, str(data_folder.data)], check=False)
+    before = data_folder.ended()
+    assert before is not None
+    with data_folder.borrowed("a backup"), pytest.raises(FolderInUseError):
+        DataFolder(data_folder.data).take()
+    assert data_folder.ended() == before
+    # The next start answers where the one that was killed did.
+    data_folder.take()
+    assert data_folder.port_for(Options(port=0)) == 1
     data_folder.release()

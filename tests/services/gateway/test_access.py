@@ -95,6 +95,7 @@ CASES = [
     Case("GET", "/v1/quotas"),
     Case("GET", "/v1/quotas/explain"),
     Case("PUT", "/v1/quotas", {"group": "default", "unit": "gpus", "limit": 1}),
+    Case("GET", "/v1/usage?user=ann"),
     Case("GET", "/v1/policies"),
     Case("PUT", "/v1/policies", POLICIES),
     Case("GET", "/v1/policies/training"),

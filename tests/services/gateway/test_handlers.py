@@ -117,7 +117,7 @@ async def project(messages: Sequence[Message]) -> MemoryDatabase:
     return platform.database
 
 
-KINDS = (r.TaskRow, r.RunRow, r.NodeRow, r.QuotaRow)
+KINDS = (r.TaskRow, r.RunRow, r.UsageRow, r.NodeRow, r.QuotaRow)
 
 
 def rows(database: MemoryDatabase) -> dict[Any, Any]:

@@ -24,7 +24,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "retry",
         "continue",
     ),
-    "Nodes and sharing": ("nodes", "node", "group", "quota", "policy", "simulate"),
+    "Nodes and sharing": ("nodes", "node", "group", "quota", "usage", "policy", "simulate"),
     "People and access": ("whoami", "context", "user", "team", "token", "audit"),
     "The platform": ("down", "k8s", "dead-letters", "completion", "version"),
 }
@@ -125,6 +125,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "quota set --grant --user ann --priority high --gpus 4 --expires 30d",
     ),
     "quota default": ("quota default normal", "quota default 8"),
+    "usage": (
+        "usage --from 30d --group-by team,outcome",
+        "usage --from 2026-11-01 --to 2026-12-01 --group-by day,user --csv > november.csv",
+    ),
     "quota explain": ("quota explain", "quota explain --user ann --group default"),
     "policy show": ("policy show", "policy show training"),
     "policy set": ("policy set policy.yaml",),

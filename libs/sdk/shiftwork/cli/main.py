@@ -32,6 +32,9 @@ from shiftwork.cli import (
     terminal,
     top,
 )
+from shiftwork.cli import (
+    usage as usage_command,
+)
 from shiftwork.cli.failures import INTERRUPTED, REFUSED, USAGE, Failure
 
 app = session.App(
@@ -50,7 +53,7 @@ app = session.App(
 
 NOUNS = (
     *(submit, tasks, top, debug, terminal, logs, events, nodes, quota, policy, people, audit),
-    *(dead_letters, context_commands, shell),
+    *(usage_command, dead_letters, context_commands, shell),
 )
 for noun in NOUNS:
     noun.register(app)

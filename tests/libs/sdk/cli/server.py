@@ -78,6 +78,7 @@ class CliServer:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     quotas: list[dict[str, Any]] = field(default_factory=list)
     permissions: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
     tokens: list[dict[str, Any]] = field(default_factory=list)
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -201,6 +202,8 @@ class CliServer:
             return 200, next((node for node in self.nodes if node["id"] == words[1]), {})
         if words == ["quotas", "explain"]:
             return 200, self.permissions
+        if words == ["usage"]:
+            return 200, self.usage
         lists = {
             "nodes": self.nodes,
             "quotas": self.quotas,

@@ -1,0 +1,108 @@
+"""``shiftwork usage``: what was held in a range of time, by whom, and what of it was lost."""
+
+import csv
+import sys
+from typing import Any, Dict, List, Sequence
+
+import typer
+
+from shiftwork.cli import complete, parse, render, session
+from shiftwork.cli.failures import naming
+from shiftwork.cli.failures import usage as wrong_usage
+
+HOUR_SECONDS = 3600.0
+# What a table shows of an item's seconds, in hours: the name, the field, and when it is left out.
+HOURS = (
+    ("GPU-HOURS", "held_gpu_seconds", 0),
+    ("NODE-HOURS", "held_node_seconds", 4),
+    ("STARTING", "starting_gpu_seconds", 3),
+    ("LOST TO PREEMPTION", "lost_to_preemption_gpu_seconds", 1),
+    ("LOST TO FAILURE", "lost_to_failure_gpu_seconds", 2),
+)
+OPTIONS = {
+    "from": "--from",
+    "to": "--to",
+    "group_by": "--group-by",
+    **{name: f"--{name}" for name in ("user", "team", "group", "priority", "outcome")},
+}
+
+
+def register(app: session.App) -> None:
+    """Add the command."""
+    app.command("usage")(show)
+
+
+def show(
+    since: str = typer.Option(
+        "7d", "--from", metavar="WHEN", help="7d ago, 2026-11-01 or 2026-11-01T00:00:00Z."
+    ),
+    to: str = typer.Option("", "--to", metavar="WHEN", help="Left out: now."),
+    group_by: str = typer.Option(
+        "",
+        "--group-by",
+        help="Of user, team, group, priority, outcome, task and day (UTC), with commas. Left out:"
+        " user; with --team the team.",
+    ),
+    user: str = typer.Option("", "--user", autocompletion=complete.users),
+    team: str = typer.Option(
+        "", "--team", help="Yours; operators: any.", autocompletion=complete.teams
+    ),
+    group: str = typer.Option("", "--group", autocompletion=complete.groups),
+    priority: str = typer.Option(
+        "", "--priority", help="Tasks' level at the start.", autocompletion=complete.priorities
+    ),
+    outcome: str = typer.Option("", "--outcome", help="succeeded, failed, preempted, running, ..."),
+    as_csv: bool = typer.Option(False, "--csv", help="Answer in CSV, in seconds."),
+) -> None:
+    """Show who held how many GPU-hours, and what was lost.
+
+    Nodes are held from their assignment until the end of the processes is observed; tasks that
+    still run count until now. Lost is what was held after the last checkpoint by attempts that
+    were preempted or failed.
+    """
+    now = session.current()
+    if now.json and as_csv:
+        raise wrong_usage("--json and --csv exclude each other", where="--csv", fix="give one")
+    if not group_by:
+        group_by = "team" if team and not user else "user"
+    asked = {
+        "from": parse.timestamp(since, "--from", render.now()),
+        "to": parse.timestamp(to, "--to", render.now()) if to else "",
+        "group_by": group_by,
+        "user": user,
+        "team": team,
+        "group": group,
+        "priority": parse.priority(priority, "--priority") if priority else "",
+        "outcome": outcome,
+    }
+    with naming(OPTIONS):
+        found = now.api().get("/v1/usage", {name: value for name, value in asked.items() if value})
+    if now.json:
+        render.document(found)
+    elif as_csv:
+        _write_csv(found)
+    else:
+        _draw(found)
+
+
+def _write_csv(found: Dict[str, Any]) -> None:
+    writer = csv.DictWriter(sys.stdout, [*found["group_by"], *found["total"]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found["items"])
+
+
+def _draw(found: Dict[str, Any]) -> None:
+    names: List[str] = found["group_by"]
+    columns = [render.Column(name.upper(), least=8) for name in names]
+    columns.append(render.Column("ATTEMPTS", drop=5))
+    columns += [render.Column(name, drop=drop) for name, _, drop in HOURS]
+    rows = [_row([each[name] or "unknown" for name in names], each) for each in found["items"]]
+    if rows:
+        rows.append(_row(["total", *[""] * (len(names) - 1)], found["total"]))
+    render.table(columns, rows, "nothing was held in this time")
+    render.note(f"from {found['from']} to {found['to']}; lost and starting in GPU-hours")
+
+
+def _row(key: Sequence[str], amounts: Dict[str, Any]) -> List["str | render.Cell"]:
+    hours = [f"{amounts[field] / HOUR_SECONDS:,.2f}" for _, field, _ in HOURS]
+    return [*key, str(amounts["attempts"]), *hours]

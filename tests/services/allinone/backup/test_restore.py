@@ -1,0 +1,116 @@
+"""Where a restore may go, and what a backup needs, before anything is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from shiftwork.cli.failures import Failure
+
+from services.allinone.backup import create, restore
+from services.allinone.backup.progress import CancelledWorkError, Progress, size_text
+from services.allinone.data_folder import DataFolder
+
+
+def test_a_new_or_empty_folder_can_be_restored_to(tmp_path: Path) -> None:
+    restore.check_target(DataFolder(tmp_path / "new"))
+    (tmp_path / "empty").mkdir(mode=0o700)
+    restore.check_target(DataFolder(tmp_path / "empty"))
+    assert os.listdir(tmp_path) == ["empty"]  # noqa: PTH208 - names only
+
+
+def test_a_folder_that_has_something_is_refused(tmp_path: Path) -> None:
+    for held in ("up.lock", "lost+found", "train.py"):
+        data = tmp_path / held
+        data.mkdir(mode=0o700)
+        (data / held).touch()
+        with pytest.raises(Failure) as refused:
+            restore.check_target(DataFolder(data))
+        assert held in refused.value.what
+        assert refused.value.fix
+
+
+def test_a_file_a_link_and_a_mount_point_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    with pytest.raises(Failure, match="is a file"):
+        restore.check_target(DataFolder(tmp_path / "file"))
+    with pytest.raises(Failure, match="symbolic link"):
+        restore.check_target(DataFolder(tmp_path / "link"))
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "folder")
+    with pytest.raises(Failure, match="mounted"):
+        restore.check_target(DataFolder(tmp_path / "folder"))
+
+
+def test_a_folder_without_a_platform_has_no_backup(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no platform"):
+        create.check_folder(DataFolder(tmp_path))
+    assert os.listdir(tmp_path) == []  # noqa: PTH208 - names only
+
+
+def test_a_backup_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "backup"
+
+    def half() -> None:
+        with create.complete_or_nothing(file) as partial:
+            partial.write(b"half")
+            partial.flush()
+            assert [path.name for path in tmp_path.iterdir()] == [".backup.partial"]
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(Failure, match="No space left on device"):
+        half()
+    assert list(tmp_path.iterdir()) == []
+    with create.complete_or_nothing(file) as partial:
+        partial.write(b"whole")
+    assert file.read_bytes() == b"whole"
+    assert file.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(Failure, match="exists"), create.complete_or_nothing(file):
+        pass
+    assert file.read_bytes() == b"whole"
+
+
+def test_two_backups_to_one_name_do_not_mix(tmp_path: Path) -> None:
+    file = tmp_path / "backup"
+    with create.complete_or_nothing(file) as partial:
+        partial.write(b"first")
+        with pytest.raises(Failure, match="another backup"), create.complete_or_nothing(file):
+            pass
+    assert file.read_bytes() == b"first"
+
+
+def test_an_output_that_is_shorter_than_recorded_is_an_error(tmp_path: Path) -> None:
+    output = tmp_path / "0.log"
+    output.write_bytes(b"abc")
+    with output.open("rb") as file:
+        assert b"".join(create.first_bytes(file, create.Output(output, 2))) == b"ab"
+    with output.open("rb") as file, pytest.raises(Failure, match="1 byte shorter"):
+        list(create.first_bytes(file, create.Output(output, 4)))
+
+
+def test_the_list_of_outputs_gives_files_and_the_sizes_that_count(tmp_path: Path) -> None:
+    listed = tmp_path / "listed"
+    listed.write_text("t1,2,0,100,3\nt2,1,7,0,\n")
+    found = {str(output.path): output.size for output in create.kept_outputs(listed)}
+    expected = {"t1/2/0.log": 100, "t1/2/0.times": 48, "t2/1/7.log": 0, "t2/1/7.times": 0}
+    assert found == expected
+
+
+def test_work_ends_at_its_next_chunk_after_a_cancellation() -> None:
+    progress = Progress(lambda _: None)
+    chunks = progress.of([b"1", b"2"])
+    assert next(chunks) == b"1"
+    progress.cancelled.set()
+    with pytest.raises(CancelledWorkError):
+        next(chunks)
+
+
+def test_sizes_are_shown_in_the_units_of_people() -> None:
+    assert [size_text(size) for size in (0, 1023, 1536, 5 << 40, 1 << 60)] == [
+        *("0 B", "1023 B", "1.5 KiB", "5.0 TiB"),
+        "1048576.0 TiB",
+    ]
