@@ -122,8 +122,8 @@ def close_connections() -> None:
 
 
 def form_of(asked: Sequence[str]) -> str:
-    """The form that options ask for, each given as it is typed. Raises Failure for an unknown form,
-    and for several."""
+    """The form that options ask for, each given as it is typed. ``wide`` goes with each other form.
+    Raises Failure for an unknown form, and for several."""
     forms: Dict[str, str] = {}
     for option in asked:
         form = SHORTHANDS.get(option, option)
@@ -131,6 +131,9 @@ def form_of(asked: Sequence[str]) -> str:
             fix = f"{guide.meant(form, OUTPUTS)} choose of {', '.join(OUTPUTS)}".strip()
             raise usage(f"--output {form}: there is no such form", where="--output", fix=fix)
         forms.setdefault(form, option if option in SHORTHANDS else f"--output {form}")
+    if len(forms) > 1:
+        # It is about tables, and so says nothing of documents.
+        forms.pop("wide", None)
     if len(forms) > 1:
         both = " and ".join(forms.values())
         raise usage(f"{both}: a result has one form", where="--output", fix="leave one out")
