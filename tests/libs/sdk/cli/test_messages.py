@@ -295,7 +295,7 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         ("node drian n0", "there is no command 'drian'", "did you mean drain?"),
         ("user drop bob", "there is no command 'drop'", "choose of add, set, rm, ls"),
         ("ls -o yml", "-o yml: there is no such form", "did you mean yaml? choose of wide, json"),
-        ("ls --json -o yaml", "--json and -o yaml: a result has one form", "leave one out"),
+        ("ls -o name -o yaml", "-o name and -o yaml: a result has one form", "leave one out"),
         (
             "quota ls -o name",
             f"-o name: `shiftwork quota ls` {NAMELESS}",
