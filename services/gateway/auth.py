@@ -205,7 +205,7 @@ class Authenticator:
                 raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
             async with self._lookups.of(line):
                 identity = self._remembered(digest) or await self._find(digest)
-            if len(self._uses) < self._cache_max:
+            if identity.token_id in self._uses or len(self._uses) < self._cache_max:
                 self._uses[identity.token_id] = (self._clock.now(), address)
         if identity.expires_at is not None and identity.expires_at <= self._clock.now():
             raise unauthenticated(f"this token has expired; {ANOTHER}")

@@ -43,8 +43,9 @@ class DisabledUsers:
                 order_by=[Order("name")],
                 limit=USERS_MAX,
             )
-            by = {user.name: user.disabled_by for user in users}
-            tasks = await self._tasks(tx, list(by)) if users else []
+            # An older version left the tasks of the users that it disabled alone, and kept no name.
+            by = {user.name: user.disabled_by for user in users if user.disabled_by}
+            tasks = await self._tasks(tx, list(by)) if by else []
         for task in tasks:
             await self._stop(task, by[task.owner])
         if len(tasks) == TASKS_MAX:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
@@ -137,8 +138,10 @@ async def _set(
         before = await _documents(parts)
         reply = await parts.commands.ask(command, m.SetPolicyReply)
         change.detail = "changed: " + (", ".join(reply.changed)[:200] or "nothing")
-        after = await _documents(parts) if reply.changed else {}
-        change.note(*({name: each.get(name) for name in reply.changed} for each in (before, after)))
+        change.note(
+            {name: before.get(name) for name in reply.changed},
+            await _documents_after(parts, reply.changed),
+        )
     return answer(
         {
             "versions": reply.versions,
@@ -152,6 +155,16 @@ async def _documents(parts: Context) -> dict[str, str]:
     """The policy document of each group that has one, for the audit trail."""
     reply = await parts.commands.ask(m.ListPolicies(), m.ListPoliciesReply)
     return {each.group: each.document for each in reply.policies}
+
+
+async def _documents_after(parts: Context, groups: Sequence[str]) -> dict[str, str | None] | None:
+    """The documents of groups after their change. None if the scheduler does not answer now: the
+    change is made nevertheless."""
+    try:
+        found = await _documents(parts) if groups else {}
+    except ProblemError:
+        return None
+    return {name: found.get(name) for name in groups}
 
 
 async def _check_names(command: m.SetPolicy, parts: Context) -> None:
