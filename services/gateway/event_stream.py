@@ -224,6 +224,12 @@ class LiveEvents:
         self._is_projector = False
         self.closed = False
 
+    @property
+    def position(self) -> int | None:
+        """Up to where this process has seen the event log: what is read from now on has at least
+        these events in it. None: it has not looked yet."""
+        return self._last
+
     def observe(self, delta: Delta) -> None:
         """Called by the store after each commit of this process, in order."""
         events = [row for row in delta.put if isinstance(row, EventRow)]

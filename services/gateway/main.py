@@ -80,6 +80,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         checkpoints=_rates(settings, ports, "checkpoints"),
         run_writes=_rates(settings, ports, "run_writes"),
         state_reads=_rates(settings, ports, "state_reads"),
+        requests=_rates(settings, ports, "requests"),
         dry_runs=_rates(settings, ports, "dry_runs"),
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,

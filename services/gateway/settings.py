@@ -79,6 +79,9 @@ class GatewaySettings(BaseServiceSettings):
     run_writes_per_second: float = Field(default=2.0, gt=0)
     state_reads_burst: int = Field(default=200, ge=1)
     state_reads_per_second: float = Field(default=50.0, gt=0)
+    # Requests with one token: so many at once, then so many each second, at each gateway process.
+    requests_burst: int = Field(default=5000, ge=1)
+    requests_per_second: float = Field(default=500.0, gt=0)
     # Dry runs of one user: so many at once, then so many each second.
     dry_runs_burst: int = Field(default=20, ge=1)
     dry_runs_per_second: float = Field(default=5.0, gt=0)

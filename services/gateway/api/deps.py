@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -40,6 +42,9 @@ from services.gateway.strict_input import InvalidInputError, json_of
 CALLER = "shiftwork.caller"
 # And the gateway that was asked: the application itself knows none.
 PARTS = "shiftwork.gateway"
+ETAG_BYTES = 12
+# Of an answer that the caller has already.
+KEPT_HEADERS = ("etag", "cache-control", "x-shiftwork-position")
 # How often a write is tried that other transactions overtake.
 WRITE_TRIES = 8
 R = TypeVar("R")
@@ -90,6 +95,7 @@ class Context:
     checkpoints: RateLimits
     run_writes: RateLimits
     state_reads: RateLimits
+    requests: RateLimits
     dry_runs: RateLimits
     capacity: Capacity
     listeners: Listeners
@@ -237,6 +243,23 @@ def action_of(endpoint: Callable[..., Any]) -> tuple[Action, bool]:
         raise TypeError(f"{endpoint.__name__} has no action: decorate it with @allows") from None
 
 
+def _validated(request: Request, response: Response, position: int | None) -> Response:
+    """A complete answer with its ETag and its place in the event log, or 304 without a body if the
+    caller has it already. ``position`` is of before the answer's rows were read: the events behind
+    it, and perhaps some that the answer has in it already, are what changes the answer."""
+    if response.status_code != HTTPStatus.OK or type(response) is not Response:
+        return response
+    if position is not None:
+        response.headers["x-shiftwork-position"] = str(position)
+    digest = hashlib.blake2b(response.body, digest_size=ETAG_BYTES).hexdigest()
+    etag = response.headers.setdefault("etag", f'"{digest}"')
+    known = request.headers.get("if-none-match", "")
+    if etag not in {each.strip().removeprefix("W/") for each in known.split(",")} and known != "*":
+        return response
+    kept = {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers}
+    return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=kept)
+
+
 class _StrictRoute(APIRoute):
     """A route that checks the caller's permission, and reads bodies strictly."""
 
@@ -266,7 +289,12 @@ class _StrictRoute(APIRoute):
                 request.scope[CALLER] = caller
                 if not inside:
                     caller.check()
-            return await handler(_StrictRequest(request.scope, request.receive))
+            if request.method != "GET":
+                return await handler(_StrictRequest(request.scope, request.receive))
+            parts: Context = request.scope[PARTS]
+            position = parts.live.position
+            response = await handler(_StrictRequest(request.scope, request.receive))
+            return _validated(request, response, position)
 
         return strict
 

@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket
 
 from services.gateway.api.deps import CALLER, PARTS, Context
 from services.gateway.api.failures import STORE_ERRORS, problem_of
-from services.gateway.auth import bearer_of, unauthenticated
+from services.gateway.auth import Identity, bearer_of, unauthenticated
 from services.gateway.problems import (
     FORBIDDEN,
     MALFORMED,
@@ -130,12 +130,27 @@ async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> ob
             raise unauthenticated(f"send the header Authorization: Bearer {which}")
         if is_run:
             return await parts.authenticator.run(token, address)
-        return replace(await parts.authenticator.person(token, address), address=address)
+        identity = await parts.authenticator.person(token, address)
+        _count_request(parts, identity)
+        return replace(identity, address=address)
     except ProblemError as problem:
         if problem.kind is not UNAUTHENTICATED or parts.wrong_tokens.take(address):
             raise
         detail = f"too many requests of {address} had no token or a wrong one; {problem.detail}"
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "5"}) from None
+
+
+def _count_request(parts: Context, identity: Identity) -> None:
+    """429 for a token that is used too often; other tokens, also of the same user, are not."""
+    if parts.requests.take(identity.token_id):
+        return
+    rate = parts.settings.requests_per_second
+    detail = (
+        f"more than {rate:g} requests a second come with token {identity.token_id} of"
+        f" {identity.user}; pause between requests, follow events instead of asking again, or send"
+        " several tasks with POST /v1/tasks:batch"
+    )
+    raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
 
 
 def address_of(scope: Scope) -> str:

@@ -13,6 +13,7 @@ from libs.contracts import messages as m
 from libs.contracts.task_states import TERMINAL_WORDS
 from services.gateway import store as rows_of
 from services.gateway import views
+from services.gateway.api import shapes
 from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of, task_or_404
 from services.gateway.auth import Identity
 from services.gateway.output_stream import OutputFilter, OutputFollower, read_range
@@ -28,6 +29,7 @@ RUNS_MAX = 1000
 
 @router.get(
     "/tasks/{task_id}/logs",
+    response_model=shapes.KeptOutputs | shapes.OutputRange,
     responses={200: {"content": {"text/plain": {}, "application/json": {}, STREAM: {}}}},
 )
 @allows(Action.READ_TASKS)

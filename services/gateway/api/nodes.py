@@ -104,7 +104,7 @@ async def show_node(node_id: str, caller: Caller, parts: Parts) -> Response:
     return answer(_view(row, held.get(node_id, {})))
 
 
-@router.put("/nodes/{node_id}/schedulable", response_model=dict[str, Any])
+@router.put("/nodes/{node_id}/schedulable", response_model=shapes.Schedulable)
 @allows(Action.CHANGE_NODES, inside=True)
 async def put_schedulable(
     node_id: str, body: SchedulableBody, caller: Caller, parts: Parts
@@ -173,7 +173,7 @@ async def _marked(command: m.SetNodeMarks, verb: str, caller: Identity, parts: C
 _COUNTS = ("nodes", "ready_nodes", "used_nodes", "free_nodes", "gpus", "used_gpus", "free_gpus")
 
 
-@router.get("/groups", response_model=shapes.Page)
+@router.get("/groups", response_model=shapes.GroupPage)
 @allows(Action.READ_CLUSTER)
 async def groups(caller: Caller, parts: Parts) -> Response:
     """Groups of nodes, with what they have and what is free of it. ``used_nodes`` hold runs;

@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from services.gateway.api.shapes import FieldProblem
+from services.gateway.api.shapes import FieldProblem, Reason
 
 
 class Policy(TypedDict):
@@ -40,7 +40,7 @@ class Verdict(TypedDict):
     """What is decided about a task: a decision's kind, or wait."""
 
     decision: str
-    reason: dict[str, Any] | None
+    reason: Reason | None
     beneficiary: str | None
 
 

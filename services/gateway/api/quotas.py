@@ -38,7 +38,7 @@ QUOTAS_SHOWN_MAX = 10
 BY_VERSION = Sort("version", False, "version", False)
 
 
-@router.get("/quotas", response_model=shapes.Page)
+@router.get("/quotas", response_model=shapes.QuotaPage)
 @allows(Action.READ_CLUSTER)
 async def list_quotas(
     caller: Caller,
@@ -96,7 +96,7 @@ async def explain_quota(
     )
 
 
-@router.put("/quotas", response_model=dict[str, Any])
+@router.put("/quotas", response_model=shapes.QuotaSet)
 @allows(Action.CHANGE_QUOTAS, inside=True)
 async def put_quota(
     body: QuotaBody, caller: Caller, parts: Parts, *, force: Force = False

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from base64 import b64decode
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query
 from starlette.responses import Response
@@ -178,7 +178,7 @@ async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -
     return answer(views.checkpoint(reply.checkpoint), 201)
 
 
-@router.post("/run/ready", response_model=dict[str, Any])
+@router.post("/run/ready", response_model=shapes.Ready)
 @allows(Action.BE_A_RUN)
 async def report_ready(body: ReadyBody, run: CallingRun, parts: Parts) -> Response:
     """A rank is ready for the roles that start after that. 200: the platform has stored that; 409:
@@ -286,7 +286,7 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
     return answer({"task": run.task_id, "revision": reply.revision}, 202)
 
 
-@router.post("/run/metrics", status_code=202, response_model=dict[str, Any])
+@router.post("/run/metrics", status_code=202, response_model=shapes.AcceptedSamples)
 @allows(Action.BE_A_RUN)
 async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
     """Numbers to show on the task's page. Kept thinned; a sample that came before is dropped."""
@@ -364,7 +364,7 @@ async def task_life_state(task_id: str, caller: Caller, parts: Parts) -> Respons
     return await _answer_state(parts, task_id)
 
 
-@router.get("/tasks/{task_id}/metrics", response_model=shapes.Page, tags=["tasks"])
+@router.get("/tasks/{task_id}/metrics", response_model=shapes.MetricsPage, tags=["tasks"])
 @allows(Action.READ_TASKS)
 async def metrics(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """What the task's ranks reported, rank by rank: the latest values and a thinned history."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired
 
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from services.gateway.api.spec_shapes import TaskSpec
@@ -29,6 +30,15 @@ class Problem(TypedDict):
     status: int
     detail: str
     errors: list[FieldProblem]
+
+
+@with_config(ConfigDict(extra="allow"))
+class Reason(TypedDict):
+    """Why something is as it is: ``text`` is the sentence for people. The numbers and names in it
+    stand beside it, under names that belong to the code."""
+
+    code: str
+    text: str
 
 
 class Checkpoint(TypedDict):
@@ -150,7 +160,7 @@ class Task(TaskSpec):
     # Debug mode is on. ``run_mode`` is pause while the owner wants it paused, whatever this is.
     debug: bool
     state: str
-    reason: dict[str, Any] | None
+    reason: Reason | None
     attempt: int
     submitted_at: str
     started_at: str | None
@@ -183,14 +193,6 @@ class Unreadable(TypedDict):
 
     id: str
     problem: str
-
-
-class Page(TypedDict):
-    """One page; ``next_cursor`` is null at the end."""
-
-    items: list[dict[str, Any]]
-    next_cursor: str | None
-    unreadable: NotRequired[list[Unreadable]]
 
 
 class TaskPage(TypedDict):
@@ -237,6 +239,35 @@ class Delay(TypedDict):
     noted_at: str
 
 
+class EndedRank(RankExit):
+    """A rank that has ended while others of its run went on."""
+
+    role: str
+    noted_at: str
+
+
+class Preemption(TypedDict):
+    """A run is requested to save and leave."""
+
+    requested_at: str
+    deadline_at: str | None
+    reason: Reason | None
+
+
+class KillRequest(TypedDict):
+    """A run is ended without being asked to save."""
+
+    requested_at: str
+    reason: Reason | None
+
+
+class Yielded(TypedDict):
+    """A program handed its nodes over on its own, with its words for people."""
+
+    requested_at: str
+    reason: str
+
+
 class Run(TypedDict):
     """One attempt."""
 
@@ -246,7 +277,7 @@ class Run(TypedDict):
     live: bool
     # In debug mode, and how its ranks ended while others went on.
     debug: bool
-    ended_ranks: list[dict[str, Any]]
+    ended_ranks: list[EndedRank]
     assigned_at: str | None
     start_deadline_at: str | None
     delayed: Delay | None
@@ -254,10 +285,10 @@ class Run(TypedDict):
     # When its program first asked whether it should leave.
     listening_at: str | None
     resume_from: Checkpoint | None
-    preemption: dict[str, Any] | None
-    kill: dict[str, Any] | None
+    preemption: Preemption | None
+    kill: KillRequest | None
     # Its program handed the nodes over on its own.
-    yielded: dict[str, Any] | None
+    yielded: Yielded | None
     checkpoint: Checkpoint | None
     exit: Exit | None
     finished_at: str | None
@@ -306,7 +337,7 @@ class ChosenVictim(TypedDict):
 
     task: str
     level: str
-    reason: dict[str, Any] | None
+    reason: Reason | None
     nodes: float
     cost_node_seconds: float
     deadline_at: str | None
@@ -349,7 +380,7 @@ class Explanation(TypedDict):
 
     task: str
     state: str
-    reason: dict[str, Any] | None
+    reason: Reason | None
     position: int
     queue_length: int
     victims: list[str]
@@ -532,3 +563,173 @@ class Letters(TypedDict):
 
     service: str
     ids: list[str]
+
+
+class BatchItem(TypedDict):
+    """What came of one task of a batch: the task, or the problem."""
+
+    status: int
+    task: NotRequired[Task]
+    problem: NotRequired[Problem]
+
+
+class Batch(TypedDict):
+    """The tasks of a batch in its order."""
+
+    items: list[BatchItem]
+    next_cursor: None
+
+
+class Decision(TypedDict):
+    """One decision of the scheduler about one task."""
+
+    no: int
+    decided_at: str
+    task: str
+    attempt: int
+    kind: str
+    reason: Reason | None
+
+
+class DecisionPage(TypedDict):
+    """One page of decisions, oldest first."""
+
+    items: list[Decision]
+    next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
+
+
+# Infinite and undefined numbers are the texts "Infinity", "-Infinity" and "NaN".
+Values = dict[str, float | str]
+
+
+class MetricPoint(TypedDict):
+    """What a rank reported at one time, in seconds since 1970."""
+
+    attempt: int
+    at_seconds: float
+    values: Values
+
+
+class RankMetrics(TypedDict):
+    """What one rank reported: the newest values, and a thinned history."""
+
+    rank: int
+    attempt: int
+    at: str
+    latest: Values
+    points: list[MetricPoint]
+
+
+class MetricsPage(TypedDict):
+    """One page of ranks."""
+
+    items: list[RankMetrics]
+    next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
+
+
+class Group(TypedDict):
+    """A group of nodes. ``used_nodes`` hold runs; ``free_nodes`` accept runs and hold none;
+    ``waiting``: how many tasks wait, null where there are too many to count."""
+
+    name: str
+    nodes: int
+    ready_nodes: int
+    used_nodes: int
+    free_nodes: int
+    gpus: int
+    used_gpus: int
+    free_gpus: int
+    waiting: int | None
+
+
+class GroupPage(TypedDict):
+    """All groups."""
+
+    items: list[Group]
+    next_cursor: None
+
+
+class Schedulable(TypedDict):
+    """Whether a node accepts new runs, and whether those on it are to leave."""
+
+    id: str
+    schedulable: bool
+    draining: bool
+
+
+class Quota(TypedDict):
+    """A cap or grant; null means every one, and of a limit any amount."""
+
+    grant: bool
+    group: str | None
+    user: str | None
+    team: str | None
+    priority: str | None
+    unit: str | None
+    limit: int | None
+    unlimited: bool
+    level_max: str | None
+    expires_at: str | None
+    version: int
+    changed_by: str
+    changed_at: str
+
+
+class QuotaPage(TypedDict):
+    """One page of caps and grants, oldest change first."""
+
+    items: list[Quota]
+    next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
+
+
+class QuotaSet(TypedDict):
+    """A row is stored: the number of this change among all changes of quotas."""
+
+    version: int
+
+
+class Ready(TypedDict):
+    """A rank's report of readiness is stored."""
+
+    ready: bool
+
+
+class AcceptedSamples(TypedDict):
+    """How many samples were accepted."""
+
+    accepted: int
+
+
+class KeptOutput(TypedDict):
+    """The kept output of one rank."""
+
+    attempt: int
+    rank: int
+    role: str
+    size: int
+    complete: bool
+    node: str | None
+
+
+class KeptOutputs(TypedDict):
+    """All outputs of a task that are kept."""
+
+    logs: list[KeptOutput]
+
+
+class OutputRange(TypedDict):
+    """A range of one rank's output, with ``timestamps=1``: ``text``, or ``data_base64`` for bytes
+    that are no text. ``timestamps`` are pairs of an offset and a time."""
+
+    attempt: int
+    rank: int
+    offset: int
+    size: int
+    complete: bool
+    text: NotRequired[str]
+    data_base64: NotRequired[str]
+    timestamps: list[tuple[int, str]]
+    approximate: NotRequired[bool]

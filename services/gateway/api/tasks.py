@@ -88,7 +88,7 @@ async def submit(body: TaskBody, caller: Caller, parts: Parts, key: Key = None) 
     )
 
 
-@router.post("/tasks:batch", response_model=shapes.Page)
+@router.post("/tasks:batch", response_model=shapes.Batch)
 @allows(Action.SUBMIT)
 async def submit_batch(body: BatchBody, caller: Caller, parts: Parts) -> Response:
     """Submit several tasks. Each item of the answer has ``status`` and ``task`` or ``problem``."""
@@ -461,7 +461,7 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
     return answer(explanation(task_id, reply, run.delayed if run else None, others))
 
 
-@router.get("/tasks/{task_id}/decisions", response_model=shapes.Page)
+@router.get("/tasks/{task_id}/decisions", response_model=shapes.DecisionPage)
 @allows(Action.READ_TASKS)
 async def decisions(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """The scheduler's decisions about the task, oldest first."""

@@ -393,3 +393,20 @@ async def test_an_unreadable_token_or_user_ends_no_stream_and_no_watch(
         assert [each.over.is_set() for each in open_now] == [False, False, True]
         assert not watch.done()
         watch.cancel()
+
+
+@pytest.mark.parametrize(
+    "harness", [{"requests_burst": 4, "requests_per_second": 2.0}], indirect=True
+)
+async def test_a_token_that_is_used_too_often_waits_and_others_do_not(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    async with harness.client(await harness.member("ann")) as ann:
+        statuses = [(await ann.get("/v1/whoami")).status_code for _ in range(6)]
+        assert statuses == [200, 200, 200, 200, 429, 429]
+        refused = await ann.get("/v1/whoami")
+        assert refused.headers["retry-after"] == "1"
+        assert "more than 2 requests a second" in refused.json()["detail"]
+        harness.clock.advance(60)
+        assert (await ann.get("/v1/whoami")).status_code == 200
+    assert (await admin.get("/v1/whoami")).status_code == 200
