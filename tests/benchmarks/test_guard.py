@@ -116,6 +116,7 @@ def test_processes_that_a_benchmark_leaves_behind_are_ended(start: Start) -> Non
 
 
 @pytest.mark.server
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_benchmark_of_the_platform_leaves_no_server(
     start: Start, number: signal.Signals

@@ -47,6 +47,7 @@ async def commits(store: SqlStore, epoch: int) -> None:
         pass
 
 
+@pytest.mark.slow
 async def test_the_second_scheduler_decides_when_the_leader_is_killed() -> None:
     async with running_platform() as platform:
         await second_scheduler(platform)

@@ -100,6 +100,7 @@ async def blank(
 
 
 @pytest.mark.server
+@pytest.mark.slow
 async def test_two_at_once_on_blank_servers_then_a_service_starts(blank: Blank) -> None:
     both = [blank.process(), blank.process()]
     messages = [await asyncio.to_thread(each.communicate, timeout=50) for each in both]
