@@ -51,8 +51,8 @@ PROBLEM_JSON = "application/problem+json"
 DESCRIPTION = (
     "Submit training, watch it, decide about it. Bearer tokens; errors are problem+json with the"
     " field, the value and the fix; lists have limit and cursor; times are RFC 3339 in UTC."
-    " Each answer to a GET has an ETag, and x-shiftwork-position: GET /v1/events?from=POSITION"
-    " continues from it without a gap."
+    " Each answer to a GET has an ETag, and x-shiftwork-position: the events from that position on"
+    " continue it without a gap."
 )
 FIXES = {
     404: "see /docs for the routes that are",

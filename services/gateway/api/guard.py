@@ -146,9 +146,8 @@ def _count_request(parts: Context, identity: Identity) -> None:
         return
     rate = parts.settings.requests_per_second
     detail = (
-        f"more than {rate:g} requests a second come with token {identity.token_id} of"
-        f" {identity.user}; pause between requests, follow events instead of asking again, or send"
-        " several tasks with POST /v1/tasks:batch"
+        f"token {identity.token_id} of {identity.user} is used for more than {rate:g} requests a"
+        " second; pause between them, follow events, or submit several tasks as one batch"
     )
     raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
 

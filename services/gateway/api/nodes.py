@@ -12,7 +12,7 @@ from libs.contracts.task_states import HOLDING_WORDS
 from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
-from services.gateway.api import shapes
+from services.gateway.api import node_shapes as shapes
 from services.gateway.api.deps import (
     Caller,
     Context,

@@ -11,7 +11,7 @@ from libs.contracts import messages as m
 from libs.store.port import Op, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
-from services.gateway.api import shapes
+from services.gateway.api import quota_shapes as shapes
 from services.gateway.api.deps import (
     Caller,
     Context,

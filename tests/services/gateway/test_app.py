@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts import messages as m
-from services.gateway.api import people_shapes, shapes
+from services.gateway.api import node_shapes, people_shapes, quota_shapes, shapes
 from services.gateway.api.deps import PARTS
 from tests.kit.clock import at
 from tests.services.gateway.gateway_harness import (
@@ -142,11 +142,11 @@ async def test_answers_match_the_description(
         ("/v1/tasks", shapes.TaskPage),
         (f"/v1/tasks/{tid}/runs", shapes.RunPage),
         (f"/v1/tasks/{tid}/explain", shapes.Explanation),
-        ("/v1/nodes", shapes.NodePage),
-        ("/v1/nodes/n0", shapes.Node),
+        ("/v1/nodes", node_shapes.NodePage),
+        ("/v1/nodes/n0", node_shapes.Node),
         ("/v1/events", shapes.EventPage),
-        ("/v1/groups", shapes.GroupPage),
-        ("/v1/quotas", shapes.QuotaPage),
+        ("/v1/groups", node_shapes.GroupPage),
+        ("/v1/quotas", quota_shapes.QuotaPage),
         (f"/v1/tasks/{tid}/decisions", shapes.DecisionPage),
         (f"/v1/tasks/{tid}/metrics", shapes.MetricsPage),
         (f"/v1/tasks/{tid}/logs?list=1", shapes.KeptOutputs),

@@ -1,0 +1,85 @@
+"""What the routes of quotas answer."""
+
+from __future__ import annotations
+
+from typing import NotRequired
+
+from typing_extensions import TypedDict
+
+from services.gateway.api.shapes import Unreadable
+
+
+class Cap(TypedDict):
+    """A cap that applies to a user; null means every one."""
+
+    user: str | None
+    team: str | None
+    group: str | None
+    priority: str | None
+    limit: int
+    unit: str
+    held: int
+    free: int
+    expires_at: str | None
+
+
+class Permission(TypedDict):
+    """What a user may hold in one group at one level."""
+
+    group: str
+    priority: str
+    permitted: bool
+    # Of the grant that decides; null: it permits any amount.
+    limit: int | None
+    unit: str | None
+    held: int | None
+    free: int | None
+    # What the user holds in this group at this level.
+    gpus_held: int
+    nodes_held: int
+    # The grant that decides, in words; ``site``: it is the site's default.
+    because: str
+    site: bool
+    expires_at: str | None
+    caps: list[Cap]
+
+
+class QuotaExplanation(TypedDict):
+    """What a user may hold, and which rows decide that."""
+
+    user: str
+    team: str | None
+    explained_at: str | None
+    permissions: list[Permission]
+
+
+class Quota(TypedDict):
+    """A cap or grant; null means every one, and of a limit any amount."""
+
+    grant: bool
+    group: str | None
+    user: str | None
+    team: str | None
+    priority: str | None
+    unit: str | None
+    limit: int | None
+    unlimited: bool
+    level_max: str | None
+    expires_at: str | None
+    version: int
+    changed_by: str
+    changed_at: str
+
+
+class QuotaPage(TypedDict):
+    """One page of caps and grants, oldest change first."""
+
+    items: list[Quota]
+    next_cursor: str | None
+    unreadable: NotRequired[list[Unreadable]]
+
+
+class QuotaSet(TypedDict):
+    """A row is stored: the number of this change among all changes of quotas."""
+
+    version: int
