@@ -262,15 +262,22 @@ class Authenticator:
                 f"user {user.name} is disabled; an administrator may enable it: PATCH"
                 f" /v1/users/{user.name} with disabled: false"
             )
+        try:
+            role, scopes = Role(user.role), tuple(Scope(each) for each in row.scopes)
+        except ValueError as problem:
+            raise unauthenticated(
+                f"this version does not know what {user.name} may do: {problem}; ask an"
+                " administrator"
+            ) from None
         return Identity(
             user.name,
-            Role(user.role),
+            role,
             user.team,
             row.id,
             row.name,
             row.expires_at,
             digest,
-            tuple(Scope(each) for each in row.scopes),
+            scopes,
             user.default_group or team.default_group,
             user.default_priority or team.default_priority,
         )
@@ -316,7 +323,10 @@ class Authenticator:
                 async with self._store.transaction() as tx:
                     for token_id, (at, address) in uses.items():
                         tx.put(TokenUseRow(token_id, at, address))
-            except (StoreUnavailableError, ConflictError, DatabaseFaultError) as problem:
+            except ConflictError:
+                # Another process has just written one of them.
+                self._uses = {**uses, **self._uses}
+            except (StoreUnavailableError, DatabaseFaultError) as problem:
                 _log.warning("the last uses of tokens are not kept", problem=str(problem))
 
     async def _end_unauthorized_streams(self) -> None:
@@ -388,6 +398,13 @@ async def _readable(tx: Tx, kind: type[R], keys: Sequence[str]) -> dict[str, R |
     return found
 
 
+def _role_or_none(user: UserRow) -> Role | None:
+    try:
+        return Role(user.role)
+    except ValueError:
+        return None
+
+
 def _why_over(
     identity: Identity, token: TokenRow | None, user: UserRow | None, now: datetime
 ) -> str:
@@ -398,7 +415,7 @@ def _why_over(
         return "this token has expired; the stream ends"
     if user is None or user.disabled:
         return f"user {identity.user} is disabled; the stream ends"
-    if (user.role, user.team) != (identity.role, identity.team):
+    if (_role_or_none(user), user.team) != (identity.role, identity.team):
         return f"the role or team of {identity.user} has changed; open the stream again"
     return ""
 

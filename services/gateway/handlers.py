@@ -374,11 +374,11 @@ def _expiry_entry(event: m.QuotaChanged, before: QuotaRow | None) -> AuditRow:
     return AuditRow(
         id=sortable_id(event.changed_at, (event.version % 2**32).to_bytes(4, "big")),
         at=event.changed_at,
-        who=event.changed_by,
+        who="quota",
         action="quota.expire",
         target=f"{'grant ' if quota.grant else ''}{subject}",
         outcome="done",
-        detail="its time was over",
+        detail=f"its time was over, as {event.changed_by} set it",
         before=views.quota(before) if before is not None else None,
     )
 

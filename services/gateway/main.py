@@ -81,6 +81,9 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         run_writes=_rates(settings, ports, "run_writes"),
         state_reads=_rates(settings, ports, "state_reads"),
         requests=_rates(settings, ports, "requests"),
+        usage_questions=ConcurrencyLimit(
+            settings.usage_questions_max, settings.usage_questions_per_user_max
+        ),
         dry_runs=_rates(settings, ports, "dry_runs"),
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,

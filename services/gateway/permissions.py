@@ -19,6 +19,12 @@ class Role(StrEnum):
     OPERATOR = "operator"
     ADMIN = "admin"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Role | None:
+        """A process of the version before, which runs beside this one during an upgrade, stores
+        users under the name that they had."""
+        return cls.USER if value == "member" else None
+
 
 class Scope(StrEnum):
     """What a token is good for, if it is not good for all that its user may do. Every token reads

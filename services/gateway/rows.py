@@ -284,8 +284,9 @@ class UserRow:
     team: str
     disabled: bool
     created_at: datetime
-    # The user that disabled this one.
+    # The user that disabled this one, and when.
     disabled_by: str = ""
+    disabled_at: datetime | None = None
     # Gone for good, and disabled: only the name stays, so that nobody else gets it.
     archived: bool = False
     # Where and how tasks are submitted that do not say so; empty: as the team's.

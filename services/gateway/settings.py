@@ -82,6 +82,11 @@ class GatewaySettings(BaseServiceSettings):
     # Requests with one token: so many at once, then so many each second, at each gateway process.
     requests_burst: int = Field(default=5000, ge=1)
     requests_per_second: float = Field(default=500.0, gt=0)
+    # Questions to the usage ledger that are answered at a time, and of one user; and how many of
+    # one user may be there at once.
+    usage_questions_max: int = Field(default=2, ge=1)
+    usage_questions_per_user_max: int = Field(default=1, ge=1)
+    usage_waiting_max: int = Field(default=8, ge=1)
     # Dry runs of one user: so many at once, then so many each second.
     dry_runs_burst: int = Field(default=20, ge=1)
     dry_runs_per_second: float = Field(default=5.0, gt=0)

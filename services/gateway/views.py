@@ -444,7 +444,7 @@ def user(row: UserRow) -> Json:
     """A user."""
     return {
         "name": row.name,
-        "role": row.role,
+        "role": "user" if row.role == "member" else row.role,
         "team": row.team or None,
         "disabled": row.disabled,
         "archived": row.archived,

@@ -230,10 +230,12 @@ def verify(file: Path, report: Callable[[int], None] = lambda _: None) -> Manife
     Raises NotABackupError, NewerBackupError, DamagedError or OSError.
     """
     manifest = read_manifest(file)
-    has_database = False
+    has_database = compared = False
     read = 0
     with tempfile.TemporaryFile() as sums:
         for part in read_parts(file):
+            if compared:
+                raise DamagedError(f"{part.name!r:.80} is behind its end")
             if not is_known(part.name):
                 raise DamagedError(f"a backup has no part {part.name!r:.80}")
             if part.name == CHECKSUMS:
@@ -241,7 +243,8 @@ def verify(file: Path, report: Callable[[int], None] = lambda _: None) -> Manife
                     _compare(sums, part)
                 except tarfile.TarError:
                     raise DamagedError(f"it ends within {CHECKSUMS}") from None
-                break
+                compared = True
+                continue
             has_database |= part.name == DATABASE
             digest = hashlib.sha256()
             for chunk in part.chunks():
@@ -249,8 +252,8 @@ def verify(file: Path, report: Callable[[int], None] = lambda _: None) -> Manife
                 read += len(chunk)
                 report(read)
             sums.write(_sum_line(digest.hexdigest(), part.name))
-        else:
-            raise DamagedError("it is incomplete: its end is missing")
+    if not compared:
+        raise DamagedError("it is incomplete: its end is missing")
     if not has_database:
         raise DamagedError(f"it has no {DATABASE}")
     return manifest

@@ -148,6 +148,11 @@ def complete_or_nothing(file: Path) -> Generator[IO[bytes]]:
                 f"another backup to {file} is running", where="FILE", fix="name another file"
             ) from None
         found = os.fstat(descriptor)
+        if not _is_still(partial, found):
+            # Another backup has ended, and given its file its name, before we had the lock.
+            raise Failure(
+                f"another backup to {file} has just ended", where="FILE", fix="name another file"
+            )
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
             raise Failure(
                 f"{partial} is in the way, and not a file of ours", where="FILE", fix="remove it"
@@ -169,6 +174,15 @@ def complete_or_nothing(file: Path) -> Generator[IO[bytes]]:
                 raise _failed(file, problem) from problem
             raise
     sync_folder(file.parent)
+
+
+def _is_still(path: Path, opened: os.stat_result) -> bool:
+    """True if the path still names the file that was opened."""
+    try:
+        now = path.lstat()
+    except FileNotFoundError:
+        return False
+    return (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def _check_new(file: Path) -> None:

@@ -27,9 +27,11 @@ from libs.store.snapshot import publish_again
 from services.allinone import checks
 from services.allinone.backup import programs
 from services.allinone.backup.backup_file import (
+    CHECKSUMS,
     DATABASE,
     FOLDER_PARTS,
     MANIFEST,
+    OUTPUT,
     DamagedError,
     Manifest,
     NewerBackupError,
@@ -312,7 +314,9 @@ def _unpack(
         if part.name == DATABASE:
             report("filling the database")
             programs.restore(postgres, progress.of(part.chunks()))
-        elif part.name.startswith("output/"):
+        elif part.name == CHECKSUMS:
+            break
+        elif OUTPUT.fullmatch(part.name):
             if not outputs:
                 report("writing the kept output")
             _write_output(staging.logs / part.name.removeprefix("output/"), part, progress)

@@ -27,6 +27,7 @@ from services.gateway import store as rows_of
 from services.gateway.auth import Authenticator, Identity, Mint, audit
 from services.gateway.capacity import Capacity
 from services.gateway.command_client import Commands
+from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.listeners import Listeners
 from services.gateway.permissions import Action, Role
@@ -44,7 +45,7 @@ CALLER = "shiftwork.caller"
 PARTS = "shiftwork.gateway"
 ETAG_BYTES = 12
 # Of an answer that the caller has already.
-KEPT_HEADERS = ("etag", "cache-control", "x-shiftwork-position")
+KEPT_HEADERS = ("etag", "cache-control", "vary", "x-shiftwork-position")
 # How often a write is tried that other transactions overtake.
 WRITE_TRIES = 8
 R = TypeVar("R")
@@ -96,6 +97,7 @@ class Context:
     run_writes: RateLimits
     state_reads: RateLimits
     requests: RateLimits
+    usage_questions: ConcurrencyLimit
     dry_runs: RateLimits
     capacity: Capacity
     listeners: Listeners
@@ -253,6 +255,9 @@ def _validated(request: Request, response: Response, position: int | None) -> Re
         response.headers["x-shiftwork-position"] = str(position)
     digest = hashlib.blake2b(response.body, digest_size=ETAG_BYTES).hexdigest()
     etag = response.headers.setdefault("etag", f'"{digest}"')
+    # What one user sees is not another's, and is checked again each time.
+    response.headers.setdefault("cache-control", "private, no-cache")
+    response.headers.setdefault("vary", "Authorization, Accept")
     known = request.headers.get("if-none-match", "")
     if etag not in {each.strip().removeprefix("W/") for each in known.split(",")} and known != "*":
         return response

@@ -23,6 +23,7 @@ from services.gateway.api.deps import (
     Context,
     PageQuery,
     Parts,
+    action_of,
     allows,
     answer_page,
     context,
@@ -186,7 +187,7 @@ async def events_socket(socket: WebSocket) -> None:
     try:
         token, protocol = token_of(socket)
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
-        socket.scope[CALLER] = caller = caller.doing(Action.READ_TASKS)
+        socket.scope[CALLER] = caller = caller.doing(action_of(events_socket)[0])
         caller.check()
         wanted = topic_of(query.get("task"), query.get("type"))
         with parts.streams.admit(caller.user, is_admin=caller.is_admin):

@@ -23,6 +23,7 @@ from services.gateway.api.deps import (
     CALLER,
     Audited,
     Context,
+    action_of,
     allows,
     context,
     router_of,
@@ -53,7 +54,7 @@ async def exec_socket(socket: WebSocket, task_id: str) -> None:
         token, protocol = token_of(socket)
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
         socket.scope[CALLER] = caller
-        caller = caller.doing(Action.ENTER_RANKS)
+        caller = caller.doing(action_of(exec_socket)[0])
         caller.check()
         query = _query_of(socket)
         async with parts.store.transaction() as tx:

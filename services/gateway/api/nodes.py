@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -9,7 +10,7 @@ from starlette.responses import Response
 
 from libs.contracts import messages as m
 from libs.contracts.task_states import HOLDING_WORDS
-from libs.store.port import Op, Where
+from libs.store.port import Op, UnreadableRowError, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import node_shapes as shapes
@@ -114,13 +115,10 @@ async def put_schedulable(
         fix = "give schedulable false with it, or leave it out"
         raise invalid("drain", True, "is for a node that takes no new runs", fix)
     done = "drain" if body.drain else f"schedulable.{body.schedulable}"
-    async with parts.store.transaction() as tx:
-        row = await tx.get(NodeRow, node_id)
     verb = "drain" if body.drain else "uncordon" if body.schedulable else "cordon"
     async with parts.changing(caller, f"node.{done}", node_id, verb=f"{verb} nodes") as change:
-        before = (
-            {"schedulable": row.node.schedulable, "draining": row.node.draining} if row else None
-        )
+        now = await _present(parts, node_id)
+        before = {"schedulable": now.schedulable, "draining": now.draining} if now else None
         change.note(before, {"schedulable": body.schedulable, "draining": body.drain})
         command = m.SetSchedulable(
             node_id=node_id,
@@ -155,15 +153,23 @@ async def put_taints(node_id: str, body: TaintsBody, caller: Caller, parts: Part
     return await _marked(command, "taint", caller, parts)
 
 
-async def _marked(command: m.SetNodeMarks, verb: str, caller: Identity, parts: Context) -> Response:
+async def _present(parts: Context, node_id: str) -> m.Node | None:
+    """A node as it is before a change, for the audit trail; None if that cannot be read."""
     async with parts.store.transaction() as tx:
-        row = await tx.get(NodeRow, command.node_id)
+        with contextlib.suppress(UnreadableRowError):
+            row = await tx.get(NodeRow, node_id)
+            return row.node if row is not None else None
+    return None
+
+
+async def _marked(command: m.SetNodeMarks, verb: str, caller: Identity, parts: Context) -> Response:
     async with parts.changing(
         caller, f"node.{verb}s", command.node_id, verb=f"{verb} nodes"
     ) as change:
+        now = await _present(parts, command.node_id)
         reply = await parts.commands.ask(command, m.SetNodeMarksReply)
         after = {"labels": dict(reply.labels), "taints": list(reply.taints)}
-        before = {"labels": dict(row.node.labels), "taints": list(row.node.taints)} if row else None
+        before = {"labels": dict(now.labels), "taints": list(now.taints)} if now else None
         change.note(before, after)
     return answer(
         {"id": command.node_id, "labels": dict(reply.labels), "taints": list(reply.taints)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Annotated, TypeVar
 
 from fastapi import Query
@@ -36,6 +38,7 @@ from services.gateway.rows import (
     TeamRow,
     TokenRow,
     TokenUseRow,
+    UsageRow,
     UserRow,
 )
 from services.gateway.store import Sort
@@ -111,6 +114,8 @@ async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
             )
         await _check_team(tx, body.team or "")
         await _check_group(tx, body)
+        # Made while the user of that name before was removed.
+        await _drop_tokens(tx, body.name)
         row = _with_defaults(UserRow(body.name, body.role, body.team or "", False, tx.now), body)
         tx.put(row)
         after = views.user(row)
@@ -143,7 +148,7 @@ async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Pa
     are stopped, soon after this answers."""
     async with parts.store.transaction() as tx:
         row = await user_or_404(tx, name)
-        after = _changed(row, body, caller.user)
+        after = _changed(row, body, caller.user, tx.now)
         if name == FIRST_ADMIN and (after.disabled or after.role != Role.ADMIN):
             field = "role" if body.role else "archived" if body.archived else "disabled"
             message = f"{FIRST_ADMIN} stays an administrator: the admin token's file speaks for it"
@@ -164,8 +169,9 @@ async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Pa
     return answer(views.user(after))
 
 
-def _changed(row: UserRow, body: UserChangeBody, by: str) -> UserRow:
-    """The row after a change. Raises 409 for an archived user who is to be enabled."""
+def _changed(row: UserRow, body: UserChangeBody, by: str, now: datetime) -> UserRow:
+    """The row after a change. Raises 409 for an archived user who is to be enabled. To disable once
+    more stops the tasks of a user whom an older version has disabled."""
     archived = row.archived if body.archived is None else body.archived
     disabled = row.disabled if body.disabled is None else body.disabled
     if archived and body.disabled is False:
@@ -179,15 +185,16 @@ def _changed(row: UserRow, body: UserChangeBody, by: str) -> UserRow:
         team=row.team if body.team is None else body.team,
         archived=archived,
         disabled=disabled,
-        disabled_by=(row.disabled_by if row.disabled else by) if disabled else "",
+        disabled_by=(by if body.disabled or body.archived else row.disabled_by) * disabled,
+        disabled_at=(row.disabled_at if row.disabled else now) if disabled else None,
     )
 
 
 @router.delete("/users/{name}", status_code=204)
 @allows(Action.CHANGE_PEOPLE)
 async def remove_user(name: str, caller: Caller, parts: Parts) -> Response:
-    """Remove a user whom nothing names any more, with all tokens. One with tasks or quotas is
-    archived instead: who gets the name later would own them."""
+    """Remove a disabled user whom nothing names any more, with all tokens. One with tasks, usage or
+    quotas is archived instead: who gets the name later would own them."""
     async with parts.store.transaction() as tx:
         row = await user_or_404(tx, name)
         if name == FIRST_ADMIN:
@@ -196,9 +203,8 @@ async def remove_user(name: str, caller: Caller, parts: Parts) -> Response:
             fix = f"archive the user: PATCH /v1/users/{name} with archived: true"
             error = FieldError(field="name", value=name, message=f"has {held}", fix=fix)
             raise ProblemError(CONFLICT, f"{name} has {held}; {fix}", [error])
-        for token in await tx.select(TokenRow, Where("user", Op.EQ, name)):
-            tx.delete(TokenRow, token.token_hash)
-            tx.delete(TokenUseRow, token.id)
+        _require_shut_out(row, tx.now, parts.settings.auth_cache_seconds)
+        await _drop_tokens(tx, name)
         tx.delete(UserRow, name)
         audit(tx, parts.mint, caller, action="user.remove", target=name, before=views.user(row))
     # Deleted rows are not what the identities that this process remembers are checked by.
@@ -206,11 +212,32 @@ async def remove_user(name: str, caller: Caller, parts: Parts) -> Response:
     return Response(status_code=204)
 
 
+def _require_shut_out(row: UserRow, now: datetime, cache_seconds: float) -> None:
+    """409 while a gateway process may still accept the user's tokens: a task that it accepts would
+    belong to whoever gets the name."""
+    if not row.disabled:
+        fix = f"disable the user first: PATCH /v1/users/{row.name} with disabled: true"
+        error = FieldError(field="name", value=row.name, message="is not disabled", fix=fix)
+        raise ProblemError(CONFLICT, f"{row.name} is not disabled; {fix}", [error])
+    seconds = 2 * cache_seconds
+    if row.disabled_at is not None and now < row.disabled_at + timedelta(seconds=seconds):
+        detail = f"{row.name} was disabled less than {seconds:g} s ago; try again then"
+        raise ProblemError(CONFLICT, detail, headers={"retry-after": f"{math.ceil(seconds)}"})
+
+
+async def _drop_tokens(tx: Tx, name: str) -> None:
+    for token in await tx.select(TokenRow, Where("user", Op.EQ, name)):
+        tx.delete(TokenRow, token.token_hash)
+        tx.delete(TokenUseRow, token.id)
+
+
 async def _held_by(tx: Tx, name: str) -> str | None:
-    """What names a user: tasks, of any age, or quotas; None if nothing does."""
+    """What names a user: tasks, of any age, usage or quotas; None if nothing does."""
     for kind in (TaskRow, AcceptedRow):
         for task in await tx.select(kind, Where("owner", Op.EQ, name), limit=1):
             return f"tasks, such as {task.task_id}"
+    if await tx.select(UsageRow, Where("user", Op.EQ, name), limit=1):
+        return "entries in the usage ledger"
     rows = Where("user", Op.EQ, name), Where("removed", Op.EQ, value=False)
     return "quotas" if await tx.select(QuotaRow, *rows, limit=1) else None
 

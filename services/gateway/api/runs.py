@@ -273,7 +273,10 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
         owner = await tx.get(UserRow, row.owner)
     program = f"its program (attempt {run.attempt})"
     # Its owner's rights, and none of the owner's tokens.
-    caller = Identity(row.owner, Role.USER, row.team, token_id="", token_name=program)
+    role = Role(owner.role) if owner is not None else Role.USER
+    caller = Identity(row.owner, role, row.team, token_id="", token_name=program).doing(
+        Action.CHANGE_TASKS
+    )
     async with parts.changing(caller, f"task.own_priority.{body.priority}", run.task_id) as change:
         if owner is None or owner.disabled:
             message = f"cannot be changed: {row.owner}, the owner of the task, is disabled"

@@ -18,7 +18,7 @@ from services.gateway import usage, views
 from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of
 from services.gateway.auth import Identity
 from services.gateway.permissions import Action, Reach, whom_to_ask
-from services.gateway.problems import FORBIDDEN, ProblemError, invalid
+from services.gateway.problems import FORBIDDEN, TOO_MANY, ProblemError, invalid
 from services.gateway.rows import UsageRow
 from services.gateway.strict_input import parse_time
 from services.gateway.usage import DAY, DIMENSIONS, Selection, Sums
@@ -149,7 +149,7 @@ async def get_usage(
         filters={name: value for name, value in given.items() if value is not None},
     )
     _check_range(parts, selection)
-    found = await _sums(parts, permitted(caller, selection))
+    found = await _sums(parts, caller.user, permitted(caller, selection))
     if form == "csv" or (form is None and CSV in accept):
         return Response(_csv(selection.group_by, found), media_type=CSV)
     return answer(
@@ -195,14 +195,18 @@ def _check_range(parts: Context, selection: Selection) -> None:
         raise invalid("from", views.rfc3339(since), f"is more than {most} days before to", fix)
 
 
-async def _sums(parts: Context, selection: Selection) -> list[Sums]:
+async def _sums(parts: Context, user: str, selection: Selection) -> list[Sums]:
     """What the ledger says, until now at the latest."""
     now = parts.clock.now()
     if selection.since >= now:
         return []
     selection = replace(selection, until=min(selection.until, now))
     most = parts.settings.usage_groups_max
-    async with parts.store.transaction() as tx:
+    if parts.usage_questions.count(user) >= parts.settings.usage_waiting_max:
+        detail = f"{user} asks for usage too often at once; wait for the answers"
+        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
+    # Each may take a connection for seconds: a few at a time leave the others to everything else.
+    async with parts.usage_questions.of(user), parts.store.transaction() as tx:
         groups = await tx.span_sums(UsageRow, usage.query(selection, most + 1))
     if len(groups) > most:
         fix = "give a shorter range, a filter, or fewer names"

@@ -169,6 +169,9 @@ async def test_every_role_on_every_route(harness: GatewayHarness, cases: list[Ca
     async with harness.client() as admin:
         await admin.post("/v1/teams", json={"name": "empty"})
         await admin.post("/v1/users", json={"name": "gone"})
+        await admin.patch("/v1/users/gone", json={"disabled": True})
+    # No process remembers a token of that user any more.
+    harness.clock.advance(60)
     await harness.project(a_node("n0"), assigned(task["id"]))
     harness.others.nodes = {"n0"}
     harness.others.policies = [m.PolicyRecord(group="training", policy="fifo", document="{}")]

@@ -149,6 +149,20 @@ async def test_data_sizes_and_the_end_pass_through(tmp_path: Path) -> None:
         ]
 
 
+async def test_neither_operators_nor_viewers_nor_tokens_for_other_things_enter_a_rank(
+    tmp_path: Path,
+) -> None:
+    async with site_of(tmp_path) as site:
+        secrets = [await site.harness.member(role, role=role) for role in ("viewer", "operator")]
+        async with site.harness.client() as admin:
+            for scope in ("read", "operate", "people", "tokens"):
+                made = await admin.post("/v1/tokens", json={"scopes": [scope]})
+                secrets.append(made.json()["token"])
+        for secret in secrets:
+            status, problem = await refused(site, token=secret)
+            assert (status, problem["type"]) == (403, "forbidden")
+
+
 async def test_others_are_refused_before_the_upgrade_and_that_is_audited(tmp_path: Path) -> None:
     async with site_of(tmp_path) as site:
         mallory = await site.harness.member("mallory")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from libs.contracts import messages as m
-from services.gateway.permissions import Scope
+from services.gateway.permissions import Role, Scope
+from services.gateway.rows import UserRow
+from services.gateway.tables import TABLES
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, a_node
 
@@ -172,9 +176,64 @@ async def test_only_a_user_whom_nothing_names_is_removed(
             return not await quotas()
 
         await until(none)
+        # A process that remembers a token may still accept a task of hers.
+        enabled = await admin.delete("/v1/users/eve")
+        assert (enabled.status_code, "is not disabled" in enabled.text) == (409, True)
+        await admin.patch("/v1/users/eve", json={"disabled": True})
+        assert (await admin.delete("/v1/users/eve")).headers["retry-after"]
+        harness.clock.advance(3 * harness.settings.auth_cache_seconds)
         assert (await admin.delete("/v1/users/eve")).status_code == 204
         assert (await eve.get("/v1/whoami")).status_code == 401
+        assert (await admin.post("/v1/users", json={"name": "eve"})).status_code == 201
+        assert (await eve.get("/v1/whoami")).status_code == 401
+
+
+async def test_a_token_that_was_made_while_its_user_was_removed_is_not_the_next_users(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    secret = await harness.member("eve")
+    del harness.database.schema("gateway").table(TABLES.shape(UserRow)).rows["eve"]
+    harness.clock.advance(harness.settings.auth_cache_seconds + 1)
     assert (await admin.post("/v1/users", json={"name": "eve"})).status_code == 201
+    async with harness.client(secret) as eve:
+        assert (await eve.get("/v1/whoami")).status_code == 401
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+async def test_users_of_the_version_before(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    """It stores them as members, and has disabled some without stopping their tasks."""
+    task = (await harness.submitted(ann))["id"]
+    rows = harness.database.schema("gateway").table(TABLES.shape(UserRow)).rows
+    rows["ann"] = replace(rows["ann"], role="member")
+    harness.clock.advance(harness.settings.auth_cache_seconds + 1)
+    assert (await ann.get("/v1/whoami")).json()["role"] == "user"
+    assert (await admin.get("/v1/users/ann")).json()["role"] == "user"
+    rows["ann"] = replace(rows["ann"], disabled=True)
+    await asyncio.sleep(0.2)
+    assert await goal(admin, task) == "run"
+    await admin.patch("/v1/users/ann", json={"archived": True})
+
+    async def stopped() -> bool:
+        return await goal(admin, task) == "stop"
+
+    await until(stopped)
+    rows["ann"] = replace(rows["ann"], disabled=False, archived=False, role="emperor")
+    harness.clock.advance(harness.settings.auth_cache_seconds + 1)
+    unknown = await ann.get("/v1/whoami")
+    assert (unknown.status_code, "emperor" in unknown.json()["detail"]) == (401, True)
+
+
+async def test_operators_see_no_environment_of_others(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    task = (await harness.submitted(ann, env={"KEY": "secret"}))["id"]
+    for role in (Role.VIEWER, Role.OPERATOR):
+        async with harness.client(await harness.member(f"one-{role}", role=role)) as other:
+            assert "secret" not in (await other.get(f"/v1/tasks/{task}")).text
+            assert "secret" not in (await other.get("/v1/tasks")).text
+    assert "secret" in (await ann.get(f"/v1/tasks/{task}")).text
 
 
 async def test_the_audit_trail_has_what_was_before_and_after(
@@ -250,7 +309,7 @@ async def test_the_removal_of_a_quota_by_time_is_in_the_audit_trail(
     await harness.project(first, gone)
     for _ in range(2):
         entries = (await admin.get("/v1/audit?action=quota.expire")).json()["items"]
-        assert [(each["who"], each["before"]["limit"]) for each in entries] == [("olga", 4)]
+        assert [(each["who"], each["before"]["limit"]) for each in entries] == [("quota", 4)]
         assert "user=ann" in entries[0]["target"]
         # The same again changes nothing.
         await harness.publish(gone)

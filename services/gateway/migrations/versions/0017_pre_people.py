@@ -21,6 +21,7 @@ def upgrade() -> None:
     op.execute("""UPDATE gateway."user" SET role = 'user' WHERE role = 'member'""")
     for table, column in (
         ("user", sa.Column("disabled_by", TEXT, nullable=False, server_default=empty)),
+        ("user", sa.Column("disabled_at", TIMESTAMP, nullable=True)),
         ("user", sa.Column("archived", sa.Boolean(), nullable=False, server_default=no)),
         ("user", sa.Column("default_group", TEXT, nullable=False, server_default=empty)),
         ("user", sa.Column("default_priority", TEXT, nullable=False, server_default=empty)),

@@ -82,3 +82,6 @@ def upgrade() -> None:
     )
     op.create_index("usage_held_until_idx", "usage", ["held_until"], schema="gateway")
     op.execute(BACKFILL)
+    # What a process of the version before projects from now on reaches no ledger. The next leader of
+    # this version has every service publish its facts again, as for a new read model.
+    op.execute("DELETE FROM gateway.rebuild")

@@ -122,6 +122,14 @@ def test_a_part_that_is_missing_or_added_is_found(backup: Path, tmp_path: Path) 
         verify(without("", added="output/../x"))
 
 
+@pytest.mark.parametrize("name", ["output/../../x", "output/t9/1/0.log", "database.dump"])
+def test_a_part_behind_the_end_is_found(backup: Path, name: str) -> None:
+    with tarfile.open(backup, "a") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DamagedError, match="behind its end"):
+        verify(backup)
+
+
 @pytest.mark.parametrize("content", [b"", b"no backup", b"\0" * 20_480])
 def test_another_file_is_not_taken_for_a_backup(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "file"
