@@ -24,6 +24,7 @@ from libs.kube.transport import (
     Query,
     Transport,
     failed,
+    hang_up,
 )
 from libs.service.loop import pause
 
@@ -150,7 +151,10 @@ class KubeClient:
                     raise _api_error(response.status, body) or self._unavailable(
                         response.status, response.headers, body
                     )
-                yield _events(response.content.iter_any())
+                try:
+                    yield _events(response.content.iter_any())
+                finally:
+                    hang_up(response)
         except BROKEN as problem:
             raise self._error(str(failed(problem))) from problem
 

@@ -23,6 +23,8 @@ from kubernetes_asyncio import config
 from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.client.rest import RESTClientObject
 
+from libs.service.loop import pause
+
 CONNECT_SECONDS = 10.0
 # Many calls are refused at once when a token expires: one renewal serves them all.
 RENEW_SECONDS_MIN = 1.0
@@ -208,7 +210,11 @@ class Transport:
                 held.append(self._session)
                 self._session = None
             for each in held:
+                for response in tuple(each.streams):
+                    hang_up(response)
                 await each.rest.close()
+        # What was hung up closes its socket in the loop's next round.
+        await pause(0)
 
     async def connect(self) -> str:
         """Read the credentials now instead of at the first call. Returns the server's URL."""
@@ -249,6 +255,17 @@ class Transport:
         if rest.server_hostname:
             arguments["server_hostname"] = rest.server_hostname
         return session, arguments
+
+
+def hang_up(response: aiohttp.ClientResponse) -> None:
+    """End the connection of an answer that is not read to its end.
+
+    A polite end of TLS waits for the server, outside of the pool that closing the client waits for:
+    the loop may end first, and the socket is left open.
+    """
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
 
 
 async def _messages(opened: aiohttp.ClientWebSocketResponse) -> AsyncIterator[bytes]:

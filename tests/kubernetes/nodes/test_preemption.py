@@ -42,6 +42,7 @@ async def test_a_silent_program_is_ended_at_its_deadline_and_runs_again(platform
     await platform.until_state(newcomer, "succeeded")
     again = await platform.until(victim, "running again", lambda task: task["attempt"] > 1)
     assert again["exit"] is None or again["state"] != "failed"
+    await platform.until_recorded("run.exited", victim)
     facts = [entry.fact for entry in platform.diary if entry.task_id == victim]
     assert facts.index("run.preemption_requested") < facts.index("run.exited")
     assert "run.checkpoint_saved" not in facts
@@ -60,8 +61,8 @@ async def test_a_program_that_handles_signals_only(platform: Platform) -> None:
     newcomer = await platform.submit("urgent", ["sleep", "2"], priority="high", nodes=2)
     await platform.until_state(newcomer, "succeeded")
     await platform.until_logged(victim, "signalled", attempt=1)
-    exits = [e for e in platform.diary if (e.task_id, e.fact) == (victim, "run.exited")]
-    assert exits[0].data["exit"]["kind"] == "preempted"
+    exited = await platform.until_recorded("run.exited", victim)
+    assert exited.data["exit"]["kind"] == "preempted"
 
 
 async def test_a_node_whose_kubelet_stops(platform: Platform, installed: NodesCluster) -> None:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -338,3 +346,66 @@ async def test_a_pod_without_an_account_of_its_own_uses_kubeconfig(
     monkeypatch.setenv("KUBECONFIG", str(server.folder / "kubeconfig"))
     assert await made.connect() == server.url
     await made.close()
+
+
+def silent_server(folder: Path) -> tuple[socket.socket, int]:
+    """Answers a watch over TLS with one event, and then neither reads nor ends anything: so it also
+    leaves a polite end of TLS without an answer."""
+    made = (
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+        *("-nodes", "-keyout", "key", "-out", "certificate", "-days", "2", "-subj", "/CN=test"),
+        *("-addext", "subjectAltName=IP:127.0.0.1"),
+    )
+    subprocess.run(made, check=True, capture_output=True, cwd=folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "certificate", folder / "key")
+    listening = socket.create_server(("127.0.0.1", 0))
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    line = b'{"type":"ADDED","object":{}}\n'
+
+    def serve() -> None:
+        plain, _ = listening.accept()
+        with context.wrap_socket(plain, server_side=True) as connection:
+            connection.recv(65_536)
+            connection.sendall(head + b"%x\r\n%s\r\n" % (len(line), line))
+            # Until the client's end of the connection is closed without a word.
+            select.select([connection], [], [], 10)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listening, listening.getsockname()[1]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes the server's certificate")
+def test_a_watch_that_is_left_closes_its_socket_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening, port = silent_server(tmp_path)
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    kubeconfig = tmp_path / "config"
+    cluster = {"server": f"https://127.0.0.1:{port}"}
+    cluster["certificate-authority"] = str(tmp_path / "certificate")
+    document = {
+        "current-context": "x",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    }
+    kubeconfig.write_text(json.dumps(document))
+
+    async def watch() -> None:
+        client = KubeClient(Transport(kubeconfig, 1), CallLimits())
+        try:
+            async with client.watch(PODS, 60, watch="true") as events:
+                async for event in events:
+                    assert event["type"] == "ADDED"
+                    break
+        finally:
+            await client.close()
+
+    asyncio.run(watch())
+    gc.collect()
+    listening.close()
+    assert [str(each.exc_value) for each in found] == []
