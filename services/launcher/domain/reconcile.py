@@ -495,7 +495,7 @@ def _exited(run: Run, observed: ObservedRun, now: datetime) -> Run:
         decided=verdicts.decided,
         own_rules=own_rules,
         failure=failure,
-        unfinished=run.yield_requested_at is not None,
+        unfinished=run.yield_requested_at is not None or run.acked_at is not None,
         yielded=_yielded_in_time(run),
         yield_reason=run.yield_reason,
         debug=run.debugs,

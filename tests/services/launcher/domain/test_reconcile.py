@@ -509,6 +509,25 @@ def test_a_request_before_the_end_counts_although_the_next_leaders_clock_is_behi
     assert run.exit.kind is ExitKind.PREEMPTED
 
 
+def test_a_program_that_saves_and_leaves_while_it_is_killed_has_not_succeeded() -> None:
+    """The gateway told it to leave before the launcher knew, and its time was over by then."""
+    killed = a_run(
+        RunState.ENDING,
+        end_cause=EndCause.KILL,
+        kill_requested_at=START,
+        ending_at=at(1),
+        preempt_requested_at=at(2),
+        acked_at=at(2),
+    )
+    run, _ = step(killed, [exited(0)], seconds=3)
+    assert run.exit is not None
+    assert run.exit.kind is ExitKind.KILLED
+    # One that saves nothing on a request has done its work.
+    done, _ = step(replace(killed, acked_at=None), [exited(0)], seconds=3)
+    assert done.exit is not None
+    assert done.exit.kind is ExitKind.OK
+
+
 def test_a_yield_before_the_end_counts_although_the_next_leaders_clock_is_behind() -> None:
     wish = a_run(yield_requested_at=at(3600), kill_requested_at=at(3600))
     run, _ = step(wish, [observed(0)], seconds=5)
