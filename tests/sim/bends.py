@@ -310,6 +310,13 @@ def long_outages(plan: Plan) -> Plan:
     )
 
 
+def nobody_leaves(plan: Plan) -> Plan:
+    """Plans in which the gateway hardly looks for disabled users, of which simulations have none.
+    Its reads decide when faults occur, and so which seeds show what."""
+    gateway = {**plan.settings.get("gateway", {}), "disabled_tick_seconds": 3600.0}
+    return replace(plan, settings={**plan.settings, "gateway": gateway})
+
+
 def one_dark_node(plan: Plan) -> Plan:
     """Plans in which each task could run on every node. No node is set apart for all of them, so
     that each task has to learn by itself where it does not start."""

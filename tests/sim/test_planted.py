@@ -203,7 +203,9 @@ DEFECTS = {
         0,
         bend=bends.calm_people,
     ),
-    "former leaders write": Planted(planted.former_leaders_write, "output_has_its_times", 1005),
+    "former leaders write": Planted(
+        planted.former_leaders_write, "output_has_its_times", 1005, bend=bends.nobody_leaves
+    ),
     "times follow the clock": Planted(planted.times_follow_the_clock, "output_has_its_times", 75),
     "inventories by time": Planted(planted.inventories_by_time, "nodes_and_limits_agree", 16),
 }
