@@ -137,7 +137,7 @@ class UsageRow:
     user: str = ""
     team: str = ""
     group: str = ""
-    # The task's level when the attempt began, and the version of the state that said so; 0: none.
+    # The task's level when the attempt began, and the version of that state; 0: none.
     priority: str = ""
     priority_version: int = 0
     # Of its placements; no nodes: they are not known yet.

@@ -237,8 +237,8 @@ def allows(action: Action, *, inside: bool = False) -> Callable[[Endpoint], Endp
 
 
 def action_of(endpoint: Callable[..., Any]) -> tuple[Action, bool]:
-    """What an endpoint does, and whether the check is inside it. Raises TypeError if nobody has
-    said so."""
+    """What an endpoint does, and whether the check is inside it. Raises TypeError for an endpoint
+    without ``@allows``."""
     try:
         return _ACTIONS[endpoint]
     except KeyError:

@@ -170,8 +170,10 @@ async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Pa
 
 
 def _changed(row: UserRow, body: UserChangeBody, by: str, now: datetime) -> UserRow:
-    """The row after a change. Raises 409 for an archived user who is to be enabled. To disable once
-    more stops the tasks of a user whom an older version has disabled."""
+    """The row after a change. Raises 409 for an archived user who is to be enabled.
+
+    Disabling again stops the tasks that an older version left running when it disabled the user.
+    """
     archived = row.archived if body.archived is None else body.archived
     disabled = row.disabled if body.disabled is None else body.disabled
     if archived and body.disabled is False:
@@ -193,8 +195,11 @@ def _changed(row: UserRow, body: UserChangeBody, by: str, now: datetime) -> User
 @router.delete("/users/{name}", status_code=204)
 @allows(Action.CHANGE_PEOPLE)
 async def remove_user(name: str, caller: Caller, parts: Parts) -> Response:
-    """Remove a disabled user whom nothing names any more, with all tokens. One with tasks, usage or
-    quotas is archived instead: who gets the name later would own them."""
+    """Remove a disabled user, with all tokens, if nothing names the user any more.
+
+    A user with tasks, usage or quotas is archived instead: the next user of that name would own
+    them.
+    """
     async with parts.store.transaction() as tx:
         row = await user_or_404(tx, name)
         if name == FIRST_ADMIN:

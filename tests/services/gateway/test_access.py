@@ -37,7 +37,7 @@ POLICIES = {"groups": {"training": POLICY}}
 class Case:
     """One route. ``{task}`` is a running task of the user ann, ``{token}`` a token of ann's.
 
-    ``ok``: the status for callers whom the table of permissions lets reach it. ``foreign``: for
+    ``ok``: the status for callers that the table of permissions admits. ``foreign``: for
     those who reach their own things alone, when it is ann's.
     """
 

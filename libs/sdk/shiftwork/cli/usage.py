@@ -1,4 +1,4 @@
-"""``shiftwork usage``: what was held in a range of time, by whom, and what of it was lost."""
+"""``shiftwork usage``: what users and teams held in a range of time, and the part that was lost."""
 
 import csv
 import sys

@@ -510,7 +510,7 @@ def test_a_request_before_the_end_counts_although_the_next_leaders_clock_is_behi
 
 
 def test_a_program_that_saves_and_leaves_while_it_is_killed_has_not_succeeded() -> None:
-    """The gateway told it to leave before the launcher knew, and its time was over by then."""
+    """The gateway reported the request before the launcher knew of it, and the deadline passed."""
     killed = a_run(
         RunState.ENDING,
         end_cause=EndCause.KILL,
