@@ -53,7 +53,7 @@ def queue(
         render.note(f"more than {limit} wait: raise --limit")
 
 
-def _show(api: Api, rows: "list[dict[str, Any]]", *, mine: bool) -> None:
+def _show(api: Api, rows: list[dict[str, Any]], *, mine: bool) -> None:
     known = {each["id"]: each for each in rows if each.get("id")}
     short = ids.shortened(known)
     names = ids.Names(api, known)
@@ -62,8 +62,8 @@ def _show(api: Api, rows: "list[dict[str, Any]]", *, mine: bool) -> None:
 
 
 def _row(
-    task: "dict[str, Any]", short: Mapping[str, str], names: ids.Names
-) -> "list[str | render.Cell]":
+    task: dict[str, Any], short: Mapping[str, str], names: ids.Names
+) -> list[str | render.Cell]:
     task_id = task.get("id") or HIDDEN
     return [
         str(task["position"]),
@@ -79,7 +79,7 @@ def _row(
     ]
 
 
-def _waits_for(task: "dict[str, Any]", names: ids.Names) -> "str | render.Cell":
+def _waits_for(task: dict[str, Any], names: ids.Names) -> str | render.Cell:
     text = str(parse.fields(task.get("reason")).get("text", ""))
     until = parse.fields(task.get("waits_for")).get("until")
     if until:
