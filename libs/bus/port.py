@@ -131,7 +131,7 @@ class Bus(Protocol):
         ...
 
     async def send_telemetry(self, envelope: Envelope) -> None:
-        """Send telemetry or a frame of a session, without a delivery guarantee."""
+        """Send telemetry, a frame of a session or a hint, without a delivery guarantee."""
         ...
 
     async def request(self, command: Message, *, timeout_s: float) -> Message:
@@ -155,7 +155,7 @@ class Bus(Protocol):
         ...
 
     def listen(self, subject_filter: str) -> AbstractAsyncContextManager[AsyncIterator[Envelope]]:
-        """Receive telemetry, or the frames of a session, published from now on; a slow reader
+        """Receive telemetry, the frames of a session or hints, published from now on; a slow reader
         loses the oldest."""
         ...
 

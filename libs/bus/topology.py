@@ -152,6 +152,8 @@ class Permissions:
     # Its own frames of sessions, and those of others that it receives. No stream stores them.
     talks: tuple[str, ...] = ()
     hears: tuple[str, ...] = ()
+    # Hints between its own processes: they never leave its account.
+    hints: tuple[str, ...] = ()
     # It may ask how full the stream of events is.
     watches: bool = False
 
@@ -159,13 +161,13 @@ class Permissions:
     def publish(self) -> tuple[str, ...]:
         """Every subject on which it may publish."""
         watched = (WATCHED_STREAM,) if self.watches else ()
-        own = (*self.stores, *self.sends, *self.talks)
+        own = (*self.stores, *self.sends, *self.talks, *self.hints)
         return (*own, *self.requests, *self.durable, *self.pulls, *watched)
 
     @property
     def subscribe(self) -> tuple[str, ...]:
         """Every subject to which it may subscribe."""
-        return (self.inbox, *self.serves, *self.receives, *self.hears)
+        return (self.inbox, *self.serves, *self.receives, *self.hears, *self.hints)
 
     def as_config(self) -> dict[str, object]:
         """The ``permissions`` block of a user in the server's configuration (JSON is accepted)."""
@@ -247,8 +249,8 @@ def permissions_of(
 ) -> Permissions:
     """What the user of ``service`` may do.
 
-    It publishes the events, telemetry and frames of sessions that it owns and serves the commands
-    that it owns without being named here; ``consumes`` are the events of its durable, ``requests``
+    It publishes the events, telemetry, frames of sessions and hints that it owns and serves the
+    commands that it owns without being named here; ``consumes`` are the events of its durable, ``requests``
     the commands it may request of others, ``follows`` the telemetry it may receive, ``hears`` the
     frames of sessions that it may receive; ``watches``: it may read how full
     the stream of events is. ValueError if a type is of another kind.
@@ -275,6 +277,7 @@ def permissions_of(
         receives=(_everything(Kind.TELEMETRY),) if _filters(follows, Kind.TELEMETRY) else (),
         talks=owned(Kind.SESSION),
         hears=_filters(hears, Kind.SESSION),
+        hints=owned(Kind.HINT),
         watches=watches,
     )
 

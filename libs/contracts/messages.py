@@ -1340,6 +1340,14 @@ class ExecOutput(Message):
     frame: ExecFrame
 
 
+class GatewayHint(Message):
+    """GatewayHint says that a process of the gateway has committed what the others read or
+    remember. One that is lost costs a poll."""
+
+    position: Int64 = 0
+    people: bool = False
+
+
 class Node(Message):
     """Node is one machine (or a virtual part of one) that runs ranks."""
 

@@ -440,6 +440,13 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.SESSION,
         reply=None,
     ),
+    m.GatewayHint: Route(
+        type_name="shiftwork.gateway.v1.GatewayHint",
+        subject="hint.gateway",
+        owner="gateway",
+        kind=Kind.HINT,
+        reply=None,
+    ),
     m.NodeChanged: Route(
         type_name="shiftwork.node.v1.NodeChanged",
         subject="evt.node.{node_id}.changed",

@@ -17,6 +17,7 @@ class Kind(Enum):
     REPLY = "reply"
     TELEMETRY = "telemetry"
     SESSION = "session"
+    HINT = "hint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Live readers: server-sent events, WebSockets and long-polls, woken by commits of the read model.
 
-On the process that projects, the store's observer feeds readers at each commit; other processes
-poll for new events. Both feed by position, so that a reader notices a gap and reads it from the
-table: no event is lost, and none comes twice.
+On the process that projects, the store's observer feeds readers at each commit. Other processes
+read new events when it hints at them (``hints.py``), and poll in case a hint was lost. Both feed by
+position, so that a reader notices a gap and reads it from the table: no event is lost, and none
+comes twice.
 """
 
 from __future__ import annotations
@@ -222,6 +223,7 @@ class LiveEvents:
         # The last position fed; None before the first.
         self._last: int | None = None
         self._is_projector = False
+        self._poll_now = Wake()
         self.closed = False
 
     @property
@@ -246,21 +248,29 @@ class LiveEvents:
             reader.reset()
 
     async def run(self) -> None:
-        """Poll for events that other processes projected, until cancelled."""
-        clockwork = Wake()
+        """Read events that other processes projected, at each hint and now and then, until
+        cancelled."""
+        more = False
         try:
             while True:
                 try:
-                    await self._poll()
+                    more = await self._poll()
                 except StoreUnavailableError:
                     pass
                 except (DatabaseFaultError, UnreadableRowError) as problem:
                     _log.warning("the event log cannot be read", problem=str(problem))
-                await clockwork.wait(
-                    self._poll_leading_seconds if self._is_projector else self._poll_seconds
-                )
+                if not more:
+                    await self._poll_now.wait(
+                        self._poll_leading_seconds if self._is_projector else self._poll_seconds
+                    )
+                more = False
         finally:
             self.close()
+
+    def hinted(self, position: int) -> None:
+        """Another process says that the event log has reached this position."""
+        if self._last is not None and position > self._last:
+            self._poll_now.set()
 
     def close(self) -> None:
         """End every stream: the process stops."""
@@ -330,12 +340,13 @@ class LiveEvents:
             if page.until is not None:
                 return after
 
-    async def _poll(self) -> None:
+    async def _poll(self) -> bool:
+        """Read a page of what follows; True: perhaps more does."""
         before = self._last
         async with self._store.transaction() as tx:
             if before is None:
                 self._restart((await rows_of.head(tx)).position)
-                return
+                return False
             rows = await rows_of.events(tx, after=before, limit=self._page)
         unseen = [row for row in rows if row.position > self._position]
         if unseen:
@@ -343,6 +354,7 @@ class LiveEvents:
             self._feed(unseen)
             for row in unseen:
                 self._wake_task(row.task_id)
+        return len(rows) == self._page
 
     @property
     def _position(self) -> int:

@@ -22,6 +22,7 @@ from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.disabled_users import DisabledUsers
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.handlers import HANDLERS, READS
+from services.gateway.hints import Hints
 from services.gateway.listeners import Listeners
 from services.gateway.maintenance import HistoryPruning, ReadModelRebuild
 from services.gateway.rate_limits import RateLimits
@@ -103,6 +104,12 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
             await ensure_first_admin(tx)
 
     watch = StreamWatch("gateway", ports.bus)
+    hints = Hints(
+        ports,
+        gap_seconds=settings.hint_gap_seconds,
+        on_events=live.hinted,
+        on_people=authenticator.forget,
+    )
     return Service(
         name="gateway",
         ports=ports,
@@ -115,7 +122,10 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         warning=lambda: watch.warning,
         on_lead=on_lead,
         app=create_app(parts),
-        tasks=(live.run, authenticator.watch, authenticator.record_uses, rejections.run),
+        tasks=(
+            *(live.run, authenticator.watch, authenticator.record_uses, rejections.run),
+            *(hints.send, hints.receive),
+        ),
     )
 
 

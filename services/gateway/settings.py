@@ -66,8 +66,11 @@ class GatewaySettings(BaseServiceSettings):
     stream_page: int = Field(default=500, ge=1, le=1000)
     stream_send_seconds_max: float = Field(default=30.0, gt=0)
     heartbeat_seconds: float = Field(default=15.0, gt=0)
-    # Seconds between polls for new events, in a process that does not project.
-    poll_seconds: float = Field(default=0.25, gt=0, le=10)
+    # Seconds between polls for new events, in a process that does not project: it reads them at
+    # each hint of the process that does, and this often in case a hint was lost.
+    poll_seconds: float = Field(default=2.0, gt=0, le=10)
+    # Hints of one process are at least so far apart.
+    hint_gap_seconds: float = Field(default=0.02, ge=0, le=1)
     poll_leading_seconds: float = Field(default=2.0, gt=0, le=60)
 
     # Checkpoints of one task: so many at once, then so many each second.

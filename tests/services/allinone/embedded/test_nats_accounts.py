@@ -219,8 +219,10 @@ async def test_no_acknowledgement_brings_the_events_of_another_service(
 
 
 def forged(thief: str) -> list[Envelope]:
-    """Each event, piece of telemetry and frame that another service owns, with its owner's name."""
-    kinds = (*types_of(Kind.EVENT), *types_of(Kind.TELEMETRY), *types_of(Kind.SESSION))
+    """Each event, piece of telemetry, frame and hint that another service owns, with its owner's
+    name."""
+    sent = (Kind.EVENT, Kind.TELEMETRY, Kind.SESSION, Kind.HINT)
+    kinds = tuple(itertools.chain.from_iterable(map(types_of, sent)))
     return [
         Envelope(f"forged-{kind.__name__}", ROUTES[kind].owner, at(1), example_of(kind))
         for kind in kinds
