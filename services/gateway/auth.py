@@ -465,12 +465,14 @@ def audit(
     detail: str = "",
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
+    entry_id: str = "",
 ) -> None:
     """Enter a change, or the refusal of one, in the audit trail. ``before`` and ``after``: what was
-    there and is there, without secrets; what is too large is left out."""
+    there and is there, without secrets; what is too large is left out. ``entry_id``: of the entry
+    that is replaced."""
     tx.put(
         AuditRow(
-            id=mint.id(),
+            id=entry_id or mint.id(),
             at=tx.now,
             who=identity.user,
             action=action,

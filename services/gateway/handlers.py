@@ -17,6 +17,7 @@ from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
 from services.gateway import eventlog, usage, views
 from services.gateway.auth import sortable_id
+from services.gateway.conversion import quota_row
 from services.gateway.json_values import PRIORITY_ORDER, enum_name, enum_name_or_empty
 from services.gateway.rows import (
     AcceptedRow,
@@ -385,34 +386,18 @@ def _expiry_entry(event: m.QuotaChanged, before: QuotaRow | None) -> AuditRow:
 
 async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
     """The highest version wins; a removed limit keeps its version."""
-    limit = event.quota
-    key = (
-        limit.group,
-        limit.user,
-        limit.team,
-        enum_name_or_empty(limit.priority),
-        enum_name(limit.unit),
-        limit.grant,
+    new = replace(
+        quota_row(event.quota, event.changed_by, event.changed_at),
+        version=event.version,
+        removed=event.removed,
     )
-    row = await tx.get(QuotaRow, *key)
+    row = await tx.get(QuotaRow, new.group, new.user, new.team, new.priority, new.unit, new.grant)
     if row is not None and event.version <= row.version:
         return False
     if event.expired:
         # Nobody requests a removal by time, so there is no entry of a request for it.
         tx.put(_expiry_entry(event, row))
-    tx.put(
-        QuotaRow(
-            *key,
-            limit=limit.limit,
-            version=event.version,
-            removed=event.removed,
-            changed_by=event.changed_by,
-            changed_at=event.changed_at,
-            unlimited=limit.unlimited,
-            level_max=enum_name_or_empty(limit.level_max),
-            expires_at=limit.expires_at,
-        )
-    )
+    tx.put(new)
     return True
 
 

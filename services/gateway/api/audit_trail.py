@@ -37,7 +37,12 @@ async def audit_trail(
     ] = None,
     target: Filter = None,
     outcome: Annotated[
-        str | None, Query(max_length=200, description="done, or the kind of a refusal")
+        str | None,
+        Query(
+            max_length=200,
+            description="done, the kind of a refusal, started (the gateway ended before the reply) or"
+            " unknown (no reply came): then it may have been carried out",
+        ),
     ] = None,
     begin: Annotated[
         str | None, Query(alias="from", max_length=40, description="RFC 3339, included")

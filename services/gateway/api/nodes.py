@@ -126,7 +126,7 @@ async def put_schedulable(
             drain=body.drain,
             asked_by=caller.user,
         )
-        await parts.commands.ask(command, m.SetSchedulableReply)
+        await change.ask(command, m.SetSchedulableReply)
     return answer({"id": node_id, "schedulable": body.schedulable, "draining": body.drain})
 
 
@@ -167,10 +167,10 @@ async def _marked(command: m.SetNodeMarks, verb: str, caller: Identity, parts: C
         caller, f"node.{verb}s", command.node_id, verb=f"{verb} nodes"
     ) as change:
         now = await _present(parts, command.node_id)
-        reply = await parts.commands.ask(command, m.SetNodeMarksReply)
-        after = {"labels": dict(reply.labels), "taints": list(reply.taints)}
         before = {"labels": dict(now.labels), "taints": list(now.taints)} if now else None
-        change.note(before, after)
+        change.note(before, None)
+        reply = await change.ask(command, m.SetNodeMarksReply)
+        change.note(before, {"labels": dict(reply.labels), "taints": list(reply.taints)})
     return answer(
         {"id": command.node_id, "labels": dict(reply.labels), "taints": list(reply.taints)}
     )

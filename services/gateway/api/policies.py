@@ -136,7 +136,7 @@ async def _set(
         if not force:
             await _check_names(command, parts)
         before = await _documents(parts)
-        reply = await parts.commands.ask(command, m.SetPolicyReply)
+        reply = await change.ask(command, m.SetPolicyReply)
         change.detail = "changed: " + (", ".join(reply.changed)[:200] or "nothing")
         change.note(
             {name: before.get(name) for name in reply.changed},

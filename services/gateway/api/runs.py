@@ -284,8 +284,9 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
         command = m.SetPriority(
             task_id=run.task_id, priority=PRIORITIES[body.priority], asked_by=program
         )
-        reply = await parts.commands.ask(command, m.SetPriorityReply)
         change.detail = f"by {program}"
+        change.note({"priority": row.priority}, {"priority": body.priority})
+        reply = await change.ask(command, m.SetPriorityReply)
     return answer({"task": run.task_id, "revision": reply.revision}, 202)
 
 

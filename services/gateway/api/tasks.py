@@ -402,7 +402,7 @@ async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -
     async with parts.changing(caller, f"task.goal.{body.goal}", task_id, verb=verb) as change:
         require_owner(caller, row, verb)
         change.note({"goal": row.goal}, {"goal": body.goal})
-        reply = await parts.commands.ask(set_goal(task_id, body, caller), m.SetGoalReply)
+        reply = await change.ask(set_goal(task_id, body, caller), m.SetGoalReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
@@ -416,8 +416,9 @@ async def post_mode(task_id: str, body: ModeBody, caller: Caller, parts: Parts) 
         row = await task_or_404(tx, task_id)
     async with parts.changing(caller, f"task.mode.{body.mode}", task_id) as change:
         require_owner(caller, row, "change its mode")
-        change.note({"debug": row.debug, "goal": row.goal}, {"mode": body.mode})
-        reply = await parts.commands.ask(set_mode(task_id, body, caller), m.SetModeReply)
+        before = "debug" if row.debug else "pause" if row.goal == "pause" else "normal"
+        change.note({"mode": before}, {"mode": body.mode})
+        reply = await change.ask(set_mode(task_id, body, caller), m.SetModeReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
@@ -431,7 +432,7 @@ async def put_priority(task_id: str, body: PriorityBody, caller: Caller, parts: 
         require_owner(caller, row, "give it another priority")
         change.note({"priority": row.priority}, {"priority": body.priority})
         command = set_priority(task_id, body.priority, caller)
-        reply = await parts.commands.ask(command, m.SetPriorityReply)
+        reply = await change.ask(command, m.SetPriorityReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
