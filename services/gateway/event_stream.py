@@ -31,7 +31,7 @@ from services.gateway import views
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.problems import TOO_MANY, ProblemError
 from services.gateway.rows import EventHeadRow, EventRow, RunRow, TaskRow
-from services.gateway.sight import ANY, Conditions, Sight, key_of, meets
+from services.gateway.sight import ANY, EVERY_TASK, Conditions, Sight, key_of, meets
 from services.gateway.store import EVERYTHING
 
 # An event as it is sent: its position, and itself as JSON.
@@ -46,7 +46,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 # Events that are about no task: of nodes, quotas and policies, which everybody sees.
-_OF_NO_TASK: Conditions = (Where("task_id", Op.EQ, ""),)
+_OF_NO_TASK: Conditions = tuple(Where(name, Op.EQ, "") for name in ("task_id", "owner", "team"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class EventFilter:
     owner: str = ""
     team: str = ""
     group: str = ""
-    sight: Sight = Sight()
+    sight: Sight = EVERY_TASK
 
     def takes(self, row: EventRow) -> bool:
         """True if the reader wants this event."""

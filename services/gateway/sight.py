@@ -45,6 +45,9 @@ class Sight:
         return any(meets(row, conditions) for conditions in self.alternatives())
 
 
+EVERY_TASK = Sight()
+
+
 def meets(row: object, conditions: Sequence[Where]) -> bool:
     """True if a row meets each condition, as the store tests it."""
     return all(_COMPARE[each.op](getattr(row, each.column), each.value) for each in conditions)

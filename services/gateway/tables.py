@@ -10,7 +10,7 @@ TABLES = Tables(
     table(
         rows.TaskRow,
         "task",
-        # In the orders of lists (``api/tasks.py``): whose tasks, newest first, and each order of all.
+        # For each order of lists (``api/tasks.py``), and for those of one owner, team or group.
         index("owner", "task_id"),
         index("team", "task_id"),
         index("group", "task_id"),
