@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ import httpx
 import pytest
 import websockets
 from fastapi.routing import APIWebSocketRoute
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts import messages as m
@@ -34,6 +34,7 @@ from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
     GatewayHarness,
     a_node,
+    a_spec,
     assigned,
     served,
     sse,
@@ -48,7 +49,6 @@ PEOPLE = {
     "vic": (Role.VIEWER, "red"),
     "eve": (Role.USER, None),
     "dan": (Role.USER, "blue"),
-    "zoe": (Role.VIEWER, None),
     "olga": (Role.OPERATOR, None),
 }
 SEES = {
@@ -56,9 +56,17 @@ SEES = {
     Visibility.TEAM: {"ann", "bob", "vic", "olga", "admin"},
     Visibility.ALL: {*PEOPLE, "admin"},
 }
-SETTINGS = [{"visibility": each.value, "wrong_tokens_burst": 1000} for each in Visibility]
 EACH_SETTING = pytest.mark.parametrize(
-    "harness", SETTINGS, indirect=True, ids=[each.value for each in Visibility]
+    "harness",
+    [
+        pytest.param(
+            {"visibility": each.value},
+            id=each.value,
+            marks=() if each is Visibility.TEAM else pytest.mark.slow,
+        )
+        for each in Visibility
+    ],
+    indirect=True,
 )
 # Names that are in no answer to who may not see the task.
 HIDDEN = ("hidden-name", "hidden-label", "hidden-command")
@@ -161,7 +169,7 @@ async def test_no_answer_names_a_task_that_is_not_seen(harness: GatewayHarness) 
     assert {"/v1/tasks", "/v1/queue", "/v1/events", "/v1/nodes", "/v1/occupancy"} <= shown
 
 
-@pytest.mark.parametrize("harness", SETTINGS[:1], indirect=True)
+@pytest.mark.parametrize("harness", [{"visibility": "own"}], indirect=True)
 async def test_amounts_stay_without_the_tasks_that_hold_them(harness: GatewayHarness) -> None:
     tokens = await everybody(harness)
     task = await hidden_task(harness, tokens["ann"])
@@ -306,7 +314,7 @@ async def test_a_followed_output_ends_with_the_right_to_see_it(harness: GatewayH
             harness.client() as admin,
         ):
             pieces = sse(reply)
-            assert (await anext(pieces)).data["data"]
+            assert "one" in str((await anext(pieces)).data)
             await admin.patch("/v1/users/bob", json={"role": "viewer", "team": ""})
             assert [each.event async for each in pieces] == []
 
@@ -345,14 +353,18 @@ async def test_events_that_come_before_their_tasks_submission_get_its_owner(
     harness: GatewayHarness,
 ) -> None:
     tokens = await everybody(harness)
-    spec = m.TaskSpec(name="late", group="default")
     early = state("tlate", m.TaskState.RUNNING, 2, attempt=1)
     await harness.project(early)
     async with harness.client(tokens["bob"]) as bob:
         assert (await bob.get("/v1/events")).json()["items"] == []
         await harness.project(
             m.TaskSubmitted(
-                task_id="tlate", owner="ann", team="red", spec=spec, submitted_at=at(1), revision=1
+                task_id="tlate",
+                owner="ann",
+                team="red",
+                spec=a_spec(),
+                submitted_at=at(1),
+                revision=1,
             )
         )
         events = (await bob.get("/v1/events")).json()["items"]
@@ -410,6 +422,7 @@ EVENTS = st.lists(
 ).map(lambda rows: [replace(row, position=no) for no, row in enumerate(rows)])
 
 
+@settings(max_examples=60)
 @given(wanted=st.lists(FILTERS, max_size=4), rows=EVENTS)
 def test_live_readers_get_what_the_table_has(
     wanted: list[EventFilter], rows: list[EventRow]
@@ -490,9 +503,6 @@ async def paged(client: httpx.AsyncClient, query: str, limit: int) -> list[dict[
         cursor = f"&cursor={quote(page['next_cursor'])}"
 
 
-COLUMNS = {"submitted_at": "task_id", "priority": "priority_order"}
-
-
 async def test_pages_in_each_order_have_each_matching_task_once(harness: GatewayHarness) -> None:
     rows = await stored_tasks(harness)
     tokens = {
@@ -502,7 +512,7 @@ async def test_pages_in_each_order_have_each_matching_task_once(harness: Gateway
     }
     sights = {"ann": Sight("ann", "red"), "eve": Sight("eve"), "admin": Sight()}
     filters: dict[str, Any] = {
-        "": lambda row: True,
+        "": lambda _: True,
         "team=red": lambda row: row.team == "red",
         "owner=eve&group=g1": lambda row: (row.owner, row.group) == ("eve", "g1"),
         "state=queued,failed&label=a=1&priority=low": lambda row: (
@@ -511,7 +521,8 @@ async def test_pages_in_each_order_have_each_matching_task_once(harness: Gateway
     }
     for who, token in tokens.items():
         async with harness.client(token) as client:
-            for (query, holds), (name, sort) in product(filters.items(), SORTS.items()):
+            # Each order, with the filters in turn.
+            for (query, holds), (name, sort) in zip(cycle(filters.items()), SORTS.items()):
                 found = await paged(client, f"{query}&sort={name}", limit=3)
                 seen = [row for row in rows if sights[who].shows(row) and holds(row)]
                 seen.sort(key=lambda row: row.task_id, reverse=sort.key_descending)
@@ -538,21 +549,14 @@ async def test_a_cursor_of_another_order_or_filter_is_refused(
     assert (await admin.get(f"/v1/tasks?sort=name&team=red&cursor={first}")).status_code == 200
 
 
-def columns_of(sequence: Sequence[str]) -> set[str]:
-    return {each.partition(" ")[0] for each in sequence}
-
-
 def test_each_order_of_tasks_has_an_index() -> None:
     indexes = {tuple(each.columns) for each in TABLES.shape(TaskRow).indexes}
     for name, sort in SORTS.items():
         if sort.column == sort.key:
             continue
-        same = (
-            f"{sort.column}{' DESC' * sort.descending}",
-            f"{sort.key}{' DESC' * sort.key_descending}",
-        )
-        back = (
-            f"{sort.column}{' DESC' * (not sort.descending)}",
-            f"{sort.key}{' DESC' * (not sort.key_descending)}",
-        )
-        assert {same, back} & indexes, name
+        parts = (sort.column, sort.descending), (sort.key, sort.key_descending)
+        ways = {
+            tuple(f"{column}{' DESC' * (falls is not back)}" for column, falls in parts)
+            for back in (False, True)
+        }
+        assert ways & indexes, name
