@@ -93,7 +93,7 @@ def warnings_page() -> str:
     )
 
 
-REACHES = {Reach.NONE: "-", Reach.OWN: "own", Reach.ALL: "all"}
+REACHES = {Reach.NONE: "-", Reach.OWN: "own", Reach.SITE: "site", Reach.ALL: "all"}
 
 
 def permissions_page() -> str:
@@ -109,6 +109,8 @@ def permissions_page() -> str:
         "# Permissions",
         "",
         "`own`: the caller's own tasks, tokens and account; `all`: everybody's; `-`: refused.",
+        "`site`: as the setting `visibility` says, own tasks, those of the team as well, or all"
+        " ([whose tasks users see](../operations.md#whose-tasks-users-see)).",
         "A token without scopes is good for all that its user may do. `read` is in every token.",
         "",
         f"| action | scope | {' | '.join(Role)} | routes |",
