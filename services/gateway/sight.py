@@ -7,14 +7,19 @@ and for events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq, ne
+from typing import Any
 
 from libs.store.port import Op, Where
 
 Conditions = tuple[Where, ...]
-_COMPARE = {Op.EQ: eq, Op.NE: ne, Op.IN: lambda value, several: value in several}
+_COMPARE: Mapping[Op, Callable[[Any, Any], bool]] = {
+    Op.EQ: eq,
+    Op.NE: ne,
+    Op.IN: lambda value, several: value in several,
+}
 
 
 @dataclass(frozen=True, slots=True)

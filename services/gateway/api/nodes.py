@@ -35,6 +35,8 @@ from services.gateway.store import Sort
 router = router_of("nodes")
 BY_ID = Sort("node_id", False, "node_id", False)
 LIVE_RUNS_MAX = 100_000
+# Conditions on labels in one list.
+LABELS_MAX = 32
 
 
 @router.get("/nodes", response_model=shapes.NodePage)
@@ -43,13 +45,25 @@ async def list_nodes(
     caller: Caller,
     parts: Parts,
     paging: PageQuery,
+    *,
     group: Annotated[str | None, Query(max_length=63)] = None,
+    ready: bool | None = None,
+    schedulable: bool | None = None,
+    label: Annotated[
+        list[str] | None,
+        Query(max_length=LABELS_MAX, description="K=V: with this label. All given ones hold"),
+    ] = None,
 ) -> Response:
     """The inventory of nodes, with the tasks that hold them. Of tasks that the caller may not see,
     only the amounts are shown."""
     where = [Where("removed", Op.EQ, False)]
     if group is not None:
         where.append(Where("group", Op.EQ, group))
+    for name, value in (("ready", ready), ("schedulable", schedulable)):
+        if value is not None:
+            # A stored node leaves out what is false.
+            where.append(Where("node", Op.CONTAINS if value else Op.LACKS, {name: True}))
+    where += [_labelled(text) for text in label or ()]
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, NodeRow, where, BY_ID, paging)
         held = await rows_of.held(tx, LIVE_RUNS_MAX)
@@ -61,6 +75,13 @@ async def list_nodes(
         page.next_cursor,
         left_out=tx.unreadable,
     )
+
+
+def _labelled(text: str) -> Where:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise invalid("label", text, "is no label", "write label=NAME=VALUE")
+    return Where("node", Op.CONTAINS, {"labels": {name: value}})
 
 
 async def _seen(

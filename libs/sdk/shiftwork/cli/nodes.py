@@ -28,11 +28,13 @@ def register(app: session.App) -> None:
     app.add_typer(group)
 
 
-def nodes() -> None:
+def nodes(
+    group: str = typer.Option("", "--group", help="Of one group.", autocompletion=complete.groups),
+) -> None:
     """List the nodes, and what runs where."""
     now = session.current()
     api = now.api()
-    found = api.items("/v1/nodes")
+    found = api.items("/v1/nodes", {"group": group})
     if now.json:
         render.document(found)
         return
