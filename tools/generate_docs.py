@@ -93,6 +93,7 @@ def warnings_page() -> str:
     )
 
 
+SITE, SITE_PAGE = "as the site has set", "../operations.md#whose-tasks-users-see"
 REACHES = {Reach.NONE: "-", Reach.OWN: "own", Reach.SITE: "site", Reach.ALL: "all"}
 
 
@@ -109,8 +110,7 @@ def permissions_page() -> str:
         "# Permissions",
         "",
         "`own`: the caller's own tasks, tokens and account; `all`: everybody's; `-`: refused.",
-        "`site`: as the setting `visibility` says, own tasks, those of the team as well, or all"
-        " ([whose tasks users see](../operations.md#whose-tasks-users-see)).",
+        f"`site`: own tasks, those of the team as well, or all ([{SITE}]({SITE_PAGE})).",
         "A token without scopes is good for all that its user may do. `read` is in every token.",
         "",
         f"| action | scope | {' | '.join(Role)} | routes |",

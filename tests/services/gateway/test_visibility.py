@@ -547,6 +547,9 @@ async def test_a_cursor_of_another_order_or_filter_is_refused(
         (error,) = reply.json()["errors"]
         assert (error["field"], error["message"]) == ("cursor", message)
     assert (await admin.get(f"/v1/tasks?sort=name&team=red&cursor={first}")).status_code == 200
+    whole = (await admin.get("/v1/tasks?limit=2")).json()["next_cursor"]
+    reply = await admin.get(f"/v1/tasks?team=red&cursor={whole}")
+    assert reply.json()["errors"][0]["message"] == "belongs to a list with other filters"
 
 
 def test_each_order_of_tasks_has_an_index() -> None:
