@@ -176,7 +176,9 @@ class Authenticator:
         lookups: ConcurrencyLimit,
         lookups_waiting_max: int,
         uses_seconds: float,
+        visibility: Visibility,
     ) -> None:
+        self._visibility = visibility
         self._store = store
         self._clock = clock
         self._admin_hash = token_hash(admin_token) if admin_token else None
@@ -220,7 +222,7 @@ class Authenticator:
                 self._uses[identity.token_id] = (self._clock.now(), address)
         if identity.expires_at is not None and identity.expires_at <= self._clock.now():
             raise unauthenticated(f"this token has expired; {ANOTHER}")
-        return identity
+        return replace(identity, visibility=self._visibility)
 
     def _remembered(self, digest: str) -> Identity | None:
         until, identity = self._known.get(digest, (None, None))

@@ -153,6 +153,7 @@ def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
         lookups=ConcurrencyLimit(settings.lookups_max, settings.lookups_per_address_max),
         lookups_waiting_max=settings.lookups_waiting_max,
         uses_seconds=settings.token_uses_seconds,
+        visibility=settings.visibility,
     )
 
 

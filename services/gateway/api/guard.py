@@ -132,7 +132,7 @@ async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> ob
             return await parts.authenticator.run(token, address)
         identity = await parts.authenticator.person(token, address)
         _count_request(parts, identity)
-        return replace(identity, address=address, visibility=parts.settings.visibility)
+        return replace(identity, address=address)
     except ProblemError as problem:
         if problem.kind is not UNAUTHENTICATED or parts.wrong_tokens.take(address):
             raise
