@@ -201,8 +201,8 @@ class Page:
 class EventPages:
     """Cached pages of the event log. Reads are limited in all and by user; recent pages are kept.
 
-    The log only grows, so a full page stays as it is; one that is not full is good as long as the
-    log ends where it ended then.
+    The log only grows, so a full page stays as it is, until an owner that was not known is entered
+    (``forget``); one that is not full is good as long as the log ends where it ended then.
     """
 
     def __init__(self, store: Store, events_max: int, concurrency: ConcurrencyLimit) -> None:
@@ -239,6 +239,11 @@ class EventPages:
         events = tuple((row.position, document_of(row)) for row in rows)
         size = PAGE_OVERHEAD_BYTES + sum(len(document) for _, document in events)
         return Page(events, None if len(rows) == limit else known_end or 0, size)
+
+    def forget(self) -> None:
+        """Drop every page: events have changed."""
+        self._kept.clear()
+        self._bytes = 0
 
     def _keep(self, wanted: EventFilter, after: int, page: Page) -> None:
         before = self._kept.pop((wanted, after), None)
@@ -284,7 +289,9 @@ class LiveEvents:
     def observe(self, delta: Delta) -> None:
         """Called by the store after each commit of this process, in order."""
         events = [row for row in delta.put if isinstance(row, EventRow)]
-        # Without the log's end, these are earlier events of which the owner has become known.
+        if any(row.position <= self._position for row in events):
+            # The owners of earlier events have become known.
+            self._pages.forget()
         if events and any(isinstance(row, EventHeadRow) for row in delta.put):
             self._is_projector = True
             self._feed(sorted(events, key=lambda row: row.position))

@@ -81,6 +81,9 @@ test_pages_join_to_the_whole_list_although_tasks_are_added_meanwhile = (
 test_projection_replaces_the_accepted_row_without_a_trace = (
     test_tasks.test_projection_replaces_the_accepted_row_without_a_trace
 )
+test_a_leader_adds_the_owners_that_an_older_version_left_out = (
+    test_visibility.test_a_leader_adds_the_owners_that_an_older_version_left_out
+)
 test_events_are_filtered_by_owner_team_group_and_task = (
     test_visibility.test_events_are_filtered_by_owner_team_group_and_task
 )

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from libs.contracts import messages as m
 from libs.store.rows import select
 from libs.store.terms import Query
+from services.gateway import eventlog
 from services.gateway.api.app import ROUTERS
 from services.gateway.api.tasks import SORTS
 from services.gateway.event_stream import EventFilter, Reader, Readers
@@ -371,6 +372,23 @@ async def test_events_that_come_before_their_tasks_submission_get_its_owner(
     assert [(event["type"], event["owner"], event["group"]) for event in events] == [
         ("task.state_changed", "ann", "default"),
         ("task.submitted", "ann", "default"),
+    ]
+
+
+async def test_a_leader_adds_the_owners_that_an_older_version_left_out(
+    harness: GatewayHarness,
+) -> None:
+    known = TaskRow("told", submitted_at=at(0), owner="ann", team="red", group="train")
+    async with harness.gateway.ports.store.transaction() as tx:
+        tx.put(known, an_event(1, "", "", task="told"), an_event(2, "", "", task="tgone"))
+    async with harness.gateway.ports.store.transaction() as tx:
+        assert await eventlog.claim_all(tx, 10) == 1
+    async with harness.gateway.ports.store.transaction() as tx:
+        rows = await tx.select(EventRow)
+        assert await eventlog.claim_all(tx, 10) == 0
+    assert [(row.owner, row.team, row.group) for row in rows] == [
+        ("ann", "red", "train"),
+        ("", "", ""),
     ]
 
 
