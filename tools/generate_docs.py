@@ -93,7 +93,8 @@ def warnings_page() -> str:
     )
 
 
-REACHES = {Reach.NONE: "-", Reach.OWN: "own", Reach.ALL: "all"}
+SITE, SITE_PAGE = "as the site has set", "../operations.md#whose-tasks-users-see"
+REACHES = {Reach.NONE: "-", Reach.OWN: "own", Reach.SITE: "site", Reach.ALL: "all"}
 
 
 def permissions_page() -> str:
@@ -109,6 +110,7 @@ def permissions_page() -> str:
         "# Permissions",
         "",
         "`own`: the caller's own tasks, tokens and account; `all`: everybody's; `-`: refused.",
+        f"`site`: own tasks, those of the team as well, or all ([{SITE}]({SITE_PAGE})).",
         "A token without scopes is good for all that its user may do. `read` is in every token.",
         "",
         f"| action | scope | {' | '.join(Role)} | routes |",

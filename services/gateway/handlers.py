@@ -105,12 +105,15 @@ async def _run(tx: Tx, task_id: str, attempt: int) -> RunRow:
 
 
 async def on_task_submitted(tx: Tx, event: m.TaskSubmitted) -> bool:
-    """A new task."""
-    row = await _task(tx, event.task_id)
+    """A new task. Events of it may have come before this one."""
+    before = await tx.get(TaskRow, event.task_id)
     tx.delete(AcceptedRow, event.task_id)
-    if row.submitted_at is not None:
+    if before is not None and before.submitted_at is not None:
         return False
-    tx.put(with_submission(row, event))
+    row = with_submission(before or TaskRow(event.task_id), event)
+    tx.put(row)
+    if before is not None:
+        await eventlog.claim(tx, row)
     return True
 
 
@@ -477,7 +480,7 @@ READS: Mapping[type[Message], Reads] = {
         _run_of,
     ),
     m.NodeChanged: lambda event: [(NodeRow, event.node_id)],
-    m.UsageRecorded: _ledger_of,
+    m.UsageRecorded: _task_of,
 }
 HANDLERS: Mapping[type[Message], Handler] = {
     m.TaskSubmitted: _logged(on_task_submitted),

@@ -10,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from libs.contracts.limits import CREATE_TASKS_MAX
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.service.settings import BaseServiceSettings
+from services.gateway.permissions import Visibility
 
 
 class GatewaySettings(BaseServiceSettings):
@@ -22,6 +23,10 @@ class GatewaySettings(BaseServiceSettings):
     admin_token_file: Path | None = None
     # The key that run tokens are signed with; the launcher reads the same file.
     run_token_key_file: Path | None = None
+
+    # Whose tasks, output, specifications and events users and viewers see: their own, those of
+    # their team as well, or all. Operators and administrators see all.
+    visibility: Visibility = Visibility.TEAM
 
     # The user that tasks run as on this machine: a name, a number or a range of numbers. `submit`
     # on the same machine refuses files that this user cannot read.

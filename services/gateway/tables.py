@@ -10,9 +10,13 @@ TABLES = Tables(
     table(
         rows.TaskRow,
         "task",
-        index("owner"),
-        index("name"),
-        index("state"),
+        # For each order of lists (``api/tasks.py``), and for those of one owner, team or group.
+        index("owner", "task_id"),
+        index("team", "task_id"),
+        index("group", "task_id"),
+        index("name", "task_id"),
+        index("state", "task_id DESC", name="task_state"),
+        index("priority_order DESC", "task_id", name="task_priority"),
         index("chain"),
         # Tasks that have not ended are not in it.
         index("finished_at", name="task_finished", where="finished_at IS NOT NULL"),
@@ -35,7 +39,18 @@ TABLES = Tables(
     ),
     table(rows.NodeRow, "node", key="node_id"),
     table(rows.QuotaRow, "quota", key=("group", "user", "team", "priority", "unit", "grant")),
-    table(rows.EventRow, "event", index("fact"), index("task_id"), key="position"),
+    table(
+        rows.EventRow,
+        "event",
+        index("fact"),
+        index("task_id", "position"),
+        index("owner", "position"),
+        index("team", "position"),
+        index("group", "position"),
+        # Those whose owner is found when the task's submission is projected, or by the next leader.
+        index("position", name="event_ownerless", where="owner = '' AND task_id <> ''"),
+        key="position",
+    ),
     table(rows.EventHeadRow, "eventhead", key="name", recent=True),
     table(rows.RebuildRow, "rebuild", key="service"),
     table(rows.MetricsRow, "metrics", key=("task_id", "rank")),

@@ -40,7 +40,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Any:
     home = tmp_path_factory.mktemp("e")
     user = Shiftwork(home)
     try:
-        user.bring_up()
+        # Every role reaches what is behind the routes of the task.
+        user.bring_up("--visibility", "all")
         yield make_site(user)
     finally:
         user.take_down()

@@ -38,6 +38,7 @@ from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectedRequest, RejectionAudit
 from services.gateway.rows import AcceptedRow, TaskRow
 from services.gateway.settings import GatewaySettings
+from services.gateway.sight import Sight
 from services.gateway.store import Paging
 from services.gateway.strict_input import InvalidInputError, json_of
 
@@ -415,9 +416,9 @@ def answer_one(name: str, view: Callable[[], object]) -> Response:
         raise ProblemError(INTERNAL, f"{name}: {unreadable(name, problem)}") from problem
 
 
-async def task_or_404(tx: Tx, task_id: str) -> TaskRow:
-    """A task, or the problem that there is none."""
-    row = await rows_of.task(tx, task_id)
+async def task_or_404(tx: Tx, task_id: str, sight: Sight) -> TaskRow:
+    """A task that the caller sees, or the problem that there is none."""
+    row = await rows_of.seen_task(tx, task_id, sight)
     if row is None:
         raise absent("task_id", "task", task_id)
     return row

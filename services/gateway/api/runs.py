@@ -45,6 +45,7 @@ from services.gateway.json_values import PRIORITIES, rfc3339
 from services.gateway.permissions import Action, Role
 from services.gateway.problems import SUPERSEDED, TOO_MANY, UNAVAILABLE, ProblemError, invalid
 from services.gateway.rows import RunRow, UserRow
+from services.gateway.sight import Sight
 
 router = router_of("training")
 
@@ -269,7 +270,7 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
     """Another level for the task, with the rights of its owner. Stored when this answers."""
     await _write(parts, run, "its priority")
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, run.task_id)
+        row = await task_or_404(tx, run.task_id, Sight())
         owner = await tx.get(UserRow, row.owner)
     program = f"its program (attempt {run.attempt})"
     # Its owner's rights, and none of the owner's tokens.
@@ -363,7 +364,7 @@ async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None
 async def task_life_state(task_id: str, caller: Caller, parts: Parts) -> Response:
     """What the task's program keeps across attempts; for its owner and administrators."""
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, task_id)
+        row = await task_or_404(tx, task_id, caller.sight)
     require_owner(caller, row, "read its life state")
     return await _answer_state(parts, task_id)
 
@@ -372,11 +373,10 @@ async def task_life_state(task_id: str, caller: Caller, parts: Parts) -> Respons
 @allows(Action.READ_TASKS)
 async def metrics(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """What the task's ranks reported, rank by rank: the latest values and a thinned history."""
-    del caller
     after = number_cursor(paging.cursor)
     where = Where("task_id", Op.EQ, task_id), Where("rank", Op.GE, after)
     async with parts.store.transaction() as tx:
-        await task_or_404(tx, task_id)
+        await task_or_404(tx, task_id, caller.sight)
         rows = await rows_of.metrics(tx, *where, limit=paging.limit + 1)
     more = str(rows[paging.limit].rank) if len(rows) > paging.limit else None
     return answer_page(

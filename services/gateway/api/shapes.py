@@ -401,13 +401,17 @@ class Explanation(TypedDict):
 
 
 class Event(TypedDict):
-    """One fact, with its place in the log."""
+    """One fact, with its place in the log. ``owner``, ``team`` and ``group`` are those of the task
+    that it is about; events of nodes, quotas and policies have a group alone."""
 
     position: int
     type: str
     task: str | None
     attempt: int | None
     at: str
+    owner: str | None
+    team: str | None
+    group: str | None
     data: dict[str, Any]
 
 

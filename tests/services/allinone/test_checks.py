@@ -325,6 +325,7 @@ def test_the_options_of_the_live_platform_may_be_repeated(
     [
         ({"nodes": 3}, "runs with --nodes 2, not with --nodes 3"),
         ({"nodes": 2, "port": 9}, "runs with --port 8777, not with --port 9"),
+        ({"visibility": "own"}, "runs without --visibility, not with --visibility own"),
         ({"task_users": "1-2"}, "runs without --task-users, not with --task-users 1-2"),
     ],
 )
