@@ -989,6 +989,45 @@ class ExplainReply(Message):
     holders_count: int = 0
 
 
+class ListQueue(Message):
+    """ListQueue asks for a page of the waiting tasks, in the order in which they get nodes."""
+
+    group: str = ""
+    after: str = ""
+    limit: int = 0
+
+
+class WaitingTask(Message):
+    """WaitingTask is a place in the queue."""
+
+    task_id: str = ""
+    name: str = ""
+    owner: str = ""
+    team: str = ""
+    group: str = ""
+    position: int = 0
+    priority: Priority = Priority.UNSPECIFIED
+    level: Priority = Priority.UNSPECIFIED
+    gpus: Int64 = 0
+    nodes: Int64 = 0
+    submitted_at: Time | None = None
+    waiting_since: Time | None = None
+    reason: Reason
+    not_before_at: Time | None = None
+    promised_nodes: int = 0
+    promised_until: Time | None = None
+    granted: bool = False
+
+
+class ListQueueReply(Message):
+    """ListQueueReply is read from the state of this moment."""
+
+    refusal: Refusal | None = None
+    tasks: tuple[WaitingTask, ...] = ()
+    next: str = ""
+    listed_at: Time | None = None
+
+
 class Decisions(Message):
     """Decisions asks for the history of decisions about a task, oldest first."""
 

@@ -258,6 +258,20 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
+    m.ListQueue: Route(
+        type_name="shiftwork.command.v1.ListQueue",
+        subject="cmd.scheduler.queue",
+        owner="scheduler",
+        kind=Kind.COMMAND,
+        reply=m.ListQueueReply,
+    ),
+    m.ListQueueReply: Route(
+        type_name="shiftwork.command.v1.ListQueueReply",
+        subject="",
+        owner="scheduler",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
     m.Decisions: Route(
         type_name="shiftwork.command.v1.Decisions",
         subject="cmd.scheduler.decisions",

@@ -86,6 +86,9 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         usage_questions=ConcurrencyLimit(
             settings.usage_questions_max, settings.usage_questions_per_user_max
         ),
+        queue_questions=ConcurrencyLimit(
+            settings.queue_questions_max, settings.queue_questions_per_user_max
+        ),
         dry_runs=_rates(settings, ports, "dry_runs"),
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,

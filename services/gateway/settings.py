@@ -92,6 +92,10 @@ class GatewaySettings(BaseServiceSettings):
     usage_questions_max: int = Field(default=2, ge=1)
     usage_questions_per_user_max: int = Field(default=1, ge=1)
     usage_waiting_max: int = Field(default=8, ge=1)
+    # The same for pages of the queue, which the scheduler answers between its decisions.
+    queue_questions_max: int = Field(default=4, ge=1)
+    queue_questions_per_user_max: int = Field(default=2, ge=1)
+    queue_waiting_max: int = Field(default=16, ge=1)
     # Dry runs of one user: so many at once, then so many each second.
     dry_runs_burst: int = Field(default=20, ge=1)
     dry_runs_per_second: float = Field(default=5.0, gt=0)

@@ -159,8 +159,7 @@ class Explaining:
 
     def _held_up(self, task: Task, reply: ExplainReply) -> ExplainReply:
         """If the group's plans are refused, the reply gives that as the reason instead."""
-        apart = self._brain.apart.group(task.group)
-        why = apart.reason if apart else self._brain.refused_plans.why(task.group)
+        why = self._brain.held_up(task.group)
         if why is None:
             return reply
         general = of_row(self._brain.index, task, self._ports.clock.now()).remedies

@@ -19,7 +19,7 @@ from itertools import groupby
 from prometheus_client import Counter, Histogram
 
 from libs.contracts.envelope import EVENT_BYTES_MAX
-from libs.contracts.messages import ReasonCode
+from libs.contracts.messages import Reason, ReasonCode
 from libs.service import observability
 from libs.service.definition import Ports
 from libs.store.port import (
@@ -222,6 +222,11 @@ class Brain:
     def version(self) -> int:
         """Counts what concerns scheduling: while it stays, so do the answers."""
         return self._version
+
+    def held_up(self, group: str) -> Reason | None:
+        """Why nothing is decided about a group now; None: nothing holds its decisions up."""
+        apart = self.apart.group(group)
+        return apart.reason if apart else self.refused_plans.why(group)
 
     def snapshot(self) -> Snapshot:
         """The current state; valid until the next commit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from libs.contracts.messages import Explain, ExplainQuota
+from libs.contracts.messages import Explain, ExplainQuota, ListQueue
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
@@ -15,6 +15,7 @@ from services.scheduler.explaining import Explaining
 from services.scheduler.handlers import HANDLERS, READS, handlers
 from services.scheduler.loop import Brain
 from services.scheduler.policy_commands import PolicyCommands, use_file
+from services.scheduler.queue_listing import QueueListing
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.store import prune_rules
 from services.scheduler.tables import TABLES
@@ -36,6 +37,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         waiting_max=settings.explain_waiting_max,
         seconds_max=settings.explain_seconds_max,
     )
+    listing = QueueListing(brain, ports.clock, page_max=settings.queue_page_max)
     of_file = {each.group: each for each in settings.policies()}
     policies = PolicyCommands(
         of_file=of_file,
@@ -63,6 +65,7 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
         queries={
             Explain: explaining.answer,
             ExplainQuota: explaining.quota,
+            ListQueue: listing.page,
             **policies.queries(),
         },
         loops=(

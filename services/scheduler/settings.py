@@ -90,6 +90,8 @@ class SchedulerSettings(BaseServiceSettings):
     explain_processes_max: int = Field(default=2, ge=1, le=16)
     explain_waiting_max: int = Field(default=32, ge=1, le=1000)
     explain_seconds_max: float = Field(default=4.0, gt=0, le=60)
+    # Tasks on one page of the queue: for so long decisions wait for it (some milliseconds).
+    queue_page_max: int = Field(default=100, ge=1, le=500)
     decisions_page_max: int = Field(default=500, ge=1, le=5000)
     # How many ended tasks, newest first, a reemit publishes again.
     reemit_tasks_max: int = Field(default=20_000, ge=1)

@@ -21,6 +21,7 @@ from services.gateway.api import (
     nodes,
     people,
     policies,
+    queue,
     quotas,
     runs,
     shapes,
@@ -43,7 +44,7 @@ PREFIX = "/v1"
 ROUTERS = tuple(
     module.router
     for module in (
-        *(tasks, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
+        *(tasks, queue, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
         *(usage, tokens, audit_trail, dead_letters),
     )
 )

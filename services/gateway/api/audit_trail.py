@@ -40,8 +40,8 @@ async def audit_trail(
         str | None,
         Query(
             max_length=200,
-            description="done, the kind of a refusal, started (the gateway ended before the reply) or"
-            " unknown (no reply came): then it may have been carried out",
+            description="done, the kind of a refusal, or, if it may have been carried out, started"
+            " (the gateway ended before the reply) or unknown (no reply came)",
         ),
     ] = None,
     address: Annotated[str | None, Query(max_length=200, description="where it came from")] = None,

@@ -109,6 +109,7 @@ class Context:
     state_reads: RateLimits
     requests: RateLimits
     usage_questions: ConcurrencyLimit
+    queue_questions: ConcurrencyLimit
     dry_runs: RateLimits
     capacity: Capacity
     listeners: Listeners

@@ -373,26 +373,6 @@ def _sort(text: str) -> Sort:
     return found
 
 
-@router.get("/queue", response_model=shapes.TaskPage, tags=["scheduling"])
-@allows(Action.READ_TASKS)
-async def queue(
-    caller: Caller, parts: Parts, paging: PageQuery, group: str | None = None
-) -> Response:
-    """Waiting tasks: the highest level first, then by submission."""
-    where = [Where("state", Op.EQ, "queued")]
-    if group is not None:
-        where.append(Where("group", Op.EQ, group))
-    async with parts.store.transaction() as tx:
-        page = await rows_of.task_page(tx, where, SORTS["-priority"], paging, caller.sight)
-    return answer_page(
-        page.rows,
-        lambda row: views.task(row, secrets=sees_secrets(caller, row)),
-        _id,
-        page.next_cursor,
-        left_out=tx.unreadable,
-    )
-
-
 @router.get("/tasks/{task_id}", response_model=shapes.Task)
 @allows(Action.READ_TASKS)
 async def show(task_id: str, caller: Caller, parts: Parts) -> Response:

@@ -21,7 +21,8 @@ from services.scheduler.domain.blockers import blocked_by, flood_reason, is_bloc
 from services.scheduler.domain.disciplines.interface import Filling
 from services.scheduler.domain.facts.pool import Pool, units_of
 from services.scheduler.domain.facts.timers import Timer, TimerKind
-from services.scheduler.domain.limits.quota_usage import Need, auto_level
+from services.scheduler.domain.facts.totals import Totals
+from services.scheduler.domain.limits.quota_usage import Need, QuotaUsage, auto_level
 from services.scheduler.domain.limits.virtual_clusters import ALMOST, UNCOVERED, Depth
 from services.scheduler.domain.model.decisions import Assign, PoolScan
 from services.scheduler.domain.model.lifecycle import QUEUED
@@ -205,12 +206,8 @@ class Allocation:
         key = order_keys.current_key(round_, pool, task, key)
         shape, level, cluster, depth = task.shape, pool.level(task), "", UNCOVERED
         if task.is_auto:
-            need = round_.totals.need(shape)
             most = round_.settings.auto_level_max
-            level = auto_level(task, need, round_.quota_usage, most)
-            if level is Priority.IDLE and (least := round_.totals.least_need(shape)) != need:
-                # No level has quota left for whole nodes of the largest kind.
-                level = auto_level(task, least, round_.quota_usage, most)
+            level = chosen_level(task, round_.totals, round_.quota_usage, most)
         if pool.clusters:
             cluster = pool.clusters.of(task)
             depth = round_.clusters(pool).depth(cluster, pool.size(task))
@@ -489,6 +486,18 @@ class Allocation:
             promised=slots,
             level=entry.level,
         )
+
+
+def chosen_level(
+    task: Task, totals: Totals, quota_usage: QuotaUsage, level_max: Priority
+) -> Priority:
+    """The level at which a waiting AUTO task counts now."""
+    need = totals.need(task.shape)
+    level = auto_level(task, need, quota_usage, level_max)
+    if level is Priority.IDLE and (least := totals.least_need(task.shape)) != need:
+        # No level has quota left for whole nodes of the largest kind.
+        level = auto_level(task, least, quota_usage, level_max)
+    return level
 
 
 def _arrival(task: Task) -> tuple[datetime, str]:

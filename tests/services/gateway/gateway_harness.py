@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,10 @@ class Others:
             refusal=m.Refusal(code=m.RefusalCode.NOT_FOUND, detail="not here yet")
         )
     )
+    # The waiting tasks, of which a page has so many at most.
+    queue: list[m.WaitingTask] = field(default_factory=list)
+    queue_page_max: int = 200
+    before_queue: Callable[[m.ListQueue], Awaitable[None]] | None = None
     decisions: list[m.DecisionRecord] = field(default_factory=list)
     policies: list[m.PolicyRecord] = field(default_factory=list)
     # What SetPolicy and DryRunPolicy are answered with.
@@ -76,6 +80,20 @@ class Others:
     async def explain_quota(self, command: m.ExplainQuota) -> Message:
         self.asked.append(command)
         return m.ExplainQuotaReply()
+
+    async def list_queue(self, command: m.ListQueue) -> Message:
+        self.asked.append(command)
+        if self.before_queue is not None:
+            await self.before_queue(command)
+        if command.after and not command.after.isdecimal():
+            error = m.FieldError(field="cursor", value=command.after, message="no", fix="none")
+            refusal = m.Refusal(code=m.RefusalCode.INVALID, detail="cursor: no", errors=(error,))
+            return m.ListQueueReply(refusal=refusal)
+        found = [each for each in self.queue if command.group in {"", each.group}]
+        begin = int(command.after or 0)
+        end = begin + min(command.limit, self.queue_page_max)
+        more = str(end) if end < len(found) else ""
+        return m.ListQueueReply(tasks=tuple(found[begin:end]), next=more, listed_at=at(5))
 
     async def decide(self, command: m.Decisions) -> Message:
         found = [each for each in self.decisions if each.no > command.after]
@@ -256,6 +274,7 @@ class GatewayHarness(MemoryPlatform):
             "scheduler": {
                 m.Explain: others.explain,
                 m.ExplainQuota: others.explain_quota,
+                m.ListQueue: others.list_queue,
                 m.Decisions: others.decide,
                 m.SetPolicy: others.set_policy,
                 m.ListPolicies: others.list_policies,

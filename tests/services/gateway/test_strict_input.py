@@ -143,7 +143,7 @@ async def test_text_that_cannot_be_stored_is_refused_in_every_path_and_query(
 
 LISTS = [
     ("/v1/tasks", "-task_id", "tt", "tt"),
-    ("/v1/queue", "-priority_order", 4, "tt"),
+    ("/v1/tasks?sort=-priority", "-priority_order", 4, "tt"),
     ("/v1/nodes", "node_id", "n", "n"),
     ("/v1/quotas", "version", 5, 5),
     ("/v1/policies", "group", "g", "g"),
@@ -162,11 +162,11 @@ async def test_a_cursor_of_another_type_is_refused(harness: GatewayHarness) -> N
             raws = [json.dumps([name, *pair]).encode() for pair in pairs]
             for raw in (*raws, b"[" * 1400, b"\xff", b"{}", b'"x"', b"[1,2]"):
                 cursor = base64.urlsafe_b64encode(raw).decode()
-                reply = await admin.get(path, params={"cursor": cursor})
+                reply = await admin.get(httpx.URL(path).copy_add_param("cursor", cursor))
                 fits = raw in (b'["version", 5, 5]', b'["-priority_order", 5, "tt"]')
                 assert reply.status_code == (200 if fits else 422), (path, raw[:80], reply.text)
-            cursor = base64.urlsafe_b64encode(json.dumps([name, good, good_key]).encode())
-            reply = await admin.get(path, params={"cursor": cursor.decode()})
+            cursor = base64.urlsafe_b64encode(json.dumps([name, good, good_key]).encode()).decode()
+            reply = await admin.get(httpx.URL(path).copy_add_param("cursor", cursor))
             assert reply.status_code == 200, (path, reply.text)
 
 
@@ -229,7 +229,7 @@ async def test_every_float_that_is_reported_reads_back(harness: GatewayHarness) 
     ("kind", "column", "path"),
     [
         (TaskRow, "spec", "/v1/tasks?limit=1"),
-        (TaskRow, "labels", "/v1/queue"),
+        (TaskRow, "labels", "/v1/tasks?sort=-priority"),
         (NodeRow, "node", "/v1/nodes"),
         (NodeRow, "node", "/v1/nodes?limit=1"),
         (EventRow, "data", "/v1/events?from=0&limit=500"),
@@ -331,12 +331,18 @@ async def test_a_list_survives_a_row_that_cannot_be_shown(harness: GatewayHarnes
         await harness.project(
             m.TaskSubmitted(task_id="zz", owner="ann", spec=spec, submitted_at=at(0), revision=1)
         )
-        for path in ("/v1/tasks", "/v1/queue", "/v1/tasks?limit=1", "/v1/tasks?sort=name"):
+        for path in (
+            "/v1/tasks",
+            "/v1/tasks?sort=-priority",
+            "/v1/tasks?limit=1",
+            "/v1/tasks?sort=name",
+        ):
             items: list[str] = []
             unreadable: list[Any] = []
             cursor: str | None = ""
             while cursor is not None:
-                reply = await admin.get(path, params={"cursor": cursor} if cursor else None)
+                url = httpx.URL(path)
+                reply = await admin.get(url.copy_add_param("cursor", cursor) if cursor else url)
                 assert reply.status_code == 200, reply.text
                 page = reply.json()
                 items += [each["id"] for each in page["items"]]

@@ -13,6 +13,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "First steps": ("up", "submit", "ls", "show", "logs", "stop", "doctor"),
     "Tasks": (
         "top",
+        "queue",
         "explain",
         "wait",
         "exec",
@@ -37,7 +38,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "delete": ("stop",),
     "ps": ("ls",),
     "list": ("ls",),
-    "queue": ("ls", "--state", "queued", "--sort", "-priority"),
+    "pending": ("queue",),
     "describe": ("show",),
     "run": ("submit",),
     "rerun": ("retry",),
@@ -90,6 +91,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "submit --file task.yaml --nodes 2",
         "submit --dry-run --nodes 4 -- true",
         "submit --mode debug --nodes 2 -- python train.py",
+    ),
+    "queue": (
+        "queue",
+        "queue --group default --limit 20",
+        "queue --mine --watch",
     ),
     "ls": (
         "ls",

@@ -22,6 +22,7 @@ from shiftwork.cli import (
     nodes,
     people,
     policy,
+    queue_page,
     quota,
     render,
     session,
@@ -52,7 +53,21 @@ app = session.App(
 )
 
 NOUNS = (
-    *(submit, tasks, top, debug, terminal, logs, events, nodes, quota, policy, people, audit),
+    *(
+        submit,
+        tasks,
+        queue_page,
+        top,
+        debug,
+        terminal,
+        logs,
+        events,
+        nodes,
+        quota,
+        policy,
+        people,
+        audit,
+    ),
     *(usage_command, dead_letters, context_commands, shell),
 )
 for noun in NOUNS:

@@ -26,6 +26,7 @@ from services.scheduler.domain.model.rows import EndedTask, PoolLedger, Task
 from services.scheduler.domain.model.values import WEIGHTS, Key, OrderKey, Shape
 from services.scheduler.domain.queue.queues import AUTO, NO_SCOPE, LimitScope, QueueName, Queues
 from services.scheduler.domain.queue.unserved import Unserved
+from services.scheduler.domain.queue.waiting_order import WaitingOrder
 
 
 def units_of(shape: Shape, width: int) -> float:
@@ -86,6 +87,10 @@ class Pool:
         self._tempo = Tempo(RULE, policy.timeshare)
         self._paced: tuple[float, int] | None = None
         self.queues = Queues()
+        # The tasks of the queues as they are listed.
+        self.waiting_order = WaitingOrder(
+            by_user=self.discipline.by_user, clusters=bool(self.clusters)
+        )
         # Queued tasks without a valid order key; those that are promised nodes; leaving runs.
         self.unkeyed: dict[str, Task] = {}
         self.promised: dict[str, Task] = {}
@@ -288,7 +293,9 @@ class Pool:
         if task.promised:
             self.promised[task.id] = task
         elif self.has_order_key(task):
-            self.queues.add(name, (self.key(task.marks), task.id))
+            key = self.key(task.marks), task.id
+            self.queues.add(name, key)
+            self.waiting_order.add(name, key)
         else:
             self.unkeyed[task.id] = task
 
@@ -298,7 +305,9 @@ class Pool:
         if task.promised:
             _drop(self.promised, task.id)
         elif self.has_order_key(task):
-            self.queues.remove(name, (self.key(task.marks), task.id))
+            key = self.key(task.marks), task.id
+            self.queues.remove(name, key)
+            self.waiting_order.remove(name, key)
         else:
             _drop(self.unkeyed, task.id)
 
@@ -360,6 +369,7 @@ class Pool:
             )
 
         self.queues.rekey(keyed)
+        self.waiting_order.rebuild(self.queues)
         for row in self.running.values():
             row[:] = keyed(row)
 

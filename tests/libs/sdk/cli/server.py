@@ -208,6 +208,7 @@ class CliServer:
             "nodes": self.nodes,
             "quotas": self.quotas,
             "tokens": self.tokens,
+            "queue": self._queue(query.get("group")),
             "dead-letters": [
                 each for each in self.dead_letters if each["service"] == query.get("service")
             ],
@@ -236,6 +237,26 @@ class CliServer:
         if method == "GET" and len(words) == 1 and words[0] in lists:
             return 200, {"items": lists[words[0]], "next_cursor": None}
         return self._change(method, words, body)
+
+    def _queue(self, group: str | None) -> list[dict[str, Any]]:
+        """The queued tasks in the order in which the test has put them."""
+        waiting = [each for each in self.tasks.values() if each["state"] == "queued"]
+        return [
+            {
+                **{name: each.get(name) for name in ("id", "name", "owner", "team", "group")},
+                "position": place,
+                "priority": each["priority"],
+                "level": each["priority"],
+                "gpus": 1,
+                "nodes": each["nodes"],
+                "waiting_since": each["submitted_at"],
+                "reason": each.get("reason"),
+                "waits_for": {"kind": "nodes", "tasks_ahead": place - 1, "until": None},
+                "hidden": each.get("hidden", False),
+            }
+            for place, each in enumerate(waiting, start=1)
+            if group in {None, each.get("group")}
+        ]
 
     def _change(  # noqa: PLR0911 - a table of routes
         self, method: str, words: list[str], body: Any

@@ -163,7 +163,7 @@ def test_lists_are_sorted_and_filtered_by_the_server(
         (("status",), ("ls",)),
         (("status", "one"), ("show", "one")),
         (("status", "--json"), ("ls", "--json")),
-        (("queue",), ("ls", "--state", "queued", "--sort", "-priority")),
+        (("pending",), ("queue",)),
     ],
 )
 def test_command_names_of_other_tools_are_understood(

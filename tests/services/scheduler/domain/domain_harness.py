@@ -357,6 +357,7 @@ def _pool(pool: Any) -> dict[str, Any]:
         "unended": pool.unended,
         "owner_units": {owner: round(held, 6) for owner, held in pool.owner_units.items()},
         "owner_held": {owner: round(held, 6) for owner, held in pool.owner_held.items() if held},
+        "listed": dict(pool.waiting_order.classes),
         "unserved": list(pool.unserved),
         "longest": [key for key, _ in pool.unserved.walk(())],
         "clusters": {name: round(pool.clusters.held(name), 6) + 0.0 for name in names},
