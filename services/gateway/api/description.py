@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
@@ -365,10 +365,11 @@ class Examples:
         fields = schema.get("properties")
         if fields is None:
             key, value = _PAIRS.get(field, (TASK if field == "versions" else "key", "value"))
-            inner: Any = schema.get("additionalProperties")
-            if inner and isinstance(inner, dict) and (value is None or "$ref" in inner):
+            more = schema.get("additionalProperties")
+            inner = cast("Mapping[str, Any]", more) if isinstance(more, dict) else {}
+            if inner and (value is None or "$ref" in inner):
                 value = self._value(field, inner)
-            elif isinstance(inner, Mapping) and inner.get("type") == "integer":
+            elif inner.get("type") == "integer":
                 value = 1
             return {key: value}
         required = schema.get("required", ())

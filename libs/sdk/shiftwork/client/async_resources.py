@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, AsyncGenerator, Dict, Literal, Optional, Sequence, Union
+from typing import Any, AsyncGenerator, Dict, Literal, Optional, Sequence, Union
 
+from shiftwork.client import types
 from shiftwork.client.operations import AsyncListing, AsyncResource, Core, Operation, Text, Workers
 from shiftwork.client.streams import EventReader, Output, OutputReader
-
-if TYPE_CHECKING:
-    from shiftwork.client import types
 
 
 class AsyncAudit(AsyncResource):

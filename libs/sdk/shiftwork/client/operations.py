@@ -76,7 +76,7 @@ class Core:
     exchange: Exchange
     timeout_seconds: float
 
-    def call(
+    def call(  # noqa: PLR0917 - the parts of a request
         self,
         operation: Operation,
         path: Mapping[str, object],
@@ -323,7 +323,7 @@ class AsyncResource:
         self._core = core
         self._workers = workers
 
-    async def _answer(  # noqa: PLR0913, PLR0917 - the parts of a request
+    async def _answer(  # noqa: PLR0917 - the parts of a request
         self,
         operation: Operation,
         path: Path,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Literal, Optional, Sequence, Union
+from typing import Any, Dict, Iterator, Literal, Optional, Sequence, Union
 
+from shiftwork.client import types
 from shiftwork.client.operations import Core, Listing, Operation, Resource, Text
 from shiftwork.client.streams import EventReader, Output, OutputReader
-
-if TYPE_CHECKING:
-    from shiftwork.client import types
 
 
 class Audit(Resource):
