@@ -366,7 +366,10 @@ class Examples:
         if fields is None:
             key, value = _PAIRS.get(field, (TASK if field == "versions" else "key", "value"))
             more = schema.get("additionalProperties")
-            inner = cast("Mapping[str, Any]", more) if isinstance(more, dict) else {}
+            # It may be true instead of a schema.
+            inner: Mapping[str, Any] = (
+                cast("Mapping[str, Any]", more) if isinstance(more, dict) else {}
+            )
             if inner and (value is None or "$ref" in inner):
                 value = self._value(field, inner)
             elif inner.get("type") == "integer":
