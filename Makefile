@@ -104,7 +104,7 @@ check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, 
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/vermin --quiet --no-tips --target=3.8- --violations libs/sdk/shiftwork/*.py
+	@$(BIN)/vermin --quiet --no-tips --target=3.8- --violations libs/sdk/shiftwork/*.py libs/sdk/shiftwork/client/*.py
 	@cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
 	@$(BIN)/python -m tools.check_compatibility
 	@$(BIN)/python -m tools.check_generated

@@ -1,5 +1,5 @@
 """Generated files: the pages of docs/generated, docs/benchmarks.md, the users of NATS servers, the
-charts' schemas. `make gen` writes them.
+charts' schemas, the client library's methods. `make gen` writes them.
 
 The sources are the tables that the code itself uses, so the pages are always right, and a NATS
 server lets a service publish only what its wiring declares.
@@ -29,7 +29,7 @@ from services.launcher.domain import run_lifecycle as launcher_lifecycle
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain.model import lifecycle as scheduler_lifecycle
 from services.submit.domain import warnings as task_warnings
-from tools import benchmark_page, import_graph
+from tools import benchmark_page, client_library, import_graph
 from tools.chart_schemas import schemas
 from tools.settings_tables import settings_table
 from tools.task_forms import NOTE
@@ -220,6 +220,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "imports.md": NOTE + import_graph.page(),
         **schemas(),
         **task_forms(ROOT),
+        **client_library.files(ROOT),
     }
 
 

@@ -96,7 +96,12 @@ async def show_policy(group: str, caller: Caller, parts: Parts) -> Response:
     return answer(views.policy(reply.policies[0]))
 
 
-@router.put("/policies", response_model=shapes.PolicySet, openapi_extra=BODY)
+@router.put(
+    "/policies",
+    operation_id="policies_set_all",
+    response_model=shapes.PolicySet,
+    openapi_extra=BODY,
+)
 @allows(Action.CHANGE_POLICIES, inside=True)
 async def put_policies(
     document: Document, caller: Caller, parts: Parts, *, force: Force = False

@@ -153,7 +153,12 @@ async def _signal_of(parts: Context, run: RunId) -> RunStatus:
         return await run_status(tx, run)
 
 
-@router.post("/run/checkpoints", status_code=201, response_model=shapes.Checkpoint)
+@router.post(
+    "/run/checkpoints",
+    operation_id="run_save_checkpoint",
+    status_code=201,
+    response_model=shapes.Checkpoint,
+)
 @allows(Action.BE_A_RUN)
 async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -> Response:
     """A checkpoint is durable. 201: the platform has stored that; 409: this attempt is over; 429:
@@ -179,7 +184,7 @@ async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -
     return answer(views.checkpoint(reply.checkpoint), 201)
 
 
-@router.post("/run/ready", response_model=shapes.Ready)
+@router.post("/run/ready", operation_id="run_report_ready", response_model=shapes.Ready)
 @allows(Action.BE_A_RUN)
 async def report_ready(body: ReadyBody, run: CallingRun, parts: Parts) -> Response:
     """A rank is ready for the roles that start after that. 200: the platform has stored that; 409:
@@ -211,7 +216,9 @@ async def _write(parts: Context, run: RunId, what: str) -> RunStatus:
     return signal
 
 
-@router.post("/run/yield", status_code=202, response_model=shapes.RunState)
+@router.post(
+    "/run/yield", operation_id="run_yield_nodes", status_code=202, response_model=shapes.RunState
+)
 @allows(Action.BE_A_RUN)
 async def yield_run(body: YieldBody, run: CallingRun, parts: Parts) -> Response:
     """The program hands its nodes over on its own: the task goes back to the queue. Stored when
@@ -291,7 +298,12 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
     return answer({"task": run.task_id, "revision": reply.revision}, 202)
 
 
-@router.post("/run/metrics", status_code=202, response_model=shapes.AcceptedSamples)
+@router.post(
+    "/run/metrics",
+    operation_id="run_report_metrics",
+    status_code=202,
+    response_model=shapes.AcceptedSamples,
+)
 @allows(Action.BE_A_RUN)
 async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
     """Numbers to show on the task's page. Kept thinned; a sample that came before is dropped."""

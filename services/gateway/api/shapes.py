@@ -246,7 +246,7 @@ class EndedRank(RankExit):
     noted_at: str
 
 
-class Preemption(TypedDict):
+class PreemptionRequest(TypedDict):
     """A run is requested to save and leave."""
 
     requested_at: str
@@ -285,7 +285,7 @@ class Run(TypedDict):
     # When its program first asked whether it should leave.
     listening_at: str | None
     resume_from: Checkpoint | None
-    preemption: Preemption | None
+    preemption: PreemptionRequest | None
     kill: KillRequest | None
     # Its program handed the nodes over on its own.
     yielded: Yielded | None

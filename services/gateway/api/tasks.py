@@ -400,7 +400,12 @@ async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
-@router.post("/tasks/{task_id}/mode", status_code=202, response_model=shapes.Revision)
+@router.post(
+    "/tasks/{task_id}/mode",
+    operation_id="tasks_set_mode",
+    status_code=202,
+    response_model=shapes.Revision,
+)
 @allows(Action.CHANGE_TASKS, inside=True)
 async def post_mode(task_id: str, body: ModeBody, caller: Caller, parts: Parts) -> Response:
     """Normal, debug or pause. Normal also resumes a paused task, unless ``stay_paused`` is given;

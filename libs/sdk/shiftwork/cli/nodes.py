@@ -7,9 +7,10 @@ from typing import Any, Dict, List, Optional
 import typer
 
 from shiftwork.cli import complete, follow, ids, parse, render, session, timeline
-from shiftwork.cli.client import Api, part
+from shiftwork.cli.client import Api
 from shiftwork.cli.failures import Failure, usage
 from shiftwork.cli.task_options import HOLDING
+from shiftwork.client.paths import part
 
 
 def register(app: session.App) -> None:

@@ -5,8 +5,8 @@ from typing import Any, Dict, List, Optional
 import typer
 
 from shiftwork.cli import complete, parse, render, session
-from shiftwork.cli.client import part
 from shiftwork.cli.failures import naming, usage
+from shiftwork.client.paths import part
 
 
 def register(app: session.App) -> None:

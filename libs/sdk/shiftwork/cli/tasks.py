@@ -23,9 +23,10 @@ from shiftwork.cli import (
     sizes,
     task_page,
 )
-from shiftwork.cli.client import Api, part
+from shiftwork.cli.client import Api
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, naming, usage
 from shiftwork.cli.task_options import ENDED, LIVE
+from shiftwork.client.paths import part
 
 MATCHES_MAX = 100
 LISTED_MAX = 100_000

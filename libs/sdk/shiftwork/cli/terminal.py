@@ -16,9 +16,10 @@ from typing import Any, Dict, Generator, List, Optional
 import typer
 
 from shiftwork.cli import complete, parse, session, signals, tasks
-from shiftwork.cli.client import Api, part
+from shiftwork.cli.client import Api
 from shiftwork.cli.failures import SESSION, USAGE, Failure, naming, refused, usage
 from shiftwork.cli.websocket import BYTES, TEXT, Closed, WebSocket
+from shiftwork.client.paths import part
 
 STDIN, STDOUT = 0, 1
 READ_BYTES = 32 * 1024
