@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from typing import cast
 
 from libs.contracts.ids import TaskId
 from libs.contracts.task_states import TERMINAL
@@ -108,6 +109,8 @@ class Index:
         concerned = bool(gone) or bool(new)
         for kind, key in deleted:
             concerned = (kind is Node and self._forget_node(str(key[0]))) or concerned
+            if kind is Limit:
+                self._forget_limit(key)
         for row in rows:
             if not isinstance(row, Task):
                 concerned = self._put(row) or concerned
@@ -170,6 +173,12 @@ class Index:
         known = self.nodes.pop(node_id, None) is not None
         self._nodes_stale = self._nodes_stale or known
         return known
+
+    def _forget_limit(self, key: tuple[object, ...]) -> None:
+        """Forget a removed limit, which was kept for its version. Nothing depends on it, unless its
+        removal is not evaluated yet: then the next leader forgets it."""
+        if key not in self._changed_limits:
+            self.limits.pop(cast("LimitKey", key), None)
 
     def _take_all(self, node_id: str, masks: Mapping[str, int]) -> None:
         """Take what tasks hold or are promised of a node; all of it was free."""
