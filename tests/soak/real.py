@@ -17,7 +17,8 @@ from services.allinone.embedded.credentials import POSTGRES_SUPERUSER
 from tests.kit.platform import ENDED, Platform, running_platform, until
 from tests.soak.growth import Samples
 
-KEEP_SECONDS = 4.0
+# Longer than an event is on its way: a row that a late event makes again has no end.
+KEEP_SECONDS, REST_STEPS = 12.0, 6
 # Rows and messages: what a moment's work leaves, independently of how many tasks there were.
 SLACK = 60
 # A process grows by pools and fragments, and so much for all tasks together is no leak of theirs.
@@ -97,9 +98,9 @@ async def _through(platform: Platform, count: int, first: int) -> None:
 async def _rest(platform: Platform) -> None:
     """All that is kept for a while grows old; a task now and then, because the outbox counts time
     in which something is published."""
-    for number in range(5):
+    for number in range(REST_STEPS):
         await _through(platform, 1, 10_000_000 + time.monotonic_ns() + number)
-        await asyncio.sleep(KEEP_SECONDS / 2)
+        await asyncio.sleep(2 * KEEP_SECONDS / REST_STEPS)
 
 
 async def rows(platform: Platform) -> Counter[str]:
