@@ -131,7 +131,9 @@ $(FRAMEWORKS_STAMP): $(STAMP) requirements/frameworks.txt libs/sdk/pyproject.tom
 	@$(BIN)/uv pip install --quiet --python $(FRAMEWORKS)/bin/python --no-deps -e libs/sdk
 	@touch $@
 
-.PHONY: test-frameworks
+.PHONY: frameworks test-frameworks
+frameworks: $(FRAMEWORKS_STAMP) ## Only that environment
+
 test-frameworks: $(FRAMEWORKS_STAMP) ## Adapters and contracts with the real libraries: PyTorch, JAX, TensorFlow, XGBoost, MPI and others
 	@$(BIN)/basedpyright --project tests/frameworks/pyrightconfig.json --pythonpath $(FRAMEWORKS)/bin/python
 	@$(BIN)/python -m pytest -n 2 $(TOGETHER) -m "frameworks and not gpu" tests/frameworks
