@@ -10,7 +10,7 @@ from libs.store.tables import COMMON_RETENTION, VERSION_TABLE
 from services.allinone.composition import WIRINGS
 from services.log_collector.agent.settings import AgentSettings
 
-DAY_SECONDS = 86_400.0
+DAY_SECONDS, HOUR_SECONDS = 86_400.0, 3_600.0
 _HEAD = ["| table | rows go | settings |", "| --- | --- | --- |"]
 
 
@@ -19,8 +19,8 @@ def page() -> str:
     lines = [
         "# Retention",
         "",
-        "What bounds each table, stream and folder. [What it means and how to change"
-        " it](../operations.md#what-is-kept-and-for-how-long)",
+        "What bounds each table, stream and folder.",
+        "[How to change it](../operations.md#what-is-kept-and-for-how-long)",
         "",
         "## Tables that every service has",
         "",
@@ -36,6 +36,8 @@ def page() -> str:
         for shape in wiring.tables.shapes.values():
             if shape.retention is not None and shape not in common_shapes(wiring):
                 lines.append(_row(shape.table, shape.retention, wiring))
+    spool_age = _duration(_default(AgentSettings, "keep_seconds"))
+    spool = f"`SHIFTWORK_LOG_AGENT_KEEP_SECONDS` ({spool_age})"
     lines += ["", "## Streams", "", "| stream | age at most | bytes at most | when full |"]
     lines.append("| --- | --- | --- | --- |")
     lines += [
@@ -50,14 +52,10 @@ def page() -> str:
         "",
         "| folder | files go | settings |",
         "| --- | --- | --- |",
-        "| kept output (log-collector) | with its run's row |"
-        " `SHIFTWORK_LOG_COLLECTOR_KEEP_DAYS` |",
+        "| kept output | with its run's row | `SHIFTWORK_LOG_COLLECTOR_KEEP_DAYS` |",
         _files("output on the nodes (launcher)", "launcher", "output_keep_seconds"),
-        "| output in a log agent's spool | by age after the pod, and by bytes |"
-        f" `SHIFTWORK_LOG_AGENT_KEEP_SECONDS`"
-        f" ({_duration(_default(AgentSettings, 'keep_seconds'))}) |",
-        "| snapshots of refused plans (scheduler) | the newest so many |"
-        " `SHIFTWORK_SCHEDULER_DUMPS_MAX` |",
+        f"| a log agent's spool | by age after the pod, and by bytes | {spool} |",
+        "| refused plans | the newest so many | `SHIFTWORK_SCHEDULER_DUMPS_MAX` |",
     ]
     return "\n".join(lines) + "\n"
 
@@ -74,9 +72,7 @@ def _files(what: str, service: str, setting: str) -> str:
     return f"| {what} | by age after the run | {_setting(wiring, setting)} |"
 
 
-def _row(
-    name: str, retention: Retention, wiring: Wiring, *, prefix: str | None = None
-) -> str:
+def _row(name: str, retention: Retention, wiring: Wiring, *, prefix: str | None = None) -> str:
     text = retention.text
     if retention.parent is not None:
         text = f"with `{wiring.tables.shape(retention.parent).table}`: {text}"
@@ -98,4 +94,4 @@ def _default(settings: type, name: str) -> float:
 def _duration(seconds: float) -> str:
     if seconds >= DAY_SECONDS:
         return f"{seconds / DAY_SECONDS:g} d"
-    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
+    return f"{seconds / HOUR_SECONDS:g} h" if seconds >= HOUR_SECONDS else f"{seconds / 60:g} min"

@@ -95,9 +95,8 @@ def table(
     retention: Retention | None = None,
 ) -> Shape:
     """Derive the table of a row dataclass. Use ``recent`` if only the leader writes these rows and
-    soon reads them again: its memory then keeps the newest. ``retention`` says what bounds the table;
-    every table of a service needs one. Raises TypeError if a table cannot be
-    derived."""
+    soon reads them again: its memory then keeps the newest. ``retention`` says what bounds the
+    table; every table of a service needs one. Raises TypeError if a table cannot be derived."""
     keys = (key,) if isinstance(key, str) else key
     columns = _columns(kind)
     indexes = [_named(each, name, "idx") for each in rules if isinstance(each, Index)]

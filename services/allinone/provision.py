@@ -5,9 +5,9 @@ schema for each service, every service's migrations, streams and durables. Waits
 not answer yet, does only what is missing, and may run twice, also at once. Exit status 0 done, 1
 refused, 2 wrong settings, 3 a server did not answer in time.
 
-``python -m services.allinone.provision restored`` does the same for a database that was filled from a
-backup beside an empty NATS: it refuses one of a newer version, and lets the services publish again
-what their outboxes have. Run it while no service runs.
+``python -m services.allinone.provision restored`` does the same for a database that was filled
+from a backup beside an empty NATS: it refuses one of a newer version, and lets the services publish
+again what their outboxes have. Run it while no service runs.
 
 ``python -m services.allinone.provision nats-config`` prints the configuration that a NATS server
 needs, with a user for each service.
@@ -236,12 +236,13 @@ def _own(settings: ProvisionSettings, wiring: Wiring) -> Address:
 async def _refuse_newer(settings: ProvisionSettings, wirings: Sequence[Wiring]) -> None:
     """RefusedError if a schema is of a later version, which this one must not write to."""
     for wiring in wirings:
-        there, known = await current(_own(settings, wiring), wiring.tables), newest(wiring.migrations)
+        there = await current(_own(settings, wiring), wiring.tables)
+        known = newest(wiring.migrations)
         if there > known:
             raise RefusedError(
-                f"The backup is of a newer version: schema {wiring.tables.schema} is at {there}, and"
-                f" this version knows {known}. Restore it with the version that made it, or a newer"
-                " one."
+                f"The backup is of a newer version: schema {wiring.tables.schema} is at {there},"
+                f" and this version knows {known}. Restore it with the version that made it, or"
+                " a newer one."
             )
 
 

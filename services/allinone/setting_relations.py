@@ -75,7 +75,6 @@ def broken_relations(given: Callable[[str, str], Any]) -> Iterator[Finding]:
             least, most = f"{shorter:.12g}", f"{longer:.12g}"
             yield Finding(
                 "bad" if relation.must_hold else "warn",
-                f"{one}'s {high} ({most}) is less than {other}'s {low} ({least}):"
-                f" {relation.why}",
+                f"{one}'s {high} ({most}) is less than {other}'s {low} ({least}): {relation.why}",
                 f"set {high} of {one} to {least} or more, or {low} of {other} to {most} or less",
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libs.store.retention import Retention, deleted_by_age, goes_with, live_only, one_per
+from libs.store.retention import Retention, deleted_by_age, goes_with, one_per
 from libs.store.tables import Tables, index, table, unique
 from services.gateway import rows
 
@@ -81,9 +81,7 @@ TABLES = Tables(
     ),
     table(rows.EventHeadRow, "eventhead", key="name", recent=True, retention=Retention("one")),
     table(rows.RebuildRow, "rebuild", key="service", retention=one_per("service")),
-    table(
-        rows.MetricsRow, "metrics", key=("task_id", "rank"), retention=goes_with(rows.TaskRow)
-    ),
+    table(rows.MetricsRow, "metrics", key=("task_id", "rank"), retention=goes_with(rows.TaskRow)),
     table(
         rows.MetricTailRow,
         "metrictail",
@@ -91,9 +89,7 @@ TABLES = Tables(
         retention=goes_with(rows.MetricsRow),
     ),
     table(rows.ProgressRow, "progress", key="task_id", retention=goes_with(rows.TaskRow)),
-    table(
-        rows.UserRow, "user", key="name", retention=one_per("user", setting="users_max")
-    ),
+    table(rows.UserRow, "user", key="name", retention=one_per("user", setting="users_max")),
     table(
         rows.TeamRow,
         "team",

@@ -117,9 +117,7 @@ async def oldest_exit(tx: Tx) -> datetime | None:
 
 async def nth_newest_exit(tx: Tx, newer: int) -> datetime | None:
     """The end of the collected run behind so many that ended later; None without one."""
-    return await nth_newest(
-        tx, RunRow, "exited_at", newer, Where("collected", Op.EQ, value=True)
-    )
+    return await nth_newest(tx, RunRow, "exited_at", newer, Where("collected", Op.EQ, value=True))
 
 
 async def drop_part(tx: Tx, row: RunRow, first_rank: int, limit: int) -> int | None:

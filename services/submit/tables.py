@@ -39,9 +39,7 @@ TABLES = Tables(
             "node of the inventory", setting="removed_node_keep_seconds", rule="removed nodes"
         ),
     ),
-    table(
-        ShapeRow, "nodeshape", key="shape", retention=live_only("kinds of nodes that are there")
-    ),
+    table(ShapeRow, "nodeshape", key="shape", retention=live_only("kinds of nodes that are there")),
     table(InventoryRow, "inventory", key="runtime", retention=one_per("runtime")),
     table(
         QuotaRow,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -27,7 +27,11 @@ from libs.contracts.services import SERVICES
 from services.allinone.backup import programs
 from services.allinone.composition import WIRINGS
 from services.allinone.data_folder import DataFolder
-from services.allinone.embedded.credentials import NATS_ADMIN, POSTGRES_SUPERUSER, ensure_credentials
+from services.allinone.embedded.credentials import (
+    NATS_ADMIN,
+    POSTGRES_SUPERUSER,
+    ensure_credentials,
+)
 from services.allinone.embedded.nats import Nats
 from services.allinone.embedded.postgres import Postgres, programs_folder
 from tests.kit.kubernetes import cannot
@@ -58,7 +62,7 @@ class People:
             timeout=15,
         )
 
-    def __enter__(self) -> People:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,14 +122,14 @@ def dump(platform: Platform, file: Path) -> None:
     )
 
 
-async def fill(data: Path, file: Path) -> str:
+async def fill(data: Path, dumped: bytes) -> str:
     """A new PostgreSQL and a new NATS, the dump, and ``provision restored``; its output."""
     credentials = ensure_credentials(data)
     postgres = Postgres(data, credentials)
     await postgres.start()
     try:
         await postgres.prepare()
-        programs.restore(postgres, [file.read_bytes()])
+        programs.restore(postgres, [dumped])
         users = {wiring.name: wiring.permissions for wiring in WIRINGS}
         nats = Nats(data, credentials, users)
         await nats.start()
@@ -186,15 +190,17 @@ def test_a_backup_of_one_cluster_continues_on_another(tmp_path: Path) -> None:
             # After the backup: it is lost.
             lost = people.submit("lost", 1)
         with kubernetes(3) as cluster, platform_on(cluster) as new, ExitStack() as stack:
-            said = asyncio.run(fill(new.data, file))
+            said = asyncio.run(fill(new.data, file.read_bytes()))
             assert "events will be published again" in said
             new.start()
             people = stack.enter_context(People(new))
             # Its run of before is nowhere: it resumes as the next attempt, from its checkpoint.
             found = until(
-                lambda: (found := people.task(runs))["state"] == "running"
-                and found["attempt"] == 2
-                and found,
+                lambda: (
+                    (found := people.task(runs))["state"] == "running"
+                    and found["attempt"] == 2
+                    and found
+                ),
                 "the next attempt",
             )
             token, context = run_secret(cluster, f"{runs}-2")

@@ -31,9 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def no_nodes() -> FakeCluster:
     nobody = cast("Any", None)
-    return FakeCluster(
-        (), platform=nobody, script_of=nobody, now=SystemClock().now, rng=Random(1)
-    )
+    return FakeCluster((), platform=nobody, script_of=nobody, now=SystemClock().now, rng=Random(1))
 
 
 def rules_of(wiring: Wiring) -> list[PruneRule]:

@@ -62,35 +62,39 @@ class Samples:
 def of_objects() -> Counter[str]:
     """Count the instances of our classes, and the entries of every container that they, our modules
     and our functions hold. Collects garbage first."""
-    for cache in gc.get_objects():
+    caches = [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]
+    caches = [each for each in caches if _counted(each.__module__)]
+    for cache in caches:
         # What a bounded cache holds depends on when it was asked last, so it is emptied.
-        if type(cache) is functools._lru_cache_wrapper and _counted(cache.__module__):
-            if cache.cache_parameters()["maxsize"] is not None:
-                cache.cache_clear()
+        if cache.cache_parameters()["maxsize"] is not None:
+            cache.cache_clear()
     gc.collect()
     found: Counter[str] = Counter()
+    for cache in caches:
+        found[f"cache {cache.__module__}.{cache.__qualname__}"] += cache.cache_info().currsize
     for each in gc.get_objects():
-        kind = type(each)
-        if kind is types.FunctionType:
+        if type(each) is types.FunctionType:
             _count_closure(each, found)
-        elif kind is functools._lru_cache_wrapper:
-            if each.cache_parameters()["maxsize"] is None:
-                name = getattr(each, "__qualname__", "?")
-                found[f"cache {each.__module__}.{name}"] += each.cache_info().currsize
-        elif _counted(kind.__module__):
-            name = f"{kind.__module__}.{kind.__qualname__}"
-            found[f"instances {name}"] += 1
-            if isinstance(each, BaseModel):
-                # Its fields are not what keeps it.
-                continue
-            for attribute, value in _attributes(each):
-                _count(f"{name}.{attribute}", value, found)
+        else:
+            _count_instance(each, found)
     for module_name, module in list(sys.modules.items()):
         if _counted(module_name):
             for attribute, value in list(vars(module).items()):
                 if not attribute.startswith("__"):
                     _count(f"{module_name}:{attribute}", value, found)
     return found
+
+
+def _count_instance(each: object, found: Counter[str]) -> None:
+    kind = type(each)
+    if not _counted(kind.__module__):
+        return
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    found[f"instances {name}"] += 1
+    # The fields of a message are not what keeps it.
+    if not isinstance(each, BaseModel):
+        for attribute, value in _attributes(each):
+            _count(f"{name}.{attribute}", value, found)
 
 
 def _counted(module: object) -> bool:

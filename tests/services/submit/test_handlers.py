@@ -38,7 +38,15 @@ from libs.contracts.messages import (
 )
 from libs.store.port import ConflictError, Store
 from services.submit.handlers import prepare
-from services.submit.store import InventoryRow, NodeRow, OwnerRow, QuotaRow, ShapeRow, TaskRow, prune_rules
+from services.submit.store import (
+    InventoryRow,
+    NodeRow,
+    OwnerRow,
+    QuotaRow,
+    ShapeRow,
+    TaskRow,
+    prune_rules,
+)
 from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
