@@ -174,6 +174,12 @@ scenarios: $(STAMP) ## Scheduling scenarios against their committed timelines
 sim: $(STAMP) ## Whole-platform simulation with faults: N=1000 runs of it, or one SEED=n
 	@$(BIN)/python -m tests.sim --simulations $(N) $(if $(SEED),--seed $(SEED))
 
+TASKS ?= 100000
+REAL ?= 5000
+.PHONY: soak
+soak: $(STAMP) ## Many tasks, and then nothing has grown: TASKS=100000 in memory, REAL=5000 on servers
+	@$(BIN)/python -m tests.soak --tasks $(TASKS) --real $(REAL)
+
 .PHONY: chaos
 chaos: $(STAMP) ## Kill and freeze every part while people change their minds: SECONDS=120, SEED=n
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

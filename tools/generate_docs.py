@@ -29,7 +29,7 @@ from services.launcher.domain import run_lifecycle as launcher_lifecycle
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain.model import lifecycle as scheduler_lifecycle
 from services.submit.domain import warnings as task_warnings
-from tools import benchmark_page, client_library, import_graph
+from tools import benchmark_page, client_library, import_graph, retention_page
 from tools.chart_schemas import schemas
 from tools.settings_tables import settings_table
 from tools.task_forms import NOTE
@@ -213,6 +213,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "permissions.md": permissions_page(),
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),
+        GENERATED / "retention.md": NOTE + retention_page.page(),
         GENERATED / "asyncapi.json": asyncapi_page(),
         BENCHMARKS: NOTE + benchmark_page.page(),
         NATS_ACCOUNTS: nats_config.accounts_block(WIRINGS),

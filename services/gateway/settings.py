@@ -130,6 +130,7 @@ class GatewaySettings(BaseServiceSettings):
     events_kept_max: int = Field(default=1_000_000, ge=1000)
     # As texts; in the database they take less or more.
     events_bytes_max: int = Field(default=2_147_483_648, ge=1_048_576)
+    events_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
     audit_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
     # A token is listed for so long after it was revoked or has expired.
     tokens_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)

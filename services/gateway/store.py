@@ -17,7 +17,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import orjson
 
-from libs.service.prune import PruneRule, aged, oldest_of
+from libs.service.prune import PruneRule, aged, nth_newest, oldest_of
 from libs.store.port import Op, Order, Tx, UnreadableRowError, Where
 from services.gateway.problems import invalid
 from services.gateway.reports import Limits, Sample, add, extended, progress, tail_of, whole
@@ -30,6 +30,7 @@ from services.gateway.rows import (
     MetricTailRow,
     NodeRow,
     ProgressRow,
+    QuotaRow,
     RunRow,
     TaskRow,
     TokenRow,
@@ -372,9 +373,20 @@ async def token_by_id(tx: Tx, token_id: str) -> TokenRow | None:
     return found[0] if found else None
 
 
-async def drop_old_events(tx: Tx, *, kept_max: int, bytes_max: int, rows_max: int) -> int:
-    """Forget the oldest events beyond so many or so many bytes, a bounded number at a time. The
-    newest one stays."""
+async def oldest_event_at(tx: Tx) -> datetime | None:
+    """When the oldest kept event happened; None if there is none but the newest."""
+    ends = await head(tx)
+    if ends.oldest >= ends.position:
+        return None
+    row = await _readable_event(tx, ends.oldest, ends.position)
+    return row.at if row is not None else None
+
+
+async def drop_old_events(
+    tx: Tx, *, kept_max: int, bytes_max: int, rows_max: int, before: datetime | None = None
+) -> int:
+    """Forget the oldest events beyond so many, beyond so many bytes, and before a time, a bounded
+    number at once. The newest one stays."""
     ends = await head(tx)
     latest = min(ends.position, ends.oldest + rows_max)
     oldest = max(ends.oldest, min(ends.position - kept_max + 1, latest))
@@ -388,6 +400,12 @@ async def drop_old_events(tx: Tx, *, kept_max: int, bytes_max: int, rows_max: in
         else:
             low = middle + 1
     oldest = max(oldest, low)
+    if before is not None:
+        begin, end = Where("position", Op.GE, oldest), Where("position", Op.LT, latest)
+        for row in await tx.select(EventRow, begin, end, order_by=[Order("position")]):
+            if row.at >= before:
+                break
+            oldest = row.position + 1
     for position in range(ends.oldest, oldest):
         tx.delete(EventRow, position)
     if oldest > ends.oldest:
@@ -407,8 +425,9 @@ async def _readable_event(tx: Tx, first: int, last: int) -> EventRow | None:
 
 def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
     """What the gateway forgets by age: the audit trail, ended tasks with all that belongs to them,
-    the usage ledger, and removed nodes."""
+    the usage ledger, removed nodes, and removed quotas."""
     removed = Where("removed", Op.EQ, value=True)
+    finished = Where("finished_at", Op.NOT_NULL)
     return (
         aged("audit", timedelta(seconds=settings.audit_keep_seconds), AuditRow, ["id"], "at"),
         *(
@@ -433,8 +452,9 @@ def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
         PruneRule(
             "tasks",
             timedelta(seconds=settings.tasks_keep_seconds),
-            lambda tx: oldest_of(tx, TaskRow, "finished_at", Where("finished_at", Op.NOT_NULL)),
+            lambda tx: oldest_of(tx, TaskRow, "finished_at", finished),
             drop_old_tasks,
+            lambda tx, newer: nth_newest(tx, TaskRow, "finished_at", newer, finished),
         ),
         aged(
             "usage",
@@ -449,6 +469,14 @@ def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
             timedelta(seconds=settings.removed_node_keep_seconds),
             NodeRow,
             ["node_id"],
+            "changed_at",
+            removed,
+        ),
+        aged(
+            "removed quotas",
+            timedelta(seconds=settings.removed_quota_keep_seconds),
+            QuotaRow,
+            ["group", "user", "team", "priority", "unit", "grant"],
             "changed_at",
             removed,
         ),
@@ -484,14 +512,27 @@ async def drop_old_tasks(tx: Tx, before: datetime, limit: int) -> int:
     return len(old)
 
 
-async def drop_settled(tx: Tx, before: datetime, rows_max: int) -> int:
-    """Forget accepted tasks that were projected long ago (their POST ended after their event). One
-    whose projection cannot be read stays, because its content is unknown."""
-    old = await tx.select(AcceptedRow, Where("submitted_at", Op.LT, before), limit=rows_max)
-    settled = 0
+async def drop_settled(
+    tx: Tx, before: datetime, rows_max: int, *, lost_before: datetime | None = None, after: str = ""
+) -> str:
+    """Forget accepted tasks that were projected long ago (their POST ended after their event), and
+    those whose event did not come before ``lost_before``. One whose projection cannot be read
+    stays, because its content is unknown.
+
+    It reads the rows behind the task ``after`` and returns the last one that it has read, so that
+    rows that stay do not hide others; "" at the end of the table.
+    """
+    old = await tx.select(
+        AcceptedRow,
+        Where("task_id", Op.GT, after),
+        Where("submitted_at", Op.LT, before),
+        order_by=[Order("task_id")],
+        limit=rows_max,
+    )
     for row in old:
+        assert row.submitted_at is not None, "the condition selects rows with a time"
+        lost = lost_before is not None and row.submitted_at < lost_before
         with contextlib.suppress(UnreadableRowError):
-            if await tx.get(TaskRow, row.task_id) is not None:
+            if lost or await tx.get(TaskRow, row.task_id) is not None:
                 tx.delete(AcceptedRow, row.task_id)
-                settled += 1
-    return settled
+    return old[-1].task_id if len(old) == rows_max else ""

@@ -19,6 +19,8 @@ class Audit(Resource):
         action: Optional[str] = None,
         target: Optional[str] = None,
         outcome: Optional[str] = None,
+        address: Optional[str] = None,
+        token: Optional[str] = None,
         from_: Optional[str] = None,
         to: Optional[str] = None,
         limit: Optional[int] = None,
@@ -32,7 +34,9 @@ class Audit(Resource):
             who: name of the user who did it
             action: its beginning, such as quota or task.goal
             target: what was changed, such as a task's id
-            outcome: done, or the kind of a refusal
+            outcome: done, the kind of a refusal, or, if it may have been carried out, started (the gateway ended before the reply) or unknown (no reply came)
+            address: where it came from
+            token: the id of a token
             from_: RFC 3339, included
             to: RFC 3339, excluded
             limit: at most 1000
@@ -45,6 +49,8 @@ class Audit(Resource):
                 "action": action,
                 "target": target,
                 "outcome": outcome,
+                "address": address,
+                "token": token,
                 "from": from_,
                 "to": to,
                 "limit": limit,
@@ -106,19 +112,26 @@ class Events(Resource):
         *,
         task: Optional[str] = None,
         type: Optional[str] = None,
+        owner: Optional[str] = None,
+        team: Optional[str] = None,
+        group: Optional[str] = None,
         from_: Optional[str] = None,
         follow: Optional[bool] = None,
         limit: Optional[int] = None,
         cursor: Optional[str] = None,
         last_event_id: Optional[str] = None,
     ) -> Listing[types.Event, types.EventPage]:
-        """Facts in the order in which they were recorded, each with its position.
+        """Facts in the order in which they were recorded, each with its position: those that meet every
+        filter, about tasks that the caller sees, nodes, quotas and policies.
 
         GET /v1/events
 
         Args:
             task: a task's id
             type: types (run.exited), aggregates (run) or facts (exited), separated by commas
+            owner: name of the user who submitted it
+            team: that tasks were submitted under
+            group: name of a group of nodes
             from_: events behind this position; 0 or left out: all that are kept; -N: the last N; latest: only new ones
             follow: stream; so does Accept: text/event-stream
             limit: at most 1000
@@ -130,6 +143,9 @@ class Events(Resource):
             {
                 "task": task,
                 "type": type,
+                "owner": owner,
+                "team": team,
+                "group": group,
                 "from": from_,
                 "follow": follow,
                 "limit": limit,
@@ -139,9 +155,17 @@ class Events(Resource):
         )
 
     def follow(
-        self, *, task: Optional[str] = None, type: Optional[str] = None, from_: Optional[str] = None
+        self,
+        *,
+        task: Optional[str] = None,
+        type: Optional[str] = None,
+        owner: Optional[str] = None,
+        team: Optional[str] = None,
+        group: Optional[str] = None,
+        from_: Optional[str] = None,
     ) -> Iterator[types.Event]:
-        """Facts in the order in which they were recorded, each with its position.
+        """Facts in the order in which they were recorded, each with its position: those that meet every
+        filter, about tasks that the caller sees, nodes, quotas and policies.
 
         As they come; a stream that is cut off continues without a gap or a repetition.
 
@@ -150,11 +174,21 @@ class Events(Resource):
         Args:
             task: a task's id
             type: types (run.exited), aggregates (run) or facts (exited), separated by commas
+            owner: name of the user who submitted it
+            team: that tasks were submitted under
+            group: name of a group of nodes
             from_: events behind this position; 0 or left out: all that are kept; -N: the last N; latest: only new ones"""
         return self._follow(
             Operation("GET", "/v1/events", repeatable=True),
             {},
-            {"task": task, "type": type, "from": from_},
+            {
+                "task": task,
+                "type": type,
+                "owner": owner,
+                "team": team,
+                "group": group,
+                "from": from_,
+            },
             EventReader(),
         )
 
@@ -178,21 +212,33 @@ class Nodes(Resource):
         self,
         *,
         group: Optional[str] = None,
+        ready: Optional[bool] = None,
+        schedulable: Optional[bool] = None,
+        label: Optional[Sequence[str]] = None,
         limit: Optional[int] = None,
         cursor: Optional[str] = None,
     ) -> Listing[types.Node, types.NodePage]:
-        """The inventory of nodes, with the tasks that hold them.
+        """The inventory of nodes, with the tasks that hold them. Of tasks that the caller may not see,
+        only the amounts are shown.
 
         GET /v1/nodes
 
         Args:
             group: name of a group of nodes
+            label: K=V: with this label. All given ones hold
             limit: at most 1000
             cursor: next_cursor of the page before"""
         return self._list(
             Operation("GET", "/v1/nodes", repeatable=True),
             {},
-            {"group": group, "limit": limit, "cursor": cursor},
+            {
+                "group": group,
+                "ready": ready,
+                "schedulable": schedulable,
+                "label": label,
+                "limit": limit,
+                "cursor": cursor,
+            },
             {},
         )
 
@@ -358,13 +404,19 @@ class Queue(Resource):
         group: Optional[str] = None,
         limit: Optional[int] = None,
         cursor: Optional[str] = None,
-    ) -> Listing[types.Task, types.TaskPage]:
-        """Waiting tasks: the highest level first, then by submission.
+    ) -> Listing[types.QueuedTask, types.QueuePage]:
+        """Waiting tasks in the order in which the scheduler gives them nodes now, group by group, with
+        why each waits.
+
+        A page begins behind the place of the last task of the page before, wherever other tasks have
+        gone meanwhile: a task whose place stays is listed once, one that was moved across the cursor
+        is missing or comes again. Positions are of the moment ``listed_at``. 503: no scheduler leads at
+        the moment; try again after ``Retry-After``.
 
         GET /v1/queue
 
         Args:
-            group: name of a group of nodes
+            group: one group; without it each, by name
             limit: at most 1000
             cursor: next_cursor of the page before"""
         return self._list(
@@ -539,6 +591,7 @@ class Tasks(Resource):
         name_prefix: Optional[str] = None,
         id_prefix: Optional[str] = None,
         id_suffix: Optional[str] = None,
+        team: Optional[str] = None,
         group: Optional[str] = None,
         chain: Optional[str] = None,
         priority: Optional[str] = None,
@@ -549,7 +602,7 @@ class Tasks(Resource):
         limit: Optional[int] = None,
         cursor: Optional[str] = None,
     ) -> Listing[types.Task, types.TaskPage]:
-        """Tasks that meet every filter, newest first.
+        """Tasks that the caller sees and that meet every filter, newest first.
 
         GET /v1/tasks
 
@@ -561,6 +614,7 @@ class Tasks(Resource):
             name_prefix: the first characters of the name
             id_prefix: the first characters of the id
             id_suffix: the last characters of the id, as tables show them
+            team: that tasks were submitted under
             group: name of a group of nodes
             chain: id of the first task of a chain
             priority: levels, separated by commas
@@ -581,6 +635,7 @@ class Tasks(Resource):
                 "name_prefix": name_prefix,
                 "id_prefix": id_prefix,
                 "id_suffix": id_suffix,
+                "team": team,
                 "group": group,
                 "chain": chain,
                 "priority": priority,
@@ -956,19 +1011,26 @@ class Tokens(Resource):
     """``client.tokens``."""
 
     def list(
-        self, *, limit: Optional[int] = None, cursor: Optional[str] = None
+        self,
+        *,
+        user: Optional[str] = None,
+        revoked: Optional[bool] = None,
+        limit: Optional[int] = None,
+        cursor: Optional[str] = None,
     ) -> Listing[types.Token, types.TokenPage]:
         """Tokens without their secrets, newest first; administrators see everybody's.
 
         GET /v1/tokens
 
         Args:
+            user: name of a user
+            revoked: left out: revoked ones, too
             limit: at most 1000
             cursor: next_cursor of the page before"""
         return self._list(
             Operation("GET", "/v1/tokens", repeatable=True),
             {},
-            {"limit": limit, "cursor": cursor},
+            {"user": user, "revoked": revoked, "limit": limit, "cursor": cursor},
             {},
         )
 
@@ -1103,6 +1165,7 @@ class Users(Resource):
         *,
         team: Optional[str] = None,
         role: Optional[Literal["viewer", "user", "operator", "admin"]] = None,
+        disabled: Optional[bool] = None,
         all: Optional[bool] = None,
         limit: Optional[int] = None,
         cursor: Optional[str] = None,
@@ -1120,7 +1183,14 @@ class Users(Resource):
         return self._list(
             Operation("GET", "/v1/users", repeatable=True),
             {},
-            {"team": team, "role": role, "all": all, "limit": limit, "cursor": cursor},
+            {
+                "team": team,
+                "role": role,
+                "disabled": disabled,
+                "all": all,
+                "limit": limit,
+                "cursor": cursor,
+            },
             {},
         )
 

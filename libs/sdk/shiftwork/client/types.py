@@ -310,13 +310,17 @@ class EnvSourceBody(TypedDict):
 
 
 class Event(TypedDict):
-    """One fact, with its place in the log."""
+    """One fact, with its place in the log. ``owner``, ``team`` and ``group`` are those of the task
+    that it is about; events of nodes, quotas and policies have a group alone."""
 
     position: int
     type: str
     task: Optional[str]
     attempt: Optional[int]
     at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
     data: Dict[str, Any]
 
 
@@ -427,9 +431,10 @@ class Holder(TypedDict):
 
 
 class HoldingTask(TypedDict):
-    """A task that holds nodes, and how long it may take to leave them."""
+    """A task that holds nodes, and how long it may take to leave them. ``id`` is null for a task
+    that the caller may not see."""
 
-    id: str
+    id: Optional[str]
     ack_deadline_seconds: Optional[float]
 
 
@@ -552,7 +557,8 @@ class NewToken(TypedDict):
 
 
 class Node(TypedDict):
-    """A node and the tasks that hold it."""
+    """A node and the tasks that hold it. ``held``: the task that holds a GPU, null for one that the
+    caller may not see; ``hidden_tasks``: how many such tasks hold anything of the node."""
 
     id: str
     group: str
@@ -560,8 +566,9 @@ class Node(TypedDict):
     gpu_model: str
     free_gpus: int
     unusable_gpus: List[int]
-    held: Dict[str, str]
+    held: Dict[str, Optional[str]]
     tasks: List[str]
+    hidden_tasks: int
     cpus: float
     memory_bytes: int
     labels: Dict[str, str]
@@ -855,6 +862,38 @@ class PromisedNode(TypedDict):
     node: str
     gpus: List[int]
     held_by: List[str]
+
+
+class QueuePage(TypedDict):
+    """One page of the queue, as of ``listed_at``."""
+
+    items: List[QueuedTask]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+    listed_at: str
+
+
+class QueuedTask(TypedDict):
+    """A place in the queue. ``priority`` is what the owner asked for, ``level`` what it counts as
+    now; ``granted``: it was moved to the front because it went without service for long. Of a
+    task that the caller may not see (``hidden``) only position, group, size and level are given."""
+
+    id: Optional[str]
+    name: Optional[str]
+    owner: Optional[str]
+    team: Optional[str]
+    group: str
+    position: int
+    priority: str
+    level: str
+    gpus: int
+    nodes: int
+    submitted_at: Optional[str]
+    waiting_since: Optional[str]
+    reason: Optional[Reason]
+    waits_for: Optional[WaitsFor]
+    granted: Optional[bool]
+    hidden: bool
 
 
 class Quota(TypedDict):
@@ -1495,6 +1534,19 @@ class Verdict(TypedDict):
     decision: str
     reason: Optional[Reason]
     beneficiary: Optional[str]
+
+
+class WaitsFor(TypedDict):
+    """What a waiting task waits for: ``kind`` is nodes, promised_nodes, tasks_ahead, quota,
+    virtual_cluster, share, retry, inventory, larger_cluster or decision; the row of a quota and its
+    numbers are in ``reason``. ``tasks_ahead`` of its group stand before it. ``until``: when its
+    promised nodes are free at the latest, or when it is tried again; null: not known, see
+    ``/v1/tasks/ID/explain`` for a forecast."""
+
+    kind: str
+    tasks_ahead: int
+    promised_nodes: int
+    until: Optional[str]
 
 
 class WhoAmI(TypedDict):
