@@ -104,7 +104,7 @@ check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, 
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/vermin --quiet --no-tips --target=3.8- --violations libs/sdk/shiftwork/*.py
+	@$(BIN)/vermin --quiet --no-tips --target=3.8- --violations libs/sdk/shiftwork/*.py libs/sdk/shiftwork/client/*.py
 	@cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
 	@$(BIN)/python -m tools.check_compatibility
 	@$(BIN)/python -m tools.check_generated
@@ -131,7 +131,9 @@ $(FRAMEWORKS_STAMP): $(STAMP) requirements/frameworks.txt libs/sdk/pyproject.tom
 	@$(BIN)/uv pip install --quiet --python $(FRAMEWORKS)/bin/python --no-deps -e libs/sdk
 	@touch $@
 
-.PHONY: test-frameworks
+.PHONY: frameworks test-frameworks
+frameworks: $(FRAMEWORKS_STAMP) ## Only that environment
+
 test-frameworks: $(FRAMEWORKS_STAMP) ## Adapters and contracts with the real libraries: PyTorch, JAX, TensorFlow, XGBoost, MPI and others
 	@$(BIN)/basedpyright --project tests/frameworks/pyrightconfig.json --pythonpath $(FRAMEWORKS)/bin/python
 	@$(BIN)/python -m pytest -n 2 $(TOGETHER) -m "frameworks and not gpu" tests/frameworks
@@ -171,6 +173,12 @@ scenarios: $(STAMP) ## Scheduling scenarios against their committed timelines
 .PHONY: sim
 sim: $(STAMP) ## Whole-platform simulation with faults: N=1000 runs of it, or one SEED=n
 	@$(BIN)/python -m tests.sim --simulations $(N) $(if $(SEED),--seed $(SEED))
+
+TASKS ?= 100000
+REAL ?= 5000
+.PHONY: soak
+soak: $(STAMP) ## Many tasks, and then nothing has grown: TASKS=100000 in memory, REAL=5000 on servers
+	@$(BIN)/python -m tests.soak --tasks $(TASKS) --real $(REAL)
 
 .PHONY: chaos
 chaos: $(STAMP) ## Kill and freeze every part while people change their minds: SECONDS=120, SEED=n

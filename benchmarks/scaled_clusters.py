@@ -118,11 +118,30 @@ def quota_rows(rows: int) -> Event:
 
 def quota_row(owners: int) -> Event:
     """The limit of one user changes, while so many users have a limit and a gang that waits."""
+    return _a_row_changes(owners, Limit(GROUP, "", "", Priority.UNSPECIFIED, Unit.NODES, 1))
+
+
+def grant_rows(rows: int) -> Event:
+    """A gang comes and starts, and ends, while so many grants are for other users, and one that is
+    less specific decides for its own."""
+    cluster = _plain(16)
+    grant = Limit(GROUP, "", "", Priority.NORMAL, Unit.NODES, 4, grant=True)
+    cluster.put(
+        grant,
+        Limit("", "", "", Priority.UNSPECIFIED, Unit.NODES, 0, grant=True),
+        *(replace(grant, user=f"user{n}") for n in range(rows)),
+    )
+    return _a_gang_comes_and_ends(cluster)
+
+
+def grant_row(owners: int) -> Event:
+    """The grant of one user changes, while so many users have a grant and a gang that waits."""
+    return _a_row_changes(owners, Limit(GROUP, "", "", Priority.NORMAL, Unit.NODES, 1, grant=True))
+
+
+def _a_row_changes(owners: int, row: Limit) -> Event:
     cluster = _plain(owners // 4)
-    rows = [
-        Limit(GROUP, f"team{n}-user", "", Priority.UNSPECIFIED, Unit.NODES, 1)
-        for n in range(owners)
-    ]
+    rows = [replace(row, user=f"team{n}-user") for n in range(owners)]
     cluster.put(*rows)
     numbers = count()
     _run(cluster, [gang(cluster, next(numbers), team=f"team{n}") for n in range(owners)])
@@ -273,6 +292,8 @@ def scarce_memory(sizes: int) -> Event:
 KINDS = (
     Kind("quota_rows", "quota rows", quota_rows, 100, 10_000, 100, 2_000),
     Kind("quota_row", "users with limits", quota_row, 100, 10_000, 100, 1_000),
+    Kind("grant_rows", "grants", grant_rows, 100, 10_000, 100, 2_000),
+    Kind("grant_row", "users with grants", grant_row, 100, 10_000, 100, 1_000),
     Kind("reclaim", "runs", reclaimed, 200, 5_000, 200, 800),
     Kind("node_figure", "nodes", node_figure, 100, 10_000, 100, 1_000),
     Kind("load_scale", "queued tasks", load_scale, 1_000, 100_000, 200, 1_000, 1),

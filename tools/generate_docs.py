@@ -1,5 +1,5 @@
 """Generated files: the pages of docs/generated, docs/benchmarks.md, the users of NATS servers, the
-charts' schemas. `make gen` writes them.
+charts' schemas, the client library's methods. `make gen` writes them.
 
 The sources are the tables that the code itself uses, so the pages are always right, and a NATS
 server lets a service publish only what its wiring declares.
@@ -29,7 +29,7 @@ from services.launcher.domain import run_lifecycle as launcher_lifecycle
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain.model import lifecycle as scheduler_lifecycle
 from services.submit.domain import warnings as task_warnings
-from tools import benchmark_page, import_graph
+from tools import benchmark_page, client_library, import_graph, retention_page
 from tools.chart_schemas import schemas
 from tools.settings_tables import settings_table
 from tools.task_forms import NOTE
@@ -94,7 +94,8 @@ def warnings_page() -> str:
     )
 
 
-REACHES = {Reach.NONE: "-", Reach.OWN: "own", Reach.ALL: "all"}
+SITE, SITE_PAGE = "as the site has set", "../operations.md#whose-tasks-users-see"
+REACHES = {Reach.NONE: "-", Reach.OWN: "own", Reach.SITE: "site", Reach.ALL: "all"}
 
 
 def permissions_page() -> str:
@@ -110,6 +111,7 @@ def permissions_page() -> str:
         "# Permissions",
         "",
         "`own`: the caller's own tasks, tokens and account; `all`: everybody's; `-`: refused.",
+        f"`site`: own tasks, those of the team as well, or all ([{SITE}]({SITE_PAGE})).",
         "A token without scopes is good for all that its user may do. `read` is in every token.",
         "",
         f"| action | scope | {' | '.join(Role)} | routes |",
@@ -212,6 +214,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "permissions.md": permissions_page(),
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),
+        GENERATED / "retention.md": NOTE + retention_page.page(),
         GENERATED / "asyncapi.json": asyncapi_page(),
         BENCHMARKS: NOTE + benchmark_page.page(),
         NATS_ACCOUNTS: nats_config.accounts_block(WIRINGS),
@@ -219,6 +222,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "imports.md": NOTE + import_graph.page(),
         **schemas(),
         **task_forms(ROOT),
+        **client_library.files(ROOT),
     }
 
 

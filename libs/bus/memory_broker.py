@@ -10,6 +10,7 @@ except a restart that forgets, as a host that dies before its disk has the last 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -95,7 +96,7 @@ class Durable:
     position: int = 0
     pending: dict[int, Pending] = field(default_factory=dict[int, Pending])
     echoes: list[Pending] = field(default_factory=list[Pending])
-    settled: list[tuple[float, Stored]] = field(default_factory=list[tuple[float, Stored]])
+    settled: deque[tuple[float, Stored]] = field(default_factory=deque[tuple[float, Stored]])
 
     def due(self, now: float) -> list[Pending]:
         """What is to be handed over now, in stream order."""
@@ -277,7 +278,8 @@ class MemoryBroker:
             return
         del durable.pending[message.number]
         now = self.now()
-        durable.settled = [each for each in durable.settled if each[0] > now - SETTLED_KEPT_S]
+        while durable.settled and durable.settled[0][0] <= now - SETTLED_KEPT_S:
+            durable.settled.popleft()
         durable.settled.append((now, message))
 
     def postpone(self, durable: Durable, message: Stored, delay_s: float) -> None:
@@ -323,4 +325,4 @@ class MemoryBroker:
             for settled_at, message in durable.settled:
                 if settled_at > since and message.number <= last:
                     durable.pending[message.number] = Pending(message, self.now(), deliveries=1)
-            durable.settled = [each for each in durable.settled if each[0] <= since]
+            durable.settled = deque(each for each in durable.settled if each[0] <= since)

@@ -635,6 +635,8 @@ class CreateTask(Message):
     team: str = ""
     spec: TaskSpec
     dry_run: bool = False
+    default_group: str = ""
+    default_priority: Priority = Priority.UNSPECIFIED
 
 
 class CreateTaskReply(Message):

@@ -1,4 +1,4 @@
-"""Deletes rows by age, in small transactions until no old row is left.
+"""Deletes rows by age and number, in small transactions until no old row is left.
 
 A service defines ``PruneRule``s in its ``store.py``; its ``main.py`` puts ``prune_loop`` among its
 loops. Nothing depends on how often or how far a prune gets: the next one continues.
@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from math import inf
 
 from libs.service import observability
 from libs.service.deletion_limit import DAY_SECONDS, DeletionLimit
@@ -33,11 +34,25 @@ class PruneRule:
     # Deletes rows before a cutoff, about as many as the limit at most; returns how many it
     # processed: fewer than the limit means that none is left.
     drop: Callable[[Tx, datetime, int], Awaitable[int]]
+    # Returns the time of the row behind so many newer ones; None if there are not so many. Without
+    # it age alone bounds the rows.
+    nth: Callable[[Tx, int], Awaitable[datetime | None]] | None = None
 
 
 async def oldest_of(tx: Tx, kind: type[object], column: str, *where: Where) -> datetime | None:
     """Return the earliest time in a column of these rows: one lookup in the column's index."""
     found = await tx.select(kind, *where, order_by=[Order(column)], limit=1)
+    return getattr(found[0], column) if found else None
+
+
+async def nth_newest(
+    tx: Tx, kind: type[object], column: str, newer: int, *where: Where
+) -> datetime | None:
+    """Return the time of the row behind ``newer`` newer ones; None if there are not so many. It
+    reads as many entries of the column's index, so it is not for every tick."""
+    found = await tx.select(
+        kind, *where, order_by=[Order(column, descending=True)], limit=1, offset=newer
+    )
     return getattr(found[0], column) if found else None
 
 
@@ -56,7 +71,38 @@ def aged(
             tx.delete(kind, *(getattr(row, name) for name in key))
         return len(rows)
 
-    return PruneRule(what, keep, lambda tx: oldest_of(tx, kind, column, *where), drop)
+    return PruneRule(
+        what,
+        keep,
+        lambda tx: oldest_of(tx, kind, column, *where),
+        drop,
+        lambda tx, newer: nth_newest(tx, kind, column, newer, *where),
+    )
+
+
+class NumberCutoff:
+    """The time before which rows are deleted because there are more than ``rows_max``.
+
+    Rows are counted at most once in ``count_seconds``; what comes in between is too much for that
+    long. Rows of one moment stay or go together. No clock decides it, so nothing slows it down.
+    """
+
+    def __init__(self, rows_max: int, count_seconds: float) -> None:
+        self._rows_max = rows_max
+        self._count_seconds = count_seconds
+        self._counted_at = -inf
+        self._before: datetime | None = None
+
+    async def before(
+        self, tx: Tx, nth: Callable[[Tx, int], Awaitable[datetime | None]]
+    ) -> datetime | None:
+        """Return the cutoff; None: there are not too many."""
+        now = asyncio.get_running_loop().time()
+        if now - self._counted_at >= self._count_seconds:
+            # First, so that a count that takes too long is not repeated at each tick.
+            self._counted_at = now
+            self._before = await nth(tx, self._rows_max - 1)
+        return self._before
 
 
 class PruneCutoff:
@@ -104,6 +150,7 @@ class Pruning:
     settings: BaseServiceSettings
     old: Sequence[PruneRule]
     _cutoffs: dict[str, PruneCutoff] = field(default_factory=dict[str, PruneCutoff])
+    _numbers: dict[str, NumberCutoff] = field(default_factory=dict[str, NumberCutoff])
 
     async def step(self, epoch: int) -> float | None:
         """Delete one bounded batch of each kind in its own transaction; run again at once while
@@ -125,12 +172,23 @@ class Pruning:
         limit = self.settings.prune_rows_max
         async with self.store.transaction(epoch=epoch) as tx:
             oldest, wanted = await old.oldest(tx), tx.now - old.keep
-            before = cutoff.before(oldest, wanted)
-            if before is None:
+            cutoffs = [cutoff.before(oldest, wanted)]
+            if old.nth is not None and oldest is not None:
+                number = self._numbers.setdefault(old.what, number_cutoff(self.settings))
+                by_number = await number.before(tx, old.nth)
+                # Not what ends in the future: a token that is still good.
+                cutoffs.append(by_number and min(by_number, tx.now))
+            before = max((each for each in cutoffs if each is not None), default=None)
+            if before is None or oldest is None or oldest >= before:
                 return False
             count = await old.drop(tx, before, limit)
         pruned(self.service, old.what, count)
         return count >= limit
+
+
+def number_cutoff(settings: BaseServiceSettings) -> NumberCutoff:
+    """Return the bound by number that the settings give."""
+    return NumberCutoff(settings.kept_rows_max, settings.prune_count_seconds)
 
 
 def will_prune(service: str, what: str) -> None:

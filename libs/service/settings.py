@@ -99,6 +99,13 @@ class BaseServiceSettings(BaseSettings):
     # Old rows are deleted so many in a transaction, and of each kind at most so many days of
     # history in an hour (0: no bound), because the clock may be wrong.
     prune_rows_max: int = Field(default=1000, ge=1, le=10_000)
+    # Of each kind of rows that are deleted by age, the oldest beyond so many are deleted earlier.
+    # Counting reads an index of so many entries, so it is done that seldom.
+    kept_rows_max: int = Field(default=5_000_000, ge=1000)
+    prune_count_seconds: float = Field(default=3_600.0, gt=0)
+    # Removed caps and grants, which are kept as long as an older event about them can come: from
+    # the stream, or from a dead letter that is replayed.
+    removed_quota_keep_seconds: float = Field(default=45 * 86_400.0, gt=0)
     # The rows of removed nodes are kept longer than an old event can be on its way (14 days).
     removed_node_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
     prune_days_per_hour: float = Field(default=DAYS_PER_HOUR, ge=0, le=10_000)

@@ -15,6 +15,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, cast
 
+from libs.store.retention import Retention
 from libs.store.terms import Op, Query, Where
 
 Row = Any
@@ -111,6 +112,8 @@ class Shape:
     indexes: tuple[Index, ...] = ()
     # True if the newest rows stay in the leader's memory.
     recent: bool = False
+    # What bounds the table; every table of a service has one.
+    retention: Retention | None = None
     by_name: Mapping[str, Column] = field(init=False)
     # The primary key of a row: a value, or a tuple if there are several columns.
     key_of: Callable[[Row], Key] = field(init=False)

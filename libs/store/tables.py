@@ -43,6 +43,7 @@ from typing import (
 
 from libs.store.columns import EnumText, JsonOf
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow
+from libs.store.retention import Retention, goes_with
 from libs.store.rows import Check, Column, Index, Shape, Unique
 
 if TYPE_CHECKING:
@@ -91,10 +92,11 @@ def table(
     *rules: Index | Unique | Check,
     key: str | tuple[str, ...],
     recent: bool = False,
+    retention: Retention | None = None,
 ) -> Shape:
     """Derive the table of a row dataclass. Use ``recent`` if only the leader writes these rows and
-    soon reads them again: its memory then keeps the newest. Raises TypeError if a table cannot be
-    derived."""
+    soon reads them again: its memory then keeps the newest. ``retention`` says what bounds the
+    table; every table of a service needs one. Raises TypeError if a table cannot be derived."""
     keys = (key,) if isinstance(key, str) else key
     columns = _columns(kind)
     indexes = [_named(each, name, "idx") for each in rules if isinstance(each, Index)]
@@ -118,6 +120,7 @@ def table(
         checks=tuple(sorted(checks, key=lambda each: each.name)),
         indexes=tuple(indexes),
         recent=recent,
+        retention=retention,
     )
 
 
@@ -159,9 +162,32 @@ def _column(name: str, hint: Any) -> Column:  # noqa: ANN401 - any type form
 
 
 _DEAD_LETTERS = (
-    table(DeadLetterRow, "dead_letter", index("set_apart_at"), key="id"),
-    table(DeadLetterBody, "dead_letter_body", key="id"),
+    table(
+        DeadLetterRow,
+        "dead_letter",
+        index("set_apart_at"),
+        key="id",
+        retention=Retention(
+            "by age; of those that could not be handled, the newest so many",
+            ("dead_letters_keep_seconds", "dead_letters_max"),
+        ),
+    ),
+    table(DeadLetterBody, "dead_letter_body", key="id", retention=goes_with(DeadLetterRow)),
 )
+
+
+# What bounds the tables that every schema has beside those of rows.
+COMMON_RETENTION: Mapping[str, Retention] = {
+    INBOX: Retention(
+        "by age, longer than the bus keeps an event; as many as the events of that time",
+        ("inbox_keep_seconds",),
+    ),
+    OUTBOX: Retention(
+        "published ones by running time; unpublished ones never", ("outbox_keep_seconds",)
+    ),
+    LEADER: Retention("one"),
+    VERSION_TABLE: Retention("one"),
+}
 
 
 class Tables:

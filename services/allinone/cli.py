@@ -33,6 +33,7 @@ from services.allinone.data_folder import (
     Options,
     with_task_user,
 )
+from services.gateway.permissions import Visibility
 
 if TYPE_CHECKING:
     from services.allinone.findings import Finding
@@ -96,6 +97,10 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
     service_user: Annotated[
         str | None, typer.Option(help="Root: run PostgreSQL and NATS as this user.")
     ] = None,
+    visibility: Annotated[
+        Visibility | None,
+        typer.Option(help="Whose tasks users see; operators see all. Default: their team's."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it is ready.")] = False,
 ) -> None:
     """Run the whole platform on this machine until Ctrl-C (or --detach and `down`).
@@ -115,6 +120,7 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
         "task_users": task_users,
         "tasks_as_root": tasks_as_root or None,
         "service_user": service_user,
+        "visibility": None if visibility is None else visibility.value,
     }
     typed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if data_folder.is_kept():

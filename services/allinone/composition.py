@@ -58,6 +58,7 @@ def _gateway(machine: Machine) -> dict[str, str]:
         "admin_token_file": str(machine.data_folder.credentials.admin_token_file),
         "run_token_key_file": str(machine.data_folder.credentials.run_key_file),
         "tasks_run_as": options.task_user or options.task_users or name_of(os.geteuid()),
+        **({"visibility": options.visibility} if options.visibility else {}),
     }
 
 

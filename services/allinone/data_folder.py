@@ -50,6 +50,8 @@ class Options:
     tasks_as_root: bool = False
     # The user that PostgreSQL and NATS run as if root runs the platform (a user's name).
     service_user: str | None = None
+    # Whose tasks users see (own, team or all); None: as the gateway's settings say.
+    visibility: str | None = None
 
 
 def options_of(found: Mapping[str, Any]) -> Options:

@@ -5,6 +5,10 @@ schema for each service, every service's migrations, streams and durables. Waits
 not answer yet, does only what is missing, and may run twice, also at once. Exit status 0 done, 1
 refused, 2 wrong settings, 3 a server did not answer in time.
 
+``python -m services.allinone.provision restored`` does the same for a database that was filled
+from a backup beside an empty NATS: it refuses one of a newer version, and lets the services publish
+again what their outboxes have. Run it while no service runs.
+
 ``python -m services.allinone.provision nats-config`` prints the configuration that a NATS server
 needs, with a user for each service.
 """
@@ -16,6 +20,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, TypeVar
@@ -36,12 +41,15 @@ from libs.store import roles
 from libs.store.connections import Address
 from libs.store.migrate import current, newest, upgrade
 from libs.store.port import StoreUnavailableError
+from libs.store.snapshot import publish_again
 from services.allinone import nats_config
 from services.allinone.embedded.credentials import NATS_ADMIN
 
 T = TypeVar("T")
 Report = Callable[[str], None]
 
+# Before any event.
+FOREVER = datetime.min.replace(tzinfo=UTC)
 DONE, REFUSED, USAGE, UNREACHABLE = 0, 1, 2, 3
 PREFIX = "SHIFTWORK_PROVISION_"
 # Between two tries of a server that does not answer: doubling.
@@ -153,13 +161,26 @@ def url_of(admin_url: str, role: str, database: str) -> str:
     )
 
 
-async def provision(settings: ProvisionSettings, wirings: Sequence[Wiring], report: Report) -> None:
-    """Make both servers ready. RefusedError or NotInTimeError; what was done until then stays."""
+async def provision(
+    settings: ProvisionSettings,
+    wirings: Sequence[Wiring],
+    report: Report,
+    *,
+    restored: bool = False,
+) -> None:
+    """Make both servers ready; ``restored``: with a database that was filled from a backup.
+    RefusedError or NotInTimeError; what was done until then stays."""
     deadline = StartDeadline(settings.wait_seconds, report)
+    if restored:
+        await deadline.until("PostgreSQL", lambda: _refuse_newer(settings, wirings))
     where = urlsplit(settings.database_url).netloc.rpartition("@")[2] or "its socket"
     await deadline.until(
         f"PostgreSQL at {where}", lambda: _database(settings, wirings, deadline, report)
     )
+    if restored:
+        await deadline.until(
+            f"PostgreSQL at {where}", lambda: _publish_again(settings, wirings, report)
+        )
     await deadline.until(
         f"NATS at {settings.nats_url}", lambda: _streams(settings, wirings, deadline, report)
     )
@@ -204,6 +225,36 @@ def _denied(settings: ProvisionSettings, problem: str) -> str:
         f"With {PREFIX}ROLES=false the database {settings.database}, and for each service a role "
         f"with the password in {PREFIX}DATABASE_PASSWORDS and a schema of its name, must be there."
     )
+
+
+def _own(settings: ProvisionSettings, wiring: Wiring) -> Address:
+    """The database as a service enters it."""
+    url = url_of(settings.database_url, wiring.name, settings.database)
+    return Address(url=url, password=secret(settings.database_passwords / wiring.name))
+
+
+async def _refuse_newer(settings: ProvisionSettings, wirings: Sequence[Wiring]) -> None:
+    """RefusedError if a schema is of a later version, which this one must not write to."""
+    for wiring in wirings:
+        there = await current(_own(settings, wiring), wiring.tables)
+        known = newest(wiring.migrations)
+        if there > known:
+            raise RefusedError(
+                f"The backup is of a newer version: schema {wiring.tables.schema} is at {there},"
+                f" and this version knows {known}. Restore it with the version that made it, or"
+                " a newer one."
+            )
+
+
+async def _publish_again(
+    settings: ProvisionSettings, wirings: Sequence[Wiring], report: Report
+) -> None:
+    """Mark what the outboxes have as unpublished: NATS is empty, and what was on its way at the
+    time of the backup is nowhere else. The inboxes recognise what was handled."""
+    for wiring in wirings:
+        schema = wiring.tables.schema
+        count = await publish_again(_own(settings, wiring), [schema], FOREVER)
+        report(f"schema {schema}: {count} events will be published again")
 
 
 async def _migrate(
@@ -299,7 +350,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m services.allinone.provision",
         description="Make PostgreSQL and NATS ready. Settings: SHIFTWORK_PROVISION_… variables.",
     )
-    config = parser.add_subparsers(dest="command").add_parser(
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("restored", help="after the database was filled from a backup")
+    config = commands.add_parser(
         "nats-config", help="print the configuration of a NATS server, without secrets"
     )
     config.add_argument("--cluster", action="store_true", help="for one of several servers")
@@ -320,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings is None:
         return USAGE
     observability.set_up_logs("console", "error", sys.stderr)
-    return _run(settings, WIRINGS)
+    return _run(settings, WIRINGS, restored=given.command == "restored")
 
 
 def load(values: Mapping[str, Any] | None = None) -> ProvisionSettings | None:
@@ -334,9 +387,9 @@ def load(values: Mapping[str, Any] | None = None) -> ProvisionSettings | None:
         return None
 
 
-def _run(settings: ProvisionSettings, wirings: Sequence[Wiring]) -> int:
+def _run(settings: ProvisionSettings, wirings: Sequence[Wiring], *, restored: bool) -> int:
     try:
-        asyncio.run(provision(settings, wirings, write_line))
+        asyncio.run(provision(settings, wirings, write_line, restored=restored))
     except RefusedError as problem:
         sys.stderr.write(f"error: {problem}\n")
         return REFUSED

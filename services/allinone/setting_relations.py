@@ -1,4 +1,4 @@
-"""Settings of one service that must be longer than those of another.
+"""Settings of one service that must be at least those of another.
 
 A service sees only its own settings, so ``checks.py`` checks them for one machine, and
 ``kubernetes/preflight.py`` for the values of a cluster.
@@ -15,7 +15,7 @@ from services.allinone.findings import Finding
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """``longer`` must not be fewer seconds than ``shorter``; each is a service and its setting."""
+    """``longer`` must not be less than ``shorter``; each is a service and its setting."""
 
     longer: tuple[str, str]
     shorter: tuple[str, str]
@@ -35,6 +35,11 @@ RELATIONS = (
     Relation(
         ENDED_KEEP,
         ("submit", "tasks_keep_seconds"),
+        "an ended task that submit publishes again would run again",
+    ),
+    Relation(
+        ("scheduler", "kept_rows_max"),
+        ("submit", "kept_rows_max"),
         "an ended task that submit publishes again would run again",
     ),
     Relation(EARLY_KEEP, ("scheduler", "dead_letters_keep_seconds"), _REPLAYED, must_hold=False),
@@ -70,7 +75,6 @@ def broken_relations(given: Callable[[str, str], Any]) -> Iterator[Finding]:
             least, most = f"{shorter:.12g}", f"{longer:.12g}"
             yield Finding(
                 "bad" if relation.must_hold else "warn",
-                f"{one}'s {high} ({most}) is shorter than {other}'s {low} ({least}):"
-                f" {relation.why}",
+                f"{one}'s {high} ({most}) is less than {other}'s {low} ({least}): {relation.why}",
                 f"set {high} of {one} to {least} or more, or {low} of {other} to {most} or less",
             )

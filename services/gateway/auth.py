@@ -44,12 +44,14 @@ from services.gateway.permissions import (
     Reach,
     Role,
     Scope,
+    Visibility,
     reach_of,
     refusal_of,
     whom_to_ask,
 )
 from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
 from services.gateway.rows import AuditRow, TaskRow, TeamRow, TokenRow, TokenUseRow, UserRow
+from services.gateway.sight import Sight
 
 R = TypeVar("R")
 FIRST_ADMIN = "admin"
@@ -81,6 +83,8 @@ class Identity:
     # From where the present request came, and what it does.
     address: str = ""
     action: Action = Action.KNOW_ONESELF
+    # The site's setting. Where it is not known, the narrowest.
+    visibility: Visibility = Visibility.OWN
 
     @property
     def is_admin(self) -> bool:
@@ -90,7 +94,14 @@ class Identity:
     @property
     def reach(self) -> Reach:
         """Whose things the present request reaches."""
-        return reach_of(self.action, self.role, self.scopes)
+        return reach_of(self.action, self.role, self.scopes, self.visibility)
+
+    @property
+    def sight(self) -> Sight:
+        """Whose tasks the caller sees, whatever the present request does."""
+        reach = reach_of(Action.READ_TASKS, self.role, self.scopes, self.visibility)
+        team = self.team if reach is Reach.TEAM else ""
+        return Sight() if reach is Reach.ALL else Sight(self.user, team)
 
     def doing(self, action: Action) -> Identity:
         """The identity for a request that does this; ``check`` before it is done."""
@@ -165,7 +176,9 @@ class Authenticator:
         lookups: ConcurrencyLimit,
         lookups_waiting_max: int,
         uses_seconds: float,
+        visibility: Visibility,
     ) -> None:
+        self._visibility = visibility
         self._store = store
         self._clock = clock
         self._admin_hash = token_hash(admin_token) if admin_token else None
@@ -209,7 +222,7 @@ class Authenticator:
                 self._uses[identity.token_id] = (self._clock.now(), address)
         if identity.expires_at is not None and identity.expires_at <= self._clock.now():
             raise unauthenticated(f"this token has expired; {ANOTHER}")
-        return identity
+        return replace(identity, visibility=self._visibility)
 
     def _remembered(self, digest: str) -> Identity | None:
         until, identity = self._known.get(digest, (None, None))
@@ -465,12 +478,14 @@ def audit(
     detail: str = "",
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
+    entry_id: str = "",
 ) -> None:
     """Enter a change, or the refusal of one, in the audit trail. ``before`` and ``after``: what was
-    there and is there, without secrets; what is too large is left out."""
+    there and is there, without secrets; what is too large is left out. ``entry_id``: of the entry
+    that is replaced."""
     tx.put(
         AuditRow(
-            id=mint.id(),
+            id=entry_id or mint.id(),
             at=tx.now,
             who=identity.user,
             action=action,

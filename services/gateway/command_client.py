@@ -57,8 +57,7 @@ class Commands:
 
 
 def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
-    """The command for a new task. What is left out is the user's or team's default, or stays empty:
-    submit fills it in."""
+    """The command for a new task; submit fills in what is left out."""
     if body.command and body.roles:
         raise invalid("command", "", "stands beside roles", "give command or roles, not both")
     spec = to_message(m.TaskSpec, body)
@@ -66,11 +65,15 @@ def create_task(body: TaskBody, identity: Identity, key: str) -> m.CreateTask:
     if body.command:
         role = m.Role(command=tuple(body.command))
         spec = spec.model_copy(update={"roles": (role,)})
-    if not spec.group and identity.default_group:
-        spec = spec.model_copy(update={"group": identity.default_group})
-    if spec.priority is m.Priority.UNSPECIFIED and identity.default_priority:
-        spec = spec.model_copy(update={"priority": PRIORITIES[identity.default_priority]})
-    return m.CreateTask(client_key=key, owner=identity.user, team=identity.team, spec=spec)
+    level = identity.default_priority
+    return m.CreateTask(
+        client_key=key,
+        owner=identity.user,
+        team=identity.team,
+        spec=spec,
+        default_group=identity.default_group,
+        default_priority=PRIORITIES[level] if level else m.Priority.UNSPECIFIED,
+    )
 
 
 def require_no_zeros(kind: type[Message], body: Body, above: str) -> None:

@@ -7,13 +7,16 @@ lower-case words, documents are objects and not their text, and secrets are left
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any, TypeVar
 
+from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.kinds import Kind, kinds
 from libs.contracts.shown import Read
 from services.gateway.body_types import Body
-from services.gateway.json_values import enum_name_or_empty
+from services.gateway.json_values import enum_name, enum_name_or_empty
+from services.gateway.rows import QuotaRow
 
 M = TypeVar("M", bound=Message)
 Json = dict[str, Any]
@@ -71,3 +74,23 @@ def _one(field: Kind, value: Any, *, secrets: bool) -> Any:  # noqa: ANN401 - an
     if field.shown.read is Read.DOCUMENT:
         return json.loads(value) if value else None
     return value
+
+
+def quota_row(quota: m.Quota, changed_by: str, changed_at: datetime) -> QuotaRow:
+    """A cap or a grant as the read model has it, in no version yet."""
+    return QuotaRow(
+        group=quota.group,
+        user=quota.user,
+        team=quota.team,
+        priority=enum_name_or_empty(quota.priority),
+        unit=enum_name(quota.unit),
+        grant=quota.grant,
+        limit=quota.limit,
+        version=0,
+        removed=False,
+        changed_by=changed_by,
+        changed_at=changed_at,
+        unlimited=quota.unlimited,
+        level_max=enum_name_or_empty(quota.level_max),
+        expires_at=quota.expires_at,
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import orjson
@@ -31,7 +31,9 @@ from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.problems import TOO_MANY, ProblemError
-from services.gateway.rows import EventRow, RunRow, TaskRow
+from services.gateway.rows import EventHeadRow, EventRow, RunRow, TaskRow
+from services.gateway.sight import ANY, EVERY_TASK, Conditions, Sight, key_of, meets
+from services.gateway.store import EVERYTHING
 
 # An event as it is sent: its position, and itself as JSON.
 Encoded = tuple[int, bytes]
@@ -44,27 +46,75 @@ PAGE_OVERHEAD_BYTES = 1024
 _log = structlog.stdlib.get_logger(__name__)
 
 
+# Events that are about no task: of nodes, quotas and policies, which everybody sees.
+_OF_NO_TASK: Conditions = tuple(Where(name, Op.EQ, "") for name in ("task_id", "owner", "team"))
+
+
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which events a reader wants; empty means every one."""
+    """Which events a reader wants, and may see; what is empty means every one."""
 
     task_id: str = ""
     types: frozenset[str] = frozenset()
+    owner: str = ""
+    team: str = ""
+    group: str = ""
+    sight: Sight = EVERY_TASK
 
     def takes(self, row: EventRow) -> bool:
         """True if the reader wants this event."""
-        return (not self.task_id or row.task_id == self.task_id) and (
-            not self.types or row.type in self.types
-        )
+        return meets(row, self.where()) and any(meets(row, each) for each in self.seen())
 
-    def where(self) -> tuple[Where, ...]:
-        """The same as conditions of a select."""
-        found: list[Where] = []
-        if self.task_id:
-            found.append(Where("task_id", Op.EQ, self.task_id))
+    def where(self) -> Conditions:
+        """The same as conditions of a select, those that fewest events meet first."""
+        given = ("task_id", "owner", "team", "group")
+        found = [Where(name, Op.EQ, getattr(self, name)) for name in given if getattr(self, name)]
         if self.types:
             found.append(Where("type", Op.IN, sorted(self.types)))
         return tuple(found)
+
+    def seen(self) -> tuple[Conditions, ...]:
+        """What the reader sees, as alternatives of which no event meets two."""
+        if self.sight.is_full:
+            return EVERYTHING
+        return *self.sight.alternatives(), _OF_NO_TASK
+
+    def keys(self) -> set[tuple[str, object]]:
+        """Each event that the reader takes has one of these values in its columns."""
+        found = key_of(self.where())
+        return {found} if found != ANY else {key_of(each) for each in self.seen()}
+
+
+KEYS = ("task_id", "owner", "team", "group")
+
+
+class Readers:
+    """Open readers, found by the values that their events have: an event costs as much as the
+    readers of its task, owner, team and group, and those of everything, are many."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[str, object], set[Reader]] = {}
+
+    def __iter__(self) -> Iterator[Reader]:
+        return iter({reader for some in self._by_key.values() for reader in some})
+
+    def add(self, reader: Reader) -> None:
+        """A reader is open."""
+        for key in reader.wanted.keys():  # noqa: SIM118 - no mapping
+            self._by_key.setdefault(key, set()).add(reader)
+
+    def discard(self, reader: Reader) -> None:
+        """A reader is gone."""
+        for key in reader.wanted.keys():  # noqa: SIM118 - no mapping
+            self._by_key[key].discard(reader)
+            if not self._by_key[key]:
+                del self._by_key[key]
+
+    def of(self, row: EventRow) -> set[Reader]:
+        """Those that want an event."""
+        keys = [ANY, *((name, getattr(row, name)) for name in KEYS)]
+        found = {reader for key in keys for reader in self._by_key.get(key, ())}
+        return {reader for reader in found if reader.wanted.takes(row)}
 
 
 @dataclass(eq=False)
@@ -152,8 +202,8 @@ class Page:
 class EventPages:
     """Cached pages of the event log. Reads are limited in all and by user; recent pages are kept.
 
-    The log only grows, so a full page stays as it is; one that is not full is good as long as the
-    log ends where it ended then.
+    The log only grows, so a full page stays as it is, until an owner that was not known is entered
+    (``forget``); one that is not full is good as long as the log ends where it ended then.
     """
 
     def __init__(self, store: Store, events_max: int, concurrency: ConcurrencyLimit) -> None:
@@ -181,14 +231,20 @@ class EventPages:
         return page
 
     async def _read(self, wanted: EventFilter, after: int, known_end: int | None) -> Page:
-        where = wanted.where()
+        where, seen = wanted.where(), wanted.seen()
         # Positions have no gaps: wherever readers of all events begin, their pages soon coincide.
-        limit = self._events_max if where else self._events_max - after % self._events_max
+        whole = not where and seen == EVERYTHING
+        limit = self._events_max - after % self._events_max if whole else self._events_max
         async with self._store.transaction() as tx:
-            rows = await rows_of.events(tx, *where, after=after, limit=limit)
+            rows = await rows_of.events(tx, *where, after=after, limit=limit, seen=seen)
         events = tuple((row.position, document_of(row)) for row in rows)
         size = PAGE_OVERHEAD_BYTES + sum(len(document) for _, document in events)
         return Page(events, None if len(rows) == limit else known_end or 0, size)
+
+    def forget(self) -> None:
+        """Drop every page: events have changed."""
+        self._kept.clear()
+        self._bytes = 0
 
     def _keep(self, wanted: EventFilter, after: int, page: Page) -> None:
         before = self._kept.pop((wanted, after), None)
@@ -218,7 +274,7 @@ class LiveEvents:
         self._pages = EventPages(store, page, catching_up)
         self._poll_seconds = poll_seconds
         self._poll_leading_seconds = poll_leading_seconds
-        self._readers: set[Reader] = set()
+        self._readers = Readers()
         self._waiters: dict[str, set[asyncio.Event]] = {}
         # The last position fed; None before the first.
         self._last: int | None = None
@@ -235,7 +291,10 @@ class LiveEvents:
     def observe(self, delta: Delta) -> None:
         """Called by the store after each commit of this process, in order."""
         events = [row for row in delta.put if isinstance(row, EventRow)]
-        if events:
+        if any(row.position <= self._position for row in events):
+            # The owners of earlier events have become known.
+            self._pages.forget()
+        if events and any(isinstance(row, EventHeadRow) for row in delta.put):
             self._is_projector = True
             self._feed(sorted(events, key=lambda row: row.position))
         for row in delta.put:
@@ -366,21 +425,23 @@ class LiveEvents:
             reader.reset()
 
     def _feed(self, rows: list[EventRow]) -> None:
+        if self._last is not None:
+            rows = [row for row in rows if row.position > self._last]
+        if not rows:
+            return
         if self._last is None or rows[0].position > self._last + 1:
             # This process missed an event, so every reader reads the table.
             self._restart(rows[-1].position)
             return
         for row in rows:
-            if row.position > self._last:
-                self._last = row.position
-                self._deliver(row, self._readers)
+            self._last = row.position
+            self._deliver(row)
 
-    def _deliver(self, row: EventRow, readers: Iterable[Reader]) -> None:
-        document: bytes | None = None
+    def _deliver(self, row: EventRow) -> None:
+        readers = self._readers.of(row)
+        document = document_of(row) if readers else b""
         for reader in readers:
-            if reader.wanted.takes(row):
-                document = document or document_of(row)
-                reader.give(row.position, document)
+            reader.give(row.position, document)
 
     def _wake_task(self, task_id: str) -> None:
         for event in self._waiters.get(task_id, ()):

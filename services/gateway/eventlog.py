@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.registry import ROUTES
-from libs.store.port import Op, Tx, Where
+from libs.store.port import Op, Order, Tx, Where
 from services.gateway import store, views
-from services.gateway.rows import EventHeadRow, EventRow
+from services.gateway.rows import EventHeadRow, EventRow, TaskRow
 
 _SUBJECT = re.compile(r"evt\.(\w+)\.\{\w+\}\.(\w+)")
 
@@ -107,6 +107,7 @@ async def append(tx: Tx, message: Message, *, is_news: bool) -> None:
     ends = await store.head(tx)
     position = ends.position + 1
     data = views.plain(message)
+    about = await _about(tx, message)
     tx.put(
         EventHeadRow(ends.name, position, ends.oldest, ends.bytes + _size(data)),
         EventRow(
@@ -118,8 +119,62 @@ async def append(tx: Tx, message: Message, *, is_news: bool) -> None:
             at=_read(message, fact.at),
             data=data,
             bytes_before=ends.bytes,
+            owner=about.owner,
+            team=about.team,
+            group=about.group,
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """Whose an event is."""
+
+    owner: str = ""
+    team: str = ""
+    group: str = ""
+
+
+async def _about(tx: Tx, message: Any) -> _About:  # noqa: ANN401 - any event
+    """The owner, team and group of a task; of other things their group. Nothing, if the task's
+    submission is not projected yet: ``claim`` adds it then."""
+    task_id = getattr(message, "task_id", "")
+    if not task_id:
+        part = getattr(message, "node", None) or getattr(message, "quota", None) or message
+        return _About(group=getattr(part, "group", ""))
+    row = await tx.get(TaskRow, task_id)
+    if row is not None and row.owner:
+        return _About(row.owner, row.team, row.group)
+    if owner := getattr(message, "owner", ""):
+        group = message.spec.group if hasattr(message, "spec") else getattr(message, "group", "")
+        return _About(owner, getattr(message, "team", ""), group)
+    if row is None:
+        # The task is known to have events before its submission.
+        tx.put(TaskRow(task_id))
+    return _About()
+
+
+async def claim(tx: Tx, row: TaskRow) -> None:
+    """Enter the owner, team and group in events that came before their task's submission."""
+    ownerless = Where("task_id", Op.EQ, row.task_id), Where("owner", Op.EQ, "")
+    for event in await tx.select(EventRow, *ownerless):
+        tx.put(replace(event, owner=row.owner, team=row.team, group=row.group))
+
+
+async def claim_all(tx: Tx, limit: int) -> int:
+    """The same for the newest of such events whose tasks are known by now: a process of a version
+    that did not enter owners may have written them. Returns how many it has found."""
+    ownerless = Where("owner", Op.EQ, ""), Where("task_id", Op.NE, "")
+    newest = (Order("position", descending=True),)
+    events = await tx.select(EventRow, *ownerless, order_by=newest, limit=limit)
+    ids = sorted({event.task_id for event in events})
+    tasks = await tx.select(TaskRow, Where("task_id", Op.IN, ids), Where("owner", Op.NE, ""))
+    known = {row.task_id: row for row in tasks}
+    found = [event for event in events if event.task_id in known]
+    for event in found:
+        row = known[event.task_id]
+        tx.put(replace(event, owner=row.owner, team=row.team, group=row.group))
+    return len(found)
 
 
 def _size(data: Mapping[str, Any]) -> int:

@@ -17,6 +17,7 @@ from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
 from services.gateway import eventlog, usage, views
 from services.gateway.auth import sortable_id
+from services.gateway.conversion import quota_row
 from services.gateway.json_values import PRIORITY_ORDER, enum_name, enum_name_or_empty
 from services.gateway.rows import (
     AcceptedRow,
@@ -104,12 +105,15 @@ async def _run(tx: Tx, task_id: str, attempt: int) -> RunRow:
 
 
 async def on_task_submitted(tx: Tx, event: m.TaskSubmitted) -> bool:
-    """A new task."""
-    row = await _task(tx, event.task_id)
+    """A new task. Events of it may have come before this one."""
+    before = await tx.get(TaskRow, event.task_id)
     tx.delete(AcceptedRow, event.task_id)
-    if row.submitted_at is not None:
+    if before is not None and before.submitted_at is not None:
         return False
-    tx.put(with_submission(row, event))
+    row = with_submission(before or TaskRow(event.task_id), event)
+    tx.put(row)
+    if before is not None:
+        await eventlog.claim(tx, row)
     return True
 
 
@@ -385,34 +389,18 @@ def _expiry_entry(event: m.QuotaChanged, before: QuotaRow | None) -> AuditRow:
 
 async def on_quota_changed(tx: Tx, event: m.QuotaChanged) -> bool:
     """The highest version wins; a removed limit keeps its version."""
-    limit = event.quota
-    key = (
-        limit.group,
-        limit.user,
-        limit.team,
-        enum_name_or_empty(limit.priority),
-        enum_name(limit.unit),
-        limit.grant,
+    new = replace(
+        quota_row(event.quota, event.changed_by, event.changed_at),
+        version=event.version,
+        removed=event.removed,
     )
-    row = await tx.get(QuotaRow, *key)
+    row = await tx.get(QuotaRow, new.group, new.user, new.team, new.priority, new.unit, new.grant)
     if row is not None and event.version <= row.version:
         return False
     if event.expired:
         # Nobody requests a removal by time, so there is no entry of a request for it.
         tx.put(_expiry_entry(event, row))
-    tx.put(
-        QuotaRow(
-            *key,
-            limit=limit.limit,
-            version=event.version,
-            removed=event.removed,
-            changed_by=event.changed_by,
-            changed_at=event.changed_at,
-            unlimited=limit.unlimited,
-            level_max=enum_name_or_empty(limit.level_max),
-            expires_at=limit.expires_at,
-        )
-    )
+    tx.put(new)
     return True
 
 
@@ -492,7 +480,7 @@ READS: Mapping[type[Message], Reads] = {
         _run_of,
     ),
     m.NodeChanged: lambda event: [(NodeRow, event.node_id)],
-    m.UsageRecorded: _ledger_of,
+    m.UsageRecorded: _task_of,
 }
 HANDLERS: Mapping[type[Message], Handler] = {
     m.TaskSubmitted: _logged(on_task_submitted),

@@ -36,6 +36,8 @@ TOKEN_PREFIX = "swt_"  # noqa: S105 - what a token begins with is no secret
 TOKEN_BYTES = 32
 ID_RANDOM_BYTES = 4
 REBUILD_IDLE_SECONDS = 3600.0
+# Of the events without an owner, so many are looked at as a term begins.
+EVENTS_CLAIMED_MAX = 10_000
 
 
 def minting(clock: Clock) -> Mint:
@@ -102,6 +104,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         await ports.store.make_resident(EventHeadRow)
         async with ports.store.transaction(epoch=epoch) as tx:
             await ensure_first_admin(tx)
+            await eventlog.claim_all(tx, EVENTS_CLAIMED_MAX)
 
     watch = StreamWatch("gateway", ports.bus)
     hints = Hints(
@@ -163,6 +166,7 @@ def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
         lookups=ConcurrencyLimit(settings.lookups_max, settings.lookups_per_address_max),
         lookups_waiting_max=settings.lookups_waiting_max,
         uses_seconds=settings.token_uses_seconds,
+        visibility=settings.visibility,
     )
 
 

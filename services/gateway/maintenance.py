@@ -13,6 +13,7 @@ from datetime import timedelta
 import structlog
 
 from libs.contracts.messages import Reemit, ReemitReply
+from libs.service.prune import PruneCutoff, pruned
 from libs.store.port import Store, UnreadableRowError
 from services.gateway import store as rows_of
 from services.gateway.command_client import Commands
@@ -21,6 +22,8 @@ from services.gateway.rows import RebuildRow
 from services.gateway.settings import GatewaySettings
 
 OWNERS = ("submit", "scheduler", "launcher", "quota")
+# What the metrics of pruning call the event log.
+EVENTS = "events"
 _log = structlog.stdlib.get_logger(__name__)
 
 
@@ -30,23 +33,33 @@ class HistoryPruning:
     def __init__(self, store: Store, settings: GatewaySettings) -> None:
         self._store = store
         self._settings = settings
+        self._events = PruneCutoff("gateway", EVENTS, settings.prune_days_per_hour)
+        # The last accepted task that the last step has read.
+        self._accepted_after = ""
 
     async def step(self, epoch: int) -> float | None:
         """Forget a bounded number of old rows; again at once while there are more."""
         settings, most = self._settings, self._settings.prune_rows_max
         async with self._store.transaction(epoch=epoch) as tx:
-            dropped = [
-                await rows_of.drop_old_events(
-                    tx,
-                    kept_max=settings.events_kept_max,
-                    bytes_max=settings.events_bytes_max,
-                    rows_max=most,
+            dropped = await rows_of.drop_old_events(
+                tx,
+                kept_max=settings.events_kept_max,
+                bytes_max=settings.events_bytes_max,
+                rows_max=most,
+                before=self._events.before(
+                    await rows_of.oldest_event_at(tx),
+                    tx.now - timedelta(seconds=settings.events_keep_seconds),
                 ),
-                await rows_of.drop_settled(
-                    tx, tx.now - timedelta(seconds=settings.accepted_keep_seconds), most
-                ),
-            ]
-        return 0.0 if max(dropped) >= most else None
+            )
+            self._accepted_after = await rows_of.drop_settled(
+                tx,
+                tx.now - timedelta(seconds=settings.accepted_keep_seconds),
+                most,
+                lost_before=tx.now - timedelta(seconds=settings.tasks_keep_seconds),
+                after=self._accepted_after,
+            )
+        pruned("gateway", EVENTS, dropped)
+        return 0.0 if dropped >= most or self._accepted_after else None
 
 
 class ReadModelRebuild:

@@ -37,13 +37,26 @@ class Scope(StrEnum):
     PEOPLE = "people"
 
 
+class Visibility(StrEnum):
+    """Whose tasks users and viewers see: the site's setting ``visibility``."""
+
+    OWN = "own"
+    # And those that were submitted under the caller's present team.
+    TEAM = "team"
+    ALL = "all"
+
+
 class Reach(IntEnum):
     """Whose things an action reaches."""
 
     NONE = 0
     # The caller's own tasks, tokens or data.
     OWN = 1
-    ALL = 2
+    # And the tasks of the caller's team.
+    TEAM = 2
+    # In the table alone: as the site's setting says.
+    SITE = 3
+    ALL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,12 @@ class Permission:
         return found
 
 
-_N, _O, _A = Reach.NONE, Reach.OWN, Reach.ALL
+_N, _O, _S, _A = Reach.NONE, Reach.OWN, Reach.SITE, Reach.ALL
+_OF_SITE = {
+    Visibility.OWN: Reach.OWN,
+    Visibility.TEAM: Reach.TEAM,
+    Visibility.ALL: Reach.ALL,
+}
 
 
 @unique
@@ -75,7 +93,7 @@ class Action(Enum):
     #                                  viewer user operator admin
     KNOW_ONESELF = Permission(Scope.READ, _O, _O, _O, _O, "see itself")
     READ_CLUSTER = Permission(Scope.READ, _A, _A, _A, _A, "see nodes, quotas and policies")
-    READ_TASKS = Permission(Scope.READ, _A, _A, _A, _A, "see tasks")
+    READ_TASKS = Permission(Scope.READ, _S, _S, _A, _A, "see tasks")
     READ_SECRETS = Permission(Scope.READ, _O, _O, _O, _A, "read its environment or life state")
     SUBMIT = Permission(Scope.TASKS, _N, _A, _A, _A, "submit tasks")
     RESUBMIT = Permission(Scope.TASKS, _N, _O, _O, _A, "submit it again")
@@ -99,12 +117,19 @@ class Action(Enum):
     BE_A_RUN = Permission(Scope.READ, _N, _N, _N, _N, "act as a run")
 
 
-def reach_of(action: Action, role: Role, scopes: Collection[Scope]) -> Reach:
-    """Whose things a caller reaches; ``scopes`` are its token's, and none is all of them."""
+def reach_of(
+    action: Action,
+    role: Role,
+    scopes: Collection[Scope],
+    visibility: Visibility = Visibility.OWN,
+) -> Reach:
+    """Whose things a caller reaches; ``scopes`` are its token's, and none is all of them.
+    ``visibility`` is the site's setting."""
     permission = action.value
     if scopes and permission.scope is not Scope.READ and permission.scope not in scopes:
         return Reach.NONE
-    return permission.reach(role)
+    reach = permission.reach(role)
+    return _OF_SITE[visibility] if reach is Reach.SITE else reach
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,6 +207,11 @@ class EventRow:
     data: dict[str, Any]
     # The size of all events before it, those that are not kept any more included.
     bytes_before: int = 0
+    # Of the task that it is about; the group also of a node, a quota or a policy. Empty: of none,
+    # or the task's submission is not projected yet.
+    owner: str = ""
+    team: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from libs.contracts.limits import CREATE_TASKS_MAX
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.service.settings import BaseServiceSettings
+from services.gateway.permissions import Visibility
 
 
 class GatewaySettings(BaseServiceSettings):
@@ -22,6 +23,10 @@ class GatewaySettings(BaseServiceSettings):
     admin_token_file: Path | None = None
     # The key that run tokens are signed with; the launcher reads the same file.
     run_token_key_file: Path | None = None
+
+    # Whose tasks, output, specifications and events users and viewers see: their own, those of
+    # their team as well, or all. Operators and administrators see all.
+    visibility: Visibility = Visibility.TEAM
 
     # The user that tasks run as on this machine: a name, a number or a range of numbers. `submit`
     # on the same machine refuses files that this user cannot read.
@@ -128,6 +133,7 @@ class GatewaySettings(BaseServiceSettings):
     events_kept_max: int = Field(default=1_000_000, ge=1000)
     # As texts; in the database they take less or more.
     events_bytes_max: int = Field(default=2_147_483_648, ge=1_048_576)
+    events_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
     audit_keep_seconds: float = Field(default=400 * 86_400.0, gt=0)
     # A token is listed for so long after it was revoked or has expired.
     tokens_keep_seconds: float = Field(default=90 * 86_400.0, gt=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import orjson
 
-from libs.service.prune import PruneRule, aged, oldest_of
+from libs.service.prune import PruneRule, aged, nth_newest, oldest_of
 from libs.store.port import Op, Order, Tx, UnreadableRowError, Where
 from services.gateway.problems import invalid
 from services.gateway.reports import Limits, Sample, add, extended, progress, tail_of, whole
@@ -29,6 +30,7 @@ from services.gateway.rows import (
     MetricTailRow,
     NodeRow,
     ProgressRow,
+    QuotaRow,
     RunRow,
     TaskRow,
     TokenRow,
@@ -36,9 +38,13 @@ from services.gateway.rows import (
     UsageRow,
 )
 from services.gateway.settings import GatewaySettings
+from services.gateway.sight import Conditions, Sight
 
 R = TypeVar("R")
 HEAD = "log"
+# Every row is seen.
+EVERYTHING: tuple[Conditions, ...] = ((),)
+FILTER_DIGEST_BYTES = 6
 # Of so many tasks at a time, with so many attempts in all, running times are summed.
 TASKS_SUMMED_MAX = 100
 RUNS_SUMMED_MAX = 5_000
@@ -67,20 +73,37 @@ class After:
     key: str | int
 
     @staticmethod
-    def read(cursor: str, sort: Sort) -> After:
-        """Read a ``next_cursor``; a problem if it is not one of this order."""
+    def read(cursor: str, sort: Sort, filters: str = "") -> After:
+        """Read a ``next_cursor``; a problem if it is not one of this order and these filters
+        (``digest_of``). One of the version before has no filters in it."""
         try:
-            column, value, key = orjson.loads(base64.urlsafe_b64decode(cursor.encode()))
+            column, value, key, *more = orjson.loads(base64.urlsafe_b64decode(cursor.encode()))
         except (ValueError, TypeError, binascii.Error):
-            column, value, key = None, None, None
+            column, value, key, more = None, None, None, []
         if column == _name(sort) and _fits(value, sort.column) and _fits(key, sort.key):
-            return After(value, key)
+            if more in ([], [filters]):
+                return After(value, key)
+            fix = "give the filters of the page before; or leave cursor out to begin again"
+            raise invalid("cursor", cursor, "belongs to a list with other filters", fix)
+        message = "is not a cursor of this list"
+        if isinstance(column, str) and column.removeprefix("-").isidentifier():
+            message = f"belongs to another order ({column})"
         fix = "give next_cursor of the page before, with the same sort; or leave it out"
-        raise invalid("cursor", cursor, "is not a cursor of this list", fix)
+        raise invalid("cursor", cursor, message, fix)
 
-    def write(self, sort: Sort) -> str:
+    def write(self, sort: Sort, filters: str = "") -> str:
         """The cursor for the page behind this row."""
-        return base64.urlsafe_b64encode(orjson.dumps([_name(sort), self.value, self.key])).decode()
+        parts = [_name(sort), self.value, self.key, filters]
+        return base64.urlsafe_b64encode(orjson.dumps(parts)).decode()
+
+
+def digest_of(where: Sequence[Where]) -> str:
+    """What a list's cursors keep of its filters, to be refused with others; empty for none."""
+    if not where:
+        return ""
+    text = repr(sorted((each.column, each.op.value, repr(each.value)) for each in where))
+    found = hashlib.blake2b(text.encode(errors="replace"), digest_size=FILTER_DIGEST_BYTES)
+    return found.hexdigest()
 
 
 def _fits(value: object, column: str) -> TypeGuard[str | int]:
@@ -112,19 +135,18 @@ class Page:
 
 async def page(tx: Tx, kind: type[R], where: Sequence[Where], sort: Sort, paging: Paging) -> Page:
     """One page of one table."""
-    after = After.read(paging.cursor, sort) if paging.cursor else None
+    filters = digest_of(where)
+    after = After.read(paging.cursor, sort, filters) if paging.cursor else None
     rows: list[Any] = list(await keyset(tx, kind, where, sort, after=after, limit=paging.limit + 1))
-    return cut(rows, sort, paging.limit)
+    return cut(rows, sort, paging.limit, filters)
 
 
-def cut(rows: Sequence[Any], sort: Sort, limit: int) -> Page:
+def cut(rows: Sequence[Any], sort: Sort, limit: int, filters: str = "") -> Page:
     """The first ``limit`` rows, and whether there are more."""
     if len(rows) <= limit:
         return Page(rows, None)
-    last = rows[limit - 1]
-    return Page(
-        rows[:limit], After(getattr(last, sort.column), getattr(last, sort.key)).write(sort)
-    )
+    last = After(getattr(rows[limit - 1], sort.column), getattr(rows[limit - 1], sort.key))
+    return Page(rows[:limit], last.write(sort, filters))
 
 
 async def keyset(
@@ -155,14 +177,51 @@ async def task(tx: Tx, task_id: str) -> TaskRow | None:
     return await tx.get(AcceptedRow, task_id)
 
 
-async def task_page(tx: Tx, where: Sequence[Where], sort: Sort, paging: Paging) -> Page:
-    """One page of tasks: those projected, and those accepted and still on their way."""
-    after = After.read(paging.cursor, sort) if paging.cursor else None
+async def seen_task(tx: Tx, task_id: str, sight: Sight) -> TaskRow | None:
+    """A task that the caller sees. One that the caller does not see costs the reads of one that
+    does not exist, and ends like it, even if it cannot be read."""
+    try:
+        row = await task(tx, task_id)
+    except UnreadableRowError:
+        this = Where("task_id", Op.EQ, task_id)
+        for seen in sight.alternatives():
+            for kind in (TaskRow, AcceptedRow):
+                await tx.select(kind, this, *seen, limit=1)
+        if any(row.id == task_id for row in tx.unreadable):
+            raise
+        return None
+    if row is None or sight.shows(row):
+        return row
+    await tx.get(AcceptedRow, task_id)
+    return None
+
+
+async def seen_tasks(tx: Tx, task_ids: Sequence[str], sight: Sight) -> list[TaskRow]:
+    """Those of these tasks that the caller sees."""
+    wanted = Where("task_id", Op.IN, list(task_ids))
+    found: list[TaskRow] = []
+    for seen in sight.alternatives() if task_ids else ():
+        found += await tx.select(TaskRow, wanted, *seen)
+    return found
+
+
+async def task_page(
+    tx: Tx, where: Sequence[Where], sort: Sort, paging: Paging, sight: Sight
+) -> Page:
+    """One page of the tasks that a caller sees: those projected, and those accepted and still on
+    their way."""
+    filters = digest_of(where)
+    after = After.read(paging.cursor, sort, filters) if paging.cursor else None
     known = Where("submitted_at", Op.NOT_NULL)
-    rows: list[TaskRow] = await keyset(
-        tx, TaskRow, [*where, known], sort, after=after, limit=paging.limit + 1
-    )
-    accepted = await keyset(tx, AcceptedRow, where, sort, after=after, limit=paging.limit + 1)
+    rows: list[TaskRow] = []
+    accepted: list[AcceptedRow] = []
+    for seen in sight.alternatives():
+        rows += await keyset(
+            tx, TaskRow, [*where, known, *seen], sort, after=after, limit=paging.limit + 1
+        )
+        accepted += await keyset(
+            tx, AcceptedRow, [*where, *seen], sort, after=after, limit=paging.limit + 1
+        )
     left_out = {row.id for row in tx.unreadable}
     for row in accepted:
         if row.task_id in left_out:
@@ -176,7 +235,7 @@ async def task_page(tx: Tx, where: Sequence[Where], sort: Sort, paging: Paging) 
             rows.append(row)
     rows.sort(key=lambda row: getattr(row, sort.key), reverse=sort.key_descending)
     rows.sort(key=lambda row: getattr(row, sort.column), reverse=sort.descending)
-    return cut(rows, sort, paging.limit)
+    return cut(rows, sort, paging.limit, filters)
 
 
 async def accept(tx: Tx, rows: Sequence[AcceptedRow]) -> None:
@@ -289,13 +348,23 @@ async def head(tx: Tx) -> EventHeadRow:
 
 
 async def events(
-    tx: Tx, *where: Where, after: int, limit: int, until: int | None = None
+    tx: Tx,
+    *where: Where,
+    after: int,
+    limit: int,
+    until: int | None = None,
+    seen: Sequence[Conditions] = EVERYTHING,
 ) -> list[EventRow]:
-    """Events behind a position, in order."""
+    """Events behind a position, in order, that meet every condition and one of the alternatives
+    ``seen``, of which no event meets two."""
     bounds = [Where("position", Op.GT, after)]
     if until is not None:
         bounds.append(Where("position", Op.LE, until))
-    return await tx.select(EventRow, *bounds, *where, order_by=(Order("position"),), limit=limit)
+    found: list[EventRow] = []
+    for each in seen:
+        order = (Order("position"),)
+        found += await tx.select(EventRow, *bounds, *where, *each, order_by=order, limit=limit)
+    return sorted(found, key=lambda row: row.position)[:limit]
 
 
 async def token_by_id(tx: Tx, token_id: str) -> TokenRow | None:
@@ -304,9 +373,20 @@ async def token_by_id(tx: Tx, token_id: str) -> TokenRow | None:
     return found[0] if found else None
 
 
-async def drop_old_events(tx: Tx, *, kept_max: int, bytes_max: int, rows_max: int) -> int:
-    """Forget the oldest events beyond so many or so many bytes, a bounded number at a time. The
-    newest one stays."""
+async def oldest_event_at(tx: Tx) -> datetime | None:
+    """When the oldest kept event happened; None if there is none but the newest."""
+    ends = await head(tx)
+    if ends.oldest >= ends.position:
+        return None
+    row = await _readable_event(tx, ends.oldest, ends.position)
+    return row.at if row is not None else None
+
+
+async def drop_old_events(
+    tx: Tx, *, kept_max: int, bytes_max: int, rows_max: int, before: datetime | None = None
+) -> int:
+    """Forget the oldest events beyond so many, beyond so many bytes, and before a time, a bounded
+    number at once. The newest one stays."""
     ends = await head(tx)
     latest = min(ends.position, ends.oldest + rows_max)
     oldest = max(ends.oldest, min(ends.position - kept_max + 1, latest))
@@ -320,6 +400,12 @@ async def drop_old_events(tx: Tx, *, kept_max: int, bytes_max: int, rows_max: in
         else:
             low = middle + 1
     oldest = max(oldest, low)
+    if before is not None:
+        begin, end = Where("position", Op.GE, oldest), Where("position", Op.LT, latest)
+        for row in await tx.select(EventRow, begin, end, order_by=[Order("position")]):
+            if row.at >= before:
+                break
+            oldest = row.position + 1
     for position in range(ends.oldest, oldest):
         tx.delete(EventRow, position)
     if oldest > ends.oldest:
@@ -339,8 +425,9 @@ async def _readable_event(tx: Tx, first: int, last: int) -> EventRow | None:
 
 def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
     """What the gateway forgets by age: the audit trail, ended tasks with all that belongs to them,
-    the usage ledger, and removed nodes."""
+    the usage ledger, removed nodes, and removed quotas."""
     removed = Where("removed", Op.EQ, value=True)
+    finished = Where("finished_at", Op.NOT_NULL)
     return (
         aged("audit", timedelta(seconds=settings.audit_keep_seconds), AuditRow, ["id"], "at"),
         *(
@@ -365,8 +452,9 @@ def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
         PruneRule(
             "tasks",
             timedelta(seconds=settings.tasks_keep_seconds),
-            lambda tx: oldest_of(tx, TaskRow, "finished_at", Where("finished_at", Op.NOT_NULL)),
+            lambda tx: oldest_of(tx, TaskRow, "finished_at", finished),
             drop_old_tasks,
+            lambda tx, newer: nth_newest(tx, TaskRow, "finished_at", newer, finished),
         ),
         aged(
             "usage",
@@ -381,6 +469,14 @@ def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
             timedelta(seconds=settings.removed_node_keep_seconds),
             NodeRow,
             ["node_id"],
+            "changed_at",
+            removed,
+        ),
+        aged(
+            "removed quotas",
+            timedelta(seconds=settings.removed_quota_keep_seconds),
+            QuotaRow,
+            ["group", "user", "team", "priority", "unit", "grant"],
             "changed_at",
             removed,
         ),
@@ -416,14 +512,27 @@ async def drop_old_tasks(tx: Tx, before: datetime, limit: int) -> int:
     return len(old)
 
 
-async def drop_settled(tx: Tx, before: datetime, rows_max: int) -> int:
-    """Forget accepted tasks that were projected long ago (their POST ended after their event). One
-    whose projection cannot be read stays, because its content is unknown."""
-    old = await tx.select(AcceptedRow, Where("submitted_at", Op.LT, before), limit=rows_max)
-    settled = 0
+async def drop_settled(
+    tx: Tx, before: datetime, rows_max: int, *, lost_before: datetime | None = None, after: str = ""
+) -> str:
+    """Forget accepted tasks that were projected long ago (their POST ended after their event), and
+    those whose event did not come before ``lost_before``. One whose projection cannot be read
+    stays, because its content is unknown.
+
+    It reads the rows behind the task ``after`` and returns the last one that it has read, so that
+    rows that stay do not hide others; "" at the end of the table.
+    """
+    old = await tx.select(
+        AcceptedRow,
+        Where("task_id", Op.GT, after),
+        Where("submitted_at", Op.LT, before),
+        order_by=[Order("task_id")],
+        limit=rows_max,
+    )
     for row in old:
+        assert row.submitted_at is not None, "the condition selects rows with a time"
+        lost = lost_before is not None and row.submitted_at < lost_before
         with contextlib.suppress(UnreadableRowError):
-            if await tx.get(TaskRow, row.task_id) is not None:
+            if lost or await tx.get(TaskRow, row.task_id) is not None:
                 tx.delete(AcceptedRow, row.task_id)
-                settled += 1
-    return settled
+    return old[-1].task_id if len(old) == rows_max else ""

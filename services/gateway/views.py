@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from functools import cache, partial
@@ -324,8 +324,15 @@ def log_info(info: LogInfo) -> Json:
     }
 
 
-def node(row: NodeRow, held: Mapping[int, str], tasks: Sequence[str]) -> Json:
-    """A node with the tasks that hold its GPUs (``{index: task}``)."""
+def node(
+    row: NodeRow, by_task: Mapping[str, Sequence[int]], seen: Collection[str] | None = None
+) -> Json:
+    """A node with the tasks that hold its GPUs (``{task: indices}``). Of tasks that are not among
+    ``seen``, if it is given, only the amounts are shown."""
+    shown = [task for task in sorted(by_task) if seen is None or task in seen]
+    held = {
+        index: task if task in shown else None for task, gpus in by_task.items() for index in gpus
+    }
     message = row.node
     free = [n for n in range(message.gpus) if n not in held and n not in message.unusable_gpus]
     return {
@@ -336,7 +343,8 @@ def node(row: NodeRow, held: Mapping[int, str], tasks: Sequence[str]) -> Json:
         "free_gpus": len(free),
         "unusable_gpus": list(message.unusable_gpus),
         "held": {str(index): holder for index, holder in sorted(held.items())},
-        "tasks": list(tasks),
+        "tasks": shown,
+        "hidden_tasks": len(by_task) - len(shown),
         "cpus": message.cpus,
         "memory_bytes": message.memory_bytes,
         "labels": dict(message.labels),
@@ -412,6 +420,9 @@ def event(row: EventRow) -> Json:
         "task": row.task_id or None,
         "attempt": row.attempt or None,
         "at": rfc3339(row.at),
+        "owner": row.owner or None,
+        "team": row.team or None,
+        "group": row.group or None,
         "data": row.data,
     }
 

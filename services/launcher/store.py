@@ -15,7 +15,7 @@ from typing import cast
 
 from libs.contracts.ids import RunId, TaskId
 from libs.contracts.messages import Checkpoint, Endpoint
-from libs.service.prune import PruneRule, oldest_of
+from libs.service.prune import PruneRule, nth_newest, oldest_of
 from libs.store.port import Op, Order, Store, Tx, UnreadableRowError, Where
 from services.launcher.domain.model import (
     CheckpointRow,
@@ -182,7 +182,11 @@ def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ..
     for runs that were never assigned, and removed nodes."""
     return (
         PruneRule(
-            "past runs", keep, lambda tx: oldest_of(tx, PastRun, "forgotten_at"), drop_past_runs
+            "past runs",
+            keep,
+            lambda tx: oldest_of(tx, PastRun, "forgotten_at"),
+            drop_past_runs,
+            lambda tx, newer: nth_newest(tx, PastRun, "forgotten_at", newer),
         ),
         PruneRule("requests", keep, _oldest_early_request, drop_early_requests),
         PruneRule("removed nodes", removed_keep, _oldest_removed, drop_removed_nodes),

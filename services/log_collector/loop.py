@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from libs.service.loop import Loop, Wake
-from libs.service.prune import PruneCutoff, failed, pruned, will_prune
+from libs.service.prune import NumberCutoff, PruneCutoff, failed, pruned, will_prune
 from libs.store.port import Delta, Store, StoreUnavailableError
 from services.log_collector import store
 from services.log_collector.archives.port import Archive, ArchiveError
@@ -52,7 +52,7 @@ def record_loop(recorder: Recorder) -> Loop:
 
 @dataclass(frozen=True, slots=True)
 class OutputPruner:
-    """Drops the output of runs that ended long ago."""
+    """Drops the output of runs that ended long ago, or before very many others."""
 
     database: Store
     archive: Archive
@@ -60,6 +60,7 @@ class OutputPruner:
     runs_max: int
     rows_max: int
     cutoff: PruneCutoff
+    number: NumberCutoff
 
     def __post_init__(self) -> None:
         will_prune(SERVICE, RUNS)
@@ -69,8 +70,15 @@ class OutputPruner:
         run's own row last, so that a crash in between is repaired by the next step."""
         async with self.database.transaction(epoch=epoch) as tx:
             oldest, wanted = await store.oldest_exit(tx), tx.now - self.keep
-            before = self.cutoff.before(oldest, wanted)
-            if before is None:
+            if oldest is None:
+                self.cutoff.before(None, wanted)
+                return None
+            cutoffs = (
+                self.cutoff.before(oldest, wanted),
+                await self.number.before(tx, store.nth_newest_exit),
+            )
+            before = max((each for each in cutoffs if each is not None), default=oldest)
+            if oldest >= before:
                 return None
             rows = await store.runs_to_drop(tx, before, self.runs_max)
         try:

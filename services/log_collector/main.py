@@ -7,7 +7,7 @@ from pathlib import Path
 
 from libs.service.definition import Ports, Service
 from libs.service.loop import Wake
-from libs.service.prune import PruneCutoff
+from libs.service.prune import PruneCutoff, number_cutoff
 from libs.service.wiring import Wiring
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.port import Archive
@@ -61,6 +61,7 @@ def build(
         runs_max=settings.drop_runs_max,
         rows_max=settings.prune_rows_max,
         cutoff=PruneCutoff(SERVICE, RUNS, settings.prune_days_per_hour),
+        number=number_cutoff(settings),
     )
     queries = Queries(state=state, archive=archive, answers=settings)
     return Service(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from libs.contracts.messages import Placement
-from libs.service.prune import oldest_of
+from libs.service.prune import nth_newest, oldest_of
 from libs.store.port import Op, Order, Tx, Where
 from services.log_collector.domain import Entry, OutputKey
 
@@ -113,6 +113,11 @@ async def collected_since(tx: Tx, since: datetime, limit: int) -> Sequence[RunRo
 async def oldest_exit(tx: Tx) -> datetime | None:
     """The end of the collected run that ended first."""
     return await oldest_of(tx, RunRow, "exited_at", Where("collected", Op.EQ, value=True))
+
+
+async def nth_newest_exit(tx: Tx, newer: int) -> datetime | None:
+    """The end of the collected run behind so many that ended later; None without one."""
+    return await nth_newest(tx, RunRow, "exited_at", newer, Where("collected", Op.EQ, value=True))
 
 
 async def drop_part(tx: Tx, row: RunRow, first_rank: int, limit: int) -> int | None:

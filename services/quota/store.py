@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import Priority, Unit
-from libs.service.prune import PruneRule, oldest_of
+from libs.service.prune import PruneRule, aged, nth_newest, oldest_of
 from libs.store.port import Op, Order, Tx, Where
 
 QUOTA_CHANGES = "quota_changes"
@@ -144,14 +144,33 @@ async def newest_use(tx: Tx, limit: int) -> Sequence[RunRow]:
 
 
 def prune_rules(keep: timedelta) -> tuple[PruneRule, ...]:
-    """Return what quota prunes: the ledger's runs, tasks of which no run is left, and tasks that
-    never ran."""
+    """Return what quota prunes: the ledger's runs, tasks of which no run is left, tasks that never
+    ran, and removed quotas.
+
+    Nothing that could set a removed quota again is on its way after that time, and a reader that
+    has not received its removal by then has to be rebuilt."""
     return (
         PruneRule(
-            "runs", keep, lambda tx: oldest_of(tx, RunRow, "ended_at", *_HAS_ENDED), drop_runs
+            "runs",
+            keep,
+            lambda tx: oldest_of(tx, RunRow, "ended_at", *_HAS_ENDED),
+            drop_runs,
+            lambda tx, newer: nth_newest(tx, RunRow, "ended_at", newer, *_HAS_ENDED),
         ),
         PruneRule(
-            "tasks", keep, lambda tx: oldest_of(tx, TaskRow, "heard_at", *_HAS_NO_RUN), drop_tasks
+            "tasks",
+            keep,
+            lambda tx: oldest_of(tx, TaskRow, "heard_at", *_HAS_NO_RUN),
+            drop_tasks,
+            lambda tx, newer: nth_newest(tx, TaskRow, "heard_at", newer, *_HAS_NO_RUN),
+        ),
+        aged(
+            "removed quotas",
+            keep,
+            QuotaRow,
+            ["scope"],
+            "changed_at",
+            Where("removed", Op.EQ, value=True),
         ),
     )
 

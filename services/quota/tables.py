@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from libs.store.retention import Retention, deleted_by_age, one_per
 from libs.store.tables import Tables, index, rule, table, unique
 from services.quota.store import CounterRow, QuotaRow, RunRow, TaskRow
 
@@ -18,9 +19,11 @@ TABLES = Tables(
         ),
         unique("version", name="quota_version"),
         index("expires_at", name="quota_expires", where="expires_at IS NOT NULL AND NOT removed"),
+        index("changed_at", name="quota_removed", where="removed"),
         key="scope",
+        retention=one_per("cap and grant", setting="ledger_keep_seconds", rule="removed quotas"),
     ),
-    table(CounterRow, "counter", key="name", recent=True),
+    table(CounterRow, "counter", key="name", recent=True, retention=Retention("one")),
     table(
         TaskRow,
         "task",
@@ -28,6 +31,9 @@ TABLES = Tables(
         index("heard_at", name="task_heard", where="heard_at IS NOT NULL"),
         key="task_id",
         recent=True,
+        retention=deleted_by_age(
+            "ledger_keep_seconds", "its first event, or with its last run", rule="tasks"
+        ),
     ),
     table(
         RunRow,
@@ -42,5 +48,6 @@ TABLES = Tables(
         ),
         key=("task_id", "attempt"),
         recent=True,
+        retention=deleted_by_age("ledger_keep_seconds", "the run's end", rule="runs"),
     ),
 )

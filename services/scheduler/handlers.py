@@ -206,6 +206,7 @@ async def on_quota_changed(tx: Tx, event: QuotaChanged) -> None:
             unlimited=quota.unlimited,
             level_max=quota.level_max,
             expires_at=quota.expires_at,
+            changed_at=tx.now,
         )
     )
 

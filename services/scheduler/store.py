@@ -227,8 +227,8 @@ async def ended_newest(tx: Tx, limit: int) -> list[EndedTask]:
 
 
 def prune_rules(settings: SchedulerSettings) -> tuple[PruneRule, ...]:
-    """What the scheduler forgets: decisions, tasks that ended, facts of tasks that never came, and
-    removed nodes.
+    """What the scheduler forgets: decisions, tasks that ended, facts of tasks that never came,
+    removed nodes, and removed quotas.
 
     When an ended task goes, submit has forgotten it as well (see the settings), so nobody submits
     it again.
@@ -247,6 +247,14 @@ def prune_rules(settings: SchedulerSettings) -> tuple[PruneRule, ...]:
             keep(settings.removed_node_keep_seconds),
             Node,
             ["id"],
+            "changed_at",
+            removed,
+        ),
+        aged(
+            "removed quotas",
+            keep(settings.removed_quota_keep_seconds),
+            Limit,
+            ["group", "user", "team", "priority", "grant"],
             "changed_at",
             removed,
         ),

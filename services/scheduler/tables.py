@@ -7,6 +7,7 @@ not the last, a run that holds nothing or a waiting task that holds something.
 from __future__ import annotations
 
 from libs.contracts.task_states import HOLDING
+from libs.store.retention import deleted_by_age, goes_with, live_only, one_per
 from libs.store.tables import Tables, index, rule, table, unique
 from services.scheduler.domain.model import rows
 from services.scheduler.domain.model.group_policy import GroupPolicy
@@ -32,27 +33,60 @@ TABLES = Tables(
             lambda row: (row.live_attempt is not None) == (row.state in HOLDING),
         ),
         key="id",
+        retention=live_only("tasks that have not ended; submit bounds those of each user"),
     ),
     table(
         SlotRow,
         "slot",
         unique("node_id", "gpu", name="slot_has_one_owner"),
         key=("task_id", "attempt", "node_id", "gpu"),
+        retention=goes_with(rows.Task, "what live runs hold"),
     ),
-    table(rows.Node, "node", key="id"),
-    table(rows.Limit, "limit", key=("group", "user", "team", "priority", "grant")),
-    table(rows.Inventory, "inventory", key="runtime"),
+    table(
+        rows.Node,
+        "node",
+        key="id",
+        retention=one_per(
+            "node of the inventory", setting="removed_node_keep_seconds", rule="removed nodes"
+        ),
+    ),
+    table(
+        rows.Limit,
+        "limit",
+        key=("group", "user", "team", "priority", "grant"),
+        retention=one_per(
+            "cap and grant", setting="removed_quota_keep_seconds", rule="removed quotas"
+        ),
+    ),
+    table(rows.Inventory, "inventory", key="runtime", retention=one_per("runtime")),
     # A group without a row has the defaults.
-    table(GroupPolicy, "policy", key="group"),
-    table(rows.PoolLedger, "book", key="group"),
-    table(PoolMemory, "memory", key="group"),
-    table(rows.EarlyFacts, "earlyfact", key="task_id"),
-    table(rows.EndedTask, "endedtask", index("ended_at"), key="task_id"),
+    table(
+        GroupPolicy,
+        "policy",
+        key="group",
+        retention=one_per("group of nodes that ever had a policy"),
+    ),
+    table(rows.PoolLedger, "book", key="group", retention=one_per("group of nodes")),
+    table(PoolMemory, "memory", key="group", retention=one_per("group of nodes")),
+    table(
+        rows.EarlyFacts,
+        "earlyfact",
+        key="task_id",
+        retention=deleted_by_age("early_keep_seconds", "the first of them", rule="early facts"),
+    ),
+    table(
+        rows.EndedTask,
+        "endedtask",
+        index("ended_at"),
+        key="task_id",
+        retention=deleted_by_age("ended_keep_seconds", "the task's end", rule="ended tasks"),
+    ),
     table(
         DecisionRow,
         "decision",
         index("decided_at"),
         index("task_id", "no", name="decision_of_task"),
         key="no",
+        retention=deleted_by_age("decisions_keep_seconds", "the decision", rule="decisions"),
     ),
 )

@@ -125,7 +125,13 @@ class Commands:
     def _draft(self, command: CreateTask, now: datetime) -> Draft:
         """A command with its defaults, and with an id in case that it makes a task."""
         task_id = self.make_id(now)
-        filled = fill_in(command.spec, task_id=task_id, defaults=self.rules)
+        filled = fill_in(
+            command.spec,
+            task_id=task_id,
+            defaults=self.rules,
+            group=command.default_group,
+            priority=command.default_priority,
+        )
         return Draft(command, check_requester(command), task_id, filled)
 
     def _decide(

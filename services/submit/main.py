@@ -49,6 +49,7 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
                 *prune_rules(
                     timedelta(seconds=settings.tasks_keep_seconds),
                     timedelta(seconds=settings.removed_node_keep_seconds),
+                    timedelta(seconds=settings.removed_quota_keep_seconds),
                 ),
             ),
         ),

@@ -139,6 +139,8 @@ class QuotaRow:
     grant: bool = False
     unlimited: bool = False
     level_max: Priority = Priority.UNSPECIFIED
+    # When submit received it; None: before this was recorded.
+    changed_at: datetime | None = None
 
 
 Selector = tuple[tuple[str, str], ...]
@@ -403,6 +405,7 @@ async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> 
             grant=quota.grant,
             unlimited=quota.unlimited,
             level_max=quota.level_max,
+            changed_at=tx.now,
         )
     )
 
@@ -441,11 +444,14 @@ def _quota(row: QuotaRow) -> Quota:
     )
 
 
-def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ...]:
-    """What submit forgets: tasks that ended, and with them the keys that made them; and removed
-    nodes."""
+def prune_rules(
+    keep: timedelta, removed_keep: timedelta, removed_quota_keep: timedelta
+) -> tuple[PruneRule, ...]:
+    """What submit forgets: tasks that ended, and with them the keys that made them; removed nodes;
+    and removed quotas."""
     ended, removed = Where("ended_at", Op.NOT_NULL), Where("removed", Op.EQ, value=True)
     return (
         aged("tasks", keep, TaskRow, ["task_id"], "ended_at", ended),
         aged("removed nodes", removed_keep, NodeRow, ["node_id"], "changed_at", removed),
+        aged("removed quotas", removed_quota_keep, QuotaRow, ["scope"], "changed_at", removed),
     )

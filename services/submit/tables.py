@@ -6,6 +6,7 @@ live tasks have different names.
 
 from __future__ import annotations
 
+from libs.store.retention import deleted_by_age, live_only, one_per
 from libs.store.tables import Tables, index, partial_unique, table, unique
 from services.submit.store import InventoryRow, NodeRow, OwnerRow, QuotaRow, ShapeRow, TaskRow
 
@@ -27,10 +28,25 @@ TABLES = Tables(
         unique("owner", "client_key", name="task_client_key"),
         key="task_id",
         recent=True,
+        retention=deleted_by_age("tasks_keep_seconds", "the task's end", rule="tasks"),
     ),
-    table(OwnerRow, "owner", key="owner"),
-    table(NodeRow, "node", key="node_id"),
-    table(ShapeRow, "nodeshape", key="shape"),
-    table(InventoryRow, "inventory", key="runtime"),
-    table(QuotaRow, "quota", key="scope"),
+    table(OwnerRow, "owner", key="owner", retention=live_only("owners of live tasks")),
+    table(
+        NodeRow,
+        "node",
+        key="node_id",
+        retention=one_per(
+            "node of the inventory", setting="removed_node_keep_seconds", rule="removed nodes"
+        ),
+    ),
+    table(ShapeRow, "nodeshape", key="shape", retention=live_only("kinds of nodes that are there")),
+    table(InventoryRow, "inventory", key="runtime", retention=one_per("runtime")),
+    table(
+        QuotaRow,
+        "quota",
+        key="scope",
+        retention=one_per(
+            "cap and grant", setting="removed_quota_keep_seconds", rule="removed quotas"
+        ),
+    ),
 )

@@ -120,11 +120,12 @@ class Shiftwork:
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Shiftwork]:
-    """A platform with 2 virtual nodes of 2 slots each, shared by the tests of this folder."""
+    """A platform with 2 virtual nodes of 2 slots each, shared by the tests of this folder. Its
+    users see all tasks, so that what they may change is tested."""
     # Short, because a socket's path has a limit.
     user = Shiftwork(Path(tempfile.mkdtemp(prefix="sw-e2e-")))
     try:
-        user.bring_up()
+        user.bring_up("--visibility", "all")
         yield user
         user.take_down()
     finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -17,6 +18,8 @@ from services.allinone.composition import WIRINGS
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import asyncpg
 
     from libs.service.wiring import Wiring
     from libs.store.tables import Tables
@@ -133,5 +136,64 @@ async def test_dead_letters_keep_their_bodies_when_these_move(
         )
         assert found is not None
         assert tuple(found) == (4, b"four")
+    finally:
+        await connection.close()
+
+
+EMPTY = {"text": "", "bigint": 0, "jsonb": "{}", "boolean": False}
+
+
+async def insert(connection: asyncpg.Connection[Any], table: str, **given: Any) -> None:
+    """A row with these values, and empty ones where a column must have some."""
+    needed = await connection.fetch(
+        "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema ="
+        " 'gateway' AND table_name = $1 AND is_nullable = 'NO' AND column_default IS NULL",
+        table,
+    )
+    values = {row[0]: EMPTY.get(row[1]) for row in needed} | given
+    names = ", ".join(f'"{name}"' for name in values)
+    places = ", ".join(f"${number}" for number in range(1, len(values) + 1))
+    await connection.execute(
+        f"INSERT INTO gateway.{table} ({names}) VALUES ({places})", *values.values()
+    )
+
+
+@pytest.mark.server
+async def test_events_get_the_owners_of_the_tasks_that_are_known(
+    database: Database, tmp_path: Path
+) -> None:
+    (wiring,) = (each for each in WIRINGS if each.name == "gateway")
+    before = tmp_path / "migrations"
+    shutil.copytree(wiring.migrations, before)
+    for later in before.glob("versions/*.py"):
+        if later.name >= "0019":
+            later.unlink()
+    address = await empty_schema(database, "gateway")
+    await migrate.upgrade(address, wiring.tables, before)
+    connection = await connect(address)
+    now = datetime.now(UTC)
+    owned = {"owner": "ann", "team": "red", "group": "train"}
+    try:
+        await insert(connection, "task", task_id="ta", submitted_at=now, **owned)
+        for position, (task, data) in enumerate(
+            [
+                ("ta", "{}"),
+                ("tgone", "{}"),
+                ("", '{"node": {"group": "a100"}}'),
+                ("", '{"group": "b200", "policy": {"group": "b200"}}'),
+            ],
+            start=1,
+        ):
+            await insert(connection, "event", position=position, task_id=task, at=now, data=data)
+        await migrate.upgrade(address, wiring.tables, wiring.migrations)
+        found = await connection.fetch(
+            'SELECT owner, team, "group" FROM gateway.event ORDER BY position'
+        )
+        assert [tuple(row) for row in found] == [
+            ("ann", "red", "train"),
+            ("", "", ""),
+            ("", "", "a100"),
+            ("", "", "b200"),
+        ]
     finally:
         await connection.close()

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,7 +113,9 @@ class Platform:
 
 
 @contextlib.asynccontextmanager
-async def running_platform(nodes: int = 1, slots: int = 2) -> AsyncIterator[Platform]:
+async def running_platform(
+    nodes: int = 1, slots: int = 2, settings: Mapping[str, str] = SETTINGS
+) -> AsyncIterator[Platform]:
     """A fresh platform; the output of the services is printed if the test fails."""
     with scratch() as folder:
         output: list[str] = []
@@ -124,7 +126,7 @@ async def running_platform(nodes: int = 1, slots: int = 2) -> AsyncIterator[Plat
             report=lambda name, line: output.append(f"{name} | {line}"),
             # With a server that is not, a kill -9 loses what was committed just before.
             durable=True,
-            settings=SETTINGS,
+            settings=settings,
         )
         try:
             async with running(dev), admin_client(dev.data_folder, dev.url) as client:

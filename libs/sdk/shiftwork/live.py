@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, cast
 from shiftwork.context import Context, process_rank
 
 if TYPE_CHECKING:
-    from shiftwork.transport import Answer, Client
+    from shiftwork.transport import Answer, Connection
 
 # The last is loaded by the first look-up of a host name.
 THREADS_IMPORT = ("shiftwork.transport", "encodings.idna")
@@ -143,7 +143,7 @@ class Live:
         with closing(self._client()) as client:
             self._listen(client)
 
-    def _listen(self, client: Client) -> None:
+    def _listen(self, client: Connection) -> None:
         limits = self._limits
         revision, wait, failures = 0, 0.0, 0
         while not self._closing.is_set():
@@ -279,7 +279,7 @@ class Live:
             while True:
                 self._send_checkpoint(client, self._unsent.get())
 
-    def _send_checkpoint(self, client: Client, saved: _Saved) -> None:
+    def _send_checkpoint(self, client: Connection, saved: _Saved) -> None:
         try:
             self._deliver(client, saved)
         except Exception as error:  # noqa: BLE001 - the next checkpoint must still be sent
@@ -290,7 +290,7 @@ class Live:
             self._warn(saved.refusal)
         saved.done.set()
 
-    def _deliver(self, client: Client, saved: _Saved) -> None:
+    def _deliver(self, client: Connection, saved: _Saved) -> None:
         what = f"the checkpoint of step {saved.body['step']}"
         answer = self._settled(client, "POST", "/v1/run/checkpoints", saved.body, what)
         saved.superseded = answer is None
@@ -301,7 +301,7 @@ class Live:
             saved.refusal = f"the platform refuses {what}: {_detail(answer)}"
 
     def _settled(
-        self, client: Client, method: str, path: str, body: dict[str, Any] | None, what: str
+        self, client: Connection, method: str, path: str, body: dict[str, Any] | None, what: str
     ) -> Answer | None:
         """The answer that settles a request: success or a refusal; None: this attempt is over.
 
@@ -360,7 +360,7 @@ class Live:
         with closing(self._client()) as client:
             self._send_all(client)
 
-    def _send_all(self, client: Client) -> None:
+    def _send_all(self, client: Connection) -> None:
         limits = self._limits
         batch: list[dict[str, Any]] = []
         failures = 0
@@ -421,11 +421,11 @@ class Live:
 
     # --- parts ------------------------------------------------------------------------------
 
-    def _client(self) -> Client:
+    def _client(self) -> Connection:
         # `start` has loaded it, so that `import shiftwork` does not pay for it.
-        from shiftwork.transport import Client  # noqa: PLC0415
+        from shiftwork.transport import Connection  # noqa: PLC0415
 
-        return Client(self._context.url, self._context.run_token)
+        return Connection(self._context.url, self._context.run_token)
 
     def _spawn(self, name: str, body: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=body, name=f"shiftwork-{name}", daemon=True)
@@ -455,7 +455,7 @@ def _seconds(value: Any) -> float:  # noqa: ANN401 - any JSON
 
 
 def _ask(
-    client: Client, method: str, path: str, body: dict[str, Any] | None, timeout_seconds: float
+    client: Connection, method: str, path: str, body: dict[str, Any] | None, timeout_seconds: float
 ) -> Answer | None:
     """The answer, or None if none came: what is not reached now is asked again later."""
     from shiftwork.transport import Unreachable  # noqa: PLC0415 - loaded by _client already

@@ -43,11 +43,11 @@ def _wait_for(sender: threading.Thread, pid: int, seconds: float) -> None:
 
 
 def _send(context: Context, limits: Limits, warn: Callable[[str], None]) -> None:
-    from shiftwork.transport import Client, Unreachable  # noqa: PLC0415 - loaded above
+    from shiftwork.transport import Connection, Unreachable  # noqa: PLC0415 - loaded above
 
     body = {"rank": context.rank or 0, "restarts": context.restarts}
     pause_s, refused_at = limits.backoff_seconds_min, None
-    with closing(Client(context.url, context.run_token)) as client:
+    with closing(Connection(context.url, context.run_token)) as client:
         while True:
             try:
                 answer = client.call(

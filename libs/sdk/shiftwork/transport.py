@@ -1,13 +1,15 @@
 """HTTP for the SDK and the command line: one kept-open connection, bounded answers, no surprises.
 
-Standard library only. Called by ``live`` (from its background threads) and by ``cli.client``; it
-lives apart so that ``import shiftwork`` need not load an HTTP stack.
+Standard library only. Called by ``live`` (from its background threads) and by ``client.exchange``;
+it lives apart so that ``import shiftwork`` need not load an HTTP stack.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import selectors
 import socket
 from dataclasses import dataclass
 from typing import Any, Mapping, cast
@@ -18,7 +20,10 @@ ANSWER_BYTES_MAX = 16 * 1_048_576
 
 
 class Unreachable(Exception):  # noqa: N818 - a condition of the network, not a mistake
-    """No whole answer came: refused, timed out, cut off, or not HTTP."""
+    """No whole answer came: refused, timed out, cut off, or not HTTP. ``sent`` is False if the
+    server cannot have received the request."""
+
+    sent = True
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Answer:
         return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-class Client:
+class Connection:
     """One connection to one server, used by one thread at a time.
 
     Not shared across a fork: a child makes its own, and never touches its parent's.
@@ -67,18 +72,21 @@ class Client:
         *,
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float,
+        repeatable: bool = True,
     ) -> Answer:
         """Ask once and read the whole answer. Raises Unreachable; never follows a redirect.
 
         Bytes are sent as they are, with the caller's content type; anything else as JSON.
-        A kept connection that the server has closed meanwhile is replaced once: nothing of the
-        request was answered then.
+        A kept connection that the server has closed meanwhile is replaced. If it is closed while a
+        request is sent on it, the request is sent again only if it is ``repeatable``.
         """
+        if self._is_closed_by_server():
+            self.close()
         reused = self._connection is not None
         try:
             return self._exchange(method, path, body, headers or {}, timeout_seconds)
         except Unreachable as error:
-            if not (reused and isinstance(error.__cause__, ConnectionError)):
+            if not (repeatable and reused and isinstance(error.__cause__, ConnectionError)):
                 raise
         return self._exchange(method, path, body, headers or {}, timeout_seconds)
 
@@ -120,11 +128,31 @@ class Client:
             received = b""
         return opened, received, names
 
+    def abort(self) -> None:
+        """End the call that another thread makes on this connection; it raises Unreachable."""
+        connection = self._connection
+        opened = connection.sock if connection is not None else None
+        if opened is not None:
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Drop the connection; the next call opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _is_closed_by_server(self) -> bool:
+        """True if the kept connection has something to read: its end, for nothing was requested."""
+        opened = self._connection.sock if self._connection is not None else None
+        if opened is None:
+            return False
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(opened, selectors.EVENT_READ)
+                return bool(selector.select(0))
+        except (OSError, ValueError):
+            return True
 
     def _exchange(
         self,
@@ -177,7 +205,13 @@ class Client:
     def _connect(self, timeout_seconds: float) -> http.client.HTTPConnection:
         make = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = make(self._host, self._port, timeout=min(timeout_seconds, CONNECT_SECONDS_MAX))
-        connection.connect()
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            unreachable = Unreachable(_cause(error))
+            unreachable.sent = False
+            raise unreachable from error
         return connection
 
 

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from services.gateway.api import (
     audit_trail,
     dead_letters,
+    description,
     docs,
     events,
     exec_sessions,
@@ -48,7 +49,6 @@ ROUTERS = tuple(
         *(usage, tokens, audit_trail, dead_letters),
     )
 )
-PROBLEM_JSON = "application/problem+json"
 DESCRIPTION = (
     "Submit training, watch it, decide about it. Bearer tokens; errors are problem+json with the"
     " field, the value and the fix; lists have limit and cursor; times are RFC 3339 in UTC."
@@ -79,9 +79,13 @@ def application() -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         responses={"4XX": {"model": shapes.Problem}, "5XX": {"model": shapes.Problem}},
+        generate_unique_id_function=description.operation_id,
     )
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
+    generated = app.openapi
+    # FastAPI calls this attribute for its route, and keeps what it makes.
+    app.openapi = cache(lambda: description.complete(generated()))
     app.add_api_route(
         "/docs", lambda: HTMLResponse(docs.page(app.openapi())), include_in_schema=False
     )
@@ -99,7 +103,7 @@ def templates() -> Templates:
 
 def _problem(problem: ProblemError) -> Response:
     response = answer(problem.document(), problem.kind.status, problem.headers)
-    response.headers["content-type"] = PROBLEM_JSON
+    response.headers["content-type"] = description.PROBLEM_JSON
     return response
 
 

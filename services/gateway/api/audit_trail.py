@@ -37,8 +37,15 @@ async def audit_trail(
     ] = None,
     target: Filter = None,
     outcome: Annotated[
-        str | None, Query(max_length=200, description="done, or the kind of a refusal")
+        str | None,
+        Query(
+            max_length=200,
+            description="done, the kind of a refusal, or, if it may have been carried out, started"
+            " (the gateway ended before the reply) or unknown (no reply came)",
+        ),
     ] = None,
+    address: Annotated[str | None, Query(max_length=200, description="where it came from")] = None,
+    token: Annotated[str | None, Query(max_length=200, description="the id of a token")] = None,
     begin: Annotated[
         str | None, Query(alias="from", max_length=40, description="RFC 3339, included")
     ] = None,
@@ -55,6 +62,8 @@ async def audit_trail(
             ("action", Op.PREFIX, action),
             ("target", Op.EQ, target),
             ("outcome", Op.EQ, outcome),
+            ("address", Op.EQ, address),
+            ("token", Op.EQ, token),
             ("at", Op.GE, _time("from", begin)),
             ("at", Op.LT, _time("to", end)),
         )

@@ -79,11 +79,11 @@ async def _command(verb: _Verb, body: LettersBody, caller: Caller, parts: Parts)
         caller, f"dead-letters.{verb.name}", target, verb=f"{verb.name} dead letters"
     ) as change:
         command = verb.command(service=body.service, ids=tuple(body.ids or ()))
-        reply = await parts.commands.ask(command, verb.reply)
+        reply = await change.ask(command, verb.reply)
         ids = list(reply.ids)
         while reply.more_after:
             command = verb.command(service=body.service, after=reply.more_after)
-            reply = await parts.commands.ask(command, verb.reply)
+            reply = await change.ask(command, verb.reply)
             ids += reply.ids
         change.detail = ", ".join(ids)[:200] or "nothing"
     return ids

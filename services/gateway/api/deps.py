@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -21,6 +22,7 @@ from starlette.responses import Response
 
 from libs.bus.port import Bus
 from libs.contracts.ids import RunId
+from libs.contracts.messages import Message
 from libs.service.clock import Clock
 from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
@@ -31,11 +33,12 @@ from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.listeners import Listeners
 from services.gateway.permissions import Action, Role
-from services.gateway.problems import INTERNAL, ProblemError, absent, invalid
+from services.gateway.problems import INTERNAL, UNAVAILABLE, ProblemError, absent, invalid
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectedRequest, RejectionAudit
 from services.gateway.rows import AcceptedRow, TaskRow
 from services.gateway.settings import GatewaySettings
+from services.gateway.sight import Sight
 from services.gateway.store import Paging
 from services.gateway.strict_input import InvalidInputError, json_of
 
@@ -49,6 +52,11 @@ KEPT_HEADERS = ("etag", "cache-control", "vary", "x-shiftwork-position")
 # How often a write is tried that other transactions overtake.
 WRITE_TRIES = 8
 R = TypeVar("R")
+M = TypeVar("M", bound=Message)
+# In the audit trail: a command was sent whose outcome is not known, because this process ended or
+# because the owner's reply did not come.
+OUTCOME_STARTED = "started"
+OUTCOME_UNKNOWN = "unknown"
 
 
 async def retried(write: Callable[[], Awaitable[R]]) -> R:
@@ -68,13 +76,16 @@ async def retried(write: Callable[[], Awaitable[R]]) -> R:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """One entry of the audit trail; ``outcome`` is ``done`` or the kind of the refusal."""
+    """One entry of the audit trail; ``outcome`` is ``done``, the kind of the refusal,
+    ``OUTCOME_STARTED`` or ``OUTCOME_UNKNOWN``."""
 
     target: str
     outcome: str = "done"
     detail: str = ""
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
+    # The entry that this one replaces; empty: it is new.
+    entry_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,13 +122,15 @@ class Context:
         """Check the caller's permission and audit what happens inside: ``done``, or the kind of the
         problem raised. ``verb`` completes "ann may not ...". Many refusals of one user are summed
         up."""
-        change = Change(target)
+        change = Change(target, partial(self._start, identity, action))
         try:
             identity.check(verb)
             yield change
         except ProblemError as problem:
             kind, detail = problem.kind.type, problem.detail
             problem.audited = True
+            if change.entry_id and problem.kind is UNAVAILABLE:
+                kind, detail = OUTCOME_UNKNOWN, "no reply came: it may have been carried out"
             if not self.rejections.entries.take(identity.user):
                 self.rejections.note(RejectedRequest(identity.user, "", action, kind))
                 raise
@@ -125,11 +138,21 @@ class Context:
             raise
         await self._audit(identity, action, change, outcome="done", detail=change.detail)
 
+    async def _start(
+        self, identity: Identity, action: str, change: Change, command: Message, reply_type: type[M]
+    ) -> M:
+        """The owner's reply to a command. That it is sent is in the audit trail first: the entry
+        stays as it is if this process dies before it knows the outcome."""
+        if not change.entry_id:
+            change.entry_id = self.mint.id()
+            await self._audit(identity, action, change, outcome=OUTCOME_STARTED, detail="")
+        return await self.commands.ask(command, reply_type)
+
     async def _audit(
         self, identity: Identity, action: str, change: Change, *, outcome: str, detail: str
     ) -> None:
-        entry = Audited(change.target, outcome, detail)
-        if outcome == "done":
+        entry = Audited(change.target, outcome, detail, entry_id=change.entry_id)
+        if outcome in ("done", OUTCOME_STARTED, OUTCOME_UNKNOWN):
             entry = replace(entry, before=change.before, after=change.after)
         await self.audit(identity, action, [entry], accepted=change.rows)
 
@@ -157,6 +180,7 @@ class Context:
                         detail=entry.detail,
                         before=entry.before,
                         after=entry.after,
+                        entry_id=entry.entry_id,
                     )
 
         # The owner has carried the change out already: its entry must not be lost to a conflict.
@@ -166,8 +190,11 @@ class Context:
 class Change:
     """What a route adds to the audit of its change, stored in the same transaction."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, start: Callable[..., Awaitable[Any]]) -> None:
         self.target = target
+        self._start = start
+        # Of the entry that says that a command was sent.
+        self.entry_id = ""
         self.detail = ""
         self.before: Mapping[str, Any] | None = None
         self.after: Mapping[str, Any] | None = None
@@ -176,6 +203,12 @@ class Change:
     def note(self, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> None:
         """What was there before the change and is there after it; None: nothing."""
         self.before, self.after = before, after
+
+    async def ask(self, command: Message, reply_type: type[M]) -> M:
+        """Send the command that makes the change; returns the owner's reply. A refusal is raised as
+        its problem, no reply as 503."""
+        reply: M = await self._start(self, command, reply_type)
+        return reply
 
 
 async def context(connection: HTTPConnection) -> Context:
@@ -384,9 +417,9 @@ def answer_one(name: str, view: Callable[[], object]) -> Response:
         raise ProblemError(INTERNAL, f"{name}: {unreadable(name, problem)}") from problem
 
 
-async def task_or_404(tx: Tx, task_id: str) -> TaskRow:
-    """A task, or the problem that there is none."""
-    row = await rows_of.task(tx, task_id)
+async def task_or_404(tx: Tx, task_id: str, sight: Sight) -> TaskRow:
+    """A task that the caller sees, or the problem that there is none."""
+    row = await rows_of.seen_task(tx, task_id, sight)
     if row is None:
         raise absent("task_id", "task", task_id)
     return row

@@ -36,6 +36,7 @@ from services.gateway.event_stream import Encoded, EventFilter
 from services.gateway.eventlog import TYPES
 from services.gateway.permissions import Action
 from services.gateway.problems import GONE, ProblemError, invalid
+from services.gateway.sight import Sight
 from services.gateway.sse import EventStream, Produce, Write, frame, write_all
 
 router = router_of("events")
@@ -64,8 +65,15 @@ POLICY_VIOLATION, TRY_LATER = 1008, 1013
 _log = structlog.stdlib.get_logger(__name__)
 
 
-def topic_of(task: str | None, types: str | None) -> EventFilter:
-    """The filter of the query."""
+# What events are filtered by, besides their types.
+Text = Annotated[str | None, Query(max_length=63)]
+ANSWERED = ("task", "owner", "team", "group")
+
+
+async def topic_of(
+    parts: Context, caller: Identity, types: str | None, **given: str | None
+) -> EventFilter:
+    """The filter of the query, with what the caller may see: all of a task that it sees."""
     wanted: set[str] = set()
     for word in (types or "").split(","):
         if not word:
@@ -75,7 +83,14 @@ def topic_of(task: str | None, types: str | None) -> EventFilter:
             fix = f"{meant(word, TYPES)} give some of {', '.join(TYPES)}".strip()
             raise invalid("type", word, "is no type of event", fix)
         wanted |= found
-    return EventFilter(task or "", frozenset(wanted))
+    task, owner, team, group = (given.get(name) or "" for name in ANSWERED)
+    sight = caller.sight
+    if task and not sight.is_full:
+        async with parts.store.transaction() as tx:
+            if await rows_of.seen_task(tx, task, sight) is not None:
+                # Events that came before the task's submission have no owner.
+                sight = Sight()
+    return EventFilter(task, frozenset(wanted), owner, team, group, sight)
 
 
 def _gone(begin: int, why: str, oldest: int) -> ProblemError:
@@ -125,12 +140,18 @@ async def events(
     *,
     task: Annotated[str | None, Query(max_length=26)] = None,
     types: Types = None,
+    owner: Text = None,
+    team: Annotated[
+        str | None, Query(max_length=63, description="that tasks were submitted under")
+    ] = None,
+    group: Text = None,
     begin: From = None,
     follow: Annotated[bool | None, Query(description="stream; so does Accept: " + STREAM)] = None,
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=20)] = None,
 ) -> Response:
-    """Facts in the order in which they were recorded, each with its position."""
-    wanted = topic_of(task, types)
+    """Facts in the order in which they were recorded, each with its position: those that meet every
+    filter, about tasks that the caller sees, nodes, quotas and policies."""
+    wanted = await topic_of(parts, caller, types, task=task, owner=owner, team=team, group=group)
     if follow is None:
         follow = STREAM in request.headers.get("accept", "")
     if not follow:
@@ -164,7 +185,12 @@ async def _page(parts: Context, wanted: EventFilter, after: int, limit: int) -> 
     async with parts.store.transaction() as tx:
         ends = await rows_of.head(tx)
         rows = await rows_of.events(
-            tx, *wanted.where(), after=after, limit=limit, until=ends.position
+            tx,
+            *wanted.where(),
+            after=after,
+            limit=limit,
+            until=ends.position,
+            seen=wanted.seen(),
         )
     full = len(rows) == limit
     return answer_page(
@@ -189,7 +215,8 @@ async def events_socket(socket: WebSocket) -> None:
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
         socket.scope[CALLER] = caller = caller.doing(action_of(events_socket)[0])
         caller.check()
-        wanted = topic_of(query.get("task"), query.get("type"))
+        given = {name: query.get(name) for name in ANSWERED}
+        wanted = await topic_of(parts, caller, query.get("type"), **given)
         with parts.streams.admit(caller.user, is_admin=caller.is_admin):
             after = await start_of(parts, query.get("from"), None)
             await socket.accept(subprotocol=protocol)

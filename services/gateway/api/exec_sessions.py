@@ -58,7 +58,7 @@ async def exec_socket(socket: WebSocket, task_id: str) -> None:
         caller.check()
         query = _query_of(socket)
         async with parts.store.transaction() as tx:
-            row = await task_or_404(tx, task_id)
+            row = await task_or_404(tx, task_id, caller.sight)
         with parts.exec_sessions.admit(caller.user, is_admin=caller.is_admin):
             await _check_right(parts, caller, row)
             await socket.accept(subprotocol=protocol)

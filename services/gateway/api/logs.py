@@ -63,7 +63,7 @@ async def logs(
     ``approximate`` is true if they come from the index of an older version.
     """
     async with parts.store.transaction() as tx:
-        await task_or_404(tx, task_id)
+        await task_or_404(tx, task_id, caller.sight)
     _check(parts, limit_bytes, tail)
     wanted = OutputFilter(
         task_id, attempt, rank, role, offset or 0, tail, _since(since), timestamps=timestamps
@@ -133,7 +133,7 @@ def _stream(parts: Context, reader: Identity, wanted: OutputFilter) -> Response:
     async def ended() -> set[tuple[int, int]] | None:
         """The ranks that ever ran, once the task has ended."""
         async with parts.store.transaction() as tx:
-            row = await task_or_404(tx, wanted.task_id)
+            row = await task_or_404(tx, wanted.task_id, reader.sight)
             if row.state not in TERMINAL_WORDS:
                 return None
             runs = await rows_of.runs(tx, wanted.task_id, 0, RUNS_MAX)

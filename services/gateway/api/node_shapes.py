@@ -10,7 +10,8 @@ from services.gateway.api.shapes import Unreadable
 
 
 class Node(TypedDict):
-    """A node and the tasks that hold it."""
+    """A node and the tasks that hold it. ``held``: the task that holds a GPU, null for one that the
+    caller may not see; ``hidden_tasks``: how many such tasks hold anything of the node."""
 
     id: str
     group: str
@@ -18,8 +19,9 @@ class Node(TypedDict):
     gpu_model: str
     free_gpus: int
     unusable_gpus: list[int]
-    held: dict[str, str]
+    held: dict[str, str | None]
     tasks: list[str]
+    hidden_tasks: int
     cpus: float
     memory_bytes: int
     labels: dict[str, str]
@@ -55,9 +57,10 @@ class OccupiedNode(TypedDict):
 
 
 class HoldingTask(TypedDict):
-    """A task that holds nodes, and how long it may take to leave them."""
+    """A task that holds nodes, and how long it may take to leave them. ``id`` is null for a task
+    that the caller may not see."""
 
-    id: str
+    id: str | None
     ack_deadline_seconds: float | None
 
 

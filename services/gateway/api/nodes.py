@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -10,7 +11,7 @@ from starlette.responses import Response
 
 from libs.contracts import messages as m
 from libs.contracts.task_states import HOLDING_WORDS
-from libs.store.port import Op, UnreadableRowError, Where
+from libs.store.port import Op, Tx, UnreadableRowError, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import node_shapes as shapes
@@ -34,6 +35,8 @@ from services.gateway.store import Sort
 router = router_of("nodes")
 BY_ID = Sort("node_id", False, "node_id", False)
 LIVE_RUNS_MAX = 100_000
+# Conditions on labels in one list.
+LABELS_MAX = 32
 
 
 @router.get("/nodes", response_model=shapes.NodePage)
@@ -42,28 +45,53 @@ async def list_nodes(
     caller: Caller,
     parts: Parts,
     paging: PageQuery,
+    *,
     group: Annotated[str | None, Query(max_length=63)] = None,
+    ready: bool | None = None,
+    schedulable: bool | None = None,
+    label: Annotated[
+        list[str] | None,
+        Query(max_length=LABELS_MAX, description="K=V: with this label. All given ones hold"),
+    ] = None,
 ) -> Response:
-    """The inventory of nodes, with the tasks that hold them."""
-    del caller
+    """The inventory of nodes, with the tasks that hold them. Of tasks that the caller may not see,
+    only the amounts are shown."""
     where = [Where("removed", Op.EQ, False)]
     if group is not None:
         where.append(Where("group", Op.EQ, group))
+    for name, value in (("ready", ready), ("schedulable", schedulable)):
+        if value is not None:
+            # A stored node leaves out what is false.
+            where.append(Where("node", Op.CONTAINS if value else Op.LACKS, {name: True}))
+    where += [_labelled(text) for text in label or ()]
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, NodeRow, where, BY_ID, paging)
         held = await rows_of.held(tx, LIVE_RUNS_MAX)
+        seen = await _seen(tx, caller, [held.get(row.node_id, {}) for row in page.rows])
     return answer_page(
         page.rows,
-        lambda row: _view(row, held.get(row.node_id, {})),
+        lambda row: views.node(row, held.get(row.node_id, {}), seen),
         lambda row: row.node_id,
         page.next_cursor,
         left_out=tx.unreadable,
     )
 
 
-def _view(row: NodeRow, by_task: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    held = {index: task for task, gpus in by_task.items() for index in gpus}
-    return views.node(row, held, sorted(by_task))
+def _labelled(text: str) -> Where:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise invalid("label", text, "is no label", "write label=NAME=VALUE")
+    return Where("node", Op.CONTAINS, {"labels": {name: value}})
+
+
+async def _seen(
+    tx: Tx, caller: Identity, held: Iterable[Mapping[str, object]]
+) -> Collection[str] | None:
+    """Which of the tasks that hold nodes the caller sees; None: all of them."""
+    if caller.sight.is_full:
+        return None
+    ids = sorted({task for by_task in held for task in by_task})
+    return {row.task_id for row in await rows_of.seen_tasks(tx, ids, caller.sight)}
 
 
 @router.get("/occupancy", response_model=shapes.Occupancy)
@@ -72,7 +100,6 @@ async def occupancy(caller: Caller, parts: Parts) -> Response:
     """Which nodes accept runs and which tasks hold any: the information for a drain. It contains
     nothing that tasks report about themselves, so no task can keep a drain from reading it.
     """
-    del caller
     holding = Where("state", Op.IN, list(HOLDING_WORDS))
     async with parts.store.transaction() as tx:
         nodes = await rows_of.nodes(tx)
@@ -81,7 +108,11 @@ async def occupancy(caller: Caller, parts: Parts) -> Response:
         {
             "nodes": [{"id": row.node_id, "schedulable": row.node.schedulable} for row in nodes],
             "tasks": [
-                {"id": row.task_id, "ack_deadline_seconds": _ack_deadline(row)} for row in tasks
+                {
+                    "id": row.task_id if caller.sight.shows(row) else None,
+                    "ack_deadline_seconds": _ack_deadline(row),
+                }
+                for row in tasks
             ],
         }
     )
@@ -95,14 +126,14 @@ def _ack_deadline(row: TaskRow) -> float | None:
 @allows(Action.READ_CLUSTER)
 async def show_node(node_id: str, caller: Caller, parts: Parts) -> Response:
     """One node."""
-    del caller
     async with parts.store.transaction() as tx:
         row = await tx.get(NodeRow, node_id)
-        held = await rows_of.held(tx, LIVE_RUNS_MAX)
+        held = (await rows_of.held(tx, LIVE_RUNS_MAX)).get(node_id, {})
+        seen = await _seen(tx, caller, [held])
         known = [each.node_id for each in await rows_of.nodes(tx)] if row is None else []
     if row is None or row.removed:
         raise absent("node_id", "node", node_id, known)
-    return answer(_view(row, held.get(node_id, {})))
+    return answer(views.node(row, held, seen))
 
 
 @router.put("/nodes/{node_id}/schedulable", response_model=shapes.Schedulable)
@@ -126,7 +157,7 @@ async def put_schedulable(
             drain=body.drain,
             asked_by=caller.user,
         )
-        await parts.commands.ask(command, m.SetSchedulableReply)
+        await change.ask(command, m.SetSchedulableReply)
     return answer({"id": node_id, "schedulable": body.schedulable, "draining": body.drain})
 
 
@@ -167,10 +198,10 @@ async def _marked(command: m.SetNodeMarks, verb: str, caller: Identity, parts: C
         caller, f"node.{verb}s", command.node_id, verb=f"{verb} nodes"
     ) as change:
         now = await _present(parts, command.node_id)
-        reply = await parts.commands.ask(command, m.SetNodeMarksReply)
-        after = {"labels": dict(reply.labels), "taints": list(reply.taints)}
         before = {"labels": dict(now.labels), "taints": list(now.taints)} if now else None
-        change.note(before, after)
+        change.note(before, None)
+        reply = await change.ask(command, m.SetNodeMarksReply)
+        change.note(before, {"labels": dict(reply.labels), "taints": list(reply.taints)})
     return answer(
         {"id": command.node_id, "labels": dict(reply.labels), "taints": list(reply.taints)}
     )
@@ -192,7 +223,7 @@ async def groups(caller: Caller, parts: Parts) -> Response:
         held = await rows_of.held(tx, LIVE_RUNS_MAX)
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        view = _view(row, held.get(row.node_id, {}))
+        view = views.node(row, held.get(row.node_id, {}))
         counts = dict.fromkeys(_COUNTS, 0)
         waiting = cluster.waiting_in(row.group)
         group = found.setdefault(row.group, {"name": row.group, **counts, "waiting": waiting})

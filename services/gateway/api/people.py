@@ -80,6 +80,7 @@ async def list_users(
     *,
     team: Annotated[str | None, Query(max_length=63)] = None,
     role: Annotated[shapes.RoleWord | None, Query()] = None,
+    disabled: bool | None = None,
     everything: Annotated[
         bool, Query(alias="all", description="all=true: archived users, too")
     ] = False,
@@ -87,7 +88,7 @@ async def list_users(
     """Users; those who run the platform see all, others themselves."""
     where = [] if caller.reach is Reach.ALL else [Where("name", Op.EQ, caller.user)]
     where += [] if everything else [Where("archived", Op.EQ, value=False)]
-    for column, value in (("team", team), ("role", role)):
+    for column, value in (("team", team), ("role", role), ("disabled", disabled)):
         if value is not None:
             where.append(Where(column, Op.EQ, value))
     async with parts.store.transaction() as tx:

@@ -96,7 +96,12 @@ async def show_policy(group: str, caller: Caller, parts: Parts) -> Response:
     return answer(views.policy(reply.policies[0]))
 
 
-@router.put("/policies", response_model=shapes.PolicySet, openapi_extra=BODY)
+@router.put(
+    "/policies",
+    operation_id="policies_set_all",
+    response_model=shapes.PolicySet,
+    openapi_extra=BODY,
+)
 @allows(Action.CHANGE_POLICIES, inside=True)
 async def put_policies(
     document: Document, caller: Caller, parts: Parts, *, force: Force = False
@@ -136,7 +141,7 @@ async def _set(
         if not force:
             await _check_names(command, parts)
         before = await _documents(parts)
-        reply = await parts.commands.ask(command, m.SetPolicyReply)
+        reply = await change.ask(command, m.SetPolicyReply)
         change.detail = "changed: " + (", ".join(reply.changed)[:200] or "nothing")
         change.note(
             {name: before.get(name) for name in reply.changed},

@@ -25,6 +25,7 @@ from services.gateway.api.deps import (
 )
 from services.gateway.bodies import QuotaBody
 from services.gateway.command_client import set_quota
+from services.gateway.conversion import quota_row
 from services.gateway.known_names import names_of, require_known
 from services.gateway.permissions import Action
 from services.gateway.problems import absent, invalid
@@ -32,8 +33,6 @@ from services.gateway.rows import QuotaRow, UserRow
 from services.gateway.store import Sort
 
 router = router_of("quotas")
-# Of the same names: one for each unit, at most.
-QUOTAS_SHOWN_MAX = 10
 # Each change of any quota has a version of its own.
 BY_VERSION = Sort("version", False, "version", False)
 
@@ -121,8 +120,10 @@ async def put_quota(
                     await require_known(tx, users=users, teams=teams, groups=groups)
         change.detail = _amount(body)
         before = await _before(parts, body)
-        reply = await parts.commands.ask(set_quota(body, caller), m.SetQuotaReply)
-        change.note(before, None if body.removes else body.model_dump(mode="json"))
+        command = set_quota(body, caller)
+        new = quota_row(command.quota, caller.user, parts.clock.now())
+        change.note(before, None if body.removes else _state(new))
+        reply = await change.ask(command, m.SetQuotaReply)
     return answer({"version": reply.version})
 
 
@@ -144,13 +145,19 @@ def _amount(body: QuotaBody) -> str:
 
 
 async def _before(parts: Context, body: QuotaBody) -> dict[str, Any] | None:
-    """The rows of exactly these names that the change replaces, for the audit trail."""
+    """The row of exactly these names that the change replaces, for the audit trail."""
     names = {"group": body.group, "user": body.user, "team": body.team, "priority": body.priority}
     where = [Where(column, Op.EQ, name or "") for column, name in names.items()]
     where += [Where("removed", Op.EQ, value=False), Where("grant", Op.EQ, body.grant)]
     async with parts.store.transaction() as tx:
-        rows = await tx.select(QuotaRow, *where, limit=QUOTAS_SHOWN_MAX)
-    return {"rows": [views.quota(row) for row in rows]} if rows else None
+        rows = await tx.select(QuotaRow, *where, limit=1)
+    return _state(rows[0]) if rows else None
+
+
+def _state(row: QuotaRow) -> dict[str, Any]:
+    """What a row says, without what quota adds to it."""
+    added = ("version", "changed_by", "changed_at")
+    return {name: value for name, value in views.quota(row).items() if name not in added}
 
 
 async def _is_set(tx: Tx, body: QuotaBody) -> bool:

@@ -45,6 +45,7 @@ from services.gateway.json_values import PRIORITIES, rfc3339
 from services.gateway.permissions import Action, Role
 from services.gateway.problems import SUPERSEDED, TOO_MANY, UNAVAILABLE, ProblemError, invalid
 from services.gateway.rows import RunRow, UserRow
+from services.gateway.sight import Sight
 
 router = router_of("training")
 
@@ -152,7 +153,12 @@ async def _signal_of(parts: Context, run: RunId) -> RunStatus:
         return await run_status(tx, run)
 
 
-@router.post("/run/checkpoints", status_code=201, response_model=shapes.Checkpoint)
+@router.post(
+    "/run/checkpoints",
+    operation_id="run_save_checkpoint",
+    status_code=201,
+    response_model=shapes.Checkpoint,
+)
 @allows(Action.BE_A_RUN)
 async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -> Response:
     """A checkpoint is durable. 201: the platform has stored that; 409: this attempt is over; 429:
@@ -178,7 +184,7 @@ async def save_checkpoint(body: CheckpointBody, run: CallingRun, parts: Parts) -
     return answer(views.checkpoint(reply.checkpoint), 201)
 
 
-@router.post("/run/ready", response_model=shapes.Ready)
+@router.post("/run/ready", operation_id="run_report_ready", response_model=shapes.Ready)
 @allows(Action.BE_A_RUN)
 async def report_ready(body: ReadyBody, run: CallingRun, parts: Parts) -> Response:
     """A rank is ready for the roles that start after that. 200: the platform has stored that; 409:
@@ -210,7 +216,9 @@ async def _write(parts: Context, run: RunId, what: str) -> RunStatus:
     return signal
 
 
-@router.post("/run/yield", status_code=202, response_model=shapes.RunState)
+@router.post(
+    "/run/yield", operation_id="run_yield_nodes", status_code=202, response_model=shapes.RunState
+)
 @allows(Action.BE_A_RUN)
 async def yield_run(body: YieldBody, run: CallingRun, parts: Parts) -> Response:
     """The program hands its nodes over on its own: the task goes back to the queue. Stored when
@@ -269,7 +277,7 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
     """Another level for the task, with the rights of its owner. Stored when this answers."""
     await _write(parts, run, "its priority")
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, run.task_id)
+        row = await task_or_404(tx, run.task_id, Sight())
         owner = await tx.get(UserRow, row.owner)
     program = f"its program (attempt {run.attempt})"
     # Its owner's rights, and none of the owner's tokens.
@@ -284,12 +292,18 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
         command = m.SetPriority(
             task_id=run.task_id, priority=PRIORITIES[body.priority], asked_by=program
         )
-        reply = await parts.commands.ask(command, m.SetPriorityReply)
         change.detail = f"by {program}"
+        change.note({"priority": row.priority}, {"priority": body.priority})
+        reply = await change.ask(command, m.SetPriorityReply)
     return answer({"task": run.task_id, "revision": reply.revision}, 202)
 
 
-@router.post("/run/metrics", status_code=202, response_model=shapes.AcceptedSamples)
+@router.post(
+    "/run/metrics",
+    operation_id="run_report_metrics",
+    status_code=202,
+    response_model=shapes.AcceptedSamples,
+)
 @allows(Action.BE_A_RUN)
 async def report(body: MetricsBody, run: CallingRun, parts: Parts) -> Response:
     """Numbers to show on the task's page. Kept thinned; a sample that came before is dropped."""
@@ -362,7 +376,7 @@ async def _check_rank(tx: Tx, run: RunId, rank: int, processes_max: int) -> None
 async def task_life_state(task_id: str, caller: Caller, parts: Parts) -> Response:
     """What the task's program keeps across attempts; for its owner and administrators."""
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, task_id)
+        row = await task_or_404(tx, task_id, caller.sight)
     require_owner(caller, row, "read its life state")
     return await _answer_state(parts, task_id)
 
@@ -371,11 +385,10 @@ async def task_life_state(task_id: str, caller: Caller, parts: Parts) -> Respons
 @allows(Action.READ_TASKS)
 async def metrics(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """What the task's ranks reported, rank by rank: the latest values and a thinned history."""
-    del caller
     after = number_cursor(paging.cursor)
     where = Where("task_id", Op.EQ, task_id), Where("rank", Op.GE, after)
     async with parts.store.transaction() as tx:
-        await task_or_404(tx, task_id)
+        await task_or_404(tx, task_id, caller.sight)
         rows = await rows_of.metrics(tx, *where, limit=paging.limit + 1)
     more = str(rows[paging.limit].rank) if len(rows) > paging.limit else None
     return answer_page(

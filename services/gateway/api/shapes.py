@@ -246,7 +246,7 @@ class EndedRank(RankExit):
     noted_at: str
 
 
-class Preemption(TypedDict):
+class PreemptionRequest(TypedDict):
     """A run is requested to save and leave."""
 
     requested_at: str
@@ -285,7 +285,7 @@ class Run(TypedDict):
     # When its program first asked whether it should leave.
     listening_at: str | None
     resume_from: Checkpoint | None
-    preemption: Preemption | None
+    preemption: PreemptionRequest | None
     kill: KillRequest | None
     # Its program handed the nodes over on its own.
     yielded: Yielded | None
@@ -446,13 +446,17 @@ class QueuePage(TypedDict):
 
 
 class Event(TypedDict):
-    """One fact, with its place in the log."""
+    """One fact, with its place in the log. ``owner``, ``team`` and ``group`` are those of the task
+    that it is about; events of nodes, quotas and policies have a group alone."""
 
     position: int
     type: str
     task: str | None
     attempt: int | None
     at: str
+    owner: str | None
+    team: str | None
+    group: str | None
     data: dict[str, Any]
 
 

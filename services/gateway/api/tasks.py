@@ -39,7 +39,7 @@ from services.gateway.command_client import (
     set_mode,
     set_priority,
 )
-from services.gateway.explanations import NAMED_MAX, explanation, ids_in
+from services.gateway.explanations import explanation, ids_in
 from services.gateway.json_values import PRIORITIES, STATES
 from services.gateway.permissions import Action
 from services.gateway.problems import CONFLICT, TOO_MANY, ProblemError, invalid
@@ -48,16 +48,24 @@ from services.gateway.store import Sort
 
 router = router_of("tasks")
 
+
+def _orders(name: str, sort: Sort) -> dict[str, Sort]:
+    """An order, and with a minus its exact reverse: one index serves both."""
+    reverse = Sort(sort.column, not sort.descending, sort.key, not sort.key_descending)
+    return {name: sort, f"-{name}": reverse}
+
+
 # A task's id begins with its time, so that sorting by id is sorting by submission.
 SORTS = {
-    "submitted_at": Sort("task_id", False, "task_id", False),
-    "-submitted_at": Sort("task_id", True, "task_id", True),
-    "name": Sort("name", False, "task_id", False),
-    "-name": Sort("name", True, "task_id", True),
-    "priority": Sort("priority_order", False, "task_id", False),
-    "-priority": Sort("priority_order", True, "task_id", False),
-    "state": Sort("state", False, "task_id", True),
-    "-state": Sort("state", True, "task_id", True),
+    **_orders("submitted_at", Sort("task_id", False, "task_id", False)),
+    **_orders("name", Sort("name", False, "task_id", False)),
+    # Falling, the oldest of a level comes first.
+    **_orders("priority", Sort("priority_order", False, "task_id", True)),
+    # The newest of a state comes first.
+    **_orders("state", Sort("state", False, "task_id", True)),
+    **_orders("owner", Sort("owner", False, "task_id", False)),
+    **_orders("team", Sort("team", False, "task_id", False)),
+    **_orders("group", Sort("group", False, "task_id", False)),
 }
 # What people call setting a goal.
 VERBS = {"run": "resume", "pause": "pause", "stop": "stop"}
@@ -127,7 +135,7 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
     """Submit the same task again, as a new one of the same owner and name, in the owner's present
     team. The label ``retry-of`` names the one before. 201 and 200 as for a new task."""
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, task_id)
+        row = await task_or_404(tx, task_id, caller.sight)
         owner = await tx.get(UserRow, row.owner)
     async with parts.changing(caller, "task.retry", task_id) as change:
         require_owner(caller, row, "submit it again")
@@ -150,7 +158,7 @@ async def continue_(task_id: str, caller: Caller, parts: Parts, key: Key = None)
     checkpoint (``checkpoint`` of the answer; null: from the beginning) and with its life state.
     201 and 200 as for a new task."""
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, task_id)
+        row = await task_or_404(tx, task_id, caller.sight)
         owner = await tx.get(UserRow, row.owner)
     async with parts.changing(caller, "task.continue", task_id) as change:
         require_owner(caller, row, "go on with it")
@@ -267,6 +275,9 @@ async def list_tasks(
             description="the last characters of the id, as tables show them",
         ),
     ] = None,
+    team: Annotated[
+        str | None, Query(max_length=63, description="that tasks were submitted under")
+    ] = None,
     group: str | None = None,
     chain: Annotated[
         str | None, Query(max_length=26, description="id of the first task of a chain")
@@ -288,7 +299,7 @@ async def list_tasks(
         bool, Query(description="with the time that each task's ended attempts ran")
     ] = False,
 ) -> Response:
-    """Tasks that meet every filter, newest first."""
+    """Tasks that the caller sees and that meet every filter, newest first."""
     where: list[Where] = []
     if state is not None:
         where.append(Where("state", Op.IN, _several("state", state, set(STATES))))
@@ -296,7 +307,10 @@ async def list_tasks(
         where.append(Where("state", Op.IN, list(LIVE_WORDS)))
     if priority is not None:
         where.append(Where("priority", Op.IN, _several("priority", priority, set(PRIORITIES))))
-    equal = (("owner", owner), ("name", name), ("group", group), ("chain", chain))
+    equal = (
+        *(("owner", owner), ("team", team), ("group", group)),
+        *(("name", name), ("chain", chain)),
+    )
     for column, value in equal:
         if value is not None:
             where.append(Where(column, Op.EQ, value))
@@ -310,7 +324,7 @@ async def list_tasks(
     where += [Where(column, op, text) for column, op, text in parts_of if text]
     where += [_label(each) for each in label or ()]
     async with parts.store.transaction() as tx:
-        page = await rows_of.task_page(tx, where, _sort(sort), paging)
+        page = await rows_of.task_page(tx, where, _sort(sort), paging, caller.sight)
         left_out = list(tx.unreadable)
         ids = [row.task_id for row in page.rows]
         ran = await rows_of.run_seconds(tx, ids if run_seconds else [])
@@ -364,7 +378,7 @@ def _sort(text: str) -> Sort:
 async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
     """One task."""
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, task_id)
+        row = await task_or_404(tx, task_id, caller.sight)
         report = (await rows_of.progress_of(tx, [task_id])).get(task_id)
     secrets = sees_secrets(caller, row)
     return answer_one(task_id, lambda: views.task(row, secrets=secrets, report=report))
@@ -377,27 +391,33 @@ async def put_goal(task_id: str, body: GoalBody, caller: Caller, parts: Parts) -
     With ``now`` a run that is to pause or stop is ended at once, without being asked to save.
     """
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, task_id)
+        row = await task_or_404(tx, task_id, caller.sight)
     verb = f"{VERBS[body.goal]} it"
     async with parts.changing(caller, f"task.goal.{body.goal}", task_id, verb=verb) as change:
         require_owner(caller, row, verb)
         change.note({"goal": row.goal}, {"goal": body.goal})
-        reply = await parts.commands.ask(set_goal(task_id, body, caller), m.SetGoalReply)
+        reply = await change.ask(set_goal(task_id, body, caller), m.SetGoalReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
-@router.post("/tasks/{task_id}/mode", status_code=202, response_model=shapes.Revision)
+@router.post(
+    "/tasks/{task_id}/mode",
+    operation_id="tasks_set_mode",
+    status_code=202,
+    response_model=shapes.Revision,
+)
 @allows(Action.CHANGE_TASKS, inside=True)
 async def post_mode(task_id: str, body: ModeBody, caller: Caller, parts: Parts) -> Response:
     """Normal, debug or pause. Normal also resumes a paused task, unless ``stay_paused`` is given;
     pause is the same as the goal. Stored when this answers; applied when ``observed_revision`` is
     there."""
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, task_id)
+        row = await task_or_404(tx, task_id, caller.sight)
     async with parts.changing(caller, f"task.mode.{body.mode}", task_id) as change:
         require_owner(caller, row, "change its mode")
-        change.note({"debug": row.debug, "goal": row.goal}, {"mode": body.mode})
-        reply = await parts.commands.ask(set_mode(task_id, body, caller), m.SetModeReply)
+        before = "debug" if row.debug else "pause" if row.goal == "pause" else "normal"
+        change.note({"mode": before}, {"mode": body.mode})
+        reply = await change.ask(set_mode(task_id, body, caller), m.SetModeReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
@@ -406,12 +426,12 @@ async def post_mode(task_id: str, body: ModeBody, caller: Caller, parts: Parts) 
 async def put_priority(task_id: str, body: PriorityBody, caller: Caller, parts: Parts) -> Response:
     """Another level. Stored when this answers; applied when ``observed_revision`` is there."""
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, task_id)
+        row = await task_or_404(tx, task_id, caller.sight)
     async with parts.changing(caller, f"task.priority.{body.priority}", task_id) as change:
         require_owner(caller, row, "give it another priority")
         change.note({"priority": row.priority}, {"priority": body.priority})
         command = set_priority(task_id, body.priority, caller)
-        reply = await parts.commands.ask(command, m.SetPriorityReply)
+        reply = await change.ask(command, m.SetPriorityReply)
     return answer({"task": task_id, "revision": reply.revision}, 202)
 
 
@@ -419,9 +439,8 @@ async def put_priority(task_id: str, body: PriorityBody, caller: Caller, parts: 
 @allows(Action.READ_TASKS)
 async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
     """Why the task stands where it stands, computed by the scheduler now."""
-    del caller
     async with parts.store.transaction() as tx:
-        row = await task_or_404(tx, task_id)
+        row = await task_or_404(tx, task_id, caller.sight)
         run = await tx.get(RunRow, task_id, row.attempt)
     try:
         reply = await parts.commands.ask(m.Explain(task_id=task_id), m.ExplainReply)
@@ -435,9 +454,8 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
     if reply.state is m.TaskState.UNSPECIFIED:
         # The scheduler cannot read its row of the task.
         reply = reply.model_copy(update={"state": STATES[row.state]})
-    wanted = Where("task_id", Op.IN, ids_in(reply))
     async with parts.store.transaction() as tx:
-        others = await tx.select(TaskRow, wanted, limit=NAMED_MAX)
+        others = await rows_of.seen_tasks(tx, ids_in(reply), caller.sight)
     return answer(explanation(task_id, reply, run.delayed if run else None, others))
 
 
@@ -445,9 +463,8 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
 @allows(Action.READ_TASKS)
 async def decisions(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """The scheduler's decisions about the task, oldest first."""
-    del caller
     async with parts.store.transaction() as tx:
-        await task_or_404(tx, task_id)
+        await task_or_404(tx, task_id, caller.sight)
     after = number_cursor(paging.cursor)
     reply = await parts.commands.ask(
         m.Decisions(task_id=task_id, after=after, limit=paging.limit), m.DecisionsReply
@@ -470,10 +487,9 @@ def number_cursor(cursor: str | None) -> int:
 @allows(Action.READ_TASKS)
 async def runs(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
     """The task's attempts, oldest first."""
-    del caller
     after = number_cursor(paging.cursor)
     async with parts.store.transaction() as tx:
-        await task_or_404(tx, task_id)
+        await task_or_404(tx, task_id, caller.sight)
         rows = await rows_of.runs(tx, task_id, after, paging.limit + 1)
     more = str(rows[paging.limit - 1].attempt) if len(rows) > paging.limit else None
     return answer_page(

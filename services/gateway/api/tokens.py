@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Annotated
 
+from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts.messages import FieldError
@@ -35,9 +37,20 @@ NEWEST = Sort("id", True, "id", True)
 
 @router.get("/tokens", response_model=shapes.TokenPage)
 @allows(Action.READ_TOKENS)
-async def list_tokens(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
+async def list_tokens(
+    caller: Caller,
+    parts: Parts,
+    paging: PageQuery,
+    *,
+    user: Annotated[str | None, Query(max_length=63)] = None,
+    revoked: Annotated[bool | None, Query(description="left out: revoked ones, too")] = None,
+) -> Response:
     """Tokens without their secrets, newest first; administrators see everybody's."""
     where = [] if caller.reach is Reach.ALL else [Where("user", Op.EQ, caller.user)]
+    if user is not None:
+        where.append(Where("user", Op.EQ, user))
+    if revoked is not None:
+        where.append(Where("revoked_at", Op.NOT_NULL if revoked else Op.IS_NULL))
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, TokenRow, where, NEWEST, paging)
         ids = [row.id for row in page.rows]

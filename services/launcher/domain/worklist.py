@@ -286,7 +286,8 @@ class Worklist:
         for run_id in outcome.steps:
             self._failed.pop(run_id, None)
         self._failed |= outcome.failed
-        self.observed |= outcome.observed
+        # Not runs that this very round has forgotten.
+        self.observed |= outcome.observed & self.runs.keys()
 
     def _step(self, run_id: RunId, scan: Scan, now: datetime, policy: Policy) -> Step:
         run, observed = self.runs.get(run_id), scan.listing.runs.get(run_id)

@@ -35,15 +35,25 @@ _SCRIPT = re.compile(r"\.(py|sh|bash|R|jl|pl|rb|lua|js|ts)$")
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def fill_in(spec: TaskSpec, *, task_id: str, defaults: Defaults) -> TaskSpec:
-    """The spec with its defaults: the same spec again if it was complete."""
+def fill_in(
+    spec: TaskSpec,
+    *,
+    task_id: str,
+    defaults: Defaults,
+    group: str = "",
+    priority: Priority = Priority.UNSPECIFIED,
+) -> TaskSpec:
+    """The spec with its defaults: the same spec again if it was complete. ``group`` and
+    ``priority`` are the owner's, and come before those of all."""
     roles = _roles(spec)
     return spec.model_copy(
         update={
             "name": spec.name or derived_name(roles, task_id),
-            "group": spec.group or defaults.default_group,
-            "priority": (
-                DEFAULT_PRIORITY if spec.priority is Priority.UNSPECIFIED else spec.priority
+            "group": spec.group or group or defaults.default_group,
+            "priority": next(
+                each
+                for each in (spec.priority, priority, DEFAULT_PRIORITY)
+                if each is not Priority.UNSPECIFIED
             ),
             "roles": roles,
             "nodes": spec.nodes or sum(role.replicas for role in roles),

@@ -27,6 +27,7 @@ class History:
     times: list[datetime]
     calls: list[int] = field(default_factory=list[int])
     problem: Exception | None = None
+    counts: int = 0
 
     async def oldest(self, _tx: Tx) -> datetime | None:
         return min(self.times, default=None)
@@ -39,14 +40,27 @@ class History:
         self.times = [each for each in self.times if each not in old]
         return len(old)
 
+    async def nth(self, _tx: Tx, newer: int) -> datetime | None:
+        self.counts += 1
+        return next(iter(sorted(self.times, reverse=True)[newer : newer + 1]), None)
+
+    def counted(self) -> PruneRule:
+        return PruneRule("rows", 90 * DAY, self.oldest, self.drop, self.nth)
+
     def as_old(self, what: str = "rows", keep: timedelta = 90 * DAY) -> PruneRule:
         return PruneRule(what, keep, self.oldest, self.drop)
 
 
-async def pruning(*old: PruneRule, days_per_hour: float) -> tuple[Pruning, int]:
+async def pruning(
+    *old: PruneRule, days_per_hour: float, kept_rows_max: int = 5_000_000
+) -> tuple[Pruning, int]:
     platform = CountingService()
     settings = BaseServiceSettings(
-        database_url="-", nats_url="-", prune_rows_max=10, prune_days_per_hour=days_per_hour
+        database_url="-",
+        nats_url="-",
+        prune_rows_max=10,
+        prune_days_per_hour=days_per_hour,
+        kept_rows_max=kept_rows_max,
     )
     store = platform.store(TABLES)
     leadership = await store.lead()
@@ -59,6 +73,34 @@ def test_old_rows_go_in_small_transactions_until_none_is_left() -> None:
         made, epoch = await pruning(history.as_old(), days_per_hour=0)
         assert [await made.step(epoch) for _ in range(3)] == [0.0, 0.0, None]
         assert (history.calls, history.times) == ([10, 10, 5], [])
+
+    virtually(main())
+
+
+def test_more_rows_than_are_kept_go_before_they_are_old() -> None:
+    async def main() -> None:
+        history = History([START - timedelta(seconds=n) for n in range(1_050)])
+        made, epoch = await pruning(history.counted(), days_per_hour=1.0, kept_rows_max=1000)
+        while await made.step(epoch) is not None:
+            pass
+        assert (len(history.times), min(history.times)) == (1000, START - timedelta(seconds=999))
+        # Counted again an hour later, not at each tick.
+        history.times += [START - timedelta(seconds=n, milliseconds=1) for n in range(10)]
+        await made.step(epoch)
+        assert (len(history.times), history.counts) == (1010, 1)
+        await pause(3600)
+        await made.step(epoch)
+        assert (len(history.times), history.counts) == (1000, 2)
+
+    virtually(main())
+
+
+def test_a_row_whose_time_is_in_the_future_is_not_deleted_for_the_number_of_rows() -> None:
+    async def main() -> None:
+        history = History([START + timedelta(days=n + 1) for n in range(1_010)])
+        made, epoch = await pruning(history.counted(), days_per_hour=0, kept_rows_max=1000)
+        assert await made.step(epoch) is None
+        assert len(history.times) == 1010
 
     virtually(main())
 

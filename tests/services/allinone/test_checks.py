@@ -292,7 +292,7 @@ def test_settings_of_two_services_that_contradict_are_refused_with_the_fix(
     monkeypatch.setenv("SHIFTWORK_SUBMIT_TASKS_KEEP_SECONDS", str(401 * 86_400))
     (found,) = checks.settings(data_folder, PLAIN)
     assert found.level == "bad"
-    assert "scheduler's ended_keep_seconds (34560000) is shorter than submit's" in found.what
+    assert "scheduler's ended_keep_seconds (34560000) is less than submit's" in found.what
     assert found.fix.startswith("set ended_keep_seconds of scheduler to 34646400 or more, or ")
     monkeypatch.setenv("SHIFTWORK_SCHEDULER_ENDED_KEEP_SECONDS", str(401 * 86_400))
     assert not [*checks.settings(data_folder, PLAIN)]
@@ -325,6 +325,7 @@ def test_the_options_of_the_live_platform_may_be_repeated(
     [
         ({"nodes": 3}, "runs with --nodes 2, not with --nodes 3"),
         ({"nodes": 2, "port": 9}, "runs with --port 8777, not with --port 9"),
+        ({"visibility": "own"}, "runs without --visibility, not with --visibility own"),
         ({"task_users": "1-2"}, "runs without --task-users, not with --task-users 1-2"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from shiftwork.cli.failures import Failure
 
 from services.allinone import doctor, platform_process
+from services.allinone.composition import GATEWAY, WIRINGS, environment_of
 from services.allinone.data_folder import (
     DataFolder,
     Ended,
@@ -19,6 +20,7 @@ from services.allinone.data_folder import (
     Options,
     url_at,
 )
+from services.allinone.machine import Machine
 
 KILLED = """
 import os, signal, sys
@@ -141,3 +143,14 @@ def test_a_folder_that_was_borrowed_knows_how_its_last_holder_ended(tmp_path: Pa
     data_folder.take()
     assert data_folder.port_for(Options(port=0)) == 1
     data_folder.release()
+
+
+@pytest.mark.parametrize(("option", "setting"), [(None, None), ("own", "own")])
+def test_the_option_visibility_is_the_gateways_setting(
+    tmp_path: Path, option: str | None, setting: str | None
+) -> None:
+    """Without the option the environment or the default counts."""
+    urls = {wiring.name: "postgresql://" for wiring in WIRINGS}
+    data_folder, options = DataFolder(tmp_path), Options(visibility=option)
+    machine = Machine(data_folder, options, "nats://127.0.0.1", urls, "http://127.0.0.1")
+    assert environment_of(GATEWAY, machine).get("SHIFTWORK_GATEWAY_VISIBILITY") == setting

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+import pytest
 
 from libs.contracts import messages as m
 from libs.contracts.base import Message
@@ -33,6 +34,8 @@ from tests.kit.clock import FakeClock, at
 from tests.kit.memory import MemoryPlatform, running
 from tests.kit.waiting import until
 
+# Everybody sees all tasks: for tests of what else decides.
+SEES_ALL = pytest.mark.parametrize("harness", [{"visibility": "all"}], indirect=True)
 ADMIN_TOKEN = "swt_the-first-administrators-token"
 NEW = {"command": ["python", "train.py"], "name": "first"}
 RUN_KEY = "0123456789abcdef0123456789abcdef"

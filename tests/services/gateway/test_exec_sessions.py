@@ -164,7 +164,7 @@ async def test_neither_operators_nor_viewers_nor_tokens_for_other_things_enter_a
 
 
 async def test_others_are_refused_before_the_upgrade_and_that_is_audited(tmp_path: Path) -> None:
-    async with site_of(tmp_path) as site:
+    async with site_of(tmp_path, visibility="all") as site:
         mallory = await site.harness.member("mallory")
         status, problem = await refused(site, token=mallory)
         assert (status, problem["type"]) == (403, "forbidden")

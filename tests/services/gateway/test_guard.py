@@ -20,6 +20,7 @@ from libs.store.port import DatabaseFaultError, StoreUnavailableError
 from services.allinone.stopping import drain_nodes
 from services.gateway.auth import Authenticator, token_hash
 from services.gateway.concurrency import ConcurrencyLimit
+from services.gateway.permissions import Visibility
 from services.gateway.rows import AuditRow, TokenRow, UserRow
 from services.gateway.tables import TABLES
 from tests.kit.clock import at
@@ -378,6 +379,7 @@ async def test_an_unreadable_token_or_user_ends_no_stream_and_no_watch(
         lookups=ConcurrencyLimit(3, 2),
         lookups_waiting_max=10,
         uses_seconds=60,
+        visibility=Visibility.TEAM,
     )
     people = [await authenticator.person(token, "here") for token in tokens]
     database = harness.database.schema("gateway")

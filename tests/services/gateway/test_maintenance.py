@@ -112,6 +112,41 @@ async def test_old_audit_rows_and_accepted_rows_of_projected_tasks_are_deleted(
     assert not harness.database.rows(TABLES, AuditRow)
 
 
+@pytest.mark.parametrize("harness", [{"prune_rows_max": 2}], indirect=True)
+async def test_accepted_tasks_that_wait_do_not_keep_settled_ones(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    """Three whose events never came, with the lowest ids, and one that is projected."""
+    task = await harness.submitted(ann)
+    store = harness.gateway.ports.store
+    async with store.transaction() as tx:
+        row = await tx.get(TaskRow, task["id"])
+        values = {field.name: getattr(row, field.name) for field in fields(AcceptedRow)}
+        settled = AcceptedRow(**values)
+        tx.put(settled, *(replace(settled, task_id=f"0{number}") for number in range(3)))
+    harness.clock.advance(harness.settings.accepted_keep_seconds + 60)
+    pruning = HistoryPruning(store, harness.settings)
+    while await pruning.step(1) is not None:
+        pass
+    assert sorted(harness.database.rows(TABLES, AcceptedRow)) == ["00", "01", "02"]
+    harness.clock.advance(harness.settings.tasks_keep_seconds)
+    while await pruning.step(1) is not None:
+        pass
+    assert not harness.database.rows(TABLES, AcceptedRow)
+
+
+@pytest.mark.parametrize("harness", [{"prune_days_per_hour": 0}], indirect=True)
+async def test_events_are_deleted_by_age_but_for_the_newest(harness: GatewayHarness) -> None:
+    store, keep = harness.gateway.ports.store, harness.settings.events_keep_seconds
+    pruning = HistoryPruning(store, harness.settings)
+    for seconds, kept in ((0, [1, 2, 3]), (keep - 10, [1, 2, 3]), (20, [3])):
+        harness.clock.advance(seconds)
+        if not seconds:
+            await harness.project(*(a_node(f"n{number}") for number in range(3)))
+        await pruning.step(1)
+        assert sorted(harness.database.rows(TABLES, EventRow)) == kept
+
+
 @pytest.mark.parametrize("harness", [{"prune_days_per_hour": 0}], indirect=True)
 async def test_ended_tasks_are_deleted_with_their_runs_and_metrics(
     harness: GatewayHarness, ann: httpx.AsyncClient
@@ -182,6 +217,6 @@ async def test_only_the_accepted_row_of_an_unreadable_task_is_kept(
     table.broken[bad] = "column spec cannot be decoded"
     # A new gateway does not have the rows in its memory.
     async with harness.new_gateway().ports.store.transaction() as tx:
-        assert await drop_settled(tx, tx.now + timedelta(days=1), 100) == 1
+        assert await drop_settled(tx, tx.now + timedelta(days=1), 100) == ""
     (left,) = harness.database.rows(TABLES, AcceptedRow).values()
     assert left.task_id == tasks[0]["id"]

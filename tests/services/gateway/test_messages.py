@@ -13,7 +13,7 @@ from shiftwork.cli import typed
 
 from libs.contracts import messages as m
 from services.gateway.api.app import templates
-from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, state
+from tests.services.gateway.gateway_harness import SEES_ALL, GatewayHarness, a_node, assigned, state
 
 ROOT = Path(__file__).parents[3]
 
@@ -357,6 +357,7 @@ def test_each_route_that_a_message_names_is_one_and_has_a_command() -> None:
         assert command.startswith("`shiftwork "), each
 
 
+@SEES_ALL
 @pytest.mark.parametrize(
     ("method", "path", "body", "action"),
     [

@@ -8,7 +8,7 @@ import pytest
 
 from libs.contracts import messages as m
 from tests.kit.waiting import until
-from tests.services.gateway.gateway_harness import GatewayHarness
+from tests.services.gateway.gateway_harness import SEES_ALL, GatewayHarness
 from tests.services.gateway.test_handlers import state
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ async def test_a_task_is_submitted_in_a_mode(
     assert (dry["state"], dry["run_mode"]) == (shown[0], mode)
 
 
+@SEES_ALL
 async def test_modes_are_changed_by_the_owner_and_audited(
     harness: GatewayHarness,
     ann: httpx.AsyncClient,

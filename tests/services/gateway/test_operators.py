@@ -370,3 +370,35 @@ async def test_a_team_with_users_is_refused_with_how_to_move_them(
     (error,) = (await admin.delete("/v1/teams/nlp")).json()["errors"]
     shown = typed.in_commands(error["fix"])
     assert shown == "move them first: shiftwork user set bob --team=TEAM"
+
+
+async def test_lists_of_nodes_tokens_users_and_audit_entries_are_filtered(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await harness.project(
+        a_node("n0", labels={"disk": "ssd"}), a_node("n1", ready=False), a_node("n2", group="b")
+    )
+    token = await harness.member("ann")
+    await admin.post("/v1/users", json={"name": "bob"})
+    await admin.patch("/v1/users/bob", json={"disabled": True})
+    async with harness.client(token) as ann:
+        (made,) = (await ann.get("/v1/tokens")).json()["items"]
+        other = (await ann.post("/v1/tokens", json={"name": "other"})).json()["id"]
+        await ann.delete(f"/v1/tokens/{other}")
+
+    async def found(path: str, key: str) -> list[str]:
+        reply = await admin.get(path)
+        assert reply.status_code == 200, reply.text
+        return [item[key] for item in reply.json()["items"]]
+
+    assert await found("/v1/nodes?ready=true", "id") == ["n0", "n2"]
+    assert await found("/v1/nodes?ready=false", "id") == ["n1"]
+    assert await found("/v1/nodes?schedulable=true&group=default", "id") == ["n0", "n1"]
+    assert await found("/v1/nodes?label=disk=ssd", "id") == ["n0"]
+    assert (await admin.get("/v1/nodes?label=disk")).status_code == 422
+    assert await found("/v1/tokens?user=ann&revoked=false", "id") == [made["id"]]
+    assert await found("/v1/tokens?user=ann&revoked=true", "id") == [other]
+    assert await found("/v1/users?disabled=true", "name") == ["bob"]
+    actions = await found(f"/v1/audit?token={made['id']}", "action")
+    assert actions == ["token.revoke", "token.add"]
+    assert await found("/v1/audit?address=192.0.2.1", "id") == []

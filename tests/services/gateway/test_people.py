@@ -10,7 +10,10 @@ import httpx
 import pytest
 
 from libs.contracts import messages as m
+from libs.contracts.base import Message
+from services.gateway.command_client import Commands
 from services.gateway.permissions import Role, Scope
+from services.gateway.problems import UNAVAILABLE, ProblemError
 from services.gateway.rows import UserRow
 from services.gateway.tables import TABLES
 from tests.kit.waiting import until
@@ -313,3 +316,44 @@ async def test_the_removal_of_a_quota_by_time_is_in_the_audit_trail(
         assert "user=ann" in entries[0]["target"]
         # The same again changes nothing.
         await harness.publish(gone)
+
+
+@pytest.mark.parametrize("before_the_reply", [True, False], ids=["dies", "no reply"])
+async def test_a_change_whose_outcome_is_unknown_is_in_the_audit_trail(
+    harness: GatewayHarness,
+    admin: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    before_the_reply: bool,
+) -> None:
+    reply = Commands.reply
+
+    async def lost(commands: Commands, command: Message, kind: type[Message]) -> Message:
+        await reply(commands, command, kind)
+        raise asyncio.CancelledError if before_the_reply else ProblemError(UNAVAILABLE, "no reply")
+
+    await harness.member("ann")
+    monkeypatch.setattr(Commands, "reply", lost)
+    body = {"user": "ann", "limit": 4}
+    if before_the_reply:
+        with pytest.raises(asyncio.CancelledError):
+            await admin.put("/v1/quotas", json=body)
+    else:
+        assert (await admin.put("/v1/quotas", json=body)).status_code == 503
+    monkeypatch.undo()
+    (entry,) = (await admin.get("/v1/audit?action=quota")).json()["items"]
+    assert entry["outcome"] == ("started" if before_the_reply else "unknown")
+    assert (entry["before"], entry["after"]["limit"], entry["who"]) == (None, 4, "admin")
+
+
+async def test_a_repeated_key_gives_the_same_task_after_the_owners_defaults_have_changed(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    async with harness.client(await harness.member("ann")) as ann:
+        key = {"idempotency-key": "k1"}
+        body = {"command": ["true"]}
+        first = await ann.post("/v1/tasks", json=body, headers=key)
+        await admin.patch("/v1/users/ann", json={"default_priority": "low"})
+        again = await ann.post("/v1/tasks", json=body, headers=key)
+        assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+        assert (await ann.post("/v1/tasks", json=body)).json()["priority"] == "low"

@@ -22,6 +22,7 @@ from tests.services.gateway import (
     test_runs,
     test_submitting,
     test_tasks,
+    test_visibility,
 )
 from tests.services.gateway.gateway_harness import GatewayHarness, assigned, run_token, served
 
@@ -79,6 +80,18 @@ test_pages_join_to_the_whole_list_although_tasks_are_added_meanwhile = (
 )
 test_projection_replaces_the_accepted_row_without_a_trace = (
     test_tasks.test_projection_replaces_the_accepted_row_without_a_trace
+)
+test_a_leader_adds_the_owners_that_an_older_version_left_out = (
+    test_visibility.test_a_leader_adds_the_owners_that_an_older_version_left_out
+)
+test_events_are_filtered_by_owner_team_group_and_task = (
+    test_visibility.test_events_are_filtered_by_owner_team_group_and_task
+)
+test_events_that_come_before_their_tasks_submission_get_its_owner = (
+    test_visibility.test_events_that_come_before_their_tasks_submission_get_its_owner
+)
+test_pages_in_each_order_have_each_matching_task_once = (
+    test_visibility.test_pages_in_each_order_have_each_matching_task_once
 )
 test_the_same_key_is_the_same_task = test_submitting.test_the_same_key_is_the_same_task
 

@@ -27,6 +27,7 @@ from services.gateway.store import After, Sort
 from services.gateway.tables import TABLES
 from tests.kit.clock import at
 from tests.services.gateway.gateway_harness import (
+    ADMIN_TOKEN,
     GatewayHarness,
     a_node,
     a_spec,
@@ -262,6 +263,25 @@ async def test_a_list_survives_a_row_that_cannot_be_read(
         assert len(found.items) == len(expected.items) - 1
         assert found.unreadable == {broken}
         assert expected.unreadable == set()
+
+
+async def test_a_task_that_cannot_be_read_is_there_for_those_who_see_it_alone(
+    harness: GatewayHarness, address: Address
+) -> None:
+    tokens = {name: await harness.member(name, team) for name, team in TEAMS.items()}
+    async with harness.client(tokens["ann"]) as ann:
+        task = await harness.submitted(ann)
+    await break_first(address, TaskRow, "labels", task["id"])
+    found: dict[str, list[int]] = {}
+    for name, token in {**tokens, "admin": ADMIN_TOKEN}.items():
+        async with harness.client(token) as client:
+            page = (await client.get("/v1/tasks")).json()
+            reply = await client.get(f"/v1/tasks/{task['id']}")
+            found[name] = [reply.status_code, len(page.get("unreadable", []))]
+    assert found == {"ann": [500, 1], "bob": [500, 1], "eve": [404, 0], "admin": [500, 1]}
+
+
+TEAMS = {"ann": "red", "bob": "red", "eve": None}
 
 
 async def break_first(address: Address, kind: type[Any], column: str, task_id: str) -> str:

@@ -12,7 +12,7 @@ from libs.contracts import messages as m
 from services.gateway.capacity import KEEP_SECONDS
 from services.gateway.rows import TaskRow
 from tests.kit.waiting import until
-from tests.services.gateway.gateway_harness import NEW, GatewayHarness, a_node, state
+from tests.services.gateway.gateway_harness import NEW, SEES_ALL, GatewayHarness, a_node, state
 from tests.services.gateway.test_yield import SAVED
 
 
@@ -350,6 +350,7 @@ async def test_a_batch_has_a_maximum_of_tasks(ann: httpx.AsyncClient) -> None:
     assert reply.json()["errors"][0]["field"] == "tasks"
 
 
+@SEES_ALL
 async def test_a_pod_request_is_stored_and_shown(
     harness: GatewayHarness,
     ann: httpx.AsyncClient,

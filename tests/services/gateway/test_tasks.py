@@ -12,7 +12,14 @@ from libs.contracts import messages as m
 from services.gateway import store as rows_of
 from tests.kit.clock import at
 from tests.kit.waiting import until
-from tests.services.gateway.gateway_harness import NEW, GatewayHarness, assigned, exited, state
+from tests.services.gateway.gateway_harness import (
+    NEW,
+    SEES_ALL,
+    GatewayHarness,
+    assigned,
+    exited,
+    state,
+)
 
 
 async def test_a_task_is_readable_and_listed_before_its_event_is_projected(
@@ -42,6 +49,7 @@ async def test_projection_replaces_the_accepted_row_without_a_trace(
     assert len((await ann.get("/v1/tasks")).json()["items"]) == 1
 
 
+@SEES_ALL
 async def test_filters(
     harness: GatewayHarness, ann: httpx.AsyncClient, bob: httpx.AsyncClient
 ) -> None:
@@ -186,6 +194,7 @@ async def test_an_unknown_task_is_not_found(ann: httpx.AsyncClient, path: str) -
     assert "nobody" in reply.json()["detail"]
 
 
+@SEES_ALL
 async def test_only_owner_and_admin_see_the_environment(
     harness: GatewayHarness,
     ann: httpx.AsyncClient,

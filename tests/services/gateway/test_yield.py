@@ -14,6 +14,7 @@ from libs.contracts.limits import LIFE_STATE_BYTES_MAX
 from tests.kit.clock import at
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import (
+    SEES_ALL,
     GatewayHarness,
     assigned,
     exited,
@@ -253,6 +254,7 @@ async def test_a_task_that_never_ran_is_gone_on_with_from_where_it_would_have_be
     assert event["data"]["spec"]["continues"]["state_of"] == first
 
 
+@SEES_ALL
 async def test_what_cannot_be_gone_on_with_says_what_to_do(
     harness: GatewayHarness, ann: httpx.AsyncClient
 ) -> None:

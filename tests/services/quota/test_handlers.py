@@ -253,7 +253,7 @@ async def test_the_ledger_forgets_by_age_and_a_task_with_its_last_run(
     await service.handle(owned(), started(1, 0), exited(1, 5), started(2, 10))
     other = owned().model_copy(update={"task_id": "t2"})
     await service.handle(other, exited(1, 5).model_copy(update={"task_id": "t2"}))
-    old, _ = prune_rules(timedelta(days=1))
+    old, *_ = prune_rules(timedelta(days=1))
     async with service.store.transaction() as tx:
         assert await old.oldest(tx) == at(5)
         assert await old.drop(tx, at(6), 10) == 2
@@ -270,7 +270,7 @@ async def test_tasks_that_never_ran_are_forgotten_by_age(service: ServiceHarness
     await service.handle(started().model_copy(update={"task_id": "ran"}))
     service.clock.advance(100)
     await service.handle(owned().model_copy(update={"task_id": "young"}))
-    runs, tasks = prune_rules(timedelta(days=1))
+    runs, tasks, _ = prune_rules(timedelta(days=1))
     async with service.store.transaction() as tx:
         oldest = await tasks.oldest(tx)
         assert oldest is not None

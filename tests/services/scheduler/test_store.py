@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from libs.contracts.ids import NodeId, TaskId
-from libs.contracts.messages import ExitKind, Priority, ReasonCode, TaskState, TaskStateChanged
+from libs.contracts.messages import (
+    ExitKind,
+    Priority,
+    Quota,
+    QuotaChanged,
+    ReasonCode,
+    TaskState,
+    TaskStateChanged,
+    Unit,
+)
 from libs.service.prune import PruneRule
 from libs.store.port import ConflictError, Store
 from services.scheduler import store
@@ -254,3 +263,27 @@ async def test_the_loaded_index_equals_the_one_before_the_restart(kept: Store) -
 def test_ended_rows_are_not_in_the_working_set() -> None:
     assert EndedTask not in store._RESIDENT
     assert DecisionRow not in store._RESIDENT
+
+
+async def test_a_removed_quota_leaves_memory_by_age_and_a_live_one_never() -> None:
+    def changed(user: str, version: int, *, removed: bool = False) -> QuotaChanged:
+        quota = Quota(group="default", user=user, unit=Unit.GPUS, limit=8)
+        return QuotaChanged(
+            group_token="default", quota=quota, version=version, removed=removed, changed_at=at(0)
+        )
+
+    scheduler = await SchedulerHarness(
+        prune_days_per_hour=0, removed_quota_keep_seconds=100.0
+    ).start()
+    await scheduler.handle(changed("ann", 1), changed("bob", 2))
+    await scheduler.handle(changed("ann", 3, removed=True))
+    brain = scheduler.service.loops[0].step.__self__  # type: ignore[attr-defined]
+    assert isinstance(brain, Brain)
+    brain.snapshot()
+    prune = next(loop for loop in scheduler.service.loops if loop.name == "prune")
+    for moment, users in ((99, ["ann", "bob"]), (101, ["bob"]), (10_000, ["bob"])):
+        scheduler.clock.move_to(moment)
+        await prune.step(scheduler.epoch)
+        assert sorted(user for _, user, *_ in brain.index.limits) == users
+    loaded, _ = await store.load(scheduler.store, scheduler.settings.policy())
+    assert loaded.limits == brain.index.limits

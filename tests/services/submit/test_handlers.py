@@ -38,7 +38,15 @@ from libs.contracts.messages import (
 )
 from libs.store.port import ConflictError, Store
 from services.submit.handlers import prepare
-from services.submit.store import InventoryRow, NodeRow, OwnerRow, ShapeRow, TaskRow, prune_rules
+from services.submit.store import (
+    InventoryRow,
+    NodeRow,
+    OwnerRow,
+    QuotaRow,
+    ShapeRow,
+    TaskRow,
+    prune_rules,
+)
 from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
@@ -483,7 +491,7 @@ async def test_ended_tasks_are_forgotten_by_age_and_live_ones_never(
     await service.handle(moved(over, TaskState.SUCCEEDED, 2))
     service.clock.advance(100)
     await service.handle(moved(later, TaskState.FAILED, 2))
-    old, _ = prune_rules(timedelta(days=1), timedelta(days=1))
+    old, *_ = prune_rules(timedelta(days=1), timedelta(days=1), timedelta(days=1))
     async with service.store.transaction() as tx:
         oldest = await old.oldest(tx)
         assert oldest is not None
@@ -500,7 +508,7 @@ async def test_removed_nodes_are_forgotten_by_age_and_present_ones_never(
     await service.handle(node("n1", version=2, removed=True), node("n2"), node("n3"))
     service.clock.advance(100)
     await service.handle(node("n3", version=2, removed=True))
-    _, old = prune_rules(timedelta(days=1), timedelta(days=1))
+    _, old, _ = prune_rules(timedelta(days=1), timedelta(days=1), timedelta(days=1))
     async with service.store.transaction() as tx:
         oldest = await old.oldest(tx)
         assert oldest is not None
@@ -621,3 +629,18 @@ async def test_what_has_no_effect_is_warned_of_and_kept(service: ServiceHarness)
     assert [each for each in await service.published() if isinstance(each, TaskSubmitted)] == [
         event
     ]
+
+
+async def test_removed_quotas_are_forgotten_by_age_and_live_ones_never(
+    service: ServiceHarness,
+) -> None:
+    await service.handle(limited(1, user="ann"), limited(1, user="bob", version=2))
+    service.clock.advance(100)
+    await service.handle(limited(1, user="ann", version=3, removed=True))
+    *_, old = prune_rules(timedelta(days=1), timedelta(days=1), timedelta(days=1))
+    async with service.store.transaction() as tx:
+        oldest = await old.oldest(tx)
+        assert oldest is not None
+        assert await old.drop(tx, oldest, 10) == 0
+        assert await old.drop(tx, oldest + timedelta(seconds=1), 10) == 1
+    assert [row.user for row in await service.rows(QuotaRow)] == ["bob"]

@@ -1,46 +1,34 @@
 """The API over HTTP, for the commands: JSON calls, pages, byte ranges and event streams.
 
-Standard library only, through ``shiftwork.transport``. Every failure is a ``Failure`` with the
-right exit code. Safe calls are tried again for a short while, because parts of the platform may
-be restarting: reads, changes that set a target state, and submissions, which carry a key.
+Standard library only. Requests are sent, and sent again, by the rules of the client library
+(``shiftwork.client.exchange``); here every failure becomes a ``Failure`` with the right exit code.
+Reads, changes that set a target state, and submissions, which carry a key, are repeatable.
 """
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping, Sequence, cast
-from urllib.parse import quote, urlencode
+from typing import Any, Iterator, Mapping, Sequence
+from urllib.parse import urlencode
 
 from shiftwork.cli import installed, parse, render, websocket
 from shiftwork.cli.failures import UNREACHABLE, Failure, refused, usage
-from shiftwork.transport import Answer, Client, Unreachable
+from shiftwork.client.exchange import Request, Tries, send
+from shiftwork.client.streams import FRAME_BYTES_MAX, STREAM_SECONDS, Frame, bytes_of, frames
+from shiftwork.transport import Answer, Connection, Unreachable
 
 CALL_SECONDS = 30.0
-STREAM_SECONDS = 60.0
 # A server that refuses connections is reported soon; one that answers "try later" gets more time.
 TRIES_MAX = 6
 UNREACHED_TRIES_MAX = 3
 WAIT_SECONDS = 0.2
 PAGE = 1000
 RANGE_BYTES = 1_048_576
-EVENT_BYTES_MAX = 4 * 1_048_576
 
 Json = Any
 Query = Mapping[str, "str | int | float | list[str] | None"]
-
-
-@dataclass(frozen=True)
-class StreamEvent:
-    """One server-sent event."""
-
-    kind: str
-    id: str
-    data: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,10 +43,6 @@ class Range:
     # another time holds.
     timestamps: Sequence[Sequence[Any]] = ()
     approximate: bool = False
-
-
-class Stopped(Exception):  # noqa: N818 - a stream that ended; the reader opens it again
-    """An event stream was cut off."""
 
 
 class Api:
@@ -81,7 +65,7 @@ class Api:
         # Set when the result is no longer wanted: a reader does not begin again.
         self.unwanted = threading.Event()
         try:
-            self._client = Client(self.url, token)
+            self._client = Connection(self.url, token)
         except ValueError as error:
             raise usage(str(error), where=where, fix="write http://HOST:PORT") from None
 
@@ -106,8 +90,8 @@ class Api:
         return self._json("POST", path, body, {"idempotency-key": key})
 
     def create(self, path: str, body: Json) -> Json:
-        """Create something without a key: sent once."""
-        return self._json("POST", path, body, tries_max=1)
+        """Create something without a key: sent again only where it has certainly done nothing."""
+        return self._json("POST", path, body, repeatable=False)
 
     def send_file(self, method: str, path: str, data: bytes, kind: str) -> Json:
         """Send a file as it is, of this content type; safe to repeat."""
@@ -149,7 +133,7 @@ class Api:
         if query.get("timestamps"):
             piece = self.get(path, query)
             return Range(
-                chunk_bytes(piece),
+                bytes_of(piece),
                 piece["offset"],
                 piece["size"],
                 piece["complete"],
@@ -191,7 +175,7 @@ class Api:
             )
         return websocket.WebSocket(connection, received)
 
-    def stream(self, path: str, query: Query | None = None) -> Iterator[StreamEvent]:
+    def stream(self, path: str, query: Query | None = None) -> Iterator[Frame]:
         """Server-sent events until the server ends the stream. Raises Stopped when cut off."""
         where = path + _query(query)
         try:
@@ -201,14 +185,14 @@ class Api:
         except Unreachable as error:
             raise self._unreachable(error) from error
         if response.status != 200:  # noqa: PLR2004 - OK
-            body = response.read(EVENT_BYTES_MAX)
+            body = response.read(FRAME_BYTES_MAX)
             self._client.close()
             document = Answer(response.status, body, {}).fields()
             after = response.headers.get("retry-after")
             request = f"GET {where}"
             raise self._refused(document, response.status, request=request, retry_after=after)
         try:
-            yield from _events(response)
+            yield from frames(response)
         finally:
             self._client.close()
 
@@ -218,9 +202,10 @@ class Api:
         path: str,
         body: Json = None,
         headers: Mapping[str, str] | None = None,
-        tries_max: int = TRIES_MAX,
+        *,
+        repeatable: bool = True,
     ) -> Json:
-        answer = self._answer(method, path, body, headers, tries_max)
+        answer = self._answer(method, path, body, headers, repeatable=repeatable)
         if not answer.body:
             return {}
         document = answer.json()
@@ -238,32 +223,36 @@ class Api:
         path: str,
         body: Json,
         headers: Mapping[str, str] | None,
-        tries_max: int = TRIES_MAX,
+        *,
+        repeatable: bool = True,
     ) -> Answer:
-        wait = WAIT_SECONDS
-        unreached = 0
-        for tries_left in reversed(range(tries_max)):
-            try:
-                answer = self._client.call(
-                    method, path, body, headers=headers, timeout_seconds=self.call_seconds
-                )
-            except Unreachable as error:
-                unreached += 1
-                if not tries_left or unreached >= self.unreached_tries_max:
-                    raise self._unreachable(error) from error
-            else:
-                if answer.status < 400:  # noqa: PLR2004 - no refusal
-                    return answer
-                if answer.status not in (429, 503) or not tries_left:
-                    raise self._refused(
-                        answer.fields(),
-                        answer.status,
-                        request=f"{method} {path}",
-                        retry_after=answer.headers.get("retry-after"),
-                    )
-            time.sleep(wait)
-            wait *= 2
-        raise AssertionError("the loop returns or raises")
+        request = Request(
+            method, path, body, headers, repeatable=repeatable, timeout_seconds=self.call_seconds
+        )
+
+        def call() -> Answer:
+            return self._client.call(
+                method,
+                path,
+                body,
+                headers=headers,
+                timeout_seconds=self.call_seconds,
+                repeatable=repeatable,
+            )
+
+        tries = Tries(TRIES_MAX, self.unreached_tries_max, WAIT_SECONDS)
+        try:
+            answer = send(call, request, tries, time.sleep)
+        except Unreachable as error:
+            raise self._unreachable(error) from error
+        if answer.status >= 400:  # noqa: PLR2004 - a refusal
+            raise self._refused(
+                answer.fields(),
+                answer.status,
+                request=f"{method} {path}",
+                retry_after=answer.headers.get("retry-after"),
+            )
+        return answer
 
     def _refused(
         self, document: Mapping[str, Any], status: int, *, request: str, retry_after: str | None
@@ -304,50 +293,3 @@ def _reach(url: str, data: str) -> str:
 def _query(query: Query | None) -> str:
     given = {name: value for name, value in (query or {}).items() if value not in (None, "", [])}
     return "?" + urlencode(given, doseq=True) if given else ""
-
-
-def part(text: str) -> str:
-    """Text as one segment of a path."""
-    return quote(text, safe="")
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[StreamEvent]:
-    fields: dict[str, str] = {}
-    for text in _lines(response):
-        if text:
-            name, _, value = text.partition(":")
-            value = value[1:] if value.startswith(" ") else value
-            if name == "data" and "data" in fields:
-                value = fields["data"] + "\n" + value
-            fields[name] = value
-            continue
-        if "data" in fields:
-            kind = fields.get("event", "message")
-            yield StreamEvent(kind, fields.get("id", ""), _object(fields["data"]))
-        fields = {}
-
-
-def _lines(response: http.client.HTTPResponse) -> Iterator[str]:
-    while True:
-        try:
-            line = response.readline(EVENT_BYTES_MAX)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Stopped(str(error)) from error
-        if not line:
-            return
-        yield line.decode("utf-8", "replace").rstrip("\r\n")
-
-
-def _object(data: str) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except ValueError:
-        return {"text": data}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {"value": found}
-
-
-def chunk_bytes(data: Mapping[str, Any]) -> bytes:
-    """The bytes of one piece of output in a stream."""
-    if data.get("data_base64"):
-        return base64.b64decode(data["data_base64"])
-    return str(data.get("text", "")).encode()

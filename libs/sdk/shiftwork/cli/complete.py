@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import typer
 
 from shiftwork.cli import contexts, ids, parse, render, task_options
-from shiftwork.transport import Client
+from shiftwork.transport import Connection
 
 ANSWER_SECONDS = 0.8
 SHOWN_MAX = 200
@@ -35,7 +35,7 @@ def _items(ctx: typer.Context, path: str, until: float | None = None) -> list[An
             context=str(given.get("context") or ""),
             environ=os.environ,
         )
-        client = Client(target.url, target.token)
+        client = Connection(target.url, target.token)
         try:
             answer = client.call("GET", path, timeout_seconds=seconds)
         finally:

@@ -8,7 +8,8 @@ from typing import Any
 import typer
 
 from shiftwork.cli import complete, modes, render, session, tasks
-from shiftwork.cli.client import Api, part
+from shiftwork.cli.client import Api
+from shiftwork.client.paths import part
 
 
 def register(app: session.App) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import follow, ids, parse, render, session, timeline
+from shiftwork.cli import complete, follow, ids, parse, render, session, timeline
 from shiftwork.cli.tasks import find
 
 RECENT = 100
@@ -29,11 +29,21 @@ def events(
         "Left out: a task's all, otherwise the last 100.",
     ),
     kind: str = typer.Option("", "--type", help="Such as run.exited."),
+    owner: str = typer.Option(
+        "", "--owner", help="Of one user's tasks.", autocompletion=complete.users
+    ),
+    team: str = typer.Option(
+        "", "--team", help="Of tasks submitted under this team.", autocompletion=complete.teams
+    ),
+    group: str = typer.Option(
+        "", "--group", help="Of one group of nodes.", autocompletion=complete.groups
+    ),
 ) -> None:
     """Show what happened, to one task or to all."""
     now = session.current()
     api = now.api()
-    query: Dict[str, Any] = {"type": kind, "from": start}
+    filters = {"type": kind, "owner": owner, "team": team, "group": group}
+    query: Dict[str, Any] = {**filters, "from": start}
     if task is not None:
         query["task"] = find(api, task)["id"]
     elif start is None:

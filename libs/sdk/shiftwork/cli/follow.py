@@ -18,9 +18,11 @@ from math import inf
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 from shiftwork.cli import environments, ids, listening, parse, render, timeline
-from shiftwork.cli.client import Api, Stopped, chunk_bytes, part
+from shiftwork.cli.client import Api
 from shiftwork.cli.failures import INTERRUPTED, UNREACHABLE, Failure
 from shiftwork.cli.task_options import ENDED
+from shiftwork.client.paths import part
+from shiftwork.client.streams import Stopped, bytes_of
 
 AGAIN_SECONDS = 0.5
 POLL_SECONDS = 1.0
@@ -553,7 +555,7 @@ class Screen:
 
     def take(self, piece: Mapping[str, Any]) -> None:
         """Show the next piece."""
-        fresh = self._lines.fresh(piece, chunk_bytes(piece))
+        fresh = self._lines.fresh(piece, bytes_of(piece))
         ended = self._lines.put(piece, fresh)
         if self._exact:
             with render.Progress.cleared():

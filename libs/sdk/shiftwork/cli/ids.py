@@ -10,8 +10,9 @@ import re
 from typing import Any, Iterable, Mapping
 
 from shiftwork.cli import parse
-from shiftwork.cli.client import Api, part
+from shiftwork.cli.client import Api
 from shiftwork.cli.failures import Failure
+from shiftwork.client.paths import part
 
 SHORT = 6
 TAIL = re.compile(r"[a-z2-7]{6,26}")

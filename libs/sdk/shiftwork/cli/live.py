@@ -20,7 +20,7 @@ from typing import IO, Any, Callable, Generator, Mapping, NamedTuple, Optional
 
 import typer
 
-from shiftwork.cli import render
+from shiftwork.cli import render, signals
 from shiftwork.cli.failures import UNREACHABLE, Failure, usage
 
 SECONDS = 2.0
@@ -217,9 +217,6 @@ def _captured(draw: Callable[[], None]) -> _Captured:
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[J"
 _LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _QUIT = b"qQ"
-_ENDINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-_RESIZED = getattr(signal, "SIGWINCH", None)
-_STOPPED = getattr(signal, "SIGTSTP", None)
 
 
 class _Screen:
@@ -238,7 +235,8 @@ class _Screen:
 
     def _enter(self) -> None:
         with contextlib.ExitStack() as stack:
-            self._signals = stack.enter_context(_signals())
+            if os.name == "posix":
+                self._signals = stack.enter_context(signals.pipe(_HANDLERS))
             self._keys = stack.enter_context(_keys())
             stack.callback(_write, _LEAVE)
             _write(_ENTER)
@@ -277,11 +275,11 @@ class _Screen:
             if self._keys in readable and self._pressed():
                 return True
             if self._signals in readable:
-                numbers = os.read(self._signals, 64)
-                if _STOPPED is not None and _STOPPED in numbers:
+                numbers = set(os.read(self._signals, 64))
+                if signals.STOPPED in numbers:
                     self._stop()
                     return False
-                if _RESIZED is not None and _RESIZED in numbers:
+                if signals.RESIZED in numbers:
                     until = min(until, time.monotonic() + RESIZED_SECONDS)
         return False
 
@@ -329,29 +327,9 @@ def _end(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _nothing(*_: object) -> None:
-    """The number in the pipe is enough."""
-
-
-@contextlib.contextmanager
-def _signals() -> Generator[int, None, None]:
-    """A pipe from which the numbers of signals are read. Those that end a process unwind it, so
-    that the terminal is restored."""
-    if os.name != "posix":
-        yield -1
-        return
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    handlers: dict[int, Any] = dict.fromkeys(_ENDINGS, _end)
-    handlers.update((n, _nothing) for n in (_RESIZED, _STOPPED) if n is not None)
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(previous)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(reader)
-        os.close(writer)
+# Those that end a process unwind it, so that the terminal is restored.
+_HANDLERS: Mapping[int | None, signals.Handler] = {
+    **dict.fromkeys(signals.ENDINGS, _end),
+    signals.RESIZED: signals.ignore,
+    signals.STOPPED: signals.ignore,
+}

@@ -10,10 +10,11 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 import typer
 
 from shiftwork.cli import complete, follow, parse, render, session
-from shiftwork.cli.client import RANGE_BYTES, Api, Range, chunk_bytes
+from shiftwork.cli.client import RANGE_BYTES, Api, Range
 from shiftwork.cli.failures import usage
 from shiftwork.cli.task_options import ENDED
 from shiftwork.cli.tasks import TASK_HELP, find
+from shiftwork.client.streams import bytes_of
 
 # Of many ranks that are merged each is read in smaller ranges, down to this.
 RANGE_BYTES_MIN = 16_384
@@ -223,7 +224,7 @@ class _Begin(NamedTuple):
     def has(self, piece: Dict[str, Any]) -> bool:
         """True for output that is to be shown."""
         skipped = self.sizes.get((piece["attempt"], piece["rank"]), 0)
-        end = piece["offset"] + len(chunk_bytes(piece))
+        end = piece["offset"] + len(bytes_of(piece))
         return piece["attempt"] >= self.attempt and (end > skipped or not skipped)
 
 

@@ -7,9 +7,10 @@ from typing import Any, Dict, List, Optional
 import typer
 
 from shiftwork.cli import complete, follow, ids, parse, render, session, timeline
-from shiftwork.cli.client import Api, part
+from shiftwork.cli.client import Api
 from shiftwork.cli.failures import Failure, usage
 from shiftwork.cli.task_options import HOLDING
+from shiftwork.client.paths import part
 
 
 def register(app: session.App) -> None:
@@ -28,11 +29,13 @@ def register(app: session.App) -> None:
     app.add_typer(group)
 
 
-def nodes() -> None:
+def nodes(
+    group: str = typer.Option("", "--group", help="Of one group.", autocompletion=complete.groups),
+) -> None:
     """List the nodes, and what runs where."""
     now = session.current()
     api = now.api()
-    found = api.items("/v1/nodes")
+    found = api.items("/v1/nodes", {"group": group})
     if now.json:
         render.document(found)
         return
@@ -65,15 +68,22 @@ def _row(node: Dict[str, Any], holders: Dict[str, Any]) -> List[str]:
     return [
         node["id"],
         node["group"],
-        timeline.node_state(node, busy=bool(node.get("tasks"))),
+        timeline.node_state(node, busy=bool(node.get("tasks") or node.get("hidden_tasks"))),
         f"{node['free_gpus']}/{node['gpus']}",
         node.get("gpu_model") or "",
         f"{node['cpus']:g}" if node.get("cpus") else "",
         _gib(node.get("memory_bytes") or 0),
-        ", ".join(ids.called(task, holders) for task in parse.listed(node.get("tasks"))),
+        _tasks(node, holders),
         render.labels(parse.fields(node.get("labels"))),
         " ".join(parse.listed(node.get("taints"))),
     ]
+
+
+def _tasks(node: Dict[str, Any], holders: Dict[str, Any]) -> str:
+    """What runs on a node; of tasks that the caller may not see, how many."""
+    shown = [ids.called(task, holders) for task in parse.listed(node.get("tasks"))]
+    hidden = int(node.get("hidden_tasks") or 0)
+    return ", ".join([*shown, *([f"{hidden} of others"] if hidden else [])])
 
 
 def _gib(size: int) -> str:

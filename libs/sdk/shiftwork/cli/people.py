@@ -5,8 +5,8 @@ from typing import Any, Dict, List, Optional
 import typer
 
 from shiftwork.cli import complete, parse, render, session
-from shiftwork.cli.client import part
 from shiftwork.cli.failures import naming, usage
+from shiftwork.client.paths import part
 
 
 def register(app: session.App) -> None:
@@ -300,10 +300,12 @@ def token_create(
         render.note(f"token {reply['id']} of {body['user']}: keep it, it is not shown again")
 
 
-def token_ls() -> None:
+def token_ls(
+    user: str = typer.Option("", "--user", help="Of one user.", autocompletion=complete.users),
+) -> None:
     """List the tokens, without their secrets."""
     now = session.current()
-    found = now.api().items("/v1/tokens")
+    found = now.api().items("/v1/tokens", {"user": user})
     if now.json:
         render.document(found)
         return

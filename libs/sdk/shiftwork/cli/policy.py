@@ -7,8 +7,8 @@ from typing import Any, Dict, Iterator, List, Optional
 import typer
 
 from shiftwork.cli import ids, input_files, parse, render, session, typed
-from shiftwork.cli.client import part
 from shiftwork.cli.failures import naming
+from shiftwork.client.paths import part
 
 FILE_BYTES_MAX = 262_144
 CONTENT_TYPE = "application/yaml"

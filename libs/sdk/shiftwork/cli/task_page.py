@@ -15,7 +15,8 @@ from shiftwork.cli import (
     role_facts,
     sizes,
 )
-from shiftwork.cli.client import Api, part
+from shiftwork.cli.client import Api
+from shiftwork.client.paths import part
 
 # Whole numbers beyond it are not exact.
 WHOLE_MAX = 1e15

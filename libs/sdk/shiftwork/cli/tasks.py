@@ -23,9 +23,10 @@ from shiftwork.cli import (
     sizes,
     task_page,
 )
-from shiftwork.cli.client import Api, part
+from shiftwork.cli.client import Api
 from shiftwork.cli.failures import REFUSED, UNREACHABLE, Failure, naming, usage
 from shiftwork.cli.task_options import ENDED, LIVE
+from shiftwork.client.paths import part
 
 MATCHES_MAX = 100
 LISTED_MAX = 100_000
@@ -59,10 +60,13 @@ ORDERS = {
     "name": "name",
     "priority": "priority",
     "state": "state",
+    "owner": "owner",
+    "team": "team",
+    "group": "group",
     "submitted_at": "submitted_at",
     "id": "submitted_at",
 }
-SORTED_BY = tuple(ORDERS)[:4]
+SORTED_BY = tuple(ORDERS)[:7]
 
 
 def register(app: session.App) -> None:
@@ -161,6 +165,14 @@ def _of_name(api: Api, text: str, named: List[Dict[str, Any]]) -> Optional[Dict[
 def ls(
     everything: bool = typer.Option(False, "--all", help="Ended tasks too."),
     mine: bool = typer.Option(False, "--mine", help="Your own only."),
+    owner: str = typer.Option("", "--owner", help="Of one user.", autocompletion=complete.users),
+    team: str = typer.Option(
+        "", "--team", help="Submitted under this team.", autocompletion=complete.teams
+    ),
+    group: str = typer.Option(
+        "", "--group", help="In one group of nodes.", autocompletion=complete.groups
+    ),
+    priority_: str = typer.Option("", "--priority", help="Such as high,normal."),
     state: str = typer.Option(
         "", "--state", help="Such as queued,running.", autocompletion=complete.states
     ),
@@ -197,7 +209,13 @@ def ls(
         "state": ",".join(states),
         "label": _labels(label),
         "sort": _order(sort),
+        "owner": owner,
+        "team": team,
+        "group": group,
+        "priority": priority_,
     }
+    if mine and owner:
+        raise usage("--mine and --owner exclude one another", where="--mine", fix="leave one out")
     if mine:
         query["owner"] = api.get("/v1/whoami")["user"]
     if chain:

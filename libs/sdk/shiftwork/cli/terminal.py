@@ -15,10 +15,11 @@ from typing import Any, Dict, Generator, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, parse, session, tasks
-from shiftwork.cli.client import Api, part
+from shiftwork.cli import complete, parse, session, signals, tasks
+from shiftwork.cli.client import Api
 from shiftwork.cli.failures import SESSION, USAGE, Failure, naming, refused, usage
 from shiftwork.cli.websocket import BYTES, TEXT, Closed, WebSocket
+from shiftwork.client.paths import part
 
 STDIN, STDOUT = 0, 1
 READ_BYTES = 32 * 1024
@@ -29,7 +30,6 @@ SILENCE_SECONDS = 60.0
 WAIT_SECONDS = 15.0
 # No server takes a longer message with the command.
 FIRST_BYTES_MAX = 64 * 1024
-_ENDINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 _TASK = typer.Argument(
@@ -129,29 +129,6 @@ def _raw() -> Generator[None, None, None]:
         termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
 
 
-@contextlib.contextmanager
-def _signals() -> Generator[int, None, None]:
-    """A pipe from which the numbers of signals are read."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    numbers = (*_ENDINGS, signal.SIGWINCH)
-    before = {number: signal.signal(number, _nothing) for number in numbers}
-    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(previous)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(reader)
-        os.close(writer)
-
-
-def _nothing(*_: object) -> None:
-    """The number in the pipe is enough."""
-
-
 class _Conversation:
     """What goes between this process and the command."""
 
@@ -163,24 +140,25 @@ class _Conversation:
 
     def run(self) -> int:
         """Carry data until the command ends; its exit code."""
-        with _signals() as signals:
+        handled = dict.fromkeys((*signals.ENDINGS, signals.RESIZED), signals.ignore)
+        with signals.pipe(handled) as numbers:
             try:
                 while self._code is None:
-                    self._step(signals)
+                    self._step(numbers)
             except Closed as error:
                 raise self._lost(str(error)) from error
             except _Interrupted as error:
                 return 128 + error.number
         return self._code
 
-    def _step(self, signals: int) -> None:
-        readers: List[Any] = [self._connection, signals]
+    def _step(self, numbers: int) -> None:
+        readers: List[Any] = [self._connection, numbers]
         if self._reads_input and self._connection.pending < AHEAD_BYTES_MAX:
             readers.append(STDIN)
         writers = [self._connection] if self._connection.pending else []
         readable, writable, _ = select.select(readers, writers, [], WAIT_SECONDS)
-        if signals in readable:
-            self._handle_signals(os.read(signals, 64))
+        if numbers in readable:
+            self._handle_signals(os.read(numbers, 64))
         if writable:
             self._connection.flush()
         if self._connection in readable:
@@ -196,12 +174,12 @@ class _Conversation:
 
     def _handle_signals(self, numbers: bytes) -> None:
         for number in numbers:
-            if number in _ENDINGS:
+            if number in signals.ENDINGS:
                 raise _Interrupted(number)
             if number == signal.SIGINT:
                 # Where there is no terminal of ours, an interruption is meant for this process.
                 raise KeyboardInterrupt
-            if number == signal.SIGWINCH and self._terminal:
+            if number == signals.RESIZED and self._terminal:
                 self._connection.send(TEXT, json.dumps({"resize": _size()}).encode())
 
     def _read_input(self) -> None:

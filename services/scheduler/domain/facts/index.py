@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from typing import cast
 
 from libs.contracts.ids import TaskId
 from libs.contracts.task_states import TERMINAL
@@ -107,7 +108,7 @@ class Index:
                 self._leave(old, after)
         concerned = bool(gone) or bool(new)
         for kind, key in deleted:
-            concerned = (kind is Node and self._forget_node(str(key[0]))) or concerned
+            concerned = self._forget_row(kind, key) or concerned
         for row in rows:
             if not isinstance(row, Task):
                 concerned = self._put(row) or concerned
@@ -170,6 +171,16 @@ class Index:
         known = self.nodes.pop(node_id, None) is not None
         self._nodes_stale = self._nodes_stale or known
         return known
+
+    def _forget_row(self, kind: type[object], key: tuple[object, ...]) -> bool:
+        """Forget a removed node or limit; returns True if that concerns scheduling.
+
+        Nothing depends on a removed limit, unless its removal is not evaluated yet: then the next
+        leader forgets it.
+        """
+        if kind is Limit and key not in self._changed_limits:
+            self.limits.pop(cast("LimitKey", key), None)
+        return kind is Node and self._forget_node(str(key[0]))
 
     def _take_all(self, node_id: str, masks: Mapping[str, int]) -> None:
         """Take what tasks hold or are promised of a node; all of it was free."""

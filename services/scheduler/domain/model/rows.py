@@ -361,6 +361,8 @@ class Limit:
     level_max: Priority = Priority.UNSPECIFIED
     # When quota removes the row. Nothing here depends on it; ``explain`` shows it.
     expires_at: datetime | None = None
+    # When the row came; None: before this was recorded.
+    changed_at: datetime | None = None
 
     @property
     def key(self) -> LimitKey:

@@ -147,6 +147,11 @@ def test_lists_are_sorted_and_filtered_by_the_server(
     query = three.asked("GET", "/v1/tasks").query
     assert query["sort"] == "-name"
     assert shiftwork("ls", "-l", "=a").code == 2
+    filters = {"owner": "ann", "team": "vision", "group": "a100", "priority": "high"}
+    options = [word for name, value in filters.items() for word in (f"--{name}", value)]
+    assert shiftwork("ls", *options).code == 0
+    assert filters.items() <= three.seen[-1].query.items()
+    assert shiftwork("ls", "--mine", "--owner", "ann").code == 2
 
 
 @pytest.mark.parametrize(

@@ -513,6 +513,9 @@ def test_counted_nouns(number: float, message: str) -> None:
         ("-priority", "-priority"),
         ("submitted_at", "submitted_at"),
         ("-state", "-state"),
+        ("owner", "owner"),
+        ("-team", "-team"),
+        ("group", "group"),
     ],
 )
 def test_lists_are_sorted_by_the_headings_of_the_table(
@@ -523,7 +526,7 @@ def test_lists_are_sorted_by_the_headings_of_the_table(
 
 
 def test_an_unknown_sort_order_lists_the_choices(shiftwork: Shiftwork, server: CliServer) -> None:
-    for text in ("owner", "submited"):
+    for text in ("color", "submited"):
         done = shiftwork("ls", "--sort", text)
         assert done.code == 2
         assert f"error: --sort {text}: " in done.err

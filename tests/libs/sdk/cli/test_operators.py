@@ -39,6 +39,18 @@ def test_nodes(shiftwork: Shiftwork, server: CliServer) -> None:
     assert len(shiftwork("nodes", "--json").json["items"]) == 4
 
 
+def test_nodes_show_how_many_tasks_of_others_hold_them(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    node = {"id": "n", "group": "g", "gpus": 2, "free_gpus": 0, "schedulable": False, "ready": True}
+    server.nodes = [{**node, "draining": True, "tasks": ["ta"], "hidden_tasks": 2}]
+    assert "draining" in shiftwork("nodes").out
+    assert "ta, 2 of others" in shiftwork("nodes", "--group", "g").out
+    assert server.seen[-2].query == {**server.seen[-2].query, "group": "g"}
+    server.nodes = [{**node, "draining": True, "tasks": [], "hidden_tasks": 1}]
+    assert "draining" in shiftwork("nodes").out
+
+
 @pytest.mark.parametrize(
     ("verb", "body"),
     [

@@ -317,6 +317,9 @@ def test_events_of_one_task_and_of_all(shiftwork: Shiftwork, happened: CliServer
     ]
     assert len(shiftwork("events", "--from", "3").out.splitlines()) == 3
     assert len(shiftwork("events", "--json").json["items"]) == 5
+    filters = {"owner": "ann", "team": "vision", "group": "a100"}
+    shiftwork("events", *(word for each in filters for word in (f"--{each}", filters[each])))
+    assert filters.items() <= happened.seen[-1].query.items()
 
 
 def test_events_are_followed_until_interrupted(

@@ -1,0 +1,1574 @@
+"""What the API takes and answers, as types. Generated from the OpenAPI document: change the routes, then `make gen`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, TypedDict, Union
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+
+Outcome = Literal[
+    "succeeded",
+    "failed",
+    "lost",
+    "preempted",
+    "yielded",
+    "paused",
+    "stopped",
+    "mode_changed",
+    "timed_out",
+    "debug",
+    "starting",
+    "running",
+    "unknown",
+]
+
+
+class AcceptedSamples(TypedDict):
+    """How many samples were accepted."""
+
+    accepted: int
+
+
+class AuditEntry(TypedDict):
+    """A change, or the refusal of one. ``before`` and ``after`` are there as far as the change has
+    such."""
+
+    id: str
+    at: str
+    who: str
+    action: str
+    target: str
+    outcome: str
+    detail: str
+    address: Optional[str]
+    token: Optional[str]
+    before: Optional[Dict[str, Any]]
+    after: Optional[Dict[str, Any]]
+
+
+class AuditPage(TypedDict):
+    """One page of the audit trail."""
+
+    items: List[AuditEntry]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class Batch(TypedDict):
+    """The tasks of a batch in its order."""
+
+    items: List[BatchItem]
+    next_cursor: None
+
+
+class BatchBody(TypedDict):
+    """Several new tasks; each is accepted or refused by itself."""
+
+    tasks: List[BatchTaskBody]
+
+
+class BatchItem(TypedDict):
+    """What came of one task of a batch: the task, or the problem."""
+
+    status: int
+    task: NotRequired[Task]
+    problem: NotRequired[Problem]
+
+
+class BatchTaskBody(TypedDict):
+    """A task of a batch, with its own idempotency key."""
+
+    name: NotRequired[str]
+    group: NotRequired[str]
+    priority: NotRequired[
+        Optional[
+            Literal[
+                "auto",
+                "idle",
+                "low",
+                "below_normal",
+                "normal",
+                "above_normal",
+                "high",
+                "very_high",
+                "extreme_high",
+            ]
+        ]
+    ]
+    roles: NotRequired[List[RoleBody]]
+    gpus_per_node: NotRequired[Optional[int]]
+    env: NotRequired[Dict[str, str]]
+    working_directory: NotRequired[str]
+    labels: NotRequired[Dict[str, str]]
+    retry: NotRequired[RetryBody]
+    preemption: NotRequired[PreemptionBody]
+    max_run_seconds: NotRequired[Optional[float]]
+    fence_after_seconds: NotRequired[Optional[float]]
+    cpus: NotRequired[Optional[float]]
+    memory_bytes: NotRequired[Optional[int]]
+    nodes: NotRequired[int]
+    node_selector: NotRequired[Dict[str, str]]
+    tolerations: NotRequired[List[str]]
+    pod: NotRequired[Optional[PodBody]]
+    wait_for_nodes: NotRequired[bool]
+    contract: NotRequired[
+        Optional[Literal["torch", "tf_config", "rank", "coordinator", "mpi", "none"]]
+    ]
+    completion: NotRequired[Optional[CompletionBody]]
+    run_mode: NotRequired[Optional[Literal["normal", "debug", "pause"]]]
+    cpus_request: NotRequired[Optional[float]]
+    memory_request_bytes: NotRequired[Optional[int]]
+    command: NotRequired[List[str]]
+    idempotency_key: NotRequired[str]
+
+
+class CalledTask(TypedDict):
+    """What people call a task."""
+
+    name: str
+    owner: str
+    state: str
+
+
+class Cap(TypedDict):
+    """A cap that applies to a user; null means every one."""
+
+    user: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    priority: Optional[str]
+    limit: int
+    unit: str
+    held: int
+    free: int
+    expires_at: Optional[str]
+
+
+class Checkpoint(TypedDict):
+    """A durable checkpoint."""
+
+    no: int
+    attempt: int
+    step: int
+    uri: str
+    digest: str
+    saved_at: str
+    task: Optional[str]
+
+
+class CheckpointBody(TypedDict):
+    """A checkpoint that is durable."""
+
+    step: int
+    uri: str
+    digest: NotRequired[str]
+
+
+class ChosenVictim(TypedDict):
+    """A run that was requested to leave, and why this one was chosen."""
+
+    task: str
+    level: str
+    reason: Optional[Reason]
+    nodes: float
+    cost_node_seconds: float
+    deadline_at: Optional[str]
+    why: str
+
+
+class Completion(TypedDict):
+    """Completion decides an attempt by the ends of its ranks. A rule is one condition or several joined by "and": ROLE[INDEX], ROLE[any], ROLE[all], ROLE[N+] (at least N of them), ROLE[ended]."""
+
+    success: List[str]
+    failure: List[str]
+
+
+class CompletionBody(TypedDict):
+    """Completion decides an attempt by the ends of its ranks. A rule is one condition or several joined by "and": ROLE[INDEX], ROLE[any], ROLE[all], ROLE[N+] (at least N of them), ROLE[ended]."""
+
+    success: NotRequired[List[str]]
+    failure: NotRequired[List[str]]
+
+
+class DeadLetter(TypedDict):
+    """An event that a service has set apart."""
+
+    id: str
+    service: str
+    direction: str
+    type: str
+    subject: str
+    event_id: str
+    reason: str
+    bytes: int
+    set_apart_at: str
+    replays: int
+    replaying: bool
+
+
+class DeadLetterPage(TypedDict):
+    """One page of dead letters."""
+
+    items: List[DeadLetter]
+    next_cursor: Optional[str]
+
+
+class DebugProgram(TypedDict):
+    """DebugProgram is what the ranks of a role run in debug mode instead of their program."""
+
+    command: List[str]
+    args: List[str]
+
+
+class DebugProgramBody(TypedDict):
+    """DebugProgram is what the ranks of a role run in debug mode instead of their program."""
+
+    command: NotRequired[List[str]]
+    args: NotRequired[List[str]]
+
+
+class Decision(TypedDict):
+    """One decision of the scheduler about one task."""
+
+    no: int
+    decided_at: str
+    task: str
+    attempt: int
+    kind: str
+    reason: Optional[Reason]
+
+
+class DecisionPage(TypedDict):
+    """One page of decisions, oldest first."""
+
+    items: List[Decision]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class Delay(TypedDict):
+    """Why a run that was launched has ranks without a process."""
+
+    detail: str
+    ranks: int
+    noted_at: str
+
+
+class DryRun(TypedDict):
+    """A task that would be accepted. ``free_nodes``: how many nodes had enough free a few seconds
+    ago; ``ahead``: how many tasks of its group waited at its level or above. Null where there are
+    too many nodes, runs or waiting tasks to count."""
+
+    task: Task
+    free_nodes: Optional[int]
+    ahead: Optional[int]
+
+
+class EndedRank(TypedDict):
+    """A rank that has ended while others of its run went on."""
+
+    rank: int
+    code: Optional[int]
+    signal: Optional[int]
+    fault: str
+    role: str
+    noted_at: str
+
+
+class Endpoint(TypedDict):
+    """Where one declared port of one rank is reached."""
+
+    rank: int
+    role: str
+    name: str
+    address: str
+    port: int
+
+
+class EnvSource(TypedDict):
+    """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
+
+    name: str
+    secret: str
+    config_map: str
+    field: str
+    key: str
+    optional: bool
+
+
+class EnvSourceBody(TypedDict):
+    """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
+
+    name: str
+    secret: NotRequired[str]
+    config_map: NotRequired[str]
+    field: NotRequired[str]
+    key: NotRequired[str]
+    optional: NotRequired[bool]
+
+
+class Event(TypedDict):
+    """One fact, with its place in the log. ``owner``, ``team`` and ``group`` are those of the task
+    that it is about; events of nodes, quotas and policies have a group alone."""
+
+    position: int
+    type: str
+    task: Optional[str]
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: Dict[str, Any]
+
+
+class EventPage(TypedDict):
+    """One page of events. ``position``: what to give as ``from`` to go on later."""
+
+    items: List[Event]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+    position: int
+
+
+class Exit(TypedDict):
+    """How a run ended."""
+
+    kind: str
+    code: Optional[int]
+    text: str
+    attempt: int
+    exited_at: str
+    ranks: List[RankExit]
+    failed_rank: Optional[int]
+    yielded: bool
+    fault_class: str
+    fault: str
+    final: bool
+    debug: bool
+
+
+class Explanation(TypedDict):
+    """Why a task stands where it stands."""
+
+    task: str
+    state: str
+    reason: Optional[Reason]
+    position: int
+    queue_length: int
+    victims: List[str]
+    remedies: List[str]
+    explained_at: Optional[str]
+    order: Optional[OrderPlace]
+    promised: List[PromisedNode]
+    chosen: List[ChosenVictim]
+    forecast: Optional[Forecast]
+    beneficiary: Optional[str]
+    holders: List[Holder]
+    holders_count: int
+    tasks: Dict[str, CalledTask]
+    delayed: Optional[Delay]
+
+
+class FieldProblem(TypedDict):
+    """One field that is wrong."""
+
+    field: str
+    value: str
+    message: str
+    fix: str
+
+
+class Forecast(TypedDict):
+    """When a waiting task is forecast to start, or why there is no forecast."""
+
+    starts_at: Optional[str]
+    earliest_at: Optional[str]
+    latest_at: Optional[str]
+    unknown: Optional[str]
+    assumptions: List[str]
+
+
+class GoalBody(TypedDict):
+    """What the task should do."""
+
+    goal: Literal["run", "pause", "stop"]
+    now: NotRequired[bool]
+
+
+class Group(TypedDict):
+    """A group of nodes. ``used_nodes`` hold runs; ``free_nodes`` accept runs and hold none;
+    ``waiting``: how many tasks wait, null where there are too many to count."""
+
+    name: str
+    nodes: int
+    ready_nodes: int
+    used_nodes: int
+    free_nodes: int
+    gpus: int
+    used_gpus: int
+    free_gpus: int
+    waiting: Optional[int]
+
+
+class GroupPage(TypedDict):
+    """All groups."""
+
+    items: List[Group]
+    next_cursor: None
+
+
+class Holder(TypedDict):
+    """A run that holds what a waiting task waits for."""
+
+    task: str
+    nodes: float
+    ends_at: Optional[str]
+    slice_ends_at: Optional[str]
+    leaving: bool
+
+
+class HoldingTask(TypedDict):
+    """A task that holds nodes, and how long it may take to leave them. ``id`` is null for a task
+    that the caller may not see."""
+
+    id: Optional[str]
+    ack_deadline_seconds: Optional[float]
+
+
+class KeptOutput(TypedDict):
+    """The kept output of one rank."""
+
+    attempt: int
+    rank: int
+    role: str
+    size: int
+    complete: bool
+    node: Optional[str]
+
+
+class KeptOutputs(TypedDict):
+    """All outputs of a task that are kept."""
+
+    logs: List[KeptOutput]
+
+
+class KillRequest(TypedDict):
+    """A run is ended without being asked to save."""
+
+    requested_at: str
+    reason: Optional[Reason]
+
+
+class LabelsBody(TypedDict):
+    """What to change of a node's labels; the others stay."""
+
+    set: NotRequired[Dict[str, str]]
+    remove: NotRequired[List[str]]
+
+
+class Letters(TypedDict):
+    """Which dead letters of a service were meant, and are tried again or gone."""
+
+    service: str
+    ids: List[str]
+
+
+class LettersBody(TypedDict):
+    """Which dead letters of a service are meant; without ids all of them."""
+
+    service: Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
+    ids: NotRequired[Optional[List[str]]]
+
+
+class LifeState(TypedDict):
+    """What a task keeps across attempts; version 0 and no data if there is nothing."""
+
+    version: int
+    bytes: int
+    attempt: int
+    saved_at: Optional[str]
+    media_type: str
+    data: Optional[str]
+
+
+class LifeStateBody(TypedDict):
+    """What the task keeps across attempts."""
+
+    data: str
+    media_type: NotRequired[Literal["application/json", "application/octet-stream"]]
+
+
+class LifeStateSaved(TypedDict):
+    """How large a life state is, and when it was saved."""
+
+    version: int
+    bytes: int
+    attempt: int
+    saved_at: Optional[str]
+
+
+class MetricPoint(TypedDict):
+    """What a rank reported at one time, in seconds since 1970."""
+
+    attempt: int
+    at_seconds: float
+    values: Dict[str, Union[float, str]]
+
+
+class MetricsBody(TypedDict):
+    """What one rank reports, oldest first."""
+
+    rank: NotRequired[int]
+    samples: List[SampleBody]
+
+
+class MetricsPage(TypedDict):
+    """One page of ranks."""
+
+    items: List[RankMetrics]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class ModeBody(TypedDict):
+    """Another mode."""
+
+    mode: Literal["normal", "debug", "pause"]
+    stay_paused: NotRequired[bool]
+
+
+class NewToken(TypedDict):
+    """A new token, with its secret."""
+
+    id: str
+    user: str
+    name: str
+    created_by: str
+    created_at: str
+    expires_at: Optional[str]
+    revoked_at: Optional[str]
+    scopes: List[str]
+    last_used_at: Optional[str]
+    last_used_from: Optional[str]
+    token: str
+
+
+class Node(TypedDict):
+    """A node and the tasks that hold it. ``held``: the task that holds a GPU, null for one that the
+    caller may not see; ``hidden_tasks``: how many such tasks hold anything of the node."""
+
+    id: str
+    group: str
+    gpus: int
+    gpu_model: str
+    free_gpus: int
+    unusable_gpus: List[int]
+    held: Dict[str, Optional[str]]
+    tasks: List[str]
+    hidden_tasks: int
+    cpus: float
+    memory_bytes: int
+    labels: Dict[str, str]
+    taints: List[str]
+    schedulable: bool
+    draining: bool
+    quarantined: bool
+    ready: bool
+    changed_at: str
+
+
+class NodeMarks(TypedDict):
+    """A node's labels and taints after a change."""
+
+    id: str
+    labels: Dict[str, str]
+    taints: List[str]
+
+
+class NodePage(TypedDict):
+    """One page of nodes."""
+
+    items: List[Node]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class Occupancy(TypedDict):
+    """What a drain has to know."""
+
+    nodes: List[OccupiedNode]
+    tasks: List[HoldingTask]
+
+
+class OccupiedNode(TypedDict):
+    """A node, and whether it takes new runs."""
+
+    id: str
+    schedulable: bool
+
+
+class OrderPlace(TypedDict):
+    """A waiting task's place in the order of its group, and what put it there."""
+
+    level: str
+    policy: str
+    above: int
+    before: int
+    key: float
+    submitted_at: Optional[str]
+    tag_seconds: float
+    delay_seconds: float
+    load_scale: float
+    granted: bool
+    virtual_cluster: Optional[str]
+    guaranteed_nodes: float
+    held_nodes: float
+    covered: bool
+
+
+class OutputRange(TypedDict):
+    """A range of one rank's output, with ``timestamps=1``: ``text``, or ``data_base64`` for bytes
+    that are no text. ``timestamps`` are pairs of an offset and a time."""
+
+    attempt: int
+    rank: int
+    offset: int
+    size: int
+    complete: bool
+    text: NotRequired[str]
+    data_base64: NotRequired[str]
+    timestamps: List[List[Union[int, str]]]
+    approximate: NotRequired[bool]
+
+
+class Override(TypedDict):
+    """Override takes the place of a part of a role."""
+
+    env: NotRequired[Dict[str, str]]
+    command: List[str]
+
+
+class OverrideBody(TypedDict):
+    """Override takes the place of a part of a role."""
+
+    command: NotRequired[List[str]]
+    env: NotRequired[Dict[str, str]]
+
+
+class Permission(TypedDict):
+    """What a user may hold in one group at one level."""
+
+    group: str
+    priority: str
+    permitted: bool
+    limit: Optional[int]
+    unit: Optional[str]
+    held: Optional[int]
+    free: Optional[int]
+    gpus_held: int
+    nodes_held: int
+    because: str
+    site: bool
+    expires_at: Optional[str]
+    caps: List[Cap]
+
+
+class Placement(TypedDict):
+    """Where one rank is."""
+
+    rank: int
+    role: str
+    role_index: int
+    node: str
+    gpus: List[int]
+
+
+class Pod(TypedDict):
+    """PodRequest is what a task asks of its pods; a runtime without pods ignores it."""
+
+    template: NotRequired[Optional[Dict[str, Any]]]
+    image: str
+    image_pull_policy: str
+    image_pull_secrets: List[str]
+    storage: List[str]
+    resources: Dict[str, str]
+    shm_bytes: Optional[int]
+    capabilities: List[str]
+    env_from: List[EnvSource]
+
+
+class PodBody(TypedDict):
+    """PodRequest is what a task asks of its pods; a runtime without pods ignores it."""
+
+    image: NotRequired[str]
+    image_pull_policy: NotRequired[Literal["", "Always", "IfNotPresent", "Never"]]
+    image_pull_secrets: NotRequired[List[str]]
+    storage: NotRequired[List[str]]
+    resources: NotRequired[Dict[str, str]]
+    shm_bytes: NotRequired[Optional[int]]
+    capabilities: NotRequired[List[str]]
+    env_from: NotRequired[List[EnvSourceBody]]
+    template: NotRequired[Optional[Dict[str, Any]]]
+
+
+class Policy(TypedDict):
+    """How one node group is shared. ``source``: command, file or default."""
+
+    group: str
+    policy: str
+    document: Dict[str, Any]
+    version: int
+    source: str
+    changed_by: Optional[str]
+    changed_at: Optional[str]
+
+
+class PolicyDryRun(TypedDict):
+    """What would be decided under other policies; ``more`` effects are not named."""
+
+    effects: List[PolicyEffect]
+    more: int
+    outlooks: List[PolicyOutlook]
+    warnings: List[FieldProblem]
+    decided_at: Optional[str]
+
+
+class PolicyEffect(TypedDict):
+    """A task about which something else would be decided; null: it is left as it is."""
+
+    task: str
+    name: str
+    owner: str
+    group: str
+    state: str
+    nodes: int
+    now: Optional[Verdict]
+    then: Optional[Verdict]
+
+
+class PolicyOutlook(TypedDict):
+    """One group's rounds, compared."""
+
+    group: str
+    now: PolicyRound
+    then: PolicyRound
+
+
+class PolicyPage(TypedDict):
+    """One page of policies."""
+
+    items: List[Policy]
+    next_cursor: Optional[str]
+
+
+class PolicyRound(TypedDict):
+    """What one round does to a group."""
+
+    starts: int
+    promised: int
+    preemptions: int
+    waiting: int
+    gpus_held: int
+    gpus_handed_over: int
+    gpu_seconds_at_risk: float
+
+
+class PolicySet(TypedDict):
+    """Policies are stored: the version of each group, and which of them were not so before."""
+
+    versions: Dict[str, int]
+    changed: List[str]
+    warnings: List[FieldProblem]
+
+
+class Port(TypedDict):
+    """Port is one at which each replica of a role serves others."""
+
+    name: str
+    port: Optional[int]
+
+
+class PortBody(TypedDict):
+    """Port is one at which each replica of a role serves others."""
+
+    name: str
+    port: NotRequired[Optional[int]]
+
+
+class Preemption(TypedDict):
+    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
+
+    mode: str
+    signal: str
+    ack_deadline_seconds: float
+
+
+class PreemptionBody(TypedDict):
+    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
+
+    mode: NotRequired[Optional[Literal["sdk", "signal", "kill"]]]
+    signal: NotRequired[str]
+    ack_deadline_seconds: NotRequired[float]
+
+
+class PreemptionRequest(TypedDict):
+    """A run is requested to save and leave."""
+
+    requested_at: str
+    deadline_at: Optional[str]
+    reason: Optional[Reason]
+
+
+class PriorityBody(TypedDict):
+    """Another level."""
+
+    priority: Literal[
+        "auto",
+        "idle",
+        "low",
+        "below_normal",
+        "normal",
+        "above_normal",
+        "high",
+        "very_high",
+        "extreme_high",
+    ]
+
+
+class Problem(TypedDict):
+    """An error (application/problem+json)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: List[FieldProblem]
+
+
+class Progress(TypedDict):
+    """The progress that a task reported last. NaN and infinities are texts."""
+
+    attempt: int
+    at: str
+    values: Dict[str, Union[float, str]]
+
+
+class PromisedNode(TypedDict):
+    """A node that is promised to a waiting task, and the tasks that still hold part of it."""
+
+    node: str
+    gpus: List[int]
+    held_by: List[str]
+
+
+class QueuePage(TypedDict):
+    """One page of the queue, as of ``listed_at``."""
+
+    items: List[QueuedTask]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+    listed_at: str
+
+
+class QueuedTask(TypedDict):
+    """A place in the queue. ``priority`` is what the owner asked for, ``level`` what it counts as
+    now; ``granted``: it was moved to the front because it went without service for long. Of a
+    task that the caller may not see (``hidden``) only position, group, size and level are given."""
+
+    id: Optional[str]
+    name: Optional[str]
+    owner: Optional[str]
+    team: Optional[str]
+    group: str
+    position: int
+    priority: str
+    level: str
+    gpus: int
+    nodes: int
+    submitted_at: Optional[str]
+    waiting_since: Optional[str]
+    reason: Optional[Reason]
+    waits_for: Optional[WaitsFor]
+    granted: Optional[bool]
+    hidden: bool
+
+
+class Quota(TypedDict):
+    """A cap or grant; null means every one, and of a limit any amount."""
+
+    grant: bool
+    group: Optional[str]
+    user: Optional[str]
+    team: Optional[str]
+    priority: Optional[str]
+    unit: Optional[str]
+    limit: Optional[int]
+    unlimited: bool
+    level_max: Optional[str]
+    expires_at: Optional[str]
+    version: int
+    changed_by: str
+    changed_at: str
+
+
+class QuotaBody(TypedDict):
+    """A cap on what may be held at once, or a grant. Left out or null: every one."""
+
+    grant: NotRequired[bool]
+    group: NotRequired[Optional[str]]
+    user: NotRequired[Optional[str]]
+    team: NotRequired[Optional[str]]
+    priority: NotRequired[
+        Optional[
+            Literal[
+                "auto",
+                "idle",
+                "low",
+                "below_normal",
+                "normal",
+                "above_normal",
+                "high",
+                "very_high",
+                "extreme_high",
+            ]
+        ]
+    ]
+    unit: NotRequired[Optional[Literal["gpus", "nodes", "gpus_or_nodes"]]]
+    limit: NotRequired[Optional[int]]
+    unlimited: NotRequired[bool]
+    level_max: NotRequired[
+        Optional[
+            Literal[
+                "auto",
+                "idle",
+                "low",
+                "below_normal",
+                "normal",
+                "above_normal",
+                "high",
+                "very_high",
+                "extreme_high",
+            ]
+        ]
+    ]
+    expires_at: NotRequired[Optional[str]]
+    remove: NotRequired[bool]
+
+
+class QuotaExplanation(TypedDict):
+    """What a user may hold, and which rows decide that."""
+
+    user: str
+    team: Optional[str]
+    explained_at: Optional[str]
+    permissions: List[Permission]
+
+
+class QuotaPage(TypedDict):
+    """One page of caps and grants, oldest change first."""
+
+    items: List[Quota]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class QuotaSet(TypedDict):
+    """A row is stored: the number of this change among all changes of quotas."""
+
+    version: int
+
+
+class RankExit(TypedDict):
+    """How one rank ended."""
+
+    rank: int
+    code: Optional[int]
+    signal: Optional[int]
+    fault: str
+
+
+class RankMetrics(TypedDict):
+    """What one rank reported: the newest values, and a thinned history."""
+
+    rank: int
+    attempt: int
+    at: str
+    latest: Dict[str, Union[float, str]]
+    points: List[MetricPoint]
+
+
+class Ready(TypedDict):
+    """A rank's report of readiness is stored."""
+
+    ready: bool
+
+
+class ReadyBody(TypedDict):
+    """A rank that is ready."""
+
+    rank: int
+    restarts: NotRequired[int]
+
+
+class ReadyProbe(TypedDict):
+    """ReadyProbe is how the platform learns that a rank is ready: by its port, or by its program, which calls shiftwork.ready()."""
+
+    port: str
+    path: str
+    period_seconds: float
+    within_seconds: float
+
+
+class ReadyProbeBody(TypedDict):
+    """ReadyProbe is how the platform learns that a rank is ready: by its port, or by its program, which calls shiftwork.ready()."""
+
+    port: NotRequired[str]
+    path: NotRequired[str]
+    period_seconds: NotRequired[float]
+    within_seconds: NotRequired[float]
+
+
+class Reason(TypedDict):
+    """Why something is as it is: ``text`` is the sentence for people. The numbers and names in it
+    stand beside it, under names that belong to the code."""
+
+    code: str
+    text: str
+
+
+class RestartRule(TypedDict):
+    """RestartRule decides what a failure of one of a role's replicas leads to. It does not concern what the platform or the cluster did to the replica, such as a lost node: the task then starts again."""
+
+    when: str
+    exit_codes: List[str]
+    scope: str
+    max_restarts: Optional[int]
+
+
+class RestartRuleBody(TypedDict):
+    """RestartRule decides what a failure of one of a role's replicas leads to. It does not concern what the platform or the cluster did to the replica, such as a lost node: the task then starts again."""
+
+    when: NotRequired[Optional[Literal["never", "on_failure", "always", "exit_code"]]]
+    exit_codes: NotRequired[List[str]]
+    scope: NotRequired[Optional[Literal["gang", "rank"]]]
+    max_restarts: NotRequired[Optional[int]]
+
+
+class RetriesUsed(TypedDict):
+    """How many retries of each limit are used; the limits are in ``retry``."""
+
+    max_retries: int
+    user: int
+    transient: int
+    platform: int
+    unknown: int
+
+
+class Retry(TypedDict):
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a limit of its own have a counter of their own; all others count together."""
+
+    max_retries: int
+    user: Optional[int]
+    transient: Optional[int]
+    platform: Optional[int]
+    unknown: Optional[int]
+
+
+class RetryBody(TypedDict):
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a limit of its own have a counter of their own; all others count together."""
+
+    max_retries: NotRequired[int]
+    user: NotRequired[Optional[int]]
+    transient: NotRequired[Optional[int]]
+    platform: NotRequired[Optional[int]]
+    unknown: NotRequired[Optional[int]]
+
+
+class Revision(TypedDict):
+    """A change is stored; a task's ``observed_revision`` shows when it is applied."""
+
+    task: str
+    revision: int
+
+
+class Role(TypedDict):
+    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
+
+    env: NotRequired[Dict[str, str]]
+    name: str
+    replicas: int
+    command: List[str]
+    image: str
+    gpus: Optional[int]
+    cpus: Optional[float]
+    memory_bytes: Optional[int]
+    spread: Optional[bool]
+    auxiliary: bool
+    working_directory: str
+    ports: List[Port]
+    restart: Optional[RestartRule]
+    starts_after: List[StartsAfter]
+    ready: Optional[ReadyProbe]
+    debug: Optional[DebugProgram]
+    resume: Optional[Override]
+    args: List[str]
+    pod: Optional[Pod]
+    cpus_request: Optional[float]
+    memory_request_bytes: Optional[int]
+
+
+class RoleBody(TypedDict):
+    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
+
+    name: NotRequired[str]
+    replicas: NotRequired[int]
+    command: NotRequired[List[str]]
+    env: NotRequired[Dict[str, str]]
+    image: NotRequired[str]
+    gpus: NotRequired[Optional[int]]
+    cpus: NotRequired[Optional[float]]
+    memory_bytes: NotRequired[Optional[int]]
+    spread: NotRequired[Optional[bool]]
+    auxiliary: NotRequired[bool]
+    working_directory: NotRequired[str]
+    ports: NotRequired[List[PortBody]]
+    restart: NotRequired[Optional[RestartRuleBody]]
+    starts_after: NotRequired[List[StartsAfterBody]]
+    ready: NotRequired[Optional[ReadyProbeBody]]
+    debug: NotRequired[Optional[DebugProgramBody]]
+    resume: NotRequired[Optional[OverrideBody]]
+    args: NotRequired[List[str]]
+    pod: NotRequired[Optional[PodBody]]
+    cpus_request: NotRequired[Optional[float]]
+    memory_request_bytes: NotRequired[Optional[int]]
+
+
+class Run(TypedDict):
+    """One attempt."""
+
+    id: str
+    task: str
+    attempt: int
+    live: bool
+    debug: bool
+    ended_ranks: List[EndedRank]
+    assigned_at: Optional[str]
+    start_deadline_at: Optional[str]
+    delayed: Optional[Delay]
+    started_at: Optional[str]
+    listening_at: Optional[str]
+    resume_from: Optional[Checkpoint]
+    preemption: Optional[PreemptionRequest]
+    kill: Optional[KillRequest]
+    yielded: Optional[Yielded]
+    checkpoint: Optional[Checkpoint]
+    exit: Optional[Exit]
+    finished_at: Optional[str]
+    placements: List[Placement]
+    endpoints: List[Endpoint]
+
+
+class RunPage(TypedDict):
+    """One page of attempts."""
+
+    items: List[Run]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class RunState(TypedDict):
+    """What the platform wants of a run."""
+
+    attempt: int
+    revision: int
+    preempt: bool
+    deadline_at: Optional[str]
+    superseded: bool
+    ask_again_seconds: NotRequired[float]
+
+
+class SampleBody(TypedDict):
+    """Numbers at one time."""
+
+    at: NotRequired[Optional[str]]
+    values: Dict[str, float]
+
+
+class SavedVersion(TypedDict):
+    """Which version of a life state was stored."""
+
+    version: int
+
+
+class Schedulable(TypedDict):
+    """Whether a node accepts new runs, and whether those on it are to leave."""
+
+    id: str
+    schedulable: bool
+    draining: bool
+
+
+class SchedulableBody(TypedDict):
+    """Whether new runs may be placed on the node."""
+
+    schedulable: bool
+    drain: NotRequired[bool]
+
+
+class StartsAfter(TypedDict):
+    """StartsAfter names a role that has to be there before the ranks of this one start."""
+
+    role: str
+    condition: str
+
+
+class StartsAfterBody(TypedDict):
+    """StartsAfter names a role that has to be there before the ranks of this one start."""
+
+    role: str
+    condition: NotRequired[Optional[Literal["running", "ready"]]]
+
+
+class TaintsBody(TypedDict):
+    """What to change of a node's taints; the others stay."""
+
+    set: NotRequired[List[str]]
+    remove: NotRequired[List[str]]
+
+
+class Task(TypedDict):
+    """A task. ``reason`` has ``code`` and ``text``, and the numbers and names in it."""
+
+    env: NotRequired[Dict[str, str]]
+    name: str
+    group: str
+    priority: str
+    roles: List[Role]
+    gpus_per_node: Optional[int]
+    working_directory: str
+    labels: Dict[str, str]
+    retry: Retry
+    preemption: Preemption
+    max_run_seconds: Optional[float]
+    fence_after_seconds: Optional[float]
+    cpus: Optional[float]
+    memory_bytes: Optional[int]
+    nodes: int
+    node_selector: Dict[str, str]
+    tolerations: List[str]
+    pod: Optional[Pod]
+    wait_for_nodes: bool
+    contract: str
+    completion: Optional[Completion]
+    run_mode: str
+    cpus_request: Optional[float]
+    memory_request_bytes: Optional[int]
+    id: str
+    owner: str
+    team: str
+    goal: str
+    debug: bool
+    state: str
+    reason: Optional[Reason]
+    attempt: int
+    submitted_at: str
+    started_at: Optional[str]
+    finished_at: Optional[str]
+    checkpoint: Optional[Checkpoint]
+    life_state: Optional[LifeStateSaved]
+    chain: str
+    continues: Optional[str]
+    progress: Optional[Progress]
+    exit: Optional[Exit]
+    held_gpus: int
+    held_nodes: int
+    attempts_without_progress: int
+    retries_used: RetriesUsed
+    endpoints: List[Endpoint]
+    warnings: List[TaskWarning]
+    revision: int
+    observed_revision: int
+    run_seconds: NotRequired[Optional[float]]
+
+
+class TaskBody(TypedDict):
+    """A new task: roles, or one command. What is left out is filled in."""
+
+    name: NotRequired[str]
+    group: NotRequired[str]
+    priority: NotRequired[
+        Optional[
+            Literal[
+                "auto",
+                "idle",
+                "low",
+                "below_normal",
+                "normal",
+                "above_normal",
+                "high",
+                "very_high",
+                "extreme_high",
+            ]
+        ]
+    ]
+    roles: NotRequired[List[RoleBody]]
+    gpus_per_node: NotRequired[Optional[int]]
+    env: NotRequired[Dict[str, str]]
+    working_directory: NotRequired[str]
+    labels: NotRequired[Dict[str, str]]
+    retry: NotRequired[RetryBody]
+    preemption: NotRequired[PreemptionBody]
+    max_run_seconds: NotRequired[Optional[float]]
+    fence_after_seconds: NotRequired[Optional[float]]
+    cpus: NotRequired[Optional[float]]
+    memory_bytes: NotRequired[Optional[int]]
+    nodes: NotRequired[int]
+    node_selector: NotRequired[Dict[str, str]]
+    tolerations: NotRequired[List[str]]
+    pod: NotRequired[Optional[PodBody]]
+    wait_for_nodes: NotRequired[bool]
+    contract: NotRequired[
+        Optional[Literal["torch", "tf_config", "rank", "coordinator", "mpi", "none"]]
+    ]
+    completion: NotRequired[Optional[CompletionBody]]
+    run_mode: NotRequired[Optional[Literal["normal", "debug", "pause"]]]
+    cpus_request: NotRequired[Optional[float]]
+    memory_request_bytes: NotRequired[Optional[int]]
+    command: NotRequired[List[str]]
+
+
+class TaskPage(TypedDict):
+    """One page of tasks."""
+
+    items: List[Task]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class TaskWarning(TypedDict):
+    """A field that was accepted and has no effect, or will probably surprise."""
+
+    code: str
+    field: str
+    value: str
+    message: str
+
+
+class Team(TypedDict):
+    """A set of users that quotas can name."""
+
+    name: str
+    default_group: Optional[str]
+    default_priority: Optional[str]
+    created_at: str
+
+
+class TeamBody(TypedDict):
+    """A new team."""
+
+    default_group: NotRequired[Optional[str]]
+    default_priority: NotRequired[Optional[str]]
+    name: str
+
+
+class TeamChangeBody(TypedDict):
+    """What to change of a team; what is left out stays."""
+
+    default_group: NotRequired[Optional[str]]
+    default_priority: NotRequired[Optional[str]]
+
+
+class TeamPage(TypedDict):
+    """One page of teams."""
+
+    items: List[Team]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class Token(TypedDict):
+    """A token without its secret. ``scopes``: what it is good for; none: all that its user may
+    do. ``last_used_at`` is up to a minute late."""
+
+    id: str
+    user: str
+    name: str
+    created_by: str
+    created_at: str
+    expires_at: Optional[str]
+    revoked_at: Optional[str]
+    scopes: List[str]
+    last_used_at: Optional[str]
+    last_used_from: Optional[str]
+
+
+class TokenBody(TypedDict):
+    """A new token."""
+
+    user: NotRequired[Optional[str]]
+    name: NotRequired[str]
+    expires_in_seconds: NotRequired[Optional[float]]
+    scopes: NotRequired[List[Literal["read", "tasks", "tokens", "operate", "people"]]]
+
+
+class TokenFacts(TypedDict):
+    """The token of a request."""
+
+    id: str
+    name: str
+    expires_at: Optional[str]
+    scopes: List[str]
+
+
+class TokenPage(TypedDict):
+    """One page of tokens."""
+
+    items: List[Token]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class Unreadable(TypedDict):
+    """A row of a list that cannot be shown, set apart from the others."""
+
+    id: str
+    problem: str
+
+
+Usage = TypedDict(
+    "Usage",
+    {
+        "from": "str",
+        "to": "str",
+        "group_by": "List[str]",
+        "items": "List[UsageItem]",
+        "total": "UsageAmounts",
+    },
+)
+
+
+class UsageAmounts(TypedDict):
+    """What attempts held in the range. GPU-seconds are GPUs times seconds; a task without GPUs has
+    node-seconds alone."""
+
+    attempts: int
+    held_gpu_seconds: float
+    held_node_seconds: float
+    starting_seconds: float
+    starting_gpu_seconds: float
+    lost_to_preemption_gpu_seconds: float
+    lost_to_preemption_node_seconds: float
+    lost_to_failure_gpu_seconds: float
+    lost_to_failure_node_seconds: float
+
+
+class UsageItem(TypedDict):
+    """One group. It has the fields of ``group_by`` alone."""
+
+    attempts: int
+    held_gpu_seconds: float
+    held_node_seconds: float
+    starting_seconds: float
+    starting_gpu_seconds: float
+    lost_to_preemption_gpu_seconds: float
+    lost_to_preemption_node_seconds: float
+    lost_to_failure_gpu_seconds: float
+    lost_to_failure_node_seconds: float
+    user: NotRequired[Optional[str]]
+    team: NotRequired[Optional[str]]
+    group: NotRequired[Optional[str]]
+    priority: NotRequired[Optional[str]]
+    outcome: NotRequired[Optional[Outcome]]
+    task: NotRequired[Optional[str]]
+    day: NotRequired[Optional[str]]
+
+
+class User(TypedDict):
+    """A person or program that may use the platform."""
+
+    name: str
+    role: Literal["viewer", "user", "operator", "admin"]
+    team: Optional[str]
+    disabled: bool
+    archived: bool
+    default_group: Optional[str]
+    default_priority: Optional[str]
+    created_at: str
+
+
+class UserBody(TypedDict):
+    """A new user."""
+
+    default_group: NotRequired[Optional[str]]
+    default_priority: NotRequired[Optional[str]]
+    name: str
+    role: NotRequired[Literal["viewer", "user", "operator", "admin"]]
+    team: NotRequired[Optional[str]]
+
+
+class UserChangeBody(TypedDict):
+    """What to change of a user; what is left out stays."""
+
+    default_group: NotRequired[Optional[str]]
+    default_priority: NotRequired[Optional[str]]
+    role: NotRequired[Optional[Literal["viewer", "user", "operator", "admin"]]]
+    team: NotRequired[Optional[str]]
+    disabled: NotRequired[Optional[bool]]
+    archived: NotRequired[Optional[bool]]
+
+
+class UserPage(TypedDict):
+    """One page of users."""
+
+    items: List[User]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
+
+
+class Verdict(TypedDict):
+    """What is decided about a task: a decision's kind, or wait."""
+
+    decision: str
+    reason: Optional[Reason]
+    beneficiary: Optional[str]
+
+
+class WaitsFor(TypedDict):
+    """What a waiting task waits for: ``kind`` is nodes, promised_nodes, tasks_ahead, quota,
+    virtual_cluster, share, retry, inventory, larger_cluster or decision; the row of a quota and its
+    numbers are in ``reason``. ``tasks_ahead`` of its group stand before it. ``until``: when its
+    promised nodes are free at the latest, or when it is tried again; null: not known, see
+    ``/v1/tasks/ID/explain`` for a forecast."""
+
+    kind: str
+    tasks_ahead: int
+    promised_nodes: int
+    until: Optional[str]
+
+
+class WhoAmI(TypedDict):
+    """The user of this token, and the account that runs tasks on the gateway's machine."""
+
+    user: str
+    role: Literal["viewer", "user", "operator", "admin"]
+    team: Optional[str]
+    default_group: Optional[str]
+    default_priority: Optional[str]
+    token: TokenFacts
+    tasks_run_as: Optional[str]
+
+
+class YieldBody(TypedDict):
+    """The program hands its nodes over on its own."""
+
+    reason: NotRequired[str]
+
+
+class Yielded(TypedDict):
+    """A program handed its nodes over on its own, with its words for people."""
+
+    requested_at: str
+    reason: str
