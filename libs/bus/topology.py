@@ -250,9 +250,9 @@ def permissions_of(
     """What the user of ``service`` may do.
 
     It publishes the events, telemetry, frames of sessions and hints that it owns and serves the
-    commands that it owns without being named here; ``consumes`` are the events of its durable, ``requests``
-    the commands it may request of others, ``follows`` the telemetry it may receive, ``hears`` the
-    frames of sessions that it may receive; ``watches``: it may read how full
+    commands that it owns without being named here; ``consumes`` are the events of its durable,
+    ``requests`` the commands it may request of others, ``follows`` the telemetry it may receive,
+    ``hears`` the frames of sessions that it may receive; ``watches``: it may read how full
     the stream of events is. ValueError if a type is of another kind.
     """
 

@@ -233,6 +233,7 @@ WIRING = Wiring(
         m.DryRunPolicy,
         m.Explain,
         m.ExplainQuota,
+        m.ListQueue,
         m.Decisions,
         m.ReadLog,
         m.ListLogs,

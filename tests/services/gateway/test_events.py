@@ -147,6 +147,7 @@ async def test_a_reader_that_falls_behind_reads_the_table(harness: GatewayHarnes
         assert [each.data["position"] for each in await take(stream, 41)] == list(range(1, 42))
 
 
+@pytest.mark.parametrize("harness", [{"poll_seconds": 0.1}], indirect=True)
 async def test_a_process_that_does_not_project_follows_the_log_too(
     harness: GatewayHarness,
 ) -> None:

@@ -429,3 +429,33 @@ async def test_a_session_reaches_its_two_services_and_nobody_else(nats_start: St
         await client.close()
     for bus in buses.values():
         await bus.close()
+
+
+async def test_a_hint_reaches_the_processes_of_its_service_and_nobody_else(
+    nats_start: StartNats,
+) -> None:
+    server = await a_server(nats_start)
+    one, two = await bus_of(server, "gateway"), await bus_of(server, "gateway")
+    subject = ROUTES[m.GatewayHint].subject
+    thieves = {name: await client_of(server, name) for name in USERS.keys() - {"gateway"}}
+    heard: list[str] = []
+    for name, client in thieves.items():
+
+        async def take(_: Msg, name: str = name) -> None:
+            heard.append(name)
+
+        await client.subscribe(subject, cb=take)
+        await client.flush()
+        forged = Envelope("forged", "gateway", at(1), m.GatewayHint(position=99))
+        await client.publish(subject, forged.body(), headers=forged.headers())
+        await client.flush()
+    async with two.listen(subject) as hints:
+        await one.send_telemetry(Envelope("1", "gateway", at(1), m.GatewayHint(position=7)))
+        async with asyncio.timeout(5):
+            assert (await anext(hints)).message == m.GatewayHint(position=7)
+    assert heard == []
+    assert all(count == 0 for _, count, _ in await state_of_the_streams(server))
+    for client in thieves.values():
+        await client.close()
+    await one.close()
+    await two.close()

@@ -1,0 +1,159 @@
+"""Gateway processes on one database learn of each other's commits by hints, and without them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from libs.bus.memory_broker import Faults
+from libs.contracts import messages as m
+from libs.contracts.envelope import Envelope
+from libs.service.definition import Service
+from services.gateway import store as rows_of
+from services.gateway.hints import ROUTE
+from tests.kit.waiting import until
+from tests.services.gateway.gateway_harness import GatewayHarness, Sent, a_node, served
+from tests.services.gateway.test_events import streaming, take
+
+# Nothing here waits for a poll that comes so seldom.
+SELDOM = {"poll_seconds": 10.0, "hint_gap_seconds": 0.0}
+ONLY_HINTS = pytest.mark.parametrize("harness", [SELDOM], indirect=True)
+ONLY_POLLS = pytest.mark.parametrize("harness", [{**SELDOM, "poll_seconds": 0.1}], indirect=True)
+# What a hint, and the read that follows it, take at most; and how long a reader that gets none
+# waits in vain.
+SOON = 5.0
+IN_VAIN = 0.5
+
+
+@asynccontextmanager
+async def another(harness: GatewayHarness) -> AsyncIterator[Service]:
+    """A second process of the gateway: it neither leads nor consumes, and has read the log."""
+    other = harness.new_gateway()
+    tasks = [asyncio.ensure_future(task()) for task in other.tasks]
+    try:
+        # It listens from now on, and knows the log's end.
+        await until(lambda: len(harness.broker.listeners) == 2)
+        async with other.ports.store.transaction() as tx:
+            await rows_of.head(tx)
+        await asyncio.sleep(0.05)
+        yield other
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await other.ports.store.close()
+
+
+@asynccontextmanager
+async def stream_of(
+    harness: GatewayHarness, gateway: Service
+) -> AsyncIterator[AsyncIterator[Sent]]:
+    """A stream of events that this process serves."""
+    leading, harness.gateway = harness.gateway, gateway
+    async with served(harness) as url, streaming(url) as stream:
+        harness.gateway = leading
+        yield stream
+
+
+async def arrives(stream: AsyncIterator[Sent], seconds: float) -> bool:
+    """True if an event comes within this time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await anext(stream)
+    except TimeoutError:
+        return False
+    return True
+
+
+@ONLY_HINTS
+async def test_an_event_is_streamed_by_another_process_without_a_poll(
+    harness: GatewayHarness,
+) -> None:
+    async with another(harness) as other, stream_of(harness, other) as stream:
+        for number in range(5):
+            began = time.monotonic()
+            await harness.publish(a_node(f"n{number}"))
+            assert await arrives(stream, SOON)
+            assert time.monotonic() - began < SOON
+
+
+@ONLY_POLLS
+async def test_an_event_whose_hint_is_lost_comes_with_the_next_poll(
+    harness: GatewayHarness,
+) -> None:
+    harness.broker.faults = Faults(lose_telemetry=1.0)
+    async with another(harness) as other, stream_of(harness, other) as stream:
+        await harness.publish(a_node("n0"))
+        assert [each.id for each in await take(stream, 1)] == ["1"]
+
+
+@ONLY_HINTS
+async def test_without_hints_and_without_polls_nothing_comes(harness: GatewayHarness) -> None:
+    """The defect that the two tests above find."""
+    harness.broker.faults = Faults(lose_telemetry=1.0)
+    async with another(harness) as other, stream_of(harness, other) as stream:
+        await harness.publish(a_node("n0"))
+        assert not await arrives(stream, IN_VAIN)
+
+
+@pytest.mark.parametrize("harness", [{**SELDOM, "stream_page": 3}], indirect=True)
+async def test_more_events_than_a_page_are_read_after_one_hint(harness: GatewayHarness) -> None:
+    harness.broker.faults = Faults(lose_telemetry=1.0)
+    async with another(harness) as other, stream_of(harness, other) as stream:
+        await harness.project(*(a_node(f"n{number}") for number in range(10)))
+        harness.broker.faults = Faults()
+        await harness.publish(a_node("last"))
+        found = await take(stream, 11)
+        assert [each.id for each in found] == [str(number) for number in range(1, 12)]
+
+
+@pytest.mark.parametrize("harness", [{**SELDOM, "auth_cache_seconds": 300.0}], indirect=True)
+async def test_a_token_that_one_process_revokes_is_refused_by_the_others_at_once(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    async with another(harness) as other:
+        assert other.app is not None
+        there = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=other.app),
+            base_url="http://other",
+            headers=ann.headers,
+        )
+        async with there:
+            assert (await there.get("/v1/whoami")).status_code == 200
+            listed = (await ann.get("/v1/tokens")).json()["items"]
+            assert (await ann.delete(f"/v1/tokens/{listed[0]['id']}")).status_code == 204
+
+            async def is_refused() -> bool:
+                return (await there.get("/v1/whoami")).status_code == 401
+
+            await until(is_refused)
+
+
+@pytest.mark.parametrize("harness", [{**SELDOM, "hint_gap_seconds": 0.2}], indirect=True)
+async def test_many_commits_are_few_hints(harness: GatewayHarness) -> None:
+    hints: list[Envelope] = []
+
+    async def count() -> None:
+        async with harness.connection("gateway").listen(ROUTE.subject) as received:
+            async for envelope in received:
+                hints.append(envelope)  # noqa: PERF401 - read while it grows
+
+    counting = asyncio.ensure_future(count())
+    await until(lambda: len(harness.broker.listeners) == 2)
+    began = time.monotonic()
+    for number in range(30):
+        await harness.project(a_node(f"n{number}"))
+
+    def positions() -> list[int]:
+        return [each.message.position for each in hints if isinstance(each.message, m.GatewayHint)]
+
+    await until(lambda: 30 in positions())
+    counting.cancel()
+    assert positions() == sorted(positions())
+    # One at once, then one in each gap.
+    assert len(hints) <= 2 + (time.monotonic() - began) / 0.2
