@@ -81,8 +81,11 @@ async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
             fix = f"bring the user back first: PATCH /v1/users/{owner} with archived: false"
             raise ProblemError(CONFLICT, f"user {owner} is archived; {fix}")
         most = parts.settings.tokens_per_user_max
-        of_user = Where("user", Op.EQ, owner), Where("revoked_at", Op.IS_NULL)
-        if len(await tx.select(TokenRow, *of_user, limit=most)) >= most:
+        good = Where("user", Op.EQ, owner), Where("revoked_at", Op.IS_NULL)
+        held = 0
+        for until in (Where("expires_at", Op.IS_NULL), Where("expires_at", Op.GT, tx.now)):
+            held += len(await tx.select(TokenRow, *good, until, limit=most))
+        if held >= most:
             detail = f"{owner} has {most} tokens; revoke some with DELETE /v1/tokens/ID"
             raise ProblemError(CONFLICT, detail)
         row = TokenRow(
