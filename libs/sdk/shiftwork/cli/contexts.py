@@ -313,7 +313,9 @@ def _token(named: Named) -> str:
             f"the token cannot be read: {why}",
             where=named.token_file,
             fix="give --token or SHIFTWORK_TOKEN, or start"
-            f" {installed.platform('up', data=named.data)} again",
+            f" {installed.platform('up', data=named.data)} again"
+            if named.data
+            else "give --token or SHIFTWORK_TOKEN, or run shiftwork login",
         ) from error
     return _checked(text, named.token_file)
 
