@@ -113,12 +113,12 @@ check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, 
 .PHONY: test
 test: $(STAMP) ## The whole default suite, with real servers
 	@$(BIN)/python -m pytest -n $(WORKERS) $(TOGETHER) \
-	  -m "not slow and not containers and not kubernetes and not frameworks"
+	  -m "not slow and not login and not containers and not kubernetes and not frameworks"
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The slow tests: real processes, outages, the command line end to end
 	@$(BIN)/python -m pytest -n $(WORKERS) $(TOGETHER) --timeout 600 \
-	  -m "slow and not containers and not kubernetes and not frameworks"
+	  -m "slow and not login and not containers and not kubernetes and not frameworks"
 
 # The training frameworks, in an environment of their own: they take gigabytes, and nothing of the
 # platform needs them.
@@ -141,6 +141,16 @@ test-frameworks: $(FRAMEWORKS_STAMP) ## Adapters and contracts with the real lib
 .PHONY: test-gpu
 test-gpu: $(FRAMEWORKS_STAMP) ## The platform and the frameworks on a real GPU of this machine
 	@$(BIN)/python -m pytest -m gpu tests/frameworks
+
+# A certified OpenID provider, from the locked packages of tests/oidc_provider (node 20 or newer, npm).
+PROVIDER := tests/oidc_provider
+$(PROVIDER)/node_modules/.set-up: $(PROVIDER)/package.json $(PROVIDER)/package-lock.json
+	@cd $(PROVIDER) && npm ci --silent --ignore-scripts --omit=dev
+	@touch $@
+
+.PHONY: test-login
+test-login: $(STAMP) $(PROVIDER)/node_modules/.set-up ## Login at a real OpenID provider: npm's oidc-provider (node, npm)
+	@$(BIN)/python -m pytest -m login tests/login/test_certified_provider.py
 
 .PHONY: test-containers
 test-containers: images ## The images themselves, and bus and store on servers in containers

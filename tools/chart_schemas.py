@@ -93,6 +93,7 @@ RULES: dict[str, Schema] = {
     "labels": TEXTS,
     "tolerations": LIST,
     "reachableFrom": LIST,
+    "oidc.ports": PORTS,
     "networkPolicy.egress": LIST,
     "networkPolicy.ingress": LIST,
     "tasks.podSecurity": {"enum": ["restricted", "baseline", "privileged"]},
@@ -128,7 +129,13 @@ GIVEN: dict[str, frozenset[str]] = {
         }
     ),
     "quota": frozenset(),
-    "gateway": frozenset({"admin_token_file", "run_token_key_file"}),
+    "gateway": frozenset(
+        {
+            *("admin_token_file", "run_token_key_file"),
+            # A Secret of the chart's `oidc` has it.
+            *("oidc_client_secret", "oidc_client_secret_file"),
+        }
+    ),
 }
 AGENT_GIVEN = frozenset({
     *("namespace", "host", "port", "token_file", "pods_dir", "spool_dir"),

@@ -112,8 +112,15 @@ def all_operations(document: Mapping[str, Any]) -> Iterator[Operation]:
         _operation(document, path, method.upper(), operation)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
+        if not _is_page(operation)
     ]
     yield from sorted(found, key=lambda each: each.resource)
+
+
+def _is_page(operation: Mapping[str, Any]) -> bool:
+    """True for what only browsers open: pages, and what leads to other sites."""
+    good = [each for status, each in operation["responses"].items() if status.startswith("2")]
+    return not good or "text/html" in good[0].get("content", {})
 
 
 def _operation(

@@ -3,7 +3,8 @@
 What an identity may do is in ``permissions.py``.
 
 Two kinds of bearer tokens: people's (only their SHA-256 is stored) and run tokens (derived by the
-launcher, good for the SDK's routes alone). Neither is ever logged.
+launcher, good for the SDK's routes alone). Browsers have sessions instead (``sessions.py``), which
+are looked up, remembered and ended like people's tokens. None of them is ever logged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 import hashlib
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -50,10 +51,21 @@ from services.gateway.permissions import (
     whom_to_ask,
 )
 from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
-from services.gateway.rows import AuditRow, TaskRow, TeamRow, TokenRow, TokenUseRow, UserRow
+from services.gateway.rows import (
+    AuditRow,
+    SessionRow,
+    TaskRow,
+    TeamRow,
+    TokenRow,
+    TokenUseRow,
+    UserRow,
+)
+from services.gateway.sessions import ends_at, session_hash
 from services.gateway.sight import Sight
 
 R = TypeVar("R")
+LookUp = Callable[[str], Awaitable["Identity"]]
+SESSION_OVER = "this session is over; log in again"
 FIRST_ADMIN = "admin"
 # Seconds between checks that the tokens of open streams are still valid.
 WATCH_SECONDS = 1.0
@@ -75,6 +87,8 @@ class Identity:
     expires_at: datetime | None = None
     # Of the token; never shown.
     digest: str = field(default="", repr=False)
+    # A browser's session: ``token_id`` and ``digest`` are the session's.
+    is_session: bool = False
     # What the token is good for; none: all that its user may do.
     scopes: tuple[Scope, ...] = ()
     # Where and how the user's tasks are submitted that do not say so; empty: as the platform's.
@@ -176,6 +190,7 @@ class Authenticator:
         lookups: ConcurrencyLimit,
         lookups_waiting_max: int,
         uses_seconds: float,
+        session_idle_seconds: float,
         visibility: Visibility,
     ) -> None:
         self._visibility = visibility
@@ -194,6 +209,7 @@ class Authenticator:
         self._lasting: dict[str, set[StreamAuthorization]] = {}
         self._changed = Wake()
         self._uses_seconds = uses_seconds
+        self._session_idle_seconds = session_idle_seconds
         # Uses that are not written yet: when, and from where, by the token's id.
         self._uses: dict[str, tuple[datetime, str]] = {}
         store.observe(self._on_commit)
@@ -203,9 +219,13 @@ class Authenticator:
         if token.startswith(RUN_PREFIX):
             self._verified_run(token)
             raise forbidden("a run token is good for /v1/run alone; use a user's token here")
-        return await self._person(token_hash(token), address)
+        return await self._person(token_hash(token), address, self._look_up)
 
-    async def _person(self, digest: str, address: str) -> Identity:
+    async def session(self, secret: str, address: str) -> Identity:
+        """The user behind a browser's session; raises 401."""
+        return await self._person(session_hash(secret), address, self._look_up_session)
+
+    async def _person(self, digest: str, address: str, look_up: LookUp) -> Identity:
         if self._admin_hash and hmac.compare_digest(digest, self._admin_hash):
             name = "the admin token's file"
             return Identity(FIRST_ADMIN, Role.ADMIN, "", "admin-token-file", name, digest=digest)
@@ -217,10 +237,12 @@ class Authenticator:
                 detail = "too many tokens of one address are being looked up; try again"
                 raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
             async with self._lookups.of(line):
-                identity = self._remembered(digest) or await self._find(digest)
+                identity = self._remembered(digest) or await self._find(digest, look_up)
             if identity.token_id in self._uses or len(self._uses) < self._cache_max:
                 self._uses[identity.token_id] = (self._clock.now(), address)
         if identity.expires_at is not None and identity.expires_at <= self._clock.now():
+            if identity.is_session:
+                raise unauthenticated(SESSION_OVER)
             raise unauthenticated(f"this token has expired; {ANOTHER}")
         return replace(identity, visibility=self._visibility)
 
@@ -228,10 +250,10 @@ class Authenticator:
         until, identity = self._known.get(digest, (None, None))
         return identity if until is not None and until > self._clock.now() else None
 
-    async def _find(self, digest: str) -> Identity:
+    async def _find(self, digest: str, look_up: LookUp) -> Identity:
         now = self._clock.now()
         try:
-            identity = await self._look_up(digest)
+            identity = await look_up(digest)
         except ProblemError:
             # Only a definite answer makes it invalid; after a failed lookup it keeps its own queue.
             self._valid_before.pop(digest, None)
@@ -270,30 +292,22 @@ class Authenticator:
             raise unauthenticated("this token is not known")
         if row.revoked_at is not None:
             raise unauthenticated(f"this token was revoked; {ANOTHER}")
-        if user.disabled:
-            raise unauthenticated(
-                f"user {user.name} is disabled; an administrator may enable it: PATCH"
-                f" /v1/users/{user.name} with disabled: false"
-            )
-        try:
-            role, scopes = Role(user.role), tuple(Scope(each) for each in row.scopes)
-        except ValueError as problem:
-            raise unauthenticated(
-                f"this version does not know what {user.name} may do: {problem}; ask an"
-                " administrator"
-            ) from None
-        return Identity(
-            user.name,
-            role,
-            user.team,
-            row.id,
-            row.name,
-            row.expires_at,
-            digest,
-            scopes,
-            user.default_group or team.default_group,
-            user.default_priority or team.default_priority,
+        return _identity(
+            user, team, row.id, row.name, row.expires_at, digest=digest, scopes=row.scopes
         )
+
+    async def _look_up_session(self, digest: str) -> Identity:
+        async with self._store.transaction() as tx:
+            row = await tx.get(SessionRow, digest)
+            use = await tx.get(TokenUseRow, row.id) if row is not None else None
+            user = await tx.get(UserRow, row.user) if row is not None else None
+            team = await _team_of(tx, user)
+        if row is None or user is None:
+            raise unauthenticated(SESSION_OVER)
+        use = self._use_of(row.id, {row.id: use})
+        until = ends_at(row, use, self._session_idle_seconds)
+        made_by = f"session ({row.made_by})"
+        return _identity(user, team, row.id, made_by, until, digest=digest, is_session=True)
 
     @contextlib.contextmanager
     def lasting(self, identity: Identity) -> Generator[StreamAuthorization]:
@@ -346,22 +360,49 @@ class Authenticator:
         digests = [digest for digest in self._lasting if digest != self._admin_hash]
         if not digests:
             return
+        of_sessions = [
+            digest
+            for digest in digests
+            if any(each.identity.is_session for each in self._lasting[digest])
+        ]
+        of_tokens = [digest for digest in digests if digest not in of_sessions]
         async with self._store.transaction() as tx:
-            tokens = await _readable(tx, TokenRow, digests)
-            names = sorted({row.user for row in tokens.values() if row is not None})
+            shown: dict[str, TokenRow | SessionRow | None] = {
+                **await _readable(tx, TokenRow, of_tokens),
+                **await _readable(tx, SessionRow, of_sessions),
+            }
+            names = sorted({row.user for row in shown.values() if row is not None})
             users = await _readable(tx, UserRow, names)
-        for digest, row in tokens.items():
+            uses = await _readable(
+                tx, TokenUseRow, [row.id for row in shown.values() if isinstance(row, SessionRow)]
+            )
+        for digest, row in shown.items():
             if row is not None and row.user not in users:
                 continue
             user = users[row.user] if row is not None else None
+            until = None if row is None else row.expires_at
+            if isinstance(row, SessionRow):
+                until = ends_at(row, self._use_of(row.id, uses), self._session_idle_seconds)
             for lasting in tuple(self._lasting.get(digest, ())):
-                why = _why_over(lasting.identity, row, user, self._clock.now())
+                why = _why_over(lasting.identity, row, user, until, self._clock.now())
                 if why:
                     lasting.end(why)
 
+    def _use_of(
+        self, session_id: str, uses: Mapping[str, TokenUseRow | None]
+    ) -> TokenUseRow | None:
+        """The last use of a session, also if it is not written yet."""
+        if session_id in self._uses:
+            at, address = self._uses[session_id]
+            return TokenUseRow(session_id, at, address)
+        return uses.get(session_id)
+
     def _on_commit(self, delta: Delta) -> None:
-        """A changed user, team or token counts at once in this process."""
-        if any(isinstance(row, TokenRow | UserRow | TeamRow) for row in delta.put):
+        """A changed user, team or token, or a session that was ended, counts at once in this
+        process."""
+        if any(isinstance(row, TokenRow | UserRow | TeamRow) for row in delta.put) or any(
+            kind is SessionRow for kind, _ in delta.deleted
+        ):
             self.forget()
 
     def forget(self) -> None:
@@ -418,14 +459,58 @@ def _role_or_none(user: UserRow) -> Role | None:
         return None
 
 
+def _identity(
+    user: UserRow,
+    team: TeamRow,
+    token_id: str,
+    token_name: str,
+    expires_at: datetime | None,
+    *,
+    digest: str,
+    scopes: Sequence[str] = (),
+    is_session: bool = False,
+) -> Identity:
+    """Who has shown a token or a session. Raises 401 for a user who is disabled, or whose role this
+    version does not know."""
+    if user.disabled:
+        raise unauthenticated(
+            f"user {user.name} is disabled; an administrator may enable it: PATCH"
+            f" /v1/users/{user.name} with disabled: false"
+        )
+    try:
+        role, known = Role(user.role), tuple(Scope(each) for each in scopes)
+    except ValueError as problem:
+        raise unauthenticated(
+            f"this version does not know what {user.name} may do: {problem}; ask an administrator"
+        ) from None
+    return Identity(
+        user.name,
+        role,
+        user.team,
+        token_id,
+        token_name,
+        expires_at,
+        digest,
+        is_session,
+        known,
+        user.default_group or team.default_group,
+        user.default_priority or team.default_priority,
+    )
+
+
 def _why_over(
-    identity: Identity, token: TokenRow | None, user: UserRow | None, now: datetime
+    identity: Identity,
+    row: TokenRow | SessionRow | None,
+    user: UserRow | None,
+    until: datetime | None,
+    now: datetime,
 ) -> str:
-    """Why an identity does not hold any more; empty if it does."""
-    if token is None or token.revoked_at is not None:
-        return "this token was revoked; the stream ends"
-    if token.expires_at is not None and token.expires_at <= now:
-        return "this token has expired; the stream ends"
+    """Why an identity does not hold any more; empty if it does. ``until``: when it expires."""
+    what = "session" if identity.is_session else "token"
+    if row is None or (isinstance(row, TokenRow) and row.revoked_at is not None):
+        return f"this {what} was {'ended' if identity.is_session else 'revoked'}; the stream ends"
+    if until is not None and until <= now:
+        return f"this {what} has expired; the stream ends"
     if user is None or user.disabled:
         return f"user {identity.user} is disabled; the stream ends"
     if (_role_or_none(user), user.team) != (identity.role, identity.team):

@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     FailFast,
     Field,
+    SecretStr,
     Strict,
     ValidationInfo,
     field_validator,
@@ -224,6 +225,33 @@ class TokenBody(Body):
     scopes: Annotated[list[ScopeWord], FailFast(), Field(max_length=20)] = Field(
         default=[], description="none: those of the caller's token, else all that the user may do"
     )
+
+
+# Secrets are never shown in errors (SecretStr), and bounded: hashing takes time.
+Secret = Annotated[SecretStr, Field(min_length=1, max_length=256)]
+
+
+class PasswordLoginBody(Body):
+    """A login with a password."""
+
+    user: Name
+    password: Secret
+
+
+class PasswordBody(Body):
+    """Another password."""
+
+    password: Secret
+    old: Secret | None = Field(
+        default=None, description="the present password, for changing one's own"
+    )
+
+
+class LoginCodeBody(Body):
+    """What `shiftwork login` gets its token with."""
+
+    code: Annotated[str, Field(min_length=1, max_length=64)]
+    verifier: Annotated[str, Field(min_length=43, max_length=128)]
 
 
 class LettersBody(Body):

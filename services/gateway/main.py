@@ -25,6 +25,8 @@ from services.gateway.handlers import HANDLERS, READS
 from services.gateway.hints import Hints
 from services.gateway.listeners import Listeners
 from services.gateway.maintenance import HistoryPruning, ReadModelRebuild
+from services.gateway.oidc import Provider
+from services.gateway.passwords import Passwords
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectionAudit
 from services.gateway.rows import EventHeadRow
@@ -94,6 +96,9 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,
         listeners=Listeners(ports.store),
+        logins=_rates(settings, ports, "logins"),
+        oidc=Provider(settings, ports.clock) if settings.oidc_issuer else None,
+        passwords=Passwords(settings, ports.clock),
     )
 
     async def on_lead(epoch: int) -> None:
@@ -166,6 +171,7 @@ def _authenticator(settings: GatewaySettings, ports: Ports) -> Authenticator:
         lookups=ConcurrencyLimit(settings.lookups_max, settings.lookups_per_address_max),
         lookups_waiting_max=settings.lookups_waiting_max,
         uses_seconds=settings.token_uses_seconds,
+        session_idle_seconds=settings.session_idle_seconds,
         visibility=settings.visibility,
     )
 

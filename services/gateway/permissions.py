@@ -113,6 +113,9 @@ class Action(Enum):
     READ_TOKENS = Permission(Scope.READ, _O, _O, _O, _A, "see tokens")
     CHANGE_TOKENS = Permission(Scope.TOKENS, _O, _O, _O, _A, "make or revoke tokens")
     READ_AUDIT = Permission(Scope.PEOPLE, _N, _N, _N, _A, "read the audit trail")
+    SET_PASSWORD = Permission(Scope.TOKENS, _O, _O, _O, _A, "set passwords")
+    # Needs no token: the routes by which people log in.
+    LOG_IN = Permission(Scope.READ, _A, _A, _A, _A, "log in")
     # Of run tokens alone.
     BE_A_RUN = Permission(Scope.READ, _N, _N, _N, _N, "act as a run")
 

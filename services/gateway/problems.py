@@ -28,6 +28,8 @@ from services.gateway.body_types import NAME
 from services.gateway.spec_bodies import TaskSpecBody
 
 VALUE_CHARACTERS_MAX = 80
+# Fields whose values no error repeats.
+SECRET_FIELDS = frozenset({"env", "template", "password", "old", "code", "verifier"})
 ERRORS_MAX = 50
 
 
@@ -213,7 +215,7 @@ def shown(value: object) -> str:
 
 def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldError:
     place = detail["loc"][1:] if len(detail["loc"]) > 1 else detail["loc"]
-    secret = bool({"env", "template"} & set(place)) or detail["type"] in {"missing", "json_invalid"}
+    secret = bool(SECRET_FIELDS & set(place)) or detail["type"] in {"missing", "json_invalid"}
     last = str(place[-1]) if place else ""
     if detail["type"] == "extra_forbidden" and misnamed.is_secret(last):
         secret = True

@@ -337,6 +337,65 @@ class TokenUseRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A browser's login, of which only a hash of the secret is known. Its last use is in a
+    ``TokenUseRow`` under its id."""
+
+    secret_hash: str
+    id: str
+    user: str
+    created_at: datetime
+    expires_at: datetime
+    address: str
+    # ``oidc`` or ``password``.
+    made_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalIdentityRow:
+    """Which user an account of a login provider is. Names may change at the provider or be given to
+    others; issuer and subject do not."""
+
+    issuer: str
+    subject: str
+    user: str
+    linked_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordRow:
+    """A user's password, as argon2 hashed it."""
+
+    user: str
+    hash: str
+    changed_at: datetime
+    changed_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoginUseRow:
+    """A login's state that was used. It cannot be used again."""
+
+    state_hash: str
+    used_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LoginCodeRow:
+    """A one-time code that a logged-in user was shown, for a command line to get a token with.
+
+    ``challenge`` is the hash of a secret that only that command line knows.
+    """
+
+    code_hash: str
+    user: str
+    challenge: str
+    # What the token is for.
+    name: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class AuditRow:
     """A requested change, the user that requested it, and the outcome."""
 

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import hmac
 from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.contracts.limits import CREATE_TASKS_MAX
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.service.settings import BaseServiceSettings
 from services.gateway.permissions import Visibility
+
+
+def _address(text: str) -> str:
+    """A URL of a site, without a slash at its end. ValueError for one that passwords and codes
+    must not be sent to."""
+    if not text:
+        return text
+    parts = urlsplit(text)
+    is_local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_local):
+        raise ValueError(f"{text!r} is not https://HOST; http is for this machine alone")
+    if not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError(f"{text!r} is not of the form https://HOST[:PORT][/PATH]")
+    return text
+
+
+def _site(text: str) -> str:
+    """The address of this site: an origin, because the API stands at its root. Plain http is
+    allowed for a site without TLS."""
+    parts = urlsplit(text)
+    if text and (parts.scheme not in {"http", "https"} or not parts.hostname):
+        raise ValueError(f"{text!r} is not of the form https://HOST[:PORT]")
+    if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        raise ValueError(f"{text!r} has more than https://HOST[:PORT]; leave the rest out")
+    return text.rstrip("/").lower()
+
+
+RoleWord = Literal["viewer", "user", "operator", "admin"]
 
 
 class GatewaySettings(BaseServiceSettings):
@@ -179,7 +210,93 @@ class GatewaySettings(BaseServiceSettings):
     refusal_entries_burst: int = Field(default=60, ge=1)
     refusal_entries_per_second: float = Field(default=0.1, gt=0)
     tokens_per_user_max: int = Field(default=100, ge=1)
+
+    # Login. The address at which browsers reach this site, such as https://shiftwork.example.org;
+    # needed for OIDC. If it is unset, a request's own scheme and host count.
+    public_url: Annotated[str, AfterValidator(_site)] = ""
+    # A browser's session ends after so long, or if it is not used for so long.
+    session_seconds: float = Field(default=14 * 86_400.0, gt=0, le=400 * 86_400.0)
+    session_idle_seconds: float = Field(default=2 * 86_400.0, gt=0, le=400 * 86_400.0)
+    # A further session of a user ends the oldest one.
+    sessions_per_user_max: int = Field(default=20, ge=1, le=1000)
+    # Tokens that a browser's session or `shiftwork login` makes last at most so long.
+    login_token_seconds: float = Field(default=90 * 86_400.0, gt=0, le=3.2e9)
+    # How long a login at the provider may take, and how long a code for `shiftwork login` is good.
+    login_seconds: float = Field(default=600.0, gt=0, le=3600)
+    # Logins that one address begins: so many at once, then so many each second.
+    logins_burst: int = Field(default=60, ge=1)
+    logins_per_second: float = Field(default=1.0, gt=0)
+
+    # Login with OpenID Connect. The provider's issuer, such as https://login.example.org/realms/lab;
+    # unset: no such login.
+    oidc_issuer: Annotated[str, AfterValidator(_address)] = ""
+    oidc_client_id: str = ""
+    # The client's secret, alone in a file; or in the environment. Neither: a public client.
+    oidc_client_secret_file: Path | None = None
+    oidc_client_secret: SecretStr = SecretStr("")
+    oidc_scopes: str = "openid profile email"
+    # The claim that names a user here. It must be a valid user name.
+    oidc_username_claim: str = "preferred_username"
+    oidc_groups_claim: str = "groups"
+    # Which of the provider's groups give which role and which team, as JSON:
+    # {"ml-admins": "admin"}. With roles, each login sets the role (the highest that applies, else
+    # user); with teams, each login sets the team (the first that applies).
+    oidc_roles: dict[str, RoleWord] = Field(default_factory=dict)
+    oidc_teams: dict[str, str] = Field(default_factory=dict)
+    # Make a user of whoever logs in for the first time. If false, an administrator adds the user
+    # first, and oidc_link_by_name must be true.
+    oidc_create_users: bool = True
+    # Bind a user that exists here, and is bound to no account yet, to the account of that name.
+    # True only where names at the provider are not chosen by people themselves.
+    oidc_link_by_name: bool = False
+    # Only accounts with a verified e-mail address of these domains, or with one of these groups, as
+    # JSON lists; empty: all.
+    oidc_email_domains: tuple[str, ...] = ()
+    oidc_groups: tuple[str, ...] = ()
+    # What the button for this login says.
+    oidc_label: str = Field(default="Log in", max_length=80)
+    # How long one request to the provider may take.
+    oidc_timeout_seconds: float = Field(default=5.0, gt=0, le=60)
+    # How long the provider's description and keys are remembered. Unknown keys are fetched earlier.
+    oidc_cache_seconds: float = Field(default=3600.0, gt=0, le=86_400)
+
+    # Login with a password that is kept here, for sites without a provider.
+    passwords: bool = False
+    password_characters_min: int = Field(default=12, ge=8, le=128)
+    # Passwords hashed at a time, each on a core with 64 MiB of memory, and how many logins wait.
+    password_hashes_max: int = Field(default=2, ge=1, le=64)
+    password_waiting_max: int = Field(default=64, ge=1)
+    # Wrong passwords that cost no delay; then each one doubles it, up to the longest: for an
+    # account at one address and for an address, and for an account at addresses that are new to it.
+    password_tries_free: int = Field(default=5, ge=1)
+    password_delay_seconds_max: float = Field(default=900.0, gt=0)
+    password_account_delay_seconds_max: float = Field(default=30.0, gt=0)
     users_max: int = Field(default=100_000, ge=1)
+
+    @model_validator(mode="after")
+    def _complete_oidc(self) -> Self:
+        """OIDC needs all of its parts, and fails at the start instead of at the first login."""
+        if not self.oidc_issuer:
+            return self
+        missing = [
+            f"SHIFTWORK_GATEWAY_{name.upper()}"
+            for name in ("oidc_client_id", "public_url", "run_token_key_file")
+            if not getattr(self, name)
+        ]
+        if missing:
+            raise ValueError(f"login with OIDC needs {' and '.join(missing)} too")
+        if "openid" not in self.oidc_scopes.split():
+            raise ValueError(f"oidc_scopes is {self.oidc_scopes!r}, without openid; add it")
+        return self
+
+    def client_secret(self) -> str:
+        """The secret that the login provider knows this site by, read now; empty for none."""
+        return _read(self.oidc_client_secret_file) or self.oidc_client_secret.get_secret_value()
+
+    def login_state_key(self) -> bytes:
+        """Signs logins that have begun. Derived from the key of the run tokens, so that every
+        gateway has the same one, also after a restart."""
+        return hmac.digest(self.run_token_key() or b"", b"shiftwork login state", "sha256")
 
     def admin_token(self) -> str | None:
         """The first administrator's token, read now; None if none is configured."""

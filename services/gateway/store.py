@@ -26,12 +26,15 @@ from services.gateway.rows import (
     AuditRow,
     EventHeadRow,
     EventRow,
+    LoginCodeRow,
+    LoginUseRow,
     MetricsRow,
     MetricTailRow,
     NodeRow,
     ProgressRow,
     QuotaRow,
     RunRow,
+    SessionRow,
     TaskRow,
     TokenRow,
     TokenUseRow,
@@ -448,6 +451,15 @@ def prune_rules(settings: GatewaySettings) -> tuple[PruneRule, ...]:
             TokenUseRow,
             ["token_id"],
             "used_at",
+        ),
+        # Kept a little longer than they are good for, so that a wrong clock is no harm.
+        *(
+            aged(what, timedelta(days=1), kind, key, column)
+            for what, kind, key, column in (
+                ("sessions", SessionRow, ["secret_hash"], "expires_at"),
+                ("uses of logins", LoginUseRow, ["state_hash"], "used_at"),
+                ("login codes", LoginCodeRow, ["code_hash"], "expires_at"),
+            )
         ),
         PruneRule(
             "tasks",

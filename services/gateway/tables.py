@@ -135,4 +135,37 @@ TABLES = Tables(
         key="id",
         retention=deleted_by_age("audit_keep_seconds", "the change", rule="audit"),
     ),
+    table(
+        rows.SessionRow,
+        "session",
+        unique("id"),
+        index("user"),
+        key="secret_hash",
+        retention=Retention(
+            "so many of a user; a day after the end",
+            ("sessions_per_user_max", "session_seconds"),
+            "sessions",
+        ),
+    ),
+    table(
+        rows.ExternalIdentityRow,
+        "externalidentity",
+        index("user"),
+        key=("issuer", "subject"),
+        retention=one_per("user and login provider"),
+    ),
+    table(rows.PasswordRow, "password", key="user", retention=one_per("user")),
+    table(
+        rows.LoginUseRow,
+        "loginuse",
+        key="state_hash",
+        retention=Retention("a day after the login", rule="uses of logins"),
+    ),
+    table(
+        rows.LoginCodeRow,
+        "logincode",
+        index("user"),
+        key="code_hash",
+        retention=Retention("a day after the end", ("login_seconds",), "login codes"),
+    ),
 )

@@ -426,3 +426,30 @@ def test_a_service_by_itself_is_the_one_of_the_umbrella(helm: Helm, chart: str) 
     alone = helm.template(chart, {"global": {"name": "shiftwork"}})
     name = f"shiftwork-{chart}"
     assert named(alone, "Deployment", name) == named(whole, "Deployment", name)
+
+
+def test_the_login_providers_secret_is_a_file_and_its_port_is_open(helm: Helm) -> None:
+    login = {
+        "settings": {
+            "oidc_issuer": "https://login.example.org",
+            "oidc_client_id": "shiftwork",
+            "public_url": "https://shiftwork.example.org",
+            "oidc_roles": {"ops": "operator"},
+        },
+        "oidc": {"secret": "our-oidc", "ports": [8443]},
+    }
+    objects = helm.template(UMBRELLA, {"gateway": login})
+    name = "shiftwork-gateway"
+    pod = named(objects, "Deployment", name)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    found = variables(container)
+    folder = "/etc/shiftwork/oidc"
+    assert found["SHIFTWORK_GATEWAY_OIDC_CLIENT_SECRET_FILE"] == f"{folder}/client-secret"
+    assert found["SHIFTWORK_GATEWAY_OIDC_ROLES"] == '{"ops":"operator"}'
+    assert folder in [mount["mountPath"] for mount in container["volumeMounts"]]
+    secrets = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
+    assert secrets == ["our-oidc"]
+    egress = named(objects, "NetworkPolicy", name)["spec"]["egress"]
+    assert {"ports": [{"port": 8443, "protocol": "TCP"}]} in egress
+    plain = named(helm.template(UMBRELLA, {}), "NetworkPolicy", name)["spec"]["egress"]
+    assert len(plain) == len(egress) - 1

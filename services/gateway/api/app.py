@@ -7,17 +7,20 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from services.gateway.api import (
     audit_trail,
+    cli_login,
     dead_letters,
     description,
     docs,
     events,
     exec_sessions,
+    login,
     logs,
     nodes,
     people,
@@ -25,14 +28,16 @@ from services.gateway.api import (
     queue,
     quotas,
     runs,
+    sessions,
     shapes,
     tasks,
     tokens,
     usage,
 )
-from services.gateway.api.deps import PARTS, Context, answer
+from services.gateway.api.deps import PARTS, Context, action_of, answer
 from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.api.guard import Guard, Templates, note_refusal
+from services.gateway.permissions import Action
 from services.gateway.problems import (
     BY_STATUS,
     INTERNAL,
@@ -46,7 +51,7 @@ ROUTERS = tuple(
     module.router
     for module in (
         *(tasks, queue, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
-        *(usage, tokens, audit_trail, dead_letters),
+        *(usage, tokens, audit_trail, dead_letters, sessions, login, cli_login),
     )
 )
 DESCRIPTION = (
@@ -98,7 +103,13 @@ def application() -> FastAPI:
 def templates() -> Templates:
     """The paths of these routes."""
     routes = [route for router in ROUTERS for route in router.routes]
-    return Templates([f"{PREFIX}{route.path}" for route in routes if isinstance(route, Route)])
+    public = [
+        f"{PREFIX}{route.path}"
+        for route in routes
+        if isinstance(route, APIRoute) and action_of(route.endpoint)[0] is Action.LOG_IN
+    ]
+    paths = [f"{PREFIX}{route.path}" for route in routes if isinstance(route, Route)]
+    return Templates(paths, public)
 
 
 def _problem(problem: ProblemError) -> Response:

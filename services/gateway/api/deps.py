@@ -15,7 +15,7 @@ import orjson
 import structlog
 from fastapi import APIRouter, Depends, Query, Request, Security
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import Counter
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -32,11 +32,14 @@ from services.gateway.command_client import Commands
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.listeners import Listeners
+from services.gateway.oidc import Provider
+from services.gateway.passwords import Passwords
 from services.gateway.permissions import Action, Role
 from services.gateway.problems import INTERNAL, UNAVAILABLE, ProblemError, absent, invalid
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectedRequest, RejectionAudit
 from services.gateway.rows import AcceptedRow, TaskRow
+from services.gateway.sessions import COOKIE, CSRF_HEADER
 from services.gateway.settings import GatewaySettings
 from services.gateway.sight import Sight
 from services.gateway.store import Paging
@@ -114,6 +117,9 @@ class Context:
     capacity: Capacity
     listeners: Listeners
     rejections: RejectionAudit
+    logins: RateLimits
+    oidc: Provider | None
+    passwords: Passwords
 
     @asynccontextmanager
     async def changing(
@@ -218,14 +224,25 @@ async def context(connection: HTTPConnection) -> Context:
     return parts
 
 
+_cookie = APIKeyCookie(
+    name=f"__Host-{COOKIE}",
+    scheme_name="session",
+    auto_error=False,
+    description=f"a browser's session; what changes something needs the header {CSRF_HEADER} too."
+    f" Where a site has no TLS the cookie is {COOKIE}",
+)
 _bearer = HTTPBearer(auto_error=False, description="a user's token, or a run's on /v1/run")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 Parts = Annotated[Context, Depends(context)]
 
 
-async def person(request: Request, credentials: Credentials) -> Identity:
+async def person(
+    request: Request,
+    credentials: Credentials,
+    session: Annotated[str | None, Security(_cookie)],
+) -> Identity:
     """The caller, which the guard authenticated before this route was called."""
-    del credentials  # for the description
+    del credentials, session  # for the description
     caller: Identity = request.scope[CALLER]
     return caller
 
@@ -291,12 +308,16 @@ def _validated(request: Request, response: Response, position: int | None) -> Re
     etag = response.headers.setdefault("etag", f'"{digest}"')
     # What one user sees is not another's, and is checked again each time.
     response.headers.setdefault("cache-control", "private, no-cache")
-    response.headers.setdefault("vary", "Authorization, Accept")
+    response.headers.setdefault("vary", "Authorization, Cookie, Accept")
     known = request.headers.get("if-none-match", "")
     if etag not in {each.strip().removeprefix("W/") for each in known.split(",")} and known != "*":
         return response
     kept = {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers}
     return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=kept)
+
+
+# Actions whose callers are no people: there is no permission to check.
+UNLIKE_PEOPLE = frozenset({Action.BE_A_RUN, Action.LOG_IN})
 
 
 class _StrictRoute(APIRoute):
@@ -309,7 +330,9 @@ class _StrictRoute(APIRoute):
             "scope": action.value.scope.value,
             "reach": {role.value: action.value.reach(role).name.lower() for role in Role},
         }
-        if action is not Action.BE_A_RUN:
+        if action is Action.LOG_IN:
+            options["openapi_extra"] = {**(options.get("openapi_extra") or {}), "security": []}
+        elif action is not Action.BE_A_RUN:
             options["openapi_extra"] = {
                 **(options.get("openapi_extra") or {}),
                 "x-permission": shown,
@@ -322,8 +345,9 @@ class _StrictRoute(APIRoute):
         action, inside = action_of(self.endpoint)
 
         async def strict(request: Request) -> Response:
-            # The guard has seen to it that runs, and runs alone, reach the routes of runs.
-            if action is not Action.BE_A_RUN:
+            # The guard has seen to it that runs, and runs alone, reach the routes of runs, and that
+            # nobody is known on the routes of logins.
+            if action not in UNLIKE_PEOPLE:
                 caller: Identity = request.scope[CALLER].doing(action)
                 request.scope[CALLER] = caller
                 if not inside:

@@ -43,7 +43,7 @@ _ON_COLLECTION = {
 _ON_ONE = {"GET": "get", "POST": "create", "PUT": "set", "PATCH": "update", "DELETE": "delete"}
 _ON_PART = {"GET": "", "POST": "", "PUT": "set_", "PATCH": "update_", "DELETE": "delete_"}
 # GET of these is one document, no list.
-_SINGLE = frozenset({"occupancy", "run", "usage", "whoami"})
+_SINGLE = frozenset({"login", "occupancy", "run", "session", "usage", "whoami"})
 
 TASK = "tabcdefghijklmnopqrst2"
 # An example for each name of a field, whatever type it is in. Texts of other names are the name.
@@ -106,6 +106,13 @@ _TEXTS: Mapping[str, str] = {
     "port": "http",
     "remedy": "2 nodes less",
     "scope": "gang",
+    "csrf": "9f86d081884c7d65",
+    "label": "Log in",
+    "made_by": "oidc",
+    "old": "the present password",
+    "password": "a new long password",
+    "url": "/v1/login/oidc",
+    "verifier": "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
     "title": "A field is not valid",
     "unknown": "no task of this group has ended yet",
     "victim": TASK,
@@ -201,6 +208,8 @@ PARAMETERS: Mapping[str, str] = {
     "priority": "a level, such as normal",
     "rank": "the rank, counted over all roles",
     "role": "the role",
+    "challenge": "SHA-256 of the verifier, in base64url without padding",
+    "session_id": "the session's id",
     "seen": "the revision that the caller has; an answer waits for a later one",
     "target": "what was changed, such as a task's id",
     "task": "a task's id",
@@ -279,7 +288,8 @@ def _describe_errors(path: str, method: str, operation: dict[str, Any]) -> None:
     for wildcard in ("4XX", "5XX"):
         answers.pop(wildcard, None)
     operation["responses"] = dict(sorted(answers.items()))
-    if method == "get":
+    # What leads a browser elsewhere has no answer to keep.
+    if method == "get" and "200" in answers:
         answers = operation["responses"]
         answers.setdefault("304", {"description": "The caller has this answer (If-None-Match)"})
         whole = answers["200"]

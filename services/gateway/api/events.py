@@ -36,6 +36,7 @@ from services.gateway.event_stream import Encoded, EventFilter
 from services.gateway.eventlog import TYPES
 from services.gateway.permissions import Action
 from services.gateway.problems import GONE, ProblemError, invalid
+from services.gateway.sessions import CSRF_PROTOCOL
 from services.gateway.sight import Sight
 from services.gateway.sse import EventStream, Produce, Write, frame, write_all
 
@@ -237,6 +238,8 @@ def token_of(socket: WebSocket) -> tuple[str, str | None]:
     for protocol in socket.scope.get("subprotocols", ()):
         if protocol.startswith(PROTOCOL):
             return protocol.removeprefix(PROTOCOL), "shiftwork"
+        if protocol.startswith(CSRF_PROTOCOL):
+            return "", "shiftwork"
     return "", None
 
 

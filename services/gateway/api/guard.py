@@ -34,6 +34,7 @@ from services.gateway.problems import (
     ProblemError,
 )
 from services.gateway.rejected_requests import RejectedRequest
+from services.gateway.sessions import cookie_of, require_csrf
 from services.gateway.strict_input import InvalidInputError, text_of
 
 REQUESTS = Counter(
@@ -45,7 +46,7 @@ API, RUN = "/v1/", "/v1/run"
 UNKNOWN = "unknown"
 # Where a request's scope has the routes of the API.
 TEMPLATES = "shiftwork.templates"
-# Of the API, what everybody may read.
+# What everybody may read, beside the routes whose action is ``LOG_IN``.
 PUBLIC = frozenset({"/v1/openapi.json"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # The API has no business in frames, and its answers are no scripts.
@@ -108,7 +109,7 @@ class Guard:
     async def _authenticate(self, scope: Scope) -> None:
         """Authenticate the caller and store it in the scope. Raises a ProblemError otherwise."""
         path = scope["path"]
-        if not path.startswith(API) or path in PUBLIC:
+        if not path.startswith(API) or path in PUBLIC or path in self._templates.public:
             return
         is_run = path == RUN or path.startswith(f"{RUN}/")
         try:
@@ -120,14 +121,22 @@ class Guard:
 
 
 async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> object:
-    """The identity or run behind a token. After too many wrong or missing tokens, a further request
-    of that address with such a token is 429. A right token is never refused for that.
+    """The identity or run behind a token or, without one, behind a browser's cookie. After too many
+    wrong or missing tokens, a further request of that address with such a token is 429. A right
+    token is never refused for that.
     """
     address = address_of(scope)
     try:
+        if not token and not is_run and (secret := cookie_of(parts.settings, scope)):
+            identity = await parts.authenticator.session(secret, address)
+            _count_request(parts, identity)
+            identity = scope[CALLER] = replace(identity, address=address)
+            require_csrf(parts.settings, scope, secret, scope.get("subprotocols", ()))
+            return identity
         if not token:
             which = "$SHIFTWORK_RUN_TOKEN" if is_run else "TOKEN"
-            raise unauthenticated(f"send the header Authorization: Bearer {which}")
+            browser = "" if is_run else "; in a browser, log in first (GET /v1/login says how)"
+            raise unauthenticated(f"send the header Authorization: Bearer {which}{browser}")
         if is_run:
             return await parts.authenticator.run(token, address)
         identity = await parts.authenticator.person(token, address)
@@ -165,7 +174,9 @@ def address_of(scope: Scope) -> str:
 class Templates:
     """The routes of the API: which one a path belongs to, for requests that reach none."""
 
-    def __init__(self, paths: Iterable[str]) -> None:
+    def __init__(self, paths: Iterable[str], public: Iterable[str]) -> None:
+        # Paths without parameters that need no token, whatever the method.
+        self.public = frozenset(public)
         self._all = [(path, compile_path(path)[0]) for path in sorted(set(paths))]
 
     def of(self, path: str) -> str:

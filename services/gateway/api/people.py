@@ -33,6 +33,9 @@ from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_o
 from services.gateway.problems import CONFLICT, ProblemError, absent, invalid, taken
 from services.gateway.rows import (
     AcceptedRow,
+    ExternalIdentityRow,
+    LoginCodeRow,
+    PasswordRow,
     QuotaRow,
     TaskRow,
     TeamRow,
@@ -41,6 +44,7 @@ from services.gateway.rows import (
     UsageRow,
     UserRow,
 )
+from services.gateway.sessions import end_all
 from services.gateway.store import Sort
 
 router = router_of("people")
@@ -232,6 +236,14 @@ def _require_shut_out(row: UserRow, now: datetime, cache_seconds: float) -> None
 
 
 async def _drop_tokens(tx: Tx, name: str) -> None:
+    """Remove all that somebody could log in with as this user."""
+    await end_all(tx, name)
+    for identity in await tx.select(ExternalIdentityRow, Where("user", Op.EQ, name)):
+        tx.delete(ExternalIdentityRow, identity.issuer, identity.subject)
+    for code in await tx.select(LoginCodeRow, Where("user", Op.EQ, name)):
+        tx.delete(LoginCodeRow, code.code_hash)
+    if await tx.get(PasswordRow, name) is not None:
+        tx.delete(PasswordRow, name)
     for token in await tx.select(TokenRow, Where("user", Op.EQ, name)):
         tx.delete(TokenRow, token.token_hash)
         tx.delete(TokenUseRow, token.id)

@@ -81,8 +81,11 @@ async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
             fix = f"bring the user back first: PATCH /v1/users/{owner} with archived: false"
             raise ProblemError(CONFLICT, f"user {owner} is archived; {fix}")
         most = parts.settings.tokens_per_user_max
-        of_user = Where("user", Op.EQ, owner), Where("revoked_at", Op.IS_NULL)
-        if len(await tx.select(TokenRow, *of_user, limit=most)) >= most:
+        good = Where("user", Op.EQ, owner), Where("revoked_at", Op.IS_NULL)
+        held = 0
+        for until in (Where("expires_at", Op.IS_NULL), Where("expires_at", Op.GT, tx.now)):
+            held += len(await tx.select(TokenRow, *good, until, limit=most))
+        if held >= most:
             detail = f"{owner} has {most} tokens; revoke some with DELETE /v1/tokens/ID"
             raise ProblemError(CONFLICT, detail)
         row = TokenRow(
@@ -92,7 +95,7 @@ async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
             name=body.name,
             created_by=caller.user,
             created_at=tx.now,
-            expires_at=_expiry(body, caller, tx.now),
+            expires_at=_expiry(body, caller, tx.now, parts.settings.login_token_seconds),
             revoked_at=None,
             scopes=scopes,
         )
@@ -126,9 +129,18 @@ def _scopes(body: TokenBody, caller: Identity) -> tuple[str, ...]:
     return wanted or tuple(scope.value for scope in caller.scopes)
 
 
-def _expiry(body: TokenBody, caller: Identity, now: datetime) -> datetime | None:
-    """When a new token expires: at the latest with the caller's."""
+def _expiry(
+    body: TokenBody, caller: Identity, now: datetime, login_seconds: float
+) -> datetime | None:
+    """When a new token expires: at the latest with the caller's. A browser's session is no bound,
+    because its user has logged in; ``login_seconds`` is."""
     seconds = body.expires_in_seconds
+    if caller.is_session:
+        if seconds is not None and seconds > login_seconds:
+            message = "is longer than a token that a browser's session makes may last"
+            fix = f"give at most {int(login_seconds)}, or use a token"
+            raise invalid("expires_in_seconds", seconds, message, fix)
+        return now + timedelta(seconds=login_seconds if seconds is None else seconds)
     if seconds is None:
         return caller.expires_at
     found = now + timedelta(seconds=seconds)

@@ -425,7 +425,7 @@ def a_node(node_id: str, version: int = 1, **fields: Any) -> m.NodeChanged:
 
 
 @asynccontextmanager
-async def served(harness: GatewayHarness) -> AsyncIterator[str]:
+async def served(harness: GatewayHarness, port: int = 0) -> AsyncIterator[str]:
     """The same application under uvicorn, as in production; yields its URL."""
     ports: list[int] = []
     async with asyncio.TaskGroup() as group:
@@ -433,7 +433,7 @@ async def served(harness: GatewayHarness) -> AsyncIterator[str]:
             serve_http(
                 harness.gateway.app,
                 host="127.0.0.1",
-                port=0,
+                port=port,
                 ready=lambda: (True, "ready"),
                 on_bound=ports.append,
             )

@@ -105,6 +105,20 @@ class Api:
         """Delete something."""
         return self._json("DELETE", path)
 
+    def token_by_password(self, user: str, password: str, name: str) -> Json:
+        """A token for a user with a password: by a browser's session that ends at once."""
+        body = {"user": user, "password": password}
+        answer = self._answer("POST", "/v1/login/password", body, None, repeatable=False)
+        headers = {
+            "cookie": answer.headers.get("set-cookie", "").partition(";")[0],
+            "x-shiftwork-csrf": answer.fields().get("csrf") or "",
+        }
+        try:
+            made = self._json("POST", "/v1/tokens", {"name": name}, headers, repeatable=False)
+        finally:
+            self._answer("DELETE", "/v1/session", None, headers)
+        return {**made, "user": user}
+
     def items(self, path: str, query: Query | None = None, limit: int | None = None) -> Json:
         """A list: ``{"items": […], "next_cursor": …}``, pages joined until ``limit`` or the end.
 
@@ -265,11 +279,16 @@ class Api:
             retry_after=retry_after,
             data=self._data,
         )
-        if status == 401 and not self._token:  # noqa: PLR2004 - Unauthorized
+        logs_in = " /v1/login/" in request
+        if status == 401 and logs_in:  # noqa: PLR2004 - Unauthorized
+            found.fix = "try again; an administrator sets passwords with `shiftwork user passwd`"
+            if request.endswith("/token"):
+                found.fix = "run `shiftwork login` again"
+        if status == 401 and not self._token and not logs_in:  # noqa: PLR2004 - Unauthorized
             found.what = "no token is given"
             found.fix = (
                 "give yours with --token or SHIFTWORK_TOKEN, or choose a context that has one"
-                " (`shiftwork context ls`); an administrator makes it"
+                " (`shiftwork context ls`); `shiftwork login` or an administrator makes it"
             )
         return found
 

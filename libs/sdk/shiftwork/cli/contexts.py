@@ -260,7 +260,7 @@ def target(
     held = _checked(token, "--token")
     if not (held or context):
         # The environment's token is for the environment's server, not for a context's.
-        held = _checked(environ.get("SHIFTWORK_TOKEN", ""), "SHIFTWORK_TOKEN")
+        held = _from_environment(environ)
     try:
         choice = choose(url=url, context=context, environ=environ, path=path)
     except Failure:
@@ -287,6 +287,21 @@ def unknown(path: Path) -> Failure:
     )
 
 
+def _from_environment(environ: Mapping[str, str]) -> str:
+    """The token of the environment; empty if there is none. An empty variable is an error: what was
+    to fill it has failed, and the context's token may do more than the one that was meant."""
+    if "SHIFTWORK_TOKEN" not in environ:
+        return ""
+    found = _checked(environ["SHIFTWORK_TOKEN"], "SHIFTWORK_TOKEN")
+    if not found:
+        raise usage(
+            "it is set, but empty",
+            where="SHIFTWORK_TOKEN",
+            fix="give it your token, or unset it for the token of the context",
+        )
+    return found
+
+
 def _token(named: Named) -> str:
     if not named.token_file:
         return ""
@@ -298,7 +313,9 @@ def _token(named: Named) -> str:
             f"the token cannot be read: {why}",
             where=named.token_file,
             fix="give --token or SHIFTWORK_TOKEN, or start"
-            f" {installed.platform('up', data=named.data)} again",
+            f" {installed.platform('up', data=named.data)} again"
+            if named.data
+            else "give --token or SHIFTWORK_TOKEN, or run shiftwork login",
         ) from error
     return _checked(text, named.token_file)
 

@@ -160,7 +160,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 
 # The field of a document that ``-o name`` prints, for each command that prints things with names.
 NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("submit", "ls", "show", "wait", "pause", "resume", "stop"), "id"),
+    **dict.fromkeys(("submit", "ls", "queue", "show", "wait", "pause", "resume", "stop"), "id"),
     **dict.fromkeys(("priority", "retry", "continue", "debug"), "id"),
     **dict.fromkeys(("nodes", "node ls", "node cordon", "node uncordon", "node drain"), "id"),
     **dict.fromkeys(("node label", "node taint", "token ls", "dead-letters ls"), "id"),

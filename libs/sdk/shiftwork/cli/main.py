@@ -17,6 +17,7 @@ from shiftwork.cli import (
     dead_letters,
     debug,
     events,
+    login,
     logs,
     misunderstood,
     nodes,
@@ -68,7 +69,7 @@ NOUNS = (
         people,
         audit,
     ),
-    *(usage_command, dead_letters, context_commands, shell),
+    *(usage_command, dead_letters, login, context_commands, shell),
 )
 for noun in NOUNS:
     noun.register(app)

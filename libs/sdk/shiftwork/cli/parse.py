@@ -53,18 +53,19 @@ def size(text: str, option: str) -> int:
 
 def timestamp(text: str, option: str, now: datetime, *, ahead: bool = False) -> str:
     """RFC 3339 in UTC of a time, or of a duration ago (``ahead``: from now): ``15m`` or
-    ``2026-11-21T10:00:00Z``."""
-    if _DURATION.fullmatch(text.strip()):
-        span = timedelta(seconds=duration(text, option))
-        at = now + span if ahead else now - span
-    else:
-        try:
+    ``2026-11-21T10:00:00Z``. A time without a zone is of this machine's."""
+    fix = "write 15m, 2026-11-21 or 2026-11-21T10:00:00Z"
+    try:
+        if _DURATION.fullmatch(text.strip()):
+            span = timedelta(seconds=duration(text, option))
+            at = now + span if ahead else now - span
+        else:
             at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-        except ValueError:
-            raise usage(
-                f"{text!r} is not a time", where=option, fix="write 15m or 2026-11-21T10:00:00Z"
-            ) from None
-    return at.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+        return at.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+    except OverflowError:
+        raise usage(f"{text!r} is beyond the years 1 to 9999", where=option, fix=fix) from None
+    except ValueError:
+        raise usage(f"{text!r} is not a time", where=option, fix=fix) from None
 
 
 def pairs(texts: list[str], option: str) -> dict[str, str]:

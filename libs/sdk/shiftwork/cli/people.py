@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, parse, render, session
+from shiftwork.cli import complete, login, parse, render, session
 from shiftwork.cli.failures import naming, usage
 from shiftwork.client.paths import part
 
@@ -14,6 +14,7 @@ def register(app: session.App) -> None:
     user = session.App(name="user", help="People and programs.", no_args_is_help=True)
     user.command("add")(user_add)
     user.command("set")(user_set)
+    user.command("passwd")(user_passwd)
     user.command("rm")(user_rm)
     user.command("ls")(user_ls)
     app.add_typer(user)
@@ -142,6 +143,25 @@ def _one_of(one: bool, option: str, other: bool, opposite: str) -> bool:
 
 def _state(user: Dict[str, Any]) -> str:
     return "archived" if user.get("archived") else "disabled" if user.get("disabled") else "enabled"
+
+
+def user_passwd(
+    name: str = typer.Argument(..., metavar="NAME", autocompletion=complete.users),
+) -> None:
+    """Set a password, where the site has passwords. Typed, or from standard input."""
+    now = session.current()
+    api = now.api()
+    me = api.get("/v1/whoami")
+    body = {"password": ""}
+    if me["user"] == name and me["token"]["id"] != "admin-token-file":
+        old = login.old_password()
+        body.update({"old": old} if old else {})
+    body["password"] = login.new_password()
+    api.put(f"/v1/users/{part(name)}/password", body)
+    if now.json:
+        render.document({"name": name, "changed": True})
+    else:
+        render.note(f"the password of {name} is set; the browsers of {name} are logged out")
 
 
 def user_rm(

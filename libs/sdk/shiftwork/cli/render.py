@@ -204,7 +204,9 @@ def _names(value: object) -> Iterable[str]:
     items: list[Any] = [found]
     if "items" in found:
         items = parse.listed(found["items"])
-    return (str(parse.fields(each).get(_Mode.name, "")) for each in items)
+    names = (parse.fields(each).get(_Mode.name, "") for each in items)
+    # Null is what the caller may not see.
+    return (str(each) for each in names if each is not None)
 
 
 def _yaml(value: object) -> str:

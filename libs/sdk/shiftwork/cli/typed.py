@@ -34,6 +34,8 @@ COMMANDS: Mapping[str, str] = {
     "PATCH /v1/users/{name} with archived: true": "shiftwork user set {name} --archive",
     "PATCH /v1/users/{name} with archived: false": "shiftwork user set {name} --unarchive",
     "PATCH /v1/users/{name} with disabled: false": "shiftwork user set {name} --enable",
+    "PUT /v1/users/{name}/password": "shiftwork user passwd {name}",
+    "GET /v1/login": "shiftwork login",
     "GET /v1/teams": "shiftwork team ls",
     "POST /v1/teams": "shiftwork team add NAME",
     "GET /v1/tokens": "shiftwork token ls",

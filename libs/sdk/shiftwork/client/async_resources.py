@@ -205,6 +205,34 @@ class AsyncGroups(AsyncResource):
         return self._list(Operation("GET", "/v1/groups", repeatable=True), {}, {}, {})
 
 
+class AsyncLogin(AsyncResource):
+    """``client.login``."""
+
+    async def get(self) -> types.LoginWays:
+        """How people can log in here. Needs no token.
+
+        GET /v1/login"""
+        return await self._json(Operation("GET", "/v1/login", repeatable=True), {}, {}, {})
+
+    async def password(self, body: types.PasswordLoginBody) -> types.CurrentSession:
+        """Begin a session with a password, where the site has them. Needs no token; takes as long for
+        users that do not exist. Too many wrong passwords are slowed (429).
+
+        POST /v1/login/password"""
+        return await self._json(
+            Operation("POST", "/v1/login/password", repeatable=False), {}, {}, {}, body
+        )
+
+    async def token(self, body: types.LoginCodeBody) -> types.LoginToken:
+        """The token for a code that a browser showed and the secret of the command that requested it.
+        Needs no token. A code is good once, also if the secret is wrong.
+
+        POST /v1/login/token"""
+        return await self._json(
+            Operation("POST", "/v1/login/token", repeatable=False), {}, {}, {}, body
+        )
+
+
 class AsyncNodes(AsyncResource):
     """``client.nodes``."""
 
@@ -570,6 +598,55 @@ class AsyncRun(AsyncResource):
         POST /v1/run/metrics"""
         return await self._json(
             Operation("POST", "/v1/run/metrics", repeatable=False), {}, {}, {}, body
+        )
+
+
+class AsyncSession(AsyncResource):
+    """``client.session``."""
+
+    async def get(self) -> types.CurrentSession:
+        """Who is logged in here, and the CSRF token of the session.
+
+        GET /v1/session"""
+        return await self._json(Operation("GET", "/v1/session", repeatable=True), {}, {}, {})
+
+    async def clear(self) -> None:
+        """Log out: this browser's session ends, and with it the streams that it has opened.
+
+        DELETE /v1/session"""
+        await self._json(Operation("DELETE", "/v1/session", repeatable=True), {}, {}, {})
+
+
+class AsyncSessions(AsyncResource):
+    """``client.sessions``."""
+
+    def list(
+        self, *, limit: Optional[int] = None, cursor: Optional[str] = None
+    ) -> AsyncListing[types.Session, types.SessionPage]:
+        """Browser sessions that have not ended, newest first; administrators see everybody's. A page
+        may have fewer than ``limit``.
+
+        GET /v1/sessions
+
+        Args:
+            limit: at most 1000
+            cursor: next_cursor of the page before"""
+        return self._list(
+            Operation("GET", "/v1/sessions", repeatable=True),
+            {},
+            {"limit": limit, "cursor": cursor},
+            {},
+        )
+
+    async def delete(self, session_id: str) -> None:
+        """End a session: refused from now on, at the latest in a few seconds everywhere.
+
+        DELETE /v1/sessions/{session_id}"""
+        await self._json(
+            Operation("DELETE", "/v1/sessions/{session_id}", repeatable=True),
+            {"session_id": session_id},
+            {},
+            {},
         )
 
 
@@ -1246,6 +1323,19 @@ class AsyncUsers(AsyncResource):
             Operation("DELETE", "/v1/users/{name}", repeatable=True), {"name": name}, {}, {}
         )
 
+    async def set_password(self, name: str, body: types.PasswordBody) -> None:
+        """Set one's own password, with the old one if there is one; administrators set those of others.
+        The user's other sessions end; tokens go on.
+
+        PUT /v1/users/{name}/password"""
+        await self._json(
+            Operation("PUT", "/v1/users/{name}/password", repeatable=True),
+            {"name": name},
+            {},
+            {},
+            body,
+        )
+
 
 class AsyncWhoami(AsyncResource):
     """``client.whoami``."""
@@ -1266,12 +1356,15 @@ class AsyncResources:
         self.dead_letters = AsyncDeadLetters(core, workers)
         self.events = AsyncEvents(core, workers)
         self.groups = AsyncGroups(core, workers)
+        self.login = AsyncLogin(core, workers)
         self.nodes = AsyncNodes(core, workers)
         self.occupancy = AsyncOccupancy(core, workers)
         self.policies = AsyncPolicies(core, workers)
         self.queue = AsyncQueue(core, workers)
         self.quotas = AsyncQuotas(core, workers)
         self.run = AsyncRun(core, workers)
+        self.session = AsyncSession(core, workers)
+        self.sessions = AsyncSessions(core, workers)
         self.tasks = AsyncTasks(core, workers)
         self.teams = AsyncTeams(core, workers)
         self.tokens = AsyncTokens(core, workers)

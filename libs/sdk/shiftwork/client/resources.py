@@ -205,6 +205,32 @@ class Groups(Resource):
         return self._list(Operation("GET", "/v1/groups", repeatable=True), {}, {}, {})
 
 
+class Login(Resource):
+    """``client.login``."""
+
+    def get(self) -> types.LoginWays:
+        """How people can log in here. Needs no token.
+
+        GET /v1/login"""
+        return self._json(Operation("GET", "/v1/login", repeatable=True), {}, {}, {})
+
+    def password(self, body: types.PasswordLoginBody) -> types.CurrentSession:
+        """Begin a session with a password, where the site has them. Needs no token; takes as long for
+        users that do not exist. Too many wrong passwords are slowed (429).
+
+        POST /v1/login/password"""
+        return self._json(
+            Operation("POST", "/v1/login/password", repeatable=False), {}, {}, {}, body
+        )
+
+    def token(self, body: types.LoginCodeBody) -> types.LoginToken:
+        """The token for a code that a browser showed and the secret of the command that requested it.
+        Needs no token. A code is good once, also if the secret is wrong.
+
+        POST /v1/login/token"""
+        return self._json(Operation("POST", "/v1/login/token", repeatable=False), {}, {}, {}, body)
+
+
 class Nodes(Resource):
     """``client.nodes``."""
 
@@ -561,6 +587,55 @@ class Run(Resource):
 
         POST /v1/run/metrics"""
         return self._json(Operation("POST", "/v1/run/metrics", repeatable=False), {}, {}, {}, body)
+
+
+class Session(Resource):
+    """``client.session``."""
+
+    def get(self) -> types.CurrentSession:
+        """Who is logged in here, and the CSRF token of the session.
+
+        GET /v1/session"""
+        return self._json(Operation("GET", "/v1/session", repeatable=True), {}, {}, {})
+
+    def clear(self) -> None:
+        """Log out: this browser's session ends, and with it the streams that it has opened.
+
+        DELETE /v1/session"""
+        self._json(Operation("DELETE", "/v1/session", repeatable=True), {}, {}, {})
+
+
+class Sessions(Resource):
+    """``client.sessions``."""
+
+    def list(
+        self, *, limit: Optional[int] = None, cursor: Optional[str] = None
+    ) -> Listing[types.Session, types.SessionPage]:
+        """Browser sessions that have not ended, newest first; administrators see everybody's. A page
+        may have fewer than ``limit``.
+
+        GET /v1/sessions
+
+        Args:
+            limit: at most 1000
+            cursor: next_cursor of the page before"""
+        return self._list(
+            Operation("GET", "/v1/sessions", repeatable=True),
+            {},
+            {"limit": limit, "cursor": cursor},
+            {},
+        )
+
+    def delete(self, session_id: str) -> None:
+        """End a session: refused from now on, at the latest in a few seconds everywhere.
+
+        DELETE /v1/sessions/{session_id}"""
+        self._json(
+            Operation("DELETE", "/v1/sessions/{session_id}", repeatable=True),
+            {"session_id": session_id},
+            {},
+            {},
+        )
 
 
 class Tasks(Resource):
@@ -1226,6 +1301,19 @@ class Users(Resource):
         DELETE /v1/users/{name}"""
         self._json(Operation("DELETE", "/v1/users/{name}", repeatable=True), {"name": name}, {}, {})
 
+    def set_password(self, name: str, body: types.PasswordBody) -> None:
+        """Set one's own password, with the old one if there is one; administrators set those of others.
+        The user's other sessions end; tokens go on.
+
+        PUT /v1/users/{name}/password"""
+        self._json(
+            Operation("PUT", "/v1/users/{name}/password", repeatable=True),
+            {"name": name},
+            {},
+            {},
+            body,
+        )
+
 
 class Whoami(Resource):
     """``client.whoami``."""
@@ -1246,12 +1334,15 @@ class Resources:
         self.dead_letters = DeadLetters(core)
         self.events = Events(core)
         self.groups = Groups(core)
+        self.login = Login(core)
         self.nodes = Nodes(core)
         self.occupancy = Occupancy(core)
         self.policies = Policies(core)
         self.queue = Queue(core)
         self.quotas = Quotas(core)
         self.run = Run(core)
+        self.session = Session(core)
+        self.sessions = Sessions(core)
         self.tasks = Tasks(core)
         self.teams = Teams(core)
         self.tokens = Tokens(core)

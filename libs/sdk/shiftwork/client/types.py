@@ -192,6 +192,17 @@ class CompletionBody(TypedDict):
     failure: NotRequired[List[str]]
 
 
+class CurrentSession(TypedDict):
+    """Who asks. ``csrf`` is for the header x-shiftwork-csrf of requests that change something; null
+    for a bearer token, which needs none."""
+
+    user: str
+    role: Literal["viewer", "user", "operator", "admin"]
+    team: Optional[str]
+    csrf: Optional[str]
+    expires_at: Optional[str]
+
+
 class DeadLetter(TypedDict):
     """An event that a service has set apart."""
 
@@ -510,6 +521,29 @@ class LifeStateSaved(TypedDict):
     saved_at: Optional[str]
 
 
+class LoginCodeBody(TypedDict):
+    """What `shiftwork login` gets its token with."""
+
+    code: str
+    verifier: str
+
+
+class LoginToken(TypedDict):
+    """A token that a login has made, with its secret."""
+
+    token: str
+    id: str
+    user: str
+    expires_at: str
+
+
+class LoginWays(TypedDict):
+    """How people can log in here. With neither: with a bearer token alone."""
+
+    oidc: Optional[OidcLogin]
+    password: bool
+
+
 class MetricPoint(TypedDict):
     """What a rank reported at one time, in seconds since 1970."""
 
@@ -610,6 +644,13 @@ class OccupiedNode(TypedDict):
     schedulable: bool
 
 
+class OidcLogin(TypedDict):
+    """The button for a login at the provider, and where it leads."""
+
+    label: str
+    url: str
+
+
 class OrderPlace(TypedDict):
     """A waiting task's place in the order of its group, and what put it there."""
 
@@ -656,6 +697,20 @@ class OverrideBody(TypedDict):
 
     command: NotRequired[List[str]]
     env: NotRequired[Dict[str, str]]
+
+
+class PasswordBody(TypedDict):
+    """Another password."""
+
+    password: str
+    old: NotRequired[Optional[str]]
+
+
+class PasswordLoginBody(TypedDict):
+    """A login with a password."""
+
+    user: str
+    password: str
 
 
 class Permission(TypedDict):
@@ -1216,6 +1271,27 @@ class SchedulableBody(TypedDict):
 
     schedulable: bool
     drain: NotRequired[bool]
+
+
+class Session(TypedDict):
+    """A browser's session. It ends earlier than ``expires_at`` if it is not used."""
+
+    id: str
+    user: str
+    made_by: Literal["oidc", "password"]
+    created_at: str
+    expires_at: str
+    last_used_at: Optional[str]
+    address: Optional[str]
+    current: bool
+
+
+class SessionPage(TypedDict):
+    """One page of sessions."""
+
+    items: List[Session]
+    next_cursor: Optional[str]
+    unreadable: NotRequired[List[Unreadable]]
 
 
 class StartsAfter(TypedDict):

@@ -8,7 +8,7 @@ from alembic import op
 from libs.store.alembic.steps import TEXT
 
 revision = "0020"
-down_revision = "0018"
+down_revision = "0019"
 branch_labels = None
 depends_on = None
 

@@ -37,7 +37,7 @@ def test_names_are_the_ids_alone(shiftwork: Shiftwork, server: CliServer) -> Non
     for line, expected in (
         ("ls -o name", "tb\nta\n"),
         ("ls -oname", "tb\nta\n"),
-        ("queue --output=name", "tb\nta\n"),
+        ("queue --output=name", "ta\ntb\n"),
         ("-o name show ta", "ta\n"),
         ("show ta tb -o name", "ta\ntb\n"),
         ("pause ta tb -o name", "ta\ntb\n"),

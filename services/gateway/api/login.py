@@ -1,0 +1,280 @@
+"""Login of people: at an OpenID Connect provider, or with a password where the site has them.
+
+Both end in a browser's session. Nothing here needs a token; each address may begin so many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import replace
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from libs.contracts.messages import FieldError
+from libs.store.port import Tx
+from services.gateway import sessions
+from services.gateway.api import login_shapes as shapes
+from services.gateway.api.deps import (
+    Caller,
+    Context,
+    Parts,
+    allows,
+    answer,
+    retried,
+    router_of,
+)
+from services.gateway.api.guard import address_of
+from services.gateway.api.people import user_or_404
+from services.gateway.api.sessions import current
+from services.gateway.auth import Identity, audit, not_permitted, unauthenticated
+from services.gateway.bodies import PasswordBody, PasswordLoginBody
+from services.gateway.external_users import account_of, user_of
+from services.gateway.oidc import NEXT_DEFAULT, LoginState, Provider, local_path, read_state
+from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
+from services.gateway.problems import (
+    FORBIDDEN,
+    INVALID,
+    NOT_FOUND,
+    TOO_MANY,
+    UNAUTHENTICATED,
+    ProblemError,
+)
+from services.gateway.rejected_requests import RejectedRequest
+from services.gateway.rows import LoginUseRow, PasswordRow, SessionRow, UserRow
+
+router = router_of("login")
+STATE_COOKIE = "shiftwork-login"
+SECRET_BYTES = 32
+# The token id of the first administrator's file, which speaks for whoever runs the machine.
+ADMIN_FILE = "admin-token-file"
+REDIRECT: dict[int | str, dict[str, Any]] = {
+    303: {"description": "to the provider, or back to this site"},
+}
+
+
+def limit_logins(parts: Context, address: str) -> None:
+    """429 for an address that begins too many logins."""
+    if not parts.logins.take(address):
+        detail = f"{address} begins too many logins; try again"
+        raise ProblemError(TOO_MANY, detail, headers={"retry-after": "2"})
+
+
+@router.get("/login", response_model=shapes.LoginWays)
+@allows(Action.LOG_IN)
+async def ways(parts: Parts) -> Response:
+    """How people can log in here. Needs no token."""
+    found = parts.settings
+    oidc = {"label": found.oidc_label, "url": "/v1/login/oidc"} if parts.oidc else None
+    return answer({"oidc": oidc, "password": found.passwords})
+
+
+Next = Annotated[
+    str,
+    Query(max_length=2000, description="a path of this site to go on with"),
+]
+
+
+@router.get("/login/oidc", status_code=303, response_class=RedirectResponse, responses=REDIRECT)
+@allows(Action.LOG_IN)
+async def begin_oidc(
+    request: Request, parts: Parts, next_path: Annotated[Next, Query(alias="next")] = NEXT_DEFAULT
+) -> Response:
+    """Send a browser to the login provider. Needs no token."""
+    provider = _provider(parts)
+    path = local_path(next_path)
+    limit_logins(parts, address_of(request.scope))
+    settings = parts.settings
+    now = parts.clock.now()
+    secret = secrets.token_urlsafe(SECRET_BYTES)
+    login = LoginState(secret, path, now + timedelta(seconds=settings.login_seconds))
+    reply = _redirect(await provider.address(login))
+    signed = login.signed(settings.login_state_key())
+    reply.headers.append(
+        "set-cookie",
+        sessions.set_cookie(settings, request.scope, signed, settings.login_seconds, STATE_COOKIE),
+    )
+    return reply
+
+
+@router.get(
+    "/login/oidc/callback",
+    status_code=303,
+    response_class=RedirectResponse,
+    responses=REDIRECT,
+)
+@allows(Action.LOG_IN)
+async def end_oidc(request: Request, parts: Parts) -> Response:
+    """Where the provider sends browsers back to. Begins a session. Needs no token."""
+    provider = _provider(parts)
+    address = address_of(request.scope)
+    limit_logins(parts, address)
+    settings = parts.settings
+    cookie = sessions.cookie_of(settings, request.scope, STATE_COOKIE)
+    login = read_state(cookie, settings.login_state_key(), parts.clock.now())
+    claims = await provider.claims(login, dict(request.query_params))
+    account = account_of(settings, claims)
+
+    async def write() -> str:
+        async with parts.store.transaction() as tx:
+            used = hashlib.sha256(login.state.encode()).hexdigest()
+            if await tx.get(LoginUseRow, used) is not None:
+                raise unauthenticated(
+                    "the login failed: it was completed already; begin again at /v1/login/oidc"
+                )
+            tx.put(LoginUseRow(used, tx.now))
+            user, is_new = await user_of(tx, settings, account)
+            detail = f"{account.issuer} subject {account.subject}"
+            if is_new:
+                audit(
+                    tx,
+                    parts.mint,
+                    _identity(user, address, ""),
+                    action="user.link",
+                    target=user.name,
+                    detail=detail,
+                )
+            return await _begin(parts, tx, user, address, "oidc")
+
+    secret = await retried(write)
+    reply = _redirect(login.next)
+    _give(parts, request, reply, secret)
+    reply.headers.append(
+        "set-cookie", sessions.set_cookie(settings, request.scope, "", 0, STATE_COOKIE)
+    )
+    return reply
+
+
+def _provider(parts: Context) -> Provider:
+    if parts.oidc is None:
+        fix = "an administrator sets SHIFTWORK_GATEWAY_OIDC_ISSUER; tokens work without"
+        raise ProblemError(NOT_FOUND, f"this site has no login provider; {fix}")
+    return parts.oidc
+
+
+def _redirect(address: str) -> Response:
+    headers = {"location": address, "cache-control": "no-store"}
+    return Response(status_code=303, headers=headers)
+
+
+@router.post("/login/password", response_model=shapes.CurrentSession)
+@allows(Action.LOG_IN)
+async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Response:
+    """Begin a session with a password, where the site has them. Needs no token; takes as long for
+    users that do not exist. Too many wrong passwords are slowed (429)."""
+    passwords = parts.passwords
+    passwords.require_enabled()
+    sessions.require_own_site(parts.settings, request.scope)
+    address = address_of(request.scope)
+    passwords.delays.begin(body.user, address)
+    password = body.password.get_secret_value()
+    try:
+        async with parts.store.transaction() as tx:
+            row = await tx.get(PasswordRow, body.user)
+        is_right = await passwords.matches(row and row.hash, password, address)
+    except BaseException:
+        passwords.delays.withdrawn(body.user, address)
+        raise
+    if not is_right or row is None:
+        # Entered under the account, if there is one: others' spelling mistakes may be passwords.
+        if row is not None:
+            target = f"POST {request.url.path}"
+            refused = RejectedRequest(body.user, address, target, UNAUTHENTICATED.type)
+            parts.rejections.note(refused)
+        problem = unauthenticated("user or password are wrong")
+        problem.audited = row is not None
+        raise problem
+    fresh = await passwords.hash(password, address) if passwords.is_outdated(row.hash) else None
+
+    async def write() -> tuple[UserRow, SessionRow, str]:
+        async with parts.store.transaction() as tx:
+            user = await tx.get(UserRow, row.user)
+            now = await tx.get(PasswordRow, row.user)
+            if user is None or user.disabled or now != row:
+                raise unauthenticated("user or password are wrong")
+            if fresh is not None:
+                tx.put(replace(row, hash=fresh))
+            secret = await _begin(parts, tx, user, address, "password")
+            found = await tx.get(SessionRow, sessions.session_hash(secret))
+            assert found is not None
+            return user, found, secret
+
+    user, session, secret = await retried(write)
+    passwords.delays.succeeded(body.user, address)
+    identity = replace(_identity(user, address, session.id), expires_at=session.expires_at)
+    reply = answer(current(identity, secret))
+    _give(parts, request, reply, secret)
+    return reply
+
+
+def _give(parts: Context, request: Request, reply: Response, secret: str) -> None:
+    """The session's cookie."""
+    seconds = parts.settings.session_seconds
+    cookie = sessions.set_cookie(parts.settings, request.scope, secret, seconds)
+    reply.headers.append("set-cookie", cookie)
+    reply.headers["cache-control"] = "no-store"
+
+
+async def _begin(parts: Context, tx: Tx, user: UserRow, address: str, by: str) -> str:
+    """A session of this user, with its entry in the audit trail. Returns its secret."""
+    secret = secrets.token_urlsafe(SECRET_BYTES)
+    session_id = parts.mint.id()
+    await sessions.begin(
+        tx, parts.settings, secret, session_id, user=user.name, address=address, by=by
+    )
+    identity = _identity(user, address, session_id)
+    audit(tx, parts.mint, identity, action=f"login.{by}", target=user.name)
+    return secret
+
+
+def _identity(user: UserRow, address: str, session_id: str) -> Identity:
+    """Who logs in, for the audit trail and the answer."""
+    return Identity(
+        user.name, Role(user.role), user.team, session_id, address=address, is_session=True
+    )
+
+
+@router.put("/users/{name}/password", status_code=204)
+@allows(Action.SET_PASSWORD)
+async def set_password(
+    request: Request, name: str, body: PasswordBody, caller: Caller, parts: Parts
+) -> Response:
+    """Set one's own password, with the old one if there is one; administrators set those of others.
+    The user's other sessions end; tokens go on."""
+    passwords = parts.passwords
+    passwords.require_enabled()
+    if name != caller.user and caller.reach is not Reach.ALL:
+        raise not_permitted(refusal_to_reach_others(Action.SET_PASSWORD, caller.user))
+    new = body.password.get_secret_value()
+    passwords.check(new)
+    async with parts.store.transaction() as tx:
+        await user_or_404(tx, name)
+        before = await tx.get(PasswordRow, name)
+    address = address_of(request.scope)
+    if before is not None and name == caller.user and caller.token_id != ADMIN_FILE:
+        await _check_old(parts, body, before, address)
+    made = await passwords.hash(new, address)
+    async with parts.store.transaction() as tx:
+        await user_or_404(tx, name)
+        if await tx.get(PasswordRow, name) != before:
+            raise ProblemError(FORBIDDEN, "the password has just been changed; try again")
+        tx.put(PasswordRow(name, made, tx.now, caller.user))
+        own = caller.token_id if caller.is_session and name == caller.user else ""
+        await sessions.end_all(tx, name, but=own)
+        audit(tx, parts.mint, caller, action="user.password", target=name)
+    return Response(status_code=204)
+
+
+async def _check_old(parts: Context, body: PasswordBody, before: PasswordRow, address: str) -> None:
+    """422 without the old password, 403 if it is wrong. Guesses are slowed as those of logins."""
+    if body.old is None:
+        message, fix = "is missing", "give the present password; an administrator can set another"
+        error = FieldError(field="old", value="", message=message, fix=fix)
+        raise ProblemError(INVALID, f"old: {message}; {fix}", [error])
+    parts.passwords.delays.begin(before.user, address)
+    if not await parts.passwords.matches(before.hash, body.old.get_secret_value(), address):
+        raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")
+    parts.passwords.delays.succeeded(before.user, address)

@@ -1,0 +1,122 @@
+"""A browser's own session, and the list of all sessions of its user."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from libs.store.port import Op, Where
+from services.gateway import store as rows_of
+from services.gateway.api import login_shapes as shapes
+from services.gateway.api.deps import (
+    Caller,
+    PageQuery,
+    Parts,
+    allows,
+    answer,
+    answer_page,
+    router_of,
+)
+from services.gateway.auth import Identity, audit
+from services.gateway.json_values import rfc3339
+from services.gateway.permissions import Action, Reach
+from services.gateway.problems import CONFLICT, ProblemError, absent
+from services.gateway.rows import SessionRow, TokenUseRow
+from services.gateway.sessions import cookie_of, csrf_of, end, ends_at, set_cookie
+from services.gateway.store import Sort
+
+router = router_of("login")
+NEWEST = Sort("id", True, "id", True)
+
+
+def current(identity: Identity, secret: str) -> dict[str, object]:
+    """A session or token as its user sees it; ``secret`` is the session's."""
+    return {
+        "user": identity.user,
+        "role": identity.role,
+        "team": identity.team or None,
+        "csrf": csrf_of(secret) if secret else None,
+        "expires_at": rfc3339(identity.expires_at),
+    }
+
+
+@router.get("/session", response_model=shapes.CurrentSession)
+@allows(Action.KNOW_ONESELF)
+async def read_session(request: Request, caller: Caller, parts: Parts) -> Response:
+    """Who is logged in here, and the CSRF token of the session."""
+    secret = cookie_of(parts.settings, request.scope) if caller.is_session else ""
+    reply = answer(current(caller, secret))
+    reply.headers["cache-control"] = "no-store"
+    return reply
+
+
+@router.delete("/session", status_code=204)
+@allows(Action.KNOW_ONESELF)
+async def log_out(request: Request, caller: Caller, parts: Parts) -> Response:
+    """Log out: this browser's session ends, and with it the streams that it has opened."""
+    if not caller.is_session:
+        fix = f"revoke the token: DELETE /v1/tokens/{caller.token_id}"
+        raise ProblemError(CONFLICT, f"a bearer token has no session; {fix}")
+    async with parts.store.transaction() as tx:
+        row = await tx.get(SessionRow, caller.digest)
+        if row is not None:
+            end(tx, row)
+            audit(tx, parts.mint, caller, action="session.end", target=row.id)
+    cookie = set_cookie(parts.settings, request.scope, "", 0)
+    return Response(status_code=204, headers={"set-cookie": cookie})
+
+
+@router.get("/sessions", response_model=shapes.SessionPage)
+@allows(Action.READ_TOKENS)
+async def list_sessions(caller: Caller, parts: Parts, paging: PageQuery) -> Response:
+    """Browser sessions that have not ended, newest first; administrators see everybody's. A page
+    may have fewer than ``limit``."""
+    where = [] if caller.reach is Reach.ALL else [Where("user", Op.EQ, caller.user)]
+    async with parts.store.transaction() as tx:
+        page = await rows_of.page(tx, SessionRow, where, NEWEST, paging)
+        ids = [row.id for row in page.rows]
+        used = await tx.select(TokenUseRow, Where("token_id", Op.IN, ids)) if ids else []
+    uses = {use.token_id: use for use in used}
+    idle = parts.settings.session_idle_seconds
+    live = [row for row in page.rows if ends_at(row, uses.get(row.id), idle) > tx.now]
+    return answer_page(
+        live,
+        lambda row: _view(row, uses.get(row.id), caller),
+        lambda row: row.id,
+        page.next_cursor,
+        left_out=tx.unreadable,
+    )
+
+
+def _view(row: SessionRow, use: TokenUseRow | None, caller: Identity) -> dict[str, object]:
+    return {
+        "id": row.id,
+        "user": row.user,
+        "made_by": row.made_by,
+        "created_at": rfc3339(row.created_at),
+        "expires_at": rfc3339(row.expires_at),
+        "last_used_at": rfc3339(use.used_at) if use else None,
+        "address": (use.address if use else row.address) or None,
+        "current": caller.is_session and row.id == caller.token_id,
+    }
+
+
+@router.delete("/sessions/{session_id}", status_code=204)
+@allows(Action.CHANGE_TOKENS)
+async def end_session(session_id: str, caller: Caller, parts: Parts) -> Response:
+    """End a session: refused from now on, at the latest in a few seconds everywhere."""
+    async with parts.store.transaction() as tx:
+        found = await tx.select(SessionRow, Where("id", Op.EQ, session_id), limit=1)
+        row = found[0] if found else None
+        if row is None or (row.user != caller.user and caller.reach is not Reach.ALL):
+            raise absent("session_id", "session", session_id)
+        end(tx, row)
+        audit(
+            tx,
+            parts.mint,
+            caller,
+            action="session.end",
+            target=row.id,
+            detail=f"of {row.user}",
+        )
+    return Response(status_code=204)

@@ -1,0 +1,127 @@
+"""From an account of the login provider to a user of this site. Called by ``api/login.py``.
+
+An account is its issuer and subject. Its name only suggests a user's name at the first login: a
+name that is changed at the provider, or given to somebody else, reaches no other user here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from libs.contracts.ids import NAME_RULE, is_name
+from libs.store.port import Op, Order, Tx, Where
+from services.gateway.auth import FIRST_ADMIN, forbidden
+from services.gateway.permissions import Role
+from services.gateway.problems import CONFLICT, ProblemError
+from services.gateway.rows import ExternalIdentityRow, TeamRow, UserRow
+from services.gateway.settings import GatewaySettings
+
+GROUPS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the provider says about a person, as far as it matters here. ``role`` and ``team`` are
+    None where the settings map no groups."""
+
+    issuer: str
+    subject: str
+    # Perhaps no valid user name; checked when a user is made of it.
+    name: str
+    role: Role | None
+    team: str | None
+
+
+def account_of(settings: GatewaySettings, claims: Mapping[str, Any]) -> Account:
+    """The account that verified claims describe. Raises 403 for one that may not log in here."""
+    groups = _groups(claims.get(settings.oidc_groups_claim))
+    if settings.oidc_groups and not groups & set(settings.oidc_groups):
+        raise forbidden("your account is in none of the groups that may log in here")
+    if settings.oidc_email_domains:
+        _check_domain(settings, claims)
+    roles = [Role(role) for group, role in settings.oidc_roles.items() if group in groups]
+    highest = max(roles, key=list(Role).index, default=Role.USER)
+    team = next((team for group, team in settings.oidc_teams.items() if group in groups), "")
+    name = claims.get(settings.oidc_username_claim)
+    return Account(
+        issuer=claims["iss"],
+        subject=claims["sub"],
+        name=name if isinstance(name, str) else "",
+        role=highest if settings.oidc_roles else None,
+        team=team if settings.oidc_teams else None,
+    )
+
+
+def _groups(value: object) -> set[str]:
+    if isinstance(value, str):
+        return {value}
+    values = cast("list[Any]", value) if isinstance(value, list) else []
+    return {each for each in values[:GROUPS_MAX] if isinstance(each, str)}
+
+
+def _check_domain(settings: GatewaySettings, claims: Mapping[str, Any]) -> None:
+    address, verified = claims.get("email"), claims.get("email_verified")
+    _, at, domain = address.lower().rpartition("@") if isinstance(address, str) else ("", "", "")
+    if verified is not True:
+        raise forbidden("your account has no verified e-mail address; verify it at the provider")
+    if not at or domain not in {each.lower() for each in settings.oidc_email_domains}:
+        raise forbidden(f"accounts of {domain[:100]!r} may not log in here")
+
+
+async def user_of(tx: Tx, settings: GatewaySettings, account: Account) -> tuple[UserRow, bool]:
+    """The user behind an account, and whether this login has made it or bound it to the account.
+    Raises 403 if there is none and none may be made."""
+    bound = await tx.get(ExternalIdentityRow, account.issuer, account.subject)
+    user = await tx.get(UserRow, bound.user) if bound is not None else None
+    is_new = user is None
+    if user is None:
+        user = await _first_login(tx, settings, account)
+        tx.put(ExternalIdentityRow(account.issuer, account.subject, user.name, tx.now))
+    if user.disabled:
+        raise forbidden(f"user {user.name} is disabled; ask an administrator")
+    after = await _mapped(tx, user, account)
+    if after != user or is_new:
+        tx.put(after)
+    return after, is_new
+
+
+async def _first_login(tx: Tx, settings: GatewaySettings, account: Account) -> UserRow:
+    name = account.name
+    if not is_name(name):
+        shown = name[:80] or "none"
+        raise forbidden(
+            f"the provider's claim {settings.oidc_username_claim} is {shown!r}, which is no user"
+            f" name here: use {NAME_RULE}; an administrator may set"
+            " SHIFTWORK_GATEWAY_OIDC_USERNAME_CLAIM to another claim"
+        )
+    there = await tx.get(UserRow, name)
+    if there is None:
+        if not settings.oidc_create_users:
+            raise forbidden(f"there is no user {name}; ask an administrator: shiftwork user add")
+        most = settings.users_max
+        if await tx.select(UserRow, order_by=(Order("name"),), offset=most - 1, limit=1):
+            raise ProblemError(CONFLICT, f"there are {most} users, as many as the site allows")
+        return UserRow(name, Role.USER.value, "", False, tx.now)
+    others = await tx.select(ExternalIdentityRow, Where("user", Op.EQ, name), limit=1)
+    if others or name == FIRST_ADMIN or not settings.oidc_link_by_name:
+        hint = "choose another name at the provider, or ask an administrator"
+        if not others and name != FIRST_ADMIN:
+            hint = (
+                "ask an administrator, who may set SHIFTWORK_GATEWAY_OIDC_LINK_BY_NAME if names at"
+                " the provider are not chosen by people themselves"
+            )
+        raise forbidden(f"user {name} exists here and is not bound to your account; {hint}")
+    return there
+
+
+async def _mapped(tx: Tx, user: UserRow, account: Account) -> UserRow:
+    """With the role and team that the account's groups give."""
+    if user.name == FIRST_ADMIN:
+        return user
+    role = user.role if account.role is None else account.role.value
+    team = user.team if account.team is None else account.team
+    if team and team != user.team and await tx.get(TeamRow, team) is None:
+        tx.put(TeamRow(team, tx.now))
+    return replace(user, role=role, team=team)

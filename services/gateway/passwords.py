@@ -1,0 +1,90 @@
+"""Passwords that are kept here: hashed with argon2id, in threads, a few at a time.
+
+Only for sites without a login provider. Called by ``api/login.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from libs.service.clock import Clock
+from services.gateway.concurrency import ConcurrencyLimit
+from services.gateway.login_delays import LoginDelays, network_of
+from services.gateway.problems import NOT_FOUND, TOO_MANY, ProblemError, invalid
+from services.gateway.settings import GatewaySettings
+
+R = TypeVar("R")
+# Memory that one hash takes. A guesser needs as much for each guess.
+MEMORY_KIB = 65_536
+# Hash of a text that nobody knows, with the parameters of all others: a login of an unknown user
+# takes as long as that of a known one.
+_NOBODY = "nobody has this password"
+
+
+class Passwords:
+    """Hashes and verifies."""
+
+    def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
+        self._settings = settings
+        self._hasher = PasswordHasher(time_cost=3, memory_cost=MEMORY_KIB, parallelism=1)
+        each = max(1, settings.password_hashes_max // 2)
+        self._hashing = ConcurrencyLimit(settings.password_hashes_max, each)
+        self._waiting = 0
+        self._of_nobody = ""
+        self.delays = LoginDelays(
+            clock,
+            free=settings.password_tries_free,
+            longest_seconds=settings.password_delay_seconds_max,
+            account_longest_seconds=settings.password_account_delay_seconds_max,
+        )
+
+    def require_enabled(self) -> None:
+        """404 where the site has no passwords."""
+        if not self._settings.passwords:
+            fix = "an administrator enables them with SHIFTWORK_GATEWAY_PASSWORDS=true"
+            raise ProblemError(NOT_FOUND, f"this site has no passwords; {fix}")
+
+    def check(self, password: str, field: str = "password") -> None:
+        """422 for a new password that is too short."""
+        least = self._settings.password_characters_min
+        if len(password) < least:
+            raise invalid(field, "", f"has fewer than {least} characters", "choose a longer one")
+
+    async def hash(self, password: str, address: str) -> str:
+        """What is stored of a password."""
+        return await self._run(address, self._hasher.hash, password)
+
+    async def matches(self, stored: str | None, password: str, address: str) -> bool:
+        """True if the password is the stored one. Takes as long if nothing is stored."""
+        if not self._of_nobody:
+            self._of_nobody = await self._run(address, self._hasher.hash, _NOBODY)
+        found = await self._run(address, self._verify, stored or self._of_nobody, password)
+        return found and stored is not None
+
+    def is_outdated(self, stored: str) -> bool:
+        """True if a hash was made with other parameters than today's."""
+        return self._hasher.check_needs_rehash(stored)
+
+    def _verify(self, stored: str, password: str) -> bool:
+        try:
+            return self._hasher.verify(stored, password)
+        except (VerificationError, InvalidHashError):
+            return False
+
+    async def _run(self, address: str, work: Callable[..., R], *arguments: str) -> R:
+        """Off the event loop, a few at a time, and of one address fewer. Raises 429 while too many
+        wait."""
+        if self._waiting >= self._settings.password_waiting_max:
+            detail = "too many passwords are being checked; try again"
+            raise ProblemError(TOO_MANY, detail, headers={"retry-after": "2"})
+        self._waiting += 1
+        try:
+            async with self._hashing.of(network_of(address)):
+                return await asyncio.to_thread(work, *arguments)
+        finally:
+            self._waiting -= 1
