@@ -37,7 +37,6 @@ class Hints:
     def __init__(
         self,
         ports: Ports,
-        *,
         gap_seconds: float,
         on_events: Callable[[int], None],
         on_people: Callable[[], None],

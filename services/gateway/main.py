@@ -89,9 +89,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         usage_questions=ConcurrencyLimit(
             settings.usage_questions_max, settings.usage_questions_per_user_max
         ),
-        queue_questions=ConcurrencyLimit(
-            settings.queue_questions_max, settings.queue_questions_per_user_max
-        ),
+        queue_questions=_queue_questions(settings),
         dry_runs=_rates(settings, ports, "dry_runs"),
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,
@@ -112,12 +110,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
             await eventlog.claim_all(tx, EVENTS_CLAIMED_MAX)
 
     watch = StreamWatch("gateway", ports.bus)
-    hints = Hints(
-        ports,
-        gap_seconds=settings.hint_gap_seconds,
-        on_events=live.hinted,
-        on_people=authenticator.forget,
-    )
+    hints = Hints(ports, settings.hint_gap_seconds, live.hinted, authenticator.forget)
     return Service(
         name="gateway",
         ports=ports,
@@ -147,6 +140,10 @@ def _rates(settings: GatewaySettings, ports: Ports, name: str) -> RateLimits:
 def _exec_sessions(settings: GatewaySettings) -> StreamLimit:
     each_max = settings.exec_sessions_per_user_max
     return StreamLimit(settings.exec_sessions_max, each_max, what="sessions")
+
+
+def _queue_questions(settings: GatewaySettings) -> ConcurrencyLimit:
+    return ConcurrencyLimit(settings.queue_questions_max, settings.queue_questions_per_user_max)
 
 
 def _live(settings: GatewaySettings, ports: Ports) -> LiveEvents:

@@ -149,6 +149,17 @@ async def test_no_answer_names_a_task_that_is_not_seen(harness: GatewayHarness) 
     task = await hidden_task(harness, tokens["ann"])
     async with harness.client(tokens["ann"]) as ann:
         waiting = (await harness.submitted(ann, **{**FIELDS, "name": "hidden-name-2"}))["id"]
+    harness.others.queue = [
+        m.WaitingTask(
+            task_id=waiting,
+            name="hidden-name-2",
+            owner="ann",
+            team="red",
+            group="default",
+            position=1,
+            reason=m.Reason(code=m.ReasonCode.QUEUED),
+        )
+    ]
     seen_by = SEES[harness.settings.visibility]
     reads = [case for case in CASES if case.method == "GET" and "/run" not in case.path]
     shown: set[str] = set()
