@@ -1,7 +1,7 @@
 """Slows the guessing of passwords: delays that grow with wrong ones, by account and by address.
 
 In memory, bounded, for each gateway process: with three gateways three times as many guesses are
-possible. Called by ``api/login.py``.
+possible. Called by ``passwords.py``.
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     )
     authenticator = _authenticator(settings, ports)
     made = mint or minting(ports.clock)
+    oidc = Provider(settings, ports.clock) if settings.oidc_issuer else None
     entries = _rates(settings, ports, "refusal_entries")
     rejections = RejectionAudit(ports.store, made.id, entries, settings.refusals_seconds)
     parts = Context(
@@ -86,16 +87,14 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         run_writes=_rates(settings, ports, "run_writes"),
         state_reads=_rates(settings, ports, "state_reads"),
         requests=_rates(settings, ports, "requests"),
-        usage_questions=ConcurrencyLimit(
-            settings.usage_questions_max, settings.usage_questions_per_user_max
-        ),
-        queue_questions=_queue_questions(settings),
+        usage_questions=_questions(settings, "usage"),
+        queue_questions=_questions(settings, "queue"),
         dry_runs=_rates(settings, ports, "dry_runs"),
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,
         listeners=Listeners(ports.store),
         logins=_rates(settings, ports, "logins"),
-        oidc=Provider(settings, ports.clock) if settings.oidc_issuer else None,
+        oidc=oidc,
         passwords=Passwords(settings, ports.clock),
     )
 
@@ -137,13 +136,16 @@ def _rates(settings: GatewaySettings, ports: Ports, name: str) -> RateLimits:
     return RateLimits(ports.clock, burst=burst, per_second=per_second)
 
 
+def _questions(settings: GatewaySettings, name: str) -> ConcurrencyLimit:
+    """The limit whose numbers are the settings ``NAME_questions_max`` and its ``per_user_max``."""
+    total: int = getattr(settings, f"{name}_questions_max")
+    each: int = getattr(settings, f"{name}_questions_per_user_max")
+    return ConcurrencyLimit(total, each)
+
+
 def _exec_sessions(settings: GatewaySettings) -> StreamLimit:
     each_max = settings.exec_sessions_per_user_max
     return StreamLimit(settings.exec_sessions_max, each_max, what="sessions")
-
-
-def _queue_questions(settings: GatewaySettings) -> ConcurrencyLimit:
-    return ConcurrencyLimit(settings.queue_questions_max, settings.queue_questions_per_user_max)
 
 
 def _live(settings: GatewaySettings, ports: Ports) -> LiveEvents:

@@ -1,6 +1,6 @@
 """Passwords that are kept here: hashed with argon2id, in threads, a few at a time.
 
-Only for sites without a login provider. Called by ``api/login.py``.
+Only for sites without a login provider. ``api/login.py`` uses it.
 """
 
 from __future__ import annotations

@@ -109,9 +109,7 @@ def require_csrf(
 
 
 def _cross_site(why: str) -> ProblemError:
-    fix = (
-        "a page of this site gets the CSRF token from GET /v1/session; programs use a bearer token"
-    )
+    fix = "pages of this site send their session's CSRF token; programs use a bearer token"
     return ProblemError(FORBIDDEN, f"{why}; {fix}")
 
 

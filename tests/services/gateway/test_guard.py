@@ -379,6 +379,7 @@ async def test_an_unreadable_token_or_user_ends_no_stream_and_no_watch(
         lookups=ConcurrencyLimit(3, 2),
         lookups_waiting_max=10,
         uses_seconds=60,
+        session_idle_seconds=60,
         visibility=Visibility.TEAM,
     )
     people = [await authenticator.person(token, "here") for token in tokens]

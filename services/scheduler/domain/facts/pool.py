@@ -88,7 +88,7 @@ class Pool:
         self._paced: tuple[float, int] | None = None
         self.queues = Queues()
         # The tasks of the queues as they are listed.
-        self.waiting_order = WaitingOrder(
+        self._waiting_order = WaitingOrder(
             by_user=self.discipline.by_user, clusters=bool(self.clusters)
         )
         # Queued tasks without a valid order key; those that are promised nodes; leaving runs.
@@ -185,6 +185,12 @@ class Pool:
         """The queue a waiting task belongs to."""
         weight = AUTO if task.is_auto else WEIGHTS[self.level(task)]
         return QueueName(weight, task.shape, self.limit_scope(task))
+
+    @property
+    def waiting_order(self) -> WaitingOrder:
+        """The tasks of the queues as they are listed."""
+        self._waiting_order.refresh(self.queues)
+        return self._waiting_order
 
     def has_order_key(self, task: Task) -> bool:
         """True if a queued task has an order key of this discipline."""
@@ -295,7 +301,7 @@ class Pool:
         elif self.has_order_key(task):
             key = self.key(task.marks), task.id
             self.queues.add(name, key)
-            self.waiting_order.add(name, key)
+            self._waiting_order.add(name, key)
         else:
             self.unkeyed[task.id] = task
 
@@ -307,7 +313,7 @@ class Pool:
         elif self.has_order_key(task):
             key = self.key(task.marks), task.id
             self.queues.remove(name, key)
-            self.waiting_order.remove(name, key)
+            self._waiting_order.remove(name, key)
         else:
             _drop(self.unkeyed, task.id)
 
@@ -369,7 +375,7 @@ class Pool:
             )
 
         self.queues.rekey(keyed)
-        self.waiting_order.rebuild(self.queues)
+        self._waiting_order.forget()
         for row in self.running.values():
             row[:] = keyed(row)
 

@@ -26,12 +26,17 @@ class OrderClass(NamedTuple):
 
 
 class WaitingOrder:
-    """The keys of each class, sorted. A change costs a search in one list."""
+    """The keys of each class, sorted. A change costs a search in one list.
+
+    After ``forget`` it keeps nothing until ``refresh``, which whoever reads it calls: where all
+    keys change at once, only a listing pays for their new order.
+    """
 
     def __init__(self, *, by_user: bool, clusters: bool) -> None:
         self._by_user = by_user
         self._clusters = clusters
         self._classes: dict[OrderClass, list[Key]] = {}
+        self._is_known = True
 
     def _class(self, name: QueueName) -> OrderClass:
         """The class of a queue. The rank of an AUTO task, or of one in a virtual cluster, depends
@@ -48,10 +53,14 @@ class WaitingOrder:
 
     def add(self, name: QueueName, key: Key) -> None:
         """Add a task of a queue."""
+        if not self._is_known:
+            return
         insort(self._classes.setdefault(self._class(name), []), key)
 
     def remove(self, name: QueueName, key: Key) -> None:
         """Remove a task that was added with this key."""
+        if not self._is_known:
+            return
         of = self._class(name)
         keys = self._classes[of]
         place = bisect_left(keys, key)
@@ -60,9 +69,16 @@ class WaitingOrder:
         if not keys:
             del self._classes[of]
 
-    def rebuild(self, waiting: Iterable[tuple[QueueName, Key]]) -> None:
-        """Take over new keys of all tasks."""
+    def forget(self) -> None:
+        """All tasks have new keys."""
         self._classes.clear()
+        self._is_known = False
+
+    def refresh(self, waiting: Iterable[tuple[QueueName, Key]]) -> None:
+        """Take the tasks over again if they were forgotten."""
+        if self._is_known:
+            return
+        self._is_known = True
         for name, key in waiting:
             self._classes.setdefault(self._class(name), []).append(key)
         for keys in self._classes.values():

@@ -293,7 +293,7 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         ("ls --jsn", "no such option: --jsn", "did you mean --json?"),
         ("stpo one", "there is no command 'stpo'", "did you mean stop?"),
         ("node drian n0", "there is no command 'drian'", "did you mean drain?"),
-        ("user drop bob", "there is no command 'drop'", "choose of add, set, rm, ls"),
+        ("user drop bob", "there is no command 'drop'", "choose of add, set, passwd, rm, ls"),
         ("ls -o yml", "-o yml: there is no such form", "did you mean yaml? choose of wide, json"),
         ("ls -o name -o yaml", "-o name and -o yaml: a result has one form", "leave one out"),
         (
