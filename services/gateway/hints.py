@@ -8,6 +8,7 @@ commits are one hint, and a hint is never waited for.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 
@@ -60,8 +61,14 @@ class Hints:
         if self._position or self._people:
             self._changed.set()
 
-    async def send(self) -> None:
-        """Send hints, at most one in each gap, until cancelled."""
+    async def run(self) -> None:
+        """Send and receive hints, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send())
+            group.create_task(self._receive())
+
+    async def _send(self) -> None:
+        """At most one in each gap."""
         while True:
             await self._changed.wait(IDLE_SECONDS)
             position, people = self._position, self._people
@@ -74,8 +81,8 @@ class Hints:
             SENT.inc()
             await pause(self._gap_seconds)
 
-    async def receive(self) -> None:
-        """Hand hints on, until cancelled. Without a bus, polls alone notice changes."""
+    async def _receive(self) -> None:
+        """Hand hints on. Without a bus, polls alone notice changes."""
         while True:
             try:
                 async with self._bus.listen(ROUTE.subject) as hints:

@@ -122,10 +122,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         warning=lambda: watch.warning,
         on_lead=on_lead,
         app=create_app(parts),
-        tasks=(
-            *(live.run, authenticator.watch, authenticator.record_uses, rejections.run),
-            *(hints.send, hints.receive),
-        ),
+        tasks=(live.run, authenticator.watch, authenticator.record_uses, rejections.run, hints.run),
     )
 
 
