@@ -24,6 +24,8 @@ class SchedulerSettings(BaseServiceSettings):
         frozen=True, extra="ignore", env_prefix="SHIFTWORK_SCHEDULER_"
     )
 
+    # More than submit keeps: a task that submit publishes again would run again.
+    kept_rows_max: int = Field(default=6_000_000, ge=1000)
     start_deadline_seconds: float = Field(default=POLICY.start_deadline_seconds, gt=0)
     start_attempts_max: int = Field(default=POLICY.start_attempts_max, ge=1)
     # A run is not preempted before it ran so long.

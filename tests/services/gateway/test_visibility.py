@@ -148,16 +148,21 @@ async def test_no_answer_names_a_task_that_is_not_seen(harness: GatewayHarness) 
     tokens = await everybody(harness)
     task = await hidden_task(harness, tokens["ann"])
     async with harness.client(tokens["ann"]) as ann:
-        waiting = (await harness.submitted(ann, **{**FIELDS, "name": "hidden-name-2"}))["id"]
+        row = await harness.submitted(ann, **{**FIELDS, "name": "hidden-name-2"})
+    waiting = row["id"]
     harness.others.queue = [
         m.WaitingTask(
             task_id=waiting,
-            name="hidden-name-2",
-            owner="ann",
-            team="red",
-            group="default",
+            name=row["name"],
+            owner=row["owner"],
+            team=row["team"],
+            group=row["group"],
             position=1,
-            reason=m.Reason(code=m.ReasonCode.QUEUED),
+            priority=m.Priority.NORMAL,
+            level=m.Priority.NORMAL,
+            submitted_at=harness.clock.now(),
+            waiting_since=harness.clock.now(),
+            reason=m.Reason(code=m.ReasonCode.WAITS_FOR_CAPACITY),
         )
     ]
     seen_by = SEES[harness.settings.visibility]

@@ -253,6 +253,8 @@ class AsyncNodes(AsyncResource):
 
         Args:
             group: name of a group of nodes
+            ready: only nodes that are, or are not, ready
+            schedulable: only nodes that take, or do not take, new runs
             label: K=V: with this label. All given ones hold
             limit: at most 1000
             cursor: next_cursor of the page before"""
@@ -1272,6 +1274,7 @@ class AsyncUsers(AsyncResource):
         Args:
             team: name of a team
             role: the role
+            disabled: only users who are, or are not, disabled
             all: all=true: archived users, too
             limit: at most 1000
             cursor: next_cursor of the page before"""
