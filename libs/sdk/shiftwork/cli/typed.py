@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "GET /v1/policies": "shiftwork policy show",
     "PUT /v1/quotas": "shiftwork quota set",
     "GET /v1/quotas/explain": "shiftwork quota explain",
+    "GET /v1/quotas": "shiftwork quota ls",
     "GET /v1/users": "shiftwork user ls",
     "POST /v1/users": "shiftwork user add NAME",
     "PATCH /v1/users/{name}": "shiftwork user set {name}",
