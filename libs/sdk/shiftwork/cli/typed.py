@@ -194,7 +194,10 @@ class _Error:
     def advice(self, *, alone: bool) -> str:
         """What to do about it; among several, also what is wrong."""
         if alone:
-            return self.fix if self._of_argument else f"{self._label}: {self.fix}"
+            # An error of the whole request has no label.
+            return (
+                self.fix if self._of_argument or not self._label else f"{self._label}: {self.fix}"
+            )
         # `there is no team "visoin"` has the value already.
         given = self.value and f'"{self.value}"' not in self.message
         value = f"{self.value!r} " if given else ""
