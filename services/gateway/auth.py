@@ -227,8 +227,7 @@ class Authenticator:
 
     async def _person(self, digest: str, address: str, look_up: LookUp) -> Identity:
         if self._admin_hash and hmac.compare_digest(digest, self._admin_hash):
-            name = "the admin token's file"
-            return Identity(FIRST_ADMIN, Role.ADMIN, "", "admin-token-file", name, digest=digest)
+            return await self._first_admin(digest)
         identity = self._remembered(digest)
         if identity is None:
             # A token that was valid before does not queue behind other tokens of its address.
@@ -238,7 +237,8 @@ class Authenticator:
                 raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
             async with self._lookups.of(line):
                 identity = self._remembered(digest) or await self._find(digest, look_up)
-            if identity.token_id in self._uses or len(self._uses) < self._cache_max:
+            is_good = identity.expires_at is None or identity.expires_at > self._clock.now()
+            if is_good and (identity.token_id in self._uses or len(self._uses) < self._cache_max):
                 self._uses[identity.token_id] = (self._clock.now(), address)
         if identity.expires_at is not None and identity.expires_at <= self._clock.now():
             if identity.is_session:
@@ -246,9 +246,40 @@ class Authenticator:
             raise unauthenticated(f"this token has expired; {ANOTHER}")
         return replace(identity, visibility=self._visibility)
 
+    async def _first_admin(self, digest: str) -> Identity:
+        """The holder of the admin token's file, with the team and defaults of the user ``admin``.
+        It is good whatever the row says, and without it: it repairs what is wrong."""
+        if (known := self._remembered(digest)) is not None:
+            return known
+        team, group, priority = "", "", ""
+        with contextlib.suppress(DatabaseFaultError, StoreUnavailableError, UnreadableRowError):
+            async with self._store.transaction() as tx:
+                user = await tx.get(UserRow, FIRST_ADMIN)
+                above = await _team_of(tx, user)
+            if user is not None:
+                team = user.team
+                group = user.default_group or above.default_group
+                priority = user.default_priority or above.default_priority
+        found = Identity(
+            FIRST_ADMIN,
+            Role.ADMIN,
+            team,
+            "admin-token-file",
+            "the admin token's file",
+            digest=digest,
+            default_group=group,
+            default_priority=priority,
+        )
+        self._known[digest] = (self._clock.now() + self._cache_for, found)
+        return found
+
     def _remembered(self, digest: str) -> Identity | None:
         until, identity = self._known.get(digest, (None, None))
-        return identity if until is not None and until > self._clock.now() else None
+        if until is None:
+            return None
+        # More than the whole time is left after the clock was set back.
+        left = until - self._clock.now()
+        return identity if timedelta() < left <= self._cache_for else None
 
     async def _find(self, digest: str, look_up: LookUp) -> Identity:
         now = self._clock.now()
@@ -543,8 +574,10 @@ async def ensure_first_admin(tx: Tx) -> None:
         _log.warning("the first administrator's row cannot be read", problem=str(problem))
         return
     if row is None or row.role != Role.ADMIN or row.disabled:
-        since = row.created_at if row else tx.now
-        tx.put(UserRow(FIRST_ADMIN, Role.ADMIN.value, row.team if row else "", False, since))
+        new = UserRow(FIRST_ADMIN, Role.ADMIN.value, "", disabled=False, created_at=tx.now)
+        # Its team and defaults stay.
+        good = {"role": new.role, "disabled": False, "archived": False, "disabled_at": None}
+        tx.put(replace(row, disabled_by="", **good) if row is not None else new)
 
 
 async def team_exists(tx: Tx, team: str) -> bool:

@@ -52,6 +52,9 @@ TABLES = Tables(
         "usage",
         # Finds what was held in a period, and what is old.
         index("held_until"),
+        # Finds out whether a user or a team may be removed.
+        index("user"),
+        index("team"),
         key=("task_id", "attempt"),
         recent=True,
         retention=deleted_by_age("usage_keep_seconds", "the attempt's end", rule="usage"),

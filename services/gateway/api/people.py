@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import Query
 from starlette.responses import Response
@@ -48,6 +48,9 @@ from services.gateway.sessions import end_all
 from services.gateway.store import Sort
 
 router = router_of("people")
+HasQuotas = Annotated[
+    bool, Query(alias="force", description="accept a name that quotas name already")
+]
 R = TypeVar("R", UserRow, TeamRow)
 BY_NAME = Sort("name", False, "name", False)
 
@@ -104,7 +107,9 @@ async def list_users(
 
 @router.post("/users", status_code=201, response_model=shapes.User)
 @allows(Action.CHANGE_PEOPLE)
-async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
+async def add_user(
+    body: UserBody, caller: Caller, parts: Parts, *, force: HasQuotas = False
+) -> Response:
     """Add a user, who can do nothing before a token exists."""
     async with parts.store.transaction() as tx:
         if (there := await tx.get(UserRow, body.name)) is not None:
@@ -119,6 +124,7 @@ async def add_user(body: UserBody, caller: Caller, parts: Parts) -> Response:
             )
         await _check_team(tx, body.team or "")
         await _check_group(tx, body)
+        await _require_no_quotas(tx, "user", body.name, force=force)
         # Made while the user of that name before was removed.
         await _drop_tokens(tx, body.name)
         row = _with_defaults(UserRow(body.name, body.role, body.team or "", False, tx.now), body)
@@ -209,7 +215,7 @@ async def remove_user(name: str, caller: Caller, parts: Parts) -> Response:
         row = await user_or_404(tx, name)
         if name == FIRST_ADMIN:
             raise ProblemError(CONFLICT, f"{FIRST_ADMIN} stays: the admin token's file is its own")
-        if (held := await _held_by(tx, name)) is not None:
+        if (held := await _held_by(tx, "user", name)) is not None:
             fix = f"archive the user: PATCH /v1/users/{name} with archived: true"
             error = FieldError(field="name", value=name, message=f"has {held}", fix=fix)
             raise ProblemError(CONFLICT, f"{name} has {held}; {fix}", [error])
@@ -249,15 +255,32 @@ async def _drop_tokens(tx: Tx, name: str) -> None:
         tx.delete(TokenUseRow, token.id)
 
 
-async def _held_by(tx: Tx, name: str) -> str | None:
-    """What names a user: tasks, of any age, usage or quotas; None if nothing does."""
+async def _held_by(tx: Tx, what: Literal["user", "team"], name: str) -> str | None:
+    """What names a user or a team: tasks, of any age, usage or quotas; None if nothing does."""
+    column = "owner" if what == "user" else "team"
     for kind in (TaskRow, AcceptedRow):
-        for task in await tx.select(kind, Where("owner", Op.EQ, name), limit=1):
+        for task in await tx.select(kind, Where(column, Op.EQ, name), limit=1):
             return f"tasks, such as {task.task_id}"
-    if await tx.select(UsageRow, Where("user", Op.EQ, name), limit=1):
+    if await tx.select(UsageRow, Where(what, Op.EQ, name), limit=1):
         return "entries in the usage ledger"
-    rows = Where("user", Op.EQ, name), Where("removed", Op.EQ, value=False)
-    return "quotas" if await tx.select(QuotaRow, *rows, limit=1) else None
+    return "quotas" if await _has_quotas(tx, what, name) else None
+
+
+async def _has_quotas(tx: Tx, what: str, name: str) -> bool:
+    rows = Where(what, Op.EQ, name), Where("removed", Op.EQ, value=False)
+    return bool(await tx.select(QuotaRow, *rows, limit=1))
+
+
+async def _require_no_quotas(
+    tx: Tx, what: Literal["user", "team"], name: str, *, force: bool
+) -> None:
+    """409 for a new name that quotas name already: of somebody who had it before, perhaps."""
+    if force or not await _has_quotas(tx, what, name):
+        return
+    message = f"quotas name a {what} {name} already, who would get them"
+    fix = f"remove them (GET /v1/quotas lists them), or give force: true if {name} shall have them"
+    error = FieldError(field="name", value=name, message=message, fix=fix)
+    raise ProblemError(CONFLICT, f"{message}; {fix}", [error])
 
 
 async def user_or_404(tx: Tx, name: str, field: str = "name") -> UserRow:
@@ -303,12 +326,15 @@ async def list_teams(caller: Caller, parts: Parts, paging: PageQuery) -> Respons
 
 @router.post("/teams", status_code=201, response_model=shapes.Team)
 @allows(Action.CHANGE_PEOPLE)
-async def add_team(body: TeamBody, caller: Caller, parts: Parts) -> Response:
+async def add_team(
+    body: TeamBody, caller: Caller, parts: Parts, *, force: HasQuotas = False
+) -> Response:
     """A new team."""
     async with parts.store.transaction() as tx:
         if await tx.get(TeamRow, body.name) is not None:
             raise taken("name", "team", body.name, "choose another name")
         await _check_group(tx, body)
+        await _require_no_quotas(tx, "team", body.name, force=force)
         row = _with_defaults(TeamRow(body.name, tx.now), body)
         tx.put(row)
         after = views.team(row)
@@ -342,9 +368,11 @@ async def change_team(name: str, body: TeamChangeBody, caller: Caller, parts: Pa
 @router.delete("/teams/{name}", status_code=204)
 @allows(Action.CHANGE_PEOPLE)
 async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
-    """Remove a team that has no users."""
+    """Remove a team without users, if nothing names it any more. The next team of that name would
+    get the quotas, tasks and usage of one that has some."""
     async with parts.store.transaction() as tx:
-        if await tx.get(TeamRow, name) is None:
+        row = await tx.get(TeamRow, name)
+        if row is None:
             raise absent("name", "team", name, await names_of(tx, TeamRow))
         members = await tx.select(UserRow, Where("team", Op.EQ, name), limit=1)
         if members:
@@ -353,6 +381,10 @@ async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
             fix = f"move them first: PATCH /v1/users/{user} with another team"
             error = FieldError(field="name", value=name, message=message, fix=fix)
             raise ProblemError(CONFLICT, f"{message}; {fix}", [error])
+        if (held := await _held_by(tx, "team", name)) is not None:
+            fix = "remove its quotas, and keep the team as long as its tasks and usage are kept"
+            error = FieldError(field="name", value=name, message=f"has {held}", fix=fix)
+            raise ProblemError(CONFLICT, f"{name} has {held}; {fix}", [error])
         tx.delete(TeamRow, name)
-        audit(tx, parts.mint, caller, action="team.remove", target=name, detail="")
+        audit(tx, parts.mint, caller, action="team.remove", target=name, before=views.team(row))
     return Response(status_code=204)

@@ -11,10 +11,12 @@ import pytest
 
 from libs.contracts import messages as m
 from libs.contracts.base import Message
+from libs.store.memory_database import Point, no_fault
+from libs.store.port import StoreUnavailableError
 from services.gateway.command_client import Commands
 from services.gateway.permissions import Role, Scope
 from services.gateway.problems import UNAVAILABLE, ProblemError
-from services.gateway.rows import UserRow
+from services.gateway.rows import QuotaRow, UserRow
 from services.gateway.tables import TABLES
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, a_node
@@ -357,3 +359,59 @@ async def test_a_repeated_key_gives_the_same_task_after_the_owners_defaults_have
         again = await ann.post("/v1/tasks", json=body, headers=key)
         assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
         assert (await ann.post("/v1/tasks", json=body)).json()["priority"] == "low"
+
+
+async def test_the_next_team_of_a_name_gets_nothing_of_the_one_before(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await admin.post("/v1/teams", json={"name": "vision"})
+    quota = {"team": "vision", "grant": True, "unlimited": True}
+    await admin.put("/v1/quotas", json=quota)
+
+    async def rows() -> list[Any]:
+        return (await admin.get("/v1/quotas")).json()["items"]
+
+    await until(rows)
+    kept = await admin.delete("/v1/teams/vision")
+    assert (kept.status_code, kept.json()["errors"][0]["message"]) == (409, "has quotas")
+    # A row may also be set for a name that is to come.
+    await admin.put("/v1/quotas?force=true", json={**quota, "team": "nlp"})
+    await until(lambda: rows_of_team(harness, "nlp"))
+    refused = await admin.post("/v1/teams", json={"name": "nlp"})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (409, "name")
+    assert (await admin.post("/v1/teams?force=true", json={"name": "nlp"})).status_code == 201
+
+
+def rows_of_team(harness: GatewayHarness, team: str) -> bool:
+    rows = harness.database.rows(TABLES, QuotaRow).values()
+    return any(row.team == team for row in rows)
+
+
+async def test_the_admin_tokens_file_has_the_team_and_defaults_of_the_user_admin(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await admin.post("/v1/teams", json={"name": "vision"})
+    await admin.patch("/v1/users/admin", json={"team": "vision", "default_priority": "low"})
+    me = (await admin.get("/v1/whoami")).json()
+    assert (me["team"], me["default_priority"]) == ("vision", "low")
+
+    async def down(point: Point, schema: str) -> None:
+        if schema == "gateway" and point is Point.BEGIN:
+            raise StoreUnavailableError("down")
+
+    harness.clock.advance(60)
+    harness.database.fault = down
+    assert (await admin.get("/v1/whoami")).status_code == 200
+    harness.database.fault = no_fault
+
+
+async def test_a_revoked_token_is_invalid_although_the_clock_was_set_back(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    assert (await ann.get("/v1/whoami")).status_code == 200
+    harness.clock.advance(-3600)
+    async with harness.store(TABLES).transaction() as tx:
+        row = await tx.get(UserRow, "ann")
+        assert row is not None
+        tx.put(replace(row, disabled=True))
+    assert (await ann.get("/v1/whoami")).status_code == 401

@@ -68,6 +68,9 @@ def _defaults(group: Optional[str], priority: Optional[str]) -> Dict[str, str]:
     return found
 
 
+_FORCE = typer.Option(False, "--force", help="Accept a name that quotas name already.")
+
+
 def user_add(
     name: str = typer.Argument(..., metavar="NAME"),
     team: str = typer.Option("", "--team", autocompletion=complete.teams),
@@ -75,6 +78,7 @@ def user_add(
     admin: bool = _ADMIN,
     default_group: Optional[str] = _GROUP,
     default_priority: Optional[str] = _LEVEL,
+    force: bool = _FORCE,
 ) -> None:
     """Add a user. Left out, the role is user: submits tasks, and changes its own."""
     now = session.current()
@@ -84,7 +88,7 @@ def user_add(
     body.update(_defaults(default_group, default_priority))
     if team:
         body["team"] = team
-    reply = now.api().create("/v1/users", body)
+    reply = now.api().create("/v1/users?force=true" if force else "/v1/users", body)
     if now.json:
         render.document(reply)
     else:
@@ -211,11 +215,12 @@ def team_add(
     name: str = typer.Argument(..., metavar="NAME"),
     default_group: Optional[str] = _GROUP,
     default_priority: Optional[str] = _LEVEL,
+    force: bool = _FORCE,
 ) -> None:
     """Add a team."""
     now = session.current()
     body = {"name": name, **_defaults(default_group, default_priority)}
-    reply = now.api().create("/v1/teams", body)
+    reply = now.api().create("/v1/teams?force=true" if force else "/v1/teams", body)
     if now.json:
         render.document(reply)
     else:

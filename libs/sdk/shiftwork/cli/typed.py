@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "GET /v1/policies": "shiftwork policy show",
     "PUT /v1/quotas": "shiftwork quota set",
     "GET /v1/quotas/explain": "shiftwork quota explain",
+    "GET /v1/quotas": "shiftwork quota ls",
     "GET /v1/users": "shiftwork user ls",
     "POST /v1/users": "shiftwork user add NAME",
     "PATCH /v1/users/{name}": "shiftwork user set {name}",
@@ -193,7 +194,10 @@ class _Error:
     def advice(self, *, alone: bool) -> str:
         """What to do about it; among several, also what is wrong."""
         if alone:
-            return self.fix if self._of_argument else f"{self._label}: {self.fix}"
+            # An error of the whole request has no label.
+            return (
+                self.fix if self._of_argument or not self._label else f"{self._label}: {self.fix}"
+            )
         # `there is no team "visoin"` has the value already.
         given = self.value and f'"{self.value}"' not in self.message
         value = f"{self.value!r} " if given else ""

@@ -1081,11 +1081,16 @@ class AsyncTeams(AsyncResource):
             {},
         )
 
-    async def create(self, body: types.TeamBody) -> types.Team:
+    async def create(self, body: types.TeamBody, *, force: Optional[bool] = None) -> types.Team:
         """A new team.
 
-        POST /v1/teams"""
-        return await self._json(Operation("POST", "/v1/teams", repeatable=False), {}, {}, {}, body)
+        POST /v1/teams
+
+        Args:
+            force: accept a name that quotas name already"""
+        return await self._json(
+            Operation("POST", "/v1/teams", repeatable=False), {}, {"force": force}, {}, body
+        )
 
     async def update(self, name: str, body: types.TeamChangeBody) -> types.Team:
         """Other defaults for what its members submit from now on.
@@ -1096,7 +1101,8 @@ class AsyncTeams(AsyncResource):
         )
 
     async def delete(self, name: str) -> None:
-        """Remove a team that has no users.
+        """Remove a team without users, if nothing names it any more. The next team of that name would
+        get the quotas, tasks and usage of one that has some.
 
         DELETE /v1/teams/{name}"""
         await self._json(
@@ -1292,11 +1298,16 @@ class AsyncUsers(AsyncResource):
             {},
         )
 
-    async def create(self, body: types.UserBody) -> types.User:
+    async def create(self, body: types.UserBody, *, force: Optional[bool] = None) -> types.User:
         """Add a user, who can do nothing before a token exists.
 
-        POST /v1/users"""
-        return await self._json(Operation("POST", "/v1/users", repeatable=False), {}, {}, {}, body)
+        POST /v1/users
+
+        Args:
+            force: accept a name that quotas name already"""
+        return await self._json(
+            Operation("POST", "/v1/users", repeatable=False), {}, {"force": force}, {}, body
+        )
 
     async def get(self, name: str) -> types.User:
         """One user.

@@ -1063,11 +1063,16 @@ class Teams(Resource):
             {},
         )
 
-    def create(self, body: types.TeamBody) -> types.Team:
+    def create(self, body: types.TeamBody, *, force: Optional[bool] = None) -> types.Team:
         """A new team.
 
-        POST /v1/teams"""
-        return self._json(Operation("POST", "/v1/teams", repeatable=False), {}, {}, {}, body)
+        POST /v1/teams
+
+        Args:
+            force: accept a name that quotas name already"""
+        return self._json(
+            Operation("POST", "/v1/teams", repeatable=False), {}, {"force": force}, {}, body
+        )
 
     def update(self, name: str, body: types.TeamChangeBody) -> types.Team:
         """Other defaults for what its members submit from now on.
@@ -1078,7 +1083,8 @@ class Teams(Resource):
         )
 
     def delete(self, name: str) -> None:
-        """Remove a team that has no users.
+        """Remove a team without users, if nothing names it any more. The next team of that name would
+        get the quotas, tasks and usage of one that has some.
 
         DELETE /v1/teams/{name}"""
         self._json(Operation("DELETE", "/v1/teams/{name}", repeatable=True), {"name": name}, {}, {})
@@ -1272,11 +1278,16 @@ class Users(Resource):
             {},
         )
 
-    def create(self, body: types.UserBody) -> types.User:
+    def create(self, body: types.UserBody, *, force: Optional[bool] = None) -> types.User:
         """Add a user, who can do nothing before a token exists.
 
-        POST /v1/users"""
-        return self._json(Operation("POST", "/v1/users", repeatable=False), {}, {}, {}, body)
+        POST /v1/users
+
+        Args:
+            force: accept a name that quotas name already"""
+        return self._json(
+            Operation("POST", "/v1/users", repeatable=False), {}, {"force": force}, {}, body
+        )
 
     def get(self, name: str) -> types.User:
         """One user.

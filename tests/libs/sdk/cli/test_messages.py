@@ -191,6 +191,15 @@ def test_a_refusal_without_a_field_names_the_server_and_no_route(
     assert done.err == f"error: ann is in lab\n  where: {server.url}\n"
 
 
+def test_the_advice_about_a_whole_request_has_no_label(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    whole = field("", "", "eve may not set quotas", "ask an operator")
+    server.first["PUT", "/v1/quotas"] = [refusal(403, whole)]
+    done = shiftwork("quota", "set", "--gpus", "4")
+    assert done.err.endswith("  fix:   ask an operator\n")
+
+
 def test_values_are_shown_as_they_were_typed(shiftwork: Shiftwork, server: CliServer) -> None:
     name = "preemption.ack_deadline_seconds"
     fix = "choose a time in that range; a limit: SHIFTWORK_SUBMIT_ACK_DEADLINE_SECONDS_MAX"
