@@ -53,7 +53,7 @@ def _row(task: WaitingTask, now: datetime) -> Json:
         "id": task.task_id,
         "name": task.name,
         "owner": task.owner,
-        "team": task.team,
+        "team": task.team or None,
         "group": task.group,
         "position": task.position,
         "priority": enum_name(task.priority),
