@@ -81,7 +81,8 @@ def test_each_operation_is_a_method_with_the_same_parameters(kind: type[Any]) ->
         assert methods == verbs, resource
 
 
-@pytest.mark.parametrize("kind", [Client, pytest.param(AsyncClient, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 async def test_each_method_works(harness: GatewayHarness, kind: type[Any]) -> None:
     task = await prepare(harness)
     wanted = sorted(operations(), key=lambda each: ORDER.get(each[1], 2))

@@ -191,6 +191,7 @@ def _calls(index: Index, after: Place | None) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_page_costs_the_same_however_long_the_queue_is() -> None:
     """Tasks of many owners and of a shape each; a page in the middle of the queue."""
 
