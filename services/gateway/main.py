@@ -38,7 +38,7 @@ TOKEN_PREFIX = "swt_"  # noqa: S105 - what a token begins with is no secret
 TOKEN_BYTES = 32
 ID_RANDOM_BYTES = 4
 REBUILD_IDLE_SECONDS = 3600.0
-# Of the events without an owner, so many are looked at as a term begins.
+# Of the events without an owner, so many are read as a term begins.
 EVENTS_CLAIMED_MAX = 10_000
 
 

@@ -190,8 +190,8 @@ def test_a_backup_of_one_cluster_continues_on_another(tmp_path: Path) -> None:
             # After the backup: it is lost.
             lost = people.submit("lost", 1)
         with kubernetes(3) as cluster, platform_on(cluster) as new, ExitStack() as stack:
-            said = asyncio.run(fill(new.data, file.read_bytes()))
-            assert "events will be published again" in said
+            report = asyncio.run(fill(new.data, file.read_bytes()))
+            assert "events will be published again" in report
             new.start()
             people = stack.enter_context(People(new))
             # Its run of before is nowhere: it resumes as the next attempt, from its checkpoint.

@@ -284,9 +284,11 @@ def _describe_errors(path: str, method: str, operation: dict[str, Any]) -> None:
         if kind in (TOO_MANY, UNAVAILABLE):
             seconds = {"description": "seconds to wait", "schema": {"type": "integer"}}
             answer["headers"] = {"Retry-After": seconds}
-        said = answers.get(str(kind.status), {})
+        given = answers.get(str(kind.status), {})
         # FastAPI's own 422 is not what is answered.
-        about = "" if said.get("description") == "Validation Error" else said.get("description")
+        about = given.get("description")
+        if about == "Validation Error":
+            about = ""
         answers[str(kind.status)] = {**answer, "description": about or kind.title}
     for wildcard in ("4XX", "5XX"):
         answers.pop(wildcard, None)
@@ -324,7 +326,7 @@ def kinds_of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[K
     if may_lack or method != "get" or operation.get("parameters"):
         yield NOT_FOUND
     if method != "get" or path.startswith("/v1/run"):
-        # A run that is over is told so on all its routes.
+        # All routes of a run answer so once it is over.
         yield CONFLICT
     if "text/event-stream" in operation["responses"].get("200", {}).get("content", {}):
         yield GONE

@@ -394,9 +394,9 @@ async def test_events_that_come_before_their_tasks_submission_get_its_owner(
 async def test_a_leader_adds_the_owners_that_an_older_version_left_out(
     harness: GatewayHarness,
 ) -> None:
-    known = TaskRow("told", submitted_at=at(0), owner="ann", team="red", group="train")
+    known = TaskRow("tknown", submitted_at=at(0), owner="ann", team="red", group="train")
     async with harness.gateway.ports.store.transaction() as tx:
-        tx.put(known, an_event(1, "", "", task="told"), an_event(2, "", "", task="tgone"))
+        tx.put(known, an_event(1, "", "", task="tknown"), an_event(2, "", "", task="tpruned"))
     async with harness.gateway.ports.store.transaction() as tx:
         assert await eventlog.claim_all(tx, 10) == 1
     async with harness.gateway.ports.store.transaction() as tx:
