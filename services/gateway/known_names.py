@@ -1,7 +1,8 @@
 """Checks that the users, teams and groups that a quota or a policy names exist.
 
 Called by the routes. A limit for a misspelt name would have no effect, unnoticed: such names are
-rejected, unless the caller sets ``force`` because the person, team or group will exist later.
+rejected, unless the caller sets ``force`` because the person, team or group will exist later. So is
+a filter of a list with a name that nothing has.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from libs.contracts.messages import FieldError
 from libs.contracts.wording import no_such
 from libs.store.port import Op, Tx, Where
 from services.gateway.problems import INVALID, ProblemError
-from services.gateway.rows import NodeRow, TeamRow, UserRow
+from services.gateway.rows import AuditRow, NodeRow, TaskRow, TeamRow, UsageRow, UserRow
 
 # So many names are compared with a misspelt one.
 COMPARED_MAX = 10_000
@@ -26,9 +27,13 @@ async def require_known(
     users: Mapping[str, str] = NOBODY,
     teams: Mapping[str, str] = NOBODY,
     groups: Mapping[str, str] = NOBODY,
+    forcible: bool = False,
 ) -> None:
-    """Raise a problem that names each user, team and group that does not exist."""
-    if errors := await unknown_names(tx, users=users, teams=teams, groups=groups):
+    """Raise a problem that names each user, team and group that does not exist. ``forcible``: the
+    route takes ``force``."""
+    if errors := await unknown_names(
+        tx, users=users, teams=teams, groups=groups, forcible=forcible
+    ):
         raise refusal_of(errors)
 
 
@@ -47,6 +52,7 @@ async def unknown_names(
     users: Mapping[str, str] = NOBODY,
     teams: Mapping[str, str] = NOBODY,
     groups: Mapping[str, str] = NOBODY,
+    forcible: bool = False,
 ) -> list[FieldError]:
     """The error of each user, team and group that does not exist.
 
@@ -67,8 +73,36 @@ async def unknown_names(
             if name in unknown:
                 error = no_such(field, word, name, there)
                 fix = f"{error.fix}; force accepts a {word} that is to come"
-                errors.append(error.model_copy(update={"fix": fix}))
+                errors.append(error.model_copy(update={"fix": fix}) if forcible else error)
     return errors
+
+
+async def require_findable(
+    tx: Tx,
+    *,
+    users: Mapping[str, str] = NOBODY,
+    teams: Mapping[str, str] = NOBODY,
+    groups: Mapping[str, str] = NOBODY,
+    kept: Sequence[tuple[type[TaskRow | UsageRow | AuditRow], str, str]] = (),
+) -> None:
+    """Raise a problem that names each user, team and group of a list's filters that neither exists
+    nor is named by anything that is kept. Called for a list that is empty: a misspelt name is not
+    taken for one that has nothing.
+
+    ``kept`` has for a field the rows that may name what was removed since, and their column.
+    """
+    unknown = await unknown_names(tx, users=users, teams=teams, groups=groups)
+    names = {**users, **teams, **groups}
+    errors: list[FieldError] = []
+    for error in unknown:
+        where = [(kind, column) for kind, field, column in kept if field == error.field]
+        for kind, column in where:
+            if await tx.select(kind, Where(column, Op.EQ, names[error.field]), limit=1):
+                break
+        else:
+            errors.append(error)
+    if errors:
+        raise refusal_of(errors)
 
 
 Named = type[UserRow] | type[TeamRow] | type[NodeRow]

@@ -78,7 +78,7 @@ async def check_backup(file: Path, report: Report) -> Manifest:
         raise Failure(
             f"{file} is not a backup of this platform: {problem}",
             where="FILE",
-            fix="name a file that `shiftwork backup` has written",
+            fix="name a file that `shiftwork backup FILE` has written",
         ) from None
     except NewerBackupError as problem:
         raise _newer(file, str(problem)) from None
@@ -92,7 +92,7 @@ async def check_backup(file: Path, report: Report) -> Manifest:
         raise Failure(
             f"{file} cannot be read: {problem.strerror or problem}",
             where="FILE",
-            fix="name a file that `shiftwork backup` has written",
+            fix="name a file that `shiftwork backup FILE` has written",
         ) from None
     if newer := newer_schemas(manifest.revisions, _known_revisions()):
         schemas = ", ".join(f"{name} {manifest.revisions[name]}" for name in newer)

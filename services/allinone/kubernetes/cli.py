@@ -131,7 +131,7 @@ def up(  # noqa: PLR0917 - a command: every parameter is an option by name
         render.line(f"Its API: {it.url}")
     else:
         render.line(f"To reach its API from here, leave this running: {it.forward}")
-    render.line("Then: shiftwork nodes; shiftwork user add NAME; shiftwork submit -- COMMAND")
+    render.line("Then: `shiftwork nodes`, `shiftwork user add NAME`, `shiftwork submit -- COMMAND`")
 
 
 def _preflight(target: Target, wants: Wants) -> None:

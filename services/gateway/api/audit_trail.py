@@ -13,6 +13,8 @@ from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import people_shapes as shapes
 from services.gateway.api.deps import Caller, PageQuery, Parts, allows, answer_page, router_of
+from services.gateway.audited_actions import require_known
+from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.problems import invalid
 from services.gateway.rows import AuditRow
@@ -55,6 +57,7 @@ async def audit_trail(
 ) -> Response:
     """Entries that meet every filter, newest first."""
     del caller
+    require_known(action, outcome)
     where = [
         Where(column, op, value)
         for column, op, value in (
@@ -71,6 +74,8 @@ async def audit_trail(
     ]
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, AuditRow, where, NEWEST, paging)
+        if not page.rows and paging.cursor is None and who:
+            await require_findable(tx, users={"who": who}, kept=[(AuditRow, "who", "who")])
     return answer_page(
         page.rows, views.audit, lambda row: row.id, page.next_cursor, left_out=tx.unreadable
     )

@@ -110,7 +110,7 @@ async def _logged_in(parts: Context, request: Request, address: str) -> Identity
 
 def _to_login(parts: Context, challenge: str, name: str) -> Response:
     if parts.oidc is None:
-        fix = "make a token with POST /v1/tokens, or log in with a password: shiftwork login --user"
+        fix = "make a token with POST /v1/tokens, or log in with a password: shiftwork login --user NAME"
         raise ProblemError(NOT_FOUND, f"this site has no login provider; {fix}")
     query = urlencode({"challenge": challenge, "name": name})
     location = f"/v1/login/oidc?next={quote(f'/v1/login/cli?{query}', safe='')}"
@@ -144,7 +144,7 @@ async def redeem(request: Request, body: LoginCodeBody, parts: Parts) -> Respons
 
     made = await retried(write)
     if made is None:
-        raise unauthenticated("this code is not good (any more); run shiftwork login again")
+        raise unauthenticated("this code is not good (any more); run `shiftwork login` again")
     document = {
         "token": secret,
         "id": made.id,
@@ -160,7 +160,7 @@ async def _token(
     most = parts.settings.tokens_per_user_max
     of_user = Where("user", Op.EQ, user.name), Where("revoked_at", Op.IS_NULL)
     if len(await tx.select(TokenRow, *of_user, limit=most)) >= most:
-        detail = f"{user.name} has {most} tokens; revoke some with shiftwork token revoke ID"
+        detail = f"{user.name} has {most} tokens; revoke some with `shiftwork token revoke ID`"
         raise ProblemError(CONFLICT, detail)
     row = TokenRow(
         token_hash=token_hash(secret),

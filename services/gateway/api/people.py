@@ -214,7 +214,9 @@ async def remove_user(name: str, caller: Caller, parts: Parts) -> Response:
     async with parts.store.transaction() as tx:
         row = await user_or_404(tx, name)
         if name == FIRST_ADMIN:
-            raise ProblemError(CONFLICT, f"{FIRST_ADMIN} stays: the admin token's file is its own")
+            message, fix = f"{FIRST_ADMIN} stays: the admin token's file is its own", "name another"
+            error = FieldError(field="name", value=name, message=message, fix=fix)
+            raise ProblemError(CONFLICT, message, [error])
         if (held := await _held_by(tx, "user", name)) is not None:
             fix = f"archive the user: PATCH /v1/users/{name} with archived: true"
             error = FieldError(field="name", value=name, message=f"has {held}", fix=fix)

@@ -179,7 +179,9 @@ async def _check_names(command: m.SetPolicy, parts: Context) -> None:
     check = command.model_copy(update={"check_only": True})
     reply = await parts.commands.reply(check, m.SetPolicyReply)
     async with parts.store.transaction() as tx:
-        errors = await unknown_names(tx, users=reply.users, teams=reply.teams, groups=reply.groups)
+        errors = await unknown_names(
+            tx, users=reply.users, teams=reply.teams, groups=reply.groups, forcible=True
+        )
     refusal = reply.refusal
     if refusal is not None and (refusal.code is not m.RefusalCode.INVALID or not errors):
         raise parts.commands.refused(refusal)

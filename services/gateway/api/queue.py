@@ -20,8 +20,10 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.json_values import rfc3339
+from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.problems import TOO_MANY, UNAVAILABLE, ProblemError
+from services.gateway.rows import TaskRow
 from services.gateway.store import Paging
 
 router = router_of("scheduling")
@@ -49,6 +51,9 @@ async def queue(
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
     async with parts.queue_questions.of(caller.user):
         reply = await _tasks(parts, group or "", paging)
+    if group and not reply.tasks and paging.cursor is None:
+        async with parts.store.transaction() as tx:
+            await require_findable(tx, groups={"group": group}, kept=[(TaskRow, "group", "group")])
     listed_at = reply.listed_at or parts.clock.now()
     return answer_page(
         reply.tasks,

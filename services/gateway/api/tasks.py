@@ -41,6 +41,7 @@ from services.gateway.command_client import (
 )
 from services.gateway.explanations import explanation, ids_in
 from services.gateway.json_values import PRIORITIES, STATES
+from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.problems import CONFLICT, TOO_MANY, ProblemError, invalid
 from services.gateway.rows import RunRow, TaskRow, UserRow
@@ -326,6 +327,14 @@ async def list_tasks(
     async with parts.store.transaction() as tx:
         page = await rows_of.task_page(tx, where, _sort(sort), paging, caller.sight)
         left_out = list(tx.unreadable)
+        if not page.rows and paging.cursor is None:
+            await require_findable(
+                tx,
+                users={"owner": owner} if owner else {},
+                teams={"team": team} if team else {},
+                groups={"group": group} if group else {},
+                kept=[(TaskRow, field, field) for field in ("owner", "team", "group")],
+            )
         ids = [row.task_id for row in page.rows]
         ran = await rows_of.run_seconds(tx, ids if run_seconds else [])
         progress = await rows_of.progress_of(tx, ids)

@@ -46,6 +46,8 @@ async def list_tokens(
     revoked: Annotated[bool | None, Query(description="left out: revoked ones, too")] = None,
 ) -> Response:
     """Tokens without their secrets, newest first; administrators see everybody's."""
+    if user is not None and user != caller.user and caller.reach is not Reach.ALL:
+        raise not_permitted(refusal_to_reach_others(Action.READ_TOKENS, caller.user))
     where = [] if caller.reach is Reach.ALL else [Where("user", Op.EQ, caller.user)]
     if user is not None:
         where.append(Where("user", Op.EQ, user))
@@ -53,6 +55,8 @@ async def list_tokens(
         where.append(Where("revoked_at", Op.NOT_NULL if revoked else Op.IS_NULL))
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, TokenRow, where, NEWEST, paging)
+        if user is not None and not page.rows:
+            await user_or_404(tx, user, "user")
         ids = [row.id for row in page.rows]
         used = await tx.select(TokenUseRow, Where("token_id", Op.IN, ids)) if ids else []
     uses = {use.token_id: use for use in used}

@@ -17,9 +17,10 @@ from libs.contracts.wording import meant
 from services.gateway import usage, views
 from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of
 from services.gateway.auth import Identity
+from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action, Reach, whom_to_ask
 from services.gateway.problems import FORBIDDEN, TOO_MANY, ProblemError, invalid
-from services.gateway.rows import UsageRow
+from services.gateway.rows import TaskRow, UsageRow
 from services.gateway.strict_input import parse_time
 from services.gateway.usage import DAY, DIMENSIONS, Selection, Sums
 
@@ -150,6 +151,18 @@ async def get_usage(
     )
     _check_range(parts, selection)
     found = await _sums(parts, caller.user, permitted(caller, selection))
+    if not found:
+        async with parts.store.transaction() as tx:
+            await require_findable(
+                tx,
+                users={"user": user} if user else {},
+                teams={"team": team} if team else {},
+                groups={"group": group} if group else {},
+                kept=[
+                    *((UsageRow, field, field) for field in ("user", "team")),
+                    (TaskRow, "group", "group"),
+                ],
+            )
     if form == "csv" or (form is None and CSV in accept):
         return Response(_csv(selection.group_by, found), media_type=CSV)
     return answer(

@@ -271,6 +271,7 @@ async def test_the_audit_trail_is_filtered(
     later = before.isoformat().replace("+00:00", "Z")
     assert await found(f"who=ann&from={later}&action=task.") == [task]
     assert task not in await found(f"who=ann&to={later}")
+    await harness.member("bob")
     assert await found("who=bob") == []
     assert await found("outcome=forbidden") == []
     wrong = await admin.get("/v1/audit?from=yesterday")
@@ -415,3 +416,24 @@ async def test_a_revoked_token_is_invalid_although_the_clock_was_set_back(
         assert row is not None
         tx.put(replace(row, disabled=True))
     assert (await ann.get("/v1/whoami")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", "/v1/teams/vision", {"default_group": "nowhere"}),
+        ("PATCH", "/v1/users/admin", {"default_group": "nowhere"}),
+        ("POST", "/v1/users", {"name": "eve", "default_group": "nowhere"}),
+        ("GET", "/v1/quotas/explain?group=nowhere", None),
+        ("PUT", "/v1/quotas", {"group": "nowhere", "limit": 1}),
+    ],
+)
+async def test_an_unknown_group_may_be_forced_only_where_force_is_taken(  # noqa: PLR0917 - the table's
+    harness: GatewayHarness, admin: httpx.AsyncClient, method: str, path: str, body: Any
+) -> None:
+    await harness.project(a_node("n0"))
+    await admin.post("/v1/teams", json={"name": "vision"})
+    reply = await admin.request(method, path, json=body)
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["message"] == 'there is no group "nowhere"'
+    assert ("force" in reply.text) == (method == "PUT")

@@ -11,7 +11,6 @@ from typing import Any
 import typer
 
 from shiftwork.cli import complete, parse, render, session
-from shiftwork.cli.failures import usage
 
 COLUMNS = (
     *("at", "who", "action", "target", "outcome", "detail"),
@@ -39,8 +38,7 @@ def audit(  # noqa: PLR0917 - each is an option
 ) -> None:
     """List changes and refusals, newest first. For administrators."""
     now = session.current()
-    if as_csv and now.json:
-        raise usage("--csv and --json contradict each other", where="--csv", fix="give one of them")
+    session.refuse_csv_as_document(as_csv)
     query: dict[str, Any] = {
         name: value
         for name, value in (("who", who), ("action", action), ("target", target))

@@ -281,7 +281,7 @@ class Api:
         )
         logs_in = " /v1/login/" in request
         if status == 401 and logs_in:  # noqa: PLR2004 - Unauthorized
-            found.fix = "try again; an administrator sets passwords with `shiftwork user passwd`"
+            found.fix = "try again; an administrator sets passwords: shiftwork user passwd NAME"
             if request.endswith("/token"):
                 found.fix = "run `shiftwork login` again"
         if status == 401 and not self._token and not logs_in:  # noqa: PLR2004 - Unauthorized

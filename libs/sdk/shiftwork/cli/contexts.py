@@ -315,7 +315,7 @@ def _token(named: Named) -> str:
             fix="give --token or SHIFTWORK_TOKEN, or start"
             f" {installed.platform('up', data=named.data)} again"
             if named.data
-            else "give --token or SHIFTWORK_TOKEN, or run shiftwork login",
+            else "give --token or SHIFTWORK_TOKEN, or run `shiftwork login`",
         ) from error
     return _checked(text, named.token_file)
 

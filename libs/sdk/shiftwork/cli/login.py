@@ -149,7 +149,7 @@ def logout() -> None:
     choice = contexts.choose(url=now.url, context=now.context, environ=os.environ, path=path)
     file = Path(choice.named.token_file) if choice and choice.named else Path()
     if file.parent != homes.config().path / contexts.FOLDER / TOKENS or not file.exists():
-        fix = "shiftwork token revoke ID revokes other tokens"
+        fix = "`shiftwork token revoke ID` revokes other tokens"
         raise usage("there is no token of `shiftwork login` here", where=str(path), fix=fix)
     api = now.api()
     token = api.get("/v1/whoami")["token"]["id"]

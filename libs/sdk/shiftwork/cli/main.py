@@ -138,8 +138,13 @@ def run(arguments: Optional[List[str]] = None) -> int:
         message: Any = getattr(error, "format_message", None)
         if message is None:
             raise
-        if not message():
-            # No command was given; the help was printed in place of a message.
+        if type(error).__name__ == "NoArgsIsHelpError" or not message():
+            # No command was given. Older versions of Click have printed the help already.
+            if render.wants_json():
+                error.message = "the command is missing"
+                render.failure(misunderstood.failure_of(error, session.words()))
+            elif message():
+                render.help_text(message())
             return USAGE
         render.failure(misunderstood.failure_of(error, session.words()))
         return USAGE

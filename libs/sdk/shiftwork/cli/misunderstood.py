@@ -111,10 +111,15 @@ def _no_command(error: Any, word: str) -> Failure:  # noqa: ANN401 - Typer's own
 
 
 def _form(ctx: Any) -> str:  # noqa: ANN401 - Typer's own
-    """How the command is written."""
+    """How the command is written, with the options that it needs."""
+    needed = [
+        f"{typed.name_of(each)} {each.metavar or 'VALUE'}"
+        for each in ctx.command.params
+        if each.param_type_name == "option" and each.required
+    ]
     arguments = [each for each in ctx.command.params if each.param_type_name == "argument"]
     shown = [str(each.metavar or typed.name_of(each)) for each in arguments]
-    return " ".join([ctx.command_path, "[OPTIONS]", *shown])
+    return " ".join([ctx.command_path, "[OPTIONS]", *needed, *shown])
 
 
 _KINDS: Mapping[str, Callable[[Any, typed.Line], Failure]] = {

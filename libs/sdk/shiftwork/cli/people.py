@@ -128,7 +128,12 @@ def user_set(
     if not body:
         raise usage("there is nothing to change", fix="give --team, --role, --disable or another")
     now = session.current()
-    with naming({"role": "--role", "archived": "--archive"}):
+    typed = {
+        "role": "--admin" if admin else "--role",
+        "disabled": "--disable" if disable else "--enable",
+        "archived": "--archive" if archive else "--unarchive",
+    }
+    with naming(typed):
         reply = now.api().patch(f"/v1/users/{part(name)}", body)
     if now.json:
         render.document(reply)

@@ -263,6 +263,12 @@ def failure(failed: Failure) -> None:
         _write(f"  fix:   {failed.fix}")
 
 
+def help_text(text: str) -> None:
+    """The help of a noun whose command is missing, as it is laid out. On standard error."""
+    sys.stderr.write(safe(text).rstrip("\n") + "\n")
+    sys.stderr.flush()
+
+
 def _write(text: str, prefix: str = "") -> None:
     lines = _UNINDENTED.sub("\n" + " " * _HANG, prefix + safe(text)).split("\n")
     shown = "\n".join(piece for each in lines for piece in _wrapped(each, sys.stderr, _HANG))

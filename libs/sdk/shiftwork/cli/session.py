@@ -140,6 +140,17 @@ def form_of(asked: Sequence[str]) -> str:
     return next(iter(forms), "")
 
 
+def refuse_csv_as_document(as_csv: bool) -> None:
+    """Raises Failure if CSV and a form of ``-o`` are asked for together, which it names as it was
+    typed."""
+    if not (as_csv and _current.json):
+        return
+    short = next((each for each, form in SHORTHANDS.items() if form == _current.form), "")
+    option = short if short in _words else f"-o {_current.form}"
+    what = f"--csv and {option} contradict each other: a result has one form"
+    raise usage(what, where="--csv", fix=f"leave out --csv or {option}")
+
+
 def hoist(arguments: Sequence[str]) -> Tuple[List[str], bool]:
     """The same command line with the global options first, and whether it holds ``--``.
 

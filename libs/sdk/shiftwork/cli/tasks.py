@@ -428,7 +428,7 @@ def stop(
 ) -> None:
     """End tasks for good; they may save first."""
     if everything == bool(tasks):
-        fix = "write: shiftwork stop TASK ..., or shiftwork stop --all [-l K=V]"
+        fix = "write: shiftwork stop TASK..., or: shiftwork stop --all [-l K=V]"
         raise usage("give tasks, or --all", where="stop", fix=fix)
     if (label or everybody) and not everything:
         fix = "write: shiftwork stop --all [-l K=V] [--all-users]"

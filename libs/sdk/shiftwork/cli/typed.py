@@ -25,15 +25,16 @@ COMMANDS: Mapping[str, str] = {
     "GET /v1/nodes": "shiftwork nodes",
     "GET /v1/groups": "shiftwork group ls",
     "GET /v1/policies": "shiftwork policy show",
-    "PUT /v1/quotas": "shiftwork quota set",
+    "PUT /v1/quotas": "shiftwork quota set [OPTIONS]",
     "GET /v1/quotas/explain": "shiftwork quota explain",
     "GET /v1/quotas": "shiftwork quota ls",
     "GET /v1/users": "shiftwork user ls",
     "POST /v1/users": "shiftwork user add NAME",
-    "PATCH /v1/users/{name}": "shiftwork user set {name}",
+    "PATCH /v1/users/{name}": "shiftwork user set {name} [OPTIONS]",
     "PATCH /v1/users/{name} with another team": "shiftwork user set {name} --team=TEAM",
     "PATCH /v1/users/{name} with archived: true": "shiftwork user set {name} --archive",
     "PATCH /v1/users/{name} with archived: false": "shiftwork user set {name} --unarchive",
+    "PATCH /v1/users/{name} with disabled: true": "shiftwork user set {name} --disable",
     "PATCH /v1/users/{name} with disabled: false": "shiftwork user set {name} --enable",
     "PUT /v1/users/{name}/password": "shiftwork user passwd {name}",
     "GET /v1/login": "shiftwork login",
@@ -47,6 +48,16 @@ COMMANDS: Mapping[str, str] = {
 _ENDINGS = ("", "_id", "_seconds", "_bytes")
 _SECONDS = re.compile(r"\b(\d+(?:\.\d+)?) s\b")
 _HIDDEN = "(not shown)"
+# Fields that messages give with a value, and the flag that gives the field this value.
+FLAGS: Mapping[str, str] = {
+    "archived: true": "--archive",
+    "archived: false": "--unarchive",
+    "disabled: true": "--disable",
+    "disabled: false": "--enable",
+    "force: true": "--force",
+    "remove: true": "--remove",
+    "unlimited: true": "--unlimited",
+}
 # Options whose values are never repeated in messages.
 _SECRET = frozenset({"--token", "--env"})
 
@@ -61,6 +72,9 @@ class Line:
     spelled: Mapping[str, str]
     # Options that were typed once: their values.
     values: Mapping[str, str]
+    # Every option of the command, by each of its names, and those of them that take no value.
+    options: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
 
 
 def line_of(ctx: Any, words: Sequence[str]) -> Line:  # noqa: ANN401 - Typer's own context
@@ -68,6 +82,8 @@ def line_of(ctx: Any, words: Sequence[str]) -> Line:  # noqa: ANN401 - Typer's o
     fields: dict[str, str] = {}
     spelled: dict[str, str] = {}
     values: dict[str, str] = {}
+    options: set[str] = set()
+    flags: set[str] = set()
     for param in params_of(ctx):
         name = name_of(param)
         for known in dict.fromkeys((_field(name), str(param.name))):
@@ -75,12 +91,14 @@ def line_of(ctx: Any, words: Sequence[str]) -> Line:  # noqa: ANN401 - Typer's o
                 fields.setdefault(known + ending, name)
         if not name.startswith("-"):
             continue
+        options.update(param.opts)
+        flags.update([name] if getattr(param, "is_flag", False) else [])
         given = list(_given(words, param))
         if given and given[-1][0] != name:
             spelled[name] = given[-1][0]
         if len(given) == 1 and given[0][1] and name not in _SECRET:
             values[name] = given[0][1]
-    return Line(fields, spelled, values)
+    return Line(fields, spelled, values, frozenset(options), frozenset(flags))
 
 
 def params_of(ctx: Any) -> Iterator[Any]:  # noqa: ANN401 - Typer's own
@@ -228,6 +246,9 @@ class _Terms:
     def text(self, text: str) -> str:
         """A sentence with commands, options as they were typed, and the task's name."""
         text = in_commands(text, self.task)
+        for field, flag in FLAGS.items():
+            if flag in self.line.options:
+                text = text.replace(field, flag)
         for name, option in self._spelt():
             text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w-])", option, text)
         if self.task and text.startswith(_THE_TASK):
@@ -259,7 +280,7 @@ class _Terms:
             field=name,
             option=self.spell(option),
             below=below,
-            value="" if value == _HIDDEN else value,
+            value="" if value == _HIDDEN or option in self.line.flags else value,
             message=self.text(message),
             fix=self.text(fix),
             complete=is_about_task or message.startswith("there is "),

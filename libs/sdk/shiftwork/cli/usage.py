@@ -8,7 +8,6 @@ import typer
 
 from shiftwork.cli import complete, parse, render, session
 from shiftwork.cli.failures import naming
-from shiftwork.cli.failures import usage as wrong_usage
 
 HOUR_SECONDS = 3600.0
 # What a table shows of an item's seconds, in hours: the name, the field, and when it is left out.
@@ -61,8 +60,7 @@ def show(
     were preempted or failed.
     """
     now = session.current()
-    if now.json and as_csv:
-        raise wrong_usage("--json and --csv exclude each other", where="--csv", fix="give one")
+    session.refuse_csv_as_document(as_csv)
     if not group_by:
         group_by = "team" if team and not user else "user"
     asked = {
