@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from shiftwork.cli import dead_letters
+from shiftwork.cli import choices
 from shiftwork.live import Limits
 
 from libs.contracts.messages import TaskSpec
@@ -31,7 +31,7 @@ NAMES = {wiring.name for wiring in WIRINGS}
 
 
 @pytest.mark.parametrize(
-    "names", [SERVICES, dead_letters.SERVICES], ids=["contracts", "command line"]
+    "names", [SERVICES, choices.SERVICES], ids=["contracts", "command line"]
 )
 def test_every_list_of_services_names_all_of_them(names: tuple[str, ...]) -> None:
     assert sorted(names) == sorted(NAMES)

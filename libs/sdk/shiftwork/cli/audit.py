@@ -27,9 +27,19 @@ def register(app: session.App) -> None:
 
 def audit(  # noqa: PLR0917 - each is an option
     who: str = typer.Option("", "--who", help="One user's.", autocompletion=complete.users),
-    action: str = typer.Option("", "--action", help="Such as quota, or task.goal.stop."),
+    action: str = typer.Option(
+        "",
+        "--action",
+        help="Such as quota, or task.goal.stop.",
+        autocompletion=complete.audit_actions,
+    ),
     target: str = typer.Option("", "--target", help="Of one task, user, node or other."),
-    outcome: str = typer.Option("", "--outcome", help="done, or forbidden and other refusals."),
+    outcome: str = typer.Option(
+        "",
+        "--outcome",
+        help="done, or forbidden and other refusals.",
+        autocompletion=complete.audit_outcomes,
+    ),
     begin: str = typer.Option("", "--from", help="7d, or 2026-11-21T10:00:00Z."),
     end: str = typer.Option("", "--to", help="As --from."),
     limit: int = typer.Option(100, "--limit", min=1, help="The newest so many."),

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from shiftwork.cli import contexts, ids, parse, render, task_options
+from shiftwork.cli import choices, contexts, ids, parse, render, task_options, timeline
 from shiftwork.transport import Connection
 
 ANSWER_SECONDS = 0.8
@@ -106,6 +106,30 @@ contracts = _words(task_options.CONTRACTS)
 run_modes = _words(task_options.RUN_MODES)
 states = _words(parse.STATES)
 outputs = _words(("wide", *render.DOCUMENTS))
+roles = _words(choices.ROLES)
+scopes = _words(choices.SCOPES)
+services = _words(choices.SERVICES)
+shells = _words(choices.SHELLS)
+preemptions = _words(choices.PREEMPTIONS)
+usage_dimensions = _words(choices.USAGE_DIMENSIONS)
+usage_outcomes = _words(choices.USAGE_OUTCOMES)
+audit_actions = _words(choices.AUDIT_ACTIONS)
+audit_outcomes = _words(choices.AUDIT_OUTCOMES)
+quota_defaults = _words(("unlimited", "normal"))
+facts = _words(tuple(sorted(timeline.SENTENCES)))
+
+
+def tokens(ctx: typer.Context, incomplete: str) -> Found:
+    """Tokens that are not revoked, by id, with whose and what they are for."""
+    items = _items(ctx, "/v1/tokens?revoked=false&limit=1000")
+    named = [(each["id"], f"{each['user']} {each.get('name') or ''}".strip()) for each in items]
+    return _beginning(named, incomplete)
+
+
+def orders(incomplete: str) -> Found:
+    """The orders of ``ls --sort``, falling ones too."""
+    falling = incomplete[:1] if incomplete.startswith("-") else ""
+    return _beginning([(falling + word, "") for word in choices.TASK_ORDERS], incomplete)
 
 
 def tasks_then_priority(ctx: typer.Context, incomplete: str) -> Found:

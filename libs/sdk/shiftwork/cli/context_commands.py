@@ -9,7 +9,7 @@ from typing import Any, Generator
 
 import typer
 
-from shiftwork.cli import contexts, installed, render, session
+from shiftwork.cli import complete, contexts, installed, render, session
 from shiftwork.cli.failures import Failure
 
 
@@ -40,7 +40,12 @@ def ls() -> None:
     render.table(("CURRENT", "NAME", "URL", "WHERE"), rows, none)
 
 
-def use(name: str = typer.Argument(..., metavar="NAME", help="As `ls` shows it.")) -> None:
+_NAME = typer.Argument(
+    ..., metavar="NAME", help="As `ls` shows it.", autocompletion=complete.context_names
+)
+
+
+def use(name: str = _NAME) -> None:
     """Make a context the current one: for every command without --url and --context."""
     path = contexts.default_path()
     with _writing(path):
@@ -60,7 +65,7 @@ def _writing(path: Path) -> Generator[None, None, None]:
         ) from error
 
 
-def remove(name: str = typer.Argument(..., metavar="NAME", help="As `ls` shows it.")) -> None:
+def remove(name: str = _NAME) -> None:
     """Forget a context. The server, its data folder and the token's file stay as they are."""
     path = contexts.default_path()
     with _writing(path):
@@ -74,7 +79,12 @@ def remove(name: str = typer.Argument(..., metavar="NAME", help="As `ls` shows i
 
 
 def show(
-    name: str | None = typer.Argument(None, metavar="NAME", help="Left out: the one in use."),
+    name: str | None = typer.Argument(
+        None,
+        metavar="NAME",
+        help="Left out: the one in use.",
+        autocompletion=complete.context_names,
+    ),
 ) -> None:
     """Show a context; without NAME, which server commands go to now, and why."""
     now, path = session.current(), contexts.default_path()

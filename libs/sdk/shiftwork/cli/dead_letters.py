@@ -4,10 +4,9 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import parse, render, session
+from shiftwork.cli import choices, complete, parse, render, session
 from shiftwork.cli.failures import usage
 
-SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
 
 
 def register(app: session.App) -> None:
@@ -22,11 +21,13 @@ def register(app: session.App) -> None:
 
 
 def _services(given: Optional[str]) -> List[str]:
-    return [parse.choice(given, SERVICES, "service", "--service")] if given else list(SERVICES)
+    return [parse.choice(given, choices.SERVICES, "service", "--service")] if given else list(choices.SERVICES)
 
 
 _IDS = typer.Argument(None, metavar="ID...", help="As `ls` shows them.")
-_SERVICE = typer.Option(None, "--service", help="Left out: every service.")
+_SERVICE = typer.Option(
+    None, "--service", help="Left out: every service.", autocompletion=complete.services
+)
 
 
 def ls(service: Optional[str] = _SERVICE) -> None:

@@ -19,7 +19,9 @@ def register(app: session.App) -> None:
 
 
 def events(
-    task: Optional[str] = typer.Argument(None, metavar="[TASK]", help="Left out: all tasks."),
+    task: Optional[str] = typer.Argument(
+        None, metavar="[TASK]", help="Left out: all tasks.", autocompletion=complete.tasks
+    ),
     follow_it: bool = typer.Option(False, "-f", "--follow", help="Go on until interrupted."),
     start: Optional[int] = typer.Option(
         None,
@@ -28,7 +30,9 @@ def events(
         help="After this position; 0: all that are kept; -N: the last N. "
         "Left out: a task's all, otherwise the last 100.",
     ),
-    kind: str = typer.Option("", "--type", help="Such as run.exited."),
+    kind: str = typer.Option(
+        "", "--type", help="Such as run.exited.", autocompletion=complete.facts
+    ),
     owner: str = typer.Option(
         "", "--owner", help="Of one user's tasks.", autocompletion=complete.users
     ),

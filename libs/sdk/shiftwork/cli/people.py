@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, login, parse, render, session
+from shiftwork.cli import choices, complete, login, parse, render, session
 from shiftwork.cli.failures import naming, usage
 from shiftwork.client.paths import part
 
@@ -32,16 +32,21 @@ def register(app: session.App) -> None:
     app.command("whoami")(whoami)
 
 
-ROLES = ("viewer", "user", "operator", "admin")
-SCOPES = ("read", "tasks", "tokens", "operate", "people")
-_ROLE = typer.Option("", "--role", help="viewer, user, operator or admin.")
+_ROLE = typer.Option(
+    "", "--role", help="viewer, user, operator or admin.", autocompletion=complete.roles
+)
 _GROUP = typer.Option(
     None,
     "--default-group",
     help='Of nodes, for tasks that name none. "": none.',
     autocompletion=complete.groups,
 )
-_LEVEL = typer.Option(None, "--default-priority", help='For tasks that name none. "": none.')
+_LEVEL = typer.Option(
+    None,
+    "--default-priority",
+    help='For tasks that name none. "": none.',
+    autocompletion=complete.priorities,
+)
 _ADMIN = typer.Option(False, "--admin", help="The same as --role admin.")
 
 
@@ -53,7 +58,7 @@ def _role(role: str, admin: bool, member: bool = False) -> str:
         first, second = list(given)[:2]
         what = f"{first} and {second} contradict each other"
         raise usage(what, where=second, fix="give one of them")
-    return parse.choice(role, ROLES, "role", "--role") if role else "".join(given.values())
+    return parse.choice(role, choices.ROLES, "role", "--role") if role else "".join(given.values())
 
 
 def _defaults(group: Optional[str], priority: Optional[str]) -> Dict[str, str]:
@@ -96,7 +101,7 @@ def user_add(
 
 
 def user_set(
-    name: str = typer.Argument(..., metavar="NAME"),
+    name: str = typer.Argument(..., metavar="NAME", autocompletion=complete.users),
     team: Optional[str] = typer.Option(
         None, "--team", help='"": in no team.', autocompletion=complete.teams
     ),
@@ -268,7 +273,9 @@ def team_ls() -> None:
     render.table((render.Column("NAME", least=12), "DEFAULTS", "SINCE"), rows, "no teams")
 
 
-def team_rm(name: str = typer.Argument(..., metavar="NAME")) -> None:
+def team_rm(
+    name: str = typer.Argument(..., metavar="NAME", autocompletion=complete.teams),
+) -> None:
     """Remove a team that has no users."""
     now = session.current()
     now.api().delete(f"/v1/teams/{part(name)}")
@@ -312,6 +319,7 @@ def token_create(
         "--scope",
         help="read, tasks, tokens, operate or people; may be repeated. Left out: all that the user"
         " may do.",
+        autocompletion=complete.scopes,
     ),
 ) -> None:
     """Make a token. It is shown once, alone on standard output."""
@@ -319,7 +327,7 @@ def token_create(
     api = now.api()
     body: Dict[str, Any] = {"user": user or api.get("/v1/whoami")["user"], "name": name}
     if scope:
-        body["scopes"] = [parse.choice(each, SCOPES, "scope", "--scope") for each in scope]
+        body["scopes"] = [parse.choice(each, choices.SCOPES, "scope", "--scope") for each in scope]
     if expires_in:
         body["expires_in_seconds"] = parse.duration(expires_in, "--expires-in")
     reply = api.create("/v1/tokens", body)
@@ -367,7 +375,9 @@ def token_ls(
     )
 
 
-def token_revoke(token: str = typer.Argument(..., metavar="ID")) -> None:
+def token_revoke(
+    token: str = typer.Argument(..., metavar="ID", autocompletion=complete.tokens),
+) -> None:
     """Take a token out of use, at once."""
     now = session.current()
     now.api().delete(f"/v1/tokens/{part(token)}")

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import typer
 
-from shiftwork.cli import ids, input_files, parse, render, session, typed
+from shiftwork.cli import complete, ids, input_files, parse, render, session, typed
 from shiftwork.cli.failures import naming
 from shiftwork.client.paths import part
 
@@ -31,7 +31,12 @@ _FILE = typer.Argument(..., metavar="FILE", help="A policy file, YAML or JSON; -
 
 
 def show(
-    group: Optional[str] = typer.Argument(None, metavar="[GROUP]", help="Left out: every group."),
+    group: Optional[str] = typer.Argument(
+        None,
+        metavar="[GROUP]",
+        help="Left out: every group.",
+        autocompletion=complete.groups,
+    ),
 ) -> None:
     """List how the groups are shared; of one group, its policy file with every key."""
     now = session.current()
@@ -95,7 +100,9 @@ def set_file(file: str = _FILE, force: bool = _FORCE) -> None:
     _show_applied(now, reply)
 
 
-def unset(group: str = typer.Argument(..., metavar="GROUP")) -> None:
+def unset(
+    group: str = typer.Argument(..., metavar="GROUP", autocompletion=complete.groups),
+) -> None:
     """Take away what was set for a group: it has the policy file's policy, or the defaults."""
     now = session.current()
     _show_applied(now, now.api().delete(f"/v1/policies/{part(group)}"))

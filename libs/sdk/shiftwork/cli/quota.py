@@ -155,13 +155,22 @@ def _put(body: Dict[str, Any], *, force: bool = False) -> None:
 
 
 def default(
-    setting: str = typer.Argument(..., metavar="unlimited|normal|N", show_default=False),
+    setting: str = typer.Argument(
+        "",
+        metavar="[unlimited|normal|N]",
+        show_default=False,
+        help="Left out: show it.",
+        autocompletion=complete.quota_defaults,
+    ),
 ) -> None:
-    """Set what each user may hold in each group where no grant decides.
+    """Show or set what each user may hold in each group where no grant decides.
 
     unlimited: any amount. normal: any amount, and nothing above priority normal. N: that many GPUs
     at once; runs without GPUs count their nodes.
     """
+    if not setting:
+        _show_defaults()
+        return
     body: Dict[str, Any] = {"grant": True}
     if setting in ("unlimited", "normal"):
         body["unlimited"] = True
@@ -176,6 +185,22 @@ def default(
             fix="write unlimited, normal or a number of GPUs",
         )
     _put(body)
+
+
+def _show_defaults() -> None:
+    """The grants that hold for more than one user, the site's own first."""
+    now = session.current()
+    found = now.api().items("/v1/quotas")
+    names = ("group", "team", "priority")
+    rows = [each for each in found["items"] if each.get("grant") and not each.get("user")]
+    rows.sort(key=lambda each: [str(each.get(name) or "") for name in names])
+    if now.json:
+        render.document({**found, "items": rows})
+        return
+    for each in rows:
+        render.line(timeline.quota_text(each))
+    if not any(_kind(each) == "default" for each in rows):
+        render.line("the site has no default: where no grant decides, any amount is permitted")
 
 
 def explain(

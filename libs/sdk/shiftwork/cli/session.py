@@ -232,6 +232,15 @@ class Command(TyperCommand):
             _set_context(error, ctx)
             raise
 
+    def get_params(self, ctx: Any) -> List[Any]:
+        """Its parameters; for completion also the options of every command, which may follow it."""
+        own = super().get_params(ctx)
+        if not ctx.resilient_parsing or ctx.parent is None:
+            return own
+        known = {opt for param in own for opt in param.opts}
+        everywhere = ctx.find_root().command.params
+        return own + [each for each in everywhere if not known & {*each.opts}]
+
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer's
         """Run it."""
         _set_line(ctx)

@@ -10,10 +10,9 @@ from typing import Any, Dict
 import typer
 
 from shiftwork import __version__
-from shiftwork.cli import parse, render, session
+from shiftwork.cli import choices, complete, parse, render, session
 from shiftwork.cli.failures import Failure
 
-SHELLS = ("bash", "zsh", "fish", "powershell")
 
 
 def register(app: session.App) -> None:
@@ -22,9 +21,13 @@ def register(app: session.App) -> None:
     app.command("version")(version)
 
 
-def completion(shell: str = typer.Argument(..., metavar="SHELL", help=", ".join(SHELLS))) -> None:
+def completion(
+    shell: str = typer.Argument(
+        ..., metavar="SHELL", help=", ".join(choices.SHELLS), autocompletion=complete.shells
+    ),
+) -> None:
     """Print the completion script of a shell: source it from the shell's start file."""
-    parse.choice(shell, SHELLS, "known shell", "SHELL")
+    parse.choice(shell, choices.SHELLS, "known shell", "SHELL")
     # Typer writes the script when this variable is set; the script sets it when it completes.
     done = subprocess.run(
         [sys.executable, "-c", "from shiftwork.cli.main import app; app(prog_name='shiftwork')"],

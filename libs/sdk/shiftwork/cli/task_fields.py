@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, input_files, parse
+from shiftwork.cli import choices, complete, input_files, parse
 from shiftwork.cli.failures import usage
 from shiftwork.cli.task_options import TASK_OPTIONS, TaskOption
 
@@ -22,6 +22,7 @@ COMPLETIONS: dict[str, Callable[..., Any]] = {
     "--group": complete.groups,
     "--contract": complete.contracts,
     "--mode": complete.run_modes,
+    "--preempt": complete.preemptions,
 }
 # Mappings that replace the file's; others are added to it.
 WHOLE = frozenset({"document"})
@@ -93,12 +94,10 @@ def _folder(value: str, option: str) -> str:
     return os.path.abspath(value)  # noqa: PTH100 - keeps links
 
 
-MODES = ("sdk", "signal", "kill")
-
 
 def _mode(value: str, option: str) -> dict[str, str]:
     word, colon, signal = value.partition(":")
-    if word not in MODES or (colon and not (word == "signal" and signal.isalnum())):
+    if word not in choices.PREEMPTIONS or (colon and not (word == "signal" and signal.isalnum())):
         raise usage(
             f"{value!r} is no way to preempt",
             where=option,

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import typer
 
 from shiftwork.cli import (
+    choices,
     complete,
     ending,
     explanation,
@@ -54,6 +55,8 @@ _LABEL = typer.Option(
 )
 # As many as the API takes.
 LABELS_MAX = 32
+# So many tasks are asked for the labels that there are.
+LABELS_OF_MAX = 1000
 # What a list is sorted by, and the API's field for it. Ids sort by time.
 ORDERS = {
     "submitted": "submitted_at",
@@ -66,7 +69,6 @@ ORDERS = {
     "submitted_at": "submitted_at",
     "id": "submitted_at",
 }
-SORTED_BY = tuple(ORDERS)[:7]
 
 
 def register(app: session.App) -> None:
@@ -172,7 +174,9 @@ def ls(
     group: str = typer.Option(
         "", "--group", help="In one group of nodes.", autocompletion=complete.groups
     ),
-    priority_: str = typer.Option("", "--priority", help="Such as high,normal."),
+    priority_: str = typer.Option(
+        "", "--priority", help="Such as high,normal.", autocompletion=complete.priorities
+    ),
     state: str = typer.Option(
         "", "--state", help="Such as queued,running.", autocompletion=complete.states
     ),
@@ -188,7 +192,9 @@ def ls(
         "",
         "--sort",
         metavar="FIELD",
-        help=", ".join(SORTED_BY) + "; prefix with - for descending. Default: newest first.",
+        help=", ".join(choices.TASK_ORDERS)
+        + "; prefix with - for descending. Default: newest first.",
+        autocompletion=complete.orders,
     ),
     limit: int = typer.Option(100, "--limit", min=1, max=LISTED_MAX),
     history: bool = typer.Option(
@@ -199,9 +205,13 @@ def ls(
     """List tasks: those that live, the newest first."""
     now = session.current()
     api = now.api()
-    if history:
-        render.document(_history(api, since))
-        return
+    if since and not history:
+        fix = "add --history, or leave --since out; the newest tasks stand first"
+        raise usage("--since goes with --history", where="--since", fix=fix)
+    if history and (state or sort):
+        option = "--state" if state else "--sort"
+        what = f"{option} does not go with --history, which has every ended task, oldest first"
+        raise usage(what, where=option, fix=f"leave out {option} or --history")
     states = parse.states(state, "--state")
     if not states and not everything and not chain:
         states = list(LIVE)
@@ -220,7 +230,12 @@ def ls(
         query["owner"] = api.get("/v1/whoami")["user"]
     if chain:
         query["chain"] = find(api, chain)["chain"]
+    if history:
+        render.document(_history(api, since, query))
+        return
     found = api.items("/v1/tasks", query, limit)
+    if label and not found["items"]:
+        _warn_of_unknown_labels(api, label)
     if now.json:
         render.document(found)
         return
@@ -236,7 +251,7 @@ def _order(text: str) -> str:
     falling, word = ("-", text[1:]) if text.startswith("-") else ("", text)
     if not word or word.lower() in ORDERS:
         return falling + ORDERS.get(word.lower(), "")
-    fix = f"choose one of {', '.join(SORTED_BY)}; prefix with - for descending"
+    fix = f"choose one of {', '.join(choices.TASK_ORDERS)}; prefix with - for descending"
     meant = guide.meant(word.lower(), ORDERS)
     raise usage(
         f"--sort {text}: tasks are not sorted by this", where="--sort", fix=f"{meant} {fix}".strip()
@@ -262,10 +277,25 @@ def _labels(given: Optional[List[str]]) -> List[str]:
     return list(given or [])
 
 
-def _history(api: Api, since: str) -> Dict[str, Any]:
+def _warn_of_unknown_labels(api: Api, given: Sequence[str]) -> None:
+    """Warn of filters whose label none of the newest tasks has: it may be misspelt."""
+    newest = api.get("/v1/tasks", {"limit": LABELS_OF_MAX})["items"]
+    known = {name for task in newest for name in parse.fields(task.get("labels"))}
+    for text in given:
+        name = text.partition("=")[0]
+        name = name[:-1] if "=" in text and name.endswith("!") else name
+        if name not in known:
+            what = f"none of the newest {len(newest)} tasks has a label {name!r}"
+            render.warning("; ".join(filter(None, (what, guide.meant(name, known)))))
+
+
+def _history(api: Api, since: str, given: Dict[str, Any]) -> Dict[str, Any]:
     """What the policy lab replays: ended tasks, in the order of their submission."""
     first = parse.at(parse.timestamp(since, "--since", render.now())) if since else None
-    query = {"state": ",".join(ENDED), "run_seconds": "true", "sort": "-submitted_at"}
+    query = {
+        **given,
+        **{"state": ",".join(ENDED), "run_seconds": "true", "sort": "-submitted_at"},
+    }
     found = api.items("/v1/tasks", query, LISTED_MAX)
     if first is not None:
         found["items"] = [

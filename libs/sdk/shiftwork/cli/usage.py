@@ -41,6 +41,7 @@ def show(
         "--group-by",
         help="Of user, team, group, priority, outcome, task and day (UTC), with commas. Left out:"
         " user; with --team the team.",
+        autocompletion=complete.usage_dimensions,
     ),
     user: str = typer.Option("", "--user", autocompletion=complete.users),
     team: str = typer.Option(
@@ -50,7 +51,12 @@ def show(
     priority: str = typer.Option(
         "", "--priority", help="Tasks' level at the start.", autocompletion=complete.priorities
     ),
-    outcome: str = typer.Option("", "--outcome", help="succeeded, failed, preempted, running, ..."),
+    outcome: str = typer.Option(
+        "",
+        "--outcome",
+        help="succeeded, failed, preempted, running, ...",
+        autocompletion=complete.usage_outcomes,
+    ),
     as_csv: bool = typer.Option(False, "--csv", help="Answer in CSV, in seconds."),
 ) -> None:
     """Show who held how many GPU-hours, and what was lost.
