@@ -94,6 +94,8 @@ class Identity:
     # Where and how the user's tasks are submitted that do not say so; empty: as the platform's.
     default_group: str = ""
     default_priority: str = ""
+    # Those of ``group`` and ``priority`` whose default is the team's, because the user has none.
+    defaults_of_team: frozenset[str] = frozenset()
     # From where the present request came, and what it does.
     address: str = ""
     action: Action = Action.KNOW_ONESELF
@@ -252,6 +254,7 @@ class Authenticator:
         if (known := self._remembered(digest)) is not None:
             return known
         team, group, priority = "", "", ""
+        of_team: frozenset[str] = frozenset()
         with contextlib.suppress(DatabaseFaultError, StoreUnavailableError, UnreadableRowError):
             async with self._store.transaction() as tx:
                 user = await tx.get(UserRow, FIRST_ADMIN)
@@ -260,6 +263,7 @@ class Authenticator:
                 team = user.team
                 group = user.default_group or above.default_group
                 priority = user.default_priority or above.default_priority
+                of_team = _of_team(user)
         found = Identity(
             FIRST_ADMIN,
             Role.ADMIN,
@@ -269,6 +273,7 @@ class Authenticator:
             digest=digest,
             default_group=group,
             default_priority=priority,
+            defaults_of_team=of_team,
         )
         self._known[digest] = (self._clock.now() + self._cache_for, found)
         return found
@@ -526,7 +531,14 @@ def _identity(
         known,
         user.default_group or team.default_group,
         user.default_priority or team.default_priority,
+        _of_team(user),
     )
+
+
+def _of_team(user: UserRow) -> frozenset[str]:
+    """The defaults that a user has from the team."""
+    own = {"group": user.default_group, "priority": user.default_priority}
+    return frozenset(name for name, value in own.items() if not value)
 
 
 def _why_over(

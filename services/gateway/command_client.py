@@ -16,6 +16,7 @@ from services.gateway.body_types import Body
 from services.gateway.conversion import to_message
 from services.gateway.handlers import with_submission
 from services.gateway.json_values import GOALS, PRIORITIES, RUN_MODES, UNITS
+from services.gateway.permissions import Action, Role, whom_to_ask
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid, refused
 from services.gateway.rows import AcceptedRow, TaskRow
 
@@ -94,18 +95,41 @@ def require_no_zeros(kind: type[Message], body: Body, above: str) -> None:
             )
 
 
-def in_terms_of(body: TaskBody, problem: ProblemError) -> ProblemError:
-    """Submit's refusal of a task, with the names that its body has: one command is a role there."""
-    role = "roles[0]."
-    if not body.command:
-        return problem
+def in_terms_of(body: TaskBody, problem: ProblemError, identity: Identity) -> ProblemError:
+    """Submit's refusal of a task, with the names that its body has: one command is a role there.
+    What the body leaves out is named as the default that it is."""
+    role = "roles[0]." if body.command else ""
     errors = [
-        each.model_copy(update={"field": each.field.removeprefix(role)}) for each in problem.errors
+        _of_default(each.model_copy(update={"field": each.field.removeprefix(role)}), body, identity)
+        for each in problem.errors
     ]
     detail = problem.detail.removeprefix(role)
+    for before, after in zip(problem.errors, errors, strict=True):
+        detail = detail.replace(before.message, after.message).replace(before.fix, after.fix)
     found = ProblemError(problem.kind, detail, errors, problem.headers)
     found.audited = problem.audited
     return found
+
+
+def _of_default(error: m.FieldError, body: TaskBody, identity: Identity) -> m.FieldError:
+    """The error of a group or a priority, which says whose default it is if the body has none."""
+    given = {"group": body.group, "priority": body.priority}
+    defaults = {"group": identity.default_group, "priority": identity.default_priority}
+    name, default = error.field, defaults.get(error.field)
+    if not default or given[name]:
+        return error
+    of_team = name in identity.defaults_of_team
+    whose = f"team {identity.team}" if of_team else identity.user
+    route = f"/v1/teams/{identity.team}" if of_team else f"/v1/users/{identity.user}"
+    change = f"PATCH {route} with another default_{name}"
+    asked = "" if identity.role is Role.ADMIN else f"{whom_to_ask(Action.CHANGE_PEOPLE)} changes "
+    asked = asked and f"; {asked}it: {change}"
+    return error.model_copy(
+        update={
+            "message": f"{error.message}; {default} is the default of {whose}",
+            "fix": f"{error.fix}{asked or f'; to change the default: {change}'}",
+        }
+    )
 
 
 def accepted(reply: m.CreateTaskReply, command: m.CreateTask) -> AcceptedRow:

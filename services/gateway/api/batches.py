@@ -96,7 +96,7 @@ async def _submit(parts: Context, caller: Identity, piece: Sequence[_Item]) -> l
         await parts.audit(caller, ACTION, entries)
         return [_refused(problem)] * len(piece)
     outcomes = [
-        in_terms_of(each.body, parts.commands.refused(reply.refusal))
+        in_terms_of(each.body, parts.commands.refused(reply.refusal), caller)
         if reply.refusal is not None
         else accepted(reply, each.command)
         for each, reply in zip(piece, replies, strict=True)

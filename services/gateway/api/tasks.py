@@ -120,7 +120,7 @@ async def dry_run(body: TaskBody, caller: Caller, parts: Parts) -> Response:
     try:
         reply = await parts.commands.ask(command, m.CreateTaskReply)
     except ProblemError as problem:
-        raise in_terms_of(body, problem) from None
+        raise in_terms_of(body, problem, caller) from None
     row = accepted(reply, command)
     assert row.spec is not None, "submit answers with the spec"
     cluster = await parts.capacity.now()
@@ -236,7 +236,7 @@ async def _submit(
         try:
             return await _create(parts, command, change)
         except ProblemError as problem:
-            raise in_terms_of(body, problem) from None
+            raise in_terms_of(body, problem, caller) from None
 
 
 async def _create(parts: Context, command: m.CreateTask, change: Change) -> tuple[bool, TaskRow]:

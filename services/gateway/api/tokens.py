@@ -142,7 +142,7 @@ def _expiry(
     if caller.is_session:
         if seconds is not None and seconds > login_seconds:
             message = "is longer than a token that a browser's session makes may last"
-            fix = f"give at most {int(login_seconds)}, or use a token"
+            fix = f"give at most {int(login_seconds)} s, or use a token"
             raise invalid("expires_in_seconds", seconds, message, fix)
         return now + timedelta(seconds=login_seconds if seconds is None else seconds)
     if seconds is None:
@@ -151,7 +151,7 @@ def _expiry(
     if caller.expires_at is not None and found > caller.expires_at:
         left = max(0, int((caller.expires_at - now).total_seconds()))
         message = "is longer than the token that asks is valid"
-        fix = f"give at most {left}, or leave it out"
+        fix = f"give at most {left} s, or leave it out"
         raise invalid("expires_in_seconds", seconds, message, fix)
     return found
 

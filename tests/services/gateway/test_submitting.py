@@ -423,3 +423,34 @@ async def test_warnings_stay_with_the_task(harness: GatewayHarness, ann: httpx.A
     assert (await ann.get(f"/v1/tasks/{made['id']}")).json()["warnings"] == dry
     (event,) = (await ann.get("/v1/events", params={"task": made["id"]})).json()["items"]
     assert event["data"]["warnings"] == dry
+
+
+@pytest.mark.parametrize(
+    ("path", "whose", "option"),
+    [
+        ("/v1/teams/vision", "team vision", "PATCH /v1/teams/vision with another default_priority"),
+        ("/v1/users/ann", "ann", "PATCH /v1/users/ann with another default_priority"),
+    ],
+)
+async def test_a_refusal_names_the_default_that_it_is_about(
+    harness: GatewayHarness, admin: httpx.AsyncClient, path: str, whose: str, option: str
+) -> None:
+    await harness.project(a_node("n0"))
+    async with harness.client(await harness.member("ann", team="vision")) as ann:
+        grant = {"grant": True, "unlimited": True, "level_max": "normal"}
+        assert (await admin.put("/v1/quotas", json=grant)).status_code == 200
+        assert (await admin.patch(path, json={"default_priority": "high"})).status_code == 200
+        refused: list[httpx.Response] = []
+
+        async def refuses() -> bool:
+            refused.append(await ann.post("/v1/tasks", json={"command": ["true"]}))
+            return refused[-1].status_code == 422
+
+        await until(refuses)
+        (error,) = refused[-1].json()["errors"]
+        assert error["field"] == "priority"
+        assert error["message"].endswith(f"; high is the default of {whose}")
+        assert error["fix"].endswith(f"; an administrator changes it: {option}")
+        assert error["message"] in refused[-1].json()["detail"]
+        given = await ann.post("/v1/tasks", json={"command": ["true"], "priority": "high"})
+        assert "default of" not in given.text.replace("the site's default", "")

@@ -73,6 +73,9 @@ def _defaults(group: Optional[str], priority: Optional[str]) -> Dict[str, str]:
     return found
 
 
+# A token that is good for less is warned of.
+SHORT_SECONDS = 3600.0
+
 _FORCE = typer.Option(False, "--force", help="Accept a name that quotas name already.")
 
 
@@ -335,7 +338,20 @@ def token_create(
         render.document(reply)
     else:
         render.line(reply["token"])
-        render.note(f"token {reply['id']} of {body['user']}: keep it, it is not shown again")
+        expires = reply.get("expires_at")
+        until = f"expires {render.timestamp(expires)}" if expires else "never expires"
+        good_for = ", ".join(reply.get("scopes") or ()) or "all that its user may do"
+        render.note(f"token {reply['id']} of {body['user']}: {until}; good for: {good_for}")
+        render.note("keep it, it is not shown again")
+        _warn_if_short(expires)
+
+
+def _warn_if_short(expires_at: Optional[str]) -> None:
+    """Warn of a token that ends soon: with the token or the session that made it, perhaps."""
+    at = parse.at(expires_at)
+    seconds = (at - render.now()).total_seconds() if at is not None else SHORT_SECONDS
+    if seconds < SHORT_SECONDS:
+        render.warning(f"the token is good for {render.span(max(seconds, 0))} only")
 
 
 def token_ls(

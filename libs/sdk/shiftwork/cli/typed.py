@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
-from shiftwork.cli import input_files, render
+from shiftwork.cli import input_files
 from shiftwork.cli.failures import Failure, objects
 
 # The command that does what a route does. The server's messages name routes, because the API is
@@ -36,6 +36,18 @@ COMMANDS: Mapping[str, str] = {
     "PATCH /v1/users/{name} with archived: false": "shiftwork user set {name} --unarchive",
     "PATCH /v1/users/{name} with disabled: true": "shiftwork user set {name} --disable",
     "PATCH /v1/users/{name} with disabled: false": "shiftwork user set {name} --enable",
+    "PATCH /v1/users/{name} with another default_group": (
+        "shiftwork user set {name} --default-group=GROUP"
+    ),
+    "PATCH /v1/users/{name} with another default_priority": (
+        "shiftwork user set {name} --default-priority=PRIORITY"
+    ),
+    "PATCH /v1/teams/{name} with another default_group": (
+        "shiftwork team set {name} --default-group=GROUP"
+    ),
+    "PATCH /v1/teams/{name} with another default_priority": (
+        "shiftwork team set {name} --default-priority=PRIORITY"
+    ),
     "PUT /v1/users/{name}/password": "shiftwork user passwd {name}",
     "GET /v1/login": "shiftwork login",
     "GET /v1/teams": "shiftwork team ls",
@@ -46,7 +58,10 @@ COMMANDS: Mapping[str, str] = {
 }
 # Suffixes of fields that their options do not have.
 _ENDINGS = ("", "_id", "_seconds", "_bytes")
-_SECONDS = re.compile(r"\b(\d+(?:\.\d+)?) s\b")
+_SECONDS = re.compile(r"\b(\d+(?:\.\d+)?) (?:s|seconds)\b")
+_UNITS = (("d", 86_400), ("h", 3600), ("m", 60))
+# An upper limit of so many units leaves out what is smaller.
+_FEW = 10
 _HIDDEN = "(not shown)"
 # Fields that messages give with a value, and the flag that gives the field this value.
 FLAGS: Mapping[str, str] = {
@@ -322,7 +337,14 @@ def in_commands(text: str, task: str = "") -> str:
 
 
 def _span(found: re.Match[str]) -> str:
-    return render.span(float(found[1]))
+    """The seconds as a duration that the command line takes: exactly these, or of an upper limit
+    somewhat less."""
+    seconds, before, after = float(found[1]), found.string[: found.start()], found.string[found.end() :]
+    least = _FEW if before.endswith("at most ") or after.startswith(" or less") else 1
+    for unit, size in _UNITS:
+        if seconds % size == 0 or (least > 1 and seconds >= least * size):
+            return f"{int(seconds // size)}{unit}"
+    return f"{found[1]}s"
 
 
 def _pattern(route: str) -> re.Pattern[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -693,3 +694,91 @@ def test_warnings_of_a_policy_name_commands(shiftwork: Shiftwork, server: CliSer
         "warning: groups.x: is a group without known nodes; `shiftwork group ls` lists them\n"
         "x: nothing was set\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("fix", "shown"),
+    [
+        ("give at most 2591999 s, or leave it out", "give at most 29d, or leave it out"),
+        ("give at most 6660 s", "give at most 111m"),
+        ("give 90 seconds or more", "give 90s or more"),
+        ("give 86400 seconds or less", "give 1d or less"),
+        ("give at most 59 s", "give at most 59s"),
+    ],
+)
+def test_a_limit_of_a_duration_can_be_typed(
+    shiftwork: Shiftwork, server: CliServer, fix: str, shown: str
+) -> None:
+    wrong = field("expires_in_seconds", "9", "no", fix)
+    server.first["GET", "/v1/whoami"] = [(200, {"user": "ada", "token": {"id": "k1"}})]
+    server.first["POST", "/v1/tokens"] = [refusal(422, wrong)]
+    done = shiftwork("token", "create", "--expires-in", "9d")
+    assert f"fix:   --expires-in: {shown}\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("expires", "note", "warning"),
+    [
+        (None, "token k2 of ada: never expires; good for: tasks", ""),
+        ("2126-01-01T00:00:00Z", "expires 2126-01-01 00:00:00Z", ""),
+        ("NOW", "token k2 of ada: expires ", "warning: the token is good for 29m only"),
+    ],
+)
+def test_a_new_token_shows_its_end_and_its_scopes(  # noqa: PLR0917 - one row of the table
+    shiftwork: Shiftwork, server: CliServer, expires: str | None, note: str, warning: str
+) -> None:
+    if expires == "NOW":
+        expires = (datetime.now(UTC) + timedelta(minutes=29, seconds=59)).isoformat()
+    server.first["GET", "/v1/whoami"] = [(200, {"user": "ada", "token": {"id": "k1"}})]
+    made = {"id": "k2", "token": "swt_x", "expires_at": expires, "scopes": ["tasks"]}
+    server.first["POST", "/v1/tokens"] = [(201, made)]
+    done = shiftwork("token", "create", "--scope", "tasks")
+    assert (done.code, done.out, note in done.err) == (0, "swt_x\n", True), done.err
+    assert [line for line in done.err.splitlines() if "warning" in line] == [warning] * bool(warning)
+
+
+def test_a_flag_of_an_archived_user_names_the_flag_that_helps(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    wrong = field("disabled", "false", "ann is archived", "give archived: false with it")
+    server.first["PATCH", "/v1/users/ann"] = [refusal(409, wrong)]
+    assert shiftwork("user", "set", "ann", "--enable").err == (
+        "error: --enable: ann is archived\n  where: --enable\n"
+        "  fix:   --enable: give --unarchive with it\n"
+    )
+
+
+def test_a_noun_without_a_command_prints_its_help(elsewhere: Shiftwork) -> None:
+    done = elsewhere("user")
+    assert (done.code, done.err.startswith("Usage: shiftwork user")) == (2, True)
+    assert "error:" not in done.err
+    assert elsewhere("user", "--json").code == 2
+
+
+def test_the_form_of_a_command_has_the_options_that_it_needs(elsewhere: Shiftwork) -> None:
+    assert "write: shiftwork restore [OPTIONS] --data DIR FILE" in elsewhere("restore", "x").err
+
+
+@pytest.mark.parametrize("command", ["usage", "audit"])
+@pytest.mark.parametrize("form", ["-o yaml", "--json", "-o json"])
+def test_csv_and_a_document_are_named_as_they_were_typed(
+    shiftwork: Shiftwork, command: str, form: str
+) -> None:
+    done = shiftwork(command, "--csv", *form.split())
+    assert (done.code, f"leave out --csv or {form}" in done.err) == (2, True), done.err
+
+
+def test_a_date_without_the_history_is_refused(shiftwork: Shiftwork, server: CliServer) -> None:
+    done = shiftwork("ls", "--since", "7d")
+    assert (done.code, "fix:   add --history" in done.err) == (2, True), done.err
+    done = shiftwork("ls", "--history", "--state", "failed")
+    assert (done.code, "--state does not go with --history" in done.err) == (2, True)
+    server.tasks = {"ta": a_task("ta", owner="ann", state="failed"), "tb": a_task("tb")}
+    assert shiftwork("ls", "--history", "--owner", "bob").json["items"] == []
+
+
+def test_a_label_that_no_task_has_is_warned_of(shiftwork: Shiftwork, server: CliServer) -> None:
+    server.first["GET", "/v1/tasks"] = [(200, {"items": [], "next_cursor": None})]
+    server.tasks = {"ta": a_task("ta", labels={"project": "vision"})}
+    done = shiftwork("ls", "-l", "projct=vision")
+    assert "a label 'projct'; did you mean project?" in done.err
