@@ -1,6 +1,6 @@
 """``shiftwork quota ls|set|default|explain``: what may be held at once."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 from urllib.parse import urlencode
 
 import typer
@@ -140,6 +140,29 @@ def set_limit(
     if expires:
         body["expires_at"] = parse.timestamp(expires, "--expires", render.now(), ahead=True)
     _put(body, force=force)
+    if grant and not (remove or priority):
+        _note_replaced_default(body)
+
+
+def _note_replaced_default(grant: Dict[str, Any]) -> None:
+    """Say that a grant at every priority replaces the site's default, also above its highest
+    priority."""
+    now = session.current()
+    if now.json or not any(grant.get(name) for name in ("user", "team", "group")):
+        return
+    rows = now.api().items("/v1/quotas")["items"]
+    default = next((each for each in rows if _kind(each) == "default"), None)
+    if default is None:
+        return
+    text = f"it replaces the site's default there ({_amount(default)})"
+    if not default.get("level_max"):
+        render.note(text)
+        return
+    most = default["level_max"]
+    render.warning(
+        f"{text}: priorities above {most} are permitted, too; to grant one priority alone, remove"
+        " this grant with --grant --remove and give --priority"
+    )
 
 
 def _put(body: Dict[str, Any], *, force: bool = False) -> None:
@@ -227,16 +250,32 @@ def explain(
             render.Column("LIMIT"),
             render.Column("HELD"),
             render.Column("FREE"),
-            render.Column("BECAUSE OF", least=20),
             render.Column("EXPIRES", drop=1),
-            render.Column("CAPS", least=12),
+            render.Column("BECAUSE OF", least=20, wrap=True),
         ),
-        [_permission(each) for each in found["permissions"]],
+        [_permission(*each) for each in _merged(found["permissions"])],
         "there are no groups of nodes yet",
     )
 
 
-def _permission(each: Dict[str, Any]) -> List["str | render.Cell"]:
+def _merged(permissions: List[Dict[str, Any]]) -> List[Tuple[Dict[str, Any], str]]:
+    """Each permission with its priority; on a terminal, priorities that follow one another and are
+    permitted the same are one."""
+    runs: List[List[Dict[str, Any]]] = []
+    for each in permissions:
+        last = runs[-1][-1] if runs and render.is_narrow() else {}
+        if {**last, "priority": ""} == {**each, "priority": ""}:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return [(run[0], _levels([str(each["priority"]) for each in run])) for run in runs]
+
+
+def _levels(names: List[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def _permission(each: Dict[str, Any], levels: str) -> List["str | render.Cell"]:
     held = f"{each['gpus_held']} gpus" if each["gpus_held"] else ""
     held = held or (f"{each['nodes_held']} nodes" if each["nodes_held"] else "0")
     limit, free = "any amount", ""
@@ -245,13 +284,16 @@ def _permission(each: Dict[str, Any]) -> List["str | render.Cell"]:
     elif each["limit"] is not None:
         limit, held, free = _amount(each), str(each["held"]), str(each["free"])
     caps = [f"{timeline.scope(cap)}: {cap['held']} of {_amount(cap)}" for cap in each["caps"]]
+    because = "; ".join([each["because"], *(f"cap of {cap}" for cap in caps)])
+    until = _until(each)
+    # There the column of the end is too much.
+    short = f"{because}, until {until}" if until else because
     return [
         each["group"],
-        each["priority"],
+        levels,
         limit,
         held,
         free,
-        each["because"],
-        _until(each),
-        "; ".join(caps),
+        render.Cell("", until),
+        render.Cell(short, because),
     ]

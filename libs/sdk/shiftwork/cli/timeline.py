@@ -201,7 +201,9 @@ def quota_text(quota: Data, *, removed: bool = False, expired: bool = False) -> 
     site = grant and not any(quota.get(name) for name in ("user", "team", "group"))
     if site and quota.get("priority") in _ANY:
         return f"default of the site, for each user in each group: {text}{end}"
-    return f"{'grant' if grant else 'quota'} of {scope(quota)}: {text}{end}"
+    every = grant and not (removed or expired) and quota.get("priority") in _ANY
+    levels = " at every priority" if every else ""
+    return f"{'grant' if grant else 'quota'} of {scope(quota)}{levels}: {text}{end}"
 
 
 def _limit(quota: Data) -> str:

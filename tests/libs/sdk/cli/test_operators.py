@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from shiftwork.cli import render
 
 from tests.libs.sdk.cli.server import NOW, CliServer
 
@@ -331,3 +332,87 @@ def test_the_audit_trail(shiftwork: Shiftwork, server: CliServer) -> None:
     # What somebody wrote is no formula of a spreadsheet.
     assert "'=cmd()" in row
     assert shiftwork("audit", "--csv", "--json").code == 2
+
+
+def a_permission(priority: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "group": "default",
+        "priority": priority,
+        "permitted": True,
+        "limit": None,
+        "unit": None,
+        "held": None,
+        "free": None,
+        "gpus_held": 0,
+        "nodes_held": 0,
+        "because": "the site's default (any amount, nothing above normal)",
+        "site": True,
+        "expires_at": None,
+        "caps": [],
+        **fields,
+    }
+
+
+def test_quota_explain_fits_a_terminal_and_merges_equal_priorities(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no = {"permitted": False}
+    cap = {"team": "lab", "limit": 8, "unit": "gpus", "held": 6, "free": 2}
+    server.permissions = {
+        "user": "ann",
+        "team": None,
+        "permissions": [
+            *(a_permission(each, **no) for each in ("extreme_high", "very_high", "high")),
+            *(a_permission(each) for each in ("normal", "below_normal", "low")),
+            a_permission("idle", caps=[cap], expires_at="2030-01-02T03:04:05Z"),
+        ],
+    }
+    monkeypatch.setattr(render, "is_narrow", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = shiftwork("quota", "explain").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    for part in ("extreme_high to high", "normal to low", "not permitted", "2030-01-02 03:04Z"):
+        assert part in text
+    assert sum(line.startswith("default") for line in lines) == 3
+    assert "6 of 8 gpus" in text
+    assert "EXPIRES" not in text
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("default", "options", "text"),
+    [
+        ({"unlimited": True, "level_max": "normal"}, (), "warning: it replaces the site's default"),
+        ({"unlimited": True, "level_max": None}, (), "\nit replaces the site's default there"),
+        ({"unlimited": True, "level_max": "normal"}, ("--priority", "high"), ""),
+    ],
+)
+def test_a_grant_at_every_priority_says_that_it_replaces_the_default(
+    shiftwork: Shiftwork,
+    server: CliServer,
+    default: dict[str, Any],
+    options: tuple[str, ...],
+    text: str,
+) -> None:
+    server.quotas = [{"grant": True, "limit": None, "unit": None, **default}]
+    line = ("quota", "set", "--grant", "--user", "ada", "--gpus", "4")
+    done = shiftwork(*line, *options)
+    assert done.code == 0
+    assert ("grant of ada in every group at every priority: at most 4 GPUs" in done.err) == bool(text)
+    assert (text in done.err) if text else ("replaces" not in done.err)
+
+
+def test_the_defaults_are_shown(shiftwork: Shiftwork, server: CliServer) -> None:
+    assert "the site has no default" in shiftwork("quota", "default").out
+    server.quotas = [
+        {"grant": True, "unlimited": True, "level_max": "normal"},
+        {"grant": True, "team": "lab", "priority": "high", "limit": 4, "unit": "gpus"},
+        {"grant": True, "user": "ada", "limit": 4, "unit": "gpus"},
+        {"limit": 8, "unit": "gpus"},
+    ]
+    assert shiftwork("quota", "default").out.splitlines() == [
+        "default of the site, for each user in each group: any amount up to priority normal",
+        "grant of team lab in every group at priority high: at most 4 GPUs",
+    ]
+    assert len(shiftwork("quota", "default", "--json").json["items"]) == 2
