@@ -29,7 +29,7 @@ from services.gateway.auth import FIRST_ADMIN, audit, not_permitted, team_exists
 from services.gateway.bodies import DefaultsBody, TeamBody, TeamChangeBody, UserBody, UserChangeBody
 from services.gateway.json_values import rfc3339
 from services.gateway.known_names import names_of, require_known
-from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
+from services.gateway.permissions import Action, Reach, Role, Visibility, refusal_to_reach_others
 from services.gateway.problems import CONFLICT, ProblemError, absent, invalid, taken
 from services.gateway.rows import (
     AcceptedRow,
@@ -45,6 +45,7 @@ from services.gateway.rows import (
     UserRow,
 )
 from services.gateway.sessions import end_all
+from services.gateway.sight import Sight
 from services.gateway.store import Sort
 
 router = router_of("people")
@@ -67,6 +68,7 @@ async def whoami(caller: Caller, parts: Parts) -> Response:
             "team": caller.team or None,
             "default_group": caller.default_group or None,
             "default_priority": caller.default_priority or None,
+            "visibility": _visible_to(caller.sight),
             "token": {
                 "id": caller.token_id,
                 "name": caller.token_name,
@@ -76,6 +78,12 @@ async def whoami(caller: Caller, parts: Parts) -> Response:
             "tasks_run_as": parts.settings.tasks_run_as or None,
         }
     )
+
+
+def _visible_to(sight: Sight) -> Visibility:
+    if sight.is_full:
+        return Visibility.ALL
+    return Visibility.TEAM if sight.team else Visibility.OWN
 
 
 @router.get("/users", response_model=shapes.UserPage)

@@ -28,6 +28,8 @@ class WhoAmI(TypedDict):
     team: str | None
     default_group: str | None
     default_priority: str | None
+    # Whose tasks the user sees.
+    visibility: Literal["own", "team", "all"]
     token: TokenFacts
     tasks_run_as: str | None
 

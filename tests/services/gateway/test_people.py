@@ -69,7 +69,7 @@ async def test_a_token_makes_none_that_can_do_more_or_lives_longer(
         longer = await robot.post("/v1/tokens", json={"expires_in_seconds": 61})
         (error,) = longer.json()["errors"]
         assert (longer.status_code, error["field"]) == (422, "expires_in_seconds")
-        assert error["fix"] in {f"give at most {left}, or leave it out" for left in (59, 60)}
+        assert error["fix"] in {f"give at most {left} s, or leave it out" for left in (59, 60)}
         same = await token(robot)
         assert (same["scopes"], same["expires_at"]) == (["tasks", "tokens"], first["expires_at"])
         less = await token(robot, scopes=["read"], expires_in_seconds=5)

@@ -22,7 +22,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def register(app: session.App) -> None:
     """Add the command."""
-    app.command("audit")(audit)
+    app.command("audit", cls=session.Paged)(audit)
 
 
 def audit(  # noqa: PLR0917 - each is an option

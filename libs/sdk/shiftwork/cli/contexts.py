@@ -156,7 +156,8 @@ def _named(fields: Mapping[str, Any]) -> Named:
 
 def save(path: Path, name_for: Callable[[Mapping[str, Named]], str], context: Named) -> None:
     """Add or replace a context and make it the current one; ``name_for`` gives its name, from the
-    contexts that are there. Written 0600, in one step. Raises Failure, and writes nothing, if the
+    contexts that are there. Contexts of other platforms of this machine that had the address
+    before are removed. Written 0600, in one step. Raises Failure, and writes nothing, if the
     file is not understood."""
     with _changing(path) as document:
         name = name_for({each: _named(fields) for each, fields in document["contexts"].items()})
@@ -165,6 +166,13 @@ def save(path: Path, name_for: Callable[[Mapping[str, Named]], str], context: Na
         fields.update({field: value for field, value in more.items() if value})
         document["contexts"][name] = fields
         document["current"] = name
+        if not context.data:
+            return
+        # A platform of this machine that had the address before does not answer there any more:
+        # its context would show its token to this one.
+        for other, each in list(document["contexts"].items()):
+            if other != name and each.get("data") and _same(each["url"], context.url):
+                del document["contexts"][other]
 
 
 def use(path: Path, name: str) -> None:

@@ -16,7 +16,8 @@ def register(app: session.App) -> None:
     user.command("set")(user_set)
     user.command("passwd")(user_passwd)
     user.command("rm")(user_rm)
-    user.command("ls")(user_ls)
+    user.command("ls", cls=session.Paged)(user_ls)
+    user.command("show")(user_show)
     app.add_typer(user)
     team = session.App(name="team", help="Teams of users.", no_args_is_help=True)
     team.command("add")(team_add)
@@ -26,7 +27,7 @@ def register(app: session.App) -> None:
     app.add_typer(team)
     token = session.App(name="token", help="Bearer tokens.", no_args_is_help=True)
     token.command("create")(token_create)
-    token.command("ls")(token_ls)
+    token.command("ls", cls=session.Paged)(token_ls)
     token.command("revoke")(token_revoke)
     app.add_typer(token)
     app.command("whoami")(whoami)
@@ -147,7 +148,11 @@ def user_set(
         render.document(reply)
     else:
         state = ", ".join(["", _state(reply)]) if reply.get("disabled") else ""
-        render.note(f"{name}: {reply['role']}, team {reply.get('team') or 'none'}{state}")
+        shown = _shown_defaults(reply)
+        defaults = f", defaults: {shown}" if shown else ""
+        render.note(f"{name}: {reply['role']}, team {reply.get('team') or 'none'}{state}{defaults}")
+        if team is not None:
+            render.note("tasks that were submitted before keep the team that they were submitted under")
 
 
 def _one_of(one: bool, option: str, other: bool, opposite: str) -> bool:
@@ -209,6 +214,8 @@ def user_ls(
             render.Column("TEAM", least=8),
             render.Column("SINCE", drop=1),
             render.Column("STATE"),
+            render.Column("DEFAULT GROUP", drop=3),
+            render.Column("DEFAULT PRIORITY", drop=2),
         ),
         [
             [
@@ -217,10 +224,35 @@ def user_ls(
                 one.get("team") or "",
                 render.when(one.get("created_at")),
                 _state(one),
+                one.get("default_group") or "",
+                one.get("default_priority") or "",
             ]
             for one in found["items"]
         ],
         "no users",
+    )
+
+
+def user_show(
+    name: str = typer.Argument(..., metavar="NAME", autocompletion=complete.users),
+) -> None:
+    """Show one user."""
+    now = session.current()
+    api = now.api()
+    found = api.get(f"/v1/users/{part(name)}")
+    if now.json:
+        render.document(found)
+        return
+    render.facts(
+        [
+            ("user", found["name"]),
+            ("role", found["role"]),
+            ("team", found.get("team") or ""),
+            ("state", _state(found)),
+            ("default group", found.get("default_group") or ""),
+            ("default priority", found.get("default_priority") or ""),
+            ("since", render.timestamp(found.get("created_at"))),
+        ]
     )
 
 
@@ -288,6 +320,10 @@ def team_rm(
         render.note(f"team {name} is removed")
 
 
+# Whose tasks a user sees.
+_SIGHT = {"own": "own tasks", "team": "own tasks and the team's", "all": "everybody's tasks"}
+
+
 def whoami() -> None:
     """Show whose token is used, and at which server."""
     now = session.current()
@@ -307,6 +343,7 @@ def whoami() -> None:
             ("expires", render.timestamp(token.get("expires_at")) or ("never" if token else "")),
             ("defaults", _shown_defaults(reply)),
             ("scopes", ", ".join(token.get("scopes") or ())),
+            ("sees", _SIGHT.get(str(reply.get("visibility")), "")),
         ]
     )
 

@@ -17,7 +17,7 @@ def register(app: session.App) -> None:
     quota.command("ls")(ls)
     quota.command("set")(set_limit)
     quota.command("default")(default)
-    quota.command("explain")(explain)
+    quota.command("explain", cls=session.Paged)(explain)
     app.add_typer(quota)
 
 
@@ -70,7 +70,8 @@ def _amount(quota: Dict[str, Any]) -> str:
     """``4 gpus``, ``unlimited``, ``unlimited up to normal``."""
     if quota.get("unlimited"):
         return "unlimited" + (f" up to {quota['level_max']}" if quota.get("level_max") else "")
-    return f"{quota['limit']} {str(quota['unit']).replace('_', ' ')}"
+    unit = str(quota["unit"]).replace("_", " ")
+    return f"{quota['limit']} {unit if quota['limit'] != 1 else unit.replace('s', '')}"
 
 
 def _until(quota: Dict[str, Any]) -> str:
@@ -276,8 +277,8 @@ def _levels(names: List[str]) -> str:
 
 
 def _permission(each: Dict[str, Any], levels: str) -> List["str | render.Cell"]:
-    held = f"{each['gpus_held']} gpus" if each["gpus_held"] else ""
-    held = held or (f"{each['nodes_held']} nodes" if each["nodes_held"] else "0")
+    held = render.counted(each["gpus_held"], "gpu") if each["gpus_held"] else ""
+    held = held or (render.counted(each["nodes_held"], "node") if each["nodes_held"] else "0")
     limit, free = "any amount", ""
     if not each["permitted"]:
         limit = "not permitted"

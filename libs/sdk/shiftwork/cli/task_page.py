@@ -16,6 +16,8 @@ from shiftwork.cli import (
     sizes,
 )
 from shiftwork.cli.client import Api
+from shiftwork.cli.failures import Failure
+from shiftwork.cli.task_options import ENDED
 from shiftwork.client.paths import part
 
 # Whole numbers beyond it are not exact.
@@ -95,6 +97,7 @@ def show(api: Api, found: dict[str, Any]) -> None:
             ("id", found["id"]),
             ("name", found["name"]),
             ("owner", found["owner"]),
+            ("team", team(api, found)),
             ("state", found["state"]),
             ("reason", names.put_into(reason.get("text", ""))),
             ("not started", _delayed(runs, found)),
@@ -143,6 +146,22 @@ def show(api: Api, found: dict[str, Any]) -> None:
     _show_endpoints(parse.listed(found.get("endpoints")))
     _show_warnings(role_facts.warnings(found))
     show_ending(api, found)
+
+
+def team(api: Api, task: dict[str, Any]) -> str:
+    """The team that the task was submitted under; of a task that lives also the owner's present
+    team, if that is another one and may be seen."""
+    named = str(task.get("team") or "")
+    if task["state"] in ENDED:
+        return named
+    try:
+        present = api.get(f"/v1/users/{part(task['owner'])}").get("team") or ""
+    except Failure:
+        return named
+    if present == named:
+        return named
+    now = f"in team {present}" if present else "in no team"
+    return f"{named or 'none'} (as submitted; {task['owner']} is {now} now)"
 
 
 def show_ending(api: Api, task: dict[str, Any]) -> None:

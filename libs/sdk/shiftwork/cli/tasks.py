@@ -381,7 +381,9 @@ def explain(
         return
     render.line(explanation.headline(found, reply))
     render.line("")
-    render.facts(explanation.facts(found, reply))
+    team = task_page.team(api, found)
+    former = [("team", team)] if team != (found.get("team") or "") else []
+    render.facts([*explanation.facts(found, reply), *former])
     task_page.show_ending(api, found)
     if history:
         render.line("")

@@ -28,7 +28,7 @@ OPTIONS = {
 
 def register(app: session.App) -> None:
     """Add the command."""
-    app.command("usage")(show)
+    app.command("usage", cls=session.Paged)(show)
 
 
 def show(

@@ -1633,6 +1633,7 @@ class WhoAmI(TypedDict):
     team: Optional[str]
     default_group: Optional[str]
     default_priority: Optional[str]
+    visibility: Literal["own", "team", "all"]
     token: TokenFacts
     tasks_run_as: Optional[str]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from shiftwork.cli import render
 
-from tests.libs.sdk.cli.server import NOW, CliServer
+from tests.libs.sdk.cli.server import NOW, CliServer, a_task, problem
 
 if TYPE_CHECKING:
     from tests.libs.sdk.cli.conftest import Shiftwork
@@ -416,3 +416,54 @@ def test_the_defaults_are_shown(shiftwork: Shiftwork, server: CliServer) -> None
         "grant of team lab in every group at priority high: at most 4 GPUs",
     ]
     assert len(shiftwork("quota", "default", "--json").json["items"]) == 2
+
+
+def test_a_user_is_shown_with_the_defaults(shiftwork: Shiftwork, server: CliServer) -> None:
+    ada = {"name": "ada", "role": "user", "team": "lab", "created_at": NOW}
+    ada |= {"default_group": "a100", "default_priority": "low"}
+    server.first["GET", "/v1/users/ada"] = [(200, ada)] * 3
+    out = shiftwork("user", "show", "ada").out
+    assert [line.split() for line in out.splitlines()][:2] == [["user", "ada"], ["role", "user"]]
+    assert all(text in out for text in ("lab", "enabled", "a100", "low"))
+    assert shiftwork("user", "show", "ada", "--json").json == ada
+    assert shiftwork("user", "show", "ada", "-o", "name").out == "ada\n"
+    server.first["GET", "/v1/users"] = [(200, {"items": [ada], "next_cursor": None})]
+    header, row = shiftwork("user", "ls").out.splitlines()
+    assert header.endswith("DEFAULT GROUP  DEFAULT PRIORITY")
+    assert row.split()[-2:] == ["a100", "low"]
+
+
+def test_whoami_shows_whose_tasks_are_seen(shiftwork: Shiftwork, server: CliServer) -> None:
+    me = {"user": "ada", "role": "user", "team": "lab", "visibility": "team", "token": {}}
+    server.first["GET", "/v1/whoami"] = [(200, me)]
+    assert "own tasks and the team's" in shiftwork("whoami").out
+
+
+@pytest.mark.parametrize(
+    ("state", "present", "shown"),
+    [
+        ("running", {"team": "nlp"}, "vision (as submitted; ada is in team nlp now)"),
+        ("running", {"team": "vision"}, ""),
+        ("failed", {"team": "nlp"}, ""),
+        ("running", None, ""),
+    ],
+)
+def test_a_live_task_of_a_former_team_says_so(  # noqa: PLR0917 - one row of the table
+    shiftwork: Shiftwork, server: CliServer, state: str, present: Any, shown: str
+) -> None:
+    server.tasks["ta"] = a_task("ta", state=state, team="vision")
+    reply = (200, present) if present else problem(403, "forbidden", "ada may not")
+    server.first["GET", "/v1/users/ada"] = [reply] * 2
+    out = shiftwork("show", "ta").out
+    assert (shown or "vision") in out
+    assert ("as submitted" in out) == bool(shown)
+    assert ("as submitted" in shiftwork("explain", "ta").out) == bool(shown)
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "1 node"), (2, "2 nodes")])
+def test_what_is_held_is_counted(
+    shiftwork: Shiftwork, server: CliServer, number: int, text: str
+) -> None:
+    held = a_permission("low", nodes_held=number)
+    server.permissions = {"user": "ann", "team": None, "permissions": [held]}
+    assert f"  {text}  " in shiftwork("quota", "explain").out

@@ -448,3 +448,19 @@ def test_a_reader_that_leaves_ends_the_command_quietly(home: Path, server: CliSe
     )
     assert done.stdout.startswith("ID")
     assert done.stderr == ""
+
+
+def test_an_address_has_one_platform_of_this_machine(home: Path) -> None:
+    """A platform that was restored takes the address of the one before."""
+    path = contexts.default_path()
+    for name, url, data in (
+        ("local", "http://127.0.0.1:8642", "/a"),
+        ("site", "http://127.0.0.1:8642", ""),
+        ("other", "http://127.0.0.1:8643", "/c"),
+        ("restored", "http://localhost:8642/", "/b"),
+    ):
+        named = contexts.Named(url, f"{data}/admin-token", data=data)
+        contexts.save(path, lambda _, name=name: name, named)
+    current, known = contexts.load(path)
+    assert (current, {*known}) == ("restored", {"site", "other", "restored"})
+    assert path.is_relative_to(home)
