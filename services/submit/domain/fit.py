@@ -335,8 +335,8 @@ def _not_permitted(
             "priority",
             level_name(spec.priority),
             f"{grant_text(grant)} permits nothing at {name} in group {spec.group}",
-            "choose another priority or group, or ask an administrator for a grant "
-            "(GET /v1/quotas/explain shows what is permitted)",
+            "choose another priority or group, or ask an operator for a grant (PUT /v1/quotas); "
+            "GET /v1/quotas/explain shows what is permitted",
         )
     needed = demand(spec, grant.unit, facts)
     if most is None or needed <= most:
@@ -352,7 +352,7 @@ def _too_much(spec: TaskSpec, row: Quota, needed: int, permits: str, facts: Fact
         value,
         f"the task needs {counted(needed, noun)}, {permits}",
         f"ask for at most {counted(most, noun)}, choose another priority or group, "
-        "or ask an administrator for more (PUT /v1/quotas)",
+        "or ask an operator for more (PUT /v1/quotas)",
     )
 
 

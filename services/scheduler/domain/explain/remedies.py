@@ -332,7 +332,7 @@ class Remedies:
             which = "task before it leaves" if len(self._ahead) == 1 else "tasks before it leave"
             yield Remedy(f"the {len(self._ahead)} {which} the queue", change)
 
-    # Changes that its owner or an administrator can make.
+    # Changes that its owner or an operator can make.
 
     def _higher(self) -> Iterator[Remedy]:
         """The lowest higher level that helps."""
@@ -566,7 +566,7 @@ class Remedies:
 
 
 def _quota_set(row: Limit) -> str:
-    """The command with which an administrator sets a limit."""
+    """The command with which an operator sets a limit."""
     level = "" if row.priority is Priority.UNSPECIFIED else level_name(row.priority)
     scope = (("user", row.user), ("team", row.team), ("priority", level), ("group", row.group))
     options = "".join(f" --{name} {value}" for name, value in scope if value)

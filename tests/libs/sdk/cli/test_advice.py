@@ -18,6 +18,9 @@ import typer
 from shiftwork.cli import guide, main, typed
 
 from libs.contracts import wording
+from services.gateway.api import login, nodes, people, policies, quotas, tasks, tokens
+from services.gateway.api.deps import action_of
+from services.gateway.permissions import Action, whom_to_ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,3 +189,45 @@ def test_every_command_in_a_message_is_marked_as_one() -> None:
         and bare.search(AFTER_A_COLON.sub("", IN_TICKS.sub("", plain(each.text))))
     ]
     assert left == []
+
+
+WHOM = re.compile(r"\ban (?:administrator|operator)\b(?! for the role)")
+CHANGES = re.compile(r"\b(POST|PUT|PATCH|DELETE) (/v1/[^\s;,)`]*)")
+
+
+def changes_in(text: str) -> Iterator[tuple[str, str]]:
+    """The routes that a message asks somebody for, by themselves or as commands."""
+    yield from CHANGES.findall(text)
+    for found in (*IN_TICKS.finditer(text), *AFTER_A_COLON.finditer(text)):
+        words = found[1].split()[:3]
+        for route, command in typed.COMMANDS.items():
+            if command.split()[:3] == words:
+                yield from CHANGES.findall(route)
+
+
+def test_who_is_to_be_asked_is_who_may_do_it() -> None:
+    """The words of messages follow from the table of permissions."""
+    found: dict[str, str] = {}
+    checked = 0
+    for each in texts():
+        for method, path in changes_in(plain(each.text)) if WHOM.search(each.text) else ():
+            whom = whom_to_ask(action_at(method, path))
+            checked += 1
+            if whom not in each.text:
+                found[each.place] = f"{method} {path} is for {whom}: {each.text}"
+    assert found == {}
+    assert checked > 3
+
+
+def action_at(method: str, path: str) -> Action:
+    """What a route does; words of its path that are inserted stand for anything."""
+    for router in routers():
+        for route in router.routes:
+            form = re.sub(r"\{\w+\}", "[^/]+", route.path)
+            if method in route.methods and re.fullmatch(f"(?:/v1)?{form}", path):
+                return action_of(route.endpoint)[0]
+    raise AssertionError(f"{method} {path} is no route")
+
+
+def routers() -> tuple[Any, ...]:
+    return tuple(module.router for module in (people, quotas, tokens, tasks, nodes, policies, login))
