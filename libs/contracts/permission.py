@@ -106,11 +106,9 @@ def amount(number: int, unit: Unit) -> str:
 
 def grant_text(grant: Permits) -> str:
     """The grant as texts name it: ``ann's grant of 4 GPUs at high in group default``."""
-    most = grant.level_max
-    if most is not Priority.UNSPECIFIED:
-        much = f"any amount, nothing above {level_name(most)}"
-    else:
-        much = "any amount" if grant.unlimited else amount(grant.limit, grant.unit)
+    much = "any amount" if grant.unlimited else amount(grant.limit, grant.unit)
+    if grant.level_max is not Priority.UNSPECIFIED:
+        much += f", nothing above {level_name(grant.level_max)}"
     if is_site(grant):
         return f"the site's default ({much})"
     at = "" if grant.priority is Priority.UNSPECIFIED else f" at {level_name(grant.priority)}"

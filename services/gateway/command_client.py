@@ -100,7 +100,9 @@ def in_terms_of(body: TaskBody, problem: ProblemError, identity: Identity) -> Pr
     What the body leaves out is named as the default that it is."""
     role = "roles[0]." if body.command else ""
     errors = [
-        _of_default(each.model_copy(update={"field": each.field.removeprefix(role)}), body, identity)
+        _of_default(
+            each.model_copy(update={"field": each.field.removeprefix(role)}), body, identity
+        )
         for each in problem.errors
     ]
     detail = problem.detail.removeprefix(role)

@@ -99,7 +99,9 @@ async def _first_login(tx: Tx, settings: GatewaySettings, account: Account) -> U
     there = await tx.get(UserRow, name)
     if there is None:
         if not settings.oidc_create_users:
-            raise forbidden(f"there is no user {name}; ask an administrator: shiftwork user add {name}")
+            raise forbidden(
+                f"there is no user {name}; ask an administrator: shiftwork user add {name}"
+            )
         most = settings.users_max
         if await tx.select(UserRow, order_by=(Order("name"),), offset=most - 1, limit=1):
             raise ProblemError(CONFLICT, f"there are {most} users, as many as the site allows")

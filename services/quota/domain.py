@@ -127,9 +127,9 @@ def _errors(command: SetQuota, now: datetime) -> Iterator[FieldError]:
 
 def _amount_errors(quota: Quota) -> Iterator[FieldError]:
     if quota.level_max is not Priority.UNSPECIFIED:
-        fix = "leave it out, or set the site's default: an unlimited grant without any name"
+        fix = "leave it out, or set the site's default: a grant without any name"
         level = level_name(quota.level_max)
-        if not (quota.grant and quota.unlimited and is_site(quota)):
+        if not (quota.grant and is_site(quota)):
             yield field_error("level_max", level, "belongs to the site's default alone", fix)
         elif quota.level_max is Priority.AUTO:
             yield field_error("level_max", level, "is not a level", "choose a level")

@@ -30,9 +30,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = {wiring.name for wiring in WIRINGS}
 
 
-@pytest.mark.parametrize(
-    "names", [SERVICES, choices.SERVICES], ids=["contracts", "command line"]
-)
+@pytest.mark.parametrize("names", [SERVICES, choices.SERVICES], ids=["contracts", "command line"])
 def test_every_list_of_services_names_all_of_them(names: tuple[str, ...]) -> None:
     assert sorted(names) == sorted(NAMES)
 

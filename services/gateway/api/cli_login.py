@@ -110,7 +110,7 @@ async def _logged_in(parts: Context, request: Request, address: str) -> Identity
 
 def _to_login(parts: Context, challenge: str, name: str) -> Response:
     if parts.oidc is None:
-        fix = "make a token with POST /v1/tokens, or log in with a password: shiftwork login --user NAME"
+        fix = "make a token with POST /v1/tokens, or use a password: shiftwork login --user NAME"
         raise ProblemError(NOT_FOUND, f"this site has no login provider; {fix}")
     query = urlencode({"challenge": challenge, "name": name})
     location = f"/v1/login/oidc?next={quote(f'/v1/login/cli?{query}', safe='')}"

@@ -117,9 +117,7 @@ async def put_quota(
                     users = {"user": body.user} if body.user else {}
                     teams = {"team": body.team} if body.team else {}
                     groups = {"group": body.group} if body.group else {}
-                    await require_known(
-                        tx, users=users, teams=teams, groups=groups, forcible=True
-                    )
+                    await require_known(tx, users=users, teams=teams, groups=groups, forcible=True)
         change.detail = _amount(body)
         before = await _before(parts, body)
         command = set_quota(body, caller)

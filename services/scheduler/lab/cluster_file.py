@@ -218,9 +218,10 @@ def _quota(quota: YamlMapping, cluster: Cluster) -> Limit:
         unit=Unit.UNSPECIFIED,
         limit=0,
         grant=grant,
+        level_max=_level(quota, "level_max") if grant else Priority.UNSPECIFIED,
     )
     if grant and quota.get("unlimited") is True:
-        return replace(row, unlimited=True, level_max=_level(quota, "level_max"))
+        return replace(row, unlimited=True)
     name, unit = _unit(quota)
     limit = quota.whole(name, 0, 10**9)
     # A grant may be for nodes that are to come.

@@ -428,7 +428,7 @@ async def test_a_revoked_token_is_invalid_although_the_clock_was_set_back(
         ("PUT", "/v1/quotas", {"group": "nowhere", "limit": 1}),
     ],
 )
-async def test_an_unknown_group_may_be_forced_only_where_force_is_taken(  # noqa: PLR0917 - the table's
+async def test_an_unknown_group_may_be_forced_only_where_force_is_taken(
     harness: GatewayHarness, admin: httpx.AsyncClient, method: str, path: str, body: Any
 ) -> None:
     await harness.project(a_node("n0"))

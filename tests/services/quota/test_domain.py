@@ -112,6 +112,7 @@ def test_use_is_time_times_size_and_never_negative(seconds: float, gpus: int, no
         a_quota(expires_at=at(10)),
         Quota(grant=True, unlimited=True, level_max=Priority.NORMAL),
         Quota(grant=True, unit=Unit.GPUS_OR_NODES, limit=8),
+        Quota(grant=True, unit=Unit.GPUS_OR_NODES, limit=8, level_max=Priority.NORMAL),
     ],
 )
 def test_a_sensible_grant_is_accepted(quota: Quota) -> None:

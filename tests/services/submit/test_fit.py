@@ -551,6 +551,15 @@ def test_replicas_beyond_the_cpus_of_all_nodes_are_refused_with_the_rule() -> No
                 " group default"
             ),
         ),
+        (
+            (grant(8, level_max=Priority.NORMAL),),
+            Priority.HIGH,
+            (
+                "the site's default (8 GPUs, nothing above normal) permits nothing at high in"
+                " group default"
+            ),
+        ),
+        ((grant(8, level_max=Priority.NORMAL),), Priority.NORMAL, ""),
         ((grant(0), grant(8, team="red", priority=Priority.LOW)), Priority.AUTO, ""),
         (
             (grant(1, unit=Unit.GPUS_OR_NODES),),

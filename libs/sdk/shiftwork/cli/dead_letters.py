@@ -8,7 +8,6 @@ from shiftwork.cli import choices, complete, parse, render, session
 from shiftwork.cli.failures import usage
 
 
-
 def register(app: session.App) -> None:
     """Add the commands."""
     letters = session.App(
@@ -21,7 +20,11 @@ def register(app: session.App) -> None:
 
 
 def _services(given: Optional[str]) -> List[str]:
-    return [parse.choice(given, choices.SERVICES, "service", "--service")] if given else list(choices.SERVICES)
+    return (
+        [parse.choice(given, choices.SERVICES, "service", "--service")]
+        if given
+        else list(choices.SERVICES)
+    )
 
 
 _IDS = typer.Argument(None, metavar="ID...", help="As `ls` shows them.")

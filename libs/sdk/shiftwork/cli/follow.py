@@ -403,7 +403,9 @@ class _Follower:
             if self._task["state"] in ENDED and ended_at is None:
                 ended_at = time.monotonic()
             if ended_at is not None and time.monotonic() - ended_at > LAST_OUTPUT_SECONDS:
-                render.warning(f"the end of the output is late; `shiftwork logs {task_id}` may show more")
+                render.warning(
+                    f"the end of the output is late; `shiftwork logs {task_id}` may show more"
+                )
                 break
         self._drain()
         return self._task

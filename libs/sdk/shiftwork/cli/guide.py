@@ -165,7 +165,9 @@ NAMES: Mapping[str, str] = {
     **dict.fromkeys(("priority", "retry", "continue", "debug"), "id"),
     **dict.fromkeys(("nodes", "node ls", "node cordon", "node uncordon", "node drain"), "id"),
     **dict.fromkeys(("node label", "node taint", "token ls", "dead-letters ls"), "id"),
-    **dict.fromkeys(("group ls", "user ls", "user show", "user add", "user set", "team ls", "team add"), "name"),
+    **dict.fromkeys(
+        ("group ls", "user ls", "user show", "user add", "user set", "team ls", "team add"), "name"
+    ),
     **dict.fromkeys(("user rm", "team rm"), "name"),
     **dict.fromkeys(("context ls", "context show"), "name"),
     "policy show": "group",

@@ -152,7 +152,9 @@ def user_set(
         defaults = f", defaults: {shown}" if shown else ""
         render.note(f"{name}: {reply['role']}, team {reply.get('team') or 'none'}{state}{defaults}")
         if team is not None:
-            render.note("tasks that were submitted before keep the team that they were submitted under")
+            render.note(
+                "tasks that were submitted before keep the team that they were submitted under"
+            )
 
 
 def _one_of(one: bool, option: str, other: bool, opposite: str) -> bool:

@@ -68,10 +68,11 @@ def _kind(quota: Dict[str, Any]) -> str:
 
 def _amount(quota: Dict[str, Any]) -> str:
     """``4 gpus``, ``unlimited``, ``unlimited up to normal``."""
+    up_to = f" up to {quota['level_max']}" if quota.get("level_max") else ""
     if quota.get("unlimited"):
-        return "unlimited" + (f" up to {quota['level_max']}" if quota.get("level_max") else "")
+        return f"unlimited{up_to}"
     unit = str(quota["unit"]).replace("_", " ")
-    return f"{quota['limit']} {unit if quota['limit'] != 1 else unit.replace('s', '')}"
+    return f"{quota['limit']} {unit if quota['limit'] != 1 else unit.replace('s', '')}{up_to}"
 
 
 def _until(quota: Dict[str, Any]) -> str:
@@ -140,22 +141,23 @@ def set_limit(
         body["limit"] = gpus if gpus is not None else nodes
     if expires:
         body["expires_at"] = parse.timestamp(expires, "--expires", render.now(), ahead=True)
+    replaces = grant and not (remove or priority or session.current().json)
+    default = _site_default() if replaces else None
     _put(body, force=force)
-    if grant and not (remove or priority):
-        _note_replaced_default(body)
+    if default is not None:
+        _note_replaced(default, body)
 
 
-def _note_replaced_default(grant: Dict[str, Any]) -> None:
+def _site_default() -> Optional[Dict[str, Any]]:
+    rows = session.current().api().items("/v1/quotas")["items"]
+    return next((each for each in rows if _kind(each) == "default"), None)
+
+
+def _note_replaced(default: Dict[str, Any], grant: Dict[str, Any]) -> None:
     """Say that a grant at every priority replaces the site's default, also above its highest
     priority."""
-    now = session.current()
-    if now.json or not any(grant.get(name) for name in ("user", "team", "group")):
-        return
-    rows = now.api().items("/v1/quotas")["items"]
-    default = next((each for each in rows if _kind(each) == "default"), None)
-    if default is None:
-        return
-    text = f"it replaces the site's default there ({_amount(default)})"
+    named = any(grant.get(name) for name in ("user", "team", "group"))
+    text = f"it replaces the site's default{' there' if named else ''} ({_amount(default)})"
     if not default.get("level_max"):
         render.note(text)
         return
@@ -186,12 +188,22 @@ def default(
         help="Left out: show it.",
         autocompletion=complete.quota_defaults,
     ),
+    up_to: str = typer.Option(
+        "",
+        "--up-to",
+        metavar="PRIORITY",
+        help="Nothing above this priority.",
+        autocompletion=complete.priorities,
+    ),
 ) -> None:
     """Show or set what each user may hold in each group where no grant decides.
 
     unlimited: any amount. normal: any amount, and nothing above priority normal. N: that many GPUs
     at once; runs without GPUs count their nodes.
     """
+    if up_to and setting in ("", "normal"):
+        fix = "write: shiftwork quota default unlimited --up-to PRIORITY, or: a number in its place"
+        raise usage("--up-to goes with unlimited or a number", where="--up-to", fix=fix)
     if not setting:
         _show_defaults()
         return
@@ -208,7 +220,10 @@ def default(
             where="quota default",
             fix="write unlimited, normal or a number of GPUs",
         )
-    _put(body)
+    if up_to:
+        body["level_max"] = parse.priority(up_to, "--up-to")
+    with naming({"level_max": "--up-to"}):
+        _put(body)
 
 
 def _show_defaults() -> None:

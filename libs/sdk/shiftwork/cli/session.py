@@ -232,7 +232,7 @@ class Command(TyperCommand):
             _set_context(error, ctx)
             raise
 
-    def get_params(self, ctx: Any) -> List[Any]:
+    def get_params(self, ctx: Any) -> List[Any]:  # noqa: ANN401 - Typer's
         """Its parameters; for completion also the options of every command, which may follow it."""
         own = super().get_params(ctx)
         if not ctx.resilient_parsing or ctx.parent is None:

@@ -14,7 +14,6 @@ from shiftwork.cli import choices, complete, parse, render, session
 from shiftwork.cli.failures import Failure
 
 
-
 def register(app: session.App) -> None:
     """Add the commands."""
     app.command("completion")(completion)

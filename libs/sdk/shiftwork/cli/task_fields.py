@@ -94,7 +94,6 @@ def _folder(value: str, option: str) -> str:
     return os.path.abspath(value)  # noqa: PTH100 - keeps links
 
 
-
 def _mode(value: str, option: str) -> dict[str, str]:
     word, colon, signal = value.partition(":")
     if word not in choices.PREEMPTIONS or (colon and not (word == "signal" and signal.isalnum())):

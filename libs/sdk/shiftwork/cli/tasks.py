@@ -205,13 +205,7 @@ def ls(
     """List tasks: those that live, the newest first."""
     now = session.current()
     api = now.api()
-    if since and not history:
-        fix = "add --history, or leave --since out; the newest tasks stand first"
-        raise usage("--since goes with --history", where="--since", fix=fix)
-    if history and (state or sort):
-        option = "--state" if state else "--sort"
-        what = f"{option} does not go with --history, which has every ended task, oldest first"
-        raise usage(what, where=option, fix=f"leave out {option} or --history")
+    _check_history(history=history, since=since, state=state, sort=sort)
     states = parse.states(state, "--state")
     if not states and not everything and not chain:
         states = list(LIVE)
@@ -244,6 +238,17 @@ def ls(
     show_table(api, found["items"], none)
     if found.get("next_cursor"):
         render.note(f"more than {limit}: raise --limit")
+
+
+def _check_history(*, history: bool, since: str, state: str, sort: str) -> None:
+    """Raises Failure for options that would have no effect with or without ``--history``."""
+    if since and not history:
+        fix = "add --history, or leave --since out; the newest tasks stand first"
+        raise usage("--since goes with --history", where="--since", fix=fix)
+    if history and (state or sort):
+        option = "--state" if state else "--sort"
+        what = f"{option} does not go with --history, which has every ended task, oldest first"
+        raise usage(what, where=option, fix=f"leave out {option} or --history")
 
 
 def _order(text: str) -> str:
@@ -294,7 +299,9 @@ def _history(api: Api, since: str, given: Dict[str, Any]) -> Dict[str, Any]:
     first = parse.at(parse.timestamp(since, "--since", render.now())) if since else None
     query = {
         **given,
-        **{"state": ",".join(ENDED), "run_seconds": "true", "sort": "-submitted_at"},
+        "state": ",".join(ENDED),
+        "run_seconds": "true",
+        "sort": "-submitted_at",
     }
     found = api.items("/v1/tasks", query, LISTED_MAX)
     if first is not None:

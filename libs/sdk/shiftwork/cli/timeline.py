@@ -208,13 +208,14 @@ def quota_text(quota: Data, *, removed: bool = False, expired: bool = False) -> 
 
 def _limit(quota: Data) -> str:
     """``at most 4 GPUs``."""
+    most = quota.get("level_max")
+    up_to = f" up to priority {most}" if most not in _ANY else ""
     if quota.get("unlimited"):
-        most = quota.get("level_max")
-        return "any amount" + (f" up to priority {most}" if most not in _ANY else "")
+        return f"any amount{up_to}"
     unit = "node" if quota.get("unit") == "nodes" else "GPU"
     either = ", or nodes for runs without GPUs" if quota.get("unit") == "gpus_or_nodes" else ""
     plural = "" if quota.get("limit") == 1 else "s"
-    return f"at most {quota.get('limit')} {unit}{plural}{either}"
+    return f"at most {quota.get('limit')} {unit}{plural}{either}{up_to}"
 
 
 def _quota(data: Data) -> str:

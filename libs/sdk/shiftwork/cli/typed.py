@@ -339,7 +339,11 @@ def in_commands(text: str, task: str = "") -> str:
 def _span(found: re.Match[str]) -> str:
     """The seconds as a duration that the command line takes: exactly these, or of an upper limit
     somewhat less."""
-    seconds, before, after = float(found[1]), found.string[: found.start()], found.string[found.end() :]
+    seconds, before, after = (
+        float(found[1]),
+        found.string[: found.start()],
+        found.string[found.end() :],
+    )
     least = _FEW if before.endswith("at most ") or after.startswith(" or less") else 1
     for unit, size in _UNITS:
         if seconds % size == 0 or (least > 1 and seconds >= least * size):

@@ -381,7 +381,7 @@ class Limit:
         amount = permitted(self, level)
         if amount is None:
             return None
-        if not self.unlimited:
+        if not self.unlimited and amount == self.limit:
             return self
         return replace(self, limit=amount, unlimited=False)
 

@@ -74,7 +74,7 @@ def test_every_parameter_completes_or_is_free() -> None:
     without = [
         f"{path} {param.opts[0] if param.param_type_name == 'option' else param.metavar}"
         for path, param in parameters()
-        if param._custom_shell_complete is None  # noqa: SLF001 - Typer shows it nowhere else
+        if param._custom_shell_complete is None
         and not names_of(path, param) & {*FREE_OPTIONS, *FREE_ARGUMENTS}
     ]
     assert without == []
@@ -86,8 +86,8 @@ def test_what_is_named_as_free_is_there_and_completes_nothing() -> None:
 
 
 def test_the_words_are_those_of_the_server() -> None:
-    assert choices.ROLES == tuple(Role)
-    assert choices.SCOPES == tuple(Scope)
+    assert tuple(Role) == choices.ROLES
+    assert tuple(Scope) == choices.SCOPES
     assert choices.SERVICES == SERVICES
     assert choices.USAGE_DIMENSIONS == usage.DIMENSIONS
     assert choices.USAGE_OUTCOMES == tuple(usage.Outcome) == get_args(types.Outcome)

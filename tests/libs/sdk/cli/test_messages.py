@@ -724,7 +724,7 @@ def test_a_limit_of_a_duration_can_be_typed(
         ("NOW", "token k2 of ada: expires ", "warning: the token is good for 29m only"),
     ],
 )
-def test_a_new_token_shows_its_end_and_its_scopes(  # noqa: PLR0917 - one row of the table
+def test_a_new_token_shows_its_end_and_its_scopes(
     shiftwork: Shiftwork, server: CliServer, expires: str | None, note: str, warning: str
 ) -> None:
     if expires == "NOW":
@@ -734,7 +734,9 @@ def test_a_new_token_shows_its_end_and_its_scopes(  # noqa: PLR0917 - one row of
     server.first["POST", "/v1/tokens"] = [(201, made)]
     done = shiftwork("token", "create", "--scope", "tasks")
     assert (done.code, done.out, note in done.err) == (0, "swt_x\n", True), done.err
-    assert [line for line in done.err.splitlines() if "warning" in line] == [warning] * bool(warning)
+    assert [line for line in done.err.splitlines() if "warning" in line] == [warning] * bool(
+        warning
+    )
 
 
 def test_a_flag_of_an_archived_user_names_the_flag_that_helps(

@@ -160,6 +160,13 @@ def test_quota_default_is_the_grant_without_names(
     assert shiftwork("quota", "default", setting).code == 0
     assert server.asked("PUT", "/v1/quotas").body == body
     assert shiftwork("quota", "default", "much").code == 2
+    assert shiftwork("quota", "default", "normal", "--up-to", "high").code == 2
+    done = shiftwork("quota", "default", "8", "--up-to", "high")
+    assert server.asked("PUT", "/v1/quotas").body["level_max"] == "high"
+    assert done.err == (
+        "default of the site, for each user in each group: at most 8 GPUs, or nodes for runs"
+        " without GPUs up to priority high\n"
+    )
 
 
 def test_quota_explain_shows_what_decides(shiftwork: Shiftwork, server: CliServer) -> None:
@@ -399,7 +406,9 @@ def test_a_grant_at_every_priority_says_that_it_replaces_the_default(
     line = ("quota", "set", "--grant", "--user", "ada", "--gpus", "4")
     done = shiftwork(*line, *options)
     assert done.code == 0
-    assert ("grant of ada in every group at every priority: at most 4 GPUs" in done.err) == bool(text)
+    assert ("grant of ada in every group at every priority: at most 4 GPUs" in done.err) == bool(
+        text
+    )
     assert (text in done.err) if text else ("replaces" not in done.err)
 
 
@@ -448,7 +457,7 @@ def test_whoami_shows_whose_tasks_are_seen(shiftwork: Shiftwork, server: CliServ
         ("running", None, ""),
     ],
 )
-def test_a_live_task_of_a_former_team_says_so(  # noqa: PLR0917 - one row of the table
+def test_a_live_task_of_a_former_team_says_so(
     shiftwork: Shiftwork, server: CliServer, state: str, present: Any, shown: str
 ) -> None:
     server.tasks["ta"] = a_task("ta", state=state, team="vision")

@@ -337,3 +337,13 @@ def test_deciding_is_one_lookup_for_each_name() -> None:
     asked: list[Any] = []
     assert deciding(asked.append, "ann", "vision", "default", HIGH) is None
     assert len(asked) == 12
+
+
+def test_a_number_with_a_highest_level_permits_nothing_above_it() -> None:
+    usage = a_quota_usage(a_grant(4, level_max=NORMAL))
+    task, need = a_task(owner="ann"), Need(gpus=4, nodes=1)
+    assert usage.excess(task, NORMAL, need) is None
+    assert usage.excess(task, Priority.LOW, need) is None
+    excess = usage.excess(task, Priority.HIGH, need)
+    assert excess is not None
+    assert excess.limit.limit == 0
