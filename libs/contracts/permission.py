@@ -106,9 +106,12 @@ def amount(number: int, unit: Unit) -> str:
 
 def grant_text(grant: Permits) -> str:
     """The grant as texts name it: ``ann's grant of 4 GPUs at high in group default``."""
-    much = "any amount" if grant.unlimited else amount(grant.limit, grant.unit)
+    # What permits any amount has no unit, nor has it at a level that it does not permit.
+    is_any = grant.unlimited or grant.unit is Unit.UNSPECIFIED
+    much = "any amount" if is_any else amount(grant.limit, grant.unit)
     if grant.level_max is not Priority.UNSPECIFIED:
-        much += f", nothing above {level_name(grant.level_max)}"
+        above = f"nothing above {level_name(grant.level_max)}"
+        much = f"{much}, {above}" if is_any or grant.limit else above
     if is_site(grant):
         return f"the site's default ({much})"
     at = "" if grant.priority is Priority.UNSPECIFIED else f" at {level_name(grant.priority)}"

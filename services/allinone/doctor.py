@@ -12,8 +12,8 @@ from dataclasses import replace
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from shiftwork.cli.choices import SERVICES
 from shiftwork.cli.client import Api
-from shiftwork.cli.dead_letters import SERVICES
 from shiftwork.cli.failures import USAGE, Failure
 
 from libs.contracts.wording import counted

@@ -37,7 +37,7 @@ from shiftwork.cli import (
 from shiftwork.cli import (
     usage as usage_command,
 )
-from shiftwork.cli.failures import INTERRUPTED, REFUSED, USAGE, Failure
+from shiftwork.cli.failures import INTERRUPTED, REFUSED, USAGE, Failure, usage
 
 app = session.App(
     name="shiftwork",
@@ -141,8 +141,9 @@ def run(arguments: Optional[List[str]] = None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError" or not message():
             # No command was given. Older versions of Click have printed the help already.
             if render.wants_json():
-                error.message = "the command is missing"
-                render.failure(misunderstood.failure_of(error, session.words()))
+                path = getattr(getattr(error, "ctx", None), "command_path", "shiftwork")
+                fix = f"`{path} --help` shows what is understood"
+                render.failure(usage("the command is missing", fix=fix))
             elif message():
                 render.help_text(message())
             return USAGE
