@@ -13,7 +13,7 @@ from typing import Any, Sequence
 
 PLUGINS = "shiftwork.commands"
 # What the platform's package adds.
-PLATFORM = frozenset({"up", "down", "doctor", "k8s", "simulate"})
+PLATFORM = frozenset({"up", "down", "doctor", "k8s", "simulate", "backup", "restore"})
 ELSEWHERE = "in the platform's environment"
 
 

@@ -286,7 +286,7 @@ def _warn_of_unknown_labels(api: Api, given: Sequence[str]) -> None:
     """Warn of filters whose label none of the newest tasks has: it may be misspelt."""
     newest = api.get("/v1/tasks", {"limit": LABELS_OF_MAX})["items"]
     known = {name for task in newest for name in parse.fields(task.get("labels"))}
-    for text in given:
+    for text in given if newest else ():
         name = text.partition("=")[0]
         name = name[:-1] if "=" in text and name.endswith("!") else name
         if name not in known:

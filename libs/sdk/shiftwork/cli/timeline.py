@@ -215,7 +215,7 @@ def _limit(quota: Data) -> str:
     unit = "node" if quota.get("unit") == "nodes" else "GPU"
     either = ", or nodes for runs without GPUs" if quota.get("unit") == "gpus_or_nodes" else ""
     plural = "" if quota.get("limit") == 1 else "s"
-    return f"at most {quota.get('limit')} {unit}{plural}{either}{up_to}"
+    return f"at most {quota.get('limit')} {unit}{plural}{either}{',' * bool(up_to)}{up_to}"
 
 
 def _quota(data: Data) -> str:

@@ -165,7 +165,7 @@ def test_quota_default_is_the_grant_without_names(
     assert server.asked("PUT", "/v1/quotas").body["level_max"] == "high"
     assert done.err == (
         "default of the site, for each user in each group: at most 8 GPUs, or nodes for runs"
-        " without GPUs up to priority high\n"
+        " without GPUs, up to priority high\n"
     )
 
 
