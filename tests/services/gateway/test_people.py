@@ -13,10 +13,11 @@ from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.store.memory_database import Point, no_fault
 from libs.store.port import StoreUnavailableError
+from services.gateway import disabled_users
 from services.gateway.command_client import Commands
 from services.gateway.permissions import Role, Scope
 from services.gateway.problems import UNAVAILABLE, ProblemError
-from services.gateway.rows import QuotaRow, UserRow
+from services.gateway.rows import QuotaRow, TaskRow, UserRow
 from services.gateway.tables import TABLES
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, a_node
@@ -136,6 +137,77 @@ async def test_a_task_that_arrives_after_its_owner_was_disabled_is_stopped(
         return await goal(admin, task) == "stop"
 
     await until(stopped)
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+async def test_a_task_of_a_user_who_is_enabled_meanwhile_is_not_stopped(
+    harness: GatewayHarness,
+    admin: httpx.AsyncClient,
+    ann: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = sorted([(await harness.submitted(ann))["id"] for _ in range(3)])
+    ask = Commands.ask
+
+    async def enabled_first(commands: Commands, command: Message, kind: type[Any]) -> Any:
+        reply = await ask(commands, command, kind)
+        if isinstance(command, m.SetGoal):
+            # After the page of tasks was read.
+            await admin.patch("/v1/users/ann", json={"disabled": False})
+            stopped.append(command.task_id)
+        return reply
+
+    stopped = list[str]()
+    monkeypatch.setattr(Commands, "ask", enabled_first)
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    await until(lambda: bool(stopped))
+    await asyncio.sleep(0.2)
+    assert stopped == tasks[:1]
+    assert [await goal(admin, task) for task in tasks[1:]] == ["run", "run"]
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+async def test_paused_tasks_of_a_disabled_user_are_stopped(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    task = (await harness.submitted(ann))["id"]
+    assert (await ann.put(f"/v1/tasks/{task}/goal", json={"goal": "pause"})).status_code == 202
+    await until(lambda: has_goal(admin, task, "pause"))
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    await until(lambda: has_goal(admin, task, "stop"))
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+async def test_all_tasks_of_a_disabled_user_are_stopped_page_by_page(
+    harness: GatewayHarness,
+    admin: httpx.AsyncClient,
+    ann: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disabled_users, "TASKS_MAX", 2)
+    tasks = [(await harness.submitted(ann))["id"] for _ in range(5)]
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    for task in tasks:
+        await until(lambda task=task: has_goal(admin, task, "stop"))
+    # Each round begins with the first task again: a request may have been lost.
+    await admin.patch("/v1/users/ann", json={"disabled": False})
+    rows = harness.database.schema("gateway").table(TABLES.shape(TaskRow)).rows
+    first = min(tasks)
+    rows[first] = replace(rows[first], goal="run")
+    asked = list[str]()
+    ask = Commands.ask
+
+    async def noted(commands: Commands, command: Message, kind: type[Any]) -> Any:
+        asked.extend([command.task_id] if isinstance(command, m.SetGoal) else [])
+        return await ask(commands, command, kind)
+
+    monkeypatch.setattr(Commands, "ask", noted)
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    await until(lambda: first in asked)
+
+
+async def has_goal(client: httpx.AsyncClient, task_id: str, wanted: str) -> bool:
+    return await goal(client, task_id) == wanted
 
 
 async def test_an_archived_user_leaves_the_lists_and_keeps_the_name(
