@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.store.memory_database import Point, no_fault
-from libs.store.port import StoreUnavailableError
+from libs.store.port import ConflictError, StoreUnavailableError
 from services.gateway import disabled_users
 from services.gateway.command_client import Commands
 from services.gateway.permissions import Role, Scope
@@ -95,6 +96,32 @@ async def test_the_last_use_of_a_token_is_shown(
     async def shown() -> bool:
         (mine,) = await listed(ann)
         return mine["last_used_at"] is not None and mine["last_used_from"] == "127.0.0.1"
+
+    await until(shown)
+
+
+@pytest.mark.parametrize("harness", [{"token_uses_seconds": 0.02}], indirect=True)
+async def test_uses_of_tokens_that_meet_a_conflict_are_written_later(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    conflicts = list[str]()
+
+    async def conflict(point: Point, schema: str) -> None:
+        callers = {frame.f_code.co_name for frame, _ in traceback.walk_stack(None)}
+        of_uses = schema == "gateway" and "record_uses" in callers
+        if of_uses and point is Point.BEFORE_COMMIT and not conflicts:
+            conflicts.append(schema)
+            raise ConflictError("another process wrote it")
+
+    harness.database.fault = conflict
+    # One use alone, which no later request repeats.
+    assert (await ann.get("/v1/whoami")).status_code == 200
+    await until(lambda: bool(conflicts))
+    harness.database.fault = no_fault
+
+    async def shown() -> bool:
+        found = [each for each in await listed(admin) if each["user"] == "ann"]
+        return found[0]["last_used_at"] is not None
 
     await until(shown)
 
