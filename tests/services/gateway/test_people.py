@@ -18,7 +18,7 @@ from services.gateway import disabled_users
 from services.gateway.command_client import Commands
 from services.gateway.permissions import Role, Scope
 from services.gateway.problems import UNAVAILABLE, ProblemError
-from services.gateway.rows import QuotaRow, TaskRow, UserRow
+from services.gateway.rows import QuotaRow, TaskRow, TeamRow, UserRow
 from services.gateway.tables import TABLES
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, a_node
@@ -479,6 +479,42 @@ async def test_the_next_team_of_a_name_gets_nothing_of_the_one_before(
     refused = await admin.post("/v1/teams", json={"name": "nlp"})
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (409, "name")
     assert (await admin.post("/v1/teams?force=true", json={"name": "nlp"})).status_code == 201
+
+
+async def test_a_disabled_user_gets_no_first_quota(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    """It could arrive after the user was removed, and would be the next one's of that name."""
+    await harness.member("eve")
+    cap = {"user": "eve", "limit": 1, "unit": "gpus"}
+    grant = {"user": "eve", "grant": True, "unlimited": True}
+    assert (await admin.put("/v1/quotas", json=cap)).status_code == 200
+
+    async def quotas() -> int:
+        return len((await admin.get("/v1/quotas?user=eve")).json()["items"])
+
+    await until(quotas)
+    await admin.patch("/v1/users/eve", json={"disabled": True})
+    refused = await admin.put("/v1/quotas", json=grant)
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (409, "user")
+    # What there is can be changed and removed: it holds the removal of the user up.
+    assert (await admin.put("/v1/quotas", json={**cap, "limit": 2})).status_code == 200
+    removed = {"user": "eve", "unit": "gpus", "remove": True}
+    assert (await admin.put("/v1/quotas", json=removed)).status_code == 200
+    assert (await admin.put("/v1/quotas?force=true", json=grant)).status_code == 200
+
+
+@pytest.mark.parametrize(("kind", "path"), [(UserRow, "users"), (TeamRow, "teams")])
+async def test_a_row_that_cannot_be_read_is_set_apart_in_the_list(
+    harness: GatewayHarness, admin: httpx.AsyncClient, kind: type[Any], path: str
+) -> None:
+    for name in ("one", "two"):
+        assert (await admin.post(f"/v1/{path}", json={"name": name})).status_code == 201
+    harness.database.break_row(TABLES, kind, "one", column="created_at")
+    page = (await admin.get(f"/v1/{path}")).json()
+    assert "two" in {each["name"] for each in page["items"]}
+    (apart,) = page["unreadable"]
+    assert (apart["id"], "cannot be read" in apart["problem"]) == ("one", True)
 
 
 def rows_of_team(harness: GatewayHarness, team: str) -> bool:
