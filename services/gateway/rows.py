@@ -411,8 +411,8 @@ class AuditRow:
     # ``done``, or the kind of the refusal.
     outcome: str
     detail: str
-    # From where: an address, ``several`` for a sum of requests, or ``PLATFORM``; empty in entries of
-    # earlier versions. And with which token (its id).
+    # From where: an address, ``several`` for a sum of requests, or ``PLATFORM`` (empty in entries
+    # of earlier versions); and with which token (its id).
     address: str = ""
     token: str = ""
     # What was there before and is there after it, as far as the change has such.
