@@ -265,7 +265,7 @@ async def main() -> None:
         f"{asked.streams:,} streams, bursts of {asked.tasks} tasks",
         BENCHMARK.goals,
     )
-    groups = dict.fromkeys(GROUPS, 50)
+    groups: dict[str, int] = dict.fromkeys(GROUPS, 50)
     with running_platform(up_on_fake_nodes(groups), SETTINGS) as platform:
         platform.start()
         http = Http(platform.url, platform.token)
