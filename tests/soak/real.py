@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import nats
 import psutil
 
-from libs.bus.topology import EVENTS
+from libs.bus.topology import EVENTS, LOGS
 from libs.store.connections import Address, connect
 from services.allinone.client import items
 from services.allinone.composition import WIRINGS
@@ -29,8 +29,9 @@ SLACK = 60
 SLACK_BYTES = SLACK << 10
 # A process grows by pools and fragments, and so much in the second half of the tasks is no leak.
 MEMORY_MIB_MAX = 12
-# Its heap doubles before it is collected, so below this it may grow in one step.
-FULL_MIB = {"NATS": 64}
+# Below this a server may grow: NATS's heap doubles before it is collected, and each of PostgreSQL's
+# connections fills its caches.
+FULL_MIB = {"NATS": 64, "PostgreSQL": 256}
 AT_ONCE, ENDED_SECONDS = 100, 120.0
 NAMED_MAX = 5
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = $1"
@@ -96,7 +97,7 @@ async def soak_real(
     begin, counts = time.monotonic(), Counts()
     settings = short_retention(keep_seconds)
     async with running_platform(nodes=4, slots=8, settings=settings) as platform:
-        await _let_the_stream_forget(platform)
+        await _let_the_streams_forget(platform, keep_seconds)
         for first in range(0, tasks, per_sample):
             last = min(first + per_sample, tasks)
             for number in range(first, last, AT_ONCE):
@@ -107,14 +108,20 @@ async def soak_real(
     return counts.growing()
 
 
-async def _let_the_stream_forget(platform: Platform) -> None:
-    """The kit's platforms keep all events for checks; here they go once every service has them."""
+async def _let_the_streams_forget(platform: Platform, keep_seconds: float) -> None:
+    """The kit's platforms keep all events for checks; here they go once every service has them, and
+    live output when it is old."""
     admin = platform.admin
     client = await nats.connect(
         platform.dev.servers.nats.url, user=admin.user, password=admin.password
     )
     try:
-        await client.jetstream().delete_consumer(EVENTS, "chaos")
+        streams = client.jetstream()
+        await streams.delete_consumer(EVENTS, "chaos")
+        logs = (await streams.stream_info(LOGS)).config
+        await streams.update_stream(
+            logs.evolve(max_age=keep_seconds, duplicate_window=min(1.0, keep_seconds))
+        )
     finally:
         await client.close()
 
