@@ -1,4 +1,4 @@
-"""Settings of one service that must be at least those of another.
+"""Settings of one service, or of the provisioner, that must be at least those of another.
 
 A service sees only its own settings, so ``checks.py`` checks them for one machine, and
 ``kubernetes/preflight.py`` for the values of a cluster.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from libs.contracts.services import SERVICES
 from services.allinone.findings import Finding
 
 
@@ -29,9 +30,26 @@ EARLY_KEEP = ("scheduler", "early_keep_seconds")
 DRY_RUN = ("scheduler", "dry_run_seconds_max")
 EXPLAIN = ("scheduler", "explain_seconds_max")
 ANSWER = ("gateway", "command_timeout_seconds")
+# So long the bus keeps an event for a service that is away. What an event needs is kept longer.
+EVENT_AGE = ("provision", "event_age_seconds")
 _REPLAYED = "a submission that is replayed later would miss what came before it"
 _UNANSWERED = "the gateway would no longer wait for the answer"
+_TWICE = "an event that comes again as late as that would count twice"
+_REMOVED = "an older event that comes as late as that would bring back what was removed"
 RELATIONS = (
+    *(Relation((service, "inbox_keep_seconds"), EVENT_AGE, _TWICE) for service in SERVICES),
+    *(
+        Relation((service, name), EVENT_AGE, _REMOVED)
+        for service in ("submit", "scheduler", "gateway")
+        for name in ("removed_node_keep_seconds", "removed_quota_keep_seconds")
+    ),
+    Relation(EARLY_KEEP, EVENT_AGE, "a submission as late as that would miss what came before it"),
+    Relation(
+        ("gateway", "tasks_keep_seconds"),
+        EVENT_AGE,
+        "an event that comes as late as that would list a task again, which then never ends",
+        must_hold=False,
+    ),
     Relation(
         ENDED_KEEP,
         ("submit", "tasks_keep_seconds"),
@@ -52,9 +70,10 @@ RELATIONS = (
 def default(service: str, name: str) -> float:
     """What a setting is that nobody gives."""
     from services.allinone.composition import WIRINGS  # noqa: PLC0415 - slow to import
+    from services.allinone.provision import ProvisionSettings  # noqa: PLC0415 - slow to import
 
-    (wiring,) = (each for each in WIRINGS if each.name == service)
-    return wiring.settings.model_fields[name].default
+    settings = {wiring.name: wiring.settings for wiring in WIRINGS}
+    return {**settings, "provision": ProvisionSettings}[service].model_fields[name].default
 
 
 def broken_relations(given: Callable[[str, str], Any]) -> Iterator[Finding]:

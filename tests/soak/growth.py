@@ -42,21 +42,23 @@ class Samples:
             total.update(part)
         self.taken.append(total)
 
-    def growing(self, slack: int = SLACK, bounds: Mapping[str, int] = FULL_MAX) -> list[str]:
-        """What is larger at the end than after the second sample, and has grown in most of the
-        steps between; the largest first. Caches and pools are filled by then."""
-        first, last = self.taken[1], self.taken[-1]
+    def growing(
+        self, slack: int = SLACK, bounds: Mapping[str, int] = FULL_MAX, *, since: int = 1
+    ) -> list[str]:
+        """What is larger at the end than in sample ``since``, by more than ``slack``, and has grown
+        in most of the steps between; the largest first. Caches and pools are filled by then."""
+        first, last = self.taken[since], self.taken[-1]
         found: list[tuple[int, str]] = []
         for name in sorted(last):
             more = last[name] - first[name]
-            steps = [after[name] - before[name] for before, after in self._pairs()]
+            steps = [after[name] - before[name] for before, after in self._pairs(since)]
             rising = sum(1 for step in steps if step > 0)
             if more > slack and rising * 2 > len(steps) and last[name] > bounds.get(name, 0):
                 found.append((more, f"{name}: {first[name]} -> {last[name]}"))
         return [text for _, text in sorted(found, reverse=True)]
 
-    def _pairs(self) -> Iterable[tuple[Counter[str], Counter[str]]]:
-        return zip(self.taken[1:], self.taken[2:], strict=False)
+    def _pairs(self, since: int) -> Iterable[tuple[Counter[str], Counter[str]]]:
+        return zip(self.taken[since:], self.taken[since + 1 :], strict=False)
 
 
 def of_objects() -> Counter[str]:

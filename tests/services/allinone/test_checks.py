@@ -300,6 +300,29 @@ def test_settings_of_two_services_that_contradict_are_refused_with_the_fix(
     assert [each.level for each in checks.settings(data_folder, PLAIN)] == ["warn", "warn"]
 
 
+@pytest.mark.parametrize(
+    ("variable", "level"),
+    [
+        ("SHIFTWORK_LAUNCHER_INBOX_KEEP_SECONDS", "bad"),
+        ("SHIFTWORK_SCHEDULER_EARLY_KEEP_SECONDS", "bad"),
+        ("SHIFTWORK_SUBMIT_REMOVED_NODE_KEEP_SECONDS", "bad"),
+        ("SHIFTWORK_GATEWAY_REMOVED_QUOTA_KEEP_SECONDS", "bad"),
+        ("SHIFTWORK_GATEWAY_TASKS_KEEP_SECONDS", "warn"),
+    ],
+)
+def test_what_an_event_needs_is_kept_as_long_as_the_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, level: str
+) -> None:
+    monkeypatch.setenv(variable, str(13 * 86_400))
+    found = [*checks.settings(DataFolder(tmp_path / "data"), PLAIN)]
+    assert level in {each.level for each in found}
+    assert all("1209600" in each.fix for each in found if each.level == level)
+    monkeypatch.setenv("SHIFTWORK_PROVISION_EVENT_AGE_SECONDS", str(12 * 86_400))
+    assert level not in {
+        each.level for each in checks.settings(DataFolder(tmp_path / "data"), PLAIN)
+    }
+
+
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[DataFolder]:
     data_folder = DataFolder(tmp_path / "live")

@@ -15,6 +15,9 @@ import struct
 import termios
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat, tee
+from operator import call
 from typing import NoReturn
 
 NOT_FOUND_CODE, NOT_RUN_CODE = 127, 126
@@ -231,18 +234,19 @@ def fork_into(cgroup: str) -> int:
         arguments = ctypes.create_string_buffer(packed, len(packed))
         # PyDLL keeps the interpreter's lock, so that the child has it too.
         library = ctypes.PyDLL(None, use_errno=True)
-        system_call, number, size = library.syscall, ctypes.c_long(CLONE3), len(packed)
+        number, size = ctypes.c_long(CLONE3), ctypes.c_size_t(len(packed))
         before, in_parent, in_child = (
             getattr(ctypes.pythonapi, f"PyOS_{name}")
             for name in ("BeforeFork", "AfterFork_Parent", "AfterFork_Child")
         )
+        # A thread that has waited for the interpreter's lock for a while makes the next bytecode
+        # wait until that thread has had it. The child has no such thread and would wait for ever,
+        # so no bytecode may run between the clone and what follows it: these iterators do not.
+        pids, result = tee(map(call, (partial(library.syscall, number, arguments, size),)))
+        after = map(call, map({0: in_child}.get, pids, repeat(in_parent)))
         before()
-        pid = system_call(number, arguments, ctypes.c_size_t(size))
-        if pid == 0:
-            in_child()
-            return 0
-        problem = ctypes.get_errno()
-        in_parent()
+        next(after)
+        problem, pid = ctypes.get_errno(), next(result)
         if pid < 0:
             raise OSError(problem, "cannot clone into a control group")
         return int(pid)

@@ -315,6 +315,44 @@ async def test_a_rank_changes_its_user_while_threads_of_the_supervisor_start() -
         probe.close()
 
 
+WHILE_A_THREAD_WAITS = """
+import os, signal, sys, threading
+from services.launcher.runtimes.node import spawn
+
+# Threads want the interpreter's lock at once, as one does that has waited for a slow disk.
+sys.setswitchinterval(1e-6)
+def turn():
+    while True:
+        sum(range(50))
+
+for _ in range(3):
+    threading.Thread(target=turn, daemon=True).start()
+signal.alarm(20)
+for _ in range(100):
+    pid = spawn.fork_into(sys.argv[1])
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+os._exit(0)
+"""
+
+
+async def test_a_rank_starts_while_a_thread_of_the_supervisor_waits() -> None:
+    """Between fork and exec the child waited for a thread that it does not have. Its task ran for
+    ever, and it held the lock of its node, so that no other supervisor could begin there."""
+    probe = cgroups.find(f"shiftwork-waiting-{os.getpid()}")
+    try:
+        if not probe.unified:
+            pytest.skip("no writable control group (version 2)")
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", WHILE_A_THREAD_WAITS, probe.unified)
+        )
+        assert await child.wait() == 0
+    finally:
+        probe.kill("")
+        probe.close()
+
+
 async def test_a_folder_that_a_crash_left_half_made_is_finished(shared: Shared) -> None:
     run = run_id()
     await shared.runtime.list()
