@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -58,7 +58,7 @@ class LoginProvider(ABC):
         """Sign with another key from now on, and publish the old one no more."""
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def frozen(self) -> Generator[None]:
         """Meanwhile it takes connections and does not answer."""
         os.killpg(self.process.pid, signal.SIGSTOP)
         try:
