@@ -44,7 +44,7 @@ def test_an_old_java_is_named(programs: Path) -> None:
 
 def test_without_maven_it_says_what_to_install(programs: Path) -> None:
     with_java(programs)
-    with pytest.raises(KeycloakError, match="install it .*KEYCLOAK_ZIP"):
+    with pytest.raises(KeycloakError, match=r"install it .*KEYCLOAK_ZIP"):
         distribution()
 
 
@@ -64,6 +64,6 @@ def test_another_archive_is_refused(
     with pytest.raises(KeycloakError, match="no file is"):
         distribution()
     archive.write_bytes(b"something else")
-    with pytest.raises(KeycloakError, match="has the sha256 .* it is not Keycloak"):
+    with pytest.raises(KeycloakError, match=r"has the sha256 .* it is not Keycloak"):
         distribution()
     assert not list((tmp_path / "caches/shiftwork/keycloak").glob("*.new"))
