@@ -310,6 +310,8 @@ class Launcher:
             tx.emit(message)
         node_ids = _nodes_in_service(listing)
         if node_ids != self._published_nodes:
+            # Not known until the commit is: it may take place without an answer.
+            self._published_nodes = None
             tx.emit(
                 InventoryListed(
                     runtime=self.runtime.name,

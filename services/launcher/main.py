@@ -61,6 +61,7 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
                 settings,
                 *prune_rules(
                     timedelta(seconds=settings.past_keep_seconds),
+                    timedelta(seconds=settings.inbox_keep_seconds),
                     timedelta(seconds=settings.removed_node_keep_seconds),
                 ),
             ),

@@ -177,9 +177,15 @@ async def newest_past_runs(tx: Tx, limit: int) -> Sequence[PastRun]:
     return rows[::-1]
 
 
-def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ...]:
+def prune_rules(
+    keep: timedelta, inbox_keep: timedelta, removed_keep: timedelta
+) -> tuple[PruneRule, ...]:
     """What the launcher forgets: ended runs with their tasks' checkpoints and life states, requests
-    for runs that were never assigned, and removed nodes."""
+    for runs that were never assigned, and removed nodes.
+
+    A request waits for its assignment as long as the inbox knows events, because the assignment may
+    come as late as that. Dropped before, its run would start and nobody would end it.
+    """
     return (
         PruneRule(
             "past runs",
@@ -188,7 +194,7 @@ def prune_rules(keep: timedelta, removed_keep: timedelta) -> tuple[PruneRule, ..
             drop_past_runs,
             lambda tx, newer: nth_newest(tx, PastRun, "forgotten_at", newer),
         ),
-        PruneRule("requests", keep, _oldest_early_request, drop_early_requests),
+        PruneRule("requests", inbox_keep, _oldest_early_request, drop_early_requests),
         PruneRule("removed nodes", removed_keep, _oldest_removed, drop_removed_nodes),
     )
 

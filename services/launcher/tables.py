@@ -39,7 +39,7 @@ TABLES = Tables(
         key=("task_id", "attempt"),
         retention=Retention(
             "runs that have not ended, and by age requests for runs that never came",
-            ("past_keep_seconds",),
+            ("inbox_keep_seconds",),
             "requests",
         ),
     ),

@@ -310,11 +310,35 @@ def long_outages(plan: Plan) -> Plan:
     )
 
 
-def nobody_leaves(plan: Plan) -> Plan:
-    """Plans in which the gateway hardly looks for disabled users, of which simulations have none.
-    Its reads decide when faults occur, and so which seeds show what."""
-    gateway = {**plan.settings.get("gateway", {}), "disabled_tick_seconds": 3600.0}
-    return replace(plan, settings={**plan.settings, "gateway": gateway})
+def deposed_collectors(plan: Plan) -> Plan:
+    """Plans in which programs write for long, databases are slow, and log-collectors take over from
+    each other again and again: one may begin with what it read before another one wrote."""
+    rng = Random(f"deposed collectors {plan.seed}")
+    jobs = tuple(
+        replace(
+            job,
+            nodes=1,
+            gpus=1,
+            max_run_seconds=None,
+            wishes=(),
+            program=replace(job.program, steps=60, step_seconds=0.5, fails={}, yields={}),
+        )
+        for job in plan.jobs[:4]
+    )
+    strikes = tuple(
+        Strike(rng.uniform(2.0, 60.0), "leader deposed", "log_collector", seconds=12.0)
+        for _ in range(40)
+    )
+    calm = _calm(plan)
+    return replace(
+        calm,
+        nodes=4,
+        gpus=4,
+        jobs=jobs,
+        strikes=tuple(sorted(strikes, key=lambda each: each.at)),
+        processes={**plan.processes, "log_collector": 3},
+        points=replace(calm.points, slow=0.4, slow_seconds_max=4.0),
+    )
 
 
 def one_dark_node(plan: Plan) -> Plan:

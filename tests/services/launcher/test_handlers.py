@@ -390,6 +390,12 @@ async def test_pruning(service: Handlers) -> None:
         assert await tx.select(Run) == []
 
 
+async def test_a_request_waits_for_its_assignment_as_long_as_the_inbox_knows_events() -> None:
+    keep, inbox_keep = timedelta(seconds=1), timedelta(days=15)
+    rules = {each.what: each.keep for each in tables.prune_rules(keep, inbox_keep, keep)}
+    assert rules == {"past runs": keep, "requests": inbox_keep, "removed nodes": keep}
+
+
 async def test_a_later_request_may_only_shorten_the_deadline(service: Handlers) -> None:
     await service.put(a_run())
     await service.handle(a_preemption())

@@ -108,6 +108,30 @@ async def test_the_inventory_is_published(harness: LauncherHarness) -> None:
 
 
 @with_a_harness()
+async def test_a_node_that_returns_after_a_commit_without_an_answer_is_listed_again(
+    harness: LauncherHarness,
+) -> None:
+    async def no_answer(point: Point, _schema: str) -> None:
+        if point is Point.AFTER_COMMIT:
+            raise StoreUnavailableError("struck")
+
+    node = harness.cluster.nodes["local-3"]
+    harness.cluster.delete("local-3")
+    await harness.launcher.act(harness.epoch)
+    database = harness.platform.database
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(StoreUnavailableError):
+        patched.setattr(database, "fault", no_answer)
+        await harness.launcher.reconcile(harness.epoch)
+    harness.cluster.join(node)
+    await harness.launcher.act(harness.epoch)
+    with contextlib.suppress(StoreUnavailableError):  # an earlier transaction did commit
+        await harness.launcher.reconcile(harness.epoch)
+    await harness.launcher.reconcile(harness.epoch)
+    listed = await harness.published(InventoryListed)
+    assert [len(each.node_ids) for each in listed] == [4, 3, 4]
+
+
+@with_a_harness()
 async def test_a_run_from_assignment_to_its_forgotten_state(harness: LauncherHarness) -> None:
     await harness.handle(an_assignment(ranks=3))
     started = await harness.until_started()
