@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parents[1] / "oidc_provider"
 PASSWORD = "a-long-password"
 # Who has an account, and in which of the provider's groups.
 PEOPLE: dict[str, list[str]] = {"ann": [], "bob": [], "cleo": [], "dan": [], "olga": ["ops", "see"]}
-START_SECONDS_MAX = 120
+START_SECONDS_MAX = 240
 
 
 class LoginProvider(ABC):
