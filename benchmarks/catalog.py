@@ -19,6 +19,8 @@ NAMES = (
     "cost_of_change",
     "sharing_quality",
     "usage_ledger",
+    "durable_gateway",
+    "event_fan_out",
     "submit_to_running_pods",
     "preempt_to_newcomer_pods",
     "pods_at_scale",

@@ -195,10 +195,12 @@ def up_on_fake_nodes(groups: Mapping[str, int], apart: Sequence[str] = ()) -> li
 
 
 @contextlib.contextmanager
-def running_platform(command: Sequence[str]) -> Generator[Platform]:
+def running_platform(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Generator[Platform]:
     """A platform that runs while the context is open; its folder goes with it."""
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-bench-"))
-    made = Platform(folder, command)
+    made = Platform(folder, command, environment)
     try:
         yield made
     finally:
@@ -207,13 +209,17 @@ def running_platform(command: Sequence[str]) -> Generator[Platform]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def database_address(up: Platform) -> tuple[str, str]:
+    """URL and password of the platform's database, of its administrator."""
+    (socket,) = up.data.rglob(SOCKET_NAME)
+    url = f"postgresql://{POSTGRES_SUPERUSER}@/{DATABASE}?host={socket.parent}"
+    return url, Postgres(up.data, Credentials(up.data)).admin_password
+
+
 @contextlib.asynccontextmanager
 async def database_of(up: Platform) -> AsyncGenerator[Any]:
     """A connection to the platform's database, as its administrator."""
-    (socket,) = up.data.rglob(SOCKET_NAME)
-    url = f"postgresql://{POSTGRES_SUPERUSER}@/{DATABASE}?host={socket.parent}"
-    password = Postgres(up.data, Credentials(up.data)).admin_password
-    async with connected(url, password) as database:
+    async with connected(*database_address(up)) as database:
         yield database
 
 

@@ -44,10 +44,10 @@ class DisabledUsers:
                 limit=USERS_MAX,
             )
             # An older version left the tasks of the users that it disabled alone, and kept no name.
-            by = {user.name: user.disabled_by for user in users if user.disabled_by}
-            tasks = await self._tasks(tx, list(by)) if by else []
+            owners = [user.name for user in users if user.disabled_by]
+            tasks = await self._tasks(tx, owners) if owners else []
         for task in tasks:
-            await self._stop(task, by[task.owner])
+            await self._stop(task)
         if len(tasks) == TASKS_MAX:
             self._task = tasks[-1].task_id
             return 0.0
@@ -67,9 +67,17 @@ class DisabledUsers:
             limit=TASKS_MAX,
         )
 
-    async def _stop(self, task: TaskRow, by: str) -> None:
+    async def _stop(self, task: TaskRow) -> None:
         """Request it for one task. One that submit refuses holds up no other."""
-        command = m.SetGoal(task_id=TaskId(task.task_id), goal=m.Goal.STOP, asked_by=by)
+        # The page is as old as the requests before this one, and a stop cannot be taken back.
+        async with self._store.transaction() as tx:
+            owner = await tx.get(UserRow, task.owner)
+        if owner is None or not owner.disabled or not owner.disabled_by:
+            _log.info("a task goes on: its owner was enabled", task=task.task_id, owner=task.owner)
+            return
+        command = m.SetGoal(
+            task_id=TaskId(task.task_id), goal=m.Goal.STOP, asked_by=owner.disabled_by
+        )
         try:
             await self._commands.ask(command, m.SetGoalReply)
         except ProblemError as problem:

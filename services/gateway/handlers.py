@@ -20,6 +20,7 @@ from services.gateway.auth import sortable_id
 from services.gateway.conversion import quota_row
 from services.gateway.json_values import PRIORITY_ORDER, enum_name, enum_name_or_empty
 from services.gateway.rows import (
+    PLATFORM,
     AcceptedRow,
     AuditRow,
     NodeRow,
@@ -383,6 +384,7 @@ def _expiry_entry(event: m.QuotaChanged, before: QuotaRow | None) -> AuditRow:
         target=f"{'grant ' if quota.grant else ''}{subject}",
         outcome="done",
         detail=f"its time was over, as {event.changed_by} set it",
+        address=PLATFORM,
         before=views.quota(before) if before is not None else None,
     )
 

@@ -51,6 +51,10 @@ LEEWAY_SECONDS = 60.0
 # After a failed request to the provider, and between fetches of its keys.
 PAUSE = timedelta(seconds=5)
 CALLBACK = "/v1/login/oidc/callback"
+ENDPOINTS = (
+    *("authorization_endpoint", "token_endpoint", "jwks_uri"),
+    *("userinfo_endpoint", "end_session_endpoint"),
+)
 NEXT_DEFAULT = "/docs"
 NEXT_CHARACTERS_MAX = 2000
 SUBJECT_CHARACTERS_MAX = 255
@@ -139,6 +143,8 @@ class _Description:
     token_endpoint: str
     jwks_uri: str
     userinfo_endpoint: str
+    # Empty: it has none.
+    end_session_endpoint: str
     basic: bool
     names_issuer: bool
 
@@ -175,6 +181,22 @@ class Provider:
         }
         mark = "&" if urlsplit(found.authorization_endpoint).query else "?"
         return f"{found.authorization_endpoint}{mark}{urlencode(query, quote_via=quote)}"
+
+    async def logout_address(self) -> str:
+        """Where a browser goes to log out at the provider, too; empty if the provider has no such
+        page, or does not answer.
+
+        No address to come back to is given: providers refuse one that is not registered there.
+        """
+        try:
+            found = await self._described()
+        except ProblemError:
+            return ""
+        if not found.end_session_endpoint:
+            return ""
+        mark = "&" if urlsplit(found.end_session_endpoint).query else "?"
+        query = urlencode({"client_id": self._settings.oidc_client_id}, quote_via=quote)
+        return f"{found.end_session_endpoint}{mark}{query}"
 
     async def claims(self, login: LoginState, query: Mapping[str, str]) -> Claims:
         """What the provider says about the person, from the query that it sent the browser back
@@ -367,14 +389,16 @@ def _description(document: Claims, issuer: str) -> _Description:
             " to exactly that, if it is the right one"
         )
     found: dict[str, str] = {}
-    for name in ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint"):
+    for name in ENDPOINTS:
         address = document.get(name, "")
         scheme = urlsplit(address).scheme if isinstance(address, str) else ""
         # With an issuer on this machine plain http is allowed, as the settings check it.
         fits = scheme == "https" or (scheme == "http" and issuer.startswith("http:"))
-        if not fits and (address or name != "userinfo_endpoint"):
+        # Nobody's login depends on the logout.
+        optional = name == "end_session_endpoint" or (name == "userinfo_endpoint" and not address)
+        if not fits and not optional:
             raise _down(f"its description has no right {name}")
-        found[name] = address
+        found[name] = address if fits else ""
     methods = document.get("token_endpoint_auth_methods_supported")
     return _Description(
         **found,

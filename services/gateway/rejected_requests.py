@@ -20,6 +20,8 @@ KINDS_MAX = 16
 USERS_MAX = 1_000
 ACTION = "request"
 NOBODY = ""
+# The address of an entry that sums up requests from anywhere.
+SEVERAL = "several"
 _log = structlog.stdlib.get_logger(__name__)
 
 
@@ -111,4 +113,5 @@ class RejectionAudit:
             target=refused.target,
             outcome=refused.outcome,
             detail=times + place,
+            address=refused.address or SEVERAL,
         )

@@ -395,6 +395,10 @@ class LoginCodeRow:
     expires_at: datetime
 
 
+# The address of what the platform did by itself.
+PLATFORM = "platform"
+
+
 @dataclass(frozen=True, slots=True)
 class AuditRow:
     """A requested change, the user that requested it, and the outcome."""
@@ -407,7 +411,8 @@ class AuditRow:
     # ``done``, or the kind of the refusal.
     outcome: str
     detail: str
-    # From where, and with which token (its id).
+    # From where: an address, ``several`` for a sum of requests, or ``PLATFORM`` (empty in entries
+    # of earlier versions); and with which token (its id).
     address: str = ""
     token: str = ""
     # What was there before and is there after it, as far as the change has such.

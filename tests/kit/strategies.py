@@ -58,10 +58,12 @@ LIMIT: dict[str, st.SearchStrategy[Any]] = {
     "unit": st.sampled_from([Unit.GPUS, Unit.NODES, Unit.GPUS_OR_NODES]),
     "grant": st.booleans(),
     "unlimited": st.sampled_from([False, False, True]),
+    # Of the site's default alone.
+    "level_max": st.sampled_from([Priority.NORMAL, Priority.BELOW_NORMAL, Priority.UNSPECIFIED]),
 }
 
 
-def drawn_limit(*, grant: bool, unlimited: bool, **fields: Any) -> Limit:
+def drawn_limit(*, grant: bool, unlimited: bool, level_max: Priority, **fields: Any) -> Limit:
     """A quota row as quota would store it: a cap has a number, a grant no user and team."""
     if not grant:
         return a_limit(**fields)
@@ -70,7 +72,7 @@ def drawn_limit(*, grant: bool, unlimited: bool, **fields: Any) -> Limit:
         return a_limit(**fields, grant=True)
     names = {key: fields[key] for key in ("user", "team", "group", "priority")}
     is_site = names["priority"] is Priority.UNSPECIFIED and not any([*names.values()][:3])
-    most = Priority.NORMAL if is_site else Priority.UNSPECIFIED
+    most = level_max if is_site else Priority.UNSPECIFIED
     return a_limit(
         0,
         **names,

@@ -7,14 +7,17 @@ file. After ``tar -xf FILE``, ``sha256sum -c sha256sums`` checks the same.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
+import sqlite3
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -33,7 +36,26 @@ FOLDER_PARTS: Mapping[str, str] = {
 }
 OUTPUT = re.compile(rf"output/{TASK_ID_FORM}/[0-9]{{1,19}}/[0-9]{{1,19}}\.(log|times)")
 CHUNK_BYTES = 1 << 20
-MANIFEST_BYTES_MAX = 1 << 20
+# What is read as a whole has a limit. The database and the outputs are streamed.
+BYTES_MAX: Mapping[str, int] = {
+    MANIFEST: 1 << 20,
+    "folder/admin-token": 4096,
+    "folder/options.json": 1 << 20,
+    "folder/drained.json": 16 << 20,
+    "folder/owners.json": 16 << 20,
+}
+PARTS_MAX = 20_000_000
+# Of the checksums: a digest and a name.
+LINE_BYTES_MAX = 256
+EARLIEST, LATEST = datetime(2020, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+REVISIONS_MAX = 100
+_NAME = re.compile(r"[a-z][a-z_]{0,62}")
+_REVISION = re.compile(r"[0-9]{0,8}")
+_VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,64}")
+_UNREADABLE = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(RecursionError, OverflowError),
+)
 _BLOCK = tarfile.BLOCKSIZE
 _MODE = 0o600
 
@@ -74,23 +96,38 @@ def decode_manifest(data: bytes) -> Manifest:
         found: Any = json.loads(data)
         form = found["format"]
         if type(form) is int and form > FORMAT:
+            version = _text(found.get("version", "unknown"), _VERSION)
             raise NewerBackupError(
-                f"version {found.get('version')} made it, in format {form}; "
+                f"version {version} made it, in format {form}; "
                 f"this version ({VERSION}) reads formats up to {FORMAT}"
             )
         revisions = cast("dict[Any, Any]", found["revisions"])
         manifest = Manifest(
             created_at=datetime.fromisoformat(found["created_at"]),
-            revisions={str(name): str(revision) for name, revision in revisions.items()},
+            revisions={
+                _text(name, _NAME): _text(revision, _REVISION)
+                for name, revision in revisions.items()
+            },
             running=bool(found["running"]),
-            version=str(found["version"]),
+            version=_text(found["version"], _VERSION),
             format=form,
         )
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as problem:
-        raise NotABackupError(f"its {MANIFEST} cannot be read: {problem!r}") from None
-    if type(form) is not int or form < 1 or manifest.created_at.tzinfo is None:
-        raise NotABackupError(f"its {MANIFEST} names no format, or no time zone")
+        if len(revisions) > REVISIONS_MAX:
+            raise ValueError(f"{len(revisions)} revisions")
+        # Also one that is too near to the limits of the calendar to be reckoned with.
+        if not EARLIEST <= manifest.created_at <= LATEST:
+            raise ValueError(f"created_at {manifest.created_at.isoformat()}")
+    except _UNREADABLE as problem:
+        raise NotABackupError(f"its {MANIFEST} cannot be read: {problem!r:.200}") from None
+    if type(form) is not int or form < 1:
+        raise NotABackupError(f"its {MANIFEST} names no format")
     return manifest
+
+
+def _text(value: object, form: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or not form.fullmatch(value):
+        raise ValueError(f"{value!r:.80}")
+    return value
 
 
 def newer_schemas(made: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
@@ -173,33 +210,66 @@ class Part:
         """Yield its bytes. Raises DamagedError if the file ends before them."""
         left = self.size
         while left:
-            try:
-                chunk = self.file.read(min(CHUNK_BYTES, left))
-            except tarfile.TarError:
-                chunk = b""
+            chunk = self.file.read(min(CHUNK_BYTES, left))
             if not chunk:
                 raise DamagedError(f"it ends within {self.name}")
             left -= len(chunk)
             yield chunk
 
+    def lines(self) -> Iterator[bytes]:
+        """Yield its lines with their ends. Raises DamagedError also for a line that no backup
+        has."""
+        rest = b""
+        for chunk in self.chunks():
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from (line + b"\n" for line in whole)
+            if len(rest) > LINE_BYTES_MAX:
+                raise DamagedError(f"{self.name} has a line of more than {LINE_BYTES_MAX} bytes")
+        if rest:
+            yield rest
+
 
 def read_parts(file: Path) -> Iterator[Part]:
     """Yield the parts in their order. Raises NotABackupError, DamagedError or OSError."""
-    begun = False
+    if file.exists() and not file.is_file():
+        raise NotABackupError("it is no plain file")
+    with file.open("rb") as archive:
+        bytes_in_file = os.fstat(archive.fileno()).st_size
+        count = at = 0
+        while (header := archive.read(_BLOCK)) != bytes(_BLOCK):
+            if count and not header:
+                # Only its checksums say whether a backup is complete.
+                return
+            member = _member(header, at)
+            if at + _BLOCK + member.size > bytes_in_file:
+                raise DamagedError(f"it ends within {member.name!r:.80}")
+            count += 1
+            if count > PARTS_MAX:
+                raise DamagedError(f"it has more than {PARTS_MAX} parts")
+            yield Part(member.name, member.size, archive)
+            at += _BLOCK + member.size + (-member.size % _BLOCK)
+            archive.seek(at)
+        if not count:
+            raise NotABackupError("it begins with nothing")
+        while chunk := archive.read(CHUNK_BYTES):
+            if chunk.count(0) != len(chunk):
+                raise DamagedError("there is something behind its end")
+
+
+def _member(header: bytes, at: int) -> tarfile.TarInfo:
+    """What a header says. Only such headers are accepted as ``part_header`` makes: the others that
+    archives may have (links, sparse files, long names) would let a small file claim any size, or
+    take any memory. Raises NotABackupError or DamagedError."""
+    begun = at > 0
     try:
-        with tarfile.open(file, "r:") as archive:
-            while (member := archive.next()) is not None:
-                # Otherwise the archive remembers every member.
-                archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - the documented list of members
-                content = archive.extractfile(member) if member.isreg() else None
-                if content is None:
-                    raise _damaged(begun, f"{member.name!r:.80} is no plain file")
-                if not begun and member.name != MANIFEST:
-                    raise NotABackupError(f"it begins with {member.name!r:.80}")
-                begun = True
-                yield Part(member.name, member.size, content)
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as problem:
-        raise _damaged(begun, str(problem)) from None
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    except (tarfile.TarError, ValueError, OverflowError) as problem:
+        raise _damaged(begun, f"at byte {at}: {problem}") from None
+    if member.type != tarfile.REGTYPE or member.size < 0:
+        raise _damaged(begun, f"{member.name!r:.80} is no plain file")
+    if not begun and member.name != MANIFEST:
+        raise NotABackupError(f"it begins with {member.name!r:.80}")
+    return member
 
 
 def _damaged(begun: bool, problem: str) -> Exception:
@@ -214,7 +284,7 @@ def read_manifest(file: Path) -> Manifest:
 
 
 def _manifest_of(part: Part) -> Manifest:
-    if part.size > MANIFEST_BYTES_MAX:
+    if part.size > BYTES_MAX[MANIFEST]:
         raise NotABackupError(f"its {MANIFEST} has {part.size} bytes")
     return decode_manifest(b"".join(part.chunks()))
 
@@ -224,37 +294,69 @@ def is_known(name: str) -> bool:
     return name in {MANIFEST, DATABASE, CHECKSUMS, *FOLDER_PARTS} or bool(OUTPUT.fullmatch(name))
 
 
+class _Order:
+    """The rules about the names of parts: which there are, in which order, and how often."""
+
+    # The manifest and the checksums frame the others; of the outputs there are many.
+    PLACES: Mapping[str, int] = {MANIFEST: 0, DATABASE: 1, **dict.fromkeys(FOLDER_PARTS, 2)}
+    OUTPUTS, END = 3, 4
+
+    def __init__(self) -> None:
+        self._place, self._last = -1, ""
+        # On the disk if there are many.
+        self._names = sqlite3.connect("")
+        self._names.execute("CREATE TABLE names (name TEXT PRIMARY KEY) WITHOUT ROWID")
+
+    def check(self, part: Part) -> None:
+        """Raise DamagedError for a part that may not be where it is."""
+        if self._place == self.END:
+            raise DamagedError(f"{part.name!r:.80} is behind its end")
+        if not is_known(part.name):
+            raise DamagedError(f"a backup has no part {part.name!r:.80}")
+        if part.name in BYTES_MAX and part.size > BYTES_MAX[part.name]:
+            raise DamagedError(
+                f"{part.name} has {part.size} bytes, and {BYTES_MAX[part.name]} are the most"
+            )
+        try:
+            self._names.execute("INSERT INTO names VALUES (?)", (part.name,))
+        except sqlite3.IntegrityError:
+            raise DamagedError(f"it has {part.name} twice") from None
+        place = self.END if part.name == CHECKSUMS else self.PLACES.get(part.name, self.OUTPUTS)
+        if place < self._place:
+            raise DamagedError(f"{part.name} is behind {self._last}")
+        self._place, self._last = place, part.name
+
+    def close(self) -> None:
+        """Forget the names."""
+        self._names.close()
+
+
 def verify(file: Path, report: Callable[[int], None] = lambda _: None) -> Manifest:
-    """Compare every part with its checksum; nothing is written. ``report`` gets the bytes read.
+    """Compare every part with its checksum, and its name with those that a backup has; nothing is
+    written. ``report`` gets the bytes read.
 
     Raises NotABackupError, NewerBackupError, DamagedError or OSError.
     """
     manifest = read_manifest(file)
-    has_database = compared = False
+    seen = set[str]()
     read = 0
-    with tempfile.TemporaryFile() as sums:
+    with tempfile.TemporaryFile() as sums, contextlib.closing(_Order()) as order:
         for part in read_parts(file):
-            if compared:
-                raise DamagedError(f"{part.name!r:.80} is behind its end")
-            if not is_known(part.name):
-                raise DamagedError(f"a backup has no part {part.name!r:.80}")
+            order.check(part)
+            if part.name in {DATABASE, CHECKSUMS}:
+                seen.add(part.name)
             if part.name == CHECKSUMS:
-                try:
-                    _compare(sums, part)
-                except tarfile.TarError:
-                    raise DamagedError(f"it ends within {CHECKSUMS}") from None
-                compared = True
+                _compare(sums, part)
                 continue
-            has_database |= part.name == DATABASE
             digest = hashlib.sha256()
             for chunk in part.chunks():
                 digest.update(chunk)
                 read += len(chunk)
                 report(read)
             sums.write(_sum_line(digest.hexdigest(), part.name))
-    if not compared:
+    if CHECKSUMS not in seen:
         raise DamagedError("it is incomplete: its end is missing")
-    if not has_database:
+    if DATABASE not in seen:
         raise DamagedError(f"it has no {DATABASE}")
     return manifest
 
@@ -262,14 +364,14 @@ def verify(file: Path, report: Callable[[int], None] = lambda _: None) -> Manife
 def _compare(found: IO[bytes], expected: Part) -> None:
     """Compare the checksums of the parts that were read with those in the file, line by line."""
     found.seek(0)
-    while expected_line := expected.file.readline(CHUNK_BYTES):
-        found_line = found.readline(CHUNK_BYTES)
+    for expected_line in expected.lines():
+        found_line = found.readline()
         if not found_line:
             name = expected_line.decode(errors="replace").partition("  ")[2].strip()
-            raise DamagedError(f"{name or 'a part'} is missing")
+            raise DamagedError(f"{name if is_known(name) else 'a part'} is missing")
         if found_line != expected_line:
             raise DamagedError(f"{found_line.decode().partition('  ')[2].strip()} was changed")
-    if extra := found.readline(CHUNK_BYTES):
+    if extra := found.readline():
         raise DamagedError(f"{extra.decode().partition('  ')[2].strip()} has no checksum")
 
 

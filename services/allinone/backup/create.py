@@ -293,12 +293,8 @@ async def _write(
                 raise
         try:
             # After the database: whatever it refers to is there by now.
-            for name, path in FOLDER_PARTS.items():
-                content = _content(data_folder.data / path)
-                if path == data_folder.drained.name:
-                    content = content or drained
-                if content is not None:
-                    writer.add(name, [content])
+            for name, content in folder_parts(data_folder, drained):
+                writer.add(name, [content])
             report(f"copying the kept output: {counted(count, 'file')}, {size_text(size)}")
             dropped = await in_thread(
                 report, lambda progress: _copy(writer, data_folder, listed, progress)
@@ -307,6 +303,17 @@ async def _write(
         finally:
             writer.release()
     return count, dropped, manifest
+
+
+def folder_parts(data_folder: DataFolder, drained: bytes | None) -> Iterator[tuple[str, bytes]]:
+    """The files of the folder that a backup has, as they are now. ``drained``: what that one said
+    before the snapshot, which counts if it is not there any more."""
+    for name, path in FOLDER_PARTS.items():
+        content = _content(data_folder.data / path)
+        if path == data_folder.drained.name:
+            content = content or drained
+        if content is not None:
+            yield name, content
 
 
 def _sum_of(outputs: Iterable[Output]) -> tuple[int, int]:

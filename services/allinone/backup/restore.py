@@ -7,14 +7,17 @@ reasoning.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 from shiftwork.cli.failures import Failure
 
@@ -27,6 +30,7 @@ from libs.store.snapshot import publish_again
 from services.allinone import checks
 from services.allinone.backup import programs
 from services.allinone.backup.backup_file import (
+    BYTES_MAX,
     CHECKSUMS,
     DATABASE,
     FOLDER_PARTS,
@@ -56,6 +60,12 @@ from services.allinone.embedded.processes import ServerError
 
 # Older events would have left the stream, too: the inboxes recognise events of this age.
 EVENT_AGE = timedelta(seconds=14 * DAY_S)
+# PostgreSQL's custom format.
+DUMP_BEGINS = b"PGDMP"
+# Anything that can be sent in a header.
+TOKEN = re.compile(r"[!-~]{1,1000}")
+# User numbers of Linux; the last one means none.
+UIDS = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +80,22 @@ class Restored:
 
 
 async def check_backup(file: Path, report: Report) -> Manifest:
-    """Read a whole backup and compare its checksums and its version; nothing is written. Raises
-    Failure."""
-    try:
+    """Read a whole backup and check everything that can be checked without a database: checksums,
+    version, and what the files of the folder say; nothing is written. Raises Failure."""
+    with _refusals(file):
         manifest = await in_thread(report, lambda progress: _verify(file, progress, report))
+        await asyncio.to_thread(_folder_files, file)
+    if newer := newer_schemas(manifest.revisions, _known_revisions()):
+        schemas = ", ".join(f"{name} {manifest.revisions[name]}" for name in newer)
+        raise _newer(file, f"version {manifest.version} made it, with newer schemas ({schemas})")
+    return manifest
+
+
+@contextlib.contextmanager
+def _refusals(file: Path) -> Generator[None]:
+    """Raise Failure for a file that is no backup, or not a whole one."""
+    try:
+        yield
     except NotABackupError as problem:
         raise Failure(
             f"{file} is not a backup of this platform: {problem}",
@@ -94,10 +116,6 @@ async def check_backup(file: Path, report: Report) -> Manifest:
             where="FILE",
             fix="name a file that `shiftwork backup` has written",
         ) from None
-    if newer := newer_schemas(manifest.revisions, _known_revisions()):
-        schemas = ", ".join(f"{name} {manifest.revisions[name]}" for name in newer)
-        raise _newer(file, f"version {manifest.version} made it, with newer schemas ({schemas})")
-    return manifest
 
 
 def _newer(file: Path, why: str) -> Failure:
@@ -133,7 +151,9 @@ async def restore(file: Path, data_folder: DataFolder, report: Report) -> Restor
     check_target(data_folder)
     manifest = await check_backup(file, report)
     async with _staging(data) as staging:
-        outputs, events = await _fill(staging, file, manifest, report)
+        # The file may have been replaced since it was checked.
+        with _refusals(file):
+            outputs, events = await _fill(staging, file, manifest, report)
         report("writing it to the disk")
         os.sync()
         # Nobody may have used the folder meanwhile: an empty one is replaced, no other.
@@ -224,12 +244,15 @@ async def _fill(
     """Write everything to the folder; returns how many outputs it has, and how many events will be
     published again."""
     folder_files = _folder_files(file)
-    for name, text in folder_files.items():
-        target = staging.data / name
-        if target.parent != staging.data:
-            # Of the launcher, which makes it with these rights.
-            target.parent.mkdir(exist_ok=True)
-        write_private(target, text)
+    try:
+        for name, text in folder_files.items():
+            target = staging.data / name
+            if target.parent != staging.data:
+                # Of the launcher, which makes it with these rights.
+                target.parent.mkdir(exist_ok=True)
+            write_private(target, text)
+    except OSError as problem:
+        raise _unwritable(staging, problem) from problem
     # Everything but the administrator's token is new: the passwords of the servers, and the key of
     # the runs' tokens, so that no process of a run before has a valid one.
     credentials = ensure_credentials(staging.data)
@@ -266,12 +289,16 @@ async def _fill(
             fix="nothing was left behind; see the reason above",
         ) from problem
     except OSError as problem:
-        raise Failure(
-            f"the folder could not be written: {problem.strerror or problem}",
-            where=str(problem.filename or staging.data),
-            fix="free some space, or name a folder on another disk: --data DIR",
-        ) from problem
+        raise _unwritable(staging, problem) from problem
     return outputs, events
+
+
+def _unwritable(staging: DataFolder, problem: OSError) -> Failure:
+    return Failure(
+        f"the folder could not be written: {problem.strerror or problem}",
+        where=str(problem.filename or staging.data),
+        fix="free some space, or name a folder on another disk: --data DIR",
+    )
 
 
 def _service_user(options: Options) -> str | None:
@@ -285,24 +312,71 @@ def _service_user(options: Options) -> str | None:
 
 
 def _folder_files(file: Path) -> dict[str, str]:
-    """The files of the data folder by their path in it. Raises Failure if one of them is of
-    another form than this version reads."""
+    """The files of the data folder by their path in it. Raises DamagedError if one of them cannot
+    be used, and Failure for options that only another version understands."""
     found: dict[str, str] = {}
     for part in read_parts(file):
-        if part.name in FOLDER_PARTS:
-            found[FOLDER_PARTS[part.name]] = b"".join(part.chunks()).decode()
-        elif part.name not in {MANIFEST, DATABASE}:
+        if part.name == DATABASE:
+            if next(part.chunks(), b"")[: len(DUMP_BEGINS)] != DUMP_BEGINS:
+                raise DamagedError(f"{DATABASE} is not a dump of PostgreSQL")
+        elif part.name in FOLDER_PARTS:
+            found[FOLDER_PARTS[part.name]] = _text_of(part)
+        elif part.name != MANIFEST:
             # They are before the outputs.
             break
     try:
         options_of(json.loads(found.get("options.json", "{}")))
     except (ValueError, TypeError, RecursionError) as problem:
         raise Failure(
-            f"the options in {file} cannot be read: {problem}",
-            where=str(file),
+            f"folder/options.json in {file} cannot be read: {problem!s:.200}",
+            where="FILE",
             fix="restore it with the version that made it",
         ) from None
     return found
+
+
+def _text_of(part: Part) -> str:
+    """The text of a file of the data folder, which the platform can read."""
+    if part.size > BYTES_MAX[part.name]:
+        raise DamagedError(f"{part.name} has {part.size} bytes")
+    try:
+        text = b"".join(part.chunks()).decode()
+        _CHECKS[part.name](text)
+    except (ValueError, TypeError, AttributeError, RecursionError) as problem:
+        raise DamagedError(f"{part.name} cannot be used: {problem!s:.200}") from None
+    return text
+
+
+def _check_token(text: str) -> None:
+    if not TOKEN.fullmatch(text.strip()):
+        raise ValueError("it is no token")
+
+
+def _check_names(text: str) -> None:
+    found: Any = json.loads(text)
+    if not isinstance(found, list) or not all(
+        isinstance(each, str) for each in cast("list[Any]", found)
+    ):
+        raise ValueError("it is no list of nodes")
+
+
+def _check_owners(text: str) -> None:
+    found: Any = json.loads(text)
+    numbers = list(cast("dict[str, Any]", found).values()) if isinstance(found, dict) else [None]
+    # With the number of root, an owner's tasks would run as root.
+    if not all(type(each) is int and 0 < each < UIDS for each in numbers):
+        raise ValueError("it names no user number for each owner")
+    if len(set(numbers)) != len(numbers):
+        raise ValueError("it gives several owners one user number")
+
+
+# What is checked of each file, beside the options.
+_CHECKS: Mapping[str, Callable[[str], None]] = {
+    "folder/admin-token": _check_token,
+    "folder/options.json": lambda _: None,
+    "folder/drained.json": _check_names,
+    "folder/owners.json": _check_owners,
+}
 
 
 def _unpack(

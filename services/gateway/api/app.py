@@ -21,6 +21,7 @@ from services.gateway.api import (
     events,
     exec_sessions,
     login,
+    login_page,
     logs,
     nodes,
     people,
@@ -112,7 +113,9 @@ def templates() -> Templates:
     return Templates(paths, public)
 
 
-def _problem(problem: ProblemError) -> Response:
+def _problem(request: Request, problem: ProblemError) -> Response:
+    if login_page.wants_page(request):
+        return login_page.page_of(problem)
     response = answer(problem.document(), problem.kind.status, problem.headers)
     response.headers["content-type"] = description.PROBLEM_JSON
     return response
@@ -120,13 +123,13 @@ def _problem(problem: ProblemError) -> Response:
 
 async def _on_problem(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
     note_refusal(request.scope[PARTS], request.scope, error)
-    return _problem(error)
+    return _problem(request, error)
 
 
 async def _on_validation(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
     body = getattr(request.scope.get("route"), "body_field", None)
     kind = body.field_info.annotation if body is not None else None
-    return _problem(of_validation(error.errors(), kind))
+    return _problem(request, of_validation(error.errors(), kind))
 
 
 async def _on_http(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
@@ -134,11 +137,11 @@ async def _on_http(request: Request, error: Any) -> Response:  # noqa: ANN401 - 
     kind = BY_STATUS.get(error.status_code, MALFORMED if error.status_code < 500 else INTERNAL)  # noqa: PLR2004 - HTTP
     fix = FIXES.get(error.status_code, "correct the request")
     detail = f"{request.method} {request.url.path[:200]}: {error.detail}; {fix}"
-    return _problem(ProblemError(kind, detail, headers=error.headers))
+    return _problem(request, ProblemError(kind, detail, headers=error.headers))
 
 
 async def _on_failure(request: Request, error: Any) -> Response:  # noqa: ANN401 - as Starlette calls it
-    return _problem(problem_of(error, request.url.path))
+    return _problem(request, problem_of(error, request.url.path))
 
 
 HANDLERS: dict[Any, Any] = {

@@ -321,7 +321,9 @@ async def list_teams(caller: Caller, parts: Parts, paging: PageQuery) -> Respons
     del caller
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, TeamRow, (), BY_NAME, paging)
-    return answer_page(page.rows, views.team, lambda row: row.name, page.next_cursor)
+    return answer_page(
+        page.rows, views.team, lambda row: row.name, page.next_cursor, left_out=tx.unreadable
+    )
 
 
 @router.post("/teams", status_code=201, response_model=shapes.Team)

@@ -8,6 +8,7 @@ from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
+from libs.contracts.messages import FieldError
 from libs.store.port import Op, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
@@ -28,7 +29,7 @@ from services.gateway.command_client import set_quota
 from services.gateway.conversion import quota_row
 from services.gateway.known_names import names_of, require_known
 from services.gateway.permissions import Action
-from services.gateway.problems import absent, invalid
+from services.gateway.problems import CONFLICT, ProblemError, absent, invalid
 from services.gateway.rows import QuotaRow, UserRow
 from services.gateway.store import Sort
 
@@ -113,11 +114,14 @@ async def put_quota(
         if not force:
             async with parts.store.transaction() as tx:
                 # A row of a user who no longer exists can be removed.
-                if not (body.removes and await _is_set(tx, body)):
+                is_set = await _is_set(tx, body)
+                if not (body.removes and is_set):
                     users = {"user": body.user} if body.user else {}
                     teams = {"team": body.team} if body.team else {}
                     groups = {"group": body.group} if body.group else {}
                     await require_known(tx, users=users, teams=teams, groups=groups)
+                if not is_set:
+                    await _require_enabled(tx, body.user)
         change.detail = _amount(body)
         before = await _before(parts, body)
         command = set_quota(body, caller)
@@ -142,6 +146,18 @@ def _amount(body: QuotaBody) -> str:
     up_to = f" up to {body.level_max}" if body.level_max else ""
     amount = f"unlimited{up_to}" if body.unlimited else f"{body.limit} {body.unit or 'gpus'}"
     return amount + (f" until {body.expires_at}" if body.expires_at else "")
+
+
+async def _require_enabled(tx: Tx, name: str | None) -> None:
+    """409 for the first row of a user who is disabled. Only such users are removed, and the row
+    could come after the removal has found none: the next user of that name would meet it."""
+    user = await tx.get(UserRow, name) if name else None
+    if user is None or not user.disabled:
+        return
+    message = f"{user.name} is disabled, and may be removed at any time"
+    fix = f"enable the user first: PATCH /v1/users/{user.name} with disabled: false; or give force"
+    error = FieldError(field="user", value=user.name, message=message, fix=fix)
+    raise ProblemError(CONFLICT, f"user: {message}; {fix}", [error])
 
 
 async def _before(parts: Context, body: QuotaBody) -> dict[str, Any] | None:

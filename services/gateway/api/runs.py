@@ -8,7 +8,7 @@ from base64 import b64decode
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from libs.contracts import messages as m
@@ -31,6 +31,7 @@ from services.gateway.api.deps import (
     router_of,
     task_or_404,
 )
+from services.gateway.api.guard import address_of
 from services.gateway.api.tasks import number_cursor
 from services.gateway.auth import Identity, require_owner
 from services.gateway.bodies import (
@@ -273,7 +274,9 @@ async def put_life_state(body: LifeStateBody, run: CallingRun, parts: Parts) -> 
 
 @router.put("/run/priority", status_code=202, response_model=shapes.Revision)
 @allows(Action.BE_A_RUN)
-async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) -> Response:
+async def put_own_priority(
+    request: Request, body: PriorityBody, run: CallingRun, parts: Parts
+) -> Response:
     """Another level for the task, with the rights of its owner. Stored when this answers."""
     await _write(parts, run, "its priority")
     async with parts.store.transaction() as tx:
@@ -282,9 +285,14 @@ async def put_own_priority(body: PriorityBody, run: CallingRun, parts: Parts) ->
     program = f"its program (attempt {run.attempt})"
     # Its owner's rights, and none of the owner's tokens.
     role = Role(owner.role) if owner is not None else Role.USER
-    caller = Identity(row.owner, role, row.team, token_id="", token_name=program).doing(
-        Action.CHANGE_TASKS
-    )
+    caller = Identity(
+        row.owner,
+        role,
+        row.team,
+        token_id="",
+        token_name=program,
+        address=address_of(request.scope),
+    ).doing(Action.CHANGE_TASKS)
     async with parts.changing(caller, f"task.own_priority.{body.priority}", run.task_id) as change:
         if owner is None or owner.disabled:
             message = f"cannot be changed: {row.owner}, the owner of the task, is disabled"

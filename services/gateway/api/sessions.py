@@ -25,6 +25,7 @@ from services.gateway.rows import SessionRow, TokenUseRow
 from services.gateway.sessions import cookie_of, csrf_of, end, ends_at, set_cookie
 from services.gateway.store import Sort
 
+LOGOUT_HEADER = "x-shiftwork-logout"
 router = router_of("login")
 NEWEST = Sort("id", True, "id", True)
 
@@ -53,7 +54,8 @@ async def read_session(request: Request, caller: Caller, parts: Parts) -> Respon
 @router.delete("/session", status_code=204)
 @allows(Action.KNOW_ONESELF)
 async def log_out(request: Request, caller: Caller, parts: Parts) -> Response:
-    """Log out: this browser's session ends, and with it the streams that it has opened."""
+    """Log out: this browser's session ends, and with it the streams that it has opened. The header
+    ``x-shiftwork-logout`` has the provider's page on which the browser can log out there, too."""
     if not caller.is_session:
         fix = f"revoke the token: DELETE /v1/tokens/{caller.token_id}"
         raise ProblemError(CONFLICT, f"a bearer token has no session; {fix}")
@@ -62,8 +64,11 @@ async def log_out(request: Request, caller: Caller, parts: Parts) -> Response:
         if row is not None:
             end(tx, row)
             audit(tx, parts.mint, caller, action="session.end", target=row.id)
-    cookie = set_cookie(parts.settings, request.scope, "", 0)
-    return Response(status_code=204, headers={"set-cookie": cookie})
+    headers = {"set-cookie": set_cookie(parts.settings, request.scope, "", 0)}
+    if row is not None and row.made_by == "oidc" and parts.oidc is not None:
+        at_provider = await parts.oidc.logout_address()
+        headers |= {LOGOUT_HEADER: at_provider} if at_provider else {}
+    return Response(status_code=204, headers=headers)
 
 
 @router.get("/sessions", response_model=shapes.SessionPage)

@@ -27,6 +27,7 @@ from libs.service.http import serve_http
 from libs.service.runner import Runner
 from libs.store.connections import Address
 from services.gateway.main import WIRING as GATEWAY
+from services.gateway.rows import AuditRow
 from services.gateway.settings import GatewaySettings
 from services.quota.main import WIRING as QUOTA
 from services.submit.main import WIRING as SUBMIT
@@ -302,6 +303,12 @@ class GatewayHarness(MemoryPlatform):
             runners = [Runner(self.gateway, self.settings), *map(self.runner, (SUBMIT, QUOTA))]
             await stack.enter_async_context(running(*runners))
             yield self
+        self.check_audit()
+
+    def check_audit(self) -> None:
+        """Whatever a test has done, the audit trail says from where."""
+        entries = self.database.rows(GATEWAY.tables, AuditRow).values()
+        assert [entry for entry in entries if not entry.address] == []
 
     def client(self, token: str | None = ADMIN_TOKEN) -> httpx.AsyncClient:
         assert self.gateway.app is not None

@@ -218,6 +218,63 @@ async def test_codes_and_states_are_good_once_and_for_one_browser(
         assert (again.status_code, "completed already" in again.json()["detail"]) == (401, True)
 
 
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        ({"end_session_endpoint": f"{ISSUER}/end"}, f"{ISSUER}/end?client_id={CLIENT}"),
+        ({"end_session_endpoint": f"{ISSUER}/end?a=b"}, f"{ISSUER}/end?a=b&client_id={CLIENT}"),
+        ({"end_session_endpoint": "javascript:x"}, None),
+        ({"end_session_endpoint": 7}, None),
+        ({}, None),
+    ],
+)
+@options()
+async def test_a_logout_names_the_page_on_which_the_provider_logs_out(
+    harness: GatewayHarness,
+    provider: FakeProvider,
+    described: dict[str, Any],
+    expected: str | None,
+) -> None:
+    provider.described = described
+    async with browser(harness) as client:
+        assert (await logged_in(client, provider)).status_code == 303
+        csrf = (await client.get("/v1/session")).json()["csrf"]
+        headers = {"x-shiftwork-csrf": csrf, "origin": SITE}
+        # With a provider that is down, too.
+        provider.is_down = True
+        harness.clock.advance(harness.settings.oidc_cache_seconds + 1)
+        reply = await client.delete("/v1/session", headers=headers)
+        assert (reply.status_code, reply.headers.get("x-shiftwork-logout")) == (204, expected)
+
+
+@options()
+async def test_a_browser_gets_a_page_with_the_reason_and_the_way_back(
+    harness: GatewayHarness, provider: FakeProvider
+) -> None:
+    accept = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    async with browser(harness) as client:
+        begun = await client.get("/v1/login/oidc")
+        state = provider.consent(begun.headers["location"])["state"]
+        query = {"state": state, "error": "<script>x</script>"}
+        page = await client.get("/v1/login/oidc/callback", params=query, headers=accept)
+        assert page.status_code == 401
+        assert page.headers["content-type"].startswith("text/html")
+        assert page.headers["cache-control"] == "no-store"
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "the provider refused it (&lt;script&gt;" in page.text
+        assert "<script" not in page.text
+        assert '<a href="/v1/login/oidc">' in page.text
+        provider.is_down = True
+        harness.clock.advance(harness.settings.oidc_cache_seconds + 1)
+        for path in ("/v1/login/oidc?next=//evil.test", "/v1/login/cli?challenge=x"):
+            wrong = await client.get(path, headers=accept)
+            assert (wrong.status_code, "<h1>" in wrong.text) == (422, True)
+        # Programs, and the rest of the API, go on as before.
+        for path in ("/v1/session", "/v1/login/oidc/callback"):
+            reply = await client.get(path, headers=accept if path == "/v1/session" else {})
+            assert reply.headers["content-type"] == "application/problem+json"
+
+
 @options()
 async def test_a_login_that_takes_too_long_or_is_forged_begins_again(
     harness: GatewayHarness, provider: FakeProvider

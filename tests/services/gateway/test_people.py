@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.store.memory_database import Point, no_fault
-from libs.store.port import StoreUnavailableError
+from libs.store.port import ConflictError, StoreUnavailableError
+from services.gateway import disabled_users
 from services.gateway.command_client import Commands
 from services.gateway.permissions import Role, Scope
 from services.gateway.problems import UNAVAILABLE, ProblemError
-from services.gateway.rows import QuotaRow, UserRow
+from services.gateway.rows import QuotaRow, TaskRow, TeamRow, UserRow
 from services.gateway.tables import TABLES
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, a_node
@@ -98,6 +100,32 @@ async def test_the_last_use_of_a_token_is_shown(
     await until(shown)
 
 
+@pytest.mark.parametrize("harness", [{"token_uses_seconds": 0.02}], indirect=True)
+async def test_uses_of_tokens_that_meet_a_conflict_are_written_later(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    conflicts = list[str]()
+
+    async def conflict(point: Point, schema: str) -> None:
+        callers = {frame.f_code.co_name for frame, _ in traceback.walk_stack(None)}
+        of_uses = schema == "gateway" and "record_uses" in callers
+        if of_uses and point is Point.BEFORE_COMMIT and not conflicts:
+            conflicts.append(schema)
+            raise ConflictError("another process wrote it")
+
+    harness.database.fault = conflict
+    # One use alone, which no later request repeats.
+    assert (await ann.get("/v1/whoami")).status_code == 200
+    await until(lambda: bool(conflicts))
+    harness.database.fault = no_fault
+
+    async def shown() -> bool:
+        found = [each for each in await listed(admin) if each["user"] == "ann"]
+        return found[0]["last_used_at"] is not None
+
+    await until(shown)
+
+
 @pytest.mark.parametrize("harness", [SOON], indirect=True)
 @pytest.mark.parametrize("change", [{"disabled": True}, {"archived": True}])
 async def test_the_tasks_of_a_disabled_user_are_stopped(
@@ -136,6 +164,77 @@ async def test_a_task_that_arrives_after_its_owner_was_disabled_is_stopped(
         return await goal(admin, task) == "stop"
 
     await until(stopped)
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+async def test_a_task_of_a_user_who_is_enabled_meanwhile_is_not_stopped(
+    harness: GatewayHarness,
+    admin: httpx.AsyncClient,
+    ann: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = sorted([(await harness.submitted(ann))["id"] for _ in range(3)])
+    ask = Commands.ask
+
+    async def enabled_first(commands: Commands, command: Message, kind: type[Any]) -> Any:
+        reply = await ask(commands, command, kind)
+        if isinstance(command, m.SetGoal):
+            # After the page of tasks was read.
+            await admin.patch("/v1/users/ann", json={"disabled": False})
+            stopped.append(command.task_id)
+        return reply
+
+    stopped = list[str]()
+    monkeypatch.setattr(Commands, "ask", enabled_first)
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    await until(lambda: bool(stopped))
+    await asyncio.sleep(0.2)
+    assert stopped == tasks[:1]
+    assert [await goal(admin, task) for task in tasks[1:]] == ["run", "run"]
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+async def test_paused_tasks_of_a_disabled_user_are_stopped(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    task = (await harness.submitted(ann))["id"]
+    assert (await ann.put(f"/v1/tasks/{task}/goal", json={"goal": "pause"})).status_code == 202
+    await until(lambda: has_goal(admin, task, "pause"))
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    await until(lambda: has_goal(admin, task, "stop"))
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+async def test_all_tasks_of_a_disabled_user_are_stopped_page_by_page(
+    harness: GatewayHarness,
+    admin: httpx.AsyncClient,
+    ann: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disabled_users, "TASKS_MAX", 2)
+    tasks = [(await harness.submitted(ann))["id"] for _ in range(5)]
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    for task in tasks:
+        await until(lambda task=task: has_goal(admin, task, "stop"))
+    # Each round begins with the first task again: a request may have been lost.
+    await admin.patch("/v1/users/ann", json={"disabled": False})
+    rows = harness.database.schema("gateway").table(TABLES.shape(TaskRow)).rows
+    first = min(tasks)
+    rows[first] = replace(rows[first], goal="run")
+    asked = list[str]()
+    ask = Commands.ask
+
+    async def noted(commands: Commands, command: Message, kind: type[Any]) -> Any:
+        asked.extend([command.task_id] if isinstance(command, m.SetGoal) else [])
+        return await ask(commands, command, kind)
+
+    monkeypatch.setattr(Commands, "ask", noted)
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    await until(lambda: first in asked)
+
+
+async def has_goal(client: httpx.AsyncClient, task_id: str, wanted: str) -> bool:
+    return await goal(client, task_id) == wanted
 
 
 async def test_an_archived_user_leaves_the_lists_and_keeps_the_name(
@@ -380,6 +479,42 @@ async def test_the_next_team_of_a_name_gets_nothing_of_the_one_before(
     refused = await admin.post("/v1/teams", json={"name": "nlp"})
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (409, "name")
     assert (await admin.post("/v1/teams?force=true", json={"name": "nlp"})).status_code == 201
+
+
+async def test_a_disabled_user_gets_no_first_quota(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    """It could arrive after the user was removed, and would be the next one's of that name."""
+    await harness.member("eve")
+    cap = {"user": "eve", "limit": 1, "unit": "gpus"}
+    grant = {"user": "eve", "grant": True, "unlimited": True}
+    assert (await admin.put("/v1/quotas", json=cap)).status_code == 200
+
+    async def quotas() -> int:
+        return len((await admin.get("/v1/quotas?user=eve")).json()["items"])
+
+    await until(quotas)
+    await admin.patch("/v1/users/eve", json={"disabled": True})
+    refused = await admin.put("/v1/quotas", json=grant)
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (409, "user")
+    # What there is can be changed and removed: it holds the removal of the user up.
+    assert (await admin.put("/v1/quotas", json={**cap, "limit": 2})).status_code == 200
+    removed = {"user": "eve", "unit": "gpus", "remove": True}
+    assert (await admin.put("/v1/quotas", json=removed)).status_code == 200
+    assert (await admin.put("/v1/quotas?force=true", json=grant)).status_code == 200
+
+
+@pytest.mark.parametrize(("kind", "path"), [(UserRow, "users"), (TeamRow, "teams")])
+async def test_a_row_that_cannot_be_read_is_set_apart_in_the_list(
+    harness: GatewayHarness, admin: httpx.AsyncClient, kind: type[Any], path: str
+) -> None:
+    for name in ("one", "two"):
+        assert (await admin.post(f"/v1/{path}", json={"name": name})).status_code == 201
+    harness.database.break_row(TABLES, kind, "one", column="created_at")
+    page = (await admin.get(f"/v1/{path}")).json()
+    assert "two" in {each["name"] for each in page["items"]}
+    (apart,) = page["unreadable"]
+    assert (apart["id"], "cannot be read" in apart["problem"]) == ("one", True)
 
 
 def rows_of_team(harness: GatewayHarness, team: str) -> bool:

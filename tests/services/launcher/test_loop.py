@@ -118,9 +118,8 @@ async def test_a_node_that_returns_after_a_commit_without_an_answer_is_listed_ag
     node = harness.cluster.nodes["local-3"]
     harness.cluster.delete("local-3")
     await harness.launcher.act(harness.epoch)
-    database = harness.platform.database
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(database, "fault", no_answer)
+        patched.setattr(harness.platform.database, "fault", no_answer)
         with pytest.raises(StoreUnavailableError):
             await harness.launcher.reconcile(harness.epoch)
     harness.cluster.join(node)

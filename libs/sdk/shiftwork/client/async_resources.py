@@ -613,7 +613,8 @@ class AsyncSession(AsyncResource):
         return await self._json(Operation("GET", "/v1/session", repeatable=True), {}, {}, {})
 
     async def clear(self) -> None:
-        """Log out: this browser's session ends, and with it the streams that it has opened.
+        """Log out: this browser's session ends, and with it the streams that it has opened. The header
+        ``x-shiftwork-logout`` has the provider's page on which the browser can log out there, too.
 
         DELETE /v1/session"""
         await self._json(Operation("DELETE", "/v1/session", repeatable=True), {}, {}, {})

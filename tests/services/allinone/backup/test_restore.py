@@ -100,6 +100,27 @@ def test_the_list_of_outputs_gives_files_and_the_sizes_that_count(tmp_path: Path
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("now", "before", "expected"),
+    [
+        (None, None, None),
+        # Opened again since the snapshot, in which they are drained.
+        (None, b'["n0"]', b'["n0"]'),
+        (b'["n0", "n1"]', None, b'["n0", "n1"]'),
+        (b'["n0", "n1"]', b'["n0"]', b'["n0", "n1"]'),
+    ],
+)
+def test_nodes_that_were_drained_at_the_snapshot_are_opened_after_a_restore(
+    tmp_path: Path, now: bytes | None, before: bytes | None, expected: bytes | None
+) -> None:
+    if now is not None:
+        (tmp_path / "drained.json").write_bytes(now)
+    (tmp_path / "admin-token").write_bytes(b"sat_x")
+    found = dict(create.folder_parts(DataFolder(tmp_path), before))
+    assert found.pop("folder/admin-token") == b"sat_x"
+    assert found == ({} if expected is None else {"folder/drained.json": expected})
+
+
 def test_work_ends_at_its_next_chunk_after_a_cancellation() -> None:
     progress = Progress(lambda _: None)
     chunks = progress.of([b"1", b"2"])

@@ -30,6 +30,7 @@ from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.runtimes.port import LaunchRefusedError, RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
 from services.launcher.runtimes.supervisor import clear_output
+from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 from services.launcher.task_users import OneUser, TaskUser, own_environment
 from tests.kit.launcher_builders import a_machine, a_node, an_order, run_id
 
@@ -470,6 +471,8 @@ async def test_tasks_run_as_the_configured_user() -> None:
         assert sum("Permission denied" in line for line in lines) == 2
         await box.clear()
     finally:
+        # Until then its supervisor removes files, too.
+        await asyncio.to_thread(end_supervisors, folder / "machine")
         shutil.rmtree(folder)
 
 

@@ -22,6 +22,7 @@ from services.launcher.runtimes.node import cgroups, proc
 from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.runtimes.port import RunOrder, RuntimeUnavailableError
 from services.launcher.runtimes.process import ProcessRuntime
+from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 from services.launcher.task_users import OwnerUsers
 from tests.kit.launcher_builders import a_machine, a_node, an_order, run_id
 
@@ -102,6 +103,11 @@ class Shared:
             await self.over(run)
         await self.runtime.close()
 
+    async def remove(self) -> None:
+        # Until then its supervisor removes files, too.
+        await asyncio.to_thread(end_supervisors, self.machine)
+        shutil.rmtree(self.folder)
+
 
 @pytest_asyncio.fixture
 async def shared() -> AsyncIterator[Shared]:
@@ -113,8 +119,7 @@ async def shared() -> AsyncIterator[Shared]:
         yield made
         await made.end()
     finally:
-        # Its supervisor is just leaving.
-        shutil.rmtree(folder, ignore_errors=True)
+        await made.remove()
 
 
 async def test_a_task_reads_nothing_of_another_owners_task(shared: Shared) -> None:
@@ -248,8 +253,7 @@ async def test_the_processes_of_an_owner_are_limited_without_control_groups() ->
         assert (await made.play("ben", run_id("other"), "true; echo fine"))[-1] == "fine"
         await made.end()
     finally:
-        # Its supervisor is just leaving.
-        shutil.rmtree(folder, ignore_errors=True)
+        await made.remove()
 
 
 async def test_folders_of_a_supervisor_that_ran_tasks_as_root_are_opened(shared: Shared) -> None:

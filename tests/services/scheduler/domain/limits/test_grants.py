@@ -225,6 +225,18 @@ def test_quotas_of_hai_permit_what_hai_permits() -> None:
             assert admitted is (nodes <= most), (task.owner, level, nodes)
 
 
+def test_a_site_default_counts_runs_above_its_highest_level_after_each_change() -> None:
+    task = replace(running(a_task("t0", owner="ann"), {"n0": (0, 1)}), level=HIGH)
+    usage = QuotaUsage({}, [task])
+    rows: dict[LimitKey, Limit] = {}
+    for most, counted in ((NORMAL, 2), (HIGH, 0), (NORMAL, 2), (Priority.UNSPECIFIED, 0)):
+        row = a_limit(0, unit=Unit.UNSPECIFIED, grant=True, unlimited=True, level_max=most)
+        rows[row.key] = row
+        usage.change([row], lambda _: iter([task]))
+        assert sum(usage.counted_accounts().values()) == counted
+        assert usage.counted_accounts() == naive_held(rows, {"t0": task})
+
+
 # The oracle: every row against every task, without an index.
 
 
