@@ -98,6 +98,20 @@ async def follow(
     raise AssertionError(f"no end at {reply.request.url}")
 
 
+async def confirm(client: httpx.AsyncClient, url: str) -> None:
+    """Open a page and send its form by its first button."""
+    reply = await client.get(url)
+    while reply.is_redirect:
+        reply = await client.get(urljoin(str(reply.request.url), reply.headers["location"]))
+    parser = _Forms()
+    parser.feed(reply.text)
+    assert parser.forms, f"{url}: {reply.status_code} {' '.join(parser.shown)[:2000]}"
+    form = parser.forms[0]
+    data = {**form.fields, **dict(list(form.buttons.items())[:1])}
+    reply = await client.post(urljoin(str(reply.request.url), form.action), data=data)
+    assert not reply.is_error, reply.text[:2000]
+
+
 @contextmanager
 def command(url: str, home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """``shiftwork --url URL ...`` in a home of its own."""

@@ -21,6 +21,7 @@ from tests.login.browser import (
     browser,
     code_in,
     command,
+    confirm,
     follow,
     free_port,
     settings_of,
@@ -102,7 +103,13 @@ async def test_a_person_logs_in_and_out(site: Site) -> None:
         assert (await client.delete(f"{url}/v1/session", headers=headers)).status_code == 204
         assert (await client.get(f"{url}/v1/session")).status_code == 401
         # The provider still knows the person: nothing is typed this time.
-        assert (await site.logged_in(client))["user"] == "ann"
+        me = await site.logged_in(client)
+        assert me["user"] == "ann"
+        # The page at which the provider forgets her; then somebody else can log in.
+        headers = {"x-shiftwork-csrf": me["csrf"], "origin": url}
+        reply = await client.delete(f"{url}/v1/session", headers=headers)
+        await confirm(client, reply.headers["x-shiftwork-logout"])
+        assert (await site.logged_in(client, "bob"))["user"] == "bob"
 
 
 async def test_groups_give_role_and_team_at_each_login(site: Site) -> None:
