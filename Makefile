@@ -150,7 +150,14 @@ $(PROVIDER)/node_modules/.set-up: $(PROVIDER)/package.json $(PROVIDER)/package-l
 
 .PHONY: test-login
 test-login: $(STAMP) $(PROVIDER)/node_modules/.set-up ## Login at a real OpenID provider: npm's oidc-provider (node, npm)
-	@$(BIN)/python -m pytest -m login tests/login/test_certified_provider.py
+	@$(BIN)/python -m pytest -m "login and not keycloak" tests/login
+
+.PHONY: keycloak test-keycloak
+keycloak: $(STAMP) ## Only Keycloak's distribution, in the folder of caches (java, mvn)
+	@$(BIN)/python -m tools.keycloak >/dev/null
+
+test-keycloak: keycloak ## The same login tests at Keycloak, from Maven (java, mvn): KEYCLOAK_ZIP=file without mvn
+	@$(BIN)/python -m pytest -m keycloak tests/login
 
 .PHONY: test-containers
 test-containers: images ## The images themselves, and bus and store on servers in containers

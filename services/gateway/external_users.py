@@ -38,6 +38,12 @@ def account_of(settings: GatewaySettings, claims: Mapping[str, Any]) -> Account:
     """The account that verified claims describe. Raises 403 for one that may not log in here."""
     groups = _groups(claims.get(settings.oidc_groups_claim))
     if settings.oidc_groups and not groups & set(settings.oidc_groups):
+        if settings.oidc_groups_claim not in claims:
+            raise forbidden(
+                f"the provider sends no claim {settings.oidc_groups_claim}, by which this site"
+                " admits people; an administrator lets the provider send it, or sets"
+                " SHIFTWORK_GATEWAY_OIDC_GROUPS_CLAIM to the claim that has the groups"
+            )
         raise forbidden("your account is in none of the groups that may log in here")
     if settings.oidc_email_domains:
         _check_domain(settings, claims)

@@ -228,13 +228,17 @@ class Provider:
             wanted.add(settings.oidc_groups_claim)
         if settings.oidc_email_domains:
             wanted |= {"email", "email_verified"}
-        if not found.userinfo_endpoint or wanted <= claims.keys():
-            return claims
-        headers = {"authorization": f"Bearer {access_token}"}
-        more = await self._json("GET", found.userinfo_endpoint, headers=headers)
-        if more.get("sub") != claims["sub"]:
-            raise _failed("the provider describes another person than its token")
-        return {**more, **claims}
+        if found.userinfo_endpoint and not wanted <= claims.keys():
+            headers = {"authorization": f"Bearer {access_token}"}
+            more = await self._json("GET", found.userinfo_endpoint, headers=headers)
+            if more.get("sub") != claims["sub"]:
+                raise _failed("the provider describes another person than its token")
+            claims = {**more, **claims}
+        if missing := sorted(wanted - claims.keys()):
+            # Without groups everybody gets the lowest role, which looks like a mistake of ours.
+            fix = "let the provider send them, or set the names of its claims and scopes here"
+            _log.warning("the login provider sends no such claims", claims=missing, fix=fix)
+        return claims
 
     async def _exchange(self, found: _Description, code: str, verifier: str) -> Claims:
         settings = self._settings

@@ -36,6 +36,11 @@ def frame(data: bytes, *, position: int | None = None, event: str = "") -> bytes
     return head + b"data: " + data + b"\n\n"
 
 
+def position_frame(position: int) -> bytes:
+    """A position without an event: what a browser gives as ``Last-Event-ID`` when it reconnects."""
+    return b"id: %d\n\n" % position
+
+
 async def write_all(write: Write, frames: Iterable[bytes]) -> None:
     """Write many frames in few pieces."""
     pending: list[bytes] = []

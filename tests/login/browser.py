@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 import httpx
 
 CALLBACK = "/v1/login/oidc/callback"
-CLIENT, SECRET = "shiftwork", "the-clients-secret"
+CLIENT, OTHER_CLIENT, SECRET = "shiftwork", "another-program", "the-clients-secret"
 STEPS_MAX = 12
 
 
@@ -34,28 +34,50 @@ class Form:
 
     action: str
     fields: dict[str, str]
+    # What can be pressed to send it.
+    buttons: dict[str, str]
 
 
 class _Forms(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.forms: list[Form] = []
+        self.shown: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and self.lasttag not in {"script", "style"}:
+            self.shown.append(data.strip()[:300])
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         named = {name: value or "" for name, value in attrs}
         if tag == "form":
-            self.forms.append(Form(named.get("action", ""), {}))
-        elif tag == "input" and self.forms and "name" in named:
-            self.forms[-1].fields[named["name"]] = named.get("value", "")
+            self.forms.append(Form(named.get("action", ""), {}, {}))
+        elif tag in {"input", "button"} and self.forms and "name" in named:
+            is_button = tag == "button" or named.get("type") == "submit"
+            form = self.forms[-1]
+            fields = form.buttons if is_button else form.fields
+            fields[named["name"]] = named.get("value", "")
 
 
 def browser() -> httpx.AsyncClient:
-    return httpx.AsyncClient(trust_env=False, timeout=30, follow_redirects=False)
+    async def take_this_machine_for_safe(_: httpx.Response) -> None:
+        """As browsers do: secure cookies go to its own addresses without TLS, too."""
+        for cookie in client.cookies.jar:
+            cookie.secure = False
+
+    hooks = {"response": [take_this_machine_for_safe]}
+    client = httpx.AsyncClient(
+        trust_env=False, timeout=30, follow_redirects=False, event_hooks=hooks
+    )
+    return client
 
 
-async def follow(client: httpx.AsyncClient, url: str, until: str, **typed: str) -> httpx.Response:
-    """What a person does: follow redirects, fill in what forms ask for, send them. Ends at the
-    first answer whose address has ``until`` in it and that is no redirect."""
+async def follow(
+    client: httpx.AsyncClient, url: str, until: str, *, press: str = "", **typed: str
+) -> httpx.Response:
+    """What a person does: follow redirects, fill in what forms ask for, press the button ``press``
+    where there is one, else the first. Ends at the first answer whose address has ``until`` in it
+    and that is no redirect."""
     reply = await client.get(url)
     for _ in range(STEPS_MAX):
         here = str(reply.request.url)
@@ -66,11 +88,28 @@ async def follow(client: httpx.AsyncClient, url: str, until: str, **typed: str) 
         else:
             parser = _Forms()
             parser.feed(reply.text)
-            assert parser.forms, f"{here}: {reply.status_code} {reply.text[:2000]}"
+            assert parser.forms, f"{here}: {reply.status_code} {' '.join(parser.shown)[:2000]}"
             form = parser.forms[0]
             known = {name: typed.get(name, value) for name, value in form.fields.items()}
+            pressed = press if press in form.buttons else next(iter(form.buttons), "")
+            if pressed:
+                known[pressed] = form.buttons[pressed]
             reply = await client.post(urljoin(here, form.action), data=known)
     raise AssertionError(f"no end at {reply.request.url}")
+
+
+async def confirm(client: httpx.AsyncClient, url: str) -> None:
+    """Open a page and send its form by its first button."""
+    reply = await client.get(url)
+    while reply.is_redirect:
+        reply = await client.get(urljoin(str(reply.request.url), reply.headers["location"]))
+    parser = _Forms()
+    parser.feed(reply.text)
+    assert parser.forms, f"{url}: {reply.status_code} {' '.join(parser.shown)[:2000]}"
+    form = parser.forms[0]
+    data = {**form.fields, **dict(list(form.buttons.items())[:1])}
+    reply = await client.post(urljoin(str(reply.request.url), form.action), data=data)
+    assert not reply.is_error, reply.text[:2000]
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from services.gateway.permissions import Action
 from services.gateway.problems import GONE, ProblemError, invalid
 from services.gateway.sessions import CSRF_PROTOCOL
 from services.gateway.sight import Sight
-from services.gateway.sse import EventStream, Produce, Write, frame, write_all
+from services.gateway.sse import EventStream, Produce, Write, frame, position_frame, write_all
 
 router = router_of("events")
 
@@ -163,6 +163,9 @@ async def events(
         after = await start_of(parts, begin, last_event_id)
 
         async def produce(write: Write) -> None:
+            # Where the stream begins: readers that are cut off before the first event go on there.
+            await write(position_frame(after))
+
             async def emit(events: Sequence[Encoded]) -> None:
                 frames = (frame(document, position=position) for position, document in events)
                 await write_all(write, frames)

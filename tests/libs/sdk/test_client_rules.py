@@ -76,6 +76,12 @@ def test_a_stream_of_events_continues_behind_the_last_one_and_repeats_none() -> 
     assert (found, reader.query({"from": "-3"})) == ([4, 5, 6], {"from": 6})
 
 
+def test_a_stream_that_is_cut_off_before_its_first_event_begins_again_where_it_began() -> None:
+    reader = EventReader()
+    assert reader.read(Frame("message", "7", {})) is None
+    assert reader.query({"from": "latest"}) == {"from": 7}
+
+
 def test_output_that_is_sent_again_is_dropped_rank_by_rank() -> None:
     reader = OutputReader()
 

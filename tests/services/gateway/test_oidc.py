@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from joserfc import jwk
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from services.gateway.external_users import account_of
 from services.gateway.oidc import Provider, local_path
@@ -430,6 +431,19 @@ async def test_groups_give_role_and_team_at_each_login(
         assert (await logged_in(client, provider)).status_code == 401
 
 
+@options(**ROLES)
+async def test_claims_that_settings_need_and_nobody_sends_are_logged(
+    harness: GatewayHarness, provider: FakeProvider
+) -> None:
+    provider.userinfo = {"sub": "subject-of-ann"}
+    with capture_logs() as logs:
+        async with browser(harness) as client:
+            assert (await logged_in(client, provider)).status_code == 303
+    assert [each["claims"] for each in logs if "sends no such claims" in each["event"]] == [
+        ["groups"]
+    ]
+
+
 def settings(**more: Any) -> GatewaySettings:
     return GatewaySettings(database_url="-", nats_url="-", **more)
 
@@ -462,6 +476,17 @@ def test_only_verified_addresses_of_the_site_and_its_groups_are_admitted(
     except ProblemError:
         found = False
     assert found == admitted
+
+
+@pytest.mark.parametrize(
+    ("claims", "named"),
+    [({}, "OIDC_GROUPS_CLAIM"), ({"groups": ["others"]}, "in none of the groups")],
+)
+def test_a_refusal_says_whether_groups_are_missing_or_others(
+    claims: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ProblemError, match=named):
+        account_of(FEW, {"iss": "i", "sub": "s", **claims})
 
 
 @given(st.lists(st.sampled_from(["ops", "root", "x"])))

@@ -285,6 +285,9 @@ def events(api: Api, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 if isinstance(position, int):
                     params["from"] = position
                     yield event.data
+                elif not event.data and event.id:
+                    # Where the stream begins: nothing is missed if it is cut off before an event.
+                    params["from"] = event.id
         except Failure as failure:
             pause = reachability.lost(failure)
         except Stopped:

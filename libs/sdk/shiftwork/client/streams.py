@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Frame:
-    """One server-sent event."""
+    """One server-sent event; without data if the server only says where the stream stands."""
 
     kind: str
     id: str
@@ -82,9 +82,10 @@ def frames(response: http.client.HTTPResponse) -> Iterator[Frame]:
                 value = fields["data"] + "\n" + value
             fields[name] = value
             continue
-        if "data" in fields:
+        if "data" in fields or "id" in fields:
             kind = fields.get("event", "message")
-            yield Frame(kind, fields.get("id", ""), _object(fields["data"]))
+            data = _object(fields["data"]) if "data" in fields else {}
+            yield Frame(kind, fields.get("id", ""), data)
         fields = {}
 
 
@@ -147,6 +148,9 @@ class EventReader(Reader["types.Event"]):
 
     def read(self, frame: Frame) -> types.Event | None:
         """The event, unless it came before."""
+        if not frame.data and frame.id.isdecimal() and self._position is None:
+            # The stream begins behind this position, whatever was asked for.
+            self._position = int(frame.id)
         position = frame.data.get("position")
         if not isinstance(position, int):
             return None
