@@ -72,7 +72,7 @@ def test_quotas_refuse_delay_and_go_away(shiftwork: Shiftwork) -> None:
     shiftwork.good("quota", "set", *scope, "--gpus", "1")
     try:
         assert shiftwork.good("quota", "ls").out.splitlines()[1].split()[:7] == [
-            *("cap", "default", "admin", "every", "every", "1", "gpus")
+            *("cap", "default", "admin", "every", "every", "1", "gpu")
         ]
         refused = shiftwork("submit", "--gpus-per-node", "2", "--", "true")
         assert (refused.code, "quota" in refused.err) == (1, True)
