@@ -95,12 +95,20 @@ def warnings_page() -> str:
 
 
 SITE, SITE_PAGE = "as the site has set", "../operations.md#whose-tasks-users-see"
-REACHES = {Reach.NONE: "-", Reach.OWN: "own", Reach.SITE: "site", Reach.ALL: "all"}
+REACHES = {
+    Reach.NONE: "-",
+    Reach.OWN: "own",
+    Reach.TEAM: "team",
+    Reach.SITE: "site",
+    Reach.ALL: "all",
+}
+# Actions that a query of another action's route asks for.
+BY_QUERY = {Action.READ_TEAM_USAGE: "`GET /v1/usage?team=`"}
 
 
 def permissions_page() -> str:
     """Each action with the scope that a token needs, the reach of each role, and its routes."""
-    routes: dict[Action, list[str]] = {action: [] for action in Action}
+    routes = {action: [BY_QUERY[action]] if action in BY_QUERY else [] for action in Action}
     for router in ROUTERS:
         for route in router.routes:
             if isinstance(route, APIRoute | APIWebSocketRoute):
@@ -110,7 +118,8 @@ def permissions_page() -> str:
     lines = [
         "# Permissions",
         "",
-        "`own`: the caller's own tasks, tokens and account; `all`: everybody's; `-`: refused.",
+        "`own`: the caller's own tasks, tokens and account; `team`: of the caller's present team;"
+        " `all`: everybody's; `-`: refused.",
         f"`site`: own tasks, those of the team as well, or all ([{SITE}]({SITE_PAGE})).",
         "A token without scopes is good for all that its user may do. `read` is in every token.",
         "",

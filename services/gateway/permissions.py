@@ -52,7 +52,7 @@ class Reach(IntEnum):
     NONE = 0
     # The caller's own tasks, tokens or data.
     OWN = 1
-    # And the tasks of the caller's team.
+    # And those of the caller's present team.
     TEAM = 2
     # In the table alone: as the site's setting says.
     SITE = 3
@@ -77,7 +77,7 @@ class Permission:
         return found
 
 
-_N, _O, _S, _A = Reach.NONE, Reach.OWN, Reach.SITE, Reach.ALL
+_N, _O, _T, _S, _A = Reach.NONE, Reach.OWN, Reach.TEAM, Reach.SITE, Reach.ALL
 _OF_SITE = {
     Visibility.OWN: Reach.OWN,
     Visibility.TEAM: Reach.TEAM,
@@ -101,6 +101,8 @@ class Action(Enum):
     ENTER_RANKS = Permission(Scope.TASKS, _N, _O, _O, _A, "open a session in it")
     EXPLAIN_QUOTA = Permission(Scope.READ, _A, _A, _A, _A, "see what others may use")
     READ_USAGE = Permission(Scope.READ, _O, _O, _A, _A, "see the usage of others")
+    # A team as a whole, without its users and tasks, whatever the site lets users see of tasks.
+    READ_TEAM_USAGE = Permission(Scope.READ, _T, _T, _A, _A, "see the usage of a team")
     CHANGE_NODES = Permission(Scope.OPERATE, _N, _N, _A, _A, "change nodes")
     CHANGE_QUOTAS = Permission(Scope.OPERATE, _N, _N, _A, _A, "set quotas")
     TRY_POLICIES = Permission(Scope.OPERATE, _N, _N, _A, _A, "try policies")

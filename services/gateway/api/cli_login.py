@@ -25,11 +25,12 @@ from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import Context, Parts, allows, answer, retried, router_of
 from services.gateway.api.guard import address_of
 from services.gateway.api.login import limit_logins
+from services.gateway.api.tokens import require_below_token_limit
 from services.gateway.auth import Identity, audit, token_hash, unauthenticated
 from services.gateway.bodies import LoginCodeBody
 from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Action, Role
-from services.gateway.problems import CONFLICT, NOT_FOUND, ProblemError
+from services.gateway.problems import NOT_FOUND, ProblemError
 from services.gateway.rows import LoginCodeRow, TokenRow, UserRow
 
 router = router_of("login")
@@ -157,11 +158,7 @@ async def redeem(request: Request, body: LoginCodeBody, parts: Parts) -> Respons
 async def _token(
     parts: Context, tx: Tx, code: LoginCodeRow, user: UserRow, *, secret: str, address: str
 ) -> TokenRow:
-    most = parts.settings.tokens_per_user_max
-    of_user = Where("user", Op.EQ, user.name), Where("revoked_at", Op.IS_NULL)
-    if len(await tx.select(TokenRow, *of_user, limit=most)) >= most:
-        detail = f"{user.name} has {most} tokens; revoke some with `shiftwork token revoke ID`"
-        raise ProblemError(CONFLICT, detail)
+    await require_below_token_limit(tx, parts.settings, user.name)
     row = TokenRow(
         token_hash=token_hash(secret),
         id=parts.mint.id(),

@@ -10,7 +10,7 @@ from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts.messages import FieldError
-from libs.store.port import Op, Where
+from libs.store.port import Op, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import people_shapes as shapes
@@ -29,6 +29,7 @@ from services.gateway.bodies import TokenBody
 from services.gateway.permissions import Action, Reach, Scope, refusal_to_reach_others
 from services.gateway.problems import CONFLICT, FORBIDDEN, ProblemError, absent, invalid
 from services.gateway.rows import TokenRow, TokenUseRow
+from services.gateway.settings import GatewaySettings
 from services.gateway.store import Sort
 
 router = router_of("people")
@@ -84,14 +85,7 @@ async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
         if user.archived:
             fix = f"bring the user back first: PATCH /v1/users/{owner} with archived: false"
             raise ProblemError(CONFLICT, f"user {owner} is archived; {fix}")
-        most = parts.settings.tokens_per_user_max
-        good = Where("user", Op.EQ, owner), Where("revoked_at", Op.IS_NULL)
-        held = 0
-        for until in (Where("expires_at", Op.IS_NULL), Where("expires_at", Op.GT, tx.now)):
-            held += len(await tx.select(TokenRow, *good, until, limit=most))
-        if held >= most:
-            detail = f"{owner} has {most} tokens; revoke some with DELETE /v1/tokens/ID"
-            raise ProblemError(CONFLICT, detail)
+        await require_below_token_limit(tx, parts.settings, owner)
         row = TokenRow(
             token_hash=token_hash(secret),
             id=parts.mint.id(),
@@ -116,6 +110,18 @@ async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
         )
     headers = {"cache-control": "no-store", "location": f"/v1/tokens/{row.id}"}
     return answer({**shown, "token": secret}, 201, headers)
+
+
+async def require_below_token_limit(tx: Tx, settings: GatewaySettings, user: str) -> None:
+    """409 for a user with as many valid tokens as the site allows. Expired ones do not count."""
+    most = settings.tokens_per_user_max
+    of_user = Where("user", Op.EQ, user), Where("revoked_at", Op.IS_NULL)
+    held = 0
+    for until in (Where("expires_at", Op.IS_NULL), Where("expires_at", Op.GT, tx.now)):
+        held += len(await tx.select(TokenRow, *of_user, until, limit=most))
+    if held >= most:
+        fix = "revoke some with `shiftwork token revoke ID` (DELETE /v1/tokens/ID)"
+        raise ProblemError(CONFLICT, f"{user} has {most} tokens; {fix}")
 
 
 def _scopes(body: TokenBody, caller: Identity) -> tuple[str, ...]:

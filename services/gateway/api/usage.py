@@ -73,16 +73,17 @@ class Usage(BaseModel):
 
 
 def permitted(caller: Identity, selection: Selection) -> Selection:
-    """The part of a selection that the caller may see. Who does not reach everybody's usage sees
-    the own, and that of the own team without its users and tasks. Raises a problem if the selection
-    names another user or team, or the team's users and tasks."""
+    """The part of a selection that the caller may see: ``READ_USAGE``, and ``READ_TEAM_USAGE`` for
+    a team without its users and tasks. Raises a problem if the selection names another user or
+    team, or the team's users and tasks."""
     if caller.reach is Reach.ALL:
         return selection
     user, team = selection.filters.get("user"), selection.filters.get("team")
     if user is not None and user != caller.user:
         raise _forbidden("user", user, f"is not you: {caller.user} may not see this user's usage")
     if user is None and team is not None:
-        if not caller.team or team != caller.team:
+        whose = caller.doing(Action.READ_TEAM_USAGE).reach
+        if whose < Reach.ALL and (whose < Reach.TEAM or team != caller.team):
             raise _forbidden("team", team, f"is not the team of {caller.user}")
         named = [name for name in _OF_PERSONS if name in (*selection.group_by, *selection.filters)]
         if named:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -15,7 +18,7 @@ from services.gateway.api.app import PREFIX, ROUTERS, application
 from services.gateway.api.deps import action_of
 from services.gateway.auth import token_hash
 from services.gateway.permissions import Action, Reach, Role, Scope, Visibility, reach_of
-from services.gateway.rows import TokenRow, UserRow
+from services.gateway.rows import LoginCodeRow, TokenRow, UserRow
 from services.gateway.sessions import begin
 from services.gateway.tables import TABLES
 from tests.services.gateway.gateway_harness import (
@@ -33,6 +36,7 @@ METRICS = {"samples": [{"values": {"loss": 1}}]}
 SAVED = {"step": 1, "uri": "/c"}
 POLICY = {"policy": "fifo"}
 POLICIES = {"groups": {"training": POLICY}}
+VERIFIER = "v" * 43
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Case:
     body: Any = None
     ok: int = 200
     foreign: int = 403
+    # What the request does, where its query asks for more than the route's own action.
+    action: Action | None = None
 
     @property
     def route(self) -> tuple[str, str]:
@@ -99,6 +105,7 @@ CASES = [
     Case("GET", "/v1/quotas/explain"),
     Case("PUT", "/v1/quotas", {"group": "default", "unit": "gpus", "limit": 1}),
     Case("GET", "/v1/usage?user=ann"),
+    Case("GET", "/v1/usage?team=vision", action=Action.READ_TEAM_USAGE),
     Case("GET", "/v1/policies"),
     Case("PUT", "/v1/policies", POLICIES),
     Case("GET", "/v1/policies/training"),
@@ -128,7 +135,7 @@ CASES = [
     Case("GET", "/v1/login/oidc", None, 404),
     Case("GET", "/v1/login/oidc/callback", None, 404),
     Case("GET", f"/v1/login/cli?challenge={'c' * 43}", None, 404),
-    Case("POST", "/v1/login/token", {"code": "B", "verifier": "v" * 43}, 401),
+    Case("POST", "/v1/login/token", {"code": "B", "verifier": VERIFIER}, 401),
     Case("POST", "/v1/login/password", {"user": "ann", "password": "wrong"}, 401),
     Case("GET", "/v1/audit"),
     Case("GET", "/v1/run"),
@@ -145,6 +152,7 @@ CASES = [
 ]
 # In this order: what an administrator removes is not there any more.
 PEOPLE = {"vic": Role.VIEWER, "bob": Role.USER, "ann": Role.USER, "olga": Role.OPERATOR}
+TEAMS = {"vic": "vision", "ann": "vision"}
 
 
 def actions() -> dict[tuple[str, str], Action]:
@@ -165,7 +173,8 @@ def expected(case: Case, action: Action, who: str, role: Role) -> int:
         return case.ok
     if reach is Reach.NONE:
         return 403
-    return case.ok if reach is Reach.ALL or who == "ann" else case.foreign
+    is_reached = reach is Reach.ALL or (who in TEAMS if reach is Reach.TEAM else who == "ann")
+    return case.ok if is_reached else case.foreign
 
 
 # What only reads is asked of one gateway; what changes something, of a gateway of its own.
@@ -189,7 +198,9 @@ HARNESS = {
     ids=["reads", *(f"{case.method} {case.path}" for case in CHANGES)],
 )
 async def test_every_role_on_every_route(harness: GatewayHarness, cases: list[Case]) -> None:
-    tokens = {name: await harness.member(name, role=role) for name, role in PEOPLE.items()}
+    tokens = {
+        name: await harness.member(name, TEAMS.get(name), role) for name, role in PEOPLE.items()
+    }
     async with harness.client(tokens["ann"]) as ann:
         task = await harness.submitted(ann)
         (token,) = (await ann.get("/v1/tokens")).json()["items"]
@@ -223,7 +234,7 @@ async def test_every_role_on_every_route(harness: GatewayHarness, cases: list[Ca
         return reply.status_code
 
     for case in cases:
-        action = actions()[case.route]
+        action = case.action or actions()[case.route]
         run = action is Action.BE_A_RUN
         found: dict[str, int] = {
             "nobody": await status(case, None),
@@ -405,6 +416,27 @@ async def test_a_user_has_a_bounded_number_of_tokens(
         (await admin.post("/v1/tokens", json={"user": "ann"})).status_code for _ in range(3)
     ]
     assert statuses == [201, 201, 409]
+
+
+@pytest.mark.parametrize("harness", [{"tokens_per_user_max": 2}], indirect=True)
+async def test_a_login_counts_a_users_tokens_as_the_other_route_does(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    """Every `shiftwork login` makes a token that expires: those of the past keep nobody out."""
+    await admin.post("/v1/users", json={"name": "ann"})
+    challenge = base64.urlsafe_b64encode(hashlib.sha256(VERIFIER.encode()).digest())
+    statuses: list[int] = []
+    for number in range(6):
+        code = "BCDF" * 2 + "GHJ" + "KLMNPQ"[number]
+        async with harness.gateway.ports.store.transaction() as tx:
+            until = tx.now + timedelta(seconds=60)
+            shown = challenge.rstrip(b"=").decode()
+            tx.put(LoginCodeRow(token_hash(code), "ann", shown, "", until))
+        body = {"code": code, "verifier": VERIFIER}
+        statuses.append((await admin.post("/v1/login/token", json=body)).status_code)
+        if number < 3:
+            harness.clock.advance(harness.settings.login_token_seconds + 1)
+    assert statuses == [201, 201, 201, 201, 201, 409]
 
 
 @pytest.mark.parametrize("harness", [{"users_max": 3}], indirect=True)
