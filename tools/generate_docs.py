@@ -118,8 +118,8 @@ def permissions_page() -> str:
     lines = [
         "# Permissions",
         "",
-        "`own`: the caller's own tasks, tokens and account; `team`: of the caller's present team;"
-        " `all`: everybody's; `-`: refused.",
+        "`own`: the caller's own tasks, tokens and account; `all`: everybody's; `-`: refused.",
+        "`team`: also what is of the caller's present team.",
         f"`site`: own tasks, those of the team as well, or all ([{SITE}]({SITE_PAGE})).",
         "A token without scopes is good for all that its user may do. `read` is in every token.",
         "",

@@ -158,7 +158,10 @@ def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return ""
 
 
-ANOTHER = "ask an administrator for another (POST /v1/tokens)"
+ANOTHER = (
+    "run `shiftwork login`, make another with a token that is valid (POST /v1/tokens), or ask an"
+    " administrator for one"
+)
 
 
 def unauthenticated(detail: str) -> ProblemError:

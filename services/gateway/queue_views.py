@@ -32,15 +32,10 @@ WAITS_FOR: Mapping[ReasonCode, str] = {
 SHOWN_OF_HIDDEN = frozenset({"position", "group", "gpus", "nodes", "priority", "level"})
 
 
-def is_visible(caller: Identity, task: WaitingTask) -> bool:
-    """True if the caller may know whose task it is, and which."""
-    return caller.sight.shows(task)
-
-
 def row(caller: Identity, task: WaitingTask, now: datetime) -> Json:
     """A place in the queue. That of a hidden task keeps what it takes, without who and which."""
     found = _row(task, now)
-    if is_visible(caller, task):
+    if caller.sight.shows(task):
         return found
     blank = {name: value if name in SHOWN_OF_HIDDEN else None for name, value in found.items()}
     return {**blank, "hidden": True}

@@ -197,7 +197,7 @@ class People:
     async def _limit(self, user: str, team: str, level: Priority, limit: int | None) -> None:
         self.limited[user, team, level] = None
         quota = Quota(user=user, team=team, priority=level, unit=Unit.GPUS, limit=limit or 0)
-        await self.insist(SetQuota(quota=quota, unlimited=limit is None, asked_by="root"))
+        await self.insist(SetQuota(quota=quota, remove=limit is None, asked_by="root"))
 
     async def _grant(self, kind: str, target: str, number: int) -> None:
         user = target if kind in {"grant user", "grant for a while"} else ""

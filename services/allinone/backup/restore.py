@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from shiftwork.cli.failures import Failure
 
-from libs.bus.topology import DAY_S
+from libs.bus.topology import Limits
 from libs.contracts.services import SERVICES
 from libs.service.version import VERSION
 from libs.store.connections import Address
@@ -59,7 +59,7 @@ from services.allinone.embedded.postgres import Postgres, PostgresOptions
 from services.allinone.embedded.processes import ServerError
 
 # Older events would have left the stream, too: the inboxes recognise events of this age.
-EVENT_AGE = timedelta(seconds=14 * DAY_S)
+EVENTS_KEPT = timedelta(seconds=Limits().event_age_s)
 # PostgreSQL's custom format.
 DUMP_BEGINS = b"PGDMP"
 # Anything that can be sent in a header.
@@ -272,7 +272,7 @@ async def _fill(
             events = await publish_again(
                 Address(url=url, password=postgres.admin_password),
                 SERVICES,
-                manifest.created_at - EVENT_AGE,
+                manifest.created_at - EVENTS_KEPT,
             )
         finally:
             await postgres.stop()

@@ -15,7 +15,6 @@ from services.gateway import views
 from services.gateway.api import quota_shapes as shapes
 from services.gateway.api.deps import (
     Caller,
-    Context,
     Force,
     PageQuery,
     Parts,
@@ -111,22 +110,20 @@ async def put_quota(
     async with parts.changing(
         caller, "quota.set", f"{kind}group={body.group or '*'} {subject}"
     ) as change:
-        if not force:
-            async with parts.store.transaction() as tx:
-                # A row of a user who no longer exists can be removed.
-                is_set = await _is_set(tx, body)
-                if not (body.removes and is_set):
-                    users = {"user": body.user} if body.user else {}
-                    teams = {"team": body.team} if body.team else {}
-                    groups = {"group": body.group} if body.group else {}
-                    await require_known(tx, users=users, teams=teams, groups=groups, forcible=True)
-                if not is_set:
-                    await _require_enabled(tx, body.user)
+        async with parts.store.transaction() as tx:
+            row = await _row_of(tx, body)
+            # A row of a user who no longer exists can be removed.
+            if not force and not (body.removes and row is not None):
+                users = {"user": body.user} if body.user else {}
+                teams = {"team": body.team} if body.team else {}
+                groups = {"group": body.group} if body.group else {}
+                await require_known(tx, users=users, teams=teams, groups=groups, forcible=True)
+            if not force and row is None:
+                await _require_enabled(tx, body.user)
         change.detail = _amount(body)
-        before = await _before(parts, body)
         command = set_quota(body, caller)
         new = quota_row(command.quota, caller.user, parts.clock.now())
-        change.note(before, None if body.removes else _state(new))
+        change.note(None if row is None else _state(row), None if body.removes else _state(new))
         reply = await change.ask(command, m.SetQuotaReply)
     return answer({"version": reply.version})
 
@@ -160,25 +157,16 @@ async def _require_enabled(tx: Tx, name: str | None) -> None:
     raise ProblemError(CONFLICT, f"user: {message}; {fix}", [error])
 
 
-async def _before(parts: Context, body: QuotaBody) -> dict[str, Any] | None:
-    """The row of exactly these names that the change replaces, for the audit trail."""
+async def _row_of(tx: Tx, body: QuotaBody) -> QuotaRow | None:
+    """The row of this kind that is set for exactly the names and the priority of the body."""
     names = {"group": body.group, "user": body.user, "team": body.team, "priority": body.priority}
     where = [Where(column, Op.EQ, name or "") for column, name in names.items()]
     where += [Where("removed", Op.EQ, value=False), Where("grant", Op.EQ, body.grant)]
-    async with parts.store.transaction() as tx:
-        rows = await tx.select(QuotaRow, *where, limit=1)
-    return _state(rows[0]) if rows else None
+    rows = await tx.select(QuotaRow, *where, limit=1)
+    return rows[0] if rows else None
 
 
 def _state(row: QuotaRow) -> dict[str, Any]:
     """What a row says, without what quota adds to it."""
     added = ("version", "changed_by", "changed_at")
     return {name: value for name, value in views.quota(row).items() if name not in added}
-
-
-async def _is_set(tx: Tx, body: QuotaBody) -> bool:
-    """True if a row of this kind is set for exactly the names of the body."""
-    names = {"group": body.group, "user": body.user, "team": body.team}
-    where = [Where(column, Op.EQ, name or "") for column, name in names.items()]
-    where += [Where("removed", Op.EQ, False), Where("grant", Op.EQ, body.grant)]
-    return bool(await tx.select(QuotaRow, *where, limit=1))

@@ -83,7 +83,8 @@ def permitted(caller: Identity, selection: Selection) -> Selection:
         raise _forbidden("user", user, f"is not you: {caller.user} may not see this user's usage")
     if user is None and team is not None:
         whose = caller.doing(Action.READ_TEAM_USAGE).reach
-        if whose < Reach.ALL and (whose < Reach.TEAM or team != caller.team):
+        is_own = bool(caller.team) and team == caller.team
+        if whose is not Reach.ALL and not (is_own and whose is Reach.TEAM):
             raise _forbidden("team", team, f"is not the team of {caller.user}")
         named = [name for name in _OF_PERSONS if name in (*selection.group_by, *selection.filters)]
         if named:

@@ -482,6 +482,11 @@ async def test_the_next_team_of_a_name_gets_nothing_of_the_one_before(
     assert (await admin.post("/v1/teams?force=true", json={"name": "nlp"})).status_code == 201
 
 
+async def granted(client: httpx.AsyncClient, number: int) -> bool:
+    rows = (await client.get("/v1/quotas?user=eve")).json()["items"]
+    return sum(row["grant"] for row in rows) == number
+
+
 async def test_a_disabled_user_gets_no_first_quota(
     harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
@@ -498,6 +503,12 @@ async def test_a_disabled_user_gets_no_first_quota(
     await admin.patch("/v1/users/eve", json={"disabled": True})
     refused = await admin.put("/v1/quotas", json=grant)
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (409, "user")
+    # The row of one level says nothing of the others.
+    low = {**grant, "priority": "low"}
+    assert (await admin.put("/v1/quotas?force=true", json=low)).status_code == 200
+    await until(lambda: granted(admin, 1))
+    assert (await admin.put("/v1/quotas", json=low)).status_code == 200
+    assert (await admin.put("/v1/quotas", json={**grant, "priority": "high"})).status_code == 409
     # What there is can be changed and removed: it holds the removal of the user up.
     assert (await admin.put("/v1/quotas", json={**cap, "limit": 2})).status_code == 200
     removed = {"user": "eve", "unit": "gpus", "remove": True}

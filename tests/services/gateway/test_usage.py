@@ -552,6 +552,8 @@ async def test_a_user_sees_the_own_usage_and_the_teams_without_its_users(
             assert (refused.status_code, refused.json()["errors"][0]["field"]) == (403, field)
     async with harness.client(await harness.member("bob")) as bob:
         assert (await bob.get(f"/v1/usage?{WEEK}")).json()["items"] == []
+        # Who is in no team is not in one without a name.
+        assert (await bob.get(f"/v1/usage?{WEEK}&team=")).status_code == 403
 
 
 @pytest.mark.parametrize("harness", [{"usage_groups_max": 1}], indirect=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.messages import Placement, Priority, Quota, RefusalCode, SetQuota, Unit
-from services.quota.domain import Holder, Use, check, group_token, held, scope_of, usage
+from services.quota.domain import Holder, Use, check, group_token, held, removes, scope_of, usage
 from tests.kit.clock import START, at
 
 GOOD: dict[str, Any] = {"group": "train", "user": "ann", "unit": Unit.GPUS, "limit": 8}
@@ -68,7 +68,13 @@ def test_all_errors_are_reported_at_once() -> None:
 
 def test_removing_a_limit_needs_no_number() -> None:
     quota = a_quota(unit=Unit.UNSPECIFIED, limit=-5)
-    assert check(SetQuota(quota=quota, unlimited=True), at(0)) is None
+    for command in (
+        SetQuota(quota=quota, remove=True),
+        # As gateways before ``remove`` send it.
+        SetQuota(quota=quota, unlimited=True),
+    ):
+        assert check(command, at(0)) is None
+        assert removes(command)
 
 
 texts = st.sampled_from(["", "a", "b"])

@@ -40,8 +40,8 @@ def a_limit(limit: int = 8, unit: Unit = Unit.GPUS, **changes: Any) -> Quota:
     return Quota(**({"group": "train", "user": "ann", "unit": unit, "limit": limit} | changes))
 
 
-async def set_limit(service: ServiceHarness, quota: Quota, *, unlimited: bool = False) -> int:
-    command = SetQuota(quota=quota, unlimited=unlimited, asked_by="root")
+async def set_limit(service: ServiceHarness, quota: Quota, *, remove: bool = False) -> int:
+    command = SetQuota(quota=quota, remove=remove, asked_by="root")
     reply = await service.ask(command)
     assert reply.refusal is None, reply.refusal
     return reply.version
@@ -79,15 +79,15 @@ async def test_versions_count_the_changes_of_all_limits(service: ServiceHarness)
     assert versions == [1, 2, 3, 4]
 
 
-async def test_unlimited_removes_the_limit(service: ServiceHarness) -> None:
+async def test_a_limit_is_removed(service: ServiceHarness) -> None:
     await set_limit(service, a_limit())
     await service.published()
     gone = Quota(group="train", user="ann")
-    assert await set_limit(service, gone, unlimited=True) == 2
+    assert await set_limit(service, gone, remove=True) == 2
     (event,) = await service.published()
     assert (event.removed, event.version, event.quota) == (True, 2, a_limit())
-    assert await set_limit(service, gone, unlimited=True) == 2
-    assert await set_limit(service, Quota(), unlimited=True) == 0
+    assert await set_limit(service, gone, remove=True) == 2
+    assert await set_limit(service, Quota(), remove=True) == 0
     assert await service.published() == []
     assert await set_limit(service, a_limit()) == 3
 
@@ -238,7 +238,7 @@ async def test_a_run_that_never_started_used_nothing(service: ServiceHarness) ->
 async def test_reemit_publishes_limits_and_use_again(service: ServiceHarness) -> None:
     await set_limit(service, a_limit())
     await set_limit(service, a_limit(user="bob"))
-    await set_limit(service, Quota(group="train", user="ann"), unlimited=True)
+    await set_limit(service, Quota(group="train", user="ann"), remove=True)
     await service.handle(owned(), started(), exited(), started(2))
     await service.published()
     assert (await service.ask(Reemit(service="quota"))).events == 3
