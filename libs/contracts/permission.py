@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Protocol, TypeAlias, TypeVar
 
-from libs.contracts.messages import Priority, Unit
+from libs.contracts.messages import Priority, Quota, Unit
 from libs.contracts.reasons import level_name
 from libs.contracts.wording import counted
 
@@ -66,6 +66,13 @@ class Permits(Protocol):
     def level_max(self) -> Priority:
         """The highest level that is permitted; UNSPECIFIED: every level is."""
         ...
+
+
+def scope_of(quota: Quota) -> str:
+    """The scope of a cap or a grant: there is at most one row for each scope, in one unit. Services
+    store it as the row's key."""
+    scope = f"{quota.group}/{quota.user}/{quota.team}/{quota.priority}"
+    return f"grant/{scope}" if quota.grant else scope
 
 
 def deciding(

@@ -67,6 +67,8 @@ R = TypeVar("R")
 LookUp = Callable[[str], Awaitable["Identity"]]
 SESSION_OVER = "this session is over; log in again"
 FIRST_ADMIN = "admin"
+# The token id of the first administrator's file, which speaks for whoever runs the machine.
+ADMIN_FILE = "admin-token-file"
 # Seconds between checks that the tokens of open streams are still valid.
 WATCH_SECONDS = 1.0
 # Of what was before a change and is after it, so many bytes are kept in the audit trail.
@@ -271,7 +273,7 @@ class Authenticator:
             FIRST_ADMIN,
             Role.ADMIN,
             team,
-            "admin-token-file",
+            ADMIN_FILE,
             "the admin token's file",
             digest=digest,
             default_group=group,
@@ -437,11 +439,8 @@ class Authenticator:
         return uses.get(session_id)
 
     def _on_commit(self, delta: Delta) -> None:
-        """A changed user, team or token, or a session that was ended, counts at once in this
-        process."""
-        if any(isinstance(row, TokenRow | UserRow | TeamRow) for row in delta.put) or any(
-            kind is SessionRow for kind, _ in delta.deleted
-        ):
+        """What a commit of this process changes of identities counts at once in it."""
+        if changes_identities(delta):
             self.forget()
 
     def forget(self) -> None:
@@ -449,6 +448,14 @@ class Authenticator:
         self._known.clear()
         if self._lasting:
             self._changed.set()
+
+
+def changes_identities(delta: Delta) -> bool:
+    """True if a remembered identity may be another after this commit: a user, a team or a token was
+    changed or removed, or a session ended."""
+    return any(isinstance(row, TokenRow | UserRow | TeamRow) for row in delta.put) or any(
+        kind in {TokenRow, UserRow, TeamRow, SessionRow} for kind, _ in delta.deleted
+    )
 
 
 @dataclass(eq=False)

@@ -42,6 +42,7 @@ from services.gateway.body_types import (
     Texts,
     few,
 )
+from services.gateway.permissions import RoleWord, ScopeWord
 from services.gateway.spec_bodies import TaskSpecBody
 from services.gateway.strict_input import Timestamp
 
@@ -165,8 +166,7 @@ def _role(value: object) -> object:
     return "user" if value == "member" else value
 
 
-RoleWord = Annotated[Literal["viewer", "user", "operator", "admin"], BeforeValidator(_role)]
-ScopeWord = Literal["read", "tasks", "tokens", "operate", "people"]
+AcceptedRole = Annotated[RoleWord, BeforeValidator(_role)]
 
 
 class DefaultsBody(Body):
@@ -184,14 +184,14 @@ class UserBody(DefaultsBody):
     """A new user."""
 
     name: Name
-    role: RoleWord = "user"
+    role: AcceptedRole = "user"
     team: Annotated[str, Field(pattern=NAME)] | None = None
 
 
 class UserChangeBody(DefaultsBody):
     """What to change of a user; what is left out stays."""
 
-    role: RoleWord | None = None
+    role: AcceptedRole | None = None
     team: Annotated[str, Field(pattern=r"^$|" + NAME)] | None = Field(
         default=None, description="empty: no team"
     )

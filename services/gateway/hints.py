@@ -1,7 +1,7 @@
 """Hints between the processes of the gateway: what one has committed, the others read at once.
 
 Wired in ``main.py``. The process that projects sends the event log's new end after each commit; the
-process that changes a user, a team or a token says so. Hints go over core NATS, which stores
+process that changes an identity says so. Hints go over core NATS, which stores
 nothing, so each reader polls as well, seldom: a lost hint costs that time and nothing else. Many
 commits are one hint, and a hint is never waited for.
 """
@@ -22,7 +22,8 @@ from libs.contracts.registry import ROUTES
 from libs.service.definition import Ports
 from libs.service.loop import Wake, pause
 from libs.store.port import Delta
-from services.gateway.rows import EventRow, TeamRow, TokenRow, UserRow
+from services.gateway.auth import changes_identities
+from services.gateway.rows import EventRow
 
 SENT = Counter("shiftwork_gateway_hints_sent_total", "Hints to the other gateway processes")
 RECEIVED = Counter("shiftwork_gateway_hints_received_total", "Hints of gateway processes, own too")
@@ -56,7 +57,7 @@ class Hints:
         positions = [row.position for row in delta.put if isinstance(row, EventRow)]
         if positions:
             self._position = max(self._position, *positions)
-        if any(isinstance(row, TokenRow | UserRow | TeamRow) for row in delta.put):
+        if changes_identities(delta):
             self._people = True
         if self._position or self._people:
             self._changed.set()

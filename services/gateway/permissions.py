@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum, unique
+from typing import Literal
 
 
 class Role(StrEnum):
@@ -44,6 +45,12 @@ class Visibility(StrEnum):
     # And those that were submitted under the caller's present team.
     TEAM = "team"
     ALL = "all"
+
+
+# The same words for bodies and answers, whose schemas list them.
+RoleWord = Literal["viewer", "user", "operator", "admin"]
+ScopeWord = Literal["read", "tasks", "tokens", "operate", "people"]
+VisibilityWord = Literal["own", "team", "all"]
 
 
 class Reach(IntEnum):

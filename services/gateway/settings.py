@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -13,7 +13,7 @@ from pydantic_settings import SettingsConfigDict
 from libs.contracts.limits import CREATE_TASKS_MAX
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.service.settings import BaseServiceSettings
-from services.gateway.permissions import Visibility
+from services.gateway.permissions import RoleWord, Visibility
 
 
 def _address(text: str) -> str:
@@ -39,9 +39,6 @@ def _site(text: str) -> str:
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
         raise ValueError(f"{text!r} has more than https://HOST[:PORT]; leave the rest out")
     return text.rstrip("/").lower()
-
-
-RoleWord = Literal["viewer", "user", "operator", "admin"]
 
 
 class GatewaySettings(BaseServiceSettings):

@@ -60,12 +60,6 @@ def check(command: SetQuota, now: datetime) -> Refusal | None:
     return Refusal(code=RefusalCode.INVALID, detail=detail, errors=tuple(errors))
 
 
-def scope_of(quota: Quota) -> str:
-    """Return the scope of a row: there is at most one row for each scope, in one unit."""
-    scope = f"{quota.group}/{quota.user}/{quota.team}/{quota.priority}"
-    return f"grant/{scope}" if quota.grant else scope
-
-
 def removes(command: SetQuota) -> bool:
     """True if the command removes a row."""
     return command.remove or command.unlimited

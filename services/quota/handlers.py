@@ -22,6 +22,7 @@ from libs.contracts.messages import (
     SetQuotaReply,
     TaskStateChanged,
 )
+from libs.contracts.permission import scope_of
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.quota import store
@@ -32,7 +33,6 @@ from services.quota.domain import (
     group_token,
     held,
     removes,
-    scope_of,
     usage,
 )
 from services.quota.store import QuotaRow, RunRow, TaskRow

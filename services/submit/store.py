@@ -21,6 +21,7 @@ from libs.contracts.messages import (
     TaskWarning,
     Unit,
 )
+from libs.contracts.permission import scope_of
 from libs.contracts.rank_sizes import limits_in
 from libs.contracts.runtimes import LIMITS_LABEL, LIMITS_NOT_ENFORCED
 from libs.service.prune import PruneRule, aged
@@ -386,8 +387,7 @@ async def record_inventory(tx: Tx, event: InventoryListed) -> None:
 
 async def record_quota(tx: Tx, quota: Quota, *, version: int, removed: bool) -> None:
     """Note a cap or a grant; an old or repeated change is nothing."""
-    kind = "grant/" if quota.grant else ""
-    scope = f"{kind}{quota.group}/{quota.user}/{quota.team}/{quota.priority}"
+    scope = scope_of(quota)
     before = await tx.get(QuotaRow, scope)
     if before is not None and before.version >= version:
         return

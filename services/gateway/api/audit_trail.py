@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query
@@ -13,13 +12,12 @@ from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import people_shapes as shapes
 from services.gateway.api.deps import Caller, PageQuery, Parts, allows, answer_page, router_of
+from services.gateway.api.query_parameters import time_parameter
 from services.gateway.audited_actions import require_known
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
-from services.gateway.problems import invalid
 from services.gateway.rows import AuditRow
 from services.gateway.store import Sort
-from services.gateway.strict_input import parse_time
 
 router = router_of("people")
 NEWEST = Sort("id", True, "id", True)
@@ -67,8 +65,8 @@ async def audit_trail(
             ("outcome", Op.EQ, outcome),
             ("address", Op.EQ, address),
             ("token", Op.EQ, token),
-            ("at", Op.GE, _time("from", begin)),
-            ("at", Op.LT, _time("to", end)),
+            ("at", Op.GE, time_parameter("from", begin)),
+            ("at", Op.LT, time_parameter("to", end)),
         )
         if value is not None
     ]
@@ -79,11 +77,3 @@ async def audit_trail(
     return answer_page(
         page.rows, views.audit, lambda row: row.id, page.next_cursor, left_out=tx.unreadable
     )
-
-
-def _time(field: str, text: str | None) -> datetime | None:
-    try:
-        return parse_time(text) if text else None
-    except ValueError:
-        fix = "write it like 2026-01-31T12:00:00Z"
-        raise invalid(field, text, "is not a time with a zone", fix) from None

@@ -31,6 +31,7 @@ from services.gateway.api.deps import (
 )
 from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.api.guard import enter, note_refusal
+from services.gateway.api.query_parameters import NameQuery
 from services.gateway.auth import Identity
 from services.gateway.event_stream import Encoded, EventFilter
 from services.gateway.eventlog import TYPES
@@ -67,7 +68,6 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 # What events are filtered by, besides their types.
-Text = Annotated[str | None, Query(max_length=63)]
 ANSWERED = ("task", "owner", "team", "group")
 
 
@@ -141,11 +141,11 @@ async def events(
     *,
     task: Annotated[str | None, Query(max_length=26)] = None,
     types: Types = None,
-    owner: Text = None,
+    owner: NameQuery = None,
     team: Annotated[
         str | None, Query(max_length=63, description="that tasks were submitted under")
     ] = None,
-    group: Text = None,
+    group: NameQuery = None,
     begin: From = None,
     follow: Annotated[bool | None, Query(description="stream; so does Accept: " + STREAM)] = None,
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=20)] = None,

@@ -30,7 +30,7 @@ from services.gateway.api.deps import (
 from services.gateway.api.guard import address_of
 from services.gateway.api.people import user_or_404
 from services.gateway.api.sessions import current
-from services.gateway.auth import Identity, audit, not_permitted, unauthenticated
+from services.gateway.auth import ADMIN_FILE, Identity, audit, not_permitted, unauthenticated
 from services.gateway.bodies import PasswordBody, PasswordLoginBody
 from services.gateway.external_users import account_of, user_of
 from services.gateway.oidc import NEXT_DEFAULT, LoginState, Provider, local_path, read_state
@@ -49,8 +49,6 @@ from services.gateway.rows import LoginUseRow, PasswordRow, SessionRow, UserRow
 router = router_of("login")
 STATE_COOKIE = "shiftwork-login"
 SECRET_BYTES = 32
-# The token id of the first administrator's file, which speaks for whoever runs the machine.
-ADMIN_FILE = "admin-token-file"
 REDIRECT: dict[int | str, dict[str, Any]] = {
     303: {"description": "to the provider, or back to this site"},
 }

@@ -6,8 +6,8 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from services.gateway.api.people_shapes import RoleWord
 from services.gateway.api.shapes import Unreadable
+from services.gateway.permissions import RoleWord
 
 
 class OidcLogin(TypedDict):
@@ -25,8 +25,8 @@ class LoginWays(TypedDict):
 
 
 class CurrentSession(TypedDict):
-    """Who asks. ``csrf`` is for the header x-shiftwork-csrf of requests that change something; null
-    for a bearer token, which needs none."""
+    """The user who is logged in. ``csrf`` is for the header x-shiftwork-csrf of requests that
+    change something; null for a bearer token, which needs none."""
 
     user: str
     role: RoleWord

@@ -25,6 +25,7 @@ from services.gateway.api.deps import (
     answer_page,
     router_of,
 )
+from services.gateway.api.query_parameters import NameQuery
 from services.gateway.auth import Identity
 from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
 from services.gateway.permissions import Action
@@ -46,7 +47,7 @@ async def list_nodes(
     parts: Parts,
     paging: PageQuery,
     *,
-    group: Annotated[str | None, Query(max_length=63)] = None,
+    group: NameQuery = None,
     ready: bool | None = None,
     schedulable: bool | None = None,
     label: Annotated[

@@ -25,11 +25,19 @@ from services.gateway.api.deps import (
     answer_page,
     router_of,
 )
-from services.gateway.auth import FIRST_ADMIN, audit, not_permitted, team_exists
+from services.gateway.api.query_parameters import NameQuery
+from services.gateway.auth import ADMIN_FILE, FIRST_ADMIN, audit, not_permitted, team_exists
 from services.gateway.bodies import DefaultsBody, TeamBody, TeamChangeBody, UserBody, UserChangeBody
 from services.gateway.json_values import rfc3339
 from services.gateway.known_names import names_of, require_known
-from services.gateway.permissions import Action, Reach, Role, Visibility, refusal_to_reach_others
+from services.gateway.permissions import (
+    Action,
+    Reach,
+    Role,
+    RoleWord,
+    Visibility,
+    refusal_to_reach_others,
+)
 from services.gateway.problems import CONFLICT, ProblemError, absent, invalid, taken
 from services.gateway.rows import (
     AcceptedRow,
@@ -74,6 +82,7 @@ async def whoami(caller: Caller, parts: Parts) -> Response:
                 "name": caller.token_name,
                 "expires_at": rfc3339(caller.expires_at),
                 "scopes": list(caller.scopes),
+                "is_admin_file": caller.token_id == ADMIN_FILE,
             },
             "tasks_run_as": parts.settings.tasks_run_as or None,
         }
@@ -93,8 +102,8 @@ async def list_users(
     parts: Parts,
     paging: PageQuery,
     *,
-    team: Annotated[str | None, Query(max_length=63)] = None,
-    role: Annotated[shapes.RoleWord | None, Query()] = None,
+    team: NameQuery = None,
+    role: Annotated[RoleWord | None, Query()] = None,
     disabled: bool | None = None,
     everything: Annotated[
         bool, Query(alias="all", description="all=true: archived users, too")
@@ -233,8 +242,6 @@ async def remove_user(name: str, caller: Caller, parts: Parts) -> Response:
         await _drop_tokens(tx, name)
         tx.delete(UserRow, name)
         audit(tx, parts.mint, caller, action="user.remove", target=name, before=views.user(row))
-    # Deleted rows are not what the identities that this process remembers are checked by.
-    parts.authenticator.forget()
     return Response(status_code=204)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
 from services.gateway.api.shapes import Unreadable
-
-RoleWord = Literal["viewer", "user", "operator", "admin"]
+from services.gateway.permissions import RoleWord, VisibilityWord
 
 
 class TokenFacts(TypedDict):
@@ -18,6 +17,8 @@ class TokenFacts(TypedDict):
     name: str
     expires_at: str | None
     scopes: list[str]
+    # The first administrator's file, which sets passwords without the old one.
+    is_admin_file: bool
 
 
 class WhoAmI(TypedDict):
@@ -29,7 +30,7 @@ class WhoAmI(TypedDict):
     default_group: str | None
     default_priority: str | None
     # Whose tasks the user sees.
-    visibility: Literal["own", "team", "all"]
+    visibility: VisibilityWord
     token: TokenFacts
     tasks_run_as: str | None
 

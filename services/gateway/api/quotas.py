@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Query
 from starlette.responses import Response
 
 from libs.contracts import messages as m
@@ -23,6 +22,7 @@ from services.gateway.api.deps import (
     answer_page,
     router_of,
 )
+from services.gateway.api.query_parameters import NameQuery
 from services.gateway.bodies import QuotaBody
 from services.gateway.command_client import set_quota
 from services.gateway.conversion import quota_row
@@ -44,9 +44,9 @@ async def list_quotas(
     parts: Parts,
     paging: PageQuery,
     *,
-    group: Annotated[str | None, Query(max_length=63)] = None,
-    user: Annotated[str | None, Query(max_length=63)] = None,
-    team: Annotated[str | None, Query(max_length=63)] = None,
+    group: NameQuery = None,
+    user: NameQuery = None,
+    team: NameQuery = None,
 ) -> Response:
     """Every cap and grant, oldest change first. A filter finds rows with just that name."""
     del caller
@@ -71,8 +71,8 @@ async def explain_quota(
     caller: Caller,
     parts: Parts,
     *,
-    user: Annotated[str | None, Query(max_length=63)] = None,
-    group: Annotated[str | None, Query(max_length=63)] = None,
+    user: NameQuery = None,
+    group: NameQuery = None,
 ) -> Response:
     """What a user may hold in each group at each level, and which rows decide that; left out: the
     caller. The scheduler computes it as it decides."""

@@ -24,6 +24,7 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.api.people import user_or_404
+from services.gateway.api.query_parameters import NameQuery
 from services.gateway.auth import Identity, audit, not_permitted, token_hash
 from services.gateway.bodies import TokenBody
 from services.gateway.permissions import Action, Reach, Scope, refusal_to_reach_others
@@ -43,7 +44,7 @@ async def list_tokens(
     parts: Parts,
     paging: PageQuery,
     *,
-    user: Annotated[str | None, Query(max_length=63)] = None,
+    user: NameQuery = None,
     revoked: Annotated[bool | None, Query(description="left out: revoked ones, too")] = None,
 ) -> Response:
     """Tokens without their secrets, newest first; administrators see everybody's."""

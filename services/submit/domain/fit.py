@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
-from libs.contracts.permission import deciding, grant_text, permitted
+from libs.contracts.permission import ASCENDING, deciding, grant_text, permitted
 from libs.contracts.rank_sizes import (
     RankSize,
     effective,
@@ -26,7 +26,6 @@ from libs.contracts.wording import are, as_text, counted, field_error, meant
 from services.submit.domain.facts import Facts, Shape
 from services.submit.domain.fill import DEFAULT_ROLE
 
-LEVELS = tuple(level for level in Priority if level not in {Priority.UNSPECIFIED, Priority.AUTO})
 GIB = 1 << 30
 LABELS_SHOWN_MAX = 12
 UNBOUNDED = 1 << 30
@@ -308,7 +307,7 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
     rows = [_in_its_unit(row, spec, facts) for row in facts.quotas]
     caps = [row for row in rows if not row.grant and _concerns(row, spec.group, owner, team)]
     grants = {(row.group, row.user, row.team, row.priority): row for row in rows if row.grant}
-    levels = LEVELS if spec.priority is Priority.AUTO else (spec.priority,)
+    levels = ASCENDING if spec.priority is Priority.AUTO else (spec.priority,)
     exceeded: list[FieldError] = []
     for level in levels:
         grant = deciding(grants.get, owner, team, spec.group, level)

@@ -7,7 +7,7 @@ import hashlib
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -17,7 +17,17 @@ from libs.contracts import messages as m
 from services.gateway.api.app import PREFIX, ROUTERS, application
 from services.gateway.api.deps import action_of
 from services.gateway.auth import token_hash
-from services.gateway.permissions import Action, Reach, Role, Scope, Visibility, reach_of
+from services.gateway.permissions import (
+    Action,
+    Reach,
+    Role,
+    RoleWord,
+    Scope,
+    ScopeWord,
+    Visibility,
+    VisibilityWord,
+    reach_of,
+)
 from services.gateway.rows import LoginCodeRow, TokenRow, UserRow
 from services.gateway.sessions import begin
 from services.gateway.tables import TABLES
@@ -296,6 +306,12 @@ def test_each_role_may_do_at_least_what_the_role_before_it_may() -> None:
     for action in Action:
         reaches = [action.value.reach(role) for role in Role]
         assert reaches == sorted(reaches), action
+
+
+def test_schemas_list_every_role_scope_and_visibility() -> None:
+    assert get_args(RoleWord) == tuple(Role)
+    assert get_args(ScopeWord) == tuple(Scope)
+    assert get_args(VisibilityWord) == tuple(Visibility)
 
 
 async def test_a_forged_run_token_is_refused(harness: GatewayHarness) -> None:

@@ -16,6 +16,7 @@ from libs.contracts.envelope import Envelope
 from libs.service.definition import Service
 from services.gateway import store as rows_of
 from services.gateway.hints import ROUTE
+from services.gateway.sessions import COOKIE, begin
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, Sent, a_node, served
 from tests.services.gateway.test_events import streaming, take
@@ -127,6 +128,31 @@ async def test_a_token_that_one_process_revokes_is_refused_by_the_others_at_once
             assert (await there.get("/v1/whoami")).status_code == 200
             listed = (await ann.get("/v1/tokens")).json()["items"]
             assert (await ann.delete(f"/v1/tokens/{listed[0]['id']}")).status_code == 204
+
+            async def is_refused() -> bool:
+                return (await there.get("/v1/whoami")).status_code == 401
+
+            await until(is_refused)
+
+
+@pytest.mark.parametrize("harness", [{**SELDOM, "auth_cache_seconds": 300.0}], indirect=True)
+async def test_a_session_that_one_process_ends_is_over_for_the_others_at_once(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    async with harness.gateway.ports.store.transaction() as tx:
+        made = await begin(
+            tx, harness.settings, "secret", "session", user="ann", address="", by="password"
+        )
+    async with another(harness) as other:
+        assert other.app is not None
+        there = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=other.app),
+            base_url="http://other",
+            cookies={COOKIE: "secret"},
+        )
+        async with there:
+            assert (await there.get("/v1/whoami")).status_code == 200
+            assert (await ann.delete(f"/v1/sessions/{made.id}")).status_code == 204
 
             async def is_refused() -> bool:
                 return (await there.get("/v1/whoami")).status_code == 401

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.messages import Placement, Priority, Quota, RefusalCode, SetQuota, Unit
-from services.quota.domain import Holder, Use, check, group_token, held, removes, scope_of, usage
+from libs.contracts.permission import scope_of
+from services.quota.domain import Holder, Use, check, group_token, held, removes, usage
 from tests.kit.clock import START, at
 
 GOOD: dict[str, Any] = {"group": "train", "user": "ann", "unit": Unit.GPUS, "limit": 8}

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Iterator, Mapping, Sequence
-from urllib.parse import urlencode
 
 from shiftwork.cli import installed, parse, render, websocket
 from shiftwork.cli.failures import UNREACHABLE, Failure, refused, usage
 from shiftwork.client.exchange import Request, Tries, send
+from shiftwork.client.paths import with_query
 from shiftwork.client.streams import FRAME_BYTES_MAX, STREAM_SECONDS, Frame, bytes_of, frames
 from shiftwork.transport import Answer, Connection, Unreachable
 
 CALL_SECONDS = 30.0
-# A server that refuses connections is reported soon; one that answers "try later" gets more time.
-TRIES_MAX = 6
-UNREACHED_TRIES_MAX = 3
-WAIT_SECONDS = 0.2
+TRIES = Tries()
 PAGE = 1000
 RANGE_BYTES = 1_048_576
 
@@ -59,7 +56,7 @@ class Api:
         # How long the server may take for one request.
         self.call_seconds = CALL_SECONDS
         # How often a server is tried that does not answer.
-        self.unreached_tries_max = UNREACHED_TRIES_MAX
+        self.unreached_tries_max = TRIES.unreached_tries_max
         self._data = data
         self._token = token
         # Set when the result is no longer wanted: a reader does not begin again.
@@ -254,7 +251,7 @@ class Api:
                 repeatable=repeatable,
             )
 
-        tries = Tries(TRIES_MAX, self.unreached_tries_max, WAIT_SECONDS)
+        tries = replace(TRIES, unreached_tries_max=self.unreached_tries_max)
         try:
             answer = send(call, request, tries, time.sleep)
         except Unreachable as error:
@@ -310,5 +307,5 @@ def _reach(url: str, data: str) -> str:
 
 
 def _query(query: Query | None) -> str:
-    given = {name: value for name, value in (query or {}).items() if value not in (None, "", [])}
-    return "?" + urlencode(given, doseq=True) if given else ""
+    """What stands behind the path. An option that is not given is an empty text."""
+    return with_query("", {name: value for name, value in (query or {}).items() if value != ""})

@@ -13,7 +13,16 @@ from urllib.parse import urlencode
 
 import typer
 
-from shiftwork.cli import choices, contexts, ids, parse, render, task_options, timeline
+from shiftwork.cli import (
+    choices,
+    contexts,
+    ids,
+    parse,
+    render,
+    server_choices,
+    task_options,
+    timeline,
+)
 from shiftwork.transport import Connection
 
 ANSWER_SECONDS = 0.8
@@ -106,15 +115,15 @@ contracts = _words(task_options.CONTRACTS)
 run_modes = _words(task_options.RUN_MODES)
 states = _words(parse.STATES)
 outputs = _words(("wide", *render.DOCUMENTS))
-roles = _words(choices.ROLES)
-scopes = _words(choices.SCOPES)
+roles = _words(server_choices.ROLES)
+scopes = _words(server_choices.SCOPES)
 services = _words(choices.SERVICES)
 shells = _words(choices.SHELLS)
 preemptions = _words(choices.PREEMPTIONS)
-usage_dimensions = _words(choices.USAGE_DIMENSIONS)
-usage_outcomes = _words(choices.USAGE_OUTCOMES)
-audit_actions = _words(choices.AUDIT_ACTIONS)
-audit_outcomes = _words(choices.AUDIT_OUTCOMES)
+usage_dimensions = _words(server_choices.USAGE_DIMENSIONS)
+usage_outcomes = _words(server_choices.USAGE_OUTCOMES)
+audit_actions = _words(server_choices.AUDIT_ACTIONS)
+audit_outcomes = _words(server_choices.AUDIT_OUTCOMES)
 quota_defaults = _words(("unlimited", "normal"))
 facts = _words(tuple(sorted(timeline.SENTENCES)))
 

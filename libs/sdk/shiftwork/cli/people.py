@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import choices, complete, login, parse, render, session
+from shiftwork.cli import complete, login, parse, render, server_choices, session
 from shiftwork.cli.failures import naming, usage
 from shiftwork.client.paths import part
 
@@ -59,7 +59,11 @@ def _role(role: str, admin: bool, member: bool = False) -> str:
         first, second = list(given)[:2]
         what = f"{first} and {second} contradict each other"
         raise usage(what, where=second, fix="give one of them")
-    return parse.choice(role, choices.ROLES, "role", "--role") if role else "".join(given.values())
+    return (
+        parse.choice(role, server_choices.ROLES, "role", "--role")
+        if role
+        else "".join(given.values())
+    )
 
 
 def _defaults(group: Optional[str], priority: Optional[str]) -> Dict[str, str]:
@@ -177,7 +181,7 @@ def user_passwd(
     api = now.api()
     me = api.get("/v1/whoami")
     body = {"password": ""}
-    if me["user"] == name and me["token"]["id"] != "admin-token-file":
+    if me["user"] == name and not me["token"].get("is_admin_file"):
         old = login.old_password()
         body.update({"old": old} if old else {})
     body["password"] = login.new_password()
@@ -369,7 +373,9 @@ def token_create(
     api = now.api()
     body: Dict[str, Any] = {"user": user or api.get("/v1/whoami")["user"], "name": name}
     if scope:
-        body["scopes"] = [parse.choice(each, choices.SCOPES, "scope", "--scope") for each in scope]
+        body["scopes"] = [
+            parse.choice(each, server_choices.SCOPES, "scope", "--scope") for each in scope
+        ]
     if expires_in:
         body["expires_in_seconds"] = parse.duration(expires_in, "--expires-in")
     reply = api.create("/v1/tokens", body)

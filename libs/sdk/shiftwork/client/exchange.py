@@ -32,7 +32,8 @@ class Tries:
     """How often a request is sent, and how long the pauses are.
 
     ``wait_seconds`` is the first pause; each later one is twice as long. A Retry-After of the
-    server counts instead, up to ``retry_after_seconds_max``; a longer one is not waited for.
+    server counts instead, up to ``retry_after_seconds_max``; a longer one is not waited for. A
+    server that refuses connections is reported soon; one that answers "try later" gets more time.
     """
 
     tries_max: int = 6

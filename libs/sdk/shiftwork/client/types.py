@@ -193,8 +193,8 @@ class CompletionBody(TypedDict):
 
 
 class CurrentSession(TypedDict):
-    """Who asks. ``csrf`` is for the header x-shiftwork-csrf of requests that change something; null
-    for a bearer token, which needs none."""
+    """The user who is logged in. ``csrf`` is for the header x-shiftwork-csrf of requests that
+    change something; null for a bearer token, which needs none."""
 
     user: str
     role: Literal["viewer", "user", "operator", "admin"]
@@ -1497,6 +1497,7 @@ class TokenFacts(TypedDict):
     name: str
     expires_at: Optional[str]
     scopes: List[str]
+    is_admin_file: bool
 
 
 class TokenPage(TypedDict):

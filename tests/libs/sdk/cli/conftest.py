@@ -53,7 +53,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in environments.ACTIVATED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", PATH)
-    monkeypatch.setattr(client, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(client, "TRIES", client.Tries(wait_seconds=0.01))
     monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.02)
     return tmp_path
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.server
 QUICK = (
     "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
     "from shiftwork.cli import client, live; live.SECONDS, live.SECONDS_MIN = 0.2, 0.1;"
-    "client.WAIT_SECONDS = 0.01;"
+    "client.TRIES = client.Tries(wait_seconds=0.01);"
 )
 WAIT_SECONDS = 20.0
 # What restores a terminal's main screen.

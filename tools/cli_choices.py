@@ -1,0 +1,32 @@
+"""The sets of words of the gateway that options of the command line take: for completion, and to
+refuse a mistyped one before anything is sent. ``make gen`` writes them, ``make check`` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from services.gateway import audited_actions, usage
+from services.gateway.permissions import Role, Scope
+from tools.task_forms import formatted
+
+HEAD = '''"""What the server takes for these options. Generated from the gateway by `make gen`."""
+
+from __future__ import annotations
+
+'''
+CHOICES: Mapping[str, Sequence[str]] = {
+    "ROLES": tuple(Role),
+    "SCOPES": tuple(Scope),
+    "USAGE_DIMENSIONS": usage.DIMENSIONS,
+    "USAGE_OUTCOMES": tuple(usage.Outcome),
+    "AUDIT_ACTIONS": audited_actions.ACTIONS,
+    "AUDIT_OUTCOMES": audited_actions.OUTCOMES,
+}
+
+
+def files(root: Path) -> dict[Path, str]:
+    """The generated file with its text."""
+    lines = [f"{name} = {tuple(map(str, words))!r}" for name, words in CHOICES.items()]
+    path = root / "libs" / "sdk" / "shiftwork" / "cli" / "server_choices.py"
+    return {path: formatted(HEAD + "\n".join(lines) + "\n")}
