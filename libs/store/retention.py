@@ -19,15 +19,15 @@ class Retention:
     text: str
     # Fields of the service's settings that change it.
     settings: tuple[str, ...] = ()
-    # The ``PruneRule.what`` that deletes the rows; empty if handlers or another loop do.
-    rule: str = ""
+    # The ``PruneRule.what`` of each rule that deletes rows; none if handlers or another loop do.
+    rules: tuple[str, ...] = ()
     # The row whose end takes these rows with it, and which has a retention of its own.
     parent: type[Any] | None = None
 
 
 def deleted_by_age(setting: str, since: str, *, rule: str) -> Retention:
     """Rows go so long after ``since``; beyond a number of rows the oldest go earlier."""
-    return Retention(f"by age after {since}, and by number", (setting, "kept_rows_max"), rule)
+    return Retention(f"by age after {since}, and by number", (setting, "kept_rows_max"), (rule,))
 
 
 def goes_with(parent: type[Any], text: str = "") -> Retention:
@@ -44,4 +44,6 @@ def one_per(what: str, *, setting: str = "", rule: str = "") -> Retention:
     """There is at most one row for each of something that has a bound of its own; ``rule`` deletes
     the rows of those that are gone."""
     suffix = "; of what was removed, by age" if rule else ""
-    return Retention(f"one for each {what}{suffix}", (setting,) if setting else (), rule)
+    return Retention(
+        f"one for each {what}{suffix}", (setting,) if setting else (), (rule,) if rule else ()
+    )

@@ -33,6 +33,7 @@ from libs.store.port import (
     ConflictError,
     DatabaseFaultError,
     Delta,
+    Order,
     Store,
     StoreUnavailableError,
     Tx,
@@ -50,7 +51,7 @@ from services.gateway.permissions import (
     refusal_of,
     whom_to_ask,
 )
-from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
+from services.gateway.problems import CONFLICT, FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
 from services.gateway.rows import (
     AuditRow,
     SessionRow,
@@ -600,6 +601,13 @@ async def ensure_first_admin(tx: Tx) -> None:
         # Its team and defaults stay.
         good = {"role": new.role, "disabled": False, "archived": False, "disabled_at": None}
         tx.put(replace(row, disabled_by="", **good) if row is not None else new)
+
+
+async def require_below_user_limit(tx: Tx, most: int) -> None:
+    """409 if there are as many users as the site allows."""
+    if await tx.select(UserRow, order_by=(Order("name"),), offset=most - 1, limit=1):
+        fix = "an administrator may remove some, or raise SHIFTWORK_GATEWAY_USERS_MAX"
+        raise ProblemError(CONFLICT, f"there are {most} users, as many as the site allows; {fix}")
 
 
 async def team_exists(tx: Tx, team: str) -> bool:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from libs.contracts.ids import NAME_RULE, is_name
-from libs.store.port import Op, Order, Tx, Where
-from services.gateway.auth import FIRST_ADMIN, forbidden
+from libs.store.port import Op, Tx, Where
+from services.gateway.auth import FIRST_ADMIN, forbidden, require_below_user_limit
 from services.gateway.permissions import Role
-from services.gateway.problems import CONFLICT, ProblemError
 from services.gateway.rows import ExternalIdentityRow, TeamRow, UserRow
 from services.gateway.settings import GatewaySettings
 
@@ -108,9 +107,7 @@ async def _first_login(tx: Tx, settings: GatewaySettings, account: Account) -> U
             raise forbidden(
                 f"there is no user {name}; ask an administrator: shiftwork user add {name}"
             )
-        most = settings.users_max
-        if await tx.select(UserRow, order_by=(Order("name"),), offset=most - 1, limit=1):
-            raise ProblemError(CONFLICT, f"there are {most} users, as many as the site allows")
+        await require_below_user_limit(tx, settings.users_max)
         return UserRow(name, Role.USER.value, "", False, tx.now)
     others = await tx.select(ExternalIdentityRow, Where("user", Op.EQ, name), limit=1)
     if others or name == FIRST_ADMIN or not settings.oidc_link_by_name:

@@ -50,7 +50,8 @@ KEYS_MAX = 100
 LEEWAY_SECONDS = 60.0
 # After a failed request to the provider, and between fetches of its keys.
 PAUSE = timedelta(seconds=5)
-CALLBACK = "/v1/login/oidc/callback"
+BEGIN = "/v1/login/oidc"
+CALLBACK = f"{BEGIN}/callback"
 ENDPOINTS = (
     *("authorization_endpoint", "token_endpoint", "jwks_uri"),
     *("userinfo_endpoint", "end_session_endpoint"),
@@ -127,11 +128,11 @@ def read_state(cookie: str, key: bytes, now: datetime) -> LoginState:
     text, _, signature = cookie.partition(".")
     genuine = _base64url(hmac.digest(key, text.encode(), "sha256"))
     if not cookie or not hmac.compare_digest(signature.encode(), genuine.encode()):
-        raise _failed("this browser has not begun a login, or its cookies are not accepted")
+        raise failed_login("this browser has not begun a login, or its cookies are not accepted")
     secret, next_path, expires = json.loads(_unbase64url(text))
     found = LoginState(secret, next_path, datetime.fromtimestamp(expires, now.tzinfo))
     if found.expires_at <= now:
-        raise _failed("this login has taken too long")
+        raise failed_login("this login has taken too long")
     return found
 
 
@@ -202,19 +203,19 @@ class Provider:
         """What the provider says about the person, from the query that it sent the browser back
         with. Raises 401 for an answer that proves nothing, 503 if the provider does not answer."""
         if not hmac.compare_digest(query.get("state", "").encode(), login.state.encode()):
-            raise _failed("the provider's answer belongs to another login")
+            raise failed_login("the provider's answer belongs to another login")
         found = await self._described()
         issuer = query.get("iss")
         if issuer != self._settings.oidc_issuer and (issuer is not None or found.names_issuer):
-            raise _failed("the answer comes from another provider")
+            raise failed_login("the answer comes from another provider")
         if error := query.get("error"):
-            raise _failed(f"the provider refused it ({_plain(error)})")
+            raise failed_login(f"the provider refused it ({_plain(error)})")
         if not (code := query.get("code")):
-            raise _failed("the provider's answer has no code")
+            raise failed_login("the provider's answer has no code")
         tokens = await self._exchange(found, code, login.verifier)
         id_token, access_token = tokens.get("id_token"), tokens.get("access_token")
         if not isinstance(id_token, str) or not isinstance(access_token, str):
-            raise _failed("the provider's answer has no ID token or no access token")
+            raise failed_login("the provider's answer has no ID token or no access token")
         header, claims = await self._verified(id_token)
         _check_claims(claims, self._settings, login.nonce, self._clock.now())
         _check_at_hash(claims, header, access_token)
@@ -232,7 +233,7 @@ class Provider:
             headers = {"authorization": f"Bearer {access_token}"}
             more = await self._json("GET", found.userinfo_endpoint, headers=headers)
             if more.get("sub") != claims["sub"]:
-                raise _failed("the provider describes another person than its token")
+                raise failed_login("the provider describes another person than its token")
             claims = {**more, **claims}
         if missing := sorted(wanted - claims.keys()):
             # Without groups everybody gets the lowest role, which looks like a mistake of ours.
@@ -284,10 +285,10 @@ class Provider:
         try:
             header = jws.extract_compact(token.encode()).headers()
         except (JoseError, ValueError, TypeError) as problem:
-            raise _failed("the provider's token cannot be read") from problem
+            raise failed_login("the provider's token cannot be read") from problem
         algorithm = header.get("alg")
         if algorithm not in ALGORITHMS:
-            raise _failed(f"the provider's token is signed with {_plain(algorithm)}")
+            raise failed_login(f"the provider's token is signed with {_plain(algorithm)}")
         kid = header.get("kid")
         for key in await self._candidates(kid, algorithm):
             try:
@@ -297,7 +298,7 @@ class Provider:
                 continue
             if isinstance(claims, dict):
                 return header, cast("dict[str, Any]", claims)
-        raise _failed("the provider's token is not signed with one of its keys")
+        raise failed_login("the provider's token is not signed with one of its keys")
 
     async def _candidates(self, kid: object, algorithm: str) -> Sequence[Any]:
         """The provider's keys that may have signed. They are fetched again if none fits, because a
@@ -361,7 +362,7 @@ class Provider:
         if status in {400, 401, 403} and (form is not None or headers):
             error = _plain((document or {}).get("error"))
             _log.warning("the login provider refuses a request", status=status, error=error)
-            raise _failed(f"the provider refused it ({error})")
+            raise failed_login(f"the provider refused it ({error})")
         if status != HTTPStatus.OK or document is None:
             why = f"status {status} from {urlsplit(url).netloc}"
             _log.warning("the login provider does not answer as it should", problem=why)
@@ -439,29 +440,29 @@ def _fitting(keys: Sequence[Any], kid: object, algorithm: str) -> Sequence[Any]:
 def _check_claims(claims: Claims, settings: GatewaySettings, nonce: str, now: datetime) -> None:
     """401 for a token that is not of this provider, for us, for this login and of now."""
     if claims.get("iss") != settings.oidc_issuer:
-        raise _failed("the token is another provider's")
+        raise failed_login("the token is another provider's")
     audience = claims.get("aud")
     audiences = cast("list[Any]", audience) if isinstance(audience, list) else [audience]
     if settings.oidc_client_id not in audiences:
-        raise _failed("the token is for another program")
+        raise failed_login("the token is for another program")
     party = claims.get("azp")
     if (party is not None or len(audiences) > 1) and party != settings.oidc_client_id:
-        raise _failed("the token was made for another program")
+        raise failed_login("the token was made for another program")
     shown = claims.get("nonce")
     if not isinstance(shown, str) or not hmac.compare_digest(shown.encode(), nonce.encode()):
-        raise _failed("the token belongs to another login")
+        raise failed_login("the token belongs to another login")
     at = now.timestamp()
     expires, issued = claims.get("exp"), claims.get("iat")
     if not _is_time(expires) or expires <= at - LEEWAY_SECONDS:
-        raise _failed("the token has expired; are the clocks right?")
+        raise failed_login("the token has expired; are the clocks right?")
     if not _is_time(issued) or issued > at + LEEWAY_SECONDS:
-        raise _failed("the token is of the future; are the clocks right?")
+        raise failed_login("the token is of the future; are the clocks right?")
     starts = claims.get("nbf")
     if starts is not None and (not _is_time(starts) or starts > at + LEEWAY_SECONDS):
-        raise _failed("the token is not valid yet; are the clocks right?")
+        raise failed_login("the token is not valid yet; are the clocks right?")
     subject = claims.get("sub")
     if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_CHARACTERS_MAX:
-        raise _failed("the token names nobody")
+        raise failed_login("the token names nobody")
 
 
 def _is_time(value: object) -> TypeGuard[float]:
@@ -475,11 +476,12 @@ def _check_at_hash(claims: Claims, header: Claims, access_token: str) -> None:
     digest = hashlib.new(ALGORITHMS[header["alg"]], access_token.encode()).digest()
     wanted = _base64url(digest[: len(digest) // 2])
     if not isinstance(shown, str) or not hmac.compare_digest(shown.encode(), wanted.encode()):
-        raise _failed("the token belongs to another access token")
+        raise failed_login("the token belongs to another access token")
 
 
-def _failed(why: str) -> ProblemError:
-    return unauthenticated(f"the login failed: {why}; begin again at /v1/login/oidc")
+def failed_login(why: str) -> ProblemError:
+    """A 401 that says where to begin again."""
+    return unauthenticated(f"the login failed: {why}; begin again at {BEGIN}")
 
 
 def _down(why: str) -> ProblemError:

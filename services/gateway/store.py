@@ -68,6 +68,10 @@ class Sort:
     key_descending: bool
 
 
+# Of rows whose ids grow with time.
+NEWEST = Sort("id", True, "id", True)
+
+
 @dataclass(frozen=True, slots=True)
 class After:
     """The row behind which a page begins."""

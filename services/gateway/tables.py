@@ -120,7 +120,7 @@ TABLES = Tables(
         retention=Retention(
             "so many of a user; by age after the revocation or expiry, and by number",
             ("tokens_per_user_max", "tokens_keep_seconds", "kept_rows_max"),
-            "tokens by revoked_at",
+            ("tokens by revoked_at", "tokens by expires_at"),
         ),
     ),
     table(
@@ -147,7 +147,7 @@ TABLES = Tables(
         retention=Retention(
             "so many of a user; a day after the end",
             ("sessions_per_user_max", "session_seconds"),
-            "sessions",
+            ("sessions",),
         ),
     ),
     table(
@@ -162,13 +162,13 @@ TABLES = Tables(
         rows.LoginUseRow,
         "loginuse",
         key="state_hash",
-        retention=Retention("a day after the login", rule="uses of logins"),
+        retention=Retention("a day after the login", rules=("uses of logins",)),
     ),
     table(
         rows.LoginCodeRow,
         "logincode",
         index("user"),
         key="code_hash",
-        retention=Retention("a day after the end", ("login_seconds",), "login codes"),
+        retention=Retention("a day after the end", ("login_seconds",), ("login codes",)),
     ),
 )

@@ -40,7 +40,7 @@ TABLES = Tables(
         retention=Retention(
             "runs that have not ended, and by age requests for runs that never came",
             ("inbox_keep_seconds",),
-            "requests",
+            ("requests",),
         ),
     ),
     table(

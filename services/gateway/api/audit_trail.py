@@ -17,10 +17,9 @@ from services.gateway.audited_actions import require_known
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.rows import AuditRow
-from services.gateway.store import Sort
+from services.gateway.store import NEWEST
 
 router = router_of("people")
-NEWEST = Sort("id", True, "id", True)
 Filter = Annotated[str | None, Query(max_length=200)]
 
 

@@ -25,10 +25,12 @@ from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import Context, Parts, allows, answer, retried, router_of
 from services.gateway.api.guard import address_of
 from services.gateway.api.login import limit_logins
+from services.gateway.api.login_page import CODE, page
 from services.gateway.api.tokens import require_below_token_limit
 from services.gateway.auth import Identity, audit, token_hash, unauthenticated
 from services.gateway.bodies import LoginCodeBody
 from services.gateway.json_values import rfc3339
+from services.gateway.oidc import BEGIN
 from services.gateway.permissions import Action, Role
 from services.gateway.problems import NOT_FOUND, ProblemError
 from services.gateway.rows import LoginCodeRow, TokenRow, UserRow
@@ -38,19 +40,12 @@ CODE_LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 CODE_GROUPS, GROUP_LETTERS = 3, 4
 # Codes of one user that are good at a time.
 CODES_MAX = 5
-CSP = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Shiftwork: log in</title>
-<style>body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 10vh auto; max-width: 34rem }}
-code {{ font-size: 2rem; letter-spacing: .1em }}</style>
-<h1>Log in the command line</h1>
+BODY = """<h1>Log in the command line</h1>
 <p>You are <b>{user}</b>. Type this code into the terminal in which you have started
 <b>shiftwork login</b>{where}:</p>
 <p><code>{code}</code></p>
 <p>It is good for {minutes} minutes and one token, which can do all that you can. If you have not
-started that command yourself, close this page and give the code to nobody.</p>
-</html>
-"""
+started that command yourself, close this page and give the code to nobody.</p>"""
 
 
 @router.get(
@@ -88,14 +83,13 @@ async def show_code(
     shown = "-".join(
         code[begin : begin + GROUP_LETTERS] for begin in range(0, len(code), GROUP_LETTERS)
     )
-    page = PAGE.format(
+    body = BODY.format(
         user=html.escape(caller.user),
         where=f" on <b>{html.escape(name)}</b>" if name else "",
         code=shown,
         minutes=int(seconds // 60) or 1,
     )
-    headers = {"cache-control": "no-store", "content-security-policy": CSP}
-    return HTMLResponse(page, headers=headers)
+    return page("log in", body)
 
 
 async def _logged_in(parts: Context, request: Request, address: str) -> Identity | None:
@@ -114,7 +108,7 @@ def _to_login(parts: Context, challenge: str, name: str) -> Response:
         fix = "make a token with POST /v1/tokens, or use a password: shiftwork login --user NAME"
         raise ProblemError(NOT_FOUND, f"this site has no login provider; {fix}")
     query = urlencode({"challenge": challenge, "name": name})
-    location = f"/v1/login/oidc?next={quote(f'/v1/login/cli?{query}', safe='')}"
+    location = f"{BEGIN}?next={quote(f'{CODE}?{query}', safe='')}"
     headers = {"location": location, "cache-control": "no-store"}
     return Response(status_code=303, headers=headers)
 

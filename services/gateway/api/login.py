@@ -33,7 +33,16 @@ from services.gateway.api.sessions import current
 from services.gateway.auth import ADMIN_FILE, Identity, audit, not_permitted, unauthenticated
 from services.gateway.bodies import PasswordBody, PasswordLoginBody
 from services.gateway.external_users import account_of, user_of
-from services.gateway.oidc import NEXT_DEFAULT, LoginState, Provider, local_path, read_state
+from services.gateway.oidc import (
+    BEGIN,
+    NEXT_CHARACTERS_MAX,
+    NEXT_DEFAULT,
+    LoginState,
+    Provider,
+    failed_login,
+    local_path,
+    read_state,
+)
 from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
 from services.gateway.problems import (
     FORBIDDEN,
@@ -66,13 +75,13 @@ def limit_logins(parts: Context, address: str) -> None:
 async def ways(parts: Parts) -> Response:
     """How people can log in here. Needs no token."""
     found = parts.settings
-    oidc = {"label": found.oidc_label, "url": "/v1/login/oidc"} if parts.oidc else None
+    oidc = {"label": found.oidc_label, "url": BEGIN} if parts.oidc else None
     return answer({"oidc": oidc, "password": found.passwords})
 
 
 Next = Annotated[
     str,
-    Query(max_length=2000, description="a path of this site to go on with"),
+    Query(max_length=NEXT_CHARACTERS_MAX, description="a path of this site to go on with"),
 ]
 
 
@@ -120,9 +129,7 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
         async with parts.store.transaction() as tx:
             used = hashlib.sha256(login.state.encode()).hexdigest()
             if await tx.get(LoginUseRow, used) is not None:
-                raise unauthenticated(
-                    "the login failed: it was completed already; begin again at /v1/login/oidc"
-                )
+                raise failed_login("it was completed already")
             tx.put(LoginUseRow(used, tx.now))
             user, is_new = await user_of(tx, settings, account)
             detail = f"{account.issuer} subject {account.subject}"

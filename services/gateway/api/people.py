@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from libs.contracts.messages import FieldError
 from libs.contracts.wording import no_such
-from libs.store.port import Op, Order, Tx, Where
+from libs.store.port import Op, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import people_shapes as shapes
@@ -26,7 +26,14 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.api.query_parameters import NameQuery
-from services.gateway.auth import ADMIN_FILE, FIRST_ADMIN, audit, not_permitted, team_exists
+from services.gateway.auth import (
+    ADMIN_FILE,
+    FIRST_ADMIN,
+    audit,
+    not_permitted,
+    require_below_user_limit,
+    team_exists,
+)
 from services.gateway.bodies import DefaultsBody, TeamBody, TeamChangeBody, UserBody, UserChangeBody
 from services.gateway.json_values import rfc3339
 from services.gateway.known_names import names_of, require_known
@@ -134,11 +141,7 @@ async def add_user(
             if there.archived:
                 fix = f"bring it back with PATCH /v1/users/{body.name} with archived: false"
             raise taken("name", "user", body.name, fix)
-        most = parts.settings.users_max
-        if await tx.select(UserRow, order_by=(Order("name"),), offset=most - 1, limit=1):
-            raise ProblemError(
-                CONFLICT, f"there are {most} users, as many as SHIFTWORK_GATEWAY_USERS_MAX allows"
-            )
+        await require_below_user_limit(tx, parts.settings.users_max)
         await _check_team(tx, body.team or "")
         await _check_group(tx, body)
         await _require_no_quotas(tx, "user", body.name, force=force)

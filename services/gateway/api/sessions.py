@@ -23,11 +23,10 @@ from services.gateway.permissions import Action, Reach
 from services.gateway.problems import CONFLICT, ProblemError, absent
 from services.gateway.rows import SessionRow, TokenUseRow
 from services.gateway.sessions import cookie_of, csrf_of, end, ends_at, set_cookie
-from services.gateway.store import Sort
+from services.gateway.store import NEWEST
 
 LOGOUT_HEADER = "x-shiftwork-logout"
 router = router_of("login")
-NEWEST = Sort("id", True, "id", True)
 
 
 def current(identity: Identity, secret: str) -> dict[str, object]:

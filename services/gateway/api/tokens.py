@@ -31,10 +31,9 @@ from services.gateway.permissions import Action, Reach, Scope, refusal_to_reach_
 from services.gateway.problems import CONFLICT, FORBIDDEN, ProblemError, absent, invalid
 from services.gateway.rows import TokenRow, TokenUseRow
 from services.gateway.settings import GatewaySettings
-from services.gateway.store import Sort
+from services.gateway.store import NEWEST
 
 router = router_of("people")
-NEWEST = Sort("id", True, "id", True)
 
 
 @router.get("/tokens", response_model=shapes.TokenPage)

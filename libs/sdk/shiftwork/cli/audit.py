@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,8 +14,6 @@ COLUMNS = (
     *("at", "who", "action", "target", "outcome", "detail"),
     *("address", "token", "before", "after"),
 )
-# A cell that begins so is a formula to spreadsheets, and may come from anybody.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def register(app: session.App) -> None:
@@ -63,23 +59,9 @@ def audit(  # noqa: PLR0917 - each is an option
     if now.json:
         render.document(found)
     elif as_csv:
-        _write_csv(found["items"])
+        render.csv_rows(COLUMNS, found["items"])
     else:
         _show(found)
-
-
-def _write_csv(items: list[dict[str, Any]]) -> None:
-    writer = csv.writer(sys.stdout)
-    writer.writerow(COLUMNS)
-    writer.writerows([_cell(item.get(name)) for name in COLUMNS] for item in items)
-
-
-def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
-    """Plain text of a value, which no spreadsheet takes for a formula."""
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -125,4 +107,6 @@ def _change(entry: dict[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:  # noqa: ANN401 - JSON
-    return "none" if value is None else _cell(value)
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

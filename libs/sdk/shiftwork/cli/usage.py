@@ -1,7 +1,5 @@
 """``shiftwork usage``: what users and teams held in a range of time, and the part that was lost."""
 
-import csv
-import sys
 from typing import Any, Dict, List, Sequence
 
 import typer
@@ -84,15 +82,9 @@ def show(
     if now.json:
         render.document(found)
     elif as_csv:
-        _write_csv(found)
+        render.csv_rows([*found["group_by"], *found["total"]], found["items"])
     else:
         _draw(found)
-
-
-def _write_csv(found: Dict[str, Any]) -> None:
-    writer = csv.DictWriter(sys.stdout, [*found["group_by"], *found["total"]], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found["items"])
 
 
 def _draw(found: Dict[str, Any]) -> None:

@@ -74,6 +74,16 @@ def test_usage_as_csv_and_json_is_in_seconds(shiftwork: Shiftwork) -> None:
     assert [row["user"] for row in rows] == ["ann", "bob"]
     assert rows[0]["held_gpu_seconds"] == "5400000"
     assert shiftwork("usage", "--json").json["total"]["attempts"] == 2
+
+
+def test_what_usage_writes_as_csv_is_no_formula(shiftwork: Shiftwork, server: CliServer) -> None:
+    item = {"user": "=cmd()", "attempts": 1}
+    answer = {"group_by": ["user"], "items": [item], "total": {"attempts": 1}}
+    server.first["GET", "/v1/usage"] = [(200, answer)]
+    assert shiftwork("usage", "--csv").out == "user,attempts\r\n'=cmd(),1\r\n"
+
+
+def test_csv_and_json_of_usage_contradict_each_other(shiftwork: Shiftwork) -> None:
     assert shiftwork("usage", "--json", "--csv").code == 2
 
 
