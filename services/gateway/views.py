@@ -49,8 +49,10 @@ from services.gateway.reports import progress_order
 from services.gateway.rows import (
     AuditRow,
     EventRow,
+    ExternalIdentityRow,
     MetricsRow,
     NodeRow,
+    PasswordRow,
     ProgressRow,
     QuotaRow,
     RunRow,
@@ -462,6 +464,21 @@ def user(row: UserRow) -> Json:
         "default_group": row.default_group or None,
         "default_priority": row.default_priority or None,
         "created_at": rfc3339(row.created_at),
+    }
+
+
+def user_detail(
+    row: UserRow, accounts: Sequence[ExternalIdentityRow], password: PasswordRow | None
+) -> Json:
+    """A user, and what people log in as this user with."""
+    return {
+        **user(row),
+        "accounts": [
+            {"issuer": each.issuer, "account": each.subject, "linked_at": rfc3339(each.linked_at)}
+            for each in sorted(accounts, key=lambda each: each.linked_at)
+        ],
+        "password": password
+        and {"changed_at": rfc3339(password.changed_at), "changed_by": password.changed_by},
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
+from services.gateway.api import examples
 from services.gateway.problems import (
     BY_STATUS,
     CONFLICT,
@@ -45,153 +46,6 @@ _ON_PART = {"GET": "", "POST": "", "PUT": "set_", "PATCH": "update_", "DELETE": 
 # GET of these is one document, no list.
 _SINGLE = frozenset({"login", "occupancy", "run", "session", "usage", "whoami"})
 
-TASK = "tabcdefghijklmnopqrst2"
-# An example for each name of a field, whatever type it is in. Texts of other names are the name.
-_TEXTS: Mapping[str, str] = {
-    "after": "train-7",
-    "action": "task.goal",
-    "address": "10.0.0.7",
-    "because": "a grant of the user",
-    "changed_by": "admin",
-    "code": "waiting_for_nodes",
-    "contract": "torch",
-    "created_by": "admin",
-    "cursor": "eyJhZnRlciI6IDQyfQ",
-    "day": "2026-01-31",
-    "detail": "nodes: is more than the group has; give 4 or less",
-    "digest": "sha256:9f86d081884c7d65",
-    "direction": "in",
-    "event_id": "evabcdefghijklmnopqrst",
-    "field": "nodes",
-    "fix": "give 4 or less",
-    "goal": "run",
-    "gpu_model": "NVIDIA H100 80GB HBM3",
-    "group": "default",
-    "image": "registry.example.com/train:1",
-    "kind": "preempted",
-    "last_used_from": "10.0.0.7",
-    "level": "normal",
-    "media_type": "application/json",
-    "message": "is more than the group has",
-    "name": "train",
-    "next_cursor": "eyJhZnRlciI6IDQyfQ",
-    "node": "node-1",
-    "outcome": "done",
-    "owner": "ann",
-    "policy": "timeshare",
-    "priority": "normal",
-    "reason": "a round is complete",
-    "role": "worker",
-    "run_mode": "normal",
-    "service": "scheduler",
-    "state": "running",
-    "subject": "evt.run.tabcdefghijklmnopqrst2.exited",
-    "target": TASK,
-    "team": "vision",
-    "text": "waits for 2 nodes",
-    "token": "swt_example",
-    "type": "run.exited",
-    "unit": "gpus",
-    "uri": "file:///data/train/step-100",
-    "user": "ann",
-    "value": "9",
-    "who": "ann",
-    "condition": "ready",
-    "decision": "start",
-    "fault_class": "user",
-    "image_pull_policy": "IfNotPresent",
-    "level_max": "high",
-    "mode": "sdk",
-    "path": "/healthz",
-    "port": "http",
-    "remedy": "2 nodes less",
-    "scope": "gang",
-    "csrf": "9f86d081884c7d65",
-    "label": "Log in",
-    "made_by": "oidc",
-    "old": "the present password",
-    "password": "a new long password",
-    "url": "/v1/login/oidc",
-    "verifier": "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
-    "title": "A field is not valid",
-    "unknown": "no task of this group has ended yet",
-    "victim": TASK,
-    "when": "on_failure",
-    "why": "it loses the least work",
-    "working_directory": "/home/ann/train",
-}
-_TASKS = frozenset({"task", "chain", "continues", "beneficiary"})
-_WORDS: Mapping[str, list[str]] = {
-    "args": ["--epochs", "10"],
-    "capabilities": ["IPC_LOCK"],
-    "command": ["python", "train.py"],
-    "exit_codes": ["128-255"],
-    "failure": ["ps[any]"],
-    "remove": ["disk"],
-    "set": ["maintenance:NoSchedule"],
-    "success": ["worker[all]"],
-    "taints": ["maintenance:NoSchedule"],
-    "tolerations": ["maintenance"],
-}
-_NUMBERS: Mapping[str, float] = {
-    "code": 0,
-    "gpus": 8,
-    "gpus_per_node": 8,
-    "nodes": 2,
-    "offset": 0,
-    "port": 2222,
-    "rank": 0,
-    "role_index": 0,
-    "status": 422,
-    "step": 100,
-}
-_PAIRS: Mapping[str, tuple[str, Any]] = {
-    "data": ("kind", "preempted"),
-    "document": ("kind", "timeshare"),
-    "env": ("EPOCHS", "10"),
-    "labels": ("project", "vision"),
-    "node_selector": ("disk", "nvme"),
-    "resources": ("rdma/hca", "1"),
-    "set": ("disk", "nvme"),
-    "template": ("spec", {"priorityClassName": "training"}),
-    "tasks": (TASK, None),
-    "values": ("loss", 0.25),
-    "latest": ("loss", 0.25),
-}
-TIME = "2026-01-31T12:00:00Z"
-# Bodies of which one field alone, or one of several, is right.
-_WHOLE: Mapping[str, Mapping[str, Any]] = {
-    "BatchTaskBody": {"name": "train", "command": ["python", "train.py"], "nodes": 2},
-    "LettersBody": {"service": "scheduler", "ids": ["in:evabcdefghijklmnopqrst"]},
-    "PodBody": {"template": {"spec": {"priorityClassName": "training"}}},
-    "Problem": {
-        "type": "invalid",
-        "title": "A field is not valid",
-        "status": 422,
-        "detail": "nodes: is more than the group has; give 4 or less",
-        "errors": [
-            {
-                "field": "nodes",
-                "value": "9",
-                "message": "is more than the group has",
-                "fix": "give 4 or less",
-            }
-        ],
-    },
-    "QuotaBody": {"group": "default", "user": "ann", "unit": "gpus", "limit": 8},
-    "TaskBody": {
-        "name": "train",
-        "command": ["python", "train.py"],
-        "nodes": 2,
-        "gpus_per_node": 8,
-        "priority": "normal",
-        "max_run_seconds": 14400,
-        "labels": {"project": "vision"},
-    },
-    "TeamChangeBody": {"default_priority": "normal"},
-    "UserBody": {"name": "ann", "role": "user", "team": "vision"},
-    "UserChangeBody": {"team": "vision"},
-}
 PARAMETERS: Mapping[str, str] = {
     "attempt": "the attempt; left out: the newest for a range, all otherwise",
     "cursor": "next_cursor of the page before",
@@ -263,9 +117,9 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     # The framework's own error, which no route answers.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    examples = Examples(schemas)
+    made = Examples(schemas)
     for name, schema in schemas.items():
-        schema.setdefault("examples", [examples.of(name)])
+        schema.setdefault("examples", [made.of(name)])
     return document
 
 
@@ -344,8 +198,8 @@ class Examples:
 
     def of(self, name: str) -> Any:  # noqa: ANN401 - any JSON
         """The example of one type."""
-        if name in _WHOLE:
-            return _WHOLE[name]
+        if name in examples.WHOLE:
+            return examples.WHOLE[name]
         return self._value(name, self._schemas[name], is_body=name.endswith("Body"))
 
     def _value(self, field: str, schema: Mapping[str, Any], *, is_body: bool = False) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - one answer for each form of a schema
@@ -354,7 +208,11 @@ class Examples:
         if "anyOf" in schema:
             return self._value(field, schema["anyOf"][0])
         if "enum" in schema:
-            return _TEXTS[field] if _TEXTS.get(field) in schema["enum"] else schema["enum"][-1]
+            return (
+                examples.TEXTS[field]
+                if examples.TEXTS.get(field) in schema["enum"]
+                else schema["enum"][-1]
+            )
         if "const" in schema:
             return schema["const"]
         match schema.get("type"):
@@ -363,8 +221,8 @@ class Examples:
             case "array" if "prefixItems" in schema:
                 return [self._value(field, each) for each in schema["prefixItems"]]
             case "array":
-                if schema["items"].get("type") == "string" and field in _WORDS:
-                    return _WORDS[field]
+                if schema["items"].get("type") == "string" and field in examples.LISTS:
+                    return examples.LISTS[field]
                 singular = f"{field[:-3]}y" if field.endswith("ies") else field.removesuffix("s")
                 return [self._value(singular, schema["items"])]
             case "string":
@@ -381,7 +239,9 @@ class Examples:
     def _object(self, field: str, schema: Mapping[str, Any], *, is_body: bool) -> dict[str, Any]:
         fields = schema.get("properties")
         if fields is None:
-            key, value = _PAIRS.get(field, (TASK if field == "versions" else "key", "value"))
+            key, value = examples.PAIRS.get(
+                field, (examples.TASK if field == "versions" else "key", "value")
+            )
             more = schema.get("additionalProperties")
             # It may be true instead of a schema.
             inner: Mapping[str, Any] = (
@@ -404,14 +264,14 @@ def _text(field: str, schema: Mapping[str, Any]) -> str:
         or field.endswith("_at")
         or field in ("at", "to", "from")
     ):
-        return TIME
-    if field in _TASKS or field == "id":
-        return TASK
-    return _TEXTS.get(field, field.replace("_", "-"))
+        return examples.TIME
+    if field in examples.TASKS or field == "id":
+        return examples.TASK
+    return examples.TEXTS.get(field, field.replace("_", "-"))
 
 
 def _number(field: str, schema: Mapping[str, Any]) -> float:
-    number = _NUMBERS.get(field, 60.0 if field.endswith("_seconds") else 1)
+    number = examples.NUMBERS.get(field, 60.0 if field.endswith("_seconds") else 1)
     if schema["type"] == "integer":
         number = int(number)
     least = schema.get("minimum", number)

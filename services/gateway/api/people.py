@@ -162,14 +162,17 @@ async def add_user(
     return answer(after, 201, {"location": f"/v1/users/{body.name}"})
 
 
-@router.get("/users/{name}", response_model=shapes.User)
+@router.get("/users/{name}", response_model=shapes.UserDetail)
 @allows(Action.READ_USERS)
 async def show_user(name: str, caller: Caller, parts: Parts) -> Response:
-    """One user."""
+    """One user, with the accounts of the login provider and the password, if there are such."""
     if name != caller.user and caller.reach is not Reach.ALL:
         raise not_permitted(refusal_to_reach_others(Action.READ_USERS, caller.user))
     async with parts.store.transaction() as tx:
-        return answer(views.user(await user_or_404(tx, name)))
+        row = await user_or_404(tx, name)
+        accounts = await tx.select(ExternalIdentityRow, Where("user", Op.EQ, name))
+        password = await tx.get(PasswordRow, name)
+    return answer(views.user_detail(row, accounts, password))
 
 
 @router.patch("/users/{name}", response_model=shapes.User)

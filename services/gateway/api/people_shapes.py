@@ -48,6 +48,28 @@ class User(TypedDict):
     created_at: str
 
 
+class LinkedAccount(TypedDict):
+    """An account of a login provider with which the user logs in."""
+
+    issuer: str
+    account: str
+    linked_at: str
+
+
+class PasswordFacts(TypedDict):
+    """When a password was set, and who did it."""
+
+    changed_at: str
+    changed_by: str
+
+
+class UserDetail(User):
+    """One user, with what people log in as this user with, besides tokens."""
+
+    accounts: list[LinkedAccount]
+    password: PasswordFacts | None
+
+
 class UserPage(TypedDict):
     """One page of users."""
 

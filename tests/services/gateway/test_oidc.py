@@ -354,6 +354,9 @@ async def test_names_that_change_or_are_given_again_reach_no_other_user(
         # Renamed at the provider: the same user here.
         await logged_in(client, provider, preferred_username="ann-miller")
         assert (await client.get("/v1/session")).json()["user"] == "ann"
+    async with harness.client() as admin:
+        (account,) = (await admin.get("/v1/users/ann")).json()["accounts"]
+    assert (account["issuer"], bool(account["linked_at"])) == (ISSUER, True)
     async with browser(harness) as other:
         # Somebody else has the name now.
         reply = await logged_in(other, provider, sub="another")

@@ -69,8 +69,10 @@ async def test_a_password_begins_a_session(harness: GatewayHarness) -> None:
     assert "argon2id" in str(row)
     async with harness.client() as admin:
         trail = await admin.get("/v1/audit")
+        shown = await admin.get("/v1/users/ann")
     assert GOOD not in trail.text
     assert trail.json()["items"][0]["action"] == "login.password"
+    assert (shown.json()["password"]["changed_by"], "argon2" in shown.text) == ("admin", False)
 
 
 @with_passwords

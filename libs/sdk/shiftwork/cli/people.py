@@ -258,8 +258,21 @@ def user_show(
             ("default group", found.get("default_group") or ""),
             ("default priority", found.get("default_priority") or ""),
             ("since", render.timestamp(found.get("created_at"))),
+            *(("account", _account(each)) for each in found.get("accounts") or ()),
+            ("password", _password(found.get("password"))),
         ]
     )
+
+
+def _account(found: Dict[str, Any]) -> str:
+    since = render.timestamp(found.get("linked_at"))
+    return f"{found['account']} of {found['issuer']}, since {since}"
+
+
+def _password(found: Optional[Dict[str, Any]]) -> str:
+    if not found:
+        return ""
+    return f"set {render.timestamp(found.get('changed_at'))} by {found['changed_by']}"
 
 
 def team_add(

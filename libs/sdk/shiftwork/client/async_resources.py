@@ -1310,8 +1310,8 @@ class AsyncUsers(AsyncResource):
             Operation("POST", "/v1/users", repeatable=False), {}, {"force": force}, {}, body
         )
 
-    async def get(self, name: str) -> types.User:
-        """One user.
+    async def get(self, name: str) -> types.UserDetail:
+        """One user, with the accounts of the login provider and the password, if there are such.
 
         GET /v1/users/{name}"""
         return await self._json(

@@ -1290,8 +1290,8 @@ class Users(Resource):
             Operation("POST", "/v1/users", repeatable=False), {}, {"force": force}, {}, body
         )
 
-    def get(self, name: str) -> types.User:
-        """One user.
+    def get(self, name: str) -> types.UserDetail:
+        """One user, with the accounts of the login provider and the password, if there are such.
 
         GET /v1/users/{name}"""
         return self._json(

@@ -521,6 +521,14 @@ class LifeStateSaved(TypedDict):
     saved_at: Optional[str]
 
 
+class LinkedAccount(TypedDict):
+    """An account of a login provider with which the user logs in."""
+
+    issuer: str
+    account: str
+    linked_at: str
+
+
 class LoginCodeBody(TypedDict):
     """What `shiftwork login` gets its token with."""
 
@@ -704,6 +712,13 @@ class PasswordBody(TypedDict):
 
     password: str
     old: NotRequired[Optional[str]]
+
+
+class PasswordFacts(TypedDict):
+    """When a password was set, and who did it."""
+
+    changed_at: str
+    changed_by: str
 
 
 class PasswordLoginBody(TypedDict):
@@ -1595,6 +1610,21 @@ class UserChangeBody(TypedDict):
     team: NotRequired[Optional[str]]
     disabled: NotRequired[Optional[bool]]
     archived: NotRequired[Optional[bool]]
+
+
+class UserDetail(TypedDict):
+    """One user, with what people log in as this user with, besides tokens."""
+
+    name: str
+    role: Literal["viewer", "user", "operator", "admin"]
+    team: Optional[str]
+    disabled: bool
+    archived: bool
+    default_group: Optional[str]
+    default_priority: Optional[str]
+    created_at: str
+    accounts: List[LinkedAccount]
+    password: Optional[PasswordFacts]
 
 
 class UserPage(TypedDict):

@@ -297,6 +297,18 @@ def test_a_command_selects_the_dead_letters(
     assert done.err
 
 
+def test_a_user_is_shown_with_accounts_and_password(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    account = {"issuer": "https://login", "account": "42", "linked_at": "2026-01-31T12:00:00Z"}
+    password = {"changed_at": "2026-01-31T12:00:00Z", "changed_by": "root"}
+    ada = {"name": "ada", "role": "user", "accounts": [account], "password": password}
+    server.first["GET", "/v1/users/ada"] = [(200, ada)]
+    shown = shiftwork("user", "show", "ada").out
+    assert "42 of https://login, since 2026-01-31" in shown
+    assert "by root" in shown
+
+
 def test_roles_and_scopes(shiftwork: Shiftwork, server: CliServer) -> None:
     assert shiftwork("user", "add", "olga", "--role", "operator").code == 0
     assert server.asked("POST", "/v1/users").body == {"name": "olga", "role": "operator"}
