@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from services.gateway import audited_actions, usage
+from services.gateway import audit, usage
 from services.gateway.permissions import Role, Scope
 from tools.task_forms import formatted
 
@@ -20,8 +20,8 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "SCOPES": tuple(Scope),
     "USAGE_DIMENSIONS": usage.DIMENSIONS,
     "USAGE_OUTCOMES": tuple(usage.Outcome),
-    "AUDIT_ACTIONS": audited_actions.ACTIONS,
-    "AUDIT_OUTCOMES": audited_actions.OUTCOMES,
+    "AUDIT_ACTIONS": audit.ACTIONS,
+    "AUDIT_OUTCOMES": audit.OUTCOMES,
 }
 
 

@@ -10,7 +10,6 @@ are looked up, remembered and ended like people's tokens. None of them is ever l
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
 import hmac
@@ -18,9 +17,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import orjson
 import structlog
 
 from libs.contracts.ids import RunId
@@ -53,7 +51,6 @@ from services.gateway.permissions import (
 )
 from services.gateway.problems import CONFLICT, FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
 from services.gateway.rows import (
-    AuditRow,
     SessionRow,
     TaskRow,
     TeamRow,
@@ -72,8 +69,6 @@ FIRST_ADMIN = "admin"
 ADMIN_FILE = "admin-token-file"
 # Seconds between checks that the tokens of open streams are still valid.
 WATCH_SECONDS = 1.0
-# Of what was before a change and is after it, so many bytes are kept in the audit trail.
-AUDIT_STATE_BYTES_MAX = 16_384
 _log = structlog.stdlib.get_logger(__name__)
 CHALLENGE = {"www-authenticate": 'Bearer realm="shiftwork"'}
 
@@ -131,20 +126,6 @@ class Identity:
         action's own."""
         if self.reach is Reach.NONE:
             raise not_permitted(refusal_of(self.action, self.user, self.role, self.scopes, verb))
-
-
-@dataclass(frozen=True, slots=True)
-class Mint:
-    """Makes secrets and ids; injected, so that tests and simulations decide them."""
-
-    secret: Callable[[], str]
-    id: Callable[[], str]
-
-
-def sortable_id(at: datetime, more: bytes) -> str:
-    """An id that sorts by time."""
-    raw = int(at.timestamp() * 1000).to_bytes(6, "big") + more
-    return base64.b32hexencode(raw).decode().lower()
 
 
 def token_hash(token: str) -> str:
@@ -613,43 +594,3 @@ async def require_below_user_limit(tx: Tx, most: int) -> None:
 async def team_exists(tx: Tx, team: str) -> bool:
     """True for no team, and for one that is there."""
     return not team or await tx.get(TeamRow, team) is not None
-
-
-def audit(
-    tx: Tx,
-    mint: Mint,
-    identity: Identity,
-    *,
-    action: str,
-    target: str,
-    outcome: str = "done",
-    detail: str = "",
-    before: Mapping[str, Any] | None = None,
-    after: Mapping[str, Any] | None = None,
-    entry_id: str = "",
-) -> None:
-    """Enter a change, or the refusal of one, in the audit trail. ``before`` and ``after``: what was
-    there and is there, without secrets; what is too large is left out. ``entry_id``: of the entry
-    that is replaced."""
-    tx.put(
-        AuditRow(
-            id=entry_id or mint.id(),
-            at=tx.now,
-            who=identity.user,
-            action=action,
-            target=target,
-            outcome=outcome,
-            detail=detail,
-            address=identity.address,
-            token=identity.token_id,
-            before=_bounded(before),
-            after=_bounded(after),
-        )
-    )
-
-
-def _bounded(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if state is None:
-        return None
-    size = len(orjson.dumps(state))
-    return dict(state) if size <= AUDIT_STATE_BYTES_MAX else {"left_out": f"{size} bytes"}

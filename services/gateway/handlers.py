@@ -16,8 +16,8 @@ from libs.contracts.base import Message
 from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
 from services.gateway import eventlog, usage, views
-from services.gateway.auth import sortable_id
 from services.gateway.conversion import quota_row
+from services.gateway.ids import sortable_id
 from services.gateway.json_values import PRIORITY_ORDER, enum_name, enum_name_or_empty
 from services.gateway.rows import (
     PLATFORM,

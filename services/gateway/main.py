@@ -15,7 +15,7 @@ from libs.service.wiring import Wiring
 from services.gateway import eventlog
 from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
-from services.gateway.auth import Authenticator, Mint, ensure_first_admin, sortable_id
+from services.gateway.auth import Authenticator, ensure_first_admin
 from services.gateway.capacity import Capacity
 from services.gateway.command_client import Commands
 from services.gateway.concurrency import ConcurrencyLimit
@@ -23,6 +23,7 @@ from services.gateway.disabled_users import DisabledUsers
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.handlers import HANDLERS, READS
 from services.gateway.hints import Hints
+from services.gateway.ids import Mint, sortable_id
 from services.gateway.listeners import Listeners
 from services.gateway.maintenance import HistoryPruning, ReadModelRebuild
 from services.gateway.oidc import Provider

@@ -21,7 +21,7 @@ from libs.service.runner import Runner
 from libs.service.wiring import Wiring
 from libs.store.memory_database import Point, Schema
 from libs.store.port import StoreUnavailableError, Tx
-from services.gateway.auth import Mint
+from services.gateway.ids import Mint
 from services.launcher.runtimes.fake import FakeRuntime
 from services.launcher.runtimes.fake_cluster import FakeCluster
 from services.submit.ids import TimeSortedIds

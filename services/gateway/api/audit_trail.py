@@ -13,7 +13,7 @@ from services.gateway import views
 from services.gateway.api import people_shapes as shapes
 from services.gateway.api.deps import Caller, PageQuery, Parts, allows, answer_page, router_of
 from services.gateway.api.query_parameters import time_parameter
-from services.gateway.audited_actions import require_known
+from services.gateway.audit import require_known
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.rows import AuditRow

@@ -27,7 +27,8 @@ from services.gateway.api.guard import address_of
 from services.gateway.api.login import limit_logins
 from services.gateway.api.login_page import CODE, page
 from services.gateway.api.tokens import require_below_token_limit
-from services.gateway.auth import Identity, audit, token_hash, unauthenticated
+from services.gateway.audit import audit
+from services.gateway.auth import Identity, token_hash, unauthenticated
 from services.gateway.bodies import LoginCodeBody
 from services.gateway.json_values import rfc3339
 from services.gateway.oidc import BEGIN

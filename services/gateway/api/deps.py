@@ -26,11 +26,13 @@ from libs.contracts.messages import Message
 from libs.service.clock import Clock
 from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
-from services.gateway.auth import Authenticator, Identity, Mint, audit
+from services.gateway.audit import audit
+from services.gateway.auth import Authenticator, Identity
 from services.gateway.capacity import Capacity
 from services.gateway.command_client import Commands
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.event_stream import LiveEvents, StreamLimit
+from services.gateway.ids import Mint
 from services.gateway.listeners import Listeners
 from services.gateway.oidc import Provider
 from services.gateway.passwords import Passwords

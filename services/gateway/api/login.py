@@ -30,7 +30,8 @@ from services.gateway.api.deps import (
 from services.gateway.api.guard import address_of
 from services.gateway.api.people import user_or_404
 from services.gateway.api.sessions import current
-from services.gateway.auth import ADMIN_FILE, Identity, audit, not_permitted, unauthenticated
+from services.gateway.audit import audit
+from services.gateway.auth import ADMIN_FILE, Identity, not_permitted, unauthenticated
 from services.gateway.bodies import PasswordBody, PasswordLoginBody
 from services.gateway.external_users import account_of, user_of
 from services.gateway.oidc import (

@@ -26,10 +26,10 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.api.query_parameters import NameQuery
+from services.gateway.audit import audit
 from services.gateway.auth import (
     ADMIN_FILE,
     FIRST_ADMIN,
-    audit,
     not_permitted,
     require_below_user_limit,
     team_exists,

@@ -17,7 +17,8 @@ from services.gateway.api.deps import (
     answer_page,
     router_of,
 )
-from services.gateway.auth import Identity, audit
+from services.gateway.audit import audit
+from services.gateway.auth import Identity
 from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Action, Reach
 from services.gateway.problems import CONFLICT, ProblemError, absent

@@ -25,7 +25,8 @@ from services.gateway.api.deps import (
 )
 from services.gateway.api.people import user_or_404
 from services.gateway.api.query_parameters import NameQuery
-from services.gateway.auth import Identity, audit, not_permitted, token_hash
+from services.gateway.audit import audit
+from services.gateway.auth import Identity, not_permitted, token_hash
 from services.gateway.bodies import TokenBody
 from services.gateway.permissions import Action, Reach, Scope, refusal_to_reach_others
 from services.gateway.problems import CONFLICT, FORBIDDEN, ProblemError, absent, invalid

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.gateway.audited_actions import ACTIONS
+from services.gateway.audit import ACTIONS
 from tests.services.gateway.gateway_harness import GatewayHarness, a_node
 
 ROOT = Path(__file__).parents[3]

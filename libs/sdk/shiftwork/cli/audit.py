@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from shiftwork.cli import complete, parse, render, session
+from shiftwork.cli import complete, csv_output, parse, render, session
 
 COLUMNS = (
     *("at", "who", "action", "target", "outcome", "detail"),
@@ -59,7 +59,7 @@ def audit(  # noqa: PLR0917 - each is an option
     if now.json:
         render.document(found)
     elif as_csv:
-        render.csv_rows(COLUMNS, found["items"])
+        csv_output.write(COLUMNS, found["items"])
     else:
         _show(found)
 

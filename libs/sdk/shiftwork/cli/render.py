@@ -13,7 +13,6 @@ yaml`` the same as YAML, and ``-o name`` the ids of what a document lists.
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import math
 import os
@@ -64,8 +63,6 @@ _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _MOVES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|[78DEHMc])|[\x08\x0b\x0c]")
 # So many lines that have not ended are drawn at once.
 LINES_DRAWN_MAX = 8
-# A cell of CSV that begins so is a formula to spreadsheets, and may come from anybody.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _BREAKS = re.compile("[\t\n]")
 _UNINDENTED = re.compile("(?<=[^\n])\n(?! )")
 
@@ -191,23 +188,6 @@ def document(value: object) -> None:
         block(_yaml(value))
     else:
         block(_json(value, indent=2))
-
-
-def csv_rows(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Comma-separated values on standard output, with a line of names. Lines end as RFC 4180 says,
-    so that a cell with either sign of a line's end is quoted."""
-    writer = csv.writer(sys.stdout)
-    writer.writerow(names)
-    writer.writerows([_csv_cell(row.get(name)) for name in names] for row in rows)
-
-
-def _csv_cell(value: Any) -> str:  # noqa: ANN401 - JSON
-    """Plain text of a value, which no spreadsheet takes for a formula."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return f"'{value}" if value.startswith(_FORMULA) else value
 
 
 def record(value: object) -> None:

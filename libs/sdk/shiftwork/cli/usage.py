@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Sequence
 
 import typer
 
-from shiftwork.cli import complete, parse, render, session
+from shiftwork.cli import complete, csv_output, parse, render, session
 from shiftwork.cli.failures import naming
 
 HOUR_SECONDS = 3600.0
@@ -82,7 +82,7 @@ def show(
     if now.json:
         render.document(found)
     elif as_csv:
-        render.csv_rows([*found["group_by"], *found["total"]], found["items"])
+        csv_output.write([*found["group_by"], *found["total"]], found["items"])
     else:
         _draw(found)
 

@@ -1,4 +1,4 @@
-"""The actions and outcomes of the audit trail, for the filters that name them. Pure.
+"""The audit trail: how an entry is made, and the actions and outcomes that its filters name.
 
 A filter with a word that is none of these would find nothing, unnoticed. A test compares the
 actions with those that the routes enter.
@@ -6,12 +6,22 @@ actions with those that the routes enter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
 
 from libs.contracts.wording import meant
+from libs.store.port import Tx
 from services.gateway import problems
+from services.gateway.auth import Identity
+from services.gateway.ids import Mint
 from services.gateway.json_values import GOALS, PRIORITIES, RUN_MODES
 from services.gateway.problems import ProblemError, invalid
+from services.gateway.rows import AuditRow
+
+# Of what was before a change and is after it, so many bytes are kept in the audit trail.
+AUDIT_STATE_BYTES_MAX = 16_384
 
 
 def _each(action: str, words: Iterable[str]) -> tuple[str, ...]:
@@ -56,3 +66,43 @@ def require_known(action: str | None, outcome: str | None) -> None:
 
 def _unknown(field: str, value: str, fix: str) -> ProblemError:
     return invalid(field, value, "is not known here", fix.strip())
+
+
+def audit(
+    tx: Tx,
+    mint: Mint,
+    identity: Identity,
+    *,
+    action: str,
+    target: str,
+    outcome: str = "done",
+    detail: str = "",
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+    entry_id: str = "",
+) -> None:
+    """Enter a change, or the refusal of one, in the audit trail. ``before`` and ``after``: what was
+    there and is there, without secrets; what is too large is left out. ``entry_id``: of the entry
+    that is replaced."""
+    tx.put(
+        AuditRow(
+            id=entry_id or mint.id(),
+            at=tx.now,
+            who=identity.user,
+            action=action,
+            target=target,
+            outcome=outcome,
+            detail=detail,
+            address=identity.address,
+            token=identity.token_id,
+            before=_bounded(before),
+            after=_bounded(after),
+        )
+    )
+
+
+def _bounded(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    size = len(orjson.dumps(state))
+    return dict(state) if size <= AUDIT_STATE_BYTES_MAX else {"left_out": f"{size} bytes"}
