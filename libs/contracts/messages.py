@@ -882,8 +882,8 @@ class HeldQuota(Message):
     held: Int64 = 0
 
 
-class Permission(Message):
-    """Permission is what one user may hold in one group at one level."""
+class QuotaAllowance(Message):
+    """QuotaAllowance is what one user may hold in one group at one level."""
 
     group: str = ""
     priority: Priority = Priority.UNSPECIFIED
@@ -898,7 +898,7 @@ class ExplainQuotaReply(Message):
     """ExplainQuotaReply is computed from the state of this moment."""
 
     refusal: Refusal | None = None
-    permissions: tuple[Permission, ...] = ()
+    permissions: tuple[QuotaAllowance, ...] = ()
     explained_at: Time | None = None
 
 

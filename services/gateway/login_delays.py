@@ -109,10 +109,10 @@ class LoginDelays:
 
     def succeeded(self, account: str, address: str) -> None:
         """The password was right."""
-        place = network_of(address)
-        pair = f"{account}@{place}"
+        network = network_of(address)
+        pair = f"{account}@{network}"
         self._pairs.forget(pair)
-        self._addresses.undo(place)
+        self._addresses.undo(network)
         self._accounts.undo(account)
         self._known[pair] = None
         self._known.move_to_end(pair)
@@ -125,9 +125,9 @@ class LoginDelays:
             delays.undo(key)
 
     def _counts(self, account: str, address: str) -> list[tuple[Delays, str]]:
-        place = network_of(address)
-        pair = f"{account}@{place}"
-        found = [(self._pairs, pair), (self._addresses, place)]
+        network = network_of(address)
+        pair = f"{account}@{network}"
+        found = [(self._pairs, pair), (self._addresses, network)]
         return found if pair in self._known else [*found, (self._accounts, account)]
 
 

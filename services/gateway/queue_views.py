@@ -64,6 +64,6 @@ def _row(task: WaitingTask, now: datetime) -> Json:
             "promised_nodes": task.promised_nodes,
             "until": rfc3339(task.promised_until or retry_at),
         },
-        "granted": task.granted,
+        "starvation_grant": task.granted,
         "hidden": False,
     }

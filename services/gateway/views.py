@@ -11,6 +11,7 @@ from typing import Any
 
 from libs.contracts.base import Message
 from libs.contracts.fields import SHOWN
+from libs.contracts.grants import grant_text, is_site, permitted
 from libs.contracts.messages import (
     Checkpoint,
     ClassRetries,
@@ -21,11 +22,11 @@ from libs.contracts.messages import (
     LifeState,
     LifeStateSaved,
     LogInfo,
-    Permission,
     Placement,
     PreemptionPolicy,
     Priority,
     Quota,
+    QuotaAllowance,
     RankExit,
     Reason,
     RetryPolicy,
@@ -35,7 +36,6 @@ from libs.contracts.messages import (
     TaskSpec,
     Unit,
 )
-from libs.contracts.permission import grant_text, is_site, permitted
 from libs.contracts.reasons import render
 from services.gateway.conversion import to_json
 from services.gateway.json_values import (
@@ -378,7 +378,7 @@ def quota(row: QuotaRow) -> Json:
     }
 
 
-def permission(given: Permission) -> Json:
+def permission(given: QuotaAllowance) -> Json:
     """What a user may hold in one group at one level. ``limit`` null: no grant limits it."""
     decides = given.decides
     grant = decides.quota if decides is not None else Quota(grant=True, unlimited=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from libs.contracts.grants import is_site
 from libs.contracts.ids import NAME_RULE, is_name
 from libs.contracts.messages import (
     FieldError,
@@ -21,7 +22,6 @@ from libs.contracts.messages import (
     Unit,
     UsageRecorded,
 )
-from libs.contracts.permission import is_site
 from libs.contracts.reasons import level_name
 from libs.contracts.wording import field_error
 

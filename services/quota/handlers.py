@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from libs.contracts.base import Message
+from libs.contracts.grants import scope_of
 from libs.contracts.messages import (
     Quota,
     QuotaChanged,
@@ -22,7 +23,6 @@ from libs.contracts.messages import (
     SetQuotaReply,
     TaskStateChanged,
 )
-from libs.contracts.permission import scope_of
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.quota import store

@@ -35,7 +35,7 @@ from services.scheduler import forks, store
 from services.scheduler.domain.explain.explanation import of_row, step_by_step
 from services.scheduler.domain.explain.forecast import NO_TIME
 from services.scheduler.domain.explain.group_simulation import Bounds
-from services.scheduler.domain.explain.permissions import permissions
+from services.scheduler.domain.explain.quota_explanation import permissions
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.loop import Brain

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from libs.contracts.grants import scope_of
 from libs.contracts.inventories import is_old
 from libs.contracts.messages import (
     CreateTask,
@@ -21,7 +22,6 @@ from libs.contracts.messages import (
     TaskWarning,
     Unit,
 )
-from libs.contracts.permission import scope_of
 from libs.contracts.rank_sizes import limits_in
 from libs.contracts.runtimes import LIMITS_LABEL, LIMITS_NOT_ENFORCED
 from libs.service.prune import PruneRule, aged

@@ -17,6 +17,7 @@ from typing import Any
 from libs.bus import command_replies
 from libs.contracts import completion, permission
 from libs.contracts.envelope import Envelope
+from libs.contracts.grants import SITE
 from libs.contracts.messages import (
     AckCheckpoint,
     InventoryListed,
@@ -28,7 +29,6 @@ from libs.contracts.messages import (
     TaskSpec,
     TaskState,
 )
-from libs.contracts.permission import SITE
 from libs.service import command_batches
 from libs.service.command_batches import CommandBatches
 from libs.service.consume import Consumption

@@ -49,7 +49,7 @@ from services.gateway.strict_input import InvalidInputError, json_of
 
 # The key of a request's scope under which the guard stores the caller: an Identity or a RunId.
 CALLER = "shiftwork.caller"
-# And the gateway that was asked: the application itself knows none.
+# And the parts of the gateway that serves the request: the application itself has none.
 PARTS = "shiftwork.gateway"
 ETAG_BYTES = 12
 # Of an answer that the caller has already.

@@ -33,7 +33,7 @@ class Node(TypedDict):
     changed_at: str
 
 
-class NodeMarks(TypedDict):
+class NodeLabelsAndTaints(TypedDict):
     """A node's labels and taints after a change."""
 
     id: str

@@ -162,7 +162,7 @@ async def put_schedulable(
     return answer({"id": node_id, "schedulable": body.schedulable, "draining": body.drain})
 
 
-@router.put("/nodes/{node_id}/labels", response_model=shapes.NodeMarks)
+@router.put("/nodes/{node_id}/labels", response_model=shapes.NodeLabelsAndTaints)
 @allows(Action.CHANGE_NODES, inside=True)
 async def put_labels(node_id: str, body: LabelsBody, caller: Caller, parts: Parts) -> Response:
     """Set and remove labels of a node: tasks select them, and the topology is made of them."""
@@ -172,7 +172,7 @@ async def put_labels(node_id: str, body: LabelsBody, caller: Caller, parts: Part
     return await _marked(command, "label", caller, parts)
 
 
-@router.put("/nodes/{node_id}/taints", response_model=shapes.NodeMarks)
+@router.put("/nodes/{node_id}/taints", response_model=shapes.NodeLabelsAndTaints)
 @allows(Action.CHANGE_NODES, inside=True)
 async def put_taints(node_id: str, body: TaintsBody, caller: Caller, parts: Parts) -> Response:
     """Set and remove taints of a node: new runs come from tasks only that tolerate every one."""

@@ -23,7 +23,7 @@ class Cap(TypedDict):
     expires_at: str | None
 
 
-class Permission(TypedDict):
+class QuotaAllowance(TypedDict):
     """What a user may hold in one group at one level."""
 
     group: str
@@ -50,7 +50,7 @@ class QuotaExplanation(TypedDict):
     user: str
     team: str | None
     explained_at: str | None
-    permissions: list[Permission]
+    permissions: list[QuotaAllowance]
 
 
 class Quota(TypedDict):

@@ -415,8 +415,9 @@ class WaitsFor(TypedDict):
 
 class QueuedTask(TypedDict):
     """A place in the queue. ``priority`` is what the owner asked for, ``level`` what it counts as
-    now; ``granted``: it was moved to the front because it went without service for long. Of a
-    task that the caller may not see (``hidden``) only position, group, size and level are given."""
+    now; ``starvation_grant``: it was moved to the front because it went without service for long.
+    Of a task that the caller may not see (``hidden``) only position, group, size and level are
+    given."""
 
     id: str | None
     name: str | None
@@ -432,7 +433,7 @@ class QueuedTask(TypedDict):
     waiting_since: str | None
     reason: Reason | None
     waits_for: WaitsFor | None
-    granted: bool | None
+    starvation_grant: bool | None
     hidden: bool
 
 

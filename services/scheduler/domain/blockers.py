@@ -10,8 +10,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
+from libs.contracts.grants import amount, grant_text
 from libs.contracts.messages import ExitKind, Priority, Reason, ReasonCode, Unit
-from libs.contracts.permission import amount, grant_text
 from services.scheduler.domain.disciplines.timeshare.rule import RULE, flood_share
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.limits.quota_usage import Excess, Need, exceeds

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from libs.contracts.grants import ASCENDING, deciding, grant_text, permitted
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
-from libs.contracts.permission import ASCENDING, deciding, grant_text, permitted
 from libs.contracts.rank_sizes import (
     RankSize,
     effective,

@@ -80,7 +80,7 @@ async def test_the_queue_shows_who_waits_in_the_schedulers_order_and_why(
         "waiting_since": "2026-01-01T00:00:01Z",
         "reason": first["reason"],
         "waits_for": {"kind": "nodes", "tasks_ahead": 4, "promised_nodes": 0, "until": None},
-        "granted": False,
+        "starvation_grant": False,
         "hidden": False,
     }
     assert first["reason"]["code"] == "waits_for_capacity"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.contracts.grants import scope_of
 from libs.contracts.messages import Placement, Priority, Quota, RefusalCode, SetQuota, Unit
-from libs.contracts.permission import scope_of
 from services.quota.domain import Holder, Use, check, group_token, held, removes, usage
 from tests.kit.clock import START, at
 

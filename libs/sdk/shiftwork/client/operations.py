@@ -96,7 +96,7 @@ class Core:
             sent["content-type"] = operation.text_body
         request = Request(
             operation.method,
-            with_query(place(operation, path), query),
+            with_query(path_of(operation, path), query),
             body,
             sent,
             repeatable=operation.repeatable or operation.keyed,
@@ -117,10 +117,10 @@ class Core:
     ) -> Iterator[Item]:
         """What a stream of this operation brings."""
         asked = {**query, "follow": True}
-        return follow(self.exchange, place(operation, path), asked, reader, flight)
+        return follow(self.exchange, path_of(operation, path), asked, reader, flight)
 
 
-def place(operation: Operation, path: Mapping[str, object]) -> str:
+def path_of(operation: Operation, path: Mapping[str, object]) -> str:
     """The operation's path with its parameters."""
     return operation.path.format(**{name: part(str(value)) for name, value in path.items()})
 

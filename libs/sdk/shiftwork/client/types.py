@@ -728,24 +728,6 @@ class PasswordLoginBody(TypedDict):
     password: str
 
 
-class Permission(TypedDict):
-    """What a user may hold in one group at one level."""
-
-    group: str
-    priority: str
-    permitted: bool
-    limit: Optional[int]
-    unit: Optional[str]
-    held: Optional[int]
-    free: Optional[int]
-    gpus_held: int
-    nodes_held: int
-    because: str
-    site: bool
-    expires_at: Optional[str]
-    caps: List[Cap]
-
-
 class Placement(TypedDict):
     """Where one rank is."""
 
@@ -945,7 +927,7 @@ class QueuePage(TypedDict):
 
 class QueuedTask(TypedDict):
     """A place in the queue. ``priority`` is what the owner asked for, ``level`` what it counts as
-    now; ``granted``: it was moved to the front because it went without service for long. Of a
+    now; ``starvation_grant``: it was moved to the front because it went without service for long. Of a
     task that the caller may not see (``hidden``) only position, group, size and level are given."""
 
     id: Optional[str]
@@ -962,7 +944,7 @@ class QueuedTask(TypedDict):
     waiting_since: Optional[str]
     reason: Optional[Reason]
     waits_for: Optional[WaitsFor]
-    granted: Optional[bool]
+    starvation_grant: Optional[bool]
     hidden: bool
 
 
@@ -982,6 +964,24 @@ class Quota(TypedDict):
     version: int
     changed_by: str
     changed_at: str
+
+
+class QuotaAllowance(TypedDict):
+    """What a user may hold in one group at one level."""
+
+    group: str
+    priority: str
+    permitted: bool
+    limit: Optional[int]
+    unit: Optional[str]
+    held: Optional[int]
+    free: Optional[int]
+    gpus_held: int
+    nodes_held: int
+    because: str
+    site: bool
+    expires_at: Optional[str]
+    caps: List[Cap]
 
 
 class QuotaBody(TypedDict):
@@ -1034,7 +1034,7 @@ class QuotaExplanation(TypedDict):
     user: str
     team: Optional[str]
     explained_at: Optional[str]
-    permissions: List[Permission]
+    permissions: List[QuotaAllowance]
 
 
 class QuotaPage(TypedDict):

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from itertools import product
 
+from libs.contracts.grants import Names, deciding
 from libs.contracts.messages import Placement, Priority, Unit
-from libs.contracts.permission import Names, deciding
 from libs.contracts.rank_sizes import sizes_of
 from services.scheduler.domain.check.violations import Fault, Violation
 from services.scheduler.domain.facts.pool import Pool

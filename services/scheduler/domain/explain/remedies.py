@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from libs.contracts.grants import amount
 from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
-from libs.contracts.permission import amount
 from libs.contracts.reasons import duration, level_name
 from libs.contracts.wording import counted as number
 from services.scheduler.domain.explain.group_simulation import (

@@ -2,7 +2,7 @@
 
 All caps that match a task apply. A cap counts what its subject holds: a named user; a named team
 as a whole; or, when it names neither, each user by themselves. An empty group or priority counts
-all groups or levels together. Of the grants one decides (``libs/contracts/permission.py``): it
+all groups or levels together. Of the grants one decides (``libs/contracts/grants.py``): it
 counts what the user holds in the task's group, of the runs for which it decides.
 
 Only held capacity counts (from the assignment to the observed exit), and what ``decide`` assigns
@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import product
 from typing import NamedTuple, Protocol, TypeAlias
 
+from libs.contracts.grants import deciding
 from libs.contracts.messages import Priority, Unit
-from libs.contracts.permission import deciding
 from services.scheduler.domain.model.rows import Limit, LimitKey, Task
 from services.scheduler.domain.model.values import LEVELS, WEIGHTS
 

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from libs.contracts.fields import SHOWN
+from libs.contracts.grants import permitted
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.messages import (
     Checkpoint,
@@ -28,7 +29,6 @@ from libs.contracts.messages import (
     TaskStateChanged,
     Unit,
 )
-from libs.contracts.permission import permitted
 from libs.contracts.task_states import HOLDING, TERMINAL
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.values import NO_ORDER_KEY, OrderKey, Shape, reason, shape_of
@@ -343,7 +343,7 @@ class Limit:
     whole. An empty group or priority counts all groups or levels together.
 
     A grant counts each user separately and in each group separately, at the levels that it decides
-    (``libs/contracts/permission.py``).
+    (``libs/contracts/grants.py``).
     """
 
     group: str

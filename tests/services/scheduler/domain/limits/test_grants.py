@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.contracts.grants import deciding, grant_text, permitted
 from libs.contracts.messages import Priority, Unit
-from libs.contracts.permission import deciding, grant_text, permitted
 from services.scheduler.domain.limits.quota_usage import (
     Account,
     Need,

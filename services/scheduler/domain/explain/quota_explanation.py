@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from libs.contracts.messages import HeldQuota, Permission, Quota
+from libs.contracts.messages import HeldQuota, Quota, QuotaAllowance
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.limits.quota_usage import Need, held_need
 from services.scheduler.domain.model.rows import Limit
@@ -23,7 +23,7 @@ class User(NamedTuple):
     group: str
 
 
-def permissions(index: Index, user: str, team: str, group: str) -> tuple[Permission, ...]:
+def permissions(index: Index, user: str, team: str, group: str) -> tuple[QuotaAllowance, ...]:
     """For each level of one group, or of every group: what decides, what else applies, and what is
     held."""
     groups = [group] if group else groups_of(index)
@@ -37,14 +37,14 @@ def groups_of(index: Index) -> list[str]:
     return sorted(of_nodes | of_rows)
 
 
-def _in_group(index: Index, user: User) -> Iterator[Permission]:
+def _in_group(index: Index, user: User) -> Iterator[QuotaAllowance]:
     usage = index.quota_usage
     for level in LEVELS:
         grant = usage.deciding(user, level)
         limited = grant and grant.at(level)
         held = usage.held(limited, user) if limited is not None else 0
         gpus, nodes = _held(index, user, level)
-        yield Permission(
+        yield QuotaAllowance(
             group=user.group,
             priority=level,
             decides=None if grant is None else HeldQuota(quota=_quota(grant), held=held),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.contracts.messages import Permission, Priority, Unit
-from services.scheduler.domain.explain.permissions import permissions
+from services.scheduler.domain.explain.quota_explanation import permissions
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.rows import Limit
 from tests.kit.builders import a_limit, a_node, a_snapshot, a_task, running
