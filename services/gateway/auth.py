@@ -108,6 +108,12 @@ class Identity:
         return self.role is Role.ADMIN
 
     @property
+    def is_limited(self) -> bool:
+        """True for a token with scopes or an expiry: it must not set a password, whose sessions
+        have neither."""
+        return not self.is_session and (bool(self.scopes) or self.expires_at is not None)
+
+    @property
     def reach(self) -> Reach:
         """Whose things the present request reaches."""
         return reach_of(self.action, self.role, self.scopes, self.visibility)

@@ -15,7 +15,7 @@ from fastapi import Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from libs.contracts.messages import FieldError
-from libs.store.port import Tx
+from libs.store.port import Op, Tx, Where
 from services.gateway import sessions
 from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import (
@@ -34,7 +34,13 @@ from services.gateway.auth import Identity, audit, not_permitted, unauthenticate
 from services.gateway.bodies import PasswordBody, PasswordLoginBody
 from services.gateway.external_users import account_of, user_of
 from services.gateway.oidc import NEXT_DEFAULT, LoginState, Provider, local_path, read_state
-from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
+from services.gateway.permissions import (
+    Action,
+    NotPermitted,
+    Reach,
+    Role,
+    refusal_to_reach_others,
+)
 from services.gateway.problems import (
     FORBIDDEN,
     INVALID,
@@ -44,13 +50,24 @@ from services.gateway.problems import (
     ProblemError,
 )
 from services.gateway.rejected_requests import RejectedRequest
-from services.gateway.rows import LoginUseRow, PasswordRow, SessionRow, UserRow
+from services.gateway.rows import (
+    ExternalIdentityRow,
+    LoginUseRow,
+    PasswordRow,
+    SessionRow,
+    UserRow,
+)
 
 router = router_of("login")
 STATE_COOKIE = "shiftwork-login"
 SECRET_BYTES = 32
 # The token id of the first administrator's file, which speaks for whoever runs the machine.
 ADMIN_FILE = "admin-token-file"
+LIMITED = NotPermitted(
+    "a token with scopes or an expiry may not set a password: logins with it would have neither",
+    "log in with a browser, or use a token without scopes and expiry; with the old password, any"
+    " token with the scope tokens changes its user's own",
+)
 REDIRECT: dict[int | str, dict[str, Any]] = {
     303: {"description": "to the provider, or back to this site"},
 }
@@ -243,7 +260,8 @@ async def set_password(
     request: Request, name: str, body: PasswordBody, caller: Caller, parts: Parts
 ) -> Response:
     """Set one's own password, with the old one if there is one; administrators set those of others.
-    The user's other sessions end; tokens go on."""
+    The user's other sessions end; tokens go on. A token with scopes or an expiry changes a password
+    with the old one alone, because a login with the new one has neither."""
     passwords = parts.passwords
     passwords.require_enabled()
     if name != caller.user and caller.reach is not Reach.ALL:
@@ -253,6 +271,10 @@ async def set_password(
     async with parts.store.transaction() as tx:
         await user_or_404(tx, name)
         before = await tx.get(PasswordRow, name)
+        if caller.is_limited and (before is None or name != caller.user):
+            raise not_permitted(LIMITED)
+        if before is None and name == caller.user:
+            await _require_no_account(tx, name)
     address = address_of(request.scope)
     if before is not None and name == caller.user and caller.token_id != ADMIN_FILE:
         await _check_old(parts, body, before, address)
@@ -266,6 +288,15 @@ async def set_password(
         await sessions.end_all(tx, name, but=own)
         audit(tx, parts.mint, caller, action="user.password", target=name)
     return Response(status_code=204)
+
+
+async def _require_no_account(tx: Tx, name: str) -> None:
+    """403 for a first password of a user who logs in at the provider: it would go on working when
+    the provider removes that person."""
+    bound = await tx.select(ExternalIdentityRow, Where("user", Op.EQ, name), limit=1)
+    if bound:
+        why = f"{name} logs in at the provider, and may not set a first password here"
+        raise not_permitted(NotPermitted(why, "ask an administrator, who may set one"))
 
 
 async def _check_old(parts: Context, body: PasswordBody, before: PasswordRow, address: str) -> None:
