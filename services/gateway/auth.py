@@ -39,6 +39,7 @@ from libs.store.port import (
     UnreadableRowError,
 )
 from services.gateway.concurrency import ConcurrencyLimit
+from services.gateway.login_delays import network_of
 from services.gateway.permissions import (
     Action,
     NotPermitted,
@@ -239,7 +240,7 @@ class Authenticator:
         identity = self._remembered(digest)
         if identity is None:
             # A token that was valid before does not queue behind other tokens of its address.
-            line = digest if digest in self._valid_before else address
+            line = digest if digest in self._valid_before else network_of(address)
             if self._lookups.count(line) >= self._waiting_max:
                 detail = "too many tokens of one address are being looked up; try again"
                 raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})

@@ -16,6 +16,7 @@ from libs.service.clock import Clock
 from services.gateway.problems import TOO_MANY, ProblemError
 
 KEYS_MAX = 10_000
+LOOPBACK = "127.0.0.0/8"
 # After so long without a wrong password the count begins again.
 FORGET = timedelta(hours=1)
 
@@ -132,11 +133,14 @@ class LoginDelays:
 
 
 def network_of(address: str) -> str:
-    """What counts as one address: of IPv6 the network that one customer has."""
+    """What counts as one address: of IPv6 the network that one customer has, of this machine all
+    addresses that each of its processes can use."""
     try:
         found = ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
-        return str(ip_network(f"{found}/64", strict=False))
-    return str(found)
+    if isinstance(found, IPv6Address):
+        if found.ipv4_mapped is None:
+            return str(ip_network(f"{found}/64", strict=False))
+        found = found.ipv4_mapped
+    return LOOPBACK if found.is_loopback else str(found)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+import structlog
+
 from libs.contracts import messages as m
 from libs.service.clock import Clock
 from libs.service.definition import Ports, Service
@@ -40,6 +42,7 @@ ID_RANDOM_BYTES = 4
 REBUILD_IDLE_SECONDS = 3600.0
 # Of the events without an owner, so many are read as a term begins.
 EVENTS_CLAIMED_MAX = 10_000
+_log = structlog.stdlib.get_logger(__name__)
 
 
 def minting(clock: Clock) -> Mint:
@@ -56,6 +59,13 @@ def minting(clock: Clock) -> Mint:
 
 def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> Service:
     """The gateway, wired but not running."""
+    if settings.public_url.startswith("https:") and not settings.http_trusted_proxies:
+        # TLS ends at a proxy, because this process has none.
+        _log.warning(
+            "everybody has the proxy's address: delays and limits by address hold all people at"
+            " once; set SHIFTWORK_GATEWAY_HTTP_TRUSTED_PROXIES",
+            public_url=settings.public_url,
+        )
     live = _live(settings, ports)
     ports.store.observe(live.observe)
     commands = Commands(

@@ -245,9 +245,14 @@ def test_the_memory_for_delays_is_bounded() -> None:
         ("2001:db8::1", "2001:db8::/64"),
         ("2001:db8::ffff:1", "2001:db8::/64"),
         ("unknown", "unknown"),
+        # Each process of this machine can use all of them.
+        ("127.0.0.1", "127.0.0.0/8"),
+        ("127.9.8.7", "127.0.0.0/8"),
+        ("::ffff:127.0.0.1", "127.0.0.0/8"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
     ],
 )
-def test_an_address_of_ipv6_counts_with_its_network(address: str, network: str) -> None:
+def test_an_address_counts_with_its_network(address: str, network: str) -> None:
     assert network_of(address) == network
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -337,3 +339,21 @@ def test_a_cookie_by_https_is_for_this_host_alone() -> None:
     ):
         scope["headers"] = [(b"cookie", cookies.encode())]
         assert sessions.cookie_of(settings, scope) == found, cookies
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({}, False),
+        ({"public_url": "http://site.test"}, False),
+        ({"public_url": "https://site.test"}, True),
+        ({"public_url": "https://site.test", "http_trusted_proxies": "10.0.0.7"}, False),
+    ],
+)
+def test_a_site_behind_a_proxy_that_it_does_not_trust_is_warned(
+    tmp_path: Path, options: dict[str, str], warns: bool
+) -> None:
+    with capture_logs() as logs:
+        GatewayHarness(tmp_path, options).new_gateway()
+    found = [each for each in logs if "HTTP_TRUSTED_PROXIES" in each["event"]]
+    assert bool(found) == warns
