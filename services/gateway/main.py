@@ -25,6 +25,7 @@ from services.gateway.disabled_users import DisabledUsers
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.handlers import HANDLERS, READS
 from services.gateway.hints import Hints
+from services.gateway.large_bodies import LargeBodies
 from services.gateway.listeners import Listeners
 from services.gateway.maintenance import HistoryPruning, ReadModelRebuild
 from services.gateway.oidc import Provider
@@ -97,6 +98,10 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         run_writes=_rates(settings, ports, "run_writes"),
         state_reads=_rates(settings, ports, "state_reads"),
         requests=_rates(settings, ports, "requests"),
+        run_requests=_rates(settings, ports, "run_requests"),
+        large_bodies=LargeBodies(
+            settings.large_bodies_per_caller_max, settings.large_bodies_parsed_max
+        ),
         usage_questions=_questions(settings, "usage"),
         queue_questions=_questions(settings, "queue"),
         dry_runs=_rates(settings, ports, "dry_runs"),
