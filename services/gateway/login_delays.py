@@ -35,54 +35,84 @@ class Delays:
         self._clock = clock
         self._free = free
         self._longest = longest_seconds
-        self._keys: OrderedDict[str, _Failures] = OrderedDict()
+        # Apart, so that a flood of keys that failed once forgets none that is slowed.
+        self._few: OrderedDict[str, _Failures] = OrderedDict()
+        self._slowed: OrderedDict[str, _Failures] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._few) + len(self._slowed)
 
     def left(self, key: str) -> float:
         """Seconds until the key may try again; 0: now."""
-        found = self._keys.get(key)
+        found = self._slowed.get(key)
         if found is None or found.until is None:
             return 0.0
         return max(0.0, (found.until - self._clock.now()).total_seconds())
 
-    def failed(self, key: str) -> None:
-        """Count a try. Tries count before their outcome is known, so that many at the same time
-        count too."""
+    def failed(self, key: str) -> datetime | None:
+        """Count a try; returns until when the key has to wait now. Tries count before their outcome
+        is known, so that many at the same time count too."""
         now = self._clock.now()
-        found = self._keys.setdefault(key, _Failures())
-        self._keys.move_to_end(key)
-        if len(self._keys) > KEYS_MAX:
-            self._keys.popitem(last=False)
+        found = self._slowed.pop(key, None) or self._few.pop(key, None) or _Failures()
         if found.last_at is not None and found.last_at + FORGET < now:
-            found.count = 0
+            found.count, found.until = 0, None
         found.count += 1
         found.last_at = now
         over = found.count - self._free
         if over >= 0:
             seconds = self._longest if over >= 30 else min(self._longest, 2.0**over)  # noqa: PLR2004 - 2**30 s
             found.until = now + timedelta(seconds=seconds)
+        self._keep(key, found)
+        return found.until
 
-    def undo(self, key: str) -> None:
-        """Take one try back, which waited for the delays before it and was not wrong."""
-        found = self._keys.get(key)
-        if found is not None:
-            found.count = max(0, found.count - 1)
+    def _keep(self, key: str, found: _Failures) -> None:
+        keys = self._slowed if found.until is not None else self._few
+        keys[key] = found
+        if len(keys) > KEYS_MAX:
+            keys.popitem(last=False)
+
+    def undo(self, key: str, until: datetime | None) -> None:
+        """Take one try back, which was not wrong. ``until`` is what ``failed`` returned: a delay
+        that a later try has caused stays."""
+        found = self._slowed.pop(key, None) or self._few.pop(key, None)
+        if found is None:
+            return
+        found.count -= 1
+        if found.until == until:
             found.until = None
+        if found.count > 0:
+            self._keep(key, found)
 
     def forget(self, key: str) -> None:
         """Begin again."""
-        self._keys.pop(key, None)
+        self._few.pop(key, None)
+        self._slowed.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordTry:
+    """One try of a password, which counts as wrong until it is known to be right."""
+
+    account: str
+    place: str
+    # The account has logged in from there before.
+    is_known: bool
+    counted: tuple[tuple[Delays, str, datetime | None], ...]
+
+    @property
+    def line(self) -> str:
+        """Whose tries wait for each other: those of an address, or of an account that has logged in
+        from there before."""
+        return f"{self.account}@{self.place}" if self.is_known else self.place
 
 
 class LoginDelays:
     """Who has to wait before another password is tried.
 
     Three counts: of an account at one address, of an address, and of an account at addresses from
-    which it has never logged in. The last one has a short longest delay, and does not hold where
-    the account has logged in before: an attacker elsewhere slows a person's first login at a new
-    address by seconds, and locks nobody out.
+    which it has never logged in. The last one has a short longest delay. Where the account has
+    logged in before, the first one alone holds: an attacker elsewhere slows a person's first login
+    at a new address by seconds, and one at the same address locks nobody out who is known there.
     """
 
     def __init__(
@@ -94,9 +124,17 @@ class LoginDelays:
         self._accounts = Delays(clock, free=free * 2, longest_seconds=account_longest_seconds)
         self._known: OrderedDict[str, None] = OrderedDict()
 
-    def begin(self, account: str, address: str) -> None:
+    def __len__(self) -> int:
+        return len(self._pairs) + len(self._addresses) + len(self._accounts)
+
+    def begin(self, account: str, address: str) -> PasswordTry:
         """Count a try as wrong until ``succeeded``. Raises 429 if it comes too early."""
-        counts = self._counts(account, address)
+        place = network_of(address)
+        pair = f"{account}@{place}"
+        counts = [(self._pairs, pair)]
+        is_known = pair in self._known
+        if not is_known:
+            counts += [(self._addresses, place), (self._accounts, account)]
         seconds = max(delays.left(key) for delays, key in counts)
         if seconds > 0:
             wait = math.ceil(seconds)
@@ -105,31 +143,23 @@ class LoginDelays:
                 f" {wait} s. Sessions and tokens that exist go on"
             )
             raise ProblemError(TOO_MANY, detail, headers={"retry-after": str(wait)})
-        for delays, key in counts:
-            delays.failed(key)
+        counted = tuple((delays, key, delays.failed(key)) for delays, key in counts)
+        return PasswordTry(account, place, is_known, counted)
 
-    def succeeded(self, account: str, address: str) -> None:
+    def succeeded(self, tried: PasswordTry) -> None:
         """The password was right."""
-        place = network_of(address)
-        pair = f"{account}@{place}"
+        self.withdrawn(tried)
+        pair = f"{tried.account}@{tried.place}"
         self._pairs.forget(pair)
-        self._addresses.undo(place)
-        self._accounts.undo(account)
         self._known[pair] = None
         self._known.move_to_end(pair)
         if len(self._known) > KEYS_MAX:
             self._known.popitem(last=False)
 
-    def withdrawn(self, account: str, address: str) -> None:
+    def withdrawn(self, tried: PasswordTry) -> None:
         """The try was not made: it counts for nobody."""
-        for delays, key in self._counts(account, address):
-            delays.undo(key)
-
-    def _counts(self, account: str, address: str) -> list[tuple[Delays, str]]:
-        place = network_of(address)
-        pair = f"{account}@{place}"
-        found = [(self._pairs, pair), (self._addresses, place)]
-        return found if pair in self._known else [*found, (self._accounts, account)]
+        for delays, key, until in tried.counted:
+            delays.undo(key, until)
 
 
 def network_of(address: str) -> str:

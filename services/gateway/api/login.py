@@ -35,6 +35,7 @@ from services.gateway.bodies import PasswordBody, PasswordLoginBody
 from services.gateway.external_users import account_of, user_of
 from services.gateway.login_delays import network_of
 from services.gateway.oidc import NEXT_DEFAULT, LoginState, Provider, local_path, read_state
+from services.gateway.passwords import Line
 from services.gateway.permissions import (
     Action,
     NotPermitted,
@@ -187,25 +188,27 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
     passwords.require_enabled()
     sessions.require_own_site(parts.settings, request.scope)
     address = address_of(request.scope)
-    passwords.delays.begin(body.user, address)
+    tried = passwords.delays.begin(body.user, address)
+    line = Line(tried.line, tried.is_known)
     password = body.password.get_secret_value()
     try:
         async with parts.store.transaction() as tx:
             row = await tx.get(PasswordRow, body.user)
-        is_right = await passwords.matches(row and row.hash, password, address)
+        is_right = await passwords.matches(row and row.hash, password, line)
     except BaseException:
-        passwords.delays.withdrawn(body.user, address)
+        passwords.delays.withdrawn(tried)
         raise
     if not is_right or row is None:
         # Entered under the account, if there is one: others' spelling mistakes may be passwords.
         if row is not None:
             target = f"POST {request.url.path}"
-            refused = RejectedRequest(body.user, address, target, UNAUTHENTICATED.type)
+            kind = UNAUTHENTICATED.type
+            refused = RejectedRequest(body.user, address, target, kind, by_others=True)
             parts.rejections.note(refused)
         problem = unauthenticated("user or password are wrong")
         problem.audited = row is not None
         raise problem
-    fresh = await passwords.hash(password, address) if passwords.is_outdated(row.hash) else None
+    fresh = await passwords.hash(password, line) if passwords.is_outdated(row.hash) else None
 
     async def write() -> tuple[UserRow, SessionRow, str]:
         async with parts.store.transaction() as tx:
@@ -221,7 +224,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
             return user, found, secret
 
     user, session, secret = await retried(write)
-    passwords.delays.succeeded(body.user, address)
+    passwords.delays.succeeded(tried)
     identity = replace(_identity(user, address, session.id), expires_at=session.expires_at)
     reply = answer(current(identity, secret))
     _give(parts, request, reply, secret)
@@ -276,10 +279,10 @@ async def set_password(
             raise not_permitted(LIMITED)
         if before is None and name == caller.user:
             await _require_no_account(tx, name)
-    address = address_of(request.scope)
+    line = Line(f"user {caller.user}", is_known=True)
     if before is not None and name == caller.user and caller.token_id != ADMIN_FILE:
-        await _check_old(parts, body, before, address)
-    made = await passwords.hash(new, address)
+        await _check_old(parts, body, before, address_of(request.scope), line)
+    made = await passwords.hash(new, line)
     async with parts.store.transaction() as tx:
         await user_or_404(tx, name)
         if await tx.get(PasswordRow, name) != before:
@@ -300,13 +303,21 @@ async def _require_no_account(tx: Tx, name: str) -> None:
         raise not_permitted(NotPermitted(why, "ask an administrator, who may set one"))
 
 
-async def _check_old(parts: Context, body: PasswordBody, before: PasswordRow, address: str) -> None:
+async def _check_old(
+    parts: Context, body: PasswordBody, before: PasswordRow, address: str, line: Line
+) -> None:
     """422 without the old password, 403 if it is wrong. Guesses are slowed as those of logins."""
     if body.old is None:
         message, fix = "is missing", "give the present password; an administrator can set another"
         error = FieldError(field="old", value="", message=message, fix=fix)
         raise ProblemError(INVALID, f"old: {message}; {fix}", [error])
-    parts.passwords.delays.begin(before.user, address)
-    if not await parts.passwords.matches(before.hash, body.old.get_secret_value(), address):
+    passwords = parts.passwords
+    tried = passwords.delays.begin(before.user, address)
+    try:
+        is_right = await passwords.matches(before.hash, body.old.get_secret_value(), line)
+    except BaseException:
+        passwords.delays.withdrawn(tried)
+        raise
+    if not is_right:
         raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")
-    parts.passwords.delays.succeeded(before.user, address)
+    passwords.delays.succeeded(tried)
