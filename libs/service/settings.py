@@ -24,8 +24,9 @@ def _addresses(text: str) -> str:
     return text
 
 
-def _token_file(path: Path | None) -> Path | None:
-    """A file with a token. ValueError if there is none in it, which would let everybody in."""
+def secret_file(path: Path | None) -> Path | None:
+    """A file with a token or a key. ValueError if there is none in it, which would let everybody
+    in."""
     try:
         if path is not None and not _secret(path):
             raise ValueError(f"{path} is empty")
@@ -64,7 +65,7 @@ class BaseServiceSettings(BaseSettings):
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(default=None, ge=0, le=65535)
     # A file with the bearer token that /metrics requires; if unset, everybody may read /metrics.
-    http_metrics_token_file: Annotated[Path | None, AfterValidator(_token_file)] = None
+    http_metrics_token_file: Annotated[Path | None, AfterValidator(secret_file)] = None
     # Connections at once, in all (0: as many as the limit of open files allows) and of one address
     # (0: three quarters of them; everybody behind a proxy has the proxy's address).
     http_connections_max: int = Field(default=0, ge=0)
