@@ -137,8 +137,10 @@ async def serve_http(
     on_bound: Callable[[int], None] | None = None,
     limits: HttpLimits | None = None,
     metrics_token: str | None = None,
+    trusted_proxies: str = "",
 ) -> None:
-    """Serve until cancelled. ``on_bound`` gets the actual port (for port 0).
+    """Serve until cancelled. ``on_bound`` gets the actual port (for port 0). ``trusted_proxies``:
+    whose word for the client's address and scheme counts; nobody's unless they are named.
 
     OSError if the port is taken.
     """
@@ -154,6 +156,9 @@ async def serve_http(
         timeout_graceful_shutdown=SHUTDOWN_SECONDS_MAX,
         http=bounded_protocol(connections),
         ws=WebSockets,
+        # uvicorn's own default trusts every process of this machine.
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=trusted_proxies,
         # Clients send next to nothing by WebSocket.
         ws_max_size=WEBSOCKET_BYTES_MAX,
         ws_max_queue=WEBSOCKET_MESSAGES_MAX,

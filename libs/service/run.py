@@ -65,6 +65,7 @@ async def run_with_http(runner: Runner) -> None:
                     ready=lambda: runner.ready,
                     limits=runner.settings.http_limits(),
                     metrics_token=runner.settings.metrics_token(),
+                    trusted_proxies=runner.settings.http_trusted_proxies,
                 ),
                 name=f"{runner.service.name}:http",
             )

@@ -6,6 +6,7 @@ no environment and no process list holds them.
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,14 +24,26 @@ def _addresses(text: str) -> str:
     return text
 
 
-def _token_file(path: Path | None) -> Path | None:
-    """A file with a token. ValueError if there is none in it, which would let everybody in."""
+def secret_file(path: Path | None) -> Path | None:
+    """A file with a token or a key. ValueError if there is none in it, which would let everybody
+    in."""
     try:
         if path is not None and not _secret(path):
             raise ValueError(f"{path} is empty")
     except OSError as problem:
         raise ValueError(f"{path} cannot be read: {problem.strerror}") from None
     return path
+
+
+def _proxies(text: str) -> str:
+    """Addresses and networks of proxies. ValueError for anything else: also for ``*``, with which
+    whoever reaches the port names any address."""
+    for each in filter(None, (each.strip() for each in text.split(","))):
+        try:
+            ip_network(each)
+        except ValueError as problem:
+            raise ValueError(f"{problem}; give addresses such as 10.0.0.7 or 10.1.0.0/16") from None
+    return text
 
 
 class BaseServiceSettings(BaseSettings):
@@ -52,13 +65,17 @@ class BaseServiceSettings(BaseSettings):
     http_host: str = "127.0.0.1"
     http_port: int | None = Field(default=None, ge=0, le=65535)
     # A file with the bearer token that /metrics requires; if unset, everybody may read /metrics.
-    http_metrics_token_file: Annotated[Path | None, AfterValidator(_token_file)] = None
+    http_metrics_token_file: Annotated[Path | None, AfterValidator(secret_file)] = None
     # Connections at once, in all (0: as many as the limit of open files allows) and of one address
     # (0: three quarters of them; everybody behind a proxy has the proxy's address).
     http_connections_max: int = Field(default=0, ge=0)
     http_connections_per_address_max: int = Field(default=0, ge=0)
     # How long a connection may keep us waiting for a request's head.
     http_head_seconds: float = Field(default=10.0, gt=0, le=300)
+    # Addresses and networks of the proxies before this port, separated by commas: of requests from
+    # there X-Forwarded-For and X-Forwarded-Proto count, of others never. With 127.0.0.1 every
+    # process of this machine, tasks included, can name any address.
+    http_trusted_proxies: Annotated[str, AfterValidator(_proxies)] = ""
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     # Bring the schema up to date before starting (otherwise: `python -m libs.store.migrate`).

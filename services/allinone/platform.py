@@ -126,6 +126,7 @@ class Platform:
             on_bound=bound,
             limits=settings.http_limits(),
             metrics_token=settings.metrics_token(),
+            trusted_proxies=settings.http_trusted_proxies,
         )
 
     def _readiness(self) -> tuple[bool, str]:

@@ -38,6 +38,7 @@ from libs.store.port import (
     UnreadableRowError,
 )
 from services.gateway.concurrency import ConcurrencyLimit
+from services.gateway.login_delays import network_of
 from services.gateway.permissions import (
     Action,
     NotPermitted,
@@ -104,6 +105,12 @@ class Identity:
     def is_admin(self) -> bool:
         """An administrator: some places are kept free for these."""
         return self.role is Role.ADMIN
+
+    @property
+    def is_limited(self) -> bool:
+        """True for a token with scopes or an expiry: it must not set a password, whose sessions
+        have neither."""
+        return not self.is_session and (bool(self.scopes) or self.expires_at is not None)
 
     @property
     def reach(self) -> Reach:
@@ -220,7 +227,7 @@ class Authenticator:
         identity = self._remembered(digest)
         if identity is None:
             # A token that was valid before does not queue behind other tokens of its address.
-            line = digest if digest in self._valid_before else address
+            line = digest if digest in self._valid_before else network_of(address)
             if self._lookups.count(line) >= self._waiting_max:
                 detail = "too many tokens of one address are being looked up; try again"
                 raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})

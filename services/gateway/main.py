@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+import structlog
+
 from libs.contracts import messages as m
 from libs.service.clock import Clock
 from libs.service.definition import Ports, Service
@@ -24,10 +26,12 @@ from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.handlers import HANDLERS, READS
 from services.gateway.hints import Hints
 from services.gateway.ids import Mint, sortable_id
+from services.gateway.large_bodies import LargeBodies
 from services.gateway.listeners import Listeners
 from services.gateway.maintenance import HistoryPruning, ReadModelRebuild
 from services.gateway.oidc import Provider
 from services.gateway.passwords import Passwords
+from services.gateway.queue_cursors import QueueCursors
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectionAudit
 from services.gateway.rows import EventHeadRow
@@ -41,6 +45,7 @@ ID_RANDOM_BYTES = 4
 REBUILD_IDLE_SECONDS = 3600.0
 # Of the events without an owner, so many are read as a term begins.
 EVENTS_CLAIMED_MAX = 10_000
+_log = structlog.stdlib.get_logger(__name__)
 
 
 def minting(clock: Clock) -> Mint:
@@ -57,6 +62,13 @@ def minting(clock: Clock) -> Mint:
 
 def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> Service:
     """The gateway, wired but not running."""
+    if settings.public_url.startswith("https:") and not settings.http_trusted_proxies:
+        # TLS ends at a proxy, because this process has none.
+        _log.warning(
+            "everybody has the proxy's address: delays and limits by address hold all people at"
+            " once; set SHIFTWORK_GATEWAY_HTTP_TRUSTED_PROXIES",
+            public_url=settings.public_url,
+        )
     live = _live(settings, ports)
     ports.store.observe(live.observe)
     commands = Commands(
@@ -88,8 +100,13 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         run_writes=_rates(settings, ports, "run_writes"),
         state_reads=_rates(settings, ports, "state_reads"),
         requests=_rates(settings, ports, "requests"),
+        run_requests=_rates(settings, ports, "run_requests"),
+        large_bodies=LargeBodies(
+            settings.large_bodies_per_caller_max, settings.large_bodies_parsed_max
+        ),
         usage_questions=_questions(settings, "usage"),
         queue_questions=_questions(settings, "queue"),
+        queue_cursors=QueueCursors(settings.queue_cursor_key() or secrets.token_bytes(32)),
         dry_runs=_rates(settings, ports, "dry_runs"),
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,

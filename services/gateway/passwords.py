@@ -6,7 +6,9 @@ Only for sites without a login provider. ``api/login.py`` uses it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from argon2 import PasswordHasher
@@ -14,7 +16,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from libs.service.clock import Clock
 from services.gateway.concurrency import ConcurrencyLimit
-from services.gateway.login_delays import LoginDelays, network_of
+from services.gateway.login_delays import LoginDelays
 from services.gateway.problems import NOT_FOUND, TOO_MANY, ProblemError, invalid
 from services.gateway.settings import GatewaySettings
 
@@ -26,6 +28,15 @@ MEMORY_KIB = 65_536
 _NOBODY = "nobody has this password"
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Whose passwords wait for each other. ``is_known``: those of somebody who has a session or a
+    token, or has logged in from that address before."""
+
+    name: str
+    is_known: bool
+
+
 class Passwords:
     """Hashes and verifies."""
 
@@ -34,7 +45,9 @@ class Passwords:
         self._hasher = PasswordHasher(time_cost=3, memory_cost=MEMORY_KIB, parallelism=1)
         each = max(1, settings.password_hashes_max // 2)
         self._hashing = ConcurrencyLimit(settings.password_hashes_max, each)
-        self._waiting = 0
+        # How many wait, in each line; and of those in lines that nobody is known in.
+        self._waiting: Counter[str] = Counter()
+        self._strangers = 0
         self._of_nobody = ""
         self.delays = LoginDelays(
             clock,
@@ -55,15 +68,15 @@ class Passwords:
         if len(password) < least:
             raise invalid(field, "", f"has fewer than {least} characters", "choose a longer one")
 
-    async def hash(self, password: str, address: str) -> str:
+    async def hash(self, password: str, line: Line) -> str:
         """What is stored of a password."""
-        return await self._run(address, self._hasher.hash, password)
+        return await self._run(line, self._hasher.hash, password)
 
-    async def matches(self, stored: str | None, password: str, address: str) -> bool:
+    async def matches(self, stored: str | None, password: str, line: Line) -> bool:
         """True if the password is the stored one. Takes as long if nothing is stored."""
         if not self._of_nobody:
-            self._of_nobody = await self._run(address, self._hasher.hash, _NOBODY)
-        found = await self._run(address, self._verify, stored or self._of_nobody, password)
+            self._of_nobody = await self._run(line, self._hasher.hash, _NOBODY)
+        found = await self._run(line, self._verify, stored or self._of_nobody, password)
         return found and stored is not None
 
     def is_outdated(self, stored: str) -> bool:
@@ -76,15 +89,21 @@ class Passwords:
         except (VerificationError, InvalidHashError):
             return False
 
-    async def _run(self, address: str, work: Callable[..., R], *arguments: str) -> R:
-        """Off the event loop, a few at a time, and of one address fewer. Raises 429 while too many
-        wait."""
-        if self._waiting >= self._settings.password_waiting_max:
+    async def _run(self, line: Line, work: Callable[..., R], *arguments: str) -> R:
+        """Off the event loop, a few at a time, and of one line fewer. Raises 429 while too many of
+        the line wait, or too many strangers in all: those take no place of people who are known."""
+        settings = self._settings
+        crowded = not line.is_known and self._strangers >= settings.password_waiting_max
+        if crowded or self._waiting[line.name] >= settings.password_waiting_per_address_max:
             detail = "too many passwords are being checked; try again"
             raise ProblemError(TOO_MANY, detail, headers={"retry-after": "2"})
-        self._waiting += 1
+        self._waiting[line.name] += 1
+        self._strangers += not line.is_known
         try:
-            async with self._hashing.of(network_of(address)):
+            async with self._hashing.of(line.name):
                 return await asyncio.to_thread(work, *arguments)
         finally:
-            self._waiting -= 1
+            self._strangers -= not line.is_known
+            self._waiting[line.name] -= 1
+            if not self._waiting[line.name]:
+                del self._waiting[line.name]

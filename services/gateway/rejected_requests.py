@@ -33,6 +33,14 @@ class RejectedRequest:
     address: str
     target: str
     outcome: str
+    # Somebody else may have sent it, such as a guess at this user's password: it takes no entry
+    # of the user's own.
+    by_others: bool = False
+
+    @property
+    def budget(self) -> str:
+        """Whose entries it takes."""
+        return f"others at {self.requester}" if self.by_others else self.requester
 
 
 @dataclass
@@ -48,20 +56,20 @@ class RejectionAudit:
 
     def __post_init__(self) -> None:
         self._counts: dict[str, dict[RejectedRequest, int]] = {}
-        # Rejections without an entry of their own, by user.
-        self._others: dict[str, int] = {}
+        # Rejections without an entry of their own, as one for each budget.
+        self._others: dict[RejectedRequest, int] = {}
         self._wake = Wake()
 
     def note(self, refused: RejectedRequest) -> None:
         """Count a rejected request. Never waits, and takes bounded memory."""
-        if refused.requester not in self._counts and len(self._counts) >= USERS_MAX:
-            self._others[NOBODY] = self._others.get(NOBODY, 0) + 1
+        if refused.budget not in self._counts and len(self._counts) >= USERS_MAX:
+            self._add(_rest_of(RejectedRequest(NOBODY, "", "", "")), 1)
             return
-        kinds = self._counts.setdefault(refused.requester, {})
+        kinds = self._counts.setdefault(refused.budget, {})
         if refused in kinds or len(kinds) < KINDS_MAX:
             kinds[refused] = kinds.get(refused, 0) + 1
         else:
-            self._others[refused.requester] = self._others.get(refused.requester, 0) + 1
+            self._add(_rest_of(refused), 1)
         self._wake.set()
 
     async def run(self) -> None:
@@ -77,19 +85,15 @@ class RejectionAudit:
     async def _enter(self) -> None:
         counts, self._counts = self._counts, {}
         found: list[tuple[RejectedRequest, int]] = []
-        for requester, kinds in counts.items():
+        for kinds in counts.values():
             for refused, count in kinds.items():
-                if self.entries.take(requester):
+                if self.entries.take(refused.budget):
                     found.append((refused, count))
                 else:
-                    self._others[requester] = self._others.get(requester, 0) + count
+                    self._add(_rest_of(refused), count)
         # Rejections over the limit become one entry as soon as the limit allows one.
-        ready = [requester for requester in self._others if self.entries.take(requester)]
-        others = {requester: self._others.pop(requester) for requester in ready}
-        found += [
-            (RejectedRequest(requester, "", "", "refused"), count)
-            for requester, count in others.items()
-        ]
+        ready = [rest for rest in self._others if self.entries.take(rest.budget)]
+        found += [(rest, self._others.pop(rest)) for rest in ready]
         if not found:
             return
         try:
@@ -100,7 +104,10 @@ class RejectionAudit:
             if isinstance(problem, DatabaseFaultError):
                 _log.warning("refusals cannot be entered in the audit trail", problem=str(problem))
             for refused, count in found:
-                self._others[refused.requester] = self._others.get(refused.requester, 0) + count
+                self._add(_rest_of(refused), count)
+
+    def _add(self, rest: RejectedRequest, count: int) -> None:
+        self._others[rest] = self._others.get(rest, 0) + count
 
     def _row(self, now: datetime, refused: RejectedRequest, count: int) -> AuditRow:
         times = "once" if count == 1 else f"{count} times"
@@ -115,3 +122,8 @@ class RejectionAudit:
             detail=times + place,
             address=refused.address or SEVERAL,
         )
+
+
+def _rest_of(refused: RejectedRequest) -> RejectedRequest:
+    """What the rejections of one budget are summed up as that have no entry of their own."""
+    return RejectedRequest(refused.requester, "", "", "refused", refused.by_others)

@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.contracts.limits import CREATE_TASKS_MAX
 from libs.contracts.tcp_ports import GATEWAY_PORT
-from libs.service.settings import BaseServiceSettings
+from libs.service.settings import BaseServiceSettings, secret_file
 from services.gateway.permissions import RoleWord, Visibility
 
 
@@ -50,7 +50,7 @@ class GatewaySettings(BaseServiceSettings):
     # The first administrator's token, alone in a file; without it no one can log in.
     admin_token_file: Path | None = None
     # The key that run tokens are signed with; the launcher reads the same file.
-    run_token_key_file: Path | None = None
+    run_token_key_file: Annotated[Path | None, AfterValidator(secret_file)] = None
 
     # Whose tasks, output, specifications and events users and viewers see: their own, those of
     # their team as well, or all. Operators and administrators see all.
@@ -70,6 +70,12 @@ class GatewaySettings(BaseServiceSettings):
     body_values_max: int = Field(default=150_000, ge=100)
     batch_values_max: int = Field(default=400_000, ge=100)
     body_seconds_max: float = Field(default=30.0, gt=0, le=600)
+    # Requests with a body above 16 KiB: how many of one caller (a user or a task) are handled at
+    # once, and how many bodies are parsed at a time in all; one of each caller.
+    large_bodies_per_caller_max: int = Field(default=32, ge=1)
+    large_bodies_parsed_max: int = Field(default=2, ge=1, le=64)
+    # What somebody without a token may send to log in.
+    login_bytes_max: int = Field(default=16_384, ge=1024)
     batch_tasks_max: int = Field(default=1000, ge=1, le=10_000)
     # A batch goes to submit in pieces, so many at once, each below the bus's payload limit.
     batch_piece_tasks: int = Field(default=250, ge=1, le=CREATE_TASKS_MAX)
@@ -118,6 +124,9 @@ class GatewaySettings(BaseServiceSettings):
     # Requests with one token: so many at once, then so many each second, at each gateway process.
     requests_burst: int = Field(default=5000, ge=1)
     requests_per_second: float = Field(default=500.0, gt=0)
+    # Requests of one task's processes, in the same way.
+    run_requests_burst: int = Field(default=20_000, ge=1)
+    run_requests_per_second: float = Field(default=1000.0, gt=0)
     # Questions to the usage ledger that are answered at a time, and of one user; and how many of
     # one user may be there at once.
     usage_questions_max: int = Field(default=2, ge=1)
@@ -229,7 +238,7 @@ class GatewaySettings(BaseServiceSettings):
     oidc_issuer: Annotated[str, AfterValidator(_address)] = ""
     oidc_client_id: str = ""
     # The client's secret, alone in a file; or in the environment. Neither: a public client.
-    oidc_client_secret_file: Path | None = None
+    oidc_client_secret_file: Annotated[Path | None, AfterValidator(secret_file)] = None
     oidc_client_secret: SecretStr = SecretStr("")
     oidc_scopes: str = "openid profile email"
     # The claim that names a user here. It must be a valid user name.
@@ -260,9 +269,12 @@ class GatewaySettings(BaseServiceSettings):
     # Login with a password that is kept here, for sites without a provider.
     passwords: bool = False
     password_characters_min: int = Field(default=12, ge=8, le=128)
-    # Passwords hashed at a time, each on a core with 64 MiB of memory, and how many logins wait.
+    # Passwords hashed at a time, each on a core with 64 MiB of memory; how many logins wait that
+    # come from where their account has not logged in before; and how many of one address, or of an
+    # account where it has.
     password_hashes_max: int = Field(default=2, ge=1, le=64)
     password_waiting_max: int = Field(default=64, ge=1)
+    password_waiting_per_address_max: int = Field(default=16, ge=1)
     # Wrong passwords that cost no delay; then each one doubles it, up to the longest: for an
     # account at one address and for an address, and for an account at addresses that are new to it.
     password_tries_free: int = Field(default=5, ge=1)
@@ -291,9 +303,21 @@ class GatewaySettings(BaseServiceSettings):
         return _read(self.oidc_client_secret_file) or self.oidc_client_secret.get_secret_value()
 
     def login_state_key(self) -> bytes:
-        """Signs logins that have begun. Derived from the key of the run tokens, so that every
-        gateway has the same one, also after a restart."""
-        return hmac.digest(self.run_token_key() or b"", b"shiftwork login state", "sha256")
+        """Signs logins that have begun. Raises ValueError without a key of the run tokens."""
+        key = self._derived_key(b"shiftwork login state")
+        if key is None:
+            raise ValueError("there is no key of the run tokens; set run_token_key_file")
+        return key
+
+    def queue_cursor_key(self) -> bytes | None:
+        """Seals the cursors of the queue; None without a key of the run tokens."""
+        return self._derived_key(b"shiftwork queue cursor")
+
+    def _derived_key(self, purpose: bytes) -> bytes | None:
+        """Of the key of the run tokens, so that every gateway has the same one, also after a
+        restart."""
+        key = self.run_token_key()
+        return hmac.digest(key, purpose, "sha256") if key else None
 
     def admin_token(self) -> str | None:
         """The first administrator's token, read now; None if none is configured."""

@@ -33,11 +33,13 @@ from services.gateway.command_client import Commands
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.ids import Mint
+from services.gateway.large_bodies import LARGE_BYTES, LargeBodies
 from services.gateway.listeners import Listeners
 from services.gateway.oidc import Provider
 from services.gateway.passwords import Passwords
 from services.gateway.permissions import Action, Role
 from services.gateway.problems import INTERNAL, UNAVAILABLE, ProblemError, absent, invalid
+from services.gateway.queue_cursors import QueueCursors
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectedRequest, RejectionAudit
 from services.gateway.rows import AcceptedRow, TaskRow
@@ -113,8 +115,11 @@ class Context:
     run_writes: RateLimits
     state_reads: RateLimits
     requests: RateLimits
+    run_requests: RateLimits
+    large_bodies: LargeBodies
     usage_questions: ConcurrencyLimit
     queue_questions: ConcurrencyLimit
+    queue_cursors: QueueCursors
     dry_runs: RateLimits
     capacity: Capacity
     listeners: Listeners
@@ -256,6 +261,9 @@ async def run_id(request: Request, credentials: Credentials) -> RunId:
     return run
 
 
+BeforeBody = Callable[[Context, RunId], Awaitable[None]]
+
+
 class _StrictRequest(Request):
     """A request whose JSON is read so strictly that it can be stored and shown."""
 
@@ -265,10 +273,31 @@ class _StrictRequest(Request):
         is_batch = self.scope["path"].endswith(":batch")
         most = settings.batch_values_max if is_batch else settings.body_values_max
         try:
-            return json_of(await self.body(), most)
+            body = await self.body()
+            if len(body) <= LARGE_BYTES:
+                return json_of(body, most)
+            return await parts.large_bodies.parse(_counted_as(self), body, most)
         except InvalidInputError as problem:
             # FastAPI answers this one error with the reason in it.
             raise json.JSONDecodeError(str(problem), "", 0) from None
+
+
+def _is_small(request: Request) -> bool:
+    """True if there is no body, or a short one by its declared length."""
+    if "transfer-encoding" in request.headers:
+        return False
+    length = request.headers.get("content-length", "0")
+    return length.isdigit() and int(length[:20]) <= LARGE_BYTES
+
+
+def _counted_as(request: Request) -> str:
+    """Whose bodies count together: those of a user, of a task, or of an address."""
+    caller = request.scope.get(CALLER)
+    if isinstance(caller, RunId):
+        return f"task {caller.task_id}"
+    if isinstance(caller, Identity):
+        return caller.user
+    return f"address {request.client.host if request.client else ''}"
 
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -325,6 +354,8 @@ UNLIKE_PEOPLE = frozenset({Action.BE_A_RUN, Action.LOG_IN})
 class _StrictRoute(APIRoute):
     """A route that checks the caller's permission, and reads bodies strictly."""
 
+    before_large_body: BeforeBody | None = None
+
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
         action, _ = action_of(endpoint)
         shown = {
@@ -355,8 +386,16 @@ class _StrictRoute(APIRoute):
                 if not inside:
                     caller.check()
             if request.method != "GET":
-                return await handler(_StrictRequest(request.scope, request.receive))
-            parts: Context = request.scope[PARTS]
+                changing = _StrictRequest(request.scope, request.receive)
+                if _is_small(request):
+                    return await handler(changing)
+                parts: Context = request.scope[PARTS]
+                # Before a byte of it is read.
+                if self.before_large_body is not None and action is Action.BE_A_RUN:
+                    await self.before_large_body(parts, request.scope[CALLER])
+                async with parts.large_bodies.of(_counted_as(request)):
+                    return await handler(changing)
+            parts = request.scope[PARTS]
             position = parts.live.position
             response = await handler(_StrictRequest(request.scope, request.receive))
             return _validated(request, response, position)
@@ -364,9 +403,16 @@ class _StrictRoute(APIRoute):
         return strict
 
 
-def router_of(tag: str) -> APIRouter:
-    """A router of the API, whose routes check permissions and read bodies strictly."""
-    return APIRouter(tags=[tag], route_class=_StrictRoute)
+def router_of(tag: str, before_large_body: BeforeBody | None = None) -> APIRouter:
+    """A router of the API, whose routes check permissions and read bodies strictly.
+
+    ``before_large_body`` raises a problem for a run of which no large body is read."""
+
+    class Route(_StrictRoute):
+        pass
+
+    Route.before_large_body = before_large_body and staticmethod(before_large_body)
+    return APIRouter(tags=[tag], route_class=Route)
 
 
 Caller = Annotated[Identity, Depends(person)]

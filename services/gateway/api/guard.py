@@ -21,9 +21,11 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from libs.contracts.ids import RunId
 from services.gateway.api.deps import CALLER, PARTS, Context
 from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.auth import Identity, bearer_of, unauthenticated
+from services.gateway.login_delays import network_of
 from services.gateway.problems import (
     FORBIDDEN,
     MALFORMED,
@@ -86,6 +88,8 @@ class Guard:
 
         settings = self._parts.settings
         most = settings.batch_bytes_max if scope["path"] == BATCH else settings.body_bytes_max
+        if scope["path"] in self._templates.public:
+            most = settings.login_bytes_max
         try:
             _check_target(scope)
             await self._authenticate(scope)
@@ -138,12 +142,14 @@ async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> ob
             browser = "" if is_run else "; in a browser, log in first (GET /v1/login says how)"
             raise unauthenticated(f"send the header Authorization: Bearer {which}{browser}")
         if is_run:
-            return await parts.authenticator.run(token, address)
+            run = await parts.authenticator.run(token, address)
+            _count_of_run(parts, run)
+            return run
         identity = await parts.authenticator.person(token, address)
         _count_request(parts, identity)
         return replace(identity, address=address)
     except ProblemError as problem:
-        if problem.kind is not UNAUTHENTICATED or parts.wrong_tokens.take(address):
+        if problem.kind is not UNAUTHENTICATED or parts.wrong_tokens.take(network_of(address)):
             raise
         detail = f"too many requests of {address} had no token or a wrong one; {problem.detail}"
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "5"}) from None
@@ -158,6 +164,15 @@ def _count_request(parts: Context, identity: Identity) -> None:
         f"token {identity.token_id} of {identity.user} is used for more than {rate:g} requests a"
         " second; pause between them, follow events, or submit several tasks as one batch"
     )
+    raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
+
+
+def _count_of_run(parts: Context, run: RunId) -> None:
+    """429 for a task whose processes send too many requests; other tasks are not concerned."""
+    if parts.run_requests.take(run.task_id):
+        return
+    rate = parts.settings.run_requests_per_second
+    detail = f"the processes of {run.task_id} send more than {rate:g} requests a second; try again"
     raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
 
 

@@ -15,7 +15,7 @@ from fastapi import Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from libs.contracts.messages import FieldError
-from libs.store.port import Tx
+from libs.store.port import Op, Tx, Where
 from services.gateway import sessions
 from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import (
@@ -34,6 +34,7 @@ from services.gateway.audit import audit
 from services.gateway.auth import ADMIN_FILE, Identity, not_permitted, unauthenticated
 from services.gateway.bodies import PasswordBody, PasswordLoginBody
 from services.gateway.external_users import account_of, user_of
+from services.gateway.login_delays import network_of
 from services.gateway.oidc import (
     BEGIN,
     NEXT_CHARACTERS_MAX,
@@ -44,7 +45,14 @@ from services.gateway.oidc import (
     local_path,
     read_state,
 )
-from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
+from services.gateway.passwords import Line
+from services.gateway.permissions import (
+    Action,
+    NotPermitted,
+    Reach,
+    Role,
+    refusal_to_reach_others,
+)
 from services.gateway.problems import (
     FORBIDDEN,
     INVALID,
@@ -54,11 +62,22 @@ from services.gateway.problems import (
     ProblemError,
 )
 from services.gateway.rejected_requests import RejectedRequest
-from services.gateway.rows import LoginUseRow, PasswordRow, SessionRow, UserRow
+from services.gateway.rows import (
+    ExternalIdentityRow,
+    LoginUseRow,
+    PasswordRow,
+    SessionRow,
+    UserRow,
+)
 
 router = router_of("login")
 STATE_COOKIE = "shiftwork-login"
 SECRET_BYTES = 32
+LIMITED = NotPermitted(
+    "a token with scopes or an expiry may not set a password: logins with it would have neither",
+    "log in with a browser, or use a token without scopes and expiry; with the old password, any"
+    " token with the scope tokens changes its user's own",
+)
 REDIRECT: dict[int | str, dict[str, Any]] = {
     303: {"description": "to the provider, or back to this site"},
 }
@@ -66,7 +85,7 @@ REDIRECT: dict[int | str, dict[str, Any]] = {
 
 def limit_logins(parts: Context, address: str) -> None:
     """429 for an address that begins too many logins."""
-    if not parts.logins.take(address):
+    if not parts.logins.take(network_of(address)):
         detail = f"{address} begins too many logins; try again"
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "2"})
 
@@ -175,25 +194,27 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
     passwords.require_enabled()
     sessions.require_own_site(parts.settings, request.scope)
     address = address_of(request.scope)
-    passwords.delays.begin(body.user, address)
+    tried = passwords.delays.begin(body.user, address)
+    line = Line(tried.line, tried.is_known)
     password = body.password.get_secret_value()
     try:
         async with parts.store.transaction() as tx:
             row = await tx.get(PasswordRow, body.user)
-        is_right = await passwords.matches(row and row.hash, password, address)
+        is_right = await passwords.matches(row and row.hash, password, line)
     except BaseException:
-        passwords.delays.withdrawn(body.user, address)
+        passwords.delays.withdrawn(tried)
         raise
     if not is_right or row is None:
         # Entered under the account, if there is one: others' spelling mistakes may be passwords.
         if row is not None:
             target = f"POST {request.url.path}"
-            refused = RejectedRequest(body.user, address, target, UNAUTHENTICATED.type)
+            kind = UNAUTHENTICATED.type
+            refused = RejectedRequest(body.user, address, target, kind, by_others=True)
             parts.rejections.note(refused)
         problem = unauthenticated("user or password are wrong")
         problem.audited = row is not None
         raise problem
-    fresh = await passwords.hash(password, address) if passwords.is_outdated(row.hash) else None
+    fresh = await passwords.hash(password, line) if passwords.is_outdated(row.hash) else None
 
     async def write() -> tuple[UserRow, SessionRow, str]:
         async with parts.store.transaction() as tx:
@@ -209,7 +230,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
             return user, found, secret
 
     user, session, secret = await retried(write)
-    passwords.delays.succeeded(body.user, address)
+    passwords.delays.succeeded(tried)
     identity = replace(_identity(user, address, session.id), expires_at=session.expires_at)
     reply = answer(current(identity, secret))
     _give(parts, request, reply, secret)
@@ -249,7 +270,8 @@ async def set_password(
     request: Request, name: str, body: PasswordBody, caller: Caller, parts: Parts
 ) -> Response:
     """Set one's own password, with the old one if there is one; administrators set those of others.
-    The user's other sessions end; tokens go on."""
+    The user's other sessions end; tokens go on. A token with scopes or an expiry changes a password
+    with the old one alone, because a login with the new one has neither."""
     passwords = parts.passwords
     passwords.require_enabled()
     if name != caller.user and caller.reach is not Reach.ALL:
@@ -259,10 +281,14 @@ async def set_password(
     async with parts.store.transaction() as tx:
         await user_or_404(tx, name)
         before = await tx.get(PasswordRow, name)
-    address = address_of(request.scope)
+        if caller.is_limited and (before is None or name != caller.user):
+            raise not_permitted(LIMITED)
+        if before is None and name == caller.user:
+            await _require_no_account(tx, name)
+    line = Line(f"user {caller.user}", is_known=True)
     if before is not None and name == caller.user and caller.token_id != ADMIN_FILE:
-        await _check_old(parts, body, before, address)
-    made = await passwords.hash(new, address)
+        await _check_old(parts, body, before, address_of(request.scope), line)
+    made = await passwords.hash(new, line)
     async with parts.store.transaction() as tx:
         await user_or_404(tx, name)
         if await tx.get(PasswordRow, name) != before:
@@ -274,13 +300,30 @@ async def set_password(
     return Response(status_code=204)
 
 
-async def _check_old(parts: Context, body: PasswordBody, before: PasswordRow, address: str) -> None:
+async def _require_no_account(tx: Tx, name: str) -> None:
+    """403 for a first password of a user who logs in at the provider: it would go on working when
+    the provider removes that person."""
+    bound = await tx.select(ExternalIdentityRow, Where("user", Op.EQ, name), limit=1)
+    if bound:
+        why = f"{name} logs in at the provider, and may not set a first password here"
+        raise not_permitted(NotPermitted(why, "ask an administrator, who may set one"))
+
+
+async def _check_old(
+    parts: Context, body: PasswordBody, before: PasswordRow, address: str, line: Line
+) -> None:
     """422 without the old password, 403 if it is wrong. Guesses are slowed as those of logins."""
     if body.old is None:
         message, fix = "is missing", "give the present password; an administrator can set another"
         error = FieldError(field="old", value="", message=message, fix=fix)
         raise ProblemError(INVALID, f"old: {message}; {fix}", [error])
-    parts.passwords.delays.begin(before.user, address)
-    if not await parts.passwords.matches(before.hash, body.old.get_secret_value(), address):
+    passwords = parts.passwords
+    tried = passwords.delays.begin(before.user, address)
+    try:
+        is_right = await passwords.matches(before.hash, body.old.get_secret_value(), line)
+    except BaseException:
+        passwords.delays.withdrawn(tried)
+        raise
+    if not is_right:
         raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")
-    parts.passwords.delays.succeeded(before.user, address)
+    passwords.delays.succeeded(tried)

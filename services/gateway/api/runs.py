@@ -48,8 +48,6 @@ from services.gateway.problems import SUPERSEDED, TOO_MANY, UNAVAILABLE, Problem
 from services.gateway.rows import RunRow, UserRow
 from services.gateway.sight import Sight
 
-router = router_of("training")
-
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
@@ -92,6 +90,25 @@ async def run_status(tx: Tx, run: RunId) -> RunStatus:
     return RunStatus(
         run.attempt, revision, preempt, rfc3339(deadline), superseded, listens, yielded
     )
+
+
+def _is_over(run: RunId) -> ProblemError:
+    """A run's token ends with the run: it neither reads nor writes any more."""
+    return ProblemError(SUPERSEDED, f"attempt {run.attempt} of {run.task_id} is over; stop")
+
+
+async def _signal_of(parts: Context, run: RunId) -> RunStatus:
+    async with parts.store.transaction() as tx:
+        return await run_status(tx, run)
+
+
+async def _require_live(parts: Context, run: RunId) -> None:
+    """409 for a run that is over."""
+    if (await _signal_of(parts, run)).superseded:
+        raise _is_over(run)
+
+
+router = router_of("training", before_large_body=_require_live)
 
 
 @router.get("/run", response_model=shapes.RunState)
@@ -142,16 +159,6 @@ def _state(found: RunStatus) -> dict[str, object]:
         "deadline_at": found.deadline_at,
         "superseded": found.superseded,
     }
-
-
-def _is_over(run: RunId) -> ProblemError:
-    """A run's token ends with the run: it neither reads nor writes any more."""
-    return ProblemError(SUPERSEDED, f"attempt {run.attempt} of {run.task_id} is over; stop")
-
-
-async def _signal_of(parts: Context, run: RunId) -> RunStatus:
-    async with parts.store.transaction() as tx:
-        return await run_status(tx, run)
 
 
 @router.post(

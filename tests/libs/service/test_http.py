@@ -47,7 +47,10 @@ HEAD = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
 
 @contextlib.asynccontextmanager
 async def serving(
-    limits: HttpLimits, app: Asgi | None = None, metrics_token: str | None = None
+    limits: HttpLimits,
+    app: Asgi | None = None,
+    metrics_token: str | None = None,
+    trusted_proxies: str = "",
 ) -> AsyncIterator[int]:
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(
@@ -59,6 +62,7 @@ async def serving(
             on_bound=bound.set_result,
             limits=limits,
             metrics_token=metrics_token,
+            trusted_proxies=trusted_proxies,
         )
     )
     try:
@@ -232,3 +236,39 @@ def test_the_limit_of_open_files_is_raised_to_what_the_system_allows() -> None:
         assert HttpLimits().total_max > 256 or before[1] <= 512
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    ("proxies", "seen"),
+    [
+        ("", b"http 127.0.0.1"),
+        ("10.0.0.7, 10.1.0.0/16", b"http 127.0.0.1"),
+        ("10.0.0.7,127.0.0.1", b"https 192.0.2.9"),
+        ("127.0.0.0/8", b"https 192.0.2.9"),
+    ],
+)
+async def test_the_word_of_proxies_that_are_named_counts_and_of_nobody_else(
+    proxies: str, seen: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of this machine is no proxy, whatever uvicorn's own variable says."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = f"{scope['scheme']} {scope['client'][0]}".encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    async with serving(HttpLimits(), app, trusted_proxies=proxies) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"GET / HTTP/1.1\r\nhost: x\r\nx-forwarded-for: 192.0.2.9\r\n"
+            b"x-forwarded-proto: https\r\nconnection: close\r\n\r\n"
+        )
+        assert seen in await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize("proxies", ["*", "proxy.example.org", "10.0.0.1/8"])
+def test_a_proxy_is_named_by_its_address(proxies: str) -> None:
+    with pytest.raises(ValidationError, match=r"10\.1\.0\.0/16"):
+        BaseServiceSettings(database_url="-", nats_url="-", http_trusted_proxies=proxies)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import threading
 import time
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -15,10 +17,12 @@ from hypothesis import strategies as st
 from services.gateway import passwords
 from services.gateway.login_delays import KEYS_MAX, Delays, LoginDelays, network_of
 from services.gateway.problems import ProblemError
-from services.gateway.rows import PasswordRow
+from services.gateway.rows import AuditRow, PasswordRow
 from services.gateway.sessions import CSRF_HEADER
+from services.gateway.settings import GatewaySettings
 from services.gateway.tables import TABLES
 from tests.kit.clock import FakeClock
+from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness
 
 GOOD, OTHER = "correct horse battery", "another long password"
@@ -193,8 +197,7 @@ def admitted(found: LoginDelays, account: str, address: str) -> bool:
 def test_nobody_is_locked_out_by_guesses_elsewhere() -> None:
     clock = FakeClock()
     found = delays(clock)
-    assert admitted(found, "ann", "10.0.0.1")
-    found.succeeded("ann", "10.0.0.1")
+    found.succeeded(found.begin("ann", "10.0.0.1"))
     for number in range(2000):
         admitted(found, "ann", f"192.0.2.{number % 250}")
         clock.advance(1)
@@ -247,9 +250,14 @@ def test_the_memory_for_delays_is_bounded() -> None:
         ("2001:db8::1", "2001:db8::/64"),
         ("2001:db8::ffff:1", "2001:db8::/64"),
         ("unknown", "unknown"),
+        # Each process of this machine can use all of them.
+        ("127.0.0.1", "127.0.0.0/8"),
+        ("127.9.8.7", "127.0.0.0/8"),
+        ("::ffff:127.0.0.1", "127.0.0.0/8"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
     ],
 )
-def test_an_address_of_ipv6_counts_with_its_network(address: str, network: str) -> None:
+def test_an_address_counts_with_its_network(address: str, network: str) -> None:
     assert network_of(address) == network
 
 
@@ -260,3 +268,118 @@ async def test_a_cookie_without_a_site_is_no_secret_in_a_log(
         headers: dict[str, Any] = {"cookie": "shiftwork=a-stolen-secret"}
         assert (await client.get("/v1/session", headers=headers)).status_code == 401
     assert "a-stolen-secret" not in capsys.readouterr().out
+
+
+def test_who_is_known_at_a_shared_address_passes_its_delay() -> None:
+    """Behind a proxy that is not named, everybody has one address."""
+    clock = FakeClock()
+    found = delays(clock)
+    found.succeeded(found.begin("bob", "10.9.9.9"))
+    tried = sum(admitted(found, f"nobody{number}", "10.9.9.9") for number in range(100))
+    assert tried == 20
+    assert not admitted(found, "ann", "10.9.9.9")
+    # Guesses at bob from there are slowed as before.
+    assert sum(admitted(found, "bob", "10.9.9.9") for _ in range(100)) == 5
+
+
+def test_a_right_password_ends_no_delay_that_others_have_caused() -> None:
+    """Else an attacker with an account would log in between two guesses."""
+    clock = FakeClock()
+    found = delays(clock)
+    own = found.begin("eve", "192.0.2.1")
+    guessed = sum(admitted(found, f"user{number}", "192.0.2.1") for number in range(100))
+    found.succeeded(own)
+    assert guessed == 19
+    assert not admitted(found, "ann", "192.0.2.1")
+    found.succeeded(found.begin("eve", "192.0.2.1"))
+    assert not admitted(found, "ann", "192.0.2.1")
+
+
+def test_invented_names_do_not_make_a_victims_count_forgotten() -> None:
+    clock = FakeClock()
+    found = delays(clock)
+    for number in range(10):
+        assert admitted(found, "ann", f"192.0.2.{number}")
+    assert not admitted(found, "ann", "198.51.100.1")
+    for number in range(KEYS_MAX + 100):
+        assert admitted(
+            found, f"n{number}", f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+        )
+    assert not admitted(found, "ann", "198.51.100.2")
+
+
+def test_a_try_that_was_not_made_leaves_nothing() -> None:
+    clock = FakeClock()
+    found = delays(clock)
+    for number in range(100):
+        found.withdrawn(found.begin(f"n{number}", f"10.0.0.{number}"))
+    assert len(found) == 0
+
+
+async def test_logins_of_strangers_fill_no_place_of_who_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = GatewaySettings(
+        database_url="-", nats_url="-", password_waiting_max=6, password_waiting_per_address_max=2
+    )
+    found = passwords.Passwords(settings, FakeClock())
+    stored = await found.hash(GOOD, passwords.Line("", is_known=True))
+    await found.matches(None, "", passwords.Line("", is_known=True))
+    verified = threading.Event()
+    verify = found._verify
+
+    def slow(stored: str, password: str) -> bool:
+        assert verified.wait(10)
+        return verify(stored, password)
+
+    monkeypatch.setattr(found, "_verify", slow)
+
+    async def status(name: str, *, is_known: bool) -> str:
+        try:
+            line = passwords.Line(name, is_known=is_known)
+            return "right" if await found.matches(stored, GOOD, line) else "wrong"
+        except ProblemError as problem:
+            return str(problem.kind.status)
+
+    strangers = [
+        asyncio.ensure_future(status(f"192.0.2.{number % 5}", is_known=False))
+        for number in range(100)
+    ]
+    await asyncio.sleep(0)
+    known = [asyncio.ensure_future(status("bob@10.0.0.1", is_known=True)) for _ in range(3)]
+    await asyncio.sleep(0)
+    verified.set()
+    found_of = Counter(await asyncio.gather(*strangers))
+    assert found_of == {"right": 6, "429": 94}
+    assert Counter(await asyncio.gather(*known)) == {"right": 2, "429": 1}
+    assert await status("192.0.2.1", is_known=False) == "right"
+
+
+@pytest.mark.parametrize(
+    "harness",
+    [
+        {
+            "passwords": True,
+            "password_tries_free": 100,
+            "refusal_entries_burst": 1,
+            "refusal_entries_per_second": 0.0001,
+            "refusals_seconds": 0.05,
+        }
+    ],
+    indirect=True,
+)
+async def test_guesses_at_an_account_take_no_entry_of_its_own_in_the_audit_trail(
+    harness: GatewayHarness,
+) -> None:
+    token = await set_password(harness)
+
+    def actions() -> list[str]:
+        rows = harness.database.rows(TABLES, AuditRow).values()
+        return [row.action for row in rows if row.who == "ann"]
+
+    async with harness.client(None) as guesser, harness.client(token) as ann:
+        for _ in range(3):
+            assert (await log_in(guesser, "wrong")).status_code == 401
+        await until(lambda: "request" in actions())
+        assert (await ann.put("/v1/quotas", json={"limit": 1})).status_code == 403
+    assert "quota.set" in actions()

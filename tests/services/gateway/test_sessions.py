@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
+from structlog.testing import capture_logs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -337,3 +340,34 @@ def test_a_cookie_by_https_is_for_this_host_alone() -> None:
     ):
         scope["headers"] = [(b"cookie", cookies.encode())]
         assert sessions.cookie_of(settings, scope) == found, cookies
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({}, False),
+        ({"public_url": "http://site.test"}, False),
+        ({"public_url": "https://site.test"}, True),
+        ({"public_url": "https://site.test", "http_trusted_proxies": "10.0.0.7"}, False),
+    ],
+)
+def test_a_site_behind_a_proxy_that_it_does_not_trust_is_warned(
+    tmp_path: Path, options: dict[str, str], warns: bool
+) -> None:
+    with capture_logs() as logs:
+        GatewayHarness(tmp_path, options).new_gateway()
+    found = [each for each in logs if "HTTP_TRUSTED_PROXIES" in each["event"]]
+    assert bool(found) == warns
+
+
+@pytest.mark.parametrize("name", ["run_token_key_file", "oidc_client_secret_file"])
+def test_an_empty_file_is_no_key(tmp_path: Path, name: str) -> None:
+    """What is signed with nothing is signed by everybody."""
+    empty = tmp_path / "key"
+    empty.write_text("\n")
+    with pytest.raises(ValidationError, match="is empty"):
+        GatewaySettings.model_validate({"database_url": "-", "nats_url": "-", name: empty})
+    without = GatewaySettings(database_url="-", nats_url="-")
+    assert without.queue_cursor_key() is None
+    with pytest.raises(ValueError, match="run_token_key_file"):
+        without.login_state_key()

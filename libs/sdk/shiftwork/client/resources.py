@@ -1318,7 +1318,8 @@ class Users(Resource):
 
     def set_password(self, name: str, body: types.PasswordBody) -> None:
         """Set one's own password, with the old one if there is one; administrators set those of others.
-        The user's other sessions end; tokens go on.
+        The user's other sessions end; tokens go on. A token with scopes or an expiry changes a password
+        with the old one alone, because a login with the new one has neither.
 
         PUT /v1/users/{name}/password"""
         self._json(
