@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from libs.contracts.messages import FieldError
 from libs.store.port import Tx
-from services.gateway import sessions
+from services.gateway import sessions, views
 from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import (
     Caller,
@@ -32,7 +33,7 @@ from services.gateway.api.people import user_or_404
 from services.gateway.api.sessions import current
 from services.gateway.auth import Identity, audit, not_permitted, unauthenticated
 from services.gateway.bodies import PasswordBody, PasswordLoginBody
-from services.gateway.external_users import account_of, user_of
+from services.gateway.external_users import Account, Admitted, account_of, user_of
 from services.gateway.oidc import NEXT_DEFAULT, LoginState, Provider, local_path, read_state
 from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
 from services.gateway.problems import (
@@ -126,18 +127,9 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
                     "the login failed: it was completed already; begin again at /v1/login/oidc"
                 )
             tx.put(LoginUseRow(used, tx.now))
-            user, is_new = await user_of(tx, settings, account)
-            detail = f"{account.issuer} subject {account.subject}"
-            if is_new:
-                audit(
-                    tx,
-                    parts.mint,
-                    _identity(user, address, ""),
-                    action="user.link",
-                    target=user.name,
-                    detail=detail,
-                )
-            return await _begin(parts, tx, user, address, "oidc")
+            admitted = await user_of(tx, settings, account)
+            _audit_login(parts, tx, admitted, account, address)
+            return await _begin(parts, tx, admitted.user, address, "oidc")
 
     secret = await retried(write)
     reply = _redirect(login.next)
@@ -146,6 +138,35 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
         "set-cookie", sessions.set_cookie(settings, request.scope, "", 0, STATE_COOKIE)
     )
     return reply
+
+
+def _audit_login(
+    parts: Context, tx: Tx, admitted: Admitted, account: Account, address: str
+) -> None:
+    """What a login at the provider has changed, as the change of whoever logs in."""
+    user, before, team = admitted.user, admitted.before, admitted.new_team
+    entries: list[tuple[str, str, Mapping[str, Any] | None, Mapping[str, Any] | None]] = []
+    if team is not None:
+        entries.append(("team.add", team.name, None, views.team(team)))
+    if before is None:
+        entries.append(("user.add", user.name, None, views.user(user)))
+    elif before != user:
+        entries.append(("user.change", user.name, views.user(before), views.user(user)))
+    if admitted.is_linked:
+        entries.append(("user.link", user.name, None, None))
+    identity = _identity(user, address, "")
+    detail = f"{account.issuer} subject {account.subject}"
+    for action, target, was, now in entries:
+        audit(
+            tx,
+            parts.mint,
+            identity,
+            action=action,
+            target=target,
+            detail=detail,
+            before=was,
+            after=now,
+        )
 
 
 def _provider(parts: Context) -> Provider:

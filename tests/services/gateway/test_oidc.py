@@ -432,6 +432,28 @@ async def test_groups_give_role_and_team_at_each_login(
 
 
 @options(**ROLES)
+async def test_what_a_login_changes_is_in_the_audit_trail(
+    harness: GatewayHarness, provider: FakeProvider
+) -> None:
+    async with browser(harness) as client:
+        for groups in ([], ["root", "see"], ["root", "see"]):
+            provider.userinfo = {"sub": "subject-of-ann", "groups": groups}
+            assert (await logged_in(client, provider)).status_code == 303
+    async with harness.client() as admin:
+        items = (await admin.get("/v1/audit")).json()["items"]
+    trail = [entry for entry in reversed(items) if entry["action"] != "login.oidc"]
+    assert [entry["action"] for entry in trail] == [
+        *("user.add", "user.link", "team.add", "user.change")
+    ]
+    assert {entry["who"] for entry in trail} == {"ann"}
+    added, _, team, changed = trail
+    assert (added["before"], added["after"]["role"]) == (None, "user")
+    assert team["target"] == team["after"]["name"] == "vision"
+    assert (changed["before"]["role"], changed["before"]["team"]) == ("user", None)
+    assert (changed["after"]["role"], changed["after"]["team"]) == ("admin", "vision")
+
+
+@options(**ROLES)
 async def test_claims_that_settings_need_and_nobody_sends_are_logged(
     harness: GatewayHarness, provider: FakeProvider
 ) -> None:
