@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import IPv6Address, ip_address, ip_network
 
-from libs.service.clock import Clock
+from libs.service.clock import Clock, ForwardClock
 from services.gateway.problems import TOO_MANY, ProblemError
 
 KEYS_MAX = 10_000
@@ -31,7 +31,7 @@ class Delays:
     """After ``free`` failures of a key each further one doubles its delay, up to ``longest``."""
 
     def __init__(self, clock: Clock, *, free: int, longest_seconds: float) -> None:
-        self._clock = clock
+        self._clock = ForwardClock(clock)
         self._free = free
         self._longest = longest_seconds
         self._keys: OrderedDict[str, _Failures] = OrderedDict()

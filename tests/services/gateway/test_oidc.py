@@ -315,6 +315,35 @@ async def test_a_provider_that_is_down_harms_only_new_logins(
 
 
 @options()
+async def test_a_clock_that_is_set_back_does_not_lengthen_the_wait_after_a_failure(
+    harness: GatewayHarness, provider: FakeProvider
+) -> None:
+    harness.clock.advance(86_400)
+    async with browser(harness) as client:
+        provider.is_down = True
+        assert (await client.get("/v1/login/oidc")).status_code == 503
+        provider.is_down = False
+        harness.clock.advance(-86_400)
+        assert (await client.get("/v1/login/oidc")).status_code == 503
+        harness.clock.advance(60)
+        assert (await client.get("/v1/login/oidc")).status_code == 303
+
+
+@options()
+async def test_a_clock_that_is_set_back_does_not_keep_changed_keys_from_being_fetched(
+    harness: GatewayHarness, provider: FakeProvider
+) -> None:
+    harness.clock.advance(86_400)
+    async with browser(harness) as client:
+        assert (await logged_in(client, provider)).status_code == 303
+        harness.clock.advance(-86_400)
+        provider.keys = [a_key("second")]
+        assert (await logged_in(client, provider)).status_code == 401
+        harness.clock.advance(6)
+        assert (await logged_in(client, provider)).status_code == 303
+
+
+@options()
 async def test_a_description_of_another_provider_is_refused(
     harness: GatewayHarness, provider: FakeProvider
 ) -> None:

@@ -258,3 +258,17 @@ async def test_a_cookie_without_a_site_is_no_secret_in_a_log(
         headers: dict[str, Any] = {"cookie": "shiftwork=a-stolen-secret"}
         assert (await client.get("/v1/session", headers=headers)).status_code == 401
     assert "a-stolen-secret" not in capsys.readouterr().out
+
+
+def test_a_clock_that_is_set_back_does_not_lengthen_a_delay() -> None:
+    clock = FakeClock()
+    clock.advance(86_400 * 365)
+    delays = LoginDelays(clock, free=5, longest_seconds=900, account_longest_seconds=30)
+    for _ in range(5):
+        delays.begin("ann", "192.0.2.1")
+    clock.advance(-86_400 * 365)
+    with pytest.raises(ProblemError) as found:
+        delays.begin("ann", "192.0.2.1")
+    assert int(found.value.headers["retry-after"]) <= 1
+    clock.advance(1)
+    delays.begin("ann", "192.0.2.1")
