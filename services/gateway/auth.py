@@ -50,6 +50,7 @@ from services.gateway.permissions import (
     refusal_of,
     whom_to_ask,
 )
+from services.gateway.login_delays import network_of
 from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
 from services.gateway.rows import (
     AuditRow,
@@ -233,7 +234,7 @@ class Authenticator:
         identity = self._remembered(digest)
         if identity is None:
             # A token that was valid before does not queue behind other tokens of its address.
-            line = digest if digest in self._valid_before else address
+            line = digest if digest in self._valid_before else network_of(address)
             if self._lookups.count(line) >= self._waiting_max:
                 detail = "too many tokens of one address are being looked up; try again"
                 raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})

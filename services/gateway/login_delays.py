@@ -137,6 +137,8 @@ def network_of(address: str) -> str:
         found = ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
+    if isinstance(found, IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
         return str(ip_network(f"{found}/64", strict=False))
     return str(found)

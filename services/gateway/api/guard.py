@@ -24,6 +24,7 @@ from starlette.websockets import WebSocket
 from services.gateway.api.deps import CALLER, PARTS, Context
 from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.auth import Identity, bearer_of, unauthenticated
+from services.gateway.login_delays import network_of
 from services.gateway.problems import (
     FORBIDDEN,
     MALFORMED,
@@ -143,7 +144,7 @@ async def enter(parts: Context, scope: Scope, token: str, *, is_run: bool) -> ob
         _count_request(parts, identity)
         return replace(identity, address=address)
     except ProblemError as problem:
-        if problem.kind is not UNAUTHENTICATED or parts.wrong_tokens.take(address):
+        if problem.kind is not UNAUTHENTICATED or parts.wrong_tokens.take(network_of(address)):
             raise
         detail = f"too many requests of {address} had no token or a wrong one; {problem.detail}"
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "5"}) from None

@@ -34,6 +34,7 @@ from services.gateway.api.sessions import current
 from services.gateway.auth import Identity, audit, not_permitted, unauthenticated
 from services.gateway.bodies import PasswordBody, PasswordLoginBody
 from services.gateway.external_users import Account, Admitted, account_of, user_of
+from services.gateway.login_delays import network_of
 from services.gateway.oidc import NEXT_DEFAULT, LoginState, Provider, local_path, read_state
 from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
 from services.gateway.problems import (
@@ -59,7 +60,7 @@ REDIRECT: dict[int | str, dict[str, Any]] = {
 
 def limit_logins(parts: Context, address: str) -> None:
     """429 for an address that begins too many logins."""
-    if not parts.logins.take(address):
+    if not parts.logins.take(network_of(address)):
         detail = f"{address} begins too many logins; try again"
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "2"})
 

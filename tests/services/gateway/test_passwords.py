@@ -244,6 +244,7 @@ def test_the_memory_for_delays_is_bounded() -> None:
         ("10.0.0.1", "10.0.0.1"),
         ("2001:db8::1", "2001:db8::/64"),
         ("2001:db8::ffff:1", "2001:db8::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
         ("unknown", "unknown"),
     ],
 )
