@@ -39,6 +39,7 @@ from libs.store.port import (
     UnreadableRowError,
 )
 from services.gateway.concurrency import ConcurrencyLimit
+from services.gateway.login_delays import network_of
 from services.gateway.permissions import (
     Action,
     NotPermitted,
@@ -50,7 +51,6 @@ from services.gateway.permissions import (
     refusal_of,
     whom_to_ask,
 )
-from services.gateway.login_delays import network_of
 from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
 from services.gateway.rows import (
     AuditRow,

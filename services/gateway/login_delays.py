@@ -6,14 +6,16 @@ possible. Called by ``passwords.py``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import IPv6Address, ip_address, ip_network
 
 from libs.service.clock import Clock, ForwardClock
-from services.gateway.problems import TOO_MANY, ProblemError
+from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
 
 KEYS_MAX = 10_000
 # After so long without a wrong password the count begins again.
@@ -92,6 +94,21 @@ class LoginDelays:
         self._addresses = Delays(clock, free=free * 4, longest_seconds=longest_seconds)
         self._accounts = Delays(clock, free=free * 2, longest_seconds=account_longest_seconds)
         self._known: OrderedDict[str, None] = OrderedDict()
+
+    @contextlib.contextmanager
+    def attempt(self, account: str, address: str) -> Generator[None]:
+        """One try of a password. It counts as wrong if the block ends with 401 or 403, and as right
+        if it ends without a problem; any other end says nothing about the password. Raises 429 if
+        the try comes too early."""
+        self.begin(account, address)
+        try:
+            yield
+        except BaseException as problem:
+            refused = isinstance(problem, ProblemError)
+            if not refused or problem.kind not in (UNAUTHENTICATED, FORBIDDEN):
+                self.withdrawn(account, address)
+            raise
+        self.succeeded(account, address)
 
     def begin(self, account: str, address: str) -> None:
         """Count a try as wrong until ``succeeded``. Raises 429 if it comes too early."""

@@ -191,41 +191,36 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
     passwords.require_enabled()
     sessions.require_own_site(parts.settings, request.scope)
     address = address_of(request.scope)
-    passwords.delays.begin(body.user, address)
     password = body.password.get_secret_value()
-    try:
+    with passwords.delays.attempt(body.user, address):
         async with parts.store.transaction() as tx:
             row = await tx.get(PasswordRow, body.user)
         is_right = await passwords.matches(row and row.hash, password, address)
-    except BaseException:
-        passwords.delays.withdrawn(body.user, address)
-        raise
-    if not is_right or row is None:
-        # Entered under the account, if there is one: others' spelling mistakes may be passwords.
-        if row is not None:
-            target = f"POST {request.url.path}"
-            refused = RejectedRequest(body.user, address, target, UNAUTHENTICATED.type)
-            parts.rejections.note(refused)
-        problem = unauthenticated("user or password are wrong")
-        problem.audited = row is not None
-        raise problem
-    fresh = await passwords.hash(password, address) if passwords.is_outdated(row.hash) else None
+        if not is_right or row is None:
+            # Entered under the account, if there is one: others' spelling mistakes may be passwords.
+            if row is not None:
+                target = f"POST {request.url.path}"
+                refused = RejectedRequest(body.user, address, target, UNAUTHENTICATED.type)
+                parts.rejections.note(refused)
+            problem = unauthenticated("user or password are wrong")
+            problem.audited = row is not None
+            raise problem
+        fresh = await passwords.hash(password, address) if passwords.is_outdated(row.hash) else None
 
-    async def write() -> tuple[UserRow, SessionRow, str]:
-        async with parts.store.transaction() as tx:
-            user = await tx.get(UserRow, row.user)
-            now = await tx.get(PasswordRow, row.user)
-            if user is None or user.disabled or now != row:
-                raise unauthenticated("user or password are wrong")
-            if fresh is not None:
-                tx.put(replace(row, hash=fresh))
-            secret = await _begin(parts, tx, user, address, "password")
-            found = await tx.get(SessionRow, sessions.session_hash(secret))
-            assert found is not None
-            return user, found, secret
+        async def write() -> tuple[UserRow, SessionRow, str]:
+            async with parts.store.transaction() as tx:
+                user = await tx.get(UserRow, row.user)
+                now = await tx.get(PasswordRow, row.user)
+                if user is None or user.disabled or now != row:
+                    raise unauthenticated("user or password are wrong")
+                if fresh is not None:
+                    tx.put(replace(row, hash=fresh))
+                secret = await _begin(parts, tx, user, address, "password")
+                found = await tx.get(SessionRow, sessions.session_hash(secret))
+                assert found is not None
+                return user, found, secret
 
-    user, session, secret = await retried(write)
-    passwords.delays.succeeded(body.user, address)
+        user, session, secret = await retried(write)
     identity = replace(_identity(user, address, session.id), expires_at=session.expires_at)
     reply = answer(current(identity, secret))
     _give(parts, request, reply, secret)
@@ -296,7 +291,6 @@ async def _check_old(parts: Context, body: PasswordBody, before: PasswordRow, ad
         message, fix = "is missing", "give the present password; an administrator can set another"
         error = FieldError(field="old", value="", message=message, fix=fix)
         raise ProblemError(INVALID, f"old: {message}; {fix}", [error])
-    parts.passwords.delays.begin(before.user, address)
-    if not await parts.passwords.matches(before.hash, body.old.get_secret_value(), address):
-        raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")
-    parts.passwords.delays.succeeded(before.user, address)
+    with parts.passwords.delays.attempt(before.user, address):
+        if not await parts.passwords.matches(before.hash, body.old.get_secret_value(), address):
+            raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")

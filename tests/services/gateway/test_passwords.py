@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway import passwords
+from libs.store.port import StoreUnavailableError
+from services.gateway import passwords, sessions
 from services.gateway.login_delays import KEYS_MAX, Delays, LoginDelays, network_of
-from services.gateway.problems import ProblemError
-from services.gateway.rows import PasswordRow
+from services.gateway.problems import TOO_MANY, ProblemError
+from services.gateway.rows import PasswordRow, SessionRow
 from services.gateway.sessions import CSRF_HEADER
 from services.gateway.tables import TABLES
 from tests.kit.clock import FakeClock
@@ -174,6 +175,88 @@ async def test_guesses_at_the_same_time_are_counted(harness: GatewayHarness) -> 
     async with harness.client(None) as client:
         replies = await asyncio.gather(*(log_in(client, "wrong") for _ in range(20)))
     assert sum(reply.status_code == 401 for reply in replies) == 5
+
+
+@with_passwords
+@pytest.mark.parametrize("what", ["login", "change"])
+async def test_tries_that_were_not_checked_count_as_no_wrong_passwords(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def busy(*_: object) -> bool:
+        raise ProblemError(TOO_MANY, "too many passwords are being checked")
+
+    token = await set_password(harness)
+    real = passwords.Passwords.matches
+    async with harness.client(token) as ann, harness.client(None) as client:
+
+        async def try_it() -> httpx.Response:
+            if what == "login":
+                return await log_in(client)
+            body = {"password": OTHER, "old": GOOD}
+            return await ann.put("/v1/users/ann/password", json=body)
+
+        for _ in range(30):
+            monkeypatch.setattr(passwords.Passwords, "matches", busy)
+            assert "being checked" in (await try_it()).text
+        monkeypatch.setattr(passwords.Passwords, "matches", real)
+        assert (await try_it()).status_code in (200, 204)
+
+
+@with_passwords
+async def test_a_right_password_counts_as_no_wrong_one_when_its_session_cannot_be_written(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailableError("away")
+
+    await set_password(harness)
+    async with harness.client(None) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(sessions, "begin", away)
+            for _ in range(30):
+                assert (await log_in(client)).status_code == 503
+        assert (await log_in(client)).status_code == 200
+
+
+@with_passwords
+async def test_a_password_that_is_changed_while_it_is_verified_begins_no_session(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await set_password(harness)
+    real = passwords.Passwords.matches
+
+    async def change_meanwhile(*given: Any) -> bool:
+        found = await real(*given)
+        async with harness.client() as admin:
+            path = "/v1/users/ann/password"
+            assert (await admin.put(path, json={"password": OTHER})).status_code == 204
+        return found
+
+    monkeypatch.setattr(passwords.Passwords, "matches", change_meanwhile)
+    async with harness.client(None) as client:
+        assert (await log_in(client)).status_code == 401
+        assert "set-cookie" not in (await log_in(client)).headers
+    assert harness.database.rows(TABLES, SessionRow) == {}
+
+
+def test_a_login_leaves_the_count_of_its_address() -> None:
+    """Whoever has an account does not reset what counts for all accounts with it."""
+    found = delays(FakeClock())
+    tried = 0
+    for number in range(1000):
+        if admitted(found, f"user{number}", "192.0.2.1"):
+            tried += 1
+        if admitted(found, "mine", "192.0.2.1"):
+            found.succeeded("mine", "192.0.2.1")
+    # A right password takes back its own try, no others.
+    assert tried == 20
+
+
+def test_a_try_that_was_not_made_counts_nowhere() -> None:
+    found = delays(FakeClock())
+    for _ in range(100):
+        assert admitted(found, "ann", "192.0.2.1")
+        found.withdrawn("ann", "192.0.2.1")
 
 
 def delays(clock: FakeClock) -> LoginDelays:
