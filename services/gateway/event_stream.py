@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import orjson
 import structlog
 
+from libs.contracts.messages import FieldError
 from libs.service.loop import Wake, pause
 from libs.store.port import (
     DatabaseFaultError,
@@ -30,7 +31,7 @@ from libs.store.port import (
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.concurrency import ConcurrencyLimit
-from services.gateway.problems import TOO_MANY, ProblemError
+from services.gateway.problems import GONE, TOO_MANY, ProblemError
 from services.gateway.rows import EventHeadRow, EventRow, RunRow, TaskRow
 from services.gateway.sight import ANY, EVERY_TASK, Conditions, Sight, key_of, meets
 from services.gateway.store import EVERYTHING
@@ -127,9 +128,19 @@ class Reader:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     pending: deque[Encoded] = field(default_factory=deque)
     behind: bool = True
+    # Everything that it wants up to here was emitted.
+    after: int = 0
+    waiting: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        """True if everything that was fed to it was emitted, and it waits for more."""
+        return self.waiting and not self.behind and not self.pending
 
     def give(self, position: int, document: bytes) -> None:
         """Queue an event. A reader whose queue is full reads the table later instead."""
+        if self.is_idle:
+            self.after = max(self.after, position - 1)
         if len(self.pending) >= self.pending_max:
             self.reset()
         elif not self.behind:
@@ -237,6 +248,10 @@ class EventPages:
         limit = self._events_max - after % self._events_max if whole else self._events_max
         async with self._store.transaction() as tx:
             rows = await rows_of.events(tx, *where, after=after, limit=limit, seen=seen)
+            # Read last: what was pruned before this is not on the page.
+            ends = await rows_of.head(tx)
+        if after < ends.oldest - 1:
+            raise gone(after, f"events before {ends.oldest} are not kept", ends.oldest)
         events = tuple((row.position, document_of(row)) for row in rows)
         size = PAGE_OVERHEAD_BYTES + sum(len(document) for _, document in events)
         return Page(events, None if len(rows) == limit else known_end or 0, size)
@@ -364,40 +379,56 @@ class LiveEvents:
 
     async def follow(self, reader: Reader, after: int, emit: Emit) -> None:
         """Emit every event of the reader's topic behind ``after``, in order and once, until the
-        process stops or the caller cancels.
+        process stops or the caller cancels. Raises 410 if events were pruned before the reader
+        took them.
         """
+        reader.after = after
         while not self.closed:
             reader.wake.clear()
             if reader.behind:
-                after = await self._catch_up(reader, after, emit)
+                await self._catch_up(reader, emit)
             if reader.pending and not reader.behind:
-                events = [each for each in reader.pending if each[0] > after]
+                events = [each for each in reader.pending if each[0] > reader.after]
                 reader.pending.clear()
                 if events:
-                    after = events[-1][0]
                     await emit(events)
+                    reader.after = events[-1][0]
             if not reader.pending and not reader.behind and not self.closed:
+                reader.waiting = True
                 await reader.wake.wait()
+                reader.waiting = False
 
-    async def _catch_up(self, reader: Reader, after: int, emit: Emit) -> int:
+    def position_of(self, reader: Reader) -> int | None:
+        """The position behind which the reader may resume, if it is idle: it has every event up to
+        there that it wants, however many others were fed meanwhile. None while events are on their
+        way to it."""
+        if not reader.is_idle:
+            return None
+        reader.after = max(reader.after, self._position)
+        return reader.after
+
+    async def _catch_up(self, reader: Reader, emit: Emit) -> None:
         """Read the table to its end; from then on the reader is fed. While the database is away,
         what was read so far stands."""
         while True:
             # Feeding begins before the read: an event committed meanwhile is read, fed, or both.
             reader.behind = False
             try:
-                page = await self._pages.read(reader.user, reader.wanted, after, lambda: self._last)
+                page = await self._pages.read(
+                    reader.user, reader.wanted, reader.after, lambda: self._last
+                )
             except StoreUnavailableError:
                 reader.reset()
                 await pause(RETRY_SECONDS)
-                return after
+                return
             if page.until is None:
                 reader.reset()
             if page.events:
-                after = page.events[-1][0]
                 await emit(page.events)
+                reader.after = page.events[-1][0]
             if page.until is not None:
-                return after
+                reader.after = max(reader.after, page.until)
+                return
 
     async def _poll(self) -> bool:
         """Read a page of what follows; True: perhaps more does."""
@@ -420,9 +451,10 @@ class LiveEvents:
         return self._last or 0
 
     def _restart(self, position: int) -> None:
-        self._last = max(position, self._last or 0)
         for reader in self._readers:
+            self.position_of(reader)
             reader.reset()
+        self._last = max(position, self._last or 0)
 
     def _feed(self, rows: list[EventRow]) -> None:
         if self._last is not None:
@@ -446,6 +478,12 @@ class LiveEvents:
     def _wake_task(self, task_id: str) -> None:
         for event in self._waiters.get(task_id, ()):
             event.set()
+
+
+def gone(begin: int, why: str, oldest: int) -> ProblemError:
+    """410: the log has no such position."""
+    error = FieldError(field="from", value=str(begin), message=why, fix=f"start from {oldest}")
+    return ProblemError(GONE, f"{why}; start from {oldest}", [error])
 
 
 def document_of(row: EventRow) -> bytes:

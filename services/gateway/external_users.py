@@ -33,6 +33,18 @@ class Account:
     team: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A user who logs in, and what the login has changed."""
+
+    user: UserRow
+    # None: the login has made the user.
+    before: UserRow | None
+    # The login has bound the user to the account.
+    is_linked: bool
+    new_team: TeamRow | None
+
+
 def account_of(settings: GatewaySettings, claims: Mapping[str, Any]) -> Account:
     """The account that verified claims describe. Raises 403 for one that may not log in here."""
     groups = _groups(claims.get(settings.oidc_groups_claim))
@@ -75,24 +87,32 @@ def _check_domain(settings: GatewaySettings, claims: Mapping[str, Any]) -> None:
         raise forbidden(f"accounts of {domain[:100]!r} may not log in here")
 
 
-async def user_of(tx: Tx, settings: GatewaySettings, account: Account) -> tuple[UserRow, bool]:
-    """The user behind an account, and whether this login has made it or bound it to the account.
-    Raises 403 if there is none and none may be made."""
+async def user_of(tx: Tx, settings: GatewaySettings, account: Account) -> Admitted:
+    """The user behind an account. Raises 403 if there is none and none may be made. The caller
+    enters in the audit trail what the login has changed."""
     bound = await tx.get(ExternalIdentityRow, account.issuer, account.subject)
-    user = await tx.get(UserRow, bound.user) if bound is not None else None
-    is_new = user is None
-    if user is None:
-        user = await _first_login(tx, settings, account)
-        tx.put(ExternalIdentityRow(account.issuer, account.subject, user.name, tx.now))
+    before = await tx.get(UserRow, bound.user) if bound is not None else None
+    is_linked = before is None
+    if before is None:
+        name = _name_of(settings, account)
+        before = await tx.get(UserRow, name)
+        await _check_first_login(tx, settings, name, before)
+        tx.put(ExternalIdentityRow(account.issuer, account.subject, name, tx.now))
+        user = before or UserRow(name, Role.USER.value, "", False, tx.now)
+    else:
+        user = before
     if user.disabled:
         raise forbidden(f"user {user.name} is disabled; ask an administrator")
-    after = await _mapped(tx, user, account)
-    if after != user or is_new:
+    after = _mapped(user, account)
+    new_team = await _new_team(tx, user, after)
+    if new_team is not None:
+        tx.put(new_team)
+    if after != before:
         tx.put(after)
-    return after, is_new
+    return Admitted(after, before, is_linked, new_team)
 
 
-async def _first_login(tx: Tx, settings: GatewaySettings, account: Account) -> UserRow:
+def _name_of(settings: GatewaySettings, account: Account) -> str:
     name = account.name
     if not is_name(name):
         shown = name[:80] or "none"
@@ -101,14 +121,20 @@ async def _first_login(tx: Tx, settings: GatewaySettings, account: Account) -> U
             f" name here: use {NAME_RULE}; an administrator may set"
             " SHIFTWORK_GATEWAY_OIDC_USERNAME_CLAIM to another claim"
         )
-    there = await tx.get(UserRow, name)
+    return name
+
+
+async def _check_first_login(
+    tx: Tx, settings: GatewaySettings, name: str, there: UserRow | None
+) -> None:
+    """403 for an account that may not become the user of its name."""
     if there is None:
         if not settings.oidc_create_users:
             raise forbidden(
                 f"there is no user {name}; ask an administrator: shiftwork user add {name}"
             )
         await require_below_user_limit(tx, settings.users_max)
-        return UserRow(name, Role.USER.value, "", False, tx.now)
+        return
     others = await tx.select(ExternalIdentityRow, Where("user", Op.EQ, name), limit=1)
     if others or name == FIRST_ADMIN or not settings.oidc_link_by_name:
         hint = "choose another name at the provider, or ask an administrator"
@@ -118,15 +144,19 @@ async def _first_login(tx: Tx, settings: GatewaySettings, account: Account) -> U
                 " the provider are not chosen by people themselves"
             )
         raise forbidden(f"user {name} exists here and is not bound to your account; {hint}")
-    return there
 
 
-async def _mapped(tx: Tx, user: UserRow, account: Account) -> UserRow:
+def _mapped(user: UserRow, account: Account) -> UserRow:
     """With the role and team that the account's groups give."""
     if user.name == FIRST_ADMIN:
         return user
     role = user.role if account.role is None else account.role.value
     team = user.team if account.team is None else account.team
-    if team and team != user.team and await tx.get(TeamRow, team) is None:
-        tx.put(TeamRow(team, tx.now))
     return replace(user, role=role, team=team)
+
+
+async def _new_team(tx: Tx, before: UserRow, after: UserRow) -> TeamRow | None:
+    """The team that a login makes because the user comes into it."""
+    if not after.team or after.team == before.team or await tx.get(TeamRow, after.team):
+        return None
+    return TeamRow(after.team, tx.now)

@@ -6,14 +6,16 @@ possible. Called by ``passwords.py``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import IPv6Address, ip_address, ip_network
 
-from libs.service.clock import Clock
-from services.gateway.problems import TOO_MANY, ProblemError
+from libs.service.clock import Clock, ForwardClock
+from services.gateway.problems import FORBIDDEN, TOO_MANY, UNAUTHENTICATED, ProblemError
 
 KEYS_MAX = 10_000
 LOOPBACK = "127.0.0.0/8"
@@ -32,7 +34,7 @@ class Delays:
     """After ``free`` failures of a key each further one doubles its delay, up to ``longest``."""
 
     def __init__(self, clock: Clock, *, free: int, longest_seconds: float) -> None:
-        self._clock = clock
+        self._clock = ForwardClock(clock)
         self._free = free
         self._longest = longest_seconds
         # Apart, so that a flood of keys that failed once forgets none that is slowed.
@@ -126,6 +128,21 @@ class LoginDelays:
 
     def __len__(self) -> int:
         return len(self._pairs) + len(self._addresses) + len(self._accounts)
+
+    @contextlib.contextmanager
+    def attempt(self, account: str, address: str) -> Generator[PasswordTry]:
+        """One try of a password. It counts as wrong if the block ends with 401 or 403, and as right
+        if it ends without a problem; any other end says nothing about the password. Raises 429 if
+        the try comes too early."""
+        tried = self.begin(account, address)
+        try:
+            yield tried
+        except BaseException as problem:
+            refused = isinstance(problem, ProblemError)
+            if not refused or problem.kind not in (UNAUTHENTICATED, FORBIDDEN):
+                self.withdrawn(tried)
+            raise
+        self.succeeded(tried)
 
     def begin(self, account: str, address: str) -> PasswordTry:
         """Count a try as wrong until ``succeeded``. Raises 429 if it comes too early."""

@@ -24,7 +24,7 @@ import structlog
 from joserfc import jwk, jws
 from joserfc.errors import JoseError
 
-from libs.service.clock import Clock
+from libs.service.clock import Clock, ForwardClock
 from services.gateway.auth import unauthenticated
 from services.gateway.problems import UNAVAILABLE, ProblemError, invalid
 from services.gateway.settings import GatewaySettings
@@ -156,6 +156,8 @@ class Provider:
     def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
+        # Of what is remembered here.
+        self._elapsed = ForwardClock(clock)
         self._secret = settings.client_secret()
         self._fetching = asyncio.Lock()
         self._description: tuple[datetime, _Description] | None = None
@@ -262,7 +264,7 @@ class Provider:
     async def _described(self) -> _Description:
         """What the provider publishes, at most ``oidc_cache_seconds`` old. If it cannot be fetched
         again, what was known before still holds."""
-        now = self._clock.now()
+        now = self._elapsed.now()
         if self._description is not None and self._description[0] > now:
             return self._description[1]
         async with self._fetching:
@@ -303,7 +305,7 @@ class Provider:
     async def _candidates(self, kid: object, algorithm: str) -> Sequence[Any]:
         """The provider's keys that may have signed. They are fetched again if none fits, because a
         provider changes its keys."""
-        now = self._clock.now()
+        now = self._elapsed.now()
         before = self._keys
         if before is not None and before[0] + self._cache > now:
             found = _fitting(before[1], kid, algorithm)
@@ -331,7 +333,7 @@ class Provider:
     ) -> Claims:
         """One bounded request to the provider. Raises 503 if it does not answer as it should, 401
         if it refuses."""
-        now = self._clock.now()
+        now = self._elapsed.now()
         if self._failed is not None and self._failed[0] + PAUSE > now:
             raise _down(self._failed[1])
         seconds = self._settings.oidc_timeout_seconds

@@ -23,6 +23,8 @@ HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 Write = Callable[[bytes], Awaitable[None]]
 Produce = Callable[[Write], Coroutine[Any, Any, None]]
 Begin = Callable[[], Awaitable[Produce]]
+# What breaks a silence: a comment.
+COMMENT = b":\n\n"
 # Written at once, unless a single event is larger.
 CHUNK_BYTES = 64 * 1024
 
@@ -57,7 +59,8 @@ async def write_all(write: Write, frames: Iterable[bytes]) -> None:
 
 class EventStream(Response):
     """Runs what ``begin`` returns while a client reads. Silence is broken by a comment every so
-    often. ``begin`` is called once the stream is admitted; a problem that it raises is the answer.
+    often, or by what ``beat`` returns. ``begin`` is called once the stream is admitted; a problem
+    that it raises is the answer.
     """
 
     media_type = "text/event-stream"
@@ -70,6 +73,7 @@ class EventStream(Response):
         lasting: AbstractContextManager[StreamAuthorization],
         heartbeat_seconds: float,
         send_seconds_max: float,
+        beat: Callable[[], bytes] = lambda: COMMENT,
     ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
@@ -78,6 +82,7 @@ class EventStream(Response):
         self._lasting = lasting
         self._heartbeat_seconds = heartbeat_seconds
         self._send_seconds_max = send_seconds_max
+        self._beat_frame = beat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer (ASGI)."""
@@ -139,7 +144,7 @@ class EventStream(Response):
                 async with asyncio.timeout(self._heartbeat_seconds):
                     await never.wait()
             except TimeoutError:
-                await write(b":\n\n")
+                await write(self._beat_frame())
 
 
 async def _until_gone(receive: Receive) -> None:

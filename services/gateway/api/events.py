@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -12,7 +13,6 @@ from fastapi import Header, Query, Request, WebSocket
 from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
-from libs.contracts.messages import FieldError
 from libs.contracts.wording import meant
 from services.gateway import store as rows_of
 from services.gateway import views
@@ -33,13 +33,21 @@ from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.api.guard import enter, note_refusal
 from services.gateway.api.query_parameters import NameQuery
 from services.gateway.auth import Identity
-from services.gateway.event_stream import Encoded, EventFilter
+from services.gateway.event_stream import Emit, Encoded, EventFilter, Reader, gone
 from services.gateway.eventlog import TYPES
 from services.gateway.permissions import Action
-from services.gateway.problems import GONE, ProblemError, invalid
+from services.gateway.problems import ProblemError, invalid
 from services.gateway.sessions import CSRF_PROTOCOL
 from services.gateway.sight import Sight
-from services.gateway.sse import EventStream, Produce, Write, frame, position_frame, write_all
+from services.gateway.sse import (
+    COMMENT,
+    EventStream,
+    Produce,
+    Write,
+    frame,
+    position_frame,
+    write_all,
+)
 
 router = router_of("events")
 
@@ -94,12 +102,6 @@ async def topic_of(
     return EventFilter(task, frozenset(wanted), owner, team, group, sight)
 
 
-def _gone(begin: int, why: str, oldest: int) -> ProblemError:
-    """410: the log has no such position."""
-    error = FieldError(field="from", value=str(begin), message=why, fix=f"start from {oldest}")
-    return ProblemError(GONE, f"{why}; start from {oldest}", [error])
-
-
 async def start_of(parts: Context, begin: str | None, last_event_id: str | None) -> int:
     """The position behind which to begin. 410 if the log no longer goes back so far."""
     async with parts.store.transaction() as tx:
@@ -120,10 +122,10 @@ async def start_of(parts: Context, begin: str | None, last_event_id: str | None)
             return max(ends.oldest - 1, ends.position + number)
         after = number
     if after < ends.oldest - 1:
-        raise _gone(after, f"events before {ends.oldest} are not kept", ends.oldest)
+        raise gone(after, f"events before {ends.oldest} are not kept", ends.oldest)
     if after > ends.position:
         why = f"the log ends at {ends.position}, and was perhaps rebuilt"
-        raise _gone(after, why, ends.oldest)
+        raise gone(after, why, ends.oldest)
     return after
 
 
@@ -159,6 +161,14 @@ async def events(
         after = await start_of(parts, paging.cursor or begin, None)
         return await _page(parts, wanted, after, paging.limit)
 
+    following: list[Reader] = []
+
+    def beat() -> bytes:
+        """The position that a quiet stream has reached, so that its reader resumes there: the
+        position of its last event may be pruned meanwhile."""
+        position = next(map(parts.live.position_of, following), None)
+        return COMMENT if position is None else position_frame(position)
+
     async def start() -> Produce:
         after = await start_of(parts, begin, last_event_id)
 
@@ -171,6 +181,7 @@ async def events(
                 await write_all(write, frames)
 
             with parts.live.reader(caller.user, wanted) as reader:
+                following.append(reader)
                 await parts.live.follow(reader, after, emit)
 
         return produce
@@ -182,6 +193,7 @@ async def events(
         lasting=parts.authenticator.lasting(caller),
         heartbeat_seconds=settings.heartbeat_seconds,
         send_seconds_max=settings.stream_send_seconds_max,
+        beat=beat,
     )
 
 
@@ -211,7 +223,8 @@ async def _page(parts: Context, wanted: EventFilter, after: int, limit: int) -> 
 @router.websocket("/events")
 @allows(Action.READ_TASKS)
 async def events_socket(socket: WebSocket) -> None:
-    """The same stream for browsers: one JSON text for each event."""
+    """The same stream for browsers: one JSON text for each event. With ``positions=true`` a quiet
+    stream sends ``{"position": N}`` every so often: resume behind N."""
     parts = await context(socket)
     query: Mapping[str, str] = socket.query_params
     try:
@@ -250,20 +263,21 @@ async def _converse(
     parts: Context, socket: WebSocket, caller: Identity, wanted: EventFilter, after: int
 ) -> None:
     """Send events until the reader goes or the process stops; what the reader sends is ignored."""
-
-    async def send() -> None:
-        emit = partial(_send_texts, socket, parts.settings.stream_send_seconds_max)
-        with parts.live.reader(caller.user, wanted) as reader:
-            await parts.live.follow(reader, after, emit)
-
-    async def listen() -> None:
-        while (await socket.receive())["type"] != "websocket.disconnect":
-            pass
-
-    with parts.authenticator.lasting(caller) as lasting:
+    emit = partial(_send_texts, socket, parts.settings.stream_send_seconds_max)
+    ended_early = ""
+    with (
+        parts.authenticator.lasting(caller) as lasting,
+        parts.live.reader(caller.user, wanted) as reader,
+    ):
         try:
             async with asyncio.TaskGroup() as group:
-                whichever = [send(), listen(), _set(lasting.over)]
+                whichever = [
+                    parts.live.follow(reader, after, emit),
+                    _until_left(socket),
+                    _set(lasting.over),
+                ]
+                if socket.query_params.get("positions") == "true":
+                    whichever.append(_send_positions(parts, reader, emit))
                 running = [group.create_task(part) for part in whichever]
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for part in running:
@@ -271,9 +285,14 @@ async def _converse(
         except* (WebSocketDisconnect, TimeoutError, RuntimeError) as group:
             # The reader is gone, or does not read: no response can reach it.
             _log.info("a socket ended", problem=str(group.exceptions[0]))
+        except* ProblemError as group:
+            ended_early = str(group.exceptions[0])
+            _log.warning("a socket ended early", problem=ended_early)
     if socket.application_state is not WebSocketState.CONNECTED:
         return
-    if lasting.why:
+    if ended_early:
+        await socket.close(POLICY_VIOLATION, ended_early[:120])
+    elif lasting.why:
         await socket.close(POLICY_VIOLATION, lasting.why)
     elif parts.live.closed:
         await socket.close(TRY_LATER, "the gateway stops")
@@ -283,6 +302,23 @@ async def _send_texts(socket: WebSocket, seconds_max: float, events: Sequence[En
     for _, document in events:
         async with asyncio.timeout(seconds_max):
             await socket.send_text(document.decode())
+
+
+async def _send_positions(parts: Context, reader: Reader, emit: Emit) -> None:
+    """Send how far a quiet stream has come, every so often."""
+    never = asyncio.Event()
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(parts.settings.heartbeat_seconds):
+                await never.wait()
+        position = parts.live.position_of(reader)
+        if position is not None:
+            await emit([(position, b'{"position":%d}' % position)])
+
+
+async def _until_left(socket: WebSocket) -> None:
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        pass
 
 
 async def _set(event: asyncio.Event) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from libs.contracts.messages import FieldError
 from libs.store.port import Op, Tx, Where
-from services.gateway import sessions
+from services.gateway import sessions, views
 from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import (
     Caller,
@@ -33,7 +34,7 @@ from services.gateway.api.sessions import current
 from services.gateway.audit import audit
 from services.gateway.auth import ADMIN_FILE, Identity, not_permitted, unauthenticated
 from services.gateway.bodies import PasswordBody, PasswordLoginBody
-from services.gateway.external_users import account_of, user_of
+from services.gateway.external_users import Account, Admitted, account_of, user_of
 from services.gateway.login_delays import network_of
 from services.gateway.oidc import (
     BEGIN,
@@ -151,18 +152,9 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
             if await tx.get(LoginUseRow, used) is not None:
                 raise failed_login("it was completed already")
             tx.put(LoginUseRow(used, tx.now))
-            user, is_new = await user_of(tx, settings, account)
-            detail = f"{account.issuer} subject {account.subject}"
-            if is_new:
-                audit(
-                    tx,
-                    parts.mint,
-                    _identity(user, address, ""),
-                    action="user.link",
-                    target=user.name,
-                    detail=detail,
-                )
-            return await _begin(parts, tx, user, address, "oidc")
+            admitted = await user_of(tx, settings, account)
+            _audit_login(parts, tx, admitted, account, address)
+            return await _begin(parts, tx, admitted.user, address, "oidc")
 
     secret = await retried(write)
     reply = _redirect(login.next)
@@ -171,6 +163,35 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
         "set-cookie", sessions.set_cookie(settings, request.scope, "", 0, STATE_COOKIE)
     )
     return reply
+
+
+def _audit_login(
+    parts: Context, tx: Tx, admitted: Admitted, account: Account, address: str
+) -> None:
+    """What a login at the provider has changed, as the change of whoever logs in."""
+    user, before, team = admitted.user, admitted.before, admitted.new_team
+    entries: list[tuple[str, str, Mapping[str, Any] | None, Mapping[str, Any] | None]] = []
+    if team is not None:
+        entries.append(("team.add", team.name, None, views.team(team)))
+    if before is None:
+        entries.append(("user.add", user.name, None, views.user(user)))
+    elif before != user:
+        entries.append(("user.change", user.name, views.user(before), views.user(user)))
+    if admitted.is_linked:
+        entries.append(("user.link", user.name, None, None))
+    identity = _identity(user, address, "")
+    detail = f"{account.issuer} subject {account.subject}"
+    for action, target, was, now in entries:
+        audit(
+            tx,
+            parts.mint,
+            identity,
+            action=action,
+            target=target,
+            detail=detail,
+            before=was,
+            after=now,
+        )
 
 
 def _provider(parts: Context) -> Provider:
@@ -194,43 +215,38 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
     passwords.require_enabled()
     sessions.require_own_site(parts.settings, request.scope)
     address = address_of(request.scope)
-    tried = passwords.delays.begin(body.user, address)
-    line = Line(tried.line, tried.is_known)
     password = body.password.get_secret_value()
-    try:
+    with passwords.delays.attempt(body.user, address) as tried:
         async with parts.store.transaction() as tx:
             row = await tx.get(PasswordRow, body.user)
+        line = Line(tried.line, tried.is_known)
         is_right = await passwords.matches(row and row.hash, password, line)
-    except BaseException:
-        passwords.delays.withdrawn(tried)
-        raise
-    if not is_right or row is None:
-        # Entered under the account, if there is one: others' spelling mistakes may be passwords.
-        if row is not None:
-            target = f"POST {request.url.path}"
-            kind = UNAUTHENTICATED.type
-            refused = RejectedRequest(body.user, address, target, kind, by_others=True)
-            parts.rejections.note(refused)
-        problem = unauthenticated("user or password are wrong")
-        problem.audited = row is not None
-        raise problem
-    fresh = await passwords.hash(password, line) if passwords.is_outdated(row.hash) else None
+        if not is_right or row is None:
+            # Entered under the account, if it exists: others' spelling mistakes may be passwords.
+            if row is not None:
+                target = f"POST {request.url.path}"
+                kind = UNAUTHENTICATED.type
+                refused = RejectedRequest(body.user, address, target, kind, by_others=True)
+                parts.rejections.note(refused)
+            problem = unauthenticated("user or password are wrong")
+            problem.audited = row is not None
+            raise problem
+        fresh = await passwords.hash(password, line) if passwords.is_outdated(row.hash) else None
 
-    async def write() -> tuple[UserRow, SessionRow, str]:
-        async with parts.store.transaction() as tx:
-            user = await tx.get(UserRow, row.user)
-            now = await tx.get(PasswordRow, row.user)
-            if user is None or user.disabled or now != row:
-                raise unauthenticated("user or password are wrong")
-            if fresh is not None:
-                tx.put(replace(row, hash=fresh))
-            secret = await _begin(parts, tx, user, address, "password")
-            found = await tx.get(SessionRow, sessions.session_hash(secret))
-            assert found is not None
-            return user, found, secret
+        async def write() -> tuple[UserRow, SessionRow, str]:
+            async with parts.store.transaction() as tx:
+                user = await tx.get(UserRow, row.user)
+                now = await tx.get(PasswordRow, row.user)
+                if user is None or user.disabled or now != row:
+                    raise unauthenticated("user or password are wrong")
+                if fresh is not None:
+                    tx.put(replace(row, hash=fresh))
+                secret = await _begin(parts, tx, user, address, "password")
+                found = await tx.get(SessionRow, sessions.session_hash(secret))
+                assert found is not None
+                return user, found, secret
 
-    user, session, secret = await retried(write)
-    passwords.delays.succeeded(tried)
+        user, session, secret = await retried(write)
     identity = replace(_identity(user, address, session.id), expires_at=session.expires_at)
     reply = answer(current(identity, secret))
     _give(parts, request, reply, secret)
@@ -317,13 +333,6 @@ async def _check_old(
         message, fix = "is missing", "give the present password; an administrator can set another"
         error = FieldError(field="old", value="", message=message, fix=fix)
         raise ProblemError(INVALID, f"old: {message}; {fix}", [error])
-    passwords = parts.passwords
-    tried = passwords.delays.begin(before.user, address)
-    try:
-        is_right = await passwords.matches(before.hash, body.old.get_secret_value(), line)
-    except BaseException:
-        passwords.delays.withdrawn(tried)
-        raise
-    if not is_right:
-        raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")
-    passwords.delays.succeeded(tried)
+    with parts.passwords.delays.attempt(before.user, address):
+        if not await parts.passwords.matches(before.hash, body.old.get_secret_value(), line):
+            raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")

@@ -259,7 +259,8 @@ def _require_shut_out(row: UserRow, now: datetime, cache_seconds: float) -> None
         error = FieldError(field="name", value=row.name, message="is not disabled", fix=fix)
         raise ProblemError(CONFLICT, f"{row.name} is not disabled; {fix}", [error])
     seconds = 2 * cache_seconds
-    if row.disabled_at is not None and now < row.disabled_at + timedelta(seconds=seconds):
+    # A time further ahead is that of a clock which was set back since.
+    if row.disabled_at is not None and abs(now - row.disabled_at) < timedelta(seconds=seconds):
         detail = f"{row.name} was disabled less than {seconds:g} s ago; try again then"
         raise ProblemError(CONFLICT, detail, headers={"retry-after": f"{math.ceil(seconds)}"})
 

@@ -13,6 +13,7 @@ import pytest
 from shiftwork import AsyncClient, Client
 from shiftwork.client import streams
 
+from services.gateway.store import drop_old_events
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import ADMIN_TOKEN, GatewayHarness, a_node, served
 
@@ -153,3 +154,25 @@ async def test_a_stream_of_new_events_misses_none_if_it_breaks_before_the_first(
         assert found == await positions(harness, begin)
         assert len(found) == 2
         await line.cut(way)
+
+
+@pytest.mark.parametrize("harness", [{"heartbeat_seconds": 0.02}], indirect=True)
+@KINDS
+async def test_a_quiet_filtered_stream_resumes_after_the_events_of_others_were_pruned(
+    harness: GatewayHarness, kind: Kind
+) -> None:
+    async with served(harness) as url:
+        line = Line(url)
+        await line.mend()
+        async with following(kind, line.url, from_="0", group="quiet") as found:
+            await until(lambda: b": shiftwork" in b"".join(line.answers))
+            await harness.project(*(a_node(f"n{number}") for number in range(20)))
+            last = await harness.position()
+            await until(lambda: b"id: %d\n\n" % last in b"".join(line.answers))
+            await line.cut("close")
+            async with harness.gateway.ports.store.transaction(epoch=1) as tx:
+                assert await drop_old_events(tx, kept_max=1, bytes_max=2**40, rows_max=100) > 0
+            await line.mend()
+            await harness.project(a_node(LAST, group="quiet"))
+        assert found == [last + 1]
+        await line.cut("close")

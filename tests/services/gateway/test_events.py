@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,11 @@ import httpx
 import pytest
 
 from libs.contracts import messages as m
+from services.gateway.api.deps import Context
+from services.gateway.event_stream import Encoded, EventFilter, gone
+from services.gateway.problems import GONE, ProblemError
 from services.gateway.rows import EventRow
+from services.gateway.store import drop_old_events
 from services.gateway.tables import TABLES
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import (
@@ -25,6 +29,12 @@ from tests.services.gateway.gateway_harness import (
     sse,
     state,
 )
+
+
+def context_of(harness: GatewayHarness) -> Context:
+    """What the application's routes are given."""
+    app: Any = harness.gateway.app
+    return app._parts
 
 
 @asynccontextmanager
@@ -172,10 +182,7 @@ async def test_a_deleted_position_is_410_gone(
     harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:
     await harness.project(*(a_node(f"n{number}") for number in range(3)))
-    from services.gateway import store
-
-    async with harness.gateway.ports.store.transaction(epoch=1) as tx:
-        assert await store.drop_old_events(tx, kept_max=1, bytes_max=2**40, rows_max=10) == 2
+    assert await dropped(harness, kept=1) == 2
     for query in ("?from=1", "?from=1&follow=1"):
         reply = await admin.get(f"/v1/events{query}")
         assert reply.status_code == 410
@@ -183,6 +190,61 @@ async def test_a_deleted_position_is_410_gone(
     reply = await admin.get("/v1/events?from=99")
     assert (reply.status_code, "rebuilt" in reply.json()["detail"]) == (410, True)
     assert [e["position"] for e in (await admin.get("/v1/events")).json()["items"]] == [3]
+
+
+async def dropped(harness: GatewayHarness, kept: int) -> int:
+    """Prune the log to so many events; returns how many it forgets."""
+    async with harness.gateway.ports.store.transaction(epoch=1) as tx:
+        return await drop_old_events(tx, kept_max=kept, bytes_max=2**40, rows_max=1000)
+
+
+@pytest.mark.parametrize("harness", [{"stream_pending_max": 3, "stream_page": 5}], indirect=True)
+async def test_a_stream_ends_as_gone_when_events_are_pruned_before_its_reader_takes_them(
+    harness: GatewayHarness,
+) -> None:
+    live = context_of(harness).live
+    await harness.project(a_node("n0"))
+    taken: list[int] = []
+    free = asyncio.Event()
+
+    async def emit(events: Sequence[Encoded]) -> None:
+        taken.extend(position for position, _ in events)
+        await free.wait()
+
+    with live.reader("ann", EventFilter()) as reader:
+        following = asyncio.create_task(live.follow(reader, 0, emit))
+        await until(lambda: taken == [1])
+        await harness.project(*(a_node(f"m{number}") for number in range(40)))
+        assert await dropped(harness, kept=10) == 31
+        free.set()
+        with pytest.raises(ProblemError, match="events before 32 are not kept") as found:
+            await asyncio.wait_for(following, 10)
+    assert found.value.kind is GONE
+    assert taken == [1]
+
+
+@pytest.mark.parametrize("harness", [{"stream_pending_max": 3, "stream_page": 5}], indirect=True)
+async def test_a_filtered_stream_goes_on_when_only_events_of_others_were_pruned(
+    harness: GatewayHarness,
+) -> None:
+    """A burst that overflows the reader's queue makes it read the table, from where it stood."""
+    live = context_of(harness).live
+    taken: list[int] = []
+
+    async def emit(events: Sequence[Encoded]) -> None:
+        taken.extend(position for position, _ in events)
+
+    with live.reader("ann", EventFilter(group="quiet")) as reader:
+        following = asyncio.create_task(live.follow(reader, 0, emit))
+        await until(lambda: live.position_of(reader) == 0)
+        await harness.project(*(a_node(f"m{number}") for number in range(40)))
+        assert await dropped(harness, kept=10) == 30
+        await harness.project(*(a_node(f"q{number}", group="quiet") for number in range(10)))
+        await until(lambda: following.done() or len(taken) == 10)
+        assert not following.done()
+        assert live.position_of(reader) == 50
+        following.cancel()
+    assert taken == list(range(41, 51))
 
 
 async def test_positions_have_no_gaps_and_no_fact_enters_twice(harness: GatewayHarness) -> None:
@@ -229,13 +291,14 @@ async def test_streams_are_bounded(harness: GatewayHarness) -> None:
 
 
 @pytest.mark.parametrize("harness", [{"heartbeat_seconds": 0.02}], indirect=True)
-async def test_a_stream_without_events_sends_comments(harness: GatewayHarness) -> None:
+async def test_a_stream_without_events_sends_its_position(harness: GatewayHarness) -> None:
     async with served(harness) as url, httpx.AsyncClient(timeout=5) as client:
         headers = {"authorization": f"Bearer {ADMIN_TOKEN}", "accept": "text/event-stream"}
         async with client.stream("GET", f"{url}/v1/events", headers=headers) as reply:
             seen = 0
             async for line in reply.aiter_lines():
-                seen += line == ":"
+                # The first one says where the stream begins.
+                seen += line == "id: 0"
                 if seen == 3:
                     break
 
@@ -280,6 +343,38 @@ class Socket:
 
     def leave(self) -> None:
         self._inbox.put_nowait({"type": "websocket.disconnect", "code": 1000})
+
+
+@pytest.mark.parametrize("harness", [{"heartbeat_seconds": 0.02}], indirect=True)
+async def test_a_quiet_websocket_says_its_position_if_that_was_requested(
+    harness: GatewayHarness,
+) -> None:
+    query = "group=quiet&positions=true"
+    silent = Socket(harness.gateway.app, "group=quiet", headers=AUTHORIZED)
+    socket = Socket(harness.gateway.app, query, headers=AUTHORIZED)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(silent.run())
+        group.create_task(socket.run())
+        await harness.project(*(a_node(f"n{number}") for number in range(3)))
+        said = {"type": "websocket.send", "text": '{"position":3}'}
+        await until(lambda: said in socket.sent)
+        silent.leave()
+        socket.leave()
+    assert [each["type"] for each in silent.sent] == ["websocket.accept"]
+
+
+async def test_a_websocket_is_closed_when_events_are_pruned_before_its_reader_takes_them(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socket = Socket(harness.gateway.app, "", headers=AUTHORIZED)
+
+    async def follow(*_: Any) -> None:
+        raise gone(1, "events before 3 are not kept", 3)
+
+    monkeypatch.setattr(context_of(harness).live, "follow", follow)
+    await asyncio.wait_for(socket.run(), 10)
+    assert socket.sent[-1]["code"] == 1008
+    assert "start from 3" in socket.sent[-1]["reason"]
 
 
 AUTHORIZED = [(b"authorization", f"Bearer {ADMIN_TOKEN}".encode())]

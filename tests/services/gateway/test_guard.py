@@ -88,6 +88,33 @@ async def test_wrong_tokens_of_an_address_are_bounded(
         assert (await wrong.get("/v1/whoami")).status_code == 401
 
 
+def client_at(harness: GatewayHarness, address: str, token: str | None) -> httpx.AsyncClient:
+    assert harness.gateway.app is not None
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=harness.gateway.app, client=(address, 1)),
+        base_url="http://gateway",
+        headers={"authorization": f"Bearer {token}"} if token else {},
+    )
+
+
+@pytest.mark.parametrize(
+    "harness", [{"wrong_tokens_burst": 3, "logins_burst": 3, "passwords": True}], indirect=True
+)
+@pytest.mark.parametrize("path", ["/v1/whoami", f"/v1/login/cli?challenge={'c' * 43}"])
+async def test_limits_by_address_hold_for_a_network_of_ipv6(
+    harness: GatewayHarness, path: str
+) -> None:
+    """One customer has 2**64 addresses."""
+    statuses: list[int] = []
+    for number in range(6):
+        async with client_at(harness, f"2001:db8::{number + 1:x}", "swt_wrong") as client:
+            statuses.append((await client.get(path)).status_code)
+    assert statuses[3:] == [429] * 3
+    assert 429 not in statuses[:3]
+    async with client_at(harness, "2001:db8:0:1::1", "swt_wrong") as client:
+        assert (await client.get(path)).status_code != 429
+
+
 @pytest.mark.parametrize("harness", [{"wrong_tokens_burst": 1}], indirect=True)
 async def test_a_right_token_is_accepted_however_many_wrong_ones_its_address_shows(
     harness: GatewayHarness, ann: httpx.AsyncClient
@@ -318,7 +345,8 @@ async def test_the_queue_of_tokens_to_look_up_is_bounded(
             await blocked.wait()
 
     async def ask(number: int) -> httpx.Response:
-        async with harness.client(f"swt_{number}") as wrong:
+        # A customer with IPv6 has many addresses.
+        async with client_at(harness, f"2001:db8::{number + 1:x}", f"swt_{number}") as wrong:
             return await wrong.get("/v1/whoami")
 
     harness.database.fault = down

@@ -315,6 +315,35 @@ async def test_a_provider_that_is_down_harms_only_new_logins(
 
 
 @options()
+async def test_a_clock_that_is_set_back_does_not_lengthen_the_wait_after_a_failure(
+    harness: GatewayHarness, provider: FakeProvider
+) -> None:
+    harness.clock.advance(86_400)
+    async with browser(harness) as client:
+        provider.is_down = True
+        assert (await client.get("/v1/login/oidc")).status_code == 503
+        provider.is_down = False
+        harness.clock.advance(-86_400)
+        assert (await client.get("/v1/login/oidc")).status_code == 503
+        harness.clock.advance(60)
+        assert (await client.get("/v1/login/oidc")).status_code == 303
+
+
+@options()
+async def test_a_clock_that_is_set_back_does_not_keep_changed_keys_from_being_fetched(
+    harness: GatewayHarness, provider: FakeProvider
+) -> None:
+    harness.clock.advance(86_400)
+    async with browser(harness) as client:
+        assert (await logged_in(client, provider)).status_code == 303
+        harness.clock.advance(-86_400)
+        provider.keys = [a_key("second")]
+        assert (await logged_in(client, provider)).status_code == 401
+        harness.clock.advance(6)
+        assert (await logged_in(client, provider)).status_code == 303
+
+
+@options()
 async def test_a_description_of_another_provider_is_refused(
     harness: GatewayHarness, provider: FakeProvider
 ) -> None:
@@ -432,6 +461,28 @@ async def test_groups_give_role_and_team_at_each_login(
             assert (me["role"], me["team"]) == (role, team), groups
         provider.userinfo = {"sub": "another", "groups": ["root"]}
         assert (await logged_in(client, provider)).status_code == 401
+
+
+@options(**ROLES)
+async def test_what_a_login_changes_is_in_the_audit_trail(
+    harness: GatewayHarness, provider: FakeProvider
+) -> None:
+    async with browser(harness) as client:
+        for groups in ([], ["root", "see"], ["root", "see"]):
+            provider.userinfo = {"sub": "subject-of-ann", "groups": groups}
+            assert (await logged_in(client, provider)).status_code == 303
+    async with harness.client() as admin:
+        items = (await admin.get("/v1/audit")).json()["items"]
+    trail = [entry for entry in reversed(items) if entry["action"] != "login.oidc"]
+    assert [entry["action"] for entry in trail] == [
+        *("user.add", "user.link", "team.add", "user.change")
+    ]
+    assert {entry["who"] for entry in trail} == {"ann"}
+    added, _, team, changed = trail
+    assert (added["before"], added["after"]["role"]) == (None, "user")
+    assert team["target"] == team["after"]["name"] == "vision"
+    assert (changed["before"]["role"], changed["before"]["team"]) == ("user", None)
+    assert (changed["after"]["role"], changed["after"]["team"]) == ("admin", "vision")
 
 
 @options(**ROLES)

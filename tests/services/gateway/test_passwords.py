@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import threading
 import time
@@ -14,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway import passwords
+from libs.store.port import StoreUnavailableError
+from services.gateway import passwords, sessions
 from services.gateway.login_delays import KEYS_MAX, Delays, LoginDelays, network_of
-from services.gateway.problems import ProblemError
-from services.gateway.rows import AuditRow, PasswordRow
+from services.gateway.problems import TOO_MANY, ProblemError
+from services.gateway.rows import AuditRow, PasswordRow, SessionRow
 from services.gateway.sessions import CSRF_HEADER
 from services.gateway.settings import GatewaySettings
 from services.gateway.tables import TABLES
@@ -182,6 +184,87 @@ async def test_guesses_at_the_same_time_are_counted(harness: GatewayHarness) -> 
     assert sum(reply.status_code == 401 for reply in replies) == 5
 
 
+@with_passwords
+@pytest.mark.parametrize("what", ["login", "change"])
+async def test_tries_that_were_not_checked_count_as_no_wrong_passwords(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def busy(*_: object) -> bool:
+        raise ProblemError(TOO_MANY, "too many passwords are being checked")
+
+    token = await set_password(harness)
+    real = passwords.Passwords.matches
+    async with harness.client(token) as ann, harness.client(None) as client:
+
+        async def try_it() -> httpx.Response:
+            if what == "login":
+                return await log_in(client)
+            body = {"password": OTHER, "old": GOOD}
+            return await ann.put("/v1/users/ann/password", json=body)
+
+        for _ in range(30):
+            monkeypatch.setattr(passwords.Passwords, "matches", busy)
+            assert "being checked" in (await try_it()).text
+        monkeypatch.setattr(passwords.Passwords, "matches", real)
+        assert (await try_it()).status_code in (200, 204)
+
+
+@with_passwords
+async def test_a_right_password_counts_as_no_wrong_one_when_its_session_cannot_be_written(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailableError("away")
+
+    await set_password(harness)
+    async with harness.client(None) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(sessions, "begin", away)
+            for _ in range(30):
+                assert (await log_in(client)).status_code == 503
+        assert (await log_in(client)).status_code == 200
+
+
+@with_passwords
+async def test_a_password_that_is_changed_while_it_is_verified_begins_no_session(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await set_password(harness)
+    real = passwords.Passwords.matches
+
+    async def change_meanwhile(*given: Any) -> bool:
+        found = await real(*given)
+        async with harness.client() as admin:
+            path = "/v1/users/ann/password"
+            assert (await admin.put(path, json={"password": OTHER})).status_code == 204
+        return found
+
+    monkeypatch.setattr(passwords.Passwords, "matches", change_meanwhile)
+    async with harness.client(None) as client:
+        assert (await log_in(client)).status_code == 401
+        assert "set-cookie" not in (await log_in(client)).headers
+    assert harness.database.rows(TABLES, SessionRow) == {}
+
+
+def test_a_login_leaves_the_count_of_its_address() -> None:
+    """Whoever has an account does not reset what counts for all accounts with it."""
+    found = delays(FakeClock())
+    tried = 0
+    for number in range(1000):
+        if admitted(found, f"user{number}", "192.0.2.1"):
+            tried += 1
+        with contextlib.suppress(ProblemError):
+            found.succeeded(found.begin(f"mine{number}", "192.0.2.1"))
+    # A right password takes back its own try, no others.
+    assert tried == 20
+
+
+def test_a_try_that_was_not_made_counts_nowhere() -> None:
+    found = delays(FakeClock())
+    for _ in range(100):
+        found.withdrawn(found.begin("ann", "192.0.2.1"))
+
+
 def delays(clock: FakeClock) -> LoginDelays:
     return LoginDelays(clock, free=5, longest_seconds=900, account_longest_seconds=30)
 
@@ -249,12 +332,12 @@ def test_the_memory_for_delays_is_bounded() -> None:
         ("10.0.0.1", "10.0.0.1"),
         ("2001:db8::1", "2001:db8::/64"),
         ("2001:db8::ffff:1", "2001:db8::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
         ("unknown", "unknown"),
         # Each process of this machine can use all of them.
         ("127.0.0.1", "127.0.0.0/8"),
         ("127.9.8.7", "127.0.0.0/8"),
         ("::ffff:127.0.0.1", "127.0.0.0/8"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
     ],
 )
 def test_an_address_counts_with_its_network(address: str, network: str) -> None:
@@ -383,3 +466,17 @@ async def test_guesses_at_an_account_take_no_entry_of_its_own_in_the_audit_trail
         await until(lambda: "request" in actions())
         assert (await ann.put("/v1/quotas", json={"limit": 1})).status_code == 403
     assert "quota.set" in actions()
+
+
+def test_a_clock_that_is_set_back_does_not_lengthen_a_delay() -> None:
+    clock = FakeClock()
+    clock.advance(86_400 * 365)
+    delays = LoginDelays(clock, free=5, longest_seconds=900, account_longest_seconds=30)
+    for _ in range(5):
+        delays.begin("ann", "192.0.2.1")
+    clock.advance(-86_400 * 365)
+    with pytest.raises(ProblemError) as found:
+        delays.begin("ann", "192.0.2.1")
+    assert int(found.value.headers["retry-after"]) <= 1
+    clock.advance(1)
+    delays.begin("ann", "192.0.2.1")

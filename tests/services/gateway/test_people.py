@@ -292,6 +292,16 @@ async def test_only_a_user_whom_nothing_names_is_removed(
         assert (await eve.get("/v1/whoami")).status_code == 401
 
 
+async def test_a_clock_that_is_set_back_does_not_keep_a_disabled_user_from_being_removed(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await harness.member("eve")
+    harness.clock.advance(86_400 * 365)
+    assert (await admin.patch("/v1/users/eve", json={"disabled": True})).status_code == 200
+    harness.clock.advance(-86_400 * 365)
+    assert (await admin.delete("/v1/users/eve")).status_code == 204
+
+
 async def test_a_token_that_was_made_while_its_user_was_removed_is_not_the_next_users(
     harness: GatewayHarness, admin: httpx.AsyncClient
 ) -> None:

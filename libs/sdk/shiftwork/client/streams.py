@@ -148,9 +148,9 @@ class EventReader(Reader["types.Event"]):
 
     def read(self, frame: Frame) -> types.Event | None:
         """The event, unless it came before."""
-        if not frame.data and frame.id.isdecimal() and self._position is None:
-            # The stream begins behind this position, whatever was asked for.
-            self._position = int(frame.id)
+        if not frame.data and frame.id.isdecimal():
+            # The stream has come so far, whatever was asked for and of whatever it brings no event.
+            self._position = max(int(frame.id), self._position or 0)
         position = frame.data.get("position")
         if not isinstance(position, int):
             return None
