@@ -75,8 +75,9 @@ def deciding(
 
     A grant for the user comes before one for the team, and that before one for each user; then a
     named group comes before every group, then a named priority before every priority. ``find``
-    returns the grant with exactly these names.
+    returns the grant with exactly these names. Raises ValueError without a level.
     """
+    _require_level(level)
     who = [("", user), *([(team, "")] if team else []), ("", "")]
     for (of_team, of_user), in_group, at in product(
         who, (group, ""), (level, Priority.UNSPECIFIED)
@@ -89,11 +90,18 @@ def deciding(
 
 def permitted(grant: Permits, level: Priority) -> int | None:
     """How much a grant permits at a level, in its unit; 0: the level is not permitted; None: any
-    amount."""
+    amount. Raises ValueError without a level."""
+    _require_level(level)
     most = grant.level_max
     if most is not Priority.UNSPECIFIED and ASCENDING.index(level) > ASCENDING.index(most):
         return 0
     return None if grant.unlimited else grant.limit
+
+
+def _require_level(level: Priority) -> None:
+    """A task that waits has no level yet: its caller must take the one at which it would count."""
+    if level not in ASCENDING:
+        raise ValueError(f"quotas are per level, and {level.value or level.name} is none")
 
 
 def amount(number: int, unit: Unit) -> str:
