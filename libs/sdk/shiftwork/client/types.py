@@ -409,6 +409,16 @@ class GoalBody(TypedDict):
     now: NotRequired[bool]
 
 
+class Granted(TypedDict):
+    """The number of the grant that decides, and what is held of it. ``unit`` null: the level is not
+    permitted, by a default without a number."""
+
+    limit: int
+    unit: Optional[str]
+    held: int
+    free: int
+
+
 class Group(TypedDict):
     """A group of nodes. ``used_nodes`` hold runs; ``free_nodes`` accept runs and hold none;
     ``waiting``: how many tasks wait, null where there are too many to count."""
@@ -723,11 +733,13 @@ class Permission(TypedDict):
     unit: Optional[str]
     held: Optional[int]
     free: Optional[int]
+    binds: Optional[str]
     gpus_held: int
     nodes_held: int
     because: str
     site: bool
     expires_at: Optional[str]
+    granted: Optional[Granted]
     caps: List[Cap]
 
 
