@@ -130,6 +130,23 @@ def grant_text(grant: Permits) -> str:
     return f"the grant of {much} for {each}{where}"
 
 
+class Row(Permits, Protocol):
+    """A cap or a grant."""
+
+    @property
+    def grant(self) -> bool:
+        """False: a cap."""
+        ...
+
+
+def set_command(row: Row) -> str:
+    """The command line that is about this row, up to its amount."""
+    level = "" if row.priority is Priority.UNSPECIFIED else level_name(row.priority)
+    scope = (("user", row.user), ("team", row.team), ("priority", level), ("group", row.group))
+    options = "".join(f" --{name} {value}" for name, value in scope if value)
+    return f"shiftwork quota set{' --grant' if row.grant else ''}{options}"
+
+
 def is_site(grant: Permits) -> bool:
     """True for the site's default, the grant without any name."""
     return (grant.group, grant.user, grant.team, grant.priority) == SITE
