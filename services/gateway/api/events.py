@@ -27,6 +27,7 @@ from services.gateway.api.deps import (
     allows,
     answer_page,
     context,
+    require_query,
     router_of,
 )
 from services.gateway.api.failures import STORE_ERRORS, problem_of
@@ -69,6 +70,7 @@ _log = structlog.stdlib.get_logger(__name__)
 # What events are filtered by, besides their types.
 Text = Annotated[str | None, Query(max_length=63)]
 ANSWERED = ("task", "owner", "team", "group")
+QUERIES = frozenset({*ANSWERED, "type", "from"})
 
 
 async def topic_of(
@@ -219,6 +221,7 @@ async def events_socket(socket: WebSocket) -> None:
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
         socket.scope[CALLER] = caller = caller.doing(action_of(events_socket)[0])
         caller.check()
+        require_query(socket.query_params, QUERIES)
         given = {name: query.get(name) for name in ANSWERED}
         wanted = await topic_of(parts, caller, query.get("type"), **given)
         with parts.streams.admit(caller.user, is_admin=caller.is_admin):
