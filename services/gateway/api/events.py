@@ -35,8 +35,10 @@ from services.gateway.api.guard import enter, note_refusal
 from services.gateway.auth import Identity
 from services.gateway.event_stream import Encoded, EventFilter
 from services.gateway.eventlog import TYPES
+from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.problems import GONE, ProblemError, invalid
+from services.gateway.rows import TaskRow
 from services.gateway.sessions import CSRF_PROTOCOL
 from services.gateway.sight import Sight
 from services.gateway.sse import EventStream, Produce, Write, frame, position_frame, write_all
@@ -88,6 +90,15 @@ async def topic_of(
         wanted |= found
     task, owner, team, group = (given.get(name) or "" for name in ANSWERED)
     sight = caller.sight
+    if owner or team or group:
+        async with parts.store.transaction() as tx:
+            await require_findable(
+                tx,
+                users={"owner": owner} if owner else {},
+                teams={"team": team} if team else {},
+                groups={"group": group} if group else {},
+                kept=[(TaskRow, field, field) for field in ("owner", "team", "group")],
+            )
     if task and not sight.is_full:
         async with parts.store.transaction() as tx:
             if await rows_of.seen_task(tx, task, sight) is not None:

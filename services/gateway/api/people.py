@@ -28,7 +28,7 @@ from services.gateway.api.deps import (
 from services.gateway.auth import FIRST_ADMIN, audit, not_permitted, team_exists
 from services.gateway.bodies import DefaultsBody, TeamBody, TeamChangeBody, UserBody, UserChangeBody
 from services.gateway.json_values import rfc3339
-from services.gateway.known_names import names_of, require_known
+from services.gateway.known_names import names_of, require_findable, require_known
 from services.gateway.permissions import Action, Reach, Role, Visibility, refusal_to_reach_others
 from services.gateway.problems import CONFLICT, ProblemError, absent, invalid, taken
 from services.gateway.rows import (
@@ -108,6 +108,8 @@ async def list_users(
             where.append(Where(column, Op.EQ, value))
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, UserRow, where, BY_NAME, paging)
+        if not page.rows and paging.cursor is None and team:
+            await require_findable(tx, teams={"team": team}, kept=[(TaskRow, "team", "team")])
     return answer_page(
         page.rows, views.user, lambda row: row.name, page.next_cursor, left_out=tx.unreadable
     )

@@ -49,6 +49,41 @@ async def test_a_misspelt_filter_is_an_error_with_the_name_that_is_near(
     assert (error["field"], hint in error["fix"]) == (field, True), error
 
 
+# A misspelt name for each filter by a user, a team or a group, and the name that is near.
+MISSPELT = {
+    **dict.fromkeys(("owner", "user", "who"), ("ahn", "ann")),
+    "team": ("visoin", "vision"),
+    "group": ("defualt", "default"),
+}
+
+
+async def test_no_route_takes_a_misspelt_user_team_or_group_for_one_that_has_nothing(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await harness.member("ann", team="vision")
+    await harness.project(a_node("n0"))
+    described = (await admin.get("/v1/openapi.json")).json()["paths"]
+    checked: list[tuple[str, str]] = []
+    for path, methods in described.items():
+        for each in methods.get("get", {}).get("parameters", ()):
+            name = each["name"]
+            if each["in"] != "query" or name not in MISSPELT:
+                continue
+            wrong, right = MISSPELT[name]
+            followed = [f"{path}?{name}={wrong}"]
+            if path == "/v1/events":
+                followed.append(f"{path}?follow=true&{name}={wrong}")
+            for url in followed:
+                reply = await admin.get(url)
+                assert reply.status_code in {404, 422}, (url, reply.text)
+                (error,) = reply.json()["errors"]
+                assert (error["field"], f"did you mean {right}?" in error["fix"]) == (name, True)
+            good = await admin.get(f"{path}?{name}={right}")
+            assert good.status_code == 200, (path, name, good.text)
+            checked.append((path, name))
+    assert len(checked) > 15
+
+
 def routes() -> list[APIRoute]:
     found = [each for router in ROUTERS for each in router.routes if isinstance(each, APIRoute)]
     assert len(found) > 60
@@ -96,6 +131,8 @@ async def test_several_wrong_query_parameters_are_named_and_one_given_twice(
         "ownr": "there is no such query parameter",
         "owner": "is given more than once",
     }
+    lists = "/v1/nodes?label=disk=nvme&label=zone=a"
+    assert (await admin.get(lists)).status_code == 200
 
 
 @pytest.mark.parametrize(
