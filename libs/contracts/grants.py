@@ -82,8 +82,9 @@ def deciding(
 
     A grant for the user comes before one for the team, and that before one for each user; then a
     named group comes before every group, then a named priority before every priority. ``find``
-    returns the grant with exactly these names.
+    returns the grant with exactly these names. Raises ValueError without a level.
     """
+    _require_level(level)
     who = [("", user), *([(team, "")] if team else []), ("", "")]
     for (of_team, of_user), in_group, at in product(
         who, (group, ""), (level, Priority.UNSPECIFIED)
@@ -96,11 +97,18 @@ def deciding(
 
 def permitted(grant: Permits, level: Priority) -> int | None:
     """How much a grant permits at a level, in its unit; 0: the level is not permitted; None: any
-    amount."""
+    amount. Raises ValueError without a level."""
+    _require_level(level)
     most = grant.level_max
     if most is not Priority.UNSPECIFIED and ASCENDING.index(level) > ASCENDING.index(most):
         return 0
     return None if grant.unlimited else grant.limit
+
+
+def _require_level(level: Priority) -> None:
+    """A task that waits has no level yet: its caller must take the one at which it would count."""
+    if level not in ASCENDING:
+        raise ValueError(f"quotas are per level, and {level.value or level.name} is none")
 
 
 def amount(number: int, unit: Unit) -> str:
@@ -127,6 +135,23 @@ def grant_text(grant: Permits) -> str:
         return f"{grant.user}'s grant of {much}{where}"
     each = f"each member of team {grant.team}" if grant.team else "each user"
     return f"the grant of {much} for {each}{where}"
+
+
+class Row(Permits, Protocol):
+    """A cap or a grant."""
+
+    @property
+    def grant(self) -> bool:
+        """False: a cap."""
+        ...
+
+
+def set_command(row: Row) -> str:
+    """The command line that is about this row, up to its amount."""
+    level = "" if row.priority is Priority.UNSPECIFIED else level_name(row.priority)
+    scope = (("user", row.user), ("team", row.team), ("priority", level), ("group", row.group))
+    options = "".join(f" --{name} {value}" for name, value in scope if value)
+    return f"shiftwork quota set{' --grant' if row.grant else ''}{options}"
 
 
 def is_site(grant: Permits) -> bool:

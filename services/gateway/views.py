@@ -19,6 +19,7 @@ from libs.contracts.messages import (
     Endpoint,
     ExitKind,
     Goal,
+    HeldQuota,
     LifeState,
     LifeStateSaved,
     LogInfo,
@@ -379,39 +380,65 @@ def quota(row: QuotaRow) -> Json:
 
 
 def permission(given: QuotaAllowance) -> Json:
-    """What a user may hold in one group at one level. ``limit`` null: no grant limits it."""
+    """What a user may hold in one group at one level. ``limit`` null: nothing limits it.
+
+    ``limit`` to ``free`` are of the row that stops further runs first; ``binds`` says which kind of
+    row that is, and a cap that binds comes first in ``caps``.
+    """
     decides = given.decides
     grant = decides.quota if decides is not None else Quota(grant=True, unlimited=True)
-    limit = permitted(grant, given.priority)
-    held = decides.held if decides is not None else 0
+    granted = _granted(given, grant)
+    caps = sorted((_cap(each) for each in given.caps), key=_binding_order)
+    limiting = [*([] if granted is None else [granted]), *caps[:1]]
+    # A grant that forbids the level does so whatever a cap leaves.
+    first = granted if given.forbidden else min(limiting, key=_binding_order, default=None)
+    numbers = ("limit", "unit", "held", "free")
     return {
         "group": given.group,
         "priority": enum_name(given.priority),
         "permitted": not given.forbidden,
-        "limit": limit,
-        "unit": None if limit is None or grant.unlimited else enum_name(grant.unit),
-        "held": held if limit is not None else None,
-        "free": None if limit is None else max(0, limit - held),
+        **{name: first and first[name] for name in numbers},
+        "binds": None if first is None else "grant" if first is granted else "cap",
         "gpus_held": given.gpus,
         "nodes_held": given.nodes,
         "because": grant_text(grant),
         "site": is_site(grant),
         "expires_at": rfc3339(grant.expires_at) if grant.expires_at else None,
-        "caps": [
-            {
-                "user": cap.quota.user or None,
-                "team": cap.quota.team or None,
-                "group": cap.quota.group or None,
-                "priority": enum_name_or_empty(cap.quota.priority) or None,
-                "limit": cap.quota.limit,
-                "unit": enum_name(cap.quota.unit),
-                "held": cap.held,
-                "free": max(0, cap.quota.limit - cap.held),
-                "expires_at": rfc3339(cap.quota.expires_at) if cap.quota.expires_at else None,
-            }
-            for cap in given.caps
-        ],
+        "granted": granted,
+        "caps": caps,
     }
+
+
+def _granted(given: QuotaAllowance, grant: Quota) -> Json | None:
+    """The number of the grant that decides, and what is held of it; None: any amount."""
+    limit = permitted(grant, given.priority)
+    if limit is None:
+        return None
+    held = given.decides.held if given.decides is not None else 0
+    unit = None if grant.unlimited else enum_name(grant.unit)
+    return {"limit": limit, "unit": unit, "held": held, "free": max(0, limit - held)}
+
+
+def _cap(given: HeldQuota) -> Json:
+    """A cap that applies, and what is held of it."""
+    quota = given.quota
+    return {
+        "user": quota.user or None,
+        "team": quota.team or None,
+        "group": quota.group or None,
+        "priority": enum_name_or_empty(quota.priority) or None,
+        "limit": quota.limit,
+        "unit": enum_name(quota.unit),
+        "held": given.held,
+        "free": max(0, quota.limit - given.held),
+        "expires_at": rfc3339(quota.expires_at) if quota.expires_at else None,
+    }
+
+
+def _binding_order(row: Json) -> tuple[bool, bool, int]:
+    """The row that stops further runs first sorts first: one of which nothing is free; else, as
+    units do not compare, GPUs before nodes; else the one that leaves less, or is exceeded more."""
+    return row["free"] > 0, row["unit"] == enum_name(Unit.NODES), row["limit"] - row["held"]
 
 
 def event(row: EventRow) -> Json:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from libs.contracts.grants import is_site
+from libs.contracts.grants import Row, is_site, set_command
 from libs.contracts.ids import NAME_RULE, is_name
 from libs.contracts.messages import (
     FieldError,
@@ -27,6 +27,8 @@ from libs.contracts.wording import field_error
 
 LIMIT_MAX = 1_000_000_000
 EVERY_GROUP = "all"
+# Of the rows that may be meant by one that is not there.
+OTHERS_SHOWN_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,27 @@ def check(command: SetQuota, now: datetime) -> Refusal | None:
 def removes(command: SetQuota) -> bool:
     """True if the command removes a row."""
     return command.remove or command.unlimited
+
+
+def no_row(command: SetQuota, others: Sequence[Row]) -> Refusal:
+    """The refusal to remove a row that is not there. ``others``: rows of the same user and team,
+    one of which may be meant."""
+    quota = command.quota
+    kind, level = "grant" if quota.grant else "cap", ""
+    if quota.priority is not Priority.UNSPECIFIED:
+        level = f" at {level_name(quota.priority)}"
+    subject = quota.user or (f"team {quota.team}" if quota.team else "each user")
+    where = f"group {quota.group}" if quota.group else "every group"
+    message = f"there is no {kind} of {subject} in {where}{level or ' for every priority'}"
+    if is_site(quota) and quota.grant:
+        message = "the site has no default"
+    commands = [f"`{set_command(each)} --remove`" for each in others[:OTHERS_SHOWN_MAX]]
+    fix = "GET /v1/quotas lists all rows"
+    if commands:
+        more = f"; {fix}" if len(others) > OTHERS_SHOWN_MAX else ""
+        fix = f"those that are there are removed with {', '.join(commands)}{more}"
+    error = field_error("remove" if command.remove else "unlimited", True, message, fix)
+    return Refusal(code=RefusalCode.NOT_FOUND, detail=message, errors=(error,))
 
 
 def group_token(quota: Quota) -> str:

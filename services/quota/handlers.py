@@ -27,11 +27,13 @@ from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
 from services.quota import store
 from services.quota.domain import (
+    OTHERS_SHOWN_MAX,
     Holder,
     Use,
     check,
     group_token,
     held,
+    no_row,
     removes,
     usage,
 )
@@ -63,7 +65,8 @@ class Commands:
 async def set_quota(tx: Tx, command: SetQuota) -> SetQuotaReply:
     """Set or remove a cap or a grant. Setting the same again changes nothing.
 
-    A scope has one row: a row in the other unit replaces it, and both changes are published.
+    A scope has one row: a row in the other unit replaces it, and both changes are published. To
+    remove a row that is not there is refused: it may have been named wrongly.
     """
     refused = check(command, tx.now)
     if refused is not None:
@@ -73,7 +76,8 @@ async def set_quota(tx: Tx, command: SetQuota) -> SetQuotaReply:
     live = before is not None and not before.removed
     if removes(command):
         if before is None or not live:
-            return SetQuotaReply(version=before.version if before else 0)
+            others = await store.rows_of(tx, command.quota, OTHERS_SHOWN_MAX + 1)
+            return SetQuotaReply(refusal=no_row(command, others))
         return SetQuotaReply(version=await _remove(tx, before, command.asked_by))
     if before is not None and live:
         if _says(before) == _says(command.quota):

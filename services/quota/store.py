@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from libs.contracts.messages import Priority, Unit
+from libs.contracts.messages import Priority, Quota, Unit
 from libs.service.prune import PruneRule, aged, nth_newest, oldest_of
 from libs.store.port import Op, Order, Tx, Where
 
@@ -84,6 +84,13 @@ async def next_version(tx: Tx) -> int:
 async def all_quotas(tx: Tx) -> Sequence[QuotaRow]:
     """Every limit, those taken away included, in the order of their changes."""
     return await tx.select(QuotaRow, order_by=[Order("version")])
+
+
+async def rows_of(tx: Tx, quota: Quota, limit: int) -> Sequence[QuotaRow]:
+    """The caps and grants in force of the user and team of ``quota``, at any level of any group."""
+    where = [Where("user", Op.EQ, quota.user), Where("team", Op.EQ, quota.team)]
+    where.append(Where("removed", Op.EQ, value=False))
+    return await tx.select(QuotaRow, *where, order_by=[Order("version")], limit=limit)
 
 
 async def first_expiring(tx: Tx, limit: int) -> Sequence[QuotaRow]:

@@ -46,7 +46,10 @@ UNANSWERED = Counter(
 )
 HELD_UP = "the decisions about it are held up"
 TOO_LARGE = "it cannot start as it is"
+FAILED = "the scheduler failed to compute it; the error is in its log"
 BUSY = "many explanations are asked for now; ask again"
+# The reasons for a short answer, as the counter names them.
+_LABELS = {BUSY: "busy", NO_TIME: "no time", FAILED: "failed"}
 
 
 def unknown(task_id: str) -> Refusal:
@@ -144,17 +147,24 @@ class Explaining:
             with SECONDS.time():
                 reply = await forks.ask(lambda: work(index, task, now, seconds), seconds)
                 return self._held_up(task, reply)
+        except forks.FailedError as defect:
+            self._log.error("explanation failed", task=task_id, problem=str(defect))
+            known = defect.partial if isinstance(defect.partial, ExplainReply) else None
+            return await self._short(task_id, FAILED, known)
         except (forks.NoAnswerError, OSError) as problem:
             self._log.warning("task not explained", task=task_id, problem=str(problem))
             return await self._short(task_id, NO_TIME)
 
-    async def _short(self, task_id: str, why: str) -> ExplainReply:
-        """The answer from the row alone, with a note that the rest is missing."""
-        UNANSWERED.labels("busy" if why is BUSY else "no time").inc()
+    async def _short(
+        self, task_id: str, why: str, known: ExplainReply | None = None
+    ) -> ExplainReply:
+        """What is ``known``, else the answer from the row alone, with a note that the rest is
+        missing."""
+        UNANSWERED.labels(_LABELS[why]).inc()
         task = self._brain.index.tasks.get(task_id)
         if task is None:
             return await self._not_there(task_id)
-        reply = of_row(self._brain.index, task, self._ports.clock.now())
+        reply = known or of_row(self._brain.index, task, self._ports.clock.now())
         return self._held_up(task, reply.model_copy(update={"forecast": Forecast(unknown=why)}))
 
     def _held_up(self, task: Task, reply: ExplainReply) -> ExplainReply:

@@ -37,7 +37,16 @@ SECONDS_MIN = 0.05
 
 
 class NoAnswerError(Exception):
-    """The copy ended without an answer: its time was over, or it failed."""
+    """The copy ended without an answer: its time was over, it was killed, or it failed."""
+
+
+class FailedError(NoAnswerError):
+    """The work raised an exception, which is a defect; the message is its traceback."""
+
+    def __init__(self, trace: str, partial: object) -> None:
+        super().__init__(trace)
+        # The last result before it; None: there was none.
+        self.partial = partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,7 @@ def _last(data: bytes) -> Any:  # noqa: ANN401 - what the work made
     if not found:
         raise NoAnswerError("it ran out of time, or was killed")
     if isinstance(found[-1], _Failed):
-        raise NoAnswerError(found[-1].trace)
+        raise FailedError(found[-1].trace, found[-2] if found[1:] else None)
     return found[-1]
 
 
@@ -178,8 +187,11 @@ class Forks:
         self._until = until
 
     def with_copy(self, index: Index, simulation: Callable[[Index], R]) -> R | None:
-        """The result of ``simulation`` on a copy of the index of its own; None: no time is left."""
+        """The result of ``simulation`` on a copy of the index of its own; None: no time is left.
+        Raises FailedError for a defect."""
         try:
             return call(lambda: map(simulation, [index]), self._until - time.monotonic())
+        except FailedError:
+            raise
         except (NoAnswerError, OSError):
             return None

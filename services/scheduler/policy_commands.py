@@ -196,8 +196,12 @@ class PolicyCommands:
                 reply = await forks.ask(
                     lambda: [self._compared(wanted, now, limit)], self.dry_run_seconds_max
                 )
+        except forks.FailedError as defect:
+            detail = "the dry run failed; the error is in the scheduler's log"
+            observability.log("scheduler").error("dry run failed", problem=str(defect))
+            return DryRunPolicyReply(refusal=Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
         except (forks.NoAnswerError, TimeoutError, OSError) as problem:
-            detail = f"the dry run took more than {self.dry_run_seconds_max:g} s, or failed"
+            detail = f"the dry run took more than {self.dry_run_seconds_max:g} s, or was killed"
             observability.log("scheduler").warning("dry run not finished", problem=str(problem))
             return DryRunPolicyReply(refusal=Refusal(code=RefusalCode.UNAVAILABLE, detail=detail))
         return DryRunPolicyReply(

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import orjson
 import structlog
 from fastapi import APIRouter, Depends, Query, Request, Security
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Query as QueryInfo
 from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import Counter
+from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from libs.bus.port import Bus
 from libs.contracts.ids import RunId
-from libs.contracts.messages import Message
+from libs.contracts.messages import FieldError, Message
+from libs.contracts.wording import cut, meant
 from libs.service.clock import Clock
 from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
@@ -38,7 +50,15 @@ from services.gateway.listeners import Listeners
 from services.gateway.oidc import Provider
 from services.gateway.passwords import Passwords
 from services.gateway.permissions import Action, Role
-from services.gateway.problems import INTERNAL, UNAVAILABLE, ProblemError, absent, invalid
+from services.gateway.problems import (
+    ERRORS_MAX,
+    INTERNAL,
+    INVALID,
+    UNAVAILABLE,
+    ProblemError,
+    absent,
+    invalid,
+)
 from services.gateway.queue_cursors import QueueCursors
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectedRequest, RejectionAudit
@@ -327,6 +347,49 @@ def action_of(endpoint: Callable[..., Any]) -> tuple[Action, bool]:
         raise TypeError(f"{endpoint.__name__} has no action: decorate it with @allows") from None
 
 
+# Endpoints that read a query which others write.
+_FREE_QUERIES: set[Callable[..., Any]] = set()
+
+
+def any_query(endpoint: Endpoint) -> Endpoint:
+    """Decorates an endpoint that accepts query parameters besides those that it declares."""
+    _FREE_QUERIES.add(endpoint)
+    return endpoint
+
+
+def require_query(given: QueryParams, known: Collection[str], lists: Collection[str] = ()) -> None:
+    """422 for query parameters that a route does not have, or that are given twice and are not
+    among ``lists``: a misspelt filter would be no filter. Their values are not repeated, because
+    they may be secrets."""
+    errors: list[FieldError] = []
+    for name in given:
+        if name in known and (name in lists or len(given.getlist(name)) == 1):
+            continue
+        message, fix = "is given more than once", "give it once"
+        if name not in known:
+            message = "there is no such query parameter"
+            has = f"this route has {', '.join(sorted(known))}" if known else "this route has none"
+            fix = f"{meant(name, known)} {has}".strip()
+        errors.append(FieldError(field=cut(name), value="", message=message, fix=fix))
+    if errors:
+        first, more = errors[0], f" (and {len(errors) - 1} more)" if errors[1:] else ""
+        detail = f"{first.field}: {first.message}; {first.fix}{more}"
+        raise ProblemError(INVALID, detail, errors[:ERRORS_MAX])
+
+
+def _queries_of(route: APIRoute) -> dict[str, bool]:
+    """The query parameters that a route and its dependencies declare; True for those that may be
+    given several times."""
+    found: dict[str, bool] = {}
+    for field in get_flat_params(route.dependant):
+        if isinstance(field.field_info, QueryInfo):
+            annotation = field.field_info.annotation
+            found[field.alias] = any(
+                get_origin(kind) is list for kind in (annotation, *get_args(annotation))
+            )
+    return found
+
+
 def _validated(request: Request, response: Response, position: int | None) -> Response:
     """A complete answer with its ETag and its place in the event log, or 304 without a body if the
     caller has it already. ``position`` is of before the answer's rows were read: the events behind
@@ -352,7 +415,7 @@ UNLIKE_PEOPLE = frozenset({Action.BE_A_RUN, Action.LOG_IN})
 
 
 class _StrictRoute(APIRoute):
-    """A route that checks the caller's permission, and reads bodies strictly."""
+    """A route that checks the caller's permission, and reads queries and bodies strictly."""
 
     before_large_body: BeforeBody | None = None
 
@@ -376,6 +439,8 @@ class _StrictRoute(APIRoute):
         """The handler, given strict requests of callers who may make them."""
         handler = super().get_route_handler()
         action, inside = action_of(self.endpoint)
+        queries = None if self.endpoint in _FREE_QUERIES else _queries_of(self)
+        lists = [name for name, is_list in (queries or {}).items() if is_list]
 
         async def strict(request: Request) -> Response:
             # The guard has seen to it that runs, and runs alone, reach the routes of runs, and that
@@ -385,6 +450,8 @@ class _StrictRoute(APIRoute):
                 request.scope[CALLER] = caller
                 if not inside:
                     caller.check()
+            if queries is not None:
+                require_query(request.query_params, queries, lists)
             if request.method != "GET":
                 changing = _StrictRequest(request.scope, request.receive)
                 if _is_small(request):
@@ -404,7 +471,7 @@ class _StrictRoute(APIRoute):
 
 
 def router_of(tag: str, before_large_body: BeforeBody | None = None) -> APIRouter:
-    """A router of the API, whose routes check permissions and read bodies strictly.
+    """A router of the API, whose routes check permissions, and read queries and bodies strictly.
 
     ``before_large_body`` raises a problem for a run of which no large body is read."""
 

@@ -27,6 +27,7 @@ from services.gateway.api.deps import (
     allows,
     answer_page,
     context,
+    require_query,
     router_of,
 )
 from services.gateway.api.failures import STORE_ERRORS, problem_of
@@ -35,8 +36,10 @@ from services.gateway.api.query_parameters import NameQuery
 from services.gateway.auth import Identity
 from services.gateway.event_stream import Emit, Encoded, EventFilter, Reader, gone
 from services.gateway.eventlog import TYPES
+from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.problems import ProblemError, invalid
+from services.gateway.rows import TaskRow
 from services.gateway.sessions import CSRF_PROTOCOL
 from services.gateway.sight import Sight
 from services.gateway.sse import (
@@ -77,6 +80,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 # What events are filtered by, besides their types.
 ANSWERED = ("task", "owner", "team", "group")
+QUERIES = frozenset({*ANSWERED, "type", "from"})
 
 
 async def topic_of(
@@ -94,6 +98,15 @@ async def topic_of(
         wanted |= found
     task, owner, team, group = (given.get(name) or "" for name in ANSWERED)
     sight = caller.sight
+    if owner or team or group:
+        async with parts.store.transaction() as tx:
+            await require_findable(
+                tx,
+                users={"owner": owner} if owner else {},
+                teams={"team": team} if team else {},
+                groups={"group": group} if group else {},
+                kept=[(TaskRow, field, field) for field in ("owner", "team", "group")],
+            )
     if task and not sight.is_full:
         async with parts.store.transaction() as tx:
             if await rows_of.seen_task(tx, task, sight) is not None:
@@ -232,6 +245,7 @@ async def events_socket(socket: WebSocket) -> None:
         caller: Any = await enter(parts, socket.scope, token, is_run=False)
         socket.scope[CALLER] = caller = caller.doing(action_of(events_socket)[0])
         caller.check()
+        require_query(socket.query_params, QUERIES)
         given = {name: query.get(name) for name in ANSWERED}
         wanted = await topic_of(parts, caller, query.get("type"), **given)
         with parts.streams.admit(caller.user, is_admin=caller.is_admin):

@@ -25,6 +25,7 @@ from services.gateway.api.deps import (
     Parts,
     allows,
     answer,
+    any_query,
     retried,
     router_of,
 )
@@ -135,6 +136,7 @@ async def begin_oidc(
     responses=REDIRECT,
 )
 @allows(Action.LOG_IN)
+@any_query
 async def end_oidc(request: Request, parts: Parts) -> Response:
     """Where the provider sends browsers back to. Begins a session. Needs no token."""
     provider = _provider(parts)

@@ -28,6 +28,7 @@ from services.gateway.api.deps import (
 from services.gateway.api.query_parameters import NameQuery
 from services.gateway.auth import Identity
 from services.gateway.bodies import LabelsBody, SchedulableBody, TaintsBody
+from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.problems import absent, invalid
 from services.gateway.rows import NodeRow, TaskRow
@@ -67,6 +68,8 @@ async def list_nodes(
     where += [_labelled(text) for text in label or ()]
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, NodeRow, where, BY_ID, paging)
+        if not page.rows and paging.cursor is None and group:
+            await require_findable(tx, groups={"group": group}, kept=[(TaskRow, "group", "group")])
         held = await rows_of.held(tx, LIVE_RUNS_MAX)
         seen = await _seen(tx, caller, [held.get(row.node_id, {}) for row in page.rows])
     return answer_page(

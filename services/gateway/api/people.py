@@ -36,7 +36,7 @@ from services.gateway.auth import (
 )
 from services.gateway.bodies import DefaultsBody, TeamBody, TeamChangeBody, UserBody, UserChangeBody
 from services.gateway.json_values import rfc3339
-from services.gateway.known_names import names_of, require_known
+from services.gateway.known_names import names_of, require_findable, require_known
 from services.gateway.permissions import (
     Action,
     Reach,
@@ -124,6 +124,8 @@ async def list_users(
             where.append(Where(column, Op.EQ, value))
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, UserRow, where, BY_NAME, paging)
+        if not page.rows and paging.cursor is None and team:
+            await require_findable(tx, teams={"team": team}, kept=[(TaskRow, "team", "team")])
     return answer_page(
         page.rows, views.user, lambda row: row.name, page.next_cursor, left_out=tx.unreadable
     )

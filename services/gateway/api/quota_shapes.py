@@ -23,17 +23,30 @@ class Cap(TypedDict):
     expires_at: str | None
 
 
+class Granted(TypedDict):
+    """The number of the grant that decides, and what is held of it. ``unit`` null: the level is not
+    permitted, by a default without a number."""
+
+    limit: int
+    unit: str | None
+    held: int
+    free: int
+
+
 class QuotaAllowance(TypedDict):
     """What a user may hold in one group at one level."""
 
     group: str
     priority: str
+    # False: the grant that decides does not permit the level.
     permitted: bool
-    # Of the grant that decides; null: it permits any amount.
+    # Of the row that stops further runs first; null: nothing limits them. ``binds``: ``grant``, or
+    # ``cap``, which is then the first of ``caps``.
     limit: int | None
     unit: str | None
     held: int | None
     free: int | None
+    binds: str | None
     # What the user holds in this group at this level.
     gpus_held: int
     nodes_held: int
@@ -41,6 +54,8 @@ class QuotaAllowance(TypedDict):
     because: str
     site: bool
     expires_at: str | None
+    # Of that grant; null: it permits any amount.
+    granted: Granted | None
     caps: list[Cap]
 
 

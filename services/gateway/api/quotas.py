@@ -26,13 +26,14 @@ from services.gateway.api.query_parameters import NameQuery
 from services.gateway.bodies import QuotaBody
 from services.gateway.command_client import set_quota
 from services.gateway.conversion import quota_row
-from services.gateway.known_names import names_of, require_known
+from services.gateway.known_names import names_of, require_findable, require_known
 from services.gateway.permissions import Action
 from services.gateway.problems import CONFLICT, ProblemError, absent, invalid
-from services.gateway.rows import QuotaRow, UserRow
+from services.gateway.rows import QuotaRow, TaskRow, UserRow
 from services.gateway.store import Sort
 
 router = router_of("quotas")
+OF_TASKS = ("team", "group")
 # Each change of any quota has a version of its own.
 BY_VERSION = Sort("version", False, "version", False)
 
@@ -56,6 +57,14 @@ async def list_quotas(
             where.append(Where(column, Op.EQ, value))
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, QuotaRow, where, BY_VERSION, paging)
+        if not page.rows and paging.cursor is None:
+            await require_findable(
+                tx,
+                users={"user": user} if user else {},
+                teams={"team": team} if team else {},
+                groups={"group": group} if group else {},
+                kept=[(TaskRow, "user", "owner"), *((TaskRow, each, each) for each in OF_TASKS)],
+            )
     return answer_page(
         page.rows,
         views.quota,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
+from services.gateway.api.app import PREFIX, ROUTERS
+from services.gateway.api.deps import action_of
 from services.gateway.audit import ACTIONS
-from tests.services.gateway.gateway_harness import GatewayHarness, a_node
+from services.gateway.permissions import Action
+from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, run_token
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,6 +47,92 @@ async def test_a_misspelt_filter_is_an_error_with_the_name_that_is_near(
     assert reply.status_code in {404, 422}, reply.text
     (error,) = reply.json()["errors"]
     assert (error["field"], hint in error["fix"]) == (field, True), error
+
+
+# A misspelt name for each filter by a user, a team or a group, and the name that is near.
+MISSPELT = {
+    **dict.fromkeys(("owner", "user", "who"), ("ahn", "ann")),
+    "team": ("visoin", "vision"),
+    "group": ("defualt", "default"),
+}
+
+
+async def test_no_route_takes_a_misspelt_user_team_or_group_for_one_that_has_nothing(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await harness.member("ann", team="vision")
+    await harness.project(a_node("n0"))
+    described = (await admin.get("/v1/openapi.json")).json()["paths"]
+    checked: list[tuple[str, str]] = []
+    for path, methods in described.items():
+        for each in methods.get("get", {}).get("parameters", ()):
+            name = each["name"]
+            if each["in"] != "query" or name not in MISSPELT:
+                continue
+            wrong, right = MISSPELT[name]
+            followed = [f"{path}?{name}={wrong}"]
+            if path == "/v1/events":
+                followed.append(f"{path}?follow=true&{name}={wrong}")
+            for url in followed:
+                reply = await admin.get(url)
+                assert reply.status_code in {404, 422}, (url, reply.text)
+                (error,) = reply.json()["errors"]
+                assert (error["field"], f"did you mean {right}?" in error["fix"]) == (name, True)
+            good = await admin.get(f"{path}?{name}={right}")
+            assert good.status_code == 200, (path, name, good.text)
+            checked.append((path, name))
+    assert len(checked) > 15
+
+
+def routes() -> list[APIRoute]:
+    found = [each for router in ROUTERS for each in router.routes if isinstance(each, APIRoute)]
+    assert len(found) > 60
+    return found
+
+
+async def test_a_query_parameter_that_a_route_does_not_have_is_an_error(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    """On every route, with the name that is near; the provider's own names are accepted where it
+    sends browsers back to."""
+    described = (await admin.get("/v1/openapi.json")).json()["paths"]
+    task = await harness.submitted(admin)
+    await harness.project(assigned(task["id"]))
+    near = 0
+    async with harness.client(run_token(task["id"], 1)) as run:
+        for route in routes():
+            path = re.sub(r"\{\w+\}", "x", f"{PREFIX}{route.path}")
+            client = run if action_of(route.endpoint)[0] is Action.BE_A_RUN else admin
+            for method in route.methods:
+                described_at = described[f"{PREFIX}{route.path}"][method.lower()]
+                names = [
+                    each["name"]
+                    for each in described_at.get("parameters", ())
+                    if each["in"] == "query"
+                ]
+                for name in ["colour", *(f"{each}{each[-1]}" for each in names)]:
+                    reply = await client.request(method, f"{path}?{name}=SECRET")
+                    if route.path == "/login/oidc/callback":
+                        assert "query parameter" not in reply.text
+                        continue
+                    assert reply.status_code == 422, (method, path, reply.text)
+                    assert reply.json()["errors"][0]["field"] == name
+                    assert "SECRET" not in reply.text
+                    near += f"did you mean {name[:-1]}?" in reply.json()["errors"][0]["fix"]
+    assert near > 40
+
+
+async def test_several_wrong_query_parameters_are_named_and_one_given_twice(
+    admin: httpx.AsyncClient,
+) -> None:
+    reply = await admin.get("/v1/events?ownr=ann&owner=ann&owner=bob&limit=3")
+    assert reply.status_code == 422
+    assert {each["field"]: each["message"] for each in reply.json()["errors"]} == {
+        "ownr": "there is no such query parameter",
+        "owner": "is given more than once",
+    }
+    lists = "/v1/nodes?label=disk=nvme&label=zone=a"
+    assert (await admin.get(lists)).status_code == 200
 
 
 @pytest.mark.parametrize(

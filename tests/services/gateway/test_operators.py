@@ -167,6 +167,21 @@ async def test_a_grant_is_set_beside_a_cap_and_removed(
     assert left["grant"] is False
 
 
+async def test_a_row_that_is_not_there_cannot_be_removed(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await harness.member("ann")
+    grant = {"user": "ann", "grant": True, "priority": "high", "limit": 4}
+    assert (await admin.put("/v1/quotas", json=grant)).status_code == 200
+    await listed(admin, 1)
+    gone = {"user": "ann", "grant": True, "remove": True}
+    reply = await admin.put("/v1/quotas", json=gone)
+    (error,) = reply.json()["errors"]
+    assert (reply.status_code, error["field"]) == (404, "remove")
+    assert "`shiftwork quota set --grant --user ann --priority high --remove`" in error["fix"]
+    await listed(admin, 1)
+
+
 async def test_the_sites_default_is_one_row(admin: httpx.AsyncClient) -> None:
     normal = {"grant": True, "unlimited": True, "level_max": "normal"}
     assert (await admin.put("/v1/quotas", json=normal)).status_code == 200
@@ -215,10 +230,10 @@ async def test_removing_a_limit_of_a_misspelt_user_is_refused(
     reply = await admin.put("/v1/quotas", json={"user": "dna", "unlimited": True})
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["fix"].startswith("did you mean dana?")
-    # Removing a limit that an existing user does not have is no mistake.
     gone = {"user": "dana", "unit": "gpus", "unlimited": True}
-    for _ in range(2):
-        assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
+    assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
+    # The next one removes nothing.
+    assert (await admin.put("/v1/quotas", json=gone)).status_code == 404
 
 
 async def test_a_quota_of_a_misspelt_group_is_refused_once_nodes_are_known(

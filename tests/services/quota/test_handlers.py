@@ -25,6 +25,7 @@ from libs.contracts.messages import (
     Unit,
     UsageRecorded,
 )
+from services.quota.domain import OTHERS_SHOWN_MAX
 from services.quota.handlers import expire
 from services.quota.store import QuotaRow, RunRow, TaskRow, prune_rules
 from tests.kit.clock import at
@@ -86,10 +87,54 @@ async def test_a_limit_is_removed(service: ServiceHarness) -> None:
     assert await set_limit(service, gone, remove=True) == 2
     (event,) = await service.published()
     assert (event.removed, event.version, event.quota) == (True, 2, a_limit())
-    assert await set_limit(service, gone, remove=True) == 2
-    assert await set_limit(service, Quota(), remove=True) == 0
-    assert await service.published() == []
     assert await set_limit(service, a_limit()) == 3
+
+
+@pytest.mark.parametrize("how", ["unlimited", "remove"])
+@pytest.mark.parametrize("subject", [{"user": "ann"}, {"user": "", "team": "vision"}, {"user": ""}])
+async def test_a_row_that_is_not_there_cannot_be_removed(
+    service: ServiceHarness, how: str, subject: dict[str, str]
+) -> None:
+    """The refusal has the whole command for each row of that user, that team, or of each user."""
+    there = [
+        a_limit(priority=Priority.HIGH, **subject),
+        a_limit(4, grant=True, group="", priority=Priority.NORMAL, **subject),
+    ]
+    for row in (*there, a_limit(user="cat"), a_limit(group="lab", **subject)):
+        await set_limit(service, row)
+    # What was removed is not there either.
+    await set_limit(service, a_limit(group="lab", **subject), unlimited=True)
+    await service.published()
+    for group in ("train", "lab"):
+        gone = Quota(group=group, **subject)
+        reply = await service.ask(SetQuota(quota=gone, asked_by="root", **{how: True}))
+        assert reply.refusal.code is RefusalCode.NOT_FOUND
+        (error,) = reply.refusal.errors
+        named = " ".join(f"--{kind} {name}" for kind, name in subject.items() if name)
+        named = f" {named}" if named else ""
+        assert error.message.startswith("there is no cap of ")
+        assert error.fix == (
+            f"those that are there are removed with `shiftwork quota set{named} --priority high"
+            " --group train --remove`,"
+            f" `shiftwork quota set --grant{named} --priority normal --remove`"
+        )
+    assert await service.published() == []
+
+
+async def test_without_rows_the_refusal_names_the_list(service: ServiceHarness) -> None:
+    reply = await service.ask(SetQuota(quota=Quota(grant=True), remove=True, asked_by="root"))
+    (error,) = reply.refusal.errors
+    assert (error.field, error.message) == ("remove", "the site has no default")
+    assert error.fix == "GET /v1/quotas lists all rows"
+
+
+async def test_many_rows_are_not_all_named(service: ServiceHarness) -> None:
+    for number in range(OTHERS_SHOWN_MAX + 5):
+        await set_limit(service, a_limit(group=f"g{number}"))
+    reply = await service.ask(SetQuota(quota=Quota(user="ann"), remove=True, asked_by="root"))
+    fix = reply.refusal.errors[0].fix
+    assert fix.count("--remove`") == OTHERS_SHOWN_MAX
+    assert fix.endswith("; GET /v1/quotas lists all rows")
 
 
 async def test_a_scope_has_one_limit_in_one_unit(service: ServiceHarness) -> None:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import pytest_asyncio
+import structlog.testing
 
-from libs.contracts.messages import ExplainReply, Priority, ReasonCode
+from libs.contracts.messages import ExplainReply, Forecast, Priority, ReasonCode
 from services.scheduler import explaining, forks, store
+from services.scheduler.domain.explain import explanation, forecast
 from services.scheduler.domain.explain.explanation import explain
 from services.scheduler.domain.explain.forecast import NO_TIME
 from tests.kit.builders import a_node, a_task, started_event, submitted_event
@@ -112,6 +114,36 @@ async def test_a_copy_that_dies_does_not_affect_the_leader(
     reply = await scheduler.explained("two")
     assert reply.forecast is not None
     assert reply.forecast.unknown == NO_TIME
+
+
+async def test_a_defect_in_an_explanation_is_reported_as_one(
+    scheduler: SchedulerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no lack of time: the log has an error, and what was computed before it is answered."""
+
+    def fails(*_: object, **__: object) -> object:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(explanation, "forecast", fails)
+    with structlog.testing.capture_logs() as logs:
+        reply = await scheduler.explained("two")
+    assert reply.forecast == Forecast(unknown=explaining.FAILED)
+    assert (reply.position, reply.queue_length) == (2, 2)
+    assert reply.remedies
+    (entry,) = [each for each in logs if each["event"] == "explanation failed"]
+    assert (entry["log_level"], entry["task"]) == ("error", "two")
+    assert "RuntimeError: planted" in entry["problem"]
+
+
+async def test_a_defect_in_a_copy_of_a_copy_is_reported_too(
+    scheduler: SchedulerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> object:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(forecast, "_played", fails)
+    reply = await scheduler.explained("two")
+    assert reply.forecast == Forecast(unknown=explaining.FAILED)
 
 
 async def test_the_same_question_shares_an_answer_and_many_are_refused(

@@ -299,11 +299,7 @@ def _permission(each: Dict[str, Any], levels: str) -> List["str | render.Cell"]:
         limit = "not permitted"
     elif each["limit"] is not None:
         limit, held, free = _amount(each), str(each["held"]), str(each["free"])
-    caps = [f"{timeline.scope(cap)}: {cap['held']} of {_amount(cap)}" for cap in each["caps"]]
-    because = "; ".join([each["because"], *(f"cap of {cap}" for cap in caps)])
     until = _until(each)
-    # There the column of the end is too much.
-    short = f"{because}, until {until}" if until else because
     return [
         each["group"],
         levels,
@@ -311,5 +307,26 @@ def _permission(each: Dict[str, Any], levels: str) -> List["str | render.Cell"]:
         held,
         free,
         render.Cell("", until),
-        render.Cell(short, because),
+        # There the column of the end is too much.
+        render.Cell(_because(each, until), _because(each, "")),
     ]
+
+
+def _because(each: Dict[str, Any], until: str) -> str:
+    """All rows that limit, the one that binds first; ``until``: when the grant ends."""
+    caps = [_cap(cap) for cap in each["caps"]]
+    granted = str(each["because"])
+    own = each.get("granted")
+    if each.get("binds") != "cap":
+        rows = [granted + (f", until {until}" if until else ""), *caps]
+    else:
+        if own is not None:
+            granted += f" ({own['held']} held)"
+        rows = [*caps[:1], granted + (f", until {until}" if until else ""), *caps[1:]]
+    return "; ".join(rows)
+
+
+def _cap(cap: Dict[str, Any]) -> str:
+    until = _until(cap)
+    ends = f", until {until}" if until else ""
+    return f"cap of {timeline.scope(cap)}: {cap['held']} of {_amount(cap)}{ends}"

@@ -409,6 +409,16 @@ class GoalBody(TypedDict):
     now: NotRequired[bool]
 
 
+class Granted(TypedDict):
+    """The number of the grant that decides, and what is held of it. ``unit`` null: the level is not
+    permitted, by a default without a number."""
+
+    limit: int
+    unit: Optional[str]
+    held: int
+    free: int
+
+
 class Group(TypedDict):
     """A group of nodes. ``used_nodes`` hold runs; ``free_nodes`` accept runs and hold none;
     ``waiting``: how many tasks wait, null where there are too many to count."""
@@ -622,7 +632,7 @@ class Node(TypedDict):
     changed_at: str
 
 
-class NodeMarks(TypedDict):
+class NodeLabelsAndTaints(TypedDict):
     """A node's labels and taints after a change."""
 
     id: str
@@ -927,8 +937,9 @@ class QueuePage(TypedDict):
 
 class QueuedTask(TypedDict):
     """A place in the queue. ``priority`` is what the owner asked for, ``level`` what it counts as
-    now; ``starvation_grant``: it was moved to the front because it went without service for long. Of a
-    task that the caller may not see (``hidden``) only position, group, size and level are given."""
+    now; ``starvation_grant``: it was moved to the front because it went without service for long.
+    Of a task that the caller may not see (``hidden``) only position, group, size and level are
+    given."""
 
     id: Optional[str]
     name: Optional[str]
@@ -976,11 +987,13 @@ class QuotaAllowance(TypedDict):
     unit: Optional[str]
     held: Optional[int]
     free: Optional[int]
+    binds: Optional[str]
     gpus_held: int
     nodes_held: int
     because: str
     site: bool
     expires_at: Optional[str]
+    granted: Optional[Granted]
     caps: List[Cap]
 
 

@@ -171,7 +171,7 @@ def _place(index: Index, task: Task, now: datetime) -> _Place:
 def _position_fields(base: GroupSimulation, task: Task, place: _Place) -> dict[str, Any]:
     """The reply's fields about the queue position and the runs that leave for the task."""
     chosen = _chosen(place)
-    held, held_by = holders(base, task)
+    held, held_by = holders(base, task, place.own.level)
     return {
         "holders": held,
         "holders_count": held_by,

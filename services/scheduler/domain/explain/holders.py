@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 from datetime import datetime, timedelta
 
-from libs.contracts.messages import Holder, ReasonCode
+from libs.contracts.messages import Holder, Priority, ReasonCode
 from services.scheduler.domain.explain.group_simulation import GroupSimulation
 from services.scheduler.domain.facts.pool import Pool
 from services.scheduler.domain.limits.quota_usage import account_of
@@ -27,24 +27,25 @@ _HELD = frozenset(
 )
 
 
-def holders(base: GroupSimulation, task: Task) -> tuple[tuple[Holder, ...], int]:
-    """The first runs by their known ends, and how many there are in all."""
+def holders(base: GroupSimulation, task: Task, level: Priority) -> tuple[tuple[Holder, ...], int]:
+    """The first runs by their known ends, and how many there are in all. ``level`` is that at
+    which the task would count: a task that waits has none of its own."""
     why = base.why or task.reason
     if why.code not in _HELD:
         return (), 0
     pool = base.index.pools[task.group]
-    found = [run for run in base.index.held.values() if _holds(base, task, run, why.code)]
+    found = [run for run in base.index.held.values() if _holds(base, task, level, run, why.code)]
     first = heapq.nsmallest(
         HOLDERS_MAX, (_holder(pool, run, base.now) for run in found), key=_sooner
     )
     return tuple(first), len(found)
 
 
-def _holds(base: GroupSimulation, task: Task, run: Task, code: ReasonCode) -> bool:
+def _holds(base: GroupSimulation, task: Task, level: Priority, run: Task, code: ReasonCode) -> bool:
     """True if the end of the run releases some of what the task waits for."""
     index = base.index
     if code is ReasonCode.WAITS_FOR_QUOTA:
-        return _under_limit(base, task, run)
+        return _under_limit(base, task, level, run)
     if run.group != task.group:
         return False
     if code is ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER:
@@ -58,10 +59,10 @@ def _holds(base: GroupSimulation, task: Task, run: Task, code: ReasonCode) -> bo
     return any(node is not None and selector <= set(node.labels) for node in nodes)
 
 
-def _under_limit(base: GroupSimulation, task: Task, run: Task) -> bool:
+def _under_limit(base: GroupSimulation, task: Task, level: Priority, run: Task) -> bool:
     """True if one of the limits that count the task counts the run, for the same subject."""
     quota_usage = base.index.quota_usage
-    wanted = {account_of(row, task) for row in quota_usage.rows(task, task.level)}
+    wanted = {account_of(row, task) for row in quota_usage.rows(task, level)}
     return any(account_of(row, run) in wanted for row in quota_usage.rows(run, run.level))
 
 

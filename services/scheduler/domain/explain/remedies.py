@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from libs.contracts.grants import amount
+from libs.contracts.grants import amount, set_command
 from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
 from libs.contracts.reasons import duration, level_name
@@ -567,11 +567,8 @@ class Remedies:
 
 def _quota_set(row: Limit) -> str:
     """The command with which an operator sets a limit."""
-    level = "" if row.priority is Priority.UNSPECIFIED else level_name(row.priority)
-    scope = (("user", row.user), ("team", row.team), ("priority", level), ("group", row.group))
-    options = "".join(f" --{name} {value}" for name, value in scope if value)
     unit = "nodes" if row.unit is Unit.NODES else "gpus"
-    return f"shiftwork quota set{' --grant' if row.grant else ''}{options} --{unit} {row.limit}"
+    return f"{set_command(row)} --{unit} {row.limit}"
 
 
 def _offered(node: Node) -> Node:

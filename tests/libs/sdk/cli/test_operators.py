@@ -192,6 +192,40 @@ def test_quota_explain_shows_what_decides(shiftwork: Shiftwork, server: CliServe
     assert shiftwork("quota", "explain", "--json").json == server.permissions
 
 
+def test_quota_explain_shows_the_row_that_binds_first(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cap that leaves nothing, under a grant that would permit more; each end at its row."""
+    cap = {"user": "ann", "limit": 2, "unit": "gpus", "held": 2, "free": 0}
+    other = {"team": "lab", "limit": 9, "unit": "gpus", "held": 2, "free": 7}
+    number = {"unit": "gpus", "held": 2}
+    row = a_permission(
+        "normal",
+        **{**number, "limit": 2, "free": 0, "binds": "cap"},
+        granted={**number, "limit": 8, "free": 6},
+        because="ann's grant of 8 GPUs in each group",
+        expires_at="2030-01-02T03:04:05Z",
+        caps=[cap, {**other, "expires_at": "2031-01-02T03:04:05Z"}],
+    )
+    server.permissions = {"user": "ann", "team": None, "permissions": [row]}
+    _, line = shiftwork("quota", "explain").out.splitlines()
+    assert line.split()[:6] == ["default", "normal", "2", "gpus", "2", "0"]
+    texts = [
+        "cap of ann in every group: 2 of 2 gpus",
+        "ann's grant of 8 GPUs in each group (2 held)",
+        "cap of team lab in every group: 2 of 9 gpus, until 2031-01-02 03:04Z",
+    ]
+    assert line.endswith("; ".join(texts))
+    monkeypatch.setattr(render, "is_narrow", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    out = " ".join(shiftwork("quota", "explain").out.split())
+    texts[1] += ", until 2030-01-02 03:04Z"
+    pieces = " ".join("; ".join(texts).split())
+    assert all(word in out for word in pieces.split())
+    assert out.index("(2 held)") < out.index("2030-01-02") < out.index("cap of team")
+    monkeypatch.undo()
+
+
 def test_users_and_tokens(shiftwork: Shiftwork, server: CliServer) -> None:
     assert shiftwork("user", "add", "bob", "--team", "lab", "--admin").code == 0
     assert server.asked("POST", "/v1/users").body == {

@@ -28,6 +28,7 @@ from services.scheduler.domain.model.group_policy import (
     VirtualCluster,
 )
 from services.scheduler.domain.model.rows import Inventory, Limit, Node, Task
+from services.scheduler.domain.model.values import LEVELS
 from services.scheduler.domain.round import Round
 from tests.kit.builders import (
     a_limit,
@@ -159,6 +160,50 @@ def test_who_is_not_permitted_a_level_needs_a_grant_of_their_own() -> None:
             " (`shiftwork quota set --grant --user ann --priority high --group default --gpus 4`)"
         ),
     )
+
+
+def site_default(*, up_to: Priority, number: int | None) -> Limit:
+    """What `shiftwork quota default` sets."""
+    unit = Unit.UNSPECIFIED if number is None else Unit.GPUS_OR_NODES
+    most = {"unit": unit, "unlimited": number is None, "level_max": up_to}
+    return a_limit(number or 0, grant=True, **most)
+
+
+@pytest.mark.parametrize("number", [None, 4], ids=["unlimited", "4"])
+@pytest.mark.parametrize(
+    "up_to", [Priority.UNSPECIFIED, LEVELS[0], Priority.NORMAL, LEVELS[-1]], ids=lambda at: at.name
+)
+@pytest.mark.parametrize(
+    "binding",
+    [
+        a_limit(4, user="ann", priority=Priority.NORMAL, grant=True),
+        a_limit(4, priority=Priority.NORMAL, grant=True),
+        a_limit(4, user="ann", grant=True),
+        a_limit(4, user="ann", priority=Priority.NORMAL),
+        a_limit(4),
+    ],
+    ids=["own at a level", "each at a level", "own", "cap at a level", "cap"],
+)
+@pytest.mark.parametrize("priority", [Priority.NORMAL, Priority.AUTO], ids=["normal", "auto"])
+def test_a_task_that_waits_for_quota_is_explained_under_every_default_of_the_site(
+    number: int | None, up_to: Priority, binding: Limit, priority: Priority
+) -> None:
+    """A waiting task has no level yet, and a default may name the highest one."""
+    held = running(a_task("held", gpus=4, priority=Priority.NORMAL), {"n0": (0, 1, 2, 3)})
+    limits = (site_default(up_to=up_to, number=number), binding)
+    # The task counts at normal, or not at all: other levels take nothing.
+    others = (level for level in LEVELS if level is not Priority.NORMAL)
+    closed = [a_limit(0, user="ann", priority=level, grant=True) for level in others]
+    waits = a_task("q", gpus=4, priority=priority, submitted=1)
+    reply = about("q", held, waits, nodes=2, limits=(*limits, *closed))
+    assert reply.reason is not None
+    assert reply.reason.code is ReasonCode.WAITS_FOR_QUOTA
+    assert (reply.position, reply.queue_length) == (1, 1)
+    assert reply.order is not None
+    assert reply.forecast is not None
+    if reply.order.level is Priority.NORMAL:
+        assert [each.task_id for each in reply.holders] == ["held"]
+        assert reply.forecast.unknown.startswith("nobody knows how long")
 
 
 def test_a_quota_that_can_never_be_met_is_not_waited_for() -> None:

@@ -359,3 +359,13 @@ def test_a_number_with_a_highest_level_permits_nothing_above_it() -> None:
     excess = usage.excess(task, Priority.HIGH, need)
     assert excess is not None
     assert excess.limit.limit == 0
+
+
+@pytest.mark.parametrize("level", [Priority.UNSPECIFIED, Priority.AUTO])
+@pytest.mark.parametrize("grant", [a_grant(), SITE], ids=["a number", "up to a level"])
+def test_without_a_level_nothing_is_answered(grant: Limit, level: Priority) -> None:
+    """A grant that names a priority would silently not match."""
+    with pytest.raises(ValueError, match=level.name):
+        permitted(grant, level)
+    with pytest.raises(ValueError, match=level.name):
+        a_quota_usage(grant).rows(a_task("a"), level)
