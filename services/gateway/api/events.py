@@ -33,11 +33,11 @@ from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.api.guard import enter, note_refusal
 from services.gateway.api.query_parameters import NameQuery
 from services.gateway.auth import Identity
+from services.gateway.browser_sessions import CSRF_PROTOCOL
 from services.gateway.event_stream import Encoded, EventFilter
 from services.gateway.eventlog import TYPES
 from services.gateway.permissions import Action
 from services.gateway.problems import GONE, ProblemError, invalid
-from services.gateway.sessions import CSRF_PROTOCOL
 from services.gateway.sight import Sight
 from services.gateway.sse import EventStream, Produce, Write, frame, position_frame, write_all
 

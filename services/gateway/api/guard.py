@@ -24,6 +24,7 @@ from starlette.websockets import WebSocket
 from services.gateway.api.deps import CALLER, PARTS, Context
 from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.auth import Identity, bearer_of, unauthenticated
+from services.gateway.browser_sessions import cookie_of, require_csrf
 from services.gateway.problems import (
     FORBIDDEN,
     MALFORMED,
@@ -34,7 +35,6 @@ from services.gateway.problems import (
     ProblemError,
 )
 from services.gateway.rejected_requests import RejectedRequest
-from services.gateway.sessions import cookie_of, require_csrf
 from services.gateway.strict_input import InvalidInputError, text_of
 
 REQUESTS = Counter(

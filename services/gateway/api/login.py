@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 
 from libs.contracts.messages import FieldError
 from libs.store.port import Tx
-from services.gateway import sessions
+from services.gateway import browser_sessions
 from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import (
     Caller,
@@ -103,7 +103,9 @@ async def begin_oidc(
     signed = login.signed(settings.login_state_key())
     reply.headers.append(
         "set-cookie",
-        sessions.set_cookie(settings, request.scope, signed, settings.login_seconds, STATE_COOKIE),
+        browser_sessions.set_cookie(
+            settings, request.scope, signed, settings.login_seconds, STATE_COOKIE
+        ),
     )
     return reply
 
@@ -121,7 +123,7 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
     address = address_of(request.scope)
     limit_logins(parts, address)
     settings = parts.settings
-    cookie = sessions.cookie_of(settings, request.scope, STATE_COOKIE)
+    cookie = browser_sessions.cookie_of(settings, request.scope, STATE_COOKIE)
     login = read_state(cookie, settings.login_state_key(), parts.clock.now())
     claims = await provider.claims(login, dict(request.query_params))
     account = account_of(settings, claims)
@@ -149,7 +151,7 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
     reply = _redirect(login.next)
     _give(parts, request, reply, secret)
     reply.headers.append(
-        "set-cookie", sessions.set_cookie(settings, request.scope, "", 0, STATE_COOKIE)
+        "set-cookie", browser_sessions.set_cookie(settings, request.scope, "", 0, STATE_COOKIE)
     )
     return reply
 
@@ -173,7 +175,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
     users that do not exist. Too many wrong passwords are slowed (429)."""
     passwords = parts.passwords
     passwords.require_enabled()
-    sessions.require_own_site(parts.settings, request.scope)
+    browser_sessions.require_own_site(parts.settings, request.scope)
     address = address_of(request.scope)
     passwords.delays.begin(body.user, address)
     password = body.password.get_secret_value()
@@ -204,7 +206,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
             if fresh is not None:
                 tx.put(replace(row, hash=fresh))
             secret = await _begin(parts, tx, user, address, "password")
-            found = await tx.get(SessionRow, sessions.session_hash(secret))
+            found = await tx.get(SessionRow, browser_sessions.session_hash(secret))
             assert found is not None
             return user, found, secret
 
@@ -219,7 +221,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
 def _give(parts: Context, request: Request, reply: Response, secret: str) -> None:
     """The session's cookie."""
     seconds = parts.settings.session_seconds
-    cookie = sessions.set_cookie(parts.settings, request.scope, secret, seconds)
+    cookie = browser_sessions.set_cookie(parts.settings, request.scope, secret, seconds)
     reply.headers.append("set-cookie", cookie)
     reply.headers["cache-control"] = "no-store"
 
@@ -228,7 +230,7 @@ async def _begin(parts: Context, tx: Tx, user: UserRow, address: str, by: str) -
     """A session of this user, with its entry in the audit trail. Returns its secret."""
     secret = secrets.token_urlsafe(SECRET_BYTES)
     session_id = parts.mint.id()
-    await sessions.begin(
+    await browser_sessions.begin(
         tx, parts.settings, secret, session_id, user=user.name, address=address, by=by
     )
     identity = _identity(user, address, session_id)
@@ -269,7 +271,7 @@ async def set_password(
             raise ProblemError(FORBIDDEN, "the password has just been changed; try again")
         tx.put(PasswordRow(name, made, tx.now, caller.user))
         own = caller.token_id if caller.is_session and name == caller.user else ""
-        await sessions.end_all(tx, name, but=own)
+        await browser_sessions.end_all(tx, name, but=own)
         audit(tx, parts.mint, caller, action="user.password", target=name)
     return Response(status_code=204)
 

@@ -35,6 +35,7 @@ from services.gateway.auth import (
     team_exists,
 )
 from services.gateway.bodies import DefaultsBody, TeamBody, TeamChangeBody, UserBody, UserChangeBody
+from services.gateway.browser_sessions import end_all
 from services.gateway.json_values import rfc3339
 from services.gateway.known_names import names_of, require_known
 from services.gateway.permissions import (
@@ -59,7 +60,6 @@ from services.gateway.rows import (
     UsageRow,
     UserRow,
 )
-from services.gateway.sessions import end_all
 from services.gateway.sight import Sight
 from services.gateway.store import Sort
 

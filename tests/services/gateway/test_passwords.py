@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway import passwords
+from services.gateway.browser_sessions import CSRF_HEADER
 from services.gateway.login_delays import KEYS_MAX, Delays, LoginDelays, network_of
 from services.gateway.problems import ProblemError
 from services.gateway.rows import PasswordRow
-from services.gateway.sessions import CSRF_HEADER
 from services.gateway.tables import TABLES
 from tests.kit.clock import FakeClock
 from tests.services.gateway.gateway_harness import GatewayHarness
