@@ -14,12 +14,10 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from starlette.responses import RedirectResponse, Response
 
-from libs.contracts.messages import FieldError
 from libs.store.port import Tx
 from services.gateway import browser_sessions
 from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import (
-    Caller,
     Context,
     Parts,
     allows,
@@ -28,11 +26,10 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.api.guard import address_of
-from services.gateway.api.people import user_or_404
 from services.gateway.api.sessions import current
 from services.gateway.audit import audit
-from services.gateway.auth import ADMIN_FILE, Identity, not_permitted, unauthenticated
-from services.gateway.bodies import PasswordBody, PasswordLoginBody
+from services.gateway.auth import Identity, unauthenticated
+from services.gateway.bodies import PasswordLoginBody
 from services.gateway.external_users import account_of, user_of
 from services.gateway.oidc import (
     BEGIN,
@@ -44,10 +41,8 @@ from services.gateway.oidc import (
     local_path,
     read_state,
 )
-from services.gateway.permissions import Action, Reach, Role, refusal_to_reach_others
+from services.gateway.permissions import Action, Role
 from services.gateway.problems import (
-    FORBIDDEN,
-    INVALID,
     NOT_FOUND,
     TOO_MANY,
     UNAUTHENTICATED,
@@ -243,46 +238,3 @@ def _identity(user: UserRow, address: str, session_id: str) -> Identity:
     return Identity(
         user.name, Role(user.role), user.team, session_id, address=address, is_session=True
     )
-
-
-@router.put("/users/{name}/password", status_code=204)
-@allows(Action.SET_PASSWORD)
-async def set_password(
-    request: Request, name: str, body: PasswordBody, caller: Caller, parts: Parts
-) -> Response:
-    """Set one's own password, with the old one if there is one; administrators set those of others.
-    The user's other sessions end; tokens go on."""
-    passwords = parts.passwords
-    passwords.require_enabled()
-    if name != caller.user and caller.reach is not Reach.ALL:
-        raise not_permitted(refusal_to_reach_others(Action.SET_PASSWORD, caller.user))
-    new = body.password.get_secret_value()
-    passwords.check(new)
-    async with parts.store.transaction() as tx:
-        await user_or_404(tx, name)
-        before = await tx.get(PasswordRow, name)
-    address = address_of(request.scope)
-    if before is not None and name == caller.user and caller.token_id != ADMIN_FILE:
-        await _check_old(parts, body, before, address)
-    made = await passwords.hash(new, address)
-    async with parts.store.transaction() as tx:
-        await user_or_404(tx, name)
-        if await tx.get(PasswordRow, name) != before:
-            raise ProblemError(FORBIDDEN, "the password has just been changed; try again")
-        tx.put(PasswordRow(name, made, tx.now, caller.user))
-        own = caller.token_id if caller.is_session and name == caller.user else ""
-        await browser_sessions.end_all(tx, name, but=own)
-        audit(tx, parts.mint, caller, action="user.password", target=name)
-    return Response(status_code=204)
-
-
-async def _check_old(parts: Context, body: PasswordBody, before: PasswordRow, address: str) -> None:
-    """422 without the old password, 403 if it is wrong. Guesses are slowed as those of logins."""
-    if body.old is None:
-        message, fix = "is missing", "give the present password; an administrator can set another"
-        error = FieldError(field="old", value="", message=message, fix=fix)
-        raise ProblemError(INVALID, f"old: {message}; {fix}", [error])
-    parts.passwords.delays.begin(before.user, address)
-    if not await parts.passwords.matches(before.hash, body.old.get_secret_value(), address):
-        raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")
-    parts.passwords.delays.succeeded(before.user, address)

@@ -292,7 +292,7 @@ class AsyncNodes(AsyncResource):
             body,
         )
 
-    async def set_labels(self, node_id: str, body: types.LabelsBody) -> types.NodeMarks:
+    async def set_labels(self, node_id: str, body: types.LabelsBody) -> types.NodeLabelsAndTaints:
         """Set and remove labels of a node: tasks select them, and the topology is made of them.
 
         PUT /v1/nodes/{node_id}/labels"""
@@ -304,7 +304,7 @@ class AsyncNodes(AsyncResource):
             body,
         )
 
-    async def set_taints(self, node_id: str, body: types.TaintsBody) -> types.NodeMarks:
+    async def set_taints(self, node_id: str, body: types.TaintsBody) -> types.NodeLabelsAndTaints:
         """Set and remove taints of a node: new runs come from tasks only that tolerate every one.
 
         PUT /v1/nodes/{node_id}/taints"""

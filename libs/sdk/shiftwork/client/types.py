@@ -622,7 +622,7 @@ class Node(TypedDict):
     changed_at: str
 
 
-class NodeMarks(TypedDict):
+class NodeLabelsAndTaints(TypedDict):
     """A node's labels and taints after a change."""
 
     id: str
@@ -927,8 +927,9 @@ class QueuePage(TypedDict):
 
 class QueuedTask(TypedDict):
     """A place in the queue. ``priority`` is what the owner asked for, ``level`` what it counts as
-    now; ``starvation_grant``: it was moved to the front because it went without service for long. Of a
-    task that the caller may not see (``hidden``) only position, group, size and level are given."""
+    now; ``starvation_grant``: it was moved to the front because it went without service for long.
+    Of a task that the caller may not see (``hidden``) only position, group, size and level are
+    given."""
 
     id: Optional[str]
     name: Optional[str]
