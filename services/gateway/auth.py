@@ -3,8 +3,9 @@
 What an identity may do is in ``permissions.py``.
 
 Two kinds of bearer tokens: people's (only their SHA-256 is stored) and run tokens (derived by the
-launcher, good for the SDK's routes alone). Browsers have sessions instead (``sessions.py``), which
-are looked up, remembered and ended like people's tokens. None of them is ever logged.
+launcher, good for the SDK's routes alone). Browsers have sessions instead
+(``browser_sessions.py``), which are looked up, remembered and ended like people's tokens. None of
+them is ever logged.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from libs.store.port import (
     Tx,
     UnreadableRowError,
 )
+from services.gateway.browser_sessions import ends_at, session_hash
 from services.gateway.concurrency import ConcurrencyLimit
 from services.gateway.login_delays import network_of
 from services.gateway.permissions import (
@@ -59,7 +61,6 @@ from services.gateway.rows import (
     TokenUseRow,
     UserRow,
 )
-from services.gateway.sessions import ends_at, session_hash
 from services.gateway.sight import Sight
 
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from libs.store.port import Op, Where
 from services.gateway import store as rows_of
 from services.gateway import views
-from services.gateway.api import people_shapes as shapes
+from services.gateway.api import audit_shapes as shapes
 from services.gateway.api.deps import Caller, PageQuery, Parts, allows, answer_page, router_of
 from services.gateway.api.query_parameters import time_parameter
 from services.gateway.audit import require_known

@@ -20,7 +20,7 @@ from fastapi import Query, Request
 from starlette.responses import HTMLResponse, Response
 
 from libs.store.port import Op, Tx, Where
-from services.gateway import sessions
+from services.gateway import browser_sessions
 from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import Context, Parts, allows, answer, retried, router_of
 from services.gateway.api.guard import address_of
@@ -95,7 +95,7 @@ async def show_code(
 
 async def _logged_in(parts: Context, request: Request, address: str) -> Identity | None:
     """Whose browser this is; None if nobody is logged in with it."""
-    secret = sessions.cookie_of(parts.settings, request.scope)
+    secret = browser_sessions.cookie_of(parts.settings, request.scope)
     if not secret:
         return None
     try:

@@ -40,6 +40,7 @@ from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
 from services.gateway.audit import audit
 from services.gateway.auth import Authenticator, Identity
+from services.gateway.browser_sessions import COOKIE, CSRF_HEADER
 from services.gateway.capacity import Capacity
 from services.gateway.command_client import Commands
 from services.gateway.concurrency import ConcurrencyLimit
@@ -63,7 +64,6 @@ from services.gateway.queue_cursors import QueueCursors
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectedRequest, RejectionAudit
 from services.gateway.rows import AcceptedRow, TaskRow
-from services.gateway.sessions import COOKIE, CSRF_HEADER
 from services.gateway.settings import GatewaySettings
 from services.gateway.sight import Sight
 from services.gateway.store import Paging

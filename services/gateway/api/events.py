@@ -34,13 +34,13 @@ from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.api.guard import enter, note_refusal
 from services.gateway.api.query_parameters import NameQuery
 from services.gateway.auth import Identity
+from services.gateway.browser_sessions import CSRF_PROTOCOL
 from services.gateway.event_stream import Emit, Encoded, EventFilter, Reader, gone
 from services.gateway.eventlog import TYPES
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.problems import ProblemError, invalid
 from services.gateway.rows import TaskRow
-from services.gateway.sessions import CSRF_PROTOCOL
 from services.gateway.sight import Sight
 from services.gateway.sse import (
     COMMENT,

@@ -25,6 +25,7 @@ from libs.contracts.ids import RunId
 from services.gateway.api.deps import CALLER, PARTS, Context
 from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.auth import Identity, bearer_of, unauthenticated
+from services.gateway.browser_sessions import cookie_of, require_csrf
 from services.gateway.login_delays import network_of
 from services.gateway.problems import (
     FORBIDDEN,
@@ -36,7 +37,6 @@ from services.gateway.problems import (
     ProblemError,
 )
 from services.gateway.rejected_requests import RejectedRequest
-from services.gateway.sessions import cookie_of, require_csrf
 from services.gateway.strict_input import InvalidInputError, text_of
 
 REQUESTS = Counter(

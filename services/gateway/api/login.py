@@ -15,12 +15,10 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from starlette.responses import RedirectResponse, Response
 
-from libs.contracts.messages import FieldError
-from libs.store.port import Op, Tx, Where
-from services.gateway import sessions, views
+from libs.store.port import Tx
+from services.gateway import browser_sessions, views
 from services.gateway.api import login_shapes as shapes
 from services.gateway.api.deps import (
-    Caller,
     Context,
     Parts,
     allows,
@@ -30,11 +28,10 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.api.guard import address_of
-from services.gateway.api.people import user_or_404
 from services.gateway.api.sessions import current
 from services.gateway.audit import audit
-from services.gateway.auth import ADMIN_FILE, Identity, not_permitted, unauthenticated
-from services.gateway.bodies import PasswordBody, PasswordLoginBody
+from services.gateway.auth import Identity, unauthenticated
+from services.gateway.bodies import PasswordLoginBody
 from services.gateway.external_users import Account, Admitted, account_of, user_of
 from services.gateway.login_delays import network_of
 from services.gateway.oidc import (
@@ -48,16 +45,8 @@ from services.gateway.oidc import (
     read_state,
 )
 from services.gateway.passwords import Line
-from services.gateway.permissions import (
-    Action,
-    NotPermitted,
-    Reach,
-    Role,
-    refusal_to_reach_others,
-)
+from services.gateway.permissions import Action, Role
 from services.gateway.problems import (
-    FORBIDDEN,
-    INVALID,
     NOT_FOUND,
     TOO_MANY,
     UNAUTHENTICATED,
@@ -65,7 +54,6 @@ from services.gateway.problems import (
 )
 from services.gateway.rejected_requests import RejectedRequest
 from services.gateway.rows import (
-    ExternalIdentityRow,
     LoginUseRow,
     PasswordRow,
     SessionRow,
@@ -75,11 +63,6 @@ from services.gateway.rows import (
 router = router_of("login")
 STATE_COOKIE = "shiftwork-login"
 SECRET_BYTES = 32
-LIMITED = NotPermitted(
-    "a token with scopes or an expiry may not set a password: logins with it would have neither",
-    "log in with a browser, or use a token without scopes and expiry; with the old password, any"
-    " token with the scope tokens changes its user's own",
-)
 REDIRECT: dict[int | str, dict[str, Any]] = {
     303: {"description": "to the provider, or back to this site"},
 }
@@ -124,7 +107,9 @@ async def begin_oidc(
     signed = login.signed(settings.login_state_key())
     reply.headers.append(
         "set-cookie",
-        sessions.set_cookie(settings, request.scope, signed, settings.login_seconds, STATE_COOKIE),
+        browser_sessions.set_cookie(
+            settings, request.scope, signed, settings.login_seconds, STATE_COOKIE
+        ),
     )
     return reply
 
@@ -143,7 +128,7 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
     address = address_of(request.scope)
     limit_logins(parts, address)
     settings = parts.settings
-    cookie = sessions.cookie_of(settings, request.scope, STATE_COOKIE)
+    cookie = browser_sessions.cookie_of(settings, request.scope, STATE_COOKIE)
     login = read_state(cookie, settings.login_state_key(), parts.clock.now())
     claims = await provider.claims(login, dict(request.query_params))
     account = account_of(settings, claims)
@@ -162,7 +147,7 @@ async def end_oidc(request: Request, parts: Parts) -> Response:
     reply = _redirect(login.next)
     _give(parts, request, reply, secret)
     reply.headers.append(
-        "set-cookie", sessions.set_cookie(settings, request.scope, "", 0, STATE_COOKIE)
+        "set-cookie", browser_sessions.set_cookie(settings, request.scope, "", 0, STATE_COOKIE)
     )
     return reply
 
@@ -215,7 +200,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
     users that do not exist. Too many wrong passwords are slowed (429)."""
     passwords = parts.passwords
     passwords.require_enabled()
-    sessions.require_own_site(parts.settings, request.scope)
+    browser_sessions.require_own_site(parts.settings, request.scope)
     address = address_of(request.scope)
     password = body.password.get_secret_value()
     with passwords.delays.attempt(body.user, address) as tried:
@@ -244,7 +229,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
                 if fresh is not None:
                     tx.put(replace(row, hash=fresh))
                 secret = await _begin(parts, tx, user, address, "password")
-                found = await tx.get(SessionRow, sessions.session_hash(secret))
+                found = await tx.get(SessionRow, browser_sessions.session_hash(secret))
                 assert found is not None
                 return user, found, secret
 
@@ -258,7 +243,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
 def _give(parts: Context, request: Request, reply: Response, secret: str) -> None:
     """The session's cookie."""
     seconds = parts.settings.session_seconds
-    cookie = sessions.set_cookie(parts.settings, request.scope, secret, seconds)
+    cookie = browser_sessions.set_cookie(parts.settings, request.scope, secret, seconds)
     reply.headers.append("set-cookie", cookie)
     reply.headers["cache-control"] = "no-store"
 
@@ -267,7 +252,7 @@ async def _begin(parts: Context, tx: Tx, user: UserRow, address: str, by: str) -
     """A session of this user, with its entry in the audit trail. Returns its secret."""
     secret = secrets.token_urlsafe(SECRET_BYTES)
     session_id = parts.mint.id()
-    await sessions.begin(
+    await browser_sessions.begin(
         tx, parts.settings, secret, session_id, user=user.name, address=address, by=by
     )
     identity = _identity(user, address, session_id)
@@ -280,61 +265,3 @@ def _identity(user: UserRow, address: str, session_id: str) -> Identity:
     return Identity(
         user.name, Role(user.role), user.team, session_id, address=address, is_session=True
     )
-
-
-@router.put("/users/{name}/password", status_code=204)
-@allows(Action.SET_PASSWORD)
-async def set_password(
-    request: Request, name: str, body: PasswordBody, caller: Caller, parts: Parts
-) -> Response:
-    """Set one's own password, with the old one if there is one; administrators set those of others.
-    The user's other sessions end; tokens go on. A token with scopes or an expiry changes a password
-    with the old one alone, because a login with the new one has neither."""
-    passwords = parts.passwords
-    passwords.require_enabled()
-    if name != caller.user and caller.reach is not Reach.ALL:
-        raise not_permitted(refusal_to_reach_others(Action.SET_PASSWORD, caller.user))
-    new = body.password.get_secret_value()
-    passwords.check(new)
-    async with parts.store.transaction() as tx:
-        await user_or_404(tx, name)
-        before = await tx.get(PasswordRow, name)
-        if caller.is_limited and (before is None or name != caller.user):
-            raise not_permitted(LIMITED)
-        if before is None and name == caller.user:
-            await _require_no_account(tx, name)
-    line = Line(f"user {caller.user}", is_known=True)
-    if before is not None and name == caller.user and caller.token_id != ADMIN_FILE:
-        await _check_old(parts, body, before, address_of(request.scope), line)
-    made = await passwords.hash(new, line)
-    async with parts.store.transaction() as tx:
-        await user_or_404(tx, name)
-        if await tx.get(PasswordRow, name) != before:
-            raise ProblemError(FORBIDDEN, "the password has just been changed; try again")
-        tx.put(PasswordRow(name, made, tx.now, caller.user))
-        own = caller.token_id if caller.is_session and name == caller.user else ""
-        await sessions.end_all(tx, name, but=own)
-        audit(tx, parts.mint, caller, action="user.password", target=name)
-    return Response(status_code=204)
-
-
-async def _require_no_account(tx: Tx, name: str) -> None:
-    """403 for a first password of a user who logs in at the provider: it would go on working when
-    the provider removes that person."""
-    bound = await tx.select(ExternalIdentityRow, Where("user", Op.EQ, name), limit=1)
-    if bound:
-        why = f"{name} logs in at the provider, and may not set a first password here"
-        raise not_permitted(NotPermitted(why, "ask an administrator, who may set one"))
-
-
-async def _check_old(
-    parts: Context, body: PasswordBody, before: PasswordRow, address: str, line: Line
-) -> None:
-    """422 without the old password, 403 if it is wrong. Guesses are slowed as those of logins."""
-    if body.old is None:
-        message, fix = "is missing", "give the present password; an administrator can set another"
-        error = FieldError(field="old", value="", message=message, fix=fix)
-        raise ProblemError(INVALID, f"old: {message}; {fix}", [error])
-    with parts.passwords.delays.attempt(before.user, address):
-        if not await parts.passwords.matches(before.hash, body.old.get_secret_value(), line):
-            raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")

@@ -1,4 +1,4 @@
-"""Users and teams. Administrators change them; everybody sees themselves."""
+"""Users, their passwords, and teams. Administrators change them; everybody sees themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, TypeVar
 
-from fastapi import Query
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from libs.contracts.messages import FieldError
@@ -18,6 +18,7 @@ from services.gateway import views
 from services.gateway.api import people_shapes as shapes
 from services.gateway.api.deps import (
     Caller,
+    Context,
     PageQuery,
     Parts,
     allows,
@@ -25,6 +26,7 @@ from services.gateway.api.deps import (
     answer_page,
     router_of,
 )
+from services.gateway.api.guard import address_of
 from services.gateway.api.query_parameters import NameQuery
 from services.gateway.audit import audit
 from services.gateway.auth import (
@@ -34,18 +36,36 @@ from services.gateway.auth import (
     require_below_user_limit,
     team_exists,
 )
-from services.gateway.bodies import DefaultsBody, TeamBody, TeamChangeBody, UserBody, UserChangeBody
+from services.gateway.bodies import (
+    DefaultsBody,
+    PasswordBody,
+    TeamBody,
+    TeamChangeBody,
+    UserBody,
+    UserChangeBody,
+)
+from services.gateway.browser_sessions import end_all
 from services.gateway.json_values import rfc3339
 from services.gateway.known_names import names_of, require_findable, require_known
+from services.gateway.passwords import Line
 from services.gateway.permissions import (
     Action,
+    NotPermitted,
     Reach,
     Role,
     RoleWord,
     Visibility,
     refusal_to_reach_others,
 )
-from services.gateway.problems import CONFLICT, ProblemError, absent, invalid, taken
+from services.gateway.problems import (
+    CONFLICT,
+    FORBIDDEN,
+    INVALID,
+    ProblemError,
+    absent,
+    invalid,
+    taken,
+)
 from services.gateway.rows import (
     AcceptedRow,
     ExternalIdentityRow,
@@ -59,11 +79,15 @@ from services.gateway.rows import (
     UsageRow,
     UserRow,
 )
-from services.gateway.sessions import end_all
 from services.gateway.sight import Sight
 from services.gateway.store import Sort
 
 router = router_of("people")
+LIMITED = NotPermitted(
+    "a token with scopes or an expiry may not set a password: logins with it would have neither",
+    "log in with a browser, or use a token without scopes and expiry; with the old password, any"
+    " token with the scope tokens changes its user's own",
+)
 HasQuotas = Annotated[
     bool, Query(alias="force", description="accept a name that quotas name already")
 ]
@@ -338,6 +362,64 @@ async def _check_team(tx: Tx, team: str) -> None:
         error = no_such("team", "team", team, await names_of(tx, TeamRow))
         fix = f"{error.fix}; add it with POST /v1/teams, or leave it out"
         raise invalid("team", team, error.message, fix)
+
+
+@router.put("/users/{name}/password", status_code=204)
+@allows(Action.SET_PASSWORD)
+async def set_password(
+    request: Request, name: str, body: PasswordBody, caller: Caller, parts: Parts
+) -> Response:
+    """Set one's own password, with the old one if there is one; administrators set those of others.
+    The user's other sessions end; tokens go on. A token with scopes or an expiry changes a password
+    with the old one alone, because a login with the new one has neither."""
+    passwords = parts.passwords
+    passwords.require_enabled()
+    if name != caller.user and caller.reach is not Reach.ALL:
+        raise not_permitted(refusal_to_reach_others(Action.SET_PASSWORD, caller.user))
+    new = body.password.get_secret_value()
+    passwords.check(new)
+    async with parts.store.transaction() as tx:
+        await user_or_404(tx, name)
+        before = await tx.get(PasswordRow, name)
+        if caller.is_limited and (before is None or name != caller.user):
+            raise not_permitted(LIMITED)
+        if before is None and name == caller.user:
+            await _require_no_account(tx, name)
+    line = Line(f"user {caller.user}", is_known=True)
+    if before is not None and name == caller.user and caller.token_id != ADMIN_FILE:
+        await _check_old(parts, body, before, address_of(request.scope), line)
+    made = await passwords.hash(new, line)
+    async with parts.store.transaction() as tx:
+        await user_or_404(tx, name)
+        if await tx.get(PasswordRow, name) != before:
+            raise ProblemError(FORBIDDEN, "the password has just been changed; try again")
+        tx.put(PasswordRow(name, made, tx.now, caller.user))
+        own = caller.token_id if caller.is_session and name == caller.user else ""
+        await end_all(tx, name, but=own)
+        audit(tx, parts.mint, caller, action="user.password", target=name)
+    return Response(status_code=204)
+
+
+async def _require_no_account(tx: Tx, name: str) -> None:
+    """403 for a first password of a user who logs in at the provider: it would go on working when
+    the provider removes that person."""
+    bound = await tx.select(ExternalIdentityRow, Where("user", Op.EQ, name), limit=1)
+    if bound:
+        why = f"{name} logs in at the provider, and may not set a first password here"
+        raise not_permitted(NotPermitted(why, "ask an administrator, who may set one"))
+
+
+async def _check_old(
+    parts: Context, body: PasswordBody, before: PasswordRow, address: str, line: Line
+) -> None:
+    """422 without the old password, 403 if it is wrong. Guesses are slowed as those of logins."""
+    if body.old is None:
+        message, fix = "is missing", "give the present password; an administrator can set another"
+        error = FieldError(field="old", value="", message=message, fix=fix)
+        raise ProblemError(INVALID, f"old: {message}; {fix}", [error])
+    with parts.passwords.delays.attempt(before.user, address):
+        if not await parts.passwords.matches(before.hash, body.old.get_secret_value(), line):
+            raise ProblemError(FORBIDDEN, "old: is not the present password; give that one")
 
 
 @router.get("/teams", response_model=shapes.TeamPage)

@@ -1,8 +1,8 @@
-"""What the routes of users, teams, tokens and the audit trail answer."""
+"""What the routes of users, teams and tokens answer."""
 
 from __future__ import annotations
 
-from typing import Any, NotRequired
+from typing import NotRequired
 
 from typing_extensions import TypedDict
 
@@ -121,30 +121,5 @@ class TokenPage(TypedDict):
     """One page of tokens."""
 
     items: list[Token]
-    next_cursor: str | None
-    unreadable: NotRequired[list[Unreadable]]
-
-
-class AuditEntry(TypedDict):
-    """A change, or the refusal of one. ``before`` and ``after`` are there as far as the change has
-    such."""
-
-    id: str
-    at: str
-    who: str
-    action: str
-    target: str
-    outcome: str
-    detail: str
-    address: str | None
-    token: str | None
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-
-
-class AuditPage(TypedDict):
-    """One page of the audit trail."""
-
-    items: list[AuditEntry]
     next_cursor: str | None
     unreadable: NotRequired[list[Unreadable]]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from libs.contracts import messages as m
 from services.gateway import queue_views
-from services.gateway.api import shapes
+from services.gateway.api import queue_shapes as shapes
 from services.gateway.api.deps import (
     Caller,
     Context,

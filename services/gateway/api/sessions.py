@@ -19,11 +19,11 @@ from services.gateway.api.deps import (
 )
 from services.gateway.audit import audit
 from services.gateway.auth import Identity
+from services.gateway.browser_sessions import cookie_of, csrf_of, end, ends_at, set_cookie
 from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Action, Reach
 from services.gateway.problems import CONFLICT, ProblemError, absent
 from services.gateway.rows import SessionRow, TokenUseRow
-from services.gateway.sessions import cookie_of, csrf_of, end, ends_at, set_cookie
 from services.gateway.store import NEWEST
 
 LOGOUT_HEADER = "x-shiftwork-logout"

@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Query
-from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from libs.contracts.wording import meant
 from services.gateway import usage, views
+from services.gateway.api import usage_shapes as shapes
 from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of
 from services.gateway.api.query_parameters import NameQuery, time_parameter
 from services.gateway.auth import Identity
@@ -29,47 +29,6 @@ RANGE_DEFAULT = timedelta(days=7)
 CSV = "text/csv"
 # Who does not reach everybody's usage sees these of the own alone.
 _OF_PERSONS = ("user", "task")
-
-
-class UsageAmounts(BaseModel):
-    """What attempts held in the range. GPU-seconds are GPUs times seconds; a task without GPUs has
-    node-seconds alone."""
-
-    # Attempts that began in the range.
-    attempts: int
-    # From the assignment of the nodes until the end was observed, or until now.
-    held_gpu_seconds: float
-    held_node_seconds: float
-    # Of that, until the processes ran: seconds of attempts, and of their GPUs.
-    starting_seconds: float
-    starting_gpu_seconds: float
-    # Held after the last checkpoint, by attempts that others or a failure ended.
-    lost_to_preemption_gpu_seconds: float
-    lost_to_preemption_node_seconds: float
-    lost_to_failure_gpu_seconds: float
-    lost_to_failure_node_seconds: float
-
-
-class UsageItem(UsageAmounts):
-    """One group. It has the fields of ``group_by`` alone."""
-
-    user: str | None = None
-    team: str | None = None
-    group: str | None = None
-    priority: str | None = Field(None, description="the task's level as the attempt began")
-    outcome: usage.Outcome | None = None
-    task: str | None = None
-    day: str | None = Field(None, description="2026-11-23, in UTC")
-
-
-class Usage(BaseModel):
-    """Sums of a part of the ledger. Each item's amounts add up to the total."""
-
-    since: str = Field(serialization_alias="from")
-    to: str
-    group_by: list[str]
-    items: list[UsageItem]
-    total: UsageAmounts
 
 
 def permitted(caller: Identity, selection: Selection) -> Selection:
@@ -102,7 +61,7 @@ def _forbidden(field: str, value: str, message: str) -> ProblemError:
 
 @router.get(
     "/usage",
-    response_model=Usage,
+    response_model=shapes.Usage,
     response_model_exclude_unset=True,
     responses={200: {"content": {CSV: {"schema": {"type": "string"}}}}},
 )

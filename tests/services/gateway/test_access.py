@@ -17,6 +17,7 @@ from libs.contracts import messages as m
 from services.gateway.api.app import PREFIX, ROUTERS, application
 from services.gateway.api.deps import action_of
 from services.gateway.auth import token_hash
+from services.gateway.browser_sessions import begin
 from services.gateway.permissions import (
     Action,
     Reach,
@@ -29,7 +30,6 @@ from services.gateway.permissions import (
     reach_of,
 )
 from services.gateway.rows import LoginCodeRow, TokenRow, UserRow
-from services.gateway.sessions import begin
 from services.gateway.tables import TABLES
 from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts import messages as m
-from services.gateway.api import node_shapes, people_shapes, quota_shapes, shapes
+from services.gateway.api import audit_shapes, node_shapes, people_shapes, quota_shapes, shapes
 from services.gateway.api.deps import PARTS
 from tests.kit.clock import at
 from tests.services.gateway.gateway_harness import (
@@ -164,10 +164,10 @@ async def test_answers_match_the_description(
         (f"/v1/tasks/{tid}/logs?list=1", shapes.KeptOutputs),
         ("/v1/whoami", people_shapes.WhoAmI),
         ("/v1/users", people_shapes.UserPage),
-        ("/v1/users/admin", people_shapes.User),
+        ("/v1/users/admin", people_shapes.UserDetail),
         ("/v1/teams", people_shapes.TeamPage),
         ("/v1/tokens", people_shapes.TokenPage),
-        ("/v1/audit", people_shapes.AuditPage),
+        ("/v1/audit", audit_shapes.AuditPage),
     ]
     for path, shape in documented:
         reply = (await admin.get(path)).json()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.gateway import passwords
+from services.gateway.browser_sessions import CSRF_HEADER
 from services.gateway.permissions import Role, Scope
 from services.gateway.rows import (
     ExternalIdentityRow,
@@ -17,7 +18,6 @@ from services.gateway.rows import (
     SessionRow,
     TokenRow,
 )
-from services.gateway.sessions import CSRF_HEADER
 from services.gateway.tables import TABLES
 from tests.kit.clock import at
 from tests.services.gateway.gateway_harness import GatewayHarness

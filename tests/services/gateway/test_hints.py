@@ -15,8 +15,8 @@ from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from libs.service.definition import Service
 from services.gateway import store as rows_of
+from services.gateway.browser_sessions import COOKIE, begin
 from services.gateway.hints import ROUTE
-from services.gateway.sessions import COOKIE, begin
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, Sent, a_node, served
 from tests.services.gateway.test_events import streaming, take

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.store.port import StoreUnavailableError
-from services.gateway import passwords, sessions
+from services.gateway import browser_sessions, passwords
+from services.gateway.browser_sessions import CSRF_HEADER
 from services.gateway.login_delays import KEYS_MAX, Delays, LoginDelays, network_of
 from services.gateway.problems import TOO_MANY, ProblemError
 from services.gateway.rows import AuditRow, PasswordRow, SessionRow
-from services.gateway.sessions import CSRF_HEADER
 from services.gateway.settings import GatewaySettings
 from services.gateway.tables import TABLES
 from tests.kit.clock import FakeClock
@@ -219,7 +219,7 @@ async def test_a_right_password_counts_as_no_wrong_one_when_its_session_cannot_b
     await set_password(harness)
     async with harness.client(None) as client:
         with monkeypatch.context() as patched:
-            patched.setattr(sessions, "begin", away)
+            patched.setattr(browser_sessions, "begin", away)
             for _ in range(30):
                 assert (await log_in(client)).status_code == 503
         assert (await log_in(client)).status_code == 200

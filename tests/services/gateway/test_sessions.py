@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from services.gateway import sessions
+from services.gateway import browser_sessions
 from services.gateway.problems import ProblemError
 from services.gateway.rows import SessionRow
 from services.gateway.settings import GatewaySettings
@@ -31,7 +31,7 @@ async def session(harness: GatewayHarness, user: str = "ann", secret: str = "sec
     """A session of this user; its secret."""
     async with harness.gateway.ports.store.transaction() as tx:
         new_id = harness.gateway.ports.clock.now().isoformat() + secret
-        await sessions.begin(
+        await browser_sessions.begin(
             tx, harness.settings, secret, new_id, user=user, address="10.0.0.1", by="password"
         )
     return secret
@@ -45,7 +45,7 @@ def browser(harness: GatewayHarness, secret: str, **headers: str) -> httpx.Async
 
 @pytest.fixture
 def csrf() -> dict[str, str]:
-    return {sessions.CSRF_HEADER: sessions.csrf_of("secret"), "origin": ORIGIN}
+    return {browser_sessions.CSRF_HEADER: browser_sessions.csrf_of("secret"), "origin": ORIGIN}
 
 
 async def test_a_session_gives_the_same_identity_as_a_token(
@@ -58,14 +58,14 @@ async def test_a_session_gives_the_same_identity_as_a_token(
         del me["token"], same["token"]
         assert me == same
         shown = (await client.get("/v1/session")).json()
-        assert shown["csrf"] == csrf[sessions.CSRF_HEADER]
+        assert shown["csrf"] == csrf[browser_sessions.CSRF_HEADER]
         assert (shown["user"], shown["role"], shown["team"]) == ("ann", "operator", "vision")
         made = await client.post("/v1/tasks", json={"command": ["x"]}, headers=csrf)
         assert (made.status_code, made.json()["owner"]) == (201, "ann")
         assert (await program.get("/v1/session")).json()["csrf"] is None
     stored = str(harness.database.rows(TABLES, SessionRow))
     assert "'secret'" not in stored
-    assert sessions.csrf_of("secret") not in stored
+    assert browser_sessions.csrf_of("secret") not in stored
 
 
 async def test_a_bearer_token_wins_over_a_cookie_and_a_cookie_is_no_bearer_token(
@@ -91,19 +91,22 @@ async def test_what_changes_something_needs_the_csrf_token_and_the_own_site(
 ) -> None:
     del ann
     secret = await session(harness)
-    right = csrf[sessions.CSRF_HEADER]
+    right = csrf[browser_sessions.CSRF_HEADER]
     cases: dict[str, tuple[dict[str, str], int]] = {
         "nothing": ({}, 403),
         "the origin alone": ({"origin": ORIGIN}, 403),
-        "a wrong token": ({sessions.CSRF_HEADER: "x", "origin": ORIGIN}, 403),
-        "another origin": ({sessions.CSRF_HEADER: right, "origin": "http://evil.test"}, 403),
-        "no origin": ({sessions.CSRF_HEADER: right, "origin": "null"}, 403),
-        "another scheme": ({sessions.CSRF_HEADER: right, "origin": "https://gateway"}, 403),
-        "another port": ({sessions.CSRF_HEADER: right, "origin": f"{ORIGIN}:81"}, 403),
+        "a wrong token": ({browser_sessions.CSRF_HEADER: "x", "origin": ORIGIN}, 403),
+        "another origin": (
+            {browser_sessions.CSRF_HEADER: right, "origin": "http://evil.test"},
+            403,
+        ),
+        "no origin": ({browser_sessions.CSRF_HEADER: right, "origin": "null"}, 403),
+        "another scheme": ({browser_sessions.CSRF_HEADER: right, "origin": "https://gateway"}, 403),
+        "another port": ({browser_sessions.CSRF_HEADER: right, "origin": f"{ORIGIN}:81"}, 403),
         "another site": ({**csrf, "sec-fetch-site": "cross-site"}, 403),
         "a neighbour": ({**csrf, "sec-fetch-site": "same-site"}, 403),
         "right": ({**csrf, "sec-fetch-site": "same-origin"}, 201),
-        "right, without an origin": ({sessions.CSRF_HEADER: right}, 201),
+        "right, without an origin": ({browser_sessions.CSRF_HEADER: right}, 201),
     }
     async with browser(harness, secret) as client:
         for what, (headers, wanted) in cases.items():
@@ -237,14 +240,17 @@ async def test_a_websocket_with_a_cookie_needs_its_origin_and_the_csrf_token(
 ) -> None:
     del ann
     cookie = {"cookie": f"shiftwork={await session(harness)}"}
-    token: Any = ["shiftwork", f"{sessions.CSRF_PROTOCOL}{sessions.csrf_of('secret')}"]
+    token: Any = [
+        "shiftwork",
+        f"{browser_sessions.CSRF_PROTOCOL}{browser_sessions.csrf_of('secret')}",
+    ]
     async with served(harness) as url:
         address = url.replace("http", "ws") + "/v1/events"
         for origin, protocols in (
             (None, token),
             ("http://evil.test", token),
             (url, None),
-            (url, ["shiftwork", f"{sessions.CSRF_PROTOCOL}x"]),
+            (url, ["shiftwork", f"{browser_sessions.CSRF_PROTOCOL}x"]),
         ):
             with pytest.raises(InvalidStatus, match="403"):
                 async with connect(
@@ -311,14 +317,14 @@ SITES = st.sampled_from([None, "same-origin", "none", "same-site", "cross-site",
 def test_a_request_passes_only_if_it_is_safe_or_proves_its_page(
     method: str, origin: str | None, site: str | None, token: str | None
 ) -> None:
-    shown = {"right": sessions.csrf_of("s"), "wrong": "x", None: None}[token]
-    named = (("origin", origin), ("sec-fetch-site", site), (sessions.CSRF_HEADER, shown))
+    shown = {"right": browser_sessions.csrf_of("s"), "wrong": "x", None: None}[token]
+    named = (("origin", origin), ("sec-fetch-site", site), (browser_sessions.CSRF_HEADER, shown))
     headers = [(name.encode(), value.encode()) for name, value in named if value is not None]
     scope = {"type": "http", "method": method, "scheme": "http", "headers": headers}
     own = origin is None or origin.lower() in ("https://site.test", "https://site.test:443")
     proven = token == "right" and own and site in (None, "same-origin", "none")
     try:
-        sessions.require_csrf(SITE, scope, "s")
+        browser_sessions.require_csrf(SITE, scope, "s")
         passes = True
     except ProblemError:
         passes = False
@@ -328,7 +334,7 @@ def test_a_request_passes_only_if_it_is_safe_or_proves_its_page(
 def test_a_cookie_by_https_is_for_this_host_alone() -> None:
     settings = SITE
     scope: dict[str, Any] = {"type": "http", "scheme": "http", "headers": []}
-    assert sessions.set_cookie(settings, scope, "x", 60) == (
+    assert browser_sessions.set_cookie(settings, scope, "x", 60) == (
         "__Host-shiftwork=x; Path=/; Max-Age=60; HttpOnly; SameSite=Lax; Secure"
     )
     for cookies, found in (
@@ -339,7 +345,7 @@ def test_a_cookie_by_https_is_for_this_host_alone() -> None:
         ('"; =;;', ""),
     ):
         scope["headers"] = [(b"cookie", cookies.encode())]
-        assert sessions.cookie_of(settings, scope) == found, cookies
+        assert browser_sessions.cookie_of(settings, scope) == found, cookies
 
 
 @pytest.mark.parametrize(

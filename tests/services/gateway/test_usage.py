@@ -24,7 +24,7 @@ from libs.contracts.base import Message
 from libs.service.prune import Pruning
 from libs.store.connections import connect
 from services.gateway import eventlog, usage, views
-from services.gateway.api.usage import Usage
+from services.gateway.api.usage_shapes import Usage
 from services.gateway.handlers import HANDLERS
 from services.gateway.main import WIRING
 from services.gateway.rows import EventRow, RunRow, TaskRow, UsageRow

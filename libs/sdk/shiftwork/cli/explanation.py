@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Mapping
 
-from shiftwork.cli import ids, parse, render, retries
+from shiftwork.cli import ids, parse, render, retry_texts
 
 Document = Mapping[str, Any]
 # Holders that the first sentence names.
@@ -32,8 +32,8 @@ def facts(found: dict[str, Any], explained: dict[str, Any]) -> list[tuple[str, s
         ),
         ("state", explained["state"]),
         ("reason", parse.fields(explained.get("reason")).get("text", "")),
-        ("last failure", retries.class_of(parse.fields(found.get("exit")))),
-        ("retries used", retries.used(found)),
+        ("last failure", retry_texts.class_of(parse.fields(found.get("exit")))),
+        ("retries used", retry_texts.used(found)),
         ("not started", parse.fields(explained.get("delayed")).get("detail", "")),
         ("preempted for", _called(explained.get("beneficiary") or "", tasks)),
         ("place", f"{place} of {explained.get('queue_length')} in the queue" if place else ""),

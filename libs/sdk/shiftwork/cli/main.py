@@ -23,7 +23,7 @@ from shiftwork.cli import (
     nodes,
     people,
     policy,
-    queue_page,
+    queue,
     quota,
     render,
     session,
@@ -57,7 +57,7 @@ NOUNS = (
     *(
         submit,
         tasks,
-        queue_page,
+        queue,
         top,
         debug,
         terminal,

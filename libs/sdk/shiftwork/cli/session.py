@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from shiftwork.cli import contexts, guide, installed, live, pager, render, typed
+from shiftwork.cli import contexts, guide, installed, pager, render, typed, watch
 from shiftwork.cli.client import CALL_SECONDS, Api
 from shiftwork.cli.failures import INTERRUPTED, Failure, usage
 
@@ -210,7 +210,7 @@ class App(typer.Typer):
             return register
 
         def watchable(function: Callable[..., Any]) -> Callable[..., Any]:
-            return register(live.watchable(function))
+            return register(watch.watchable(function))
 
         return watchable
 
@@ -277,13 +277,13 @@ class Watched(Paged):
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer's
         """Run it once, or again and again."""
-        seconds = live.interval(ctx.params)
+        seconds = watch.interval(ctx.params)
         if seconds is None:
             return super().invoke(ctx)
         if _current.form == "name":
             fix = "leave one of them out, or choose of wide, json, yaml"
             raise usage("--output name does not go with --watch", where="--output", fix=fix)
-        begin(replace(_current, call_seconds=live.CALL_SECONDS, paged=False))
+        begin(replace(_current, call_seconds=watch.CALL_SECONDS, paged=False))
 
         def draw() -> None:
             try:
@@ -292,7 +292,7 @@ class Watched(Paged):
             finally:
                 close_connections()
 
-        return live.repeat(draw, seconds, _title())
+        return watch.repeat(draw, seconds, _title())
 
 
 def _title() -> str:

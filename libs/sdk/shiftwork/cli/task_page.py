@@ -11,7 +11,7 @@ from shiftwork.cli import (
     modes,
     parse,
     render,
-    retries,
+    retry_texts,
     role_facts,
     sizes,
 )
@@ -119,8 +119,8 @@ def show(api: Api, found: dict[str, Any]) -> None:
             ("continues", found.get("continues") or ""),
             ("ended ranks", modes.ended_ranks(runs, found)),
             ("exit", _exit(ended, found)),
-            ("retries used", retries.used(found)),
-            ("restart", retries.rules(found)),
+            ("retries used", retry_texts.used(found)),
+            ("restart", retry_texts.rules(found)),
             ("submitted", render.timestamp(found.get("submitted_at"))),
             ("started", render.timestamp(found.get("started_at"))),
             ("finished", render.timestamp(found.get("finished_at"))),
@@ -228,7 +228,7 @@ def _exit(ended: dict[str, Any] | None, task: dict[str, Any]) -> str:
         return ""
     code = "" if ended.get("code") is None else f" (code {ended['code']})"
     text = f": {ended['text']}" if ended.get("text") else ""
-    blamed = retries.class_of(ended)
+    blamed = retry_texts.class_of(ended)
     blamed = f"; {blamed}" if blamed else ""
     if ended.get("debug"):
         return f"{ended['kind']}, in debug mode{_earlier(ended, task)}{text}"

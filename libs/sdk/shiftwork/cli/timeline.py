@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from shiftwork.cli import modes, parse, render, retries, role_facts
+from shiftwork.cli import modes, parse, render, retry_texts, role_facts
 
 Data = Mapping[str, Any]
 
@@ -117,7 +117,7 @@ def _exited(data: Data) -> str:
     detail = f" ({ended['detail']})" if ended.get("detail") else ""
     if ended.get("debug"):
         return _DEBUG_ENDS.get(kind, f"debug mode ended: {kind}") + detail
-    blamed = retries.class_of(ended)
+    blamed = retry_texts.class_of(ended)
     blamed = f"; {blamed}" if blamed else ""
     return _ENDS.get(kind, f"the program ended: {kind}") + detail + blamed
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from shiftwork.cli import live, render, session, tasks
+from shiftwork.cli import render, session, tasks, watch
 from shiftwork.cli.client import Api
 
 # A request's worth; a screen shows fewer.
@@ -25,20 +25,20 @@ def top(
     everybody: bool = typer.Option(False, "-A", "--all-users", help="Everybody's tasks."),
     once: bool = typer.Option(False, "--once", help="One picture. So without a terminal."),
     seconds: float = typer.Option(
-        live.SECONDS,
+        watch.SECONDS,
         "-n",
         "--interval",
         metavar="SECONDS",
-        min=live.SECONDS_MIN,
-        max=live.SECONDS_MAX,
+        min=watch.SECONDS_MIN,
+        max=watch.SECONDS_MAX,
         help="How often it is refreshed.",
     ),
 ) -> None:
     """Show what is free, what waits and how your tasks do, refreshed until Ctrl-C or q."""
     now = session.current()
-    is_live = not (once or now.json) and live.is_possible()
+    is_live = not (once or now.json) and watch.is_possible()
     if is_live:
-        session.begin(replace(now, call_seconds=live.CALL_SECONDS))
+        session.begin(replace(now, call_seconds=watch.CALL_SECONDS))
     api = session.current().api()
 
     def draw() -> None:
@@ -47,7 +47,7 @@ def top(
     if now.json:
         render.document(_document(api, everybody=everybody))
     elif is_live:
-        live.repeat(draw, seconds, "shiftwork top" + (" --all-users" if everybody else ""))
+        watch.repeat(draw, seconds, "shiftwork top" + (" --all-users" if everybody else ""))
     else:
         draw()
 

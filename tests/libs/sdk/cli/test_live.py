@@ -35,7 +35,7 @@ pytestmark = pytest.mark.server
 # The pseudo-terminal is the one that the process gets its signals from; pictures come often.
 QUICK = (
     "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-    "from shiftwork.cli import client, live; live.SECONDS, live.SECONDS_MIN = 0.2, 0.1;"
+    "from shiftwork.cli import client, watch; watch.SECONDS, watch.SECONDS_MIN = 0.2, 0.1;"
     "client.TRIES = client.Tries(wait_seconds=0.01);"
 )
 WAIT_SECONDS = 20.0
@@ -304,7 +304,7 @@ def test_watch_with_json_prints_a_line_for_each_change(
         if len(pauses) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("shiftwork.cli.live.time.sleep", pause)
+    monkeypatch.setattr("shiftwork.cli.watch.time.sleep", pause)
     done = shiftwork("ls", "--watch", "--json", "--interval", "3")
     assert (done.code, pauses) == (130, [3.0] * 4)
     states = [json.loads(line)["items"][0]["state"] for line in done.out.splitlines()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from shiftwork.cli import explanation, retries, timeline
+from shiftwork.cli import explanation, retry_texts, timeline
 
 from libs.contracts.messages import FaultClass
 from services.gateway.json_values import enum_name
@@ -13,9 +13,9 @@ from services.gateway.json_values import enum_name
 
 def test_every_class_has_words() -> None:
     classes = {enum_name(each) for each in FaultClass} - {"unspecified"}
-    assert set(retries.CLASSES) == classes
+    assert set(retry_texts.CLASSES) == classes
     for ended in ({}, {"fault_class": ""}, {"fault_class": "unspecified"}):
-        assert retries.class_of(ended) == ""
+        assert retry_texts.class_of(ended) == ""
 
 
 NO_LIMITS = dict.fromkeys(("user", "transient", "platform", "unknown"))
@@ -39,8 +39,8 @@ NO_LIMITS = dict.fromkeys(("user", "transient", "platform", "unknown"))
 )
 def test_retries(limits: Any, counts: Any, used: str, allowed: str) -> None:
     task = {"retry": limits, "retries_used": counts}
-    assert retries.used(task) == used
-    assert retries.limits(task) == allowed
+    assert retry_texts.used(task) == used
+    assert retry_texts.limits(task) == allowed
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_retries(limits: Any, counts: Any, used: str, allowed: str) -> None:
     ],
 )
 def test_restart_rules(rule: Any, text: str) -> None:
-    assert retries.rules({"roles": [{"name": "worker", "restart": rule}]}) == text
+    assert retry_texts.rules({"roles": [{"name": "worker", "restart": rule}]}) == text
 
 
 def test_an_event_and_an_explanation_name_the_class() -> None:

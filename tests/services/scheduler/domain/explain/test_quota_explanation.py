@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from libs.contracts.messages import Permission, Priority, Unit
+from libs.contracts.messages import Priority, QuotaAllowance, Unit
 from services.scheduler.domain.explain.quota_explanation import permissions
 from services.scheduler.domain.facts.snapshot import Snapshot
 from services.scheduler.domain.model.rows import Limit
@@ -19,7 +19,7 @@ def a_platform(*limits: Limit) -> Snapshot:
     return a_snapshot(tasks, [a_node("n0"), a_node("d0", group="dev")], limits=limits)
 
 
-def at(snapshot: Snapshot, group: str, level: Priority) -> Permission:
+def at(snapshot: Snapshot, group: str, level: Priority) -> QuotaAllowance:
     found = permissions(snapshot.index, "ann", "vision", group)
     return next(each for each in found if each.priority is level)
 
