@@ -103,7 +103,7 @@ async def test_a_row_that_is_not_there_cannot_be_removed(
     for row in (*there, a_limit(user="cat"), a_limit(group="lab", **subject)):
         await set_limit(service, row)
     # What was removed is not there either.
-    await set_limit(service, a_limit(group="lab", **subject), unlimited=True)
+    await set_limit(service, a_limit(group="lab", **subject), remove=True)
     await service.published()
     for group in ("train", "lab"):
         gone = Quota(group=group, **subject)
