@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+import orjson
 
 from libs.contracts.messages import (
     ChosenVictim,
@@ -27,6 +29,21 @@ def ids_in(reply: ExplainReply) -> list[str]:
     """The ids of the tasks that the answer is about, in its fields or its sentences."""
     found = _ID.findall(reply.model_dump_json())
     return list(dict.fromkeys(found))[:NAMED_MAX]
+
+
+def without_hidden(document: Json, shown: Collection[str]) -> Json:
+    """The same with ``hidden-1`` and so on instead of the ids of tasks that are not among
+    ``shown``: an id tells when its task was submitted."""
+    names: dict[str, str] = {}
+
+    def called(found: re.Match[str]) -> str:
+        if found[0] in shown:
+            return found[0]
+        return names.setdefault(found[0], f"hidden-{len(names) + 1}")
+
+    text = orjson.dumps(document).decode()
+    changed: Json = orjson.loads(_ID.sub(called, text))
+    return changed
 
 
 # The states in which ranks may still have to start.

@@ -30,6 +30,7 @@ from services.gateway.listeners import Listeners
 from services.gateway.maintenance import HistoryPruning, ReadModelRebuild
 from services.gateway.oidc import Provider
 from services.gateway.passwords import Passwords
+from services.gateway.queue_cursors import QueueCursors
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectionAudit
 from services.gateway.rows import EventHeadRow
@@ -104,6 +105,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         ),
         usage_questions=_questions(settings, "usage"),
         queue_questions=_questions(settings, "queue"),
+        queue_cursors=QueueCursors(settings.queue_cursor_key() or secrets.token_bytes(32)),
         dry_runs=_rates(settings, ports, "dry_runs"),
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,

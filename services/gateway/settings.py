@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -41,6 +42,15 @@ def _site(text: str) -> str:
     return text.rstrip("/").lower()
 
 
+def _key_file(path: Path | None) -> Path | None:
+    """A file with a key. ValueError if it is empty: what is signed with nothing, everybody signs.
+    One that is not there yet is read later."""
+    with contextlib.suppress(OSError):
+        if path is not None and not path.read_text().strip():
+            raise ValueError(f"{path} is empty")
+    return path
+
+
 RoleWord = Literal["viewer", "user", "operator", "admin"]
 
 
@@ -53,7 +63,7 @@ class GatewaySettings(BaseServiceSettings):
     # The first administrator's token, alone in a file; without it no one can log in.
     admin_token_file: Path | None = None
     # The key that run tokens are signed with; the launcher reads the same file.
-    run_token_key_file: Path | None = None
+    run_token_key_file: Annotated[Path | None, AfterValidator(_key_file)] = None
 
     # Whose tasks, output, specifications and events users and viewers see: their own, those of
     # their team as well, or all. Operators and administrators see all.
@@ -241,7 +251,7 @@ class GatewaySettings(BaseServiceSettings):
     oidc_issuer: Annotated[str, AfterValidator(_address)] = ""
     oidc_client_id: str = ""
     # The client's secret, alone in a file; or in the environment. Neither: a public client.
-    oidc_client_secret_file: Path | None = None
+    oidc_client_secret_file: Annotated[Path | None, AfterValidator(_key_file)] = None
     oidc_client_secret: SecretStr = SecretStr("")
     oidc_scopes: str = "openid profile email"
     # The claim that names a user here. It must be a valid user name.
@@ -306,9 +316,21 @@ class GatewaySettings(BaseServiceSettings):
         return _read(self.oidc_client_secret_file) or self.oidc_client_secret.get_secret_value()
 
     def login_state_key(self) -> bytes:
-        """Signs logins that have begun. Derived from the key of the run tokens, so that every
-        gateway has the same one, also after a restart."""
-        return hmac.digest(self.run_token_key() or b"", b"shiftwork login state", "sha256")
+        """Signs logins that have begun. Raises ValueError without a key of the run tokens."""
+        key = self._derived_key(b"shiftwork login state")
+        if key is None:
+            raise ValueError("there is no key of the run tokens; set run_token_key_file")
+        return key
+
+    def queue_cursor_key(self) -> bytes | None:
+        """Seals the cursors of the queue; None without a key of the run tokens."""
+        return self._derived_key(b"shiftwork queue cursor")
+
+    def _derived_key(self, purpose: bytes) -> bytes | None:
+        """Of the key of the run tokens, so that every gateway has the same one, also after a
+        restart."""
+        key = self.run_token_key()
+        return hmac.digest(key, purpose, "sha256") if key else None
 
     def admin_token(self) -> str | None:
         """The first administrator's token, read now; None if none is configured."""

@@ -37,6 +37,7 @@ from services.gateway.oidc import Provider
 from services.gateway.passwords import Passwords
 from services.gateway.permissions import Action, Role
 from services.gateway.problems import INTERNAL, UNAVAILABLE, ProblemError, absent, invalid
+from services.gateway.queue_cursors import QueueCursors
 from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectedRequest, RejectionAudit
 from services.gateway.rows import AcceptedRow, TaskRow
@@ -116,6 +117,7 @@ class Context:
     large_bodies: LargeBodies
     usage_questions: ConcurrencyLimit
     queue_questions: ConcurrencyLimit
+    queue_cursors: QueueCursors
     dry_runs: RateLimits
     capacity: Capacity
     listeners: Listeners

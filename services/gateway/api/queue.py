@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Query
@@ -49,6 +50,7 @@ async def queue(
     if parts.queue_questions.count(caller.user) >= parts.settings.queue_waiting_max:
         detail = f"{caller.user} asks for the queue too often at once; wait for the answers"
         raise ProblemError(TOO_MANY, detail, headers={"retry-after": "1"})
+    paging = replace(paging, cursor=parts.queue_cursors.open(paging.cursor or "") or None)
     async with parts.queue_questions.of(caller.user):
         reply = await _tasks(parts, group or "", paging)
     if group and not reply.tasks and paging.cursor is None:
@@ -59,7 +61,7 @@ async def queue(
         reply.tasks,
         lambda task: queue_views.row(caller, task, listed_at),
         lambda task: task.task_id,
-        reply.next or None,
+        parts.queue_cursors.seal(reply.next) or None,
         listed_at=rfc3339(listed_at),
     )
 

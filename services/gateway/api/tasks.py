@@ -39,7 +39,7 @@ from services.gateway.command_client import (
     set_mode,
     set_priority,
 )
-from services.gateway.explanations import explanation, ids_in
+from services.gateway.explanations import explanation, ids_in, without_hidden
 from services.gateway.json_values import PRIORITIES, STATES
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
@@ -465,7 +465,10 @@ async def explain(task_id: str, caller: Caller, parts: Parts) -> Response:
         reply = reply.model_copy(update={"state": STATES[row.state]})
     async with parts.store.transaction() as tx:
         others = await rows_of.seen_tasks(tx, ids_in(reply), caller.sight)
-    return answer(explanation(task_id, reply, run.delayed if run else None, others))
+    document = explanation(task_id, reply, run.delayed if run else None, others)
+    if not caller.sight.is_full:
+        document = without_hidden(document, {task_id, *(other.task_id for other in others)})
+    return answer(document)
 
 
 @router.get("/tasks/{task_id}/decisions", response_model=shapes.DecisionPage)

@@ -552,7 +552,7 @@ async def test_logins_of_an_address_are_bounded(
     [
         ({"oidc_issuer": "http://login.test"}, "https"),
         ({"oidc_issuer": ISSUER}, "OIDC_CLIENT_ID"),
-        ({**OPTIONS, "run_token_key_file": "/k", "oidc_scopes": "profile"}, "openid"),
+        ({**OPTIONS, "run_token_key_file": __file__, "oidc_scopes": "profile"}, "openid"),
         ({"public_url": "https://a.test/path"}, "public_url"),
         ({"oidc_roles": {"a": "root"}}, "oidc_roles"),
     ],

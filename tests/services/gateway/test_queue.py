@@ -18,6 +18,7 @@ from services.gateway import main as gateway_main
 from services.gateway import queue_views
 from services.gateway.auth import Identity
 from services.gateway.permissions import Role
+from services.gateway.queue_cursors import QueueCursors
 from tests.kit.clock import at
 from tests.services.gateway.gateway_harness import GatewayHarness
 
@@ -115,7 +116,7 @@ async def test_one_group_alone(harness: GatewayHarness, ann: httpx.AsyncClient) 
     assert [row["id"] for row in found] == ["t1"]
 
 
-async def test_a_cursor_that_the_scheduler_refuses_is_named(ann: httpx.AsyncClient) -> None:
+async def test_a_text_that_is_no_cursor_is_named(ann: httpx.AsyncClient) -> None:
     reply = await ann.get("/v1/queue?cursor=nonsense")
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["field"] == "cursor"
@@ -188,3 +189,25 @@ def test_the_bus_lets_the_gateway_send_every_command_that_its_code_names() -> No
                 named.add(kind)
     assert len(named) > 20
     assert {each.__name__ for each in named - set(gateway_main.WIRING.requests)} == set()
+
+
+async def test_a_cursor_tells_nothing_and_is_good_at_every_process(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    """The scheduler's own names the last task of the page, which may be hidden."""
+    harness.others.queue = [waiting(number) for number in range(4)]
+    first = (await ann.get("/v1/queue?limit=1")).json()["next_cursor"]
+    again = (await ann.get("/v1/queue?limit=1")).json()["next_cursor"]
+    assert first != again
+    # The place that the scheduler of these tests gives is a plain number.
+    assert questions(harness)[-1].after == ""
+    key = harness.settings.queue_cursor_key()
+    assert key is not None
+    elsewhere = QueueCursors(key)
+    assert (elsewhere.open(first), elsewhere.open(elsewhere.seal("3"))) == ("1", "3")
+    page = (await ann.get(f"/v1/queue?limit=1&cursor={elsewhere.seal('3')}")).json()
+    assert [row["id"] for row in page["items"]] == ["t3"]
+    # Neither a place of the scheduler's nor a changed cursor is taken.
+    for bad in ("1", first[:-4] + "AAAA", QueueCursors(b"x" * 32).seal("1")):
+        reply = await ann.get(f"/v1/queue?limit=1&cursor={bad}")
+        assert (reply.status_code, reply.json()["errors"][0]["field"]) == (422, "cursor")

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -357,3 +358,16 @@ def test_a_site_behind_a_proxy_that_it_does_not_trust_is_warned(
         GatewayHarness(tmp_path, options).new_gateway()
     found = [each for each in logs if "HTTP_TRUSTED_PROXIES" in each["event"]]
     assert bool(found) == warns
+
+
+@pytest.mark.parametrize("name", ["run_token_key_file", "oidc_client_secret_file"])
+def test_an_empty_file_is_no_key(tmp_path: Path, name: str) -> None:
+    """What is signed with nothing is signed by everybody."""
+    empty = tmp_path / "key"
+    empty.write_text("\n")
+    with pytest.raises(ValidationError, match="is empty"):
+        GatewaySettings.model_validate({"database_url": "-", "nats_url": "-", name: empty})
+    without = GatewaySettings(database_url="-", nats_url="-")
+    assert without.queue_cursor_key() is None
+    with pytest.raises(ValueError, match="run_token_key_file"):
+        without.login_state_key()

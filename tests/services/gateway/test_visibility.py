@@ -215,11 +215,16 @@ async def test_explain_names_only_tasks_that_are_seen(harness: GatewayHarness) -
             position=2,
             queue_length=3,
             victims=(hidden, own),
+            remedies=(f"stop {hidden}, or wait",),
             holders=(m.Holder(task_id=hidden, nodes=1.0),),
             holders_count=1,
         )
         found = (await eve.get(f"/v1/tasks/{own}/explain")).json()
     assert list(found["tasks"]) == [own]
+    # An id tells when its task was submitted.
+    assert hidden not in str(found)
+    assert (found["victims"], found["remedies"]) == (["hidden-1", own], ["stop hidden-1, or wait"])
+    assert found["holders"][0]["task"] == "hidden-1"
     assert (found["position"], found["queue_length"], found["holders_count"]) == (2, 3, 1)
 
 
