@@ -376,10 +376,26 @@ def quota(row: QuotaRow) -> Json:
     }
 
 
-def permission(given: Permission) -> Json:
-    """What a user may hold in one group at one level. ``limit`` null: no grant limits it."""
+# Instead of a team's name: no team can have it.
+HIDDEN_TEAM = "(hidden)"
+
+
+def permission(given: Permission, *, amounts: bool = True, team: bool = True) -> Json:
+    """What a user may hold in one group at one level. ``limit`` null: no grant limits it. Without
+    ``amounts`` what is held is null; without ``team`` no team is named."""
+    shown = _permission(given, team=team)
+    if not amounts:
+        nothing = dict.fromkeys(("held", "free"))
+        caps = [{**cap, **nothing} for cap in shown["caps"]]
+        shown |= {**nothing, "gpus_held": None, "nodes_held": None, "caps": caps}
+    return shown
+
+
+def _permission(given: Permission, *, team: bool) -> Json:
     decides = given.decides
     grant = decides.quota if decides is not None else Quota(grant=True, unlimited=True)
+    if grant.team and not team:
+        grant = grant.model_copy(update={"team": HIDDEN_TEAM})
     limit = permitted(grant, given.priority)
     held = decides.held if decides is not None else 0
     return {
@@ -398,7 +414,7 @@ def permission(given: Permission) -> Json:
         "caps": [
             {
                 "user": cap.quota.user or None,
-                "team": cap.quota.team or None,
+                "team": (cap.quota.team if team else cap.quota.team and HIDDEN_TEAM) or None,
                 "group": cap.quota.group or None,
                 "priority": enum_name_or_empty(cap.quota.priority) or None,
                 "limit": cap.quota.limit,

@@ -294,12 +294,18 @@ def _levels(names: List[str]) -> str:
 def _permission(each: Dict[str, Any], levels: str) -> List["str | render.Cell"]:
     held = render.counted(each["gpus_held"], "gpu") if each["gpus_held"] else ""
     held = held or (render.counted(each["nodes_held"], "node") if each["nodes_held"] else "0")
+    # Of somebody else, whose usage this caller may not see.
+    is_hidden = each["gpus_held"] is None
     limit, free = "any amount", ""
     if not each["permitted"]:
         limit = "not permitted"
     elif each["limit"] is not None:
         limit, held, free = _amount(each), str(each["held"]), str(each["free"])
-    caps = [f"{timeline.scope(cap)}: {cap['held']} of {_amount(cap)}" for cap in each["caps"]]
+    held, free = ("hidden", "") if is_hidden else (held, free)
+    caps = [
+        f"{timeline.scope(cap)}: " + ("" if is_hidden else f"{cap['held']} of ") + _amount(cap)
+        for cap in each["caps"]
+    ]
     because = "; ".join([each["because"], *(f"cap of {cap}" for cap in caps)])
     until = _until(each)
     # There the column of the end is too much.

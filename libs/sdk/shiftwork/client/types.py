@@ -141,8 +141,8 @@ class Cap(TypedDict):
     priority: Optional[str]
     limit: int
     unit: str
-    held: int
-    free: int
+    held: Optional[int]
+    free: Optional[int]
     expires_at: Optional[str]
 
 
@@ -723,8 +723,8 @@ class Permission(TypedDict):
     unit: Optional[str]
     held: Optional[int]
     free: Optional[int]
-    gpus_held: int
-    nodes_held: int
+    gpus_held: Optional[int]
+    nodes_held: Optional[int]
     because: str
     site: bool
     expires_at: Optional[str]

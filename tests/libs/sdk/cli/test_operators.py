@@ -190,6 +190,14 @@ def test_quota_explain_shows_what_decides(shiftwork: Shiftwork, server: CliServe
     for text in ("4 gpus", "ann's grant", "2030-01-02 03:04Z", "team lab in every group: 6 of 8"):
         assert text in out
     assert shiftwork("quota", "explain", "--json").json == server.permissions
+    # Of somebody else, to who may not see the usage of others.
+    nothing = {"held": None, "free": None}
+    cap = {"team": "(hidden)", "limit": 8, "unit": "gpus", **nothing}
+    hidden = {**permission, **nothing, "gpus_held": None, "nodes_held": None, "caps": [cap]}
+    server.permissions = {"user": "ann", "team": None, "permissions": [hidden]}
+    out = shiftwork("quota", "explain", "--user", "ann").out
+    assert "team (hidden) in every group: 8 gpus" in out
+    assert ("hidden" in out, "None" in out) == (True, False)
 
 
 def test_users_and_tokens(shiftwork: Shiftwork, server: CliServer) -> None:
