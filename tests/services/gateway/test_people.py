@@ -572,3 +572,18 @@ async def test_an_unknown_group_may_be_forced_only_where_force_is_taken(
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["message"] == 'there is no group "nowhere"'
     assert ("force" in reply.text) == (method == "PUT")
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "a\x9bb", "a\u202eb", "a\x7f"])
+async def test_what_a_terminal_obeys_is_in_no_name_of_a_token(
+    harness: GatewayHarness, admin: httpx.AsyncClient, name: str
+) -> None:
+    reply = await admin.post("/v1/tokens", json={"name": name})
+    (error,) = reply.json()["errors"]
+    assert (reply.status_code, error["field"]) == (422, "name")
+    assert error["message"] == f"has the character U+{ord(name[1]):04X}, which is not shown"
+    query = {"challenge": "c" * 43, "name": name}
+    async with harness.client(None) as browser:
+        assert (await browser.get("/v1/login/cli", params=query)).status_code == 422
+    fine = await admin.post("/v1/tokens", json={"name": "Ännes Rechner (büro)"})
+    assert fine.status_code == 201

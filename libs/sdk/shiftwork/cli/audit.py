@@ -75,10 +75,11 @@ def _write_csv(items: list[dict[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
-    """Plain text of a value, which no spreadsheet takes for a formula."""
+    """Plain text of a value, which no spreadsheet takes for a formula and no terminal obeys."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = render.one_line(text)
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 

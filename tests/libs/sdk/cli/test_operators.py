@@ -349,6 +349,16 @@ def test_the_audit_trail(shiftwork: Shiftwork, server: CliServer) -> None:
     assert shiftwork("audit", "--csv", "--json").code == 2
 
 
+def test_csv_has_nothing_that_a_terminal_obeys(shiftwork: Shiftwork, server: CliServer) -> None:
+    """Such as the name of a task that was refused for its name."""
+    bad = "\x1b]0;owned\x07 \x9b2J \u202e\nline"
+    entry = {**ENTRY, "target": bad, "detail": bad, "after": {"name": bad}}
+    server.first["GET", "/v1/audit"] = [(200, {"items": [entry], "next_cursor": None})]
+    _, row = shiftwork("audit", "--csv").out.splitlines()
+    assert row.isprintable()
+    assert r"\x1b]0;owned" in row
+
+
 def a_permission(priority: str, **fields: Any) -> dict[str, Any]:
     return {
         "group": "default",
