@@ -167,7 +167,7 @@ def _role(value: object) -> object:
 
 
 RoleWord = Annotated[Literal["viewer", "user", "operator", "admin"], BeforeValidator(_role)]
-ScopeWord = Literal["read", "tasks", "tokens", "operate", "people"]
+ScopeWord = Literal["read", "secrets", "tasks", "tokens", "operate", "people"]
 
 
 class DefaultsBody(Body):

@@ -146,7 +146,7 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
         created, fresh = await _create(parts, command, change)
         change.detail = f"retry of {task_id}"
     return answer(
-        views.task(fresh, secrets=True),
+        views.task(fresh, secrets=sees_secrets(caller, fresh)),
         201 if created else 200,
         {"location": f"/v1/tasks/{fresh.task_id}"},
     )
@@ -171,7 +171,7 @@ async def continue_(task_id: str, caller: Caller, parts: Parts, key: Key = None)
         created, fresh = await _create(parts, command, change)
         change.detail = f"continues {task_id}"
     return answer(
-        views.task(fresh, secrets=True),
+        views.task(fresh, secrets=sees_secrets(caller, fresh)),
         201 if created else 200,
         {"location": f"/v1/tasks/{fresh.task_id}"},
     )

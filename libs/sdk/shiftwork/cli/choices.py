@@ -8,7 +8,7 @@ from __future__ import annotations
 from shiftwork.cli.task_options import PRIORITIES
 
 ROLES = ("viewer", "user", "operator", "admin")
-SCOPES = ("read", "tasks", "tokens", "operate", "people")
+SCOPES = ("read", "secrets", "tasks", "tokens", "operate", "people")
 SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
 PREEMPTIONS = ("sdk", "signal", "kill")
 SHELLS = ("bash", "zsh", "fish", "powershell")
