@@ -125,6 +125,11 @@ class Identity:
         team = self.team if reach is Reach.TEAM else ""
         return Sight() if reach is Reach.ALL else Sight(self.user, team)
 
+    def reaches_all(self, action: Action) -> bool:
+        """True if the caller may do this to the things of everybody."""
+        reach = reach_of(action, self.role, self.scopes, self.visibility)
+        return reach is Reach.ALL
+
     def doing(self, action: Action) -> Identity:
         """The identity for a request that does this; ``check`` before it is done."""
         return replace(self, action=action)

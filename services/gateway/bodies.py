@@ -36,6 +36,7 @@ from services.gateway.body_types import (
     Body,
     Count,
     Flag,
+    Label,
     Name,
     NamedTexts,
     Text,
@@ -218,7 +219,7 @@ class TokenBody(Body):
     """A new token."""
 
     user: Name | None = Field(default=None, description="left out: the caller")
-    name: Annotated[str, Field(max_length=100)] = ""
+    name: Annotated[Label, Field(max_length=100)] = ""
     expires_in_seconds: Annotated[float, Field(gt=0, le=3.2e9, allow_inf_nan=False)] | None = Field(
         default=None, description="left out: when the caller's token expires, else never"
     )

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated, Literal, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -40,6 +41,18 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), _FLOAT]
 # At most a century.
 Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False), _FLOAT]
 Text = Annotated[str, Field(max_length=4096)]
+
+
+def _shown(text: str) -> str:
+    """Refuse what a terminal obeys instead of showing it, and what turns the order of a line."""
+    hidden = next((each for each in text if not each.isprintable()), None)
+    if hidden is not None:
+        raise ValueError(f"has the character U+{ord(hidden):04X}, which is not shown; leave it out")
+    return text
+
+
+# What people call something, in one line.
+Label = Annotated[str, AfterValidator(_shown)]
 # JSON has words for it: "yes" and 1 are mistakes.
 Flag = Annotated[bool, Strict()]
 

@@ -14,6 +14,7 @@ from libs.contracts.wording import no_such
 from libs.store.port import Op, Tx, Where
 from services.gateway.problems import INVALID, ProblemError
 from services.gateway.rows import AuditRow, NodeRow, TaskRow, TeamRow, UsageRow, UserRow
+from services.gateway.sight import EVERY_TASK, Sight
 
 # So many names are compared with a misspelt one.
 COMPARED_MAX = 10_000
@@ -84,12 +85,14 @@ async def require_findable(
     teams: Mapping[str, str] = NOBODY,
     groups: Mapping[str, str] = NOBODY,
     kept: Sequence[tuple[type[TaskRow | UsageRow | AuditRow], str, str]] = (),
+    sight: Sight = EVERY_TASK,
 ) -> None:
     """Raise a problem that names each user, team and group of a list's filters that neither exists
     nor is named by anything that is kept. Called for a list that is empty: a misspelt name is not
     taken for one that has nothing.
 
-    ``kept`` has for a field the rows that may name what was removed since, and their column.
+    ``kept`` has for a field the rows that may name what was removed since, and their column;
+    ``sight`` is which tasks of them the caller sees.
     """
     unknown = await unknown_names(tx, users=users, teams=teams, groups=groups)
     names = {**users, **teams, **groups}
@@ -97,7 +100,9 @@ async def require_findable(
     for error in unknown:
         where = [(kind, column) for kind, field, column in kept if field == error.field]
         for kind, column in where:
-            if await tx.select(kind, Where(column, Op.EQ, names[error.field]), limit=1):
+            seen = sight.alternatives() if kind is TaskRow else ((),)
+            named = Where(column, Op.EQ, names[error.field])
+            if any([await tx.select(kind, named, *each, limit=1) for each in seen]):
                 break
         else:
             errors.append(error)

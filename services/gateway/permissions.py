@@ -29,9 +29,10 @@ class Role(StrEnum):
 
 class Scope(StrEnum):
     """What a token is good for, if it is not good for all that its user may do. Every token reads
-    what its user may read."""
+    what its user may read, but environments and life states."""
 
     READ = "read"
+    SECRETS = "secrets"
     TASKS = "tasks"
     TOKENS = "tokens"
     OPERATE = "operate"
@@ -101,7 +102,7 @@ class Action(Enum):
     KNOW_ONESELF = Permission(Scope.READ, _O, _O, _O, _O, "see itself")
     READ_CLUSTER = Permission(Scope.READ, _A, _A, _A, _A, "see nodes, quotas and policies")
     READ_TASKS = Permission(Scope.READ, _S, _S, _A, _A, "see tasks")
-    READ_SECRETS = Permission(Scope.READ, _O, _O, _O, _A, "read its environment or life state")
+    READ_SECRETS = Permission(Scope.SECRETS, _O, _O, _O, _A, "read its environment or life state")
     SUBMIT = Permission(Scope.TASKS, _N, _A, _A, _A, "submit tasks")
     RESUBMIT = Permission(Scope.TASKS, _N, _O, _O, _A, "submit it again")
     CHANGE_TASKS = Permission(Scope.TASKS, _N, _O, _A, _A, "change it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from pathlib import Path
 from typing import Annotated, Self
@@ -12,7 +13,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.contracts.limits import CREATE_TASKS_MAX
 from libs.contracts.tcp_ports import GATEWAY_PORT
-from libs.service.settings import BaseServiceSettings, secret_file
+from libs.service.settings import BaseServiceSettings
 from services.gateway.permissions import RoleWord, Visibility
 
 
@@ -41,6 +42,15 @@ def _site(text: str) -> str:
     return text.rstrip("/").lower()
 
 
+def _key_file(path: Path | None) -> Path | None:
+    """A file with a key. ValueError if it is empty: what is signed with nothing, everybody signs.
+    One that is not there yet is read later."""
+    with contextlib.suppress(OSError):
+        if path is not None and not path.read_text().strip():
+            raise ValueError(f"{path} is empty")
+    return path
+
+
 class GatewaySettings(BaseServiceSettings):
     """Environment variables ``SHIFTWORK_GATEWAY_…``."""
 
@@ -50,7 +60,7 @@ class GatewaySettings(BaseServiceSettings):
     # The first administrator's token, alone in a file; without it no one can log in.
     admin_token_file: Path | None = None
     # The key that run tokens are signed with; the launcher reads the same file.
-    run_token_key_file: Annotated[Path | None, AfterValidator(secret_file)] = None
+    run_token_key_file: Annotated[Path | None, AfterValidator(_key_file)] = None
 
     # Whose tasks, output, specifications and events users and viewers see: their own, those of
     # their team as well, or all. Operators and administrators see all.
@@ -238,7 +248,7 @@ class GatewaySettings(BaseServiceSettings):
     oidc_issuer: Annotated[str, AfterValidator(_address)] = ""
     oidc_client_id: str = ""
     # The client's secret, alone in a file; or in the environment. Neither: a public client.
-    oidc_client_secret_file: Annotated[Path | None, AfterValidator(secret_file)] = None
+    oidc_client_secret_file: Annotated[Path | None, AfterValidator(_key_file)] = None
     oidc_client_secret: SecretStr = SecretStr("")
     oidc_scopes: str = "openid profile email"
     # The claim that names a user here. It must be a valid user name.

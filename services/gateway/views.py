@@ -379,28 +379,42 @@ def quota(row: QuotaRow) -> Json:
     }
 
 
-def permission(given: QuotaAllowance) -> Json:
+# Instead of a team's name: no team can have it.
+HIDDEN_TEAM = "(hidden)"
+
+
+def permission(given: QuotaAllowance, *, amounts: bool = True, team: bool = True) -> Json:
     """What a user may hold in one group at one level. ``limit`` null: nothing limits it.
 
     ``limit`` to ``free`` are of the row that stops further runs first; ``binds`` says which kind of
-    row that is, and a cap that binds comes first in ``caps``.
+    row that is, and a cap that binds comes first in ``caps``. Without ``amounts`` what is held is
+    null, and so is what binds: ``limit`` is the grant's. Without ``team`` no team is named.
     """
     decides = given.decides
     grant = decides.quota if decides is not None else Quota(grant=True, unlimited=True)
+    if grant.team and not team:
+        grant = grant.model_copy(update={"team": HIDDEN_TEAM})
     granted = _granted(given, grant)
-    caps = sorted((_cap(each) for each in given.caps), key=_binding_order)
-    limiting = [*([] if granted is None else [granted]), *caps[:1]]
-    # A grant that forbids the level does so whatever a cap leaves.
-    first = granted if given.forbidden else min(limiting, key=_binding_order, default=None)
+    caps = [_cap(each, team=team) for each in given.caps]
+    first, binds = granted, None
+    if amounts:
+        caps.sort(key=_binding_order)
+        limiting = [*([] if granted is None else [granted]), *caps[:1]]
+        # A grant that forbids the level does so whatever a cap leaves.
+        first = granted if given.forbidden else min(limiting, key=_binding_order, default=None)
+        binds = None if first is None else "grant" if first is granted else "cap"
+    else:
+        for row in ([] if granted is None else [granted]) + caps:
+            row.update(held=None, free=None)
     numbers = ("limit", "unit", "held", "free")
     return {
         "group": given.group,
         "priority": enum_name(given.priority),
         "permitted": not given.forbidden,
         **{name: first and first[name] for name in numbers},
-        "binds": None if first is None else "grant" if first is granted else "cap",
-        "gpus_held": given.gpus,
-        "nodes_held": given.nodes,
+        "binds": binds,
+        "gpus_held": given.gpus if amounts else None,
+        "nodes_held": given.nodes if amounts else None,
         "because": grant_text(grant),
         "site": is_site(grant),
         "expires_at": rfc3339(grant.expires_at) if grant.expires_at else None,
@@ -419,12 +433,12 @@ def _granted(given: QuotaAllowance, grant: Quota) -> Json | None:
     return {"limit": limit, "unit": unit, "held": held, "free": max(0, limit - held)}
 
 
-def _cap(given: HeldQuota) -> Json:
+def _cap(given: HeldQuota, *, team: bool) -> Json:
     """A cap that applies, and what is held of it."""
     quota = given.quota
     return {
         "user": quota.user or None,
-        "team": quota.team or None,
+        "team": (quota.team if team else quota.team and HIDDEN_TEAM) or None,
         "group": quota.group or None,
         "priority": enum_name_or_empty(quota.priority) or None,
         "limit": quota.limit,

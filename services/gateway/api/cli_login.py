@@ -30,6 +30,7 @@ from services.gateway.api.tokens import require_below_token_limit
 from services.gateway.audit import audit
 from services.gateway.auth import Identity, token_hash, unauthenticated
 from services.gateway.bodies import LoginCodeBody
+from services.gateway.body_types import Label
 from services.gateway.json_values import rfc3339
 from services.gateway.oidc import BEGIN
 from services.gateway.permissions import Action, Role
@@ -59,7 +60,7 @@ async def show_code(
     request: Request,
     parts: Parts,
     challenge: Annotated[str, Query(pattern="^[A-Za-z0-9_-]{43}$")],
-    name: Annotated[str, Query(max_length=60, description="what the token is for")] = "",
+    name: Annotated[Label, Query(max_length=60, description="what the token is for")] = "",
 ) -> Response:
     """A page with a code for `shiftwork login`. Without a session: first the login."""
     address = address_of(request.scope)

@@ -55,7 +55,12 @@ async def queue(
         reply = await _tasks(parts, group or "", paging)
     if group and not reply.tasks and paging.cursor is None:
         async with parts.store.transaction() as tx:
-            await require_findable(tx, groups={"group": group}, kept=[(TaskRow, "group", "group")])
+            await require_findable(
+                tx,
+                groups={"group": group},
+                kept=[(TaskRow, "group", "group")],
+                sight=caller.sight,
+            )
     listed_at = reply.listed_at or parts.clock.now()
     return answer_page(
         reply.tasks,

@@ -18,8 +18,9 @@ class Cap(TypedDict):
     priority: str | None
     limit: int
     unit: str
-    held: int
-    free: int
+    # Null where the caller may not see the usage of others.
+    held: int | None
+    free: int | None
     expires_at: str | None
 
 
@@ -29,8 +30,9 @@ class Granted(TypedDict):
 
     limit: int
     unit: str | None
-    held: int
-    free: int
+    # Null where the caller may not see the usage of others.
+    held: int | None
+    free: int | None
 
 
 class QuotaAllowance(TypedDict):
@@ -47,9 +49,10 @@ class QuotaAllowance(TypedDict):
     held: int | None
     free: int | None
     binds: str | None
-    # What the user holds in this group at this level.
-    gpus_held: int
-    nodes_held: int
+    # What the user holds in this group at this level; null where the caller may not see the usage
+    # of others, with every other amount that is held, and with what binds.
+    gpus_held: int | None
+    nodes_held: int | None
     # The grant that decides, in words; ``site``: it is the site's default.
     because: str
     site: bool

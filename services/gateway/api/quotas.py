@@ -84,12 +84,16 @@ async def explain_quota(
     group: NameQuery = None,
 ) -> Response:
     """What a user may hold in each group at each level, and which rows decide that; left out: the
-    caller. The scheduler computes it as it decides."""
+    caller. The scheduler computes it as it decides. Of others, who may not see everybody's usage
+    sees no amount that is held, and who may not see accounts no team."""
     name = user or caller.user
+    is_own = name == caller.user
+    sees_usage = is_own or caller.reaches_all(Action.READ_USAGE)
+    sees_users = is_own or caller.reaches_all(Action.READ_USERS)
     async with parts.store.transaction() as tx:
         row = await tx.get(UserRow, name)
         if row is None and user:
-            raise absent("user", "user", name, await names_of(tx, UserRow))
+            raise absent("user", "user", name, await names_of(tx, UserRow) if sees_users else ())
         await require_known(tx, groups={"group": group} if group else {})
     team = row.team if row is not None else ""
     query = m.ExplainQuota(user=name, team=team, group=group or "")
@@ -97,9 +101,12 @@ async def explain_quota(
     return answer(
         {
             "user": name,
-            "team": team or None,
+            "team": (team or None) if sees_users else None,
             "explained_at": views.rfc3339(reply.explained_at),
-            "permissions": [views.permission(each) for each in reply.permissions],
+            "permissions": [
+                views.permission(each, amounts=sees_usage, team=sees_users)
+                for each in reply.permissions
+            ],
         }
     )
 

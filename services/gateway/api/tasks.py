@@ -146,7 +146,7 @@ async def retry(task_id: str, caller: Caller, parts: Parts, key: Key = None) -> 
         created, fresh = await _create(parts, command, change)
         change.detail = f"retry of {task_id}"
     return answer(
-        views.task(fresh, secrets=True),
+        views.task(fresh, secrets=sees_secrets(caller, fresh)),
         201 if created else 200,
         {"location": f"/v1/tasks/{fresh.task_id}"},
     )
@@ -171,7 +171,7 @@ async def continue_(task_id: str, caller: Caller, parts: Parts, key: Key = None)
         created, fresh = await _create(parts, command, change)
         change.detail = f"continues {task_id}"
     return answer(
-        views.task(fresh, secrets=True),
+        views.task(fresh, secrets=sees_secrets(caller, fresh)),
         201 if created else 200,
         {"location": f"/v1/tasks/{fresh.task_id}"},
     )
@@ -330,10 +330,12 @@ async def list_tasks(
         if not page.rows and paging.cursor is None:
             await require_findable(
                 tx,
-                users={"owner": owner} if owner else {},
+                # Who may not see accounts learns neither which there are nor which are alike.
+                users={"owner": owner} if owner and caller.reaches_all(Action.READ_USERS) else {},
                 teams={"team": team} if team else {},
                 groups={"group": group} if group else {},
                 kept=[(TaskRow, field, field) for field in ("owner", "team", "group")],
+                sight=caller.sight,
             )
         ids = [row.task_id for row in page.rows]
         ran = await rows_of.run_seconds(tx, ids if run_seconds else [])

@@ -120,6 +120,7 @@ async def get_usage(
                     *((UsageRow, field, field) for field in ("user", "team")),
                     (TaskRow, "group", "group"),
                 ],
+                sight=caller.sight,
             )
     if form == "csv" or (form is None and CSV in accept):
         return Response(_csv(selection.group_by, found), media_type=CSV)

@@ -52,6 +52,7 @@ class Others:
             refusal=m.Refusal(code=m.RefusalCode.NOT_FOUND, detail="not here yet")
         )
     )
+    permissions: tuple[m.Permission, ...] = ()
     # The waiting tasks, of which a page has so many at most.
     queue: list[m.WaitingTask] = field(default_factory=list)
     queue_page_max: int = 200
@@ -80,7 +81,7 @@ class Others:
 
     async def explain_quota(self, command: m.ExplainQuota) -> Message:
         self.asked.append(command)
-        return m.ExplainQuotaReply()
+        return m.ExplainQuotaReply(permissions=self.permissions)
 
     async def list_queue(self, command: m.ListQueue) -> Message:
         self.asked.append(command)

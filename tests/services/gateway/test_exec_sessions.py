@@ -155,7 +155,7 @@ async def test_neither_operators_nor_viewers_nor_tokens_for_other_things_enter_a
     async with site_of(tmp_path) as site:
         secrets = [await site.harness.member(role, role=role) for role in ("viewer", "operator")]
         async with site.harness.client() as admin:
-            for scope in ("read", "operate", "people", "tokens"):
+            for scope in ("read", "secrets", "operate", "people", "tokens"):
                 made = await admin.post("/v1/tokens", json={"scopes": [scope]})
                 secrets.append(made.json()["token"])
         for secret in secrets:

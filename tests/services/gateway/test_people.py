@@ -21,7 +21,7 @@ from services.gateway.problems import UNAVAILABLE, ProblemError
 from services.gateway.rows import QuotaRow, TaskRow, TeamRow, UserRow
 from services.gateway.tables import TABLES
 from tests.kit.waiting import until
-from tests.services.gateway.gateway_harness import GatewayHarness, a_node
+from tests.services.gateway.gateway_harness import GatewayHarness, a_node, state
 
 SOON = {"disabled_tick_seconds": 0.05}
 
@@ -593,3 +593,47 @@ async def test_an_unknown_group_may_be_forced_only_where_force_is_taken(
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["message"] == 'there is no group "nowhere"'
     assert ("force" in reply.text) == (method == "PUT")
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "a\x9bb", "a\u202eb", "a\x7f"])
+async def test_what_a_terminal_obeys_is_in_no_name_of_a_token(
+    harness: GatewayHarness, admin: httpx.AsyncClient, name: str
+) -> None:
+    reply = await admin.post("/v1/tokens", json={"name": name})
+    (error,) = reply.json()["errors"]
+    assert (reply.status_code, error["field"]) == (422, "name")
+    assert error["message"] == f"has the character U+{ord(name[1]):04X}, which is not shown"
+    query = {"challenge": "c" * 43, "name": name}
+    async with harness.client(None) as browser:
+        assert (await browser.get("/v1/login/cli", params=query)).status_code == 422
+    fine = await admin.post("/v1/tokens", json={"name": "Ännes Rechner (büro)"})
+    assert fine.status_code == 201
+
+
+async def test_environments_and_life_states_need_a_scope_of_their_own(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    task = (await harness.submitted(ann, env={"KEY": "hush"}))["id"]
+    await harness.project(state(task, m.TaskState.STOPPED, 2))
+    makers = {"ann": ann, "admin": admin}
+    for maker, scopes, sees in (
+        ("admin", [], True),
+        ("ann", [], True),
+        ("admin", ["read"], False),
+        ("ann", ["tasks"], False),
+        ("admin", [scope for scope in Scope if scope is not Scope.SECRETS], False),
+        ("admin", ["secrets"], True),
+        ("ann", ["tasks", "secrets"], True),
+    ):
+        made = (await makers[maker].post("/v1/tokens", json={"scopes": scopes})).json()
+        async with harness.client(made["token"]) as client:
+            shown = await client.get(f"/v1/tasks/{task}")
+            assert (shown.status_code, "hush" in shown.text) == (200, sees), (maker, scopes)
+            listed = await client.get("/v1/tasks?all=1")
+            assert ("hush" in listed.text) == sees
+            kept = await client.get(f"/v1/tasks/{task}/state")
+            assert kept.status_code == (200 if sees else 403)
+            # Neither does submitting it again show them.
+            again = await client.post(f"/v1/tasks/{task}/retry")
+            if again.status_code == 201:
+                assert ("hush" in again.text) == sees

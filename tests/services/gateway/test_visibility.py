@@ -602,3 +602,67 @@ def test_each_order_of_tasks_has_an_index() -> None:
             for back in (False, True)
         }
         assert ways & indexes, name
+
+
+# People
+
+
+async def test_who_sees_no_accounts_learns_no_team_no_amount_and_no_name(
+    harness: GatewayHarness,
+) -> None:
+    tokens = await everybody(harness)
+    grant = m.Quota(grant=True, team="red", limit=8, unit=m.Unit.GPUS)
+    cap = m.Quota(team="red", limit=6, unit=m.Unit.GPUS)
+    harness.others.permissions = (
+        m.Permission(
+            group="default",
+            priority=m.Priority.NORMAL,
+            decides=m.HeldQuota(quota=grant, held=5),
+            caps=(m.HeldQuota(quota=cap, held=4),),
+            gpus=3,
+            nodes=2,
+        ),
+    )
+
+    async def get(who: str, path: str) -> httpx.Response:
+        async with harness.client(tokens[who]) as client:
+            return await client.get(path)
+
+    for who in ("ann", "olga", "admin"):
+        found = (await get(who, "/v1/quotas/explain?user=ann")).json()
+        (each,) = found["permissions"]
+        assert (found["team"], each["held"], each["free"]) == ("red", 5, 3), who
+        assert (each["gpus_held"], each["nodes_held"]) == (3, 2)
+        assert (each["caps"][0]["team"], each["caps"][0]["held"]) == ("red", 4)
+        assert "red" in each["because"]
+    # bob is in the same team, and vic looks only.
+    for who in ("bob", "vic", "eve"):
+        reply = await get(who, "/v1/quotas/explain?user=ann")
+        (each,) = reply.json()["permissions"]
+        assert "red" not in reply.text, who
+        assert {each[name] for name in ("held", "free", "gpus_held", "nodes_held")} == {None}
+        assert (each["limit"], each["caps"][0]["limit"]) == (8, 6)
+        assert (each["caps"][0]["held"], each["caps"][0]["free"]) == (None, None)
+    # Neither are names suggested, nor does a list tell which there are.
+    for who, is_told in (("olga", True), ("bob", False)):
+        explained = await get(who, "/v1/quotas/explain?user=ane")
+        assert (explained.status_code, "did you mean" in explained.text) == (404, is_told)
+        listed = await get(who, "/v1/tasks?owner=ane")
+        assert listed.status_code == (422 if is_told else 200)
+    same = [(await get("eve", f"/v1/tasks?owner={name}")).json() for name in ("ann", "ane")]
+    assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("harness", [{"visibility": "own"}], indirect=True)
+async def test_a_filter_does_not_tell_of_tasks_that_are_not_seen(harness: GatewayHarness) -> None:
+    """A team that was removed is known where a task that is seen names it."""
+    tokens = await everybody(harness)
+    await hidden_task(harness, tokens["ann"])
+    async with harness.store(TABLES).transaction() as tx:
+        (row,) = await tx.select(TaskRow)
+        tx.put(replace(row, team="gone"))
+    found: dict[str, int] = {}
+    for who in ("ann", "bob", "olga"):
+        async with harness.client(tokens[who]) as client:
+            found[who] = (await client.get("/v1/tasks?team=gone&name=nothing")).status_code
+    assert found == {"ann": 200, "bob": 422, "olga": 200}

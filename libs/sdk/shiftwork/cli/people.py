@@ -376,8 +376,8 @@ def token_create(
     scope: List[str] = typer.Option(
         [],
         "--scope",
-        help="read, tasks, tokens, operate or people; may be repeated. Left out: all that the user"
-        " may do.",
+        help="read, secrets, tasks, tokens, operate or people; may be repeated. Left out: all that"
+        " the user may do.",
         autocompletion=complete.scopes,
     ),
 ) -> None:

@@ -294,11 +294,14 @@ def _levels(names: List[str]) -> str:
 def _permission(each: Dict[str, Any], levels: str) -> List["str | render.Cell"]:
     held = render.counted(each["gpus_held"], "gpu") if each["gpus_held"] else ""
     held = held or (render.counted(each["nodes_held"], "node") if each["nodes_held"] else "0")
+    # Of somebody else, whose usage this caller may not see.
+    is_hidden = each["gpus_held"] is None
     limit, free = "any amount", ""
     if not each["permitted"]:
         limit = "not permitted"
     elif each["limit"] is not None:
         limit, held, free = _amount(each), str(each["held"]), str(each["free"])
+    held, free = ("hidden", "") if is_hidden else (held, free)
     until = _until(each)
     return [
         each["group"],
@@ -329,4 +332,5 @@ def _because(each: Dict[str, Any], until: str) -> str:
 def _cap(cap: Dict[str, Any]) -> str:
     until = _until(cap)
     ends = f", until {until}" if until else ""
-    return f"cap of {timeline.scope(cap)}: {cap['held']} of {_amount(cap)}{ends}"
+    held = "" if cap["held"] is None else f"{cap['held']} of "
+    return f"cap of {timeline.scope(cap)}: {held}{_amount(cap)}{ends}"

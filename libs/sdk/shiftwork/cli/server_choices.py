@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ROLES = ("viewer", "user", "operator", "admin")
-SCOPES = ("read", "tasks", "tokens", "operate", "people")
+SCOPES = ("read", "secrets", "tasks", "tokens", "operate", "people")
 USAGE_DIMENSIONS = ("user", "team", "group", "priority", "outcome", "task", "day")
 USAGE_OUTCOMES = (
     "succeeded",

@@ -503,7 +503,8 @@ class AsyncQuotas(AsyncResource):
         self, *, user: Optional[str] = None, group: Optional[str] = None
     ) -> types.QuotaExplanation:
         """What a user may hold in each group at each level, and which rows decide that; left out: the
-        caller. The scheduler computes it as it decides.
+        caller. The scheduler computes it as it decides. Of others, who may not see everybody's usage
+        sees no amount that is held, and who may not see accounts no team.
 
         GET /v1/quotas/explain
 

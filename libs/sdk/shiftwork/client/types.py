@@ -141,8 +141,8 @@ class Cap(TypedDict):
     priority: Optional[str]
     limit: int
     unit: str
-    held: int
-    free: int
+    held: Optional[int]
+    free: Optional[int]
     expires_at: Optional[str]
 
 
@@ -415,8 +415,8 @@ class Granted(TypedDict):
 
     limit: int
     unit: Optional[str]
-    held: int
-    free: int
+    held: Optional[int]
+    free: Optional[int]
 
 
 class Group(TypedDict):
@@ -988,8 +988,8 @@ class QuotaAllowance(TypedDict):
     held: Optional[int]
     free: Optional[int]
     binds: Optional[str]
-    gpus_held: int
-    nodes_held: int
+    gpus_held: Optional[int]
+    nodes_held: Optional[int]
     because: str
     site: bool
     expires_at: Optional[str]

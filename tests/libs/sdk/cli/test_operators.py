@@ -190,6 +190,14 @@ def test_quota_explain_shows_what_decides(shiftwork: Shiftwork, server: CliServe
     for text in ("4 gpus", "ann's grant", "2030-01-02 03:04Z", "team lab in every group: 6 of 8"):
         assert text in out
     assert shiftwork("quota", "explain", "--json").json == server.permissions
+    # Of somebody else, to who may not see the usage of others.
+    nothing = {"held": None, "free": None}
+    cap = {"team": "(hidden)", "limit": 8, "unit": "gpus", **nothing}
+    hidden = {**permission, **nothing, "gpus_held": None, "nodes_held": None, "caps": [cap]}
+    server.permissions = {"user": "ann", "team": None, "permissions": [hidden]}
+    out = shiftwork("quota", "explain", "--user", "ann").out
+    assert "team (hidden) in every group: 8 gpus" in out
+    assert ("hidden" in out, "None" in out) == (True, False)
 
 
 def test_quota_explain_shows_the_row_that_binds_first(
@@ -385,6 +393,16 @@ def test_the_audit_trail(shiftwork: Shiftwork, server: CliServer) -> None:
     # What somebody wrote is no formula of a spreadsheet.
     assert "'=cmd()" in row
     assert shiftwork("audit", "--csv", "--json").code == 2
+
+
+def test_csv_has_nothing_that_a_terminal_obeys(shiftwork: Shiftwork, server: CliServer) -> None:
+    """Such as the name of a task that was refused for its name."""
+    bad = "\x1b]0;owned\x07 \x9b2J \u202e\nline"
+    entry = {**ENTRY, "target": bad, "detail": bad, "after": {"name": bad}}
+    server.first["GET", "/v1/audit"] = [(200, {"items": [entry], "next_cursor": None})]
+    _, row = shiftwork("audit", "--csv").out.splitlines()
+    assert row.isprintable()
+    assert r"\x1b]0;owned" in row
 
 
 def a_permission(priority: str, **fields: Any) -> dict[str, Any]:
