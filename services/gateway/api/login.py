@@ -197,7 +197,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
             row = await tx.get(PasswordRow, body.user)
         is_right = await passwords.matches(row and row.hash, password, address)
         if not is_right or row is None:
-            # Entered under the account, if there is one: others' spelling mistakes may be passwords.
+            # Entered under the account, if there is one: others' mistakes may be passwords.
             if row is not None:
                 target = f"POST {request.url.path}"
                 refused = RejectedRequest(body.user, address, target, UNAUTHENTICATED.type)

@@ -220,3 +220,38 @@ async def test_only_the_accepted_row_of_an_unreadable_task_is_kept(
         assert await drop_settled(tx, tx.now + timedelta(days=1), 100) == ""
     (left,) = harness.database.rows(TABLES, AcceptedRow).values()
     assert left.task_id == tasks[0]["id"]
+
+
+@pytest.mark.parametrize("harness", [{"prune_days_per_hour": 0}], indirect=True)
+@pytest.mark.parametrize("ahead", ["sender", "projector", "version before"])
+async def test_events_grow_old_behind_one_that_is_dated_in_the_future(
+    harness: GatewayHarness, ahead: str
+) -> None:
+    """The age counts from the entry, and an entry while the clock was ahead goes with the next."""
+    store, keep = harness.gateway.ports.store, harness.settings.events_keep_seconds
+    await harness.project(a_node("n0"))
+    table = harness.database.schema("gateway").table(TABLES.shape(EventRow)).rows
+    first, far = table[1], harness.clock.now() + timedelta(days=4000)
+    table.update({n: replace(first, position=n, fact=str(n)) for n in range(2, 200)})
+    if ahead == "sender":
+        # Soon it lies in the past, and is still young.
+        table[1] = replace(first, at=harness.clock.now() + timedelta(seconds=keep / 2))
+    elif ahead == "projector":
+        table[1] = replace(first, entered_at=far)
+    else:
+        table[1] = replace(first, at=far, entered_at=None)
+    async with store.transaction(epoch=1) as tx:
+        tx.put(EventHeadRow("log", 199, 1))
+    step = HistoryPruning(store, harness.settings).step
+    await step(1)
+    assert len(harness.database.rows(TABLES, EventRow)) == 199
+    harness.clock.advance(keep + 60)
+    await step(1)
+    assert set(harness.database.rows(TABLES, EventRow)) == {199}
+
+
+async def test_events_stay_while_the_clock_is_behind(harness: GatewayHarness) -> None:
+    await harness.project(*(a_node(f"n{number}") for number in range(5)))
+    harness.clock.advance(-86_400 * 365 * 3)
+    await HistoryPruning(harness.gateway.ports.store, harness.settings).step(1)
+    assert len(harness.database.rows(TABLES, EventRow)) == 5
