@@ -1348,6 +1348,7 @@ class GatewayHint(Message):
 
     position: Int64 = 0
     people: bool = False
+    rewritten: bool = False
 
 
 class Node(Message):

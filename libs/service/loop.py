@@ -46,6 +46,8 @@ class Loop:
     # Exclude the consumer and the other exclusive loops: no commit of this service comes between
     # this step's reads and its commit.
     exclusive: bool = False
+    # Runs before each step, outside the turn: for what takes long and only reads.
+    prepare: Callable[[], Awaitable[None]] | None = None
     # Wake after each committed batch of events and each command that was carried out.
     wake_on_commit: bool = True
 

@@ -22,6 +22,9 @@ from libs.service.loop import Loop
 from libs.service.settings import BaseServiceSettings
 from libs.store.port import Op, Order, Store, StoreUnavailableError, Tx, Where
 
+# Rows that one statement counts.
+COUNTED_MAX = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class PruneRule:
@@ -49,11 +52,18 @@ async def nth_newest(
     tx: Tx, kind: type[object], column: str, newer: int, *where: Where
 ) -> datetime | None:
     """Return the time of the row behind ``newer`` newer ones; None if there are not so many. It
-    reads as many entries of the column's index, so it is not for every tick."""
-    found = await tx.select(
-        kind, *where, order_by=[Order(column, descending=True)], limit=1, offset=newer
-    )
-    return getattr(found[0], column) if found else None
+    reads as many entries of the column's index, so it is not for every tick. Each statement counts
+    so many that it ends in time; of rows of one moment between two statements some are not counted.
+    """
+    below: list[Where] = []
+    while True:
+        step = min(newer, COUNTED_MAX)
+        order = [Order(column, descending=True)]
+        found = await tx.select(kind, *where, *below, order_by=order, limit=1, offset=step)
+        if not found or step == newer:
+            return getattr(found[0], column) if found else None
+        newer -= step + 1
+        below = [Where(column, Op.LT, getattr(found[0], column))]
 
 
 def aged(
@@ -93,16 +103,22 @@ class NumberCutoff:
         self._counted_at = -inf
         self._before: datetime | None = None
 
-    async def before(
-        self, tx: Tx, nth: Callable[[Tx, int], Awaitable[datetime | None]]
-    ) -> datetime | None:
-        """Return the cutoff; None: there are not too many."""
+    @property
+    def before(self) -> datetime | None:
+        """The cutoff of the last count; None: there were not too many."""
+        return self._before
+
+    async def count(
+        self, store: Store, nth: Callable[[Tx, int], Awaitable[datetime | None]]
+    ) -> None:
+        """Count the rows, if it is time for it. It takes seconds where there are millions of them,
+        so nothing else may wait for it."""
         now = asyncio.get_running_loop().time()
         if now - self._counted_at >= self._count_seconds:
             # First, so that a count that takes too long is not repeated at each tick.
             self._counted_at = now
-            self._before = await nth(tx, self._rows_max - 1)
-        return self._before
+            async with store.transaction() as tx:
+                self._before = await nth(tx, self._rows_max - 1)
 
 
 class PruneCutoff:
@@ -152,6 +168,18 @@ class Pruning:
     _cutoffs: dict[str, PruneCutoff] = field(default_factory=dict[str, PruneCutoff])
     _numbers: dict[str, NumberCutoff] = field(default_factory=dict[str, NumberCutoff])
 
+    async def prepare(self) -> None:
+        """Count the rows of each kind, before the step takes its turn."""
+        for each in self.old:
+            if each.nth is not None:
+                try:
+                    await self._number(each.what).count(self.store, each.nth)
+                except StoreUnavailableError as problem:
+                    failed(self.service, each.what, problem)
+
+    def _number(self, what: str) -> NumberCutoff:
+        return self._numbers.setdefault(what, number_cutoff(self.settings))
+
     async def step(self, epoch: int) -> float | None:
         """Delete one bounded batch of each kind in its own transaction; run again at once while
         there is more."""
@@ -174,8 +202,7 @@ class Pruning:
             oldest, wanted = await old.oldest(tx), tx.now - old.keep
             cutoffs = [cutoff.before(oldest, wanted)]
             if old.nth is not None and oldest is not None:
-                number = self._numbers.setdefault(old.what, number_cutoff(self.settings))
-                by_number = await number.before(tx, old.nth)
+                by_number = self._number(old.what).before
                 # Not what ends in the future: a token that is still good.
                 cutoffs.append(by_number and min(by_number, tx.now))
             before = max((each for each in cutoffs if each is not None), default=None)
@@ -220,6 +247,7 @@ def prune_loop(service: str, store: Store, settings: BaseServiceSettings, *old: 
     return Loop(
         "prune",
         pruning.step,
+        prepare=pruning.prepare,
         tick_seconds=settings.prune_tick_seconds,
         exclusive=True,
         wake_on_commit=False,

@@ -220,6 +220,8 @@ class Runner:
         )
         while True:
             try:
+                if loop.prepare is not None:
+                    await loop.prepare()
                 async with self.turn if loop.exclusive else contextlib.nullcontext():
                     with seconds.time():
                         pause_seconds = await loop.step(epoch)

@@ -316,6 +316,10 @@ class LiveEvents:
             if isinstance(row, RunRow | TaskRow):
                 self._wake_task(row.task_id)
 
+    def forget_pages(self) -> None:
+        """Another process says that events have changed that pages may have without their owner."""
+        self._pages.forget()
+
     def reread_tables(self) -> None:
         """Make every reader continue from the table: the events fed to it may be incomplete."""
         for reader in self._readers:

@@ -122,6 +122,7 @@ async def append(tx: Tx, message: Message, *, is_news: bool) -> None:
             owner=about.owner,
             team=about.team,
             group=about.group,
+            entered_at=tx.now,
         ),
     )
 

@@ -42,21 +42,28 @@ class Hints:
         gap_seconds: float,
         on_events: Callable[[int], None],
         on_people: Callable[[], None],
+        on_rewritten: Callable[[], None],
     ) -> None:
         self._bus, self._clock = ports.bus, ports.clock
         self._gap_seconds = gap_seconds
         self._on_events, self._on_people = on_events, on_people
+        self._on_rewritten = on_rewritten
         self._ids = itertools.count(1)
         # What was committed since the last hint.
         self._position = 0
         self._people = False
+        self._rewritten = False
+        # The last event of all commits so far.
+        self._end = 0
         self._changed = Wake()
         ports.store.observe(self._on_commit)
 
     def _on_commit(self, delta: Delta) -> None:
         positions = [row.position for row in delta.put if isinstance(row, EventRow)]
         if positions:
+            self._rewritten |= min(positions) <= self._end
             self._position = max(self._position, *positions)
+            self._end = max(self._end, *positions)
         if changes_identities(delta):
             self._people = True
         if self._position or self._people:
@@ -72,11 +79,11 @@ class Hints:
         """At most one in each gap."""
         while True:
             await self._changed.wait(IDLE_SECONDS)
-            position, people = self._position, self._people
+            position, people, rewritten = self._position, self._people, self._rewritten
             if not position and not people:
                 continue
-            self._position, self._people = 0, False
-            hint = GatewayHint(position=position, people=people)
+            self._position, self._people, self._rewritten = 0, False, False
+            hint = GatewayHint(position=position, people=people, rewritten=rewritten)
             number = str(next(self._ids))
             await self._bus.send_telemetry(Envelope(number, ROUTE.owner, self._clock.now(), hint))
             SENT.inc()
@@ -98,6 +105,8 @@ class Hints:
         if not isinstance(hint, GatewayHint):
             return
         RECEIVED.inc()
+        if hint.rewritten:
+            self._on_rewritten()
         if hint.position:
             self._on_events(hint.position)
         if hint.people:

@@ -47,7 +47,7 @@ class HistoryPruning:
                 bytes_max=settings.events_bytes_max,
                 rows_max=most,
                 before=self._events.before(
-                    await rows_of.oldest_event_at(tx),
+                    await rows_of.oldest_event_at(tx, most),
                     tx.now - timedelta(seconds=settings.events_keep_seconds),
                 ),
             )

@@ -212,6 +212,13 @@ class EventRow:
     owner: str = ""
     team: str = ""
     group: str = ""
+    # When the projector entered it; None: by a version that did not note it.
+    entered_at: datetime | None = None
+
+    @property
+    def aged_from(self) -> datetime:
+        """From when on its age counts. ``at`` is what its sender wrote."""
+        return self.entered_at or self.at
 
 
 @dataclass(frozen=True, slots=True)

@@ -380,13 +380,17 @@ async def token_by_id(tx: Tx, token_id: str) -> TokenRow | None:
     return found[0] if found else None
 
 
-async def oldest_event_at(tx: Tx) -> datetime | None:
-    """When the oldest kept event happened; None if there is none but the newest."""
+async def oldest_event_at(tx: Tx, rows_max: int) -> datetime | None:
+    """When the oldest kept event was entered; None if there is none but the newest. Times of a
+    clock that was ahead are skipped, among so many events."""
     ends = await head(tx)
     if ends.oldest >= ends.position:
         return None
     row = await _readable_event(tx, ends.oldest, ends.position)
-    return row.at if row is not None else None
+    if row is None or row.aged_from <= tx.now:
+        return row.aged_from if row is not None else None
+    rows = await events(tx, after=ends.oldest, until=ends.position - 1, limit=rows_max)
+    return next((row.aged_from for row in rows if row.aged_from <= tx.now), None)
 
 
 async def drop_old_events(
@@ -410,7 +414,10 @@ async def drop_old_events(
     if before is not None:
         begin, end = Where("position", Op.GE, oldest), Where("position", Op.LT, latest)
         for row in await tx.select(EventRow, begin, end, order_by=[Order("position")]):
-            if row.at >= before:
+            if row.aged_from > tx.now:
+                # Its time is that of a clock that was ahead: it goes with the next one.
+                continue
+            if row.aged_from >= before:
                 break
             oldest = row.position + 1
     for position in range(ends.oldest, oldest):

@@ -68,6 +68,7 @@ class OutputPruner:
     async def step(self, epoch: int) -> float | None:
         """Drop one batch of runs: each one's files first, then its rows in small transactions, the
         run's own row last, so that a crash in between is repaired by the next step."""
+        await self.number.count(self.database, store.nth_newest_exit)
         async with self.database.transaction(epoch=epoch) as tx:
             oldest, wanted = await store.oldest_exit(tx), tx.now - self.keep
             if oldest is None:
@@ -75,7 +76,7 @@ class OutputPruner:
                 return None
             cutoffs = (
                 self.cutoff.before(oldest, wanted),
-                await self.number.before(tx, store.nth_newest_exit),
+                self.number.before,
             )
             before = max((each for each in cutoffs if each is not None), default=oldest)
             if oldest >= before:

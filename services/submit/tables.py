@@ -44,6 +44,8 @@ TABLES = Tables(
     table(
         QuotaRow,
         "quota",
+        # Finds the rows of a task's group, user and team.
+        index("group", "user", "team", name="quota_scope"),
         key="scope",
         retention=one_per(
             "cap and grant", setting="removed_quota_keep_seconds", rule="removed quotas"

@@ -209,7 +209,7 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
         line = Line(tried.line, tried.is_known)
         is_right = await passwords.matches(row and row.hash, password, line)
         if not is_right or row is None:
-            # Entered under the account, if it exists: others' spelling mistakes may be passwords.
+            # Entered under the account, if there is one: others' mistakes may be passwords.
             if row is not None:
                 target = f"POST {request.url.path}"
                 kind = UNAUTHENTICATED.type

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import pytest
 
-from libs.service import observability
+from libs.service import observability, prune
 from libs.service.loop import pause
-from libs.service.prune import PruneCutoff, PruneRule, Pruning
+from libs.service.prune import PruneCutoff, PruneRule, Pruning, nth_newest, prune_loop
 from libs.service.settings import BaseServiceSettings
 from libs.store.port import StoreUnavailableError, Tx
 from tests.kit.clock import START
+from tests.kit.memory import running
 from tests.kit.virtual_time import virtually
-from tests.libs.service.service_harness import TABLES, CountingService
+from tests.libs.service.service_harness import TABLES, Count, CountingService
 
 DAY = timedelta(days=1)
 
@@ -81,15 +82,15 @@ def test_more_rows_than_are_kept_go_before_they_are_old() -> None:
     async def main() -> None:
         history = History([START - timedelta(seconds=n) for n in range(1_050)])
         made, epoch = await pruning(history.counted(), days_per_hour=1.0, kept_rows_max=1000)
-        while await made.step(epoch) is not None:
+        while await prepared(made, epoch) is not None:
             pass
         assert (len(history.times), min(history.times)) == (1000, START - timedelta(seconds=999))
         # Counted again an hour later, not at each tick.
         history.times += [START - timedelta(seconds=n, milliseconds=1) for n in range(10)]
-        await made.step(epoch)
+        await prepared(made, epoch)
         assert (len(history.times), history.counts) == (1010, 1)
         await pause(3600)
-        await made.step(epoch)
+        await prepared(made, epoch)
         assert (len(history.times), history.counts) == (1000, 2)
 
     virtually(main())
@@ -99,10 +100,53 @@ def test_a_row_whose_time_is_in_the_future_is_not_deleted_for_the_number_of_rows
     async def main() -> None:
         history = History([START + timedelta(days=n + 1) for n in range(1_010)])
         made, epoch = await pruning(history.counted(), days_per_hour=0, kept_rows_max=1000)
-        assert await made.step(epoch) is None
+        assert await prepared(made, epoch) is None
         assert len(history.times) == 1010
 
     virtually(main())
+
+
+def test_rows_are_counted_outside_the_turn_of_the_handlers() -> None:
+    """Two million rows take seconds to count, in which the projector would stand still."""
+
+    async def main() -> None:
+        platform = CountingService()
+        settings = BaseServiceSettings(database_url="-", nats_url="-", kept_rows_max=1000)
+        history = History([START - timedelta(seconds=n) for n in range(1_050)])
+        turns: list[bool] = []
+
+        async def nth(tx: Tx, newer: int) -> datetime | None:
+            turns.append(runner.turn.locked())
+            return await history.nth(tx, newer)
+
+        rule = replace(history.counted(), nth=nth)
+        loop = prune_loop("quota", platform.store(TABLES), settings, rule)
+        runner = platform.runner(loops=(loop,))
+        async with running(runner):
+            await pause(settings.prune_tick_seconds * 3)
+        assert (len(history.times), turns) == (1000, [False])
+
+    virtually(main())
+
+
+def test_rows_are_counted_in_statements_that_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prune, "COUNTED_MAX", 7)
+
+    async def main() -> None:
+        store = CountingService().store(TABLES)
+        async with store.transaction() as tx:
+            tx.put(*(Count(f"{number:03}", number) for number in range(100)))
+        async with store.transaction() as tx:
+            for newer in (0, 6, 7, 8, 50, 99, 100, 500):
+                found = await nth_newest(tx, Count, "seen", newer)
+                assert found == (99 - newer if newer < 100 else None)
+
+    virtually(main())
+
+
+async def prepared(made: Pruning, epoch: int) -> float | None:
+    await made.prepare()
+    return await made.step(epoch)
 
 
 def test_a_clock_that_jumps_ahead_costs_at_most_a_day_of_history_in_an_hour() -> None:

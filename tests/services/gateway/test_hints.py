@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from libs.bus.memory_broker import Faults
+from libs.bus.port import BusError
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from libs.service.definition import Service
 from services.gateway import store as rows_of
 from services.gateway.browser_sessions import COOKIE, begin
+from services.gateway.event_stream import Encoded, EventFilter
 from services.gateway.hints import ROUTE
+from services.gateway.rows import EventRow
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, Sent, a_node, served
 from tests.services.gateway.test_events import streaming, take
@@ -158,6 +163,89 @@ async def test_a_session_that_one_process_ends_is_over_for_the_others_at_once(
                 return (await there.get("/v1/whoami")).status_code == 401
 
             await until(is_refused)
+
+
+@pytest.mark.parametrize("harness", [{**SELDOM, "stream_page": 3}], indirect=True)
+@pytest.mark.parametrize("where", ["in this process", "in another"])
+async def test_pages_are_read_again_when_the_owner_of_their_events_becomes_known(
+    harness: GatewayHarness, where: str
+) -> None:
+    """A page of ann's events is full without the event whose task is submitted later."""
+    await harness.project(*(a_node(f"n{number}") for number in range(5)))
+    store = harness.gateway.ports.store
+    async with another(harness) as other:
+        app: Any = (harness.gateway if where == "in this process" else other).app
+        live = app._parts.live
+        if where == "in this process":
+            # Its own hints reach it, too; it does without.
+            harness.broker.faults = Faults(lose_telemetry=1.0)
+
+        async def of_ann() -> list[int]:
+            found: list[int] = []
+
+            async def emit(events: Sequence[Encoded]) -> None:
+                found.extend(position for position, _ in events)
+
+            with live.reader("ann", EventFilter(owner="ann")) as reader:
+                following = asyncio.create_task(live.follow(reader, 0, emit))
+                await until(lambda: live.position_of(reader) is not None)
+                following.cancel()
+            return found
+
+        async def rewrite(owner: str, *positions: int) -> None:
+            async with store.transaction(epoch=1) as tx:
+                ends = await rows_of.head(tx)
+                rows = [await tx.get(EventRow, each) for each in positions]
+                tx.put(ends, *(replace(row, owner=owner) for row in rows if row is not None))
+
+        await rewrite("ann", 2, 3, 4, 5)
+        assert await of_ann() == [2, 3, 4, 5]
+        await rewrite("ann", 1)
+
+        async def is_there() -> bool:
+            return await of_ann() == [1, 2, 3, 4, 5]
+
+        await until(is_there)
+
+
+@pytest.mark.parametrize("harness", [{**SELDOM, "auth_cache_seconds": 300.0}], indirect=True)
+async def test_a_changed_team_counts_in_the_other_processes_at_once(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    headers = {"authorization": f"Bearer {await harness.member('bob', team='vision')}"}
+    async with another(harness) as other:
+        transport = httpx.ASGITransport(app=cast("Any", other.app))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://other", headers=headers
+        ) as there:
+            assert (await there.get("/v1/whoami")).json()["default_priority"] != "low"
+            body = {"default_priority": "low"}
+            assert (await admin.patch("/v1/teams/vision", json=body)).status_code == 200
+
+            async def is_known() -> bool:
+                return (await there.get("/v1/whoami")).json()["default_priority"] == "low"
+
+            await until(is_known)
+
+
+@ONLY_HINTS
+async def test_a_process_listens_again_soon_after_the_bus_was_away(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = type(harness.gateway.ports.bus)
+    listen, refused = kind.listen, list[str]()
+
+    def away_once(bus: Any, subject: str) -> Any:
+        if not refused:
+            refused.append(subject)
+            raise BusError("away")
+        return listen(bus, subject)
+
+    monkeypatch.setattr(kind, "listen", away_once)
+    async with another(harness) as other, stream_of(harness, other) as stream:
+        assert refused == [ROUTE.subject]
+        await harness.publish(a_node("n0"))
+        assert await arrives(stream, SOON)
 
 
 @pytest.mark.parametrize("harness", [{**SELDOM, "hint_gap_seconds": 0.2}], indirect=True)

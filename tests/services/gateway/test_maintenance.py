@@ -12,14 +12,19 @@ from prometheus_client import REGISTRY
 from libs.bus.memory_broker import Faults
 from libs.contracts import messages as m
 from libs.service.prune import Pruning
+from services.gateway.conversion import quota_row
 from services.gateway.maintenance import OWNERS, HistoryPruning
+from services.gateway.reports import progress, tail_of
 from services.gateway.rows import (
     AcceptedRow,
     AuditRow,
     EventHeadRow,
     EventRow,
     MetricsRow,
+    MetricTailRow,
+    NodeRow,
     ProgressRow,
+    QuotaRow,
     RebuildRow,
     RunRow,
     TaskRow,
@@ -220,3 +225,73 @@ async def test_only_the_accepted_row_of_an_unreadable_task_is_kept(
         assert await drop_settled(tx, tx.now + timedelta(days=1), 100) == ""
     (left,) = harness.database.rows(TABLES, AcceptedRow).values()
     assert left.task_id == tasks[0]["id"]
+
+
+@pytest.mark.parametrize("harness", [{"prune_days_per_hour": 0}], indirect=True)
+@pytest.mark.parametrize("ahead", ["sender", "projector", "version before"])
+async def test_events_grow_old_behind_one_that_is_dated_in_the_future(
+    harness: GatewayHarness, ahead: str
+) -> None:
+    """The age counts from the entry, and an entry while the clock was ahead goes with the next."""
+    store, keep = harness.gateway.ports.store, harness.settings.events_keep_seconds
+    await harness.project(a_node("n0"))
+    table = harness.database.schema("gateway").table(TABLES.shape(EventRow)).rows
+    first, far = table[1], harness.clock.now() + timedelta(days=4000)
+    table.update({n: replace(first, position=n, fact=str(n)) for n in range(2, 200)})
+    if ahead == "sender":
+        # Soon it lies in the past, and is still young.
+        table[1] = replace(first, at=harness.clock.now() + timedelta(seconds=keep / 2))
+    elif ahead == "projector":
+        table[1] = replace(first, entered_at=far)
+    else:
+        table[1] = replace(first, at=far, entered_at=None)
+    async with store.transaction(epoch=1) as tx:
+        tx.put(EventHeadRow("log", 199, 1))
+    step = HistoryPruning(store, harness.settings).step
+    await step(1)
+    assert len(harness.database.rows(TABLES, EventRow)) == 199
+    harness.clock.advance(keep + 60)
+    await step(1)
+    assert set(harness.database.rows(TABLES, EventRow)) == {199}
+
+
+async def test_events_stay_while_the_clock_is_behind(harness: GatewayHarness) -> None:
+    await harness.project(*(a_node(f"n{number}") for number in range(5)))
+    harness.clock.advance(-86_400 * 365 * 3)
+    await HistoryPruning(harness.gateway.ports.store, harness.settings).step(1)
+    assert len(harness.database.rows(TABLES, EventRow)) == 5
+
+
+@pytest.mark.parametrize("harness", [{"prune_days_per_hour": 0}], indirect=True)
+async def test_caps_and_nodes_that_are_there_do_not_grow_old(harness: GatewayHarness) -> None:
+    """Only removed ones are deleted by age."""
+    store, now = harness.gateway.ports.store, harness.clock.now()
+    await harness.project(a_node("n0"), a_node("n1", removed=True))
+    async with store.transaction() as tx:
+        for user, removed in (("live", False), ("gone", True)):
+            cap = m.Quota(group="default", user=user, limit=1, unit=m.Unit.GPUS)
+            tx.put(replace(quota_row(cap, "admin", now), version=1, removed=removed))
+    harness.clock.advance(86_400 * 365 * 50)
+    pruning = Pruning("gateway", store, harness.settings, prune_rules(harness.settings))
+    while await pruning.step(1) is not None:
+        pass
+    assert [row.user for row in harness.database.rows(TABLES, QuotaRow).values()] == ["live"]
+    assert set(harness.database.rows(TABLES, NodeRow)) == {"n0"}
+
+
+@pytest.mark.parametrize("harness", [{"prune_days_per_hour": 0}], indirect=True)
+async def test_a_deleted_task_leaves_no_row_of_its_metrics(harness: GatewayHarness) -> None:
+    store, now = harness.gateway.ports.store, harness.clock.now()
+    async with store.transaction() as tx:
+        tx.put(TaskRow("old", owner="ann", state="succeeded", goal="run", finished_at=now))
+        tx.put(MetricsRow("old", 0, 1, now, {}, [], 1, 0))
+        row = await tx.get(MetricsRow, "old", 0)
+        assert row is not None
+        tx.put(tail_of(row), progress(row))
+    assert harness.database.rows(TABLES, MetricTailRow)
+    harness.clock.advance(harness.settings.tasks_keep_seconds + 60)
+    pruning = Pruning("gateway", store, harness.settings, prune_rules(harness.settings))
+    while await pruning.step(1) is not None:
+        pass
+    for kind in (TaskRow, MetricsRow, MetricTailRow, ProgressRow):
+        assert not harness.database.rows(TABLES, kind), kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from libs.store.memory_database import Point, no_fault
 from libs.store.port import ConflictError, StoreUnavailableError
 from services.gateway import disabled_users
 from services.gateway.command_client import Commands
+from services.gateway.disabled_users import DisabledUsers
 from services.gateway.permissions import Role, Scope
 from services.gateway.problems import UNAVAILABLE, ProblemError
 from services.gateway.rows import QuotaRow, TaskRow, TeamRow, UserRow
@@ -231,6 +233,65 @@ async def test_all_tasks_of_a_disabled_user_are_stopped_page_by_page(
     monkeypatch.setattr(Commands, "ask", noted)
     await admin.patch("/v1/users/ann", json={"disabled": True})
     await until(lambda: first in asked)
+
+
+@pytest.mark.parametrize("harness", [SOON], indirect=True)
+async def test_the_stop_of_a_disabled_users_task_is_one_entry_in_the_audit_trail(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    tasks = {(await harness.submitted(ann))["id"] for _ in range(2)}
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    for task in tasks:
+        await until(lambda task=task: has_goal(admin, task, "stop"))
+    rows = harness.database.schema("gateway").table(TABLES.shape(TaskRow)).rows
+    # Requests are repeated until the read model shows the goal.
+    for task in tasks:
+        rows[task] = replace(rows[task], goal="run")
+    await asyncio.sleep(0.2)
+    trail = (await admin.get("/v1/audit", params={"action": "task.goal.stop"})).json()["items"]
+    assert {(each["who"], each["outcome"]) for each in trail} == {("admin", "done")}
+    assert {each["target"] for each in trail} == tasks
+    assert len(trail) == 2
+    assert "its owner ann is disabled" in trail[0]["detail"]
+
+
+class _Requests(Commands):
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    async def ask(self, command: Any, kind: type[Any]) -> Any:
+        self.stopped.append(command.task_id)
+        return kind()
+
+
+async def test_users_who_were_disabled_long_ago_cost_a_page_in_each_round(
+    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tasks are found all the same, such as one that submit refused to stop for an hour."""
+    monkeypatch.setattr(disabled_users, "USERS_SLOW_MAX", 10)
+    store, commands = harness.gateway.ports.store, _Requests()
+    now = harness.clock.now()
+    old = UserRow("old", "user", "", True, now, "admin", now - timedelta(days=30))
+    async with store.transaction() as tx:
+        tx.put(*(replace(old, name=f"old{number:03}") for number in range(100)))
+        tx.put(replace(old, name="zoe", disabled_at=now))
+        for owner in ("old095", "zoe"):
+            tx.put(TaskRow(f"task-of-{owner}", owner=owner, state="running", goal="run"))
+    disabled = DisabledUsers(store, commands)
+    read = list[str]()
+    find = DisabledUsers._tasks
+
+    async def noted(self: DisabledUsers, tx: Any, owners: list[str], after: str) -> Any:
+        read.extend(owners)
+        return await find(self, tx, owners, after)
+
+    monkeypatch.setattr(DisabledUsers, "_tasks", noted)
+    for number in range(10):
+        assert await disabled.step(1) is None
+        assert len(read) <= 11, "more than the late user and a page of the others"
+        assert commands.stopped.count("task-of-zoe") == number + 1
+        read.clear()
+    assert "task-of-old095" in commands.stopped
 
 
 async def has_goal(client: httpx.AsyncClient, task_id: str, wanted: str) -> bool:
