@@ -27,12 +27,14 @@ _log = structlog.stdlib.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RejectedRequest:
-    """One kind of rejection: the user or address, the target, and the outcome."""
+    """One kind of rejection: the user or address, the target, and the outcome. ``action``: what was
+    refused, where that is known."""
 
     requester: str
     address: str
     target: str
     outcome: str
+    action: str = ACTION
 
 
 @dataclass
@@ -109,7 +111,7 @@ class RejectionAudit:
             id=self.new_id(),
             at=now,
             who=refused.requester,
-            action=ACTION,
+            action=refused.action,
             target=refused.target,
             outcome=refused.outcome,
             detail=times + place,

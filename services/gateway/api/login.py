@@ -50,6 +50,9 @@ from services.gateway.rows import LoginUseRow, PasswordRow, SessionRow, UserRow
 router = router_of("login")
 STATE_COOKIE = "shiftwork-login"
 SECRET_BYTES = 32
+# In the audit trail.
+LOGIN_ACTION = "login.password"
+UNKNOWN_USER = "unknown user"
 # The token id of the first administrator's file, which speaks for whoever runs the machine.
 ADMIN_FILE = "admin-token-file"
 REDIRECT: dict[int | str, dict[str, Any]] = {
@@ -171,24 +174,37 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
     passwords.require_enabled()
     sessions.require_own_site(parts.settings, request.scope)
     address = address_of(request.scope)
+    try:
+        return await _log_in(request, body, parts, address)
+    except ProblemError as problem:
+        if problem.kind in (UNAUTHENTICATED, TOO_MANY):
+            # Under the account, if there is one: other names may be passwords in the wrong field.
+            name = body.user if passwords.is_user(body.user) else ""
+            target = name or UNKNOWN_USER
+            refused = RejectedRequest(name, address, target, problem.kind.type, LOGIN_ACTION)
+            parts.rejections.note(refused)
+            problem.audited = True
+        raise
+
+
+async def _log_in(
+    request: Request, body: PasswordLoginBody, parts: Context, address: str
+) -> Response:
+    """The session's answer. Raises a problem for a wrong password, or one that comes too soon."""
+    passwords = parts.passwords
     passwords.delays.begin(body.user, address)
     password = body.password.get_secret_value()
     try:
         async with parts.store.transaction() as tx:
             row = await tx.get(PasswordRow, body.user)
+            user = await tx.get(UserRow, body.user)
+        passwords.tried(body.user, exists=user is not None)
         is_right = await passwords.matches(row and row.hash, password, address)
     except BaseException:
         passwords.delays.withdrawn(body.user, address)
         raise
     if not is_right or row is None:
-        # Entered under the account, if there is one: others' spelling mistakes may be passwords.
-        if row is not None:
-            target = f"POST {request.url.path}"
-            refused = RejectedRequest(body.user, address, target, UNAUTHENTICATED.type)
-            parts.rejections.note(refused)
-        problem = unauthenticated("user or password are wrong")
-        problem.audited = row is not None
-        raise problem
+        raise unauthenticated("user or password are wrong")
     fresh = await passwords.hash(password, address) if passwords.is_outdated(row.hash) else None
 
     async def write() -> tuple[UserRow, SessionRow, str]:
