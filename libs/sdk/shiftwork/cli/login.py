@@ -100,8 +100,9 @@ def _asked(prompt: str, *, hidden: bool, may_be_empty: bool = False) -> str:
     if sys.stdin.isatty() and hidden:
         text = getpass.getpass(prompt)
     else:
-        sys.stderr.write(prompt)
-        sys.stderr.flush()
+        if sys.stdin.isatty():
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
         text = sys.stdin.readline(LENGTH_MAX).rstrip("\r\n")
     if not text and not may_be_empty:
         raise usage("nothing was given", where="standard input", fix="type it, or pipe it in")
