@@ -51,6 +51,10 @@ OUTCOMES = (
 )
 
 
+# What people call an outcome; the spelling of some is near to another one's.
+ALIASES = {"denied": "forbidden", "rejected": "refused", "failed": "invalid", "ok": "done"}
+
+
 def require_known(action: str | None, outcome: str | None) -> None:
     """Raise a problem for a filter that no entry can meet."""
     if action and not any(known.startswith(action) for known in ACTIONS):
@@ -59,9 +63,10 @@ def require_known(action: str | None, outcome: str | None) -> None:
         fix = f"{meant(action, sorted(parts))} give the beginning of one, of {families}".strip()
         raise _unknown("action", action, fix)
     if outcome and outcome not in OUTCOMES:
-        raise _unknown(
-            "outcome", outcome, f"{meant(outcome, OUTCOMES)} give one of {', '.join(OUTCOMES)}"
+        near = (
+            f"did you mean {ALIASES[outcome]}?" if outcome in ALIASES else meant(outcome, OUTCOMES)
         )
+        raise _unknown("outcome", outcome, f"{near} give one of {', '.join(OUTCOMES)}")
 
 
 def _unknown(field: str, value: str, fix: str) -> ProblemError:

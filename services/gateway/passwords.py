@@ -6,7 +6,7 @@ Only for sites without a login provider. ``api/login.py`` uses it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,7 +16,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from libs.service.clock import Clock
 from services.gateway.concurrency import ConcurrencyLimit
-from services.gateway.login_delays import LoginDelays
+from services.gateway.login_delays import KEYS_MAX, LoginDelays
 from services.gateway.problems import NOT_FOUND, TOO_MANY, ProblemError, invalid
 from services.gateway.settings import GatewaySettings
 
@@ -49,6 +49,8 @@ class Passwords:
         self._waiting: Counter[str] = Counter()
         self._strangers = 0
         self._of_nobody = ""
+        # Whether the names that were tried last are those of users.
+        self._tried: OrderedDict[str, bool] = OrderedDict()
         self.delays = LoginDelays(
             clock,
             free=settings.password_tries_free,
@@ -61,6 +63,17 @@ class Passwords:
         if not self._settings.passwords:
             fix = "an administrator enables them with SHIFTWORK_GATEWAY_PASSWORDS=true"
             raise ProblemError(NOT_FOUND, f"this site has no passwords; {fix}")
+
+    def tried(self, name: str, *, exists: bool) -> None:
+        """Remember whether a name that was tried is a user's, for tries that are refused early."""
+        self._tried[name] = exists
+        self._tried.move_to_end(name)
+        if len(self._tried) > KEYS_MAX:
+            self._tried.popitem(last=False)
+
+    def is_user(self, name: str) -> bool:
+        """True if a name that was tried before is a user's."""
+        return self._tried.get(name, False)
 
     def check(self, password: str, field: str = "password") -> None:
         """422 for a new password that is too short."""

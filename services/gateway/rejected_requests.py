@@ -27,7 +27,8 @@ _log = structlog.stdlib.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RejectedRequest:
-    """One kind of rejection: the user or address, the target, and the outcome."""
+    """One kind of rejection: the user or address, the target, and the outcome. ``action``: what was
+    refused, where that is known."""
 
     requester: str
     address: str
@@ -36,6 +37,8 @@ class RejectedRequest:
     # Somebody else may have sent it, such as a guess at this user's password: it takes no entry
     # of the user's own.
     by_others: bool = False
+    # What was refused, where that is known.
+    action: str = ACTION
 
     @property
     def budget(self) -> str:
@@ -116,7 +119,7 @@ class RejectionAudit:
             id=self.new_id(),
             at=now,
             who=refused.requester,
-            action=ACTION,
+            action=refused.action,
             target=refused.target,
             outcome=refused.outcome,
             detail=times + place,

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query
 from starlette.responses import Response
 
-from libs.store.port import Op, Where
+from libs.store.port import Op, Tx, Where
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import audit_shapes as shapes
@@ -16,7 +16,8 @@ from services.gateway.api.query_parameters import time_parameter
 from services.gateway.audit import require_known
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
-from services.gateway.rows import AuditRow
+from services.gateway.problems import invalid
+from services.gateway.rows import AuditRow, TaskRow
 from services.gateway.store import NEWEST
 
 router = router_of("people")
@@ -73,6 +74,18 @@ async def audit_trail(
         page = await rows_of.page(tx, AuditRow, where, NEWEST, paging)
         if not page.rows and paging.cursor is None and who:
             await require_findable(tx, users={"who": who}, kept=[(AuditRow, "who", "who")])
+        if not page.rows and paging.cursor is None and target:
+            await _require_target(tx, target)
     return answer_page(
         page.rows, views.audit, lambda row: row.id, page.next_cursor, left_out=tx.unreadable
     )
+
+
+async def _require_target(tx: Tx, target: str) -> None:
+    """422 for a target that no entry has, whatever the other filters: it is misspelt or shortened,
+    unless it is a task whose entries are older than what is kept."""
+    if await tx.select(AuditRow, Where("target", Op.EQ, target), limit=1):
+        return
+    if await tx.get(TaskRow, target) is None:
+        fix = "give it as the entries have it, a task by its whole id"
+        raise invalid("target", target, "no entry has this target", fix)

@@ -63,6 +63,9 @@ from services.gateway.rows import (
 router = router_of("login")
 STATE_COOKIE = "shiftwork-login"
 SECRET_BYTES = 32
+# In the audit trail.
+LOGIN_ACTION = "login.password"
+UNKNOWN_USER = "unknown user"
 REDIRECT: dict[int | str, dict[str, Any]] = {
     303: {"description": "to the provider, or back to this site"},
 }
@@ -202,22 +205,40 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
     passwords.require_enabled()
     browser_sessions.require_own_site(parts.settings, request.scope)
     address = address_of(request.scope)
+    try:
+        return await _log_in(request, body, parts, address)
+    except ProblemError as problem:
+        if problem.kind in (UNAUTHENTICATED, TOO_MANY):
+            # Under the account, if it exists: other names may be passwords in the wrong field.
+            name = body.user if passwords.is_user(body.user) else ""
+            refused = RejectedRequest(
+                name,
+                address,
+                name or UNKNOWN_USER,
+                problem.kind.type,
+                by_others=True,
+                action=LOGIN_ACTION,
+            )
+            parts.rejections.note(refused)
+            problem.audited = True
+        raise
+
+
+async def _log_in(
+    request: Request, body: PasswordLoginBody, parts: Context, address: str
+) -> Response:
+    """The session's answer. Raises a problem for a wrong password, or one that comes too soon."""
+    passwords = parts.passwords
     password = body.password.get_secret_value()
     with passwords.delays.attempt(body.user, address) as tried:
         async with parts.store.transaction() as tx:
             row = await tx.get(PasswordRow, body.user)
+            user = await tx.get(UserRow, body.user)
+        passwords.tried(body.user, exists=user is not None)
         line = Line(tried.line, tried.is_known)
         is_right = await passwords.matches(row and row.hash, password, line)
         if not is_right or row is None:
-            # Entered under the account, if there is one: others' mistakes may be passwords.
-            if row is not None:
-                target = f"POST {request.url.path}"
-                kind = UNAUTHENTICATED.type
-                refused = RejectedRequest(body.user, address, target, kind, by_others=True)
-                parts.rejections.note(refused)
-            problem = unauthenticated("user or password are wrong")
-            problem.audited = row is not None
-            raise problem
+            raise unauthenticated("user or password are wrong")
         fresh = await passwords.hash(password, line) if passwords.is_outdated(row.hash) else None
 
         async def write() -> tuple[UserRow, SessionRow, str]:

@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[3]
         ("/v1/audit?who=ahn", "who", "did you mean ann?"),
         ("/v1/audit?action=qouta", "action", "did you mean quota?"),
         ("/v1/audit?outcome=forbiden", "outcome", "did you mean forbidden?"),
+        ("/v1/audit?outcome=denied", "outcome", "did you mean forbidden?"),
         ("/v1/tokens?user=ahn", "user", "did you mean ann?"),
     ],
 )
@@ -163,6 +164,20 @@ async def test_the_audit_trail_of_a_removed_user_is_found(
     assert (await admin.delete("/v1/users/ann")).status_code == 204
     assert len((await admin.get("/v1/audit?who=ann")).json()["items"]) == 1
     assert (await admin.get("/v1/audit?who=ann&action=quota")).json()["items"] == []
+
+
+async def test_an_audit_target_that_no_entry_has_is_an_error(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    task = await harness.submitted(admin, name="train")
+    for name in ("train", task["id"][-6:], "nothing"):
+        reply = await admin.get(f"/v1/audit?target={name}")
+        assert (reply.status_code, reply.json()["errors"][0]["field"]) == (422, "target")
+    found = (await admin.get(f"/v1/audit?target={task['id']}")).json()["items"]
+    assert [each["action"] for each in found] == ["task.submit"]
+    # There are entries, but none that meets the other filter too.
+    path = f"/v1/audit?target={task['id']}&action=quota"
+    assert (await admin.get(path)).json()["items"] == []
 
 
 async def test_tokens_of_others_are_refused_and_not_empty(

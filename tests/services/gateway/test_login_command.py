@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -61,4 +62,30 @@ async def test_a_person_logs_in_with_a_password_and_out_again(url: str, tmp_path
     assert (code, "logged out" in printed) == (0, True), printed
     assert not kept.exists()
     code, printed = await run("", home, "whoami")
-    assert code != 0, printed
+    assert (code, "you are logged out" in printed) == (1, True), printed
+    assert "fix: shiftwork login" in " ".join(printed.split())
+
+
+async def test_a_new_login_revokes_the_token_that_it_replaces(
+    url: str, harness: GatewayHarness, admin: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """Nobody has that token any more; it would be valid for months."""
+    home = tmp_path / "home"
+    for _ in range(3):
+        code, printed = await run(url, home, "login", "--user", "ann", typed=f"{PASSWORD}\n")
+        assert (code, "warning" in printed) == (0, False), printed
+    valid = (await admin.get("/v1/tokens?user=ann&revoked=false")).json()["items"]
+    (kept,) = (home / ".config/shiftwork/tokens").iterdir()
+    async with harness.client(kept.read_text().strip()) as ann:
+        mine = (await ann.get("/v1/whoami")).json()["token"]["id"]
+    logins = [each["id"] for each in valid if (each.get("name") or "").startswith("login")]
+    assert logins == [mine]
+
+
+async def test_a_new_login_goes_on_where_the_former_token_is_void(url: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for _ in range(2):
+        code, printed = await run(url, home, "login", "--user", "ann", typed=f"{PASSWORD}\n")
+        assert (code, "warning" in printed) == (0, False), printed
+        (kept,) = (home / ".config/shiftwork/tokens").iterdir()
+        kept.write_text("swt_revoked-elsewhere\n")

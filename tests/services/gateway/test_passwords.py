@@ -81,6 +81,42 @@ async def test_a_password_begins_a_session(harness: GatewayHarness) -> None:
     assert (shown.json()["password"]["changed_by"], "argon2" in shown.text) == ("admin", False)
 
 
+@pytest.mark.parametrize("harness", [{"passwords": True, "refusals_seconds": 0.05}], indirect=True)
+async def test_failed_logins_are_in_the_audit_trail_by_account(harness: GatewayHarness) -> None:
+    """Wrong passwords, those of a user who has none, and those that are slowed; a token that comes
+    with the request says nothing about who tried. A name that no user has may be a password."""
+    await set_password(harness)
+    token = await harness.member("bob")
+    typed = "hunter2"
+    async with harness.client(token) as client, harness.client() as admin:
+        for _ in range(harness.settings.password_tries_free + 2):
+            await log_in(client, "wrong")
+        assert (await log_in(client, "wrong")).status_code == 429
+        await log_in(client, "wrong", user="bob")
+        await log_in(client, "wrong", user=typed)
+
+        async def entries() -> set[tuple[str, str, str]]:
+            found = await admin.get("/v1/audit?action=login")
+            assert typed not in found.text
+            assert all(each["detail"].endswith(each["address"]) for each in found.json()["items"])
+            return {
+                (each["who"], each["target"], each["outcome"]) for each in found.json()["items"]
+            }
+
+        async def complete() -> bool:
+            return len(await entries()) == 4
+
+        await until(complete)
+        assert await entries() == {
+            ("ann", "ann", "unauthenticated"),
+            ("ann", "ann", "too-many"),
+            ("bob", "bob", "unauthenticated"),
+            ("", "unknown user", "unauthenticated"),
+        }
+        found = (await admin.get("/v1/audit?target=ann&outcome=too-many")).json()["items"]
+        assert {each["action"] for each in found} == {"login.password"}
+
+
 @with_passwords
 async def test_another_sites_page_cannot_log_a_browser_in(harness: GatewayHarness) -> None:
     await set_password(harness)

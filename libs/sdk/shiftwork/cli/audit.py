@@ -8,7 +8,9 @@ from typing import Any
 
 import typer
 
-from shiftwork.cli import complete, csv_output, parse, render, session
+from shiftwork.cli import complete, csv_output, failures, ids, parse, render, session, tasks
+from shiftwork.cli.client import Api
+from shiftwork.cli.failures import Failure
 
 COLUMNS = (
     *("at", "who", "action", "target", "outcome", "detail"),
@@ -29,11 +31,13 @@ def audit(  # noqa: PLR0917 - each is an option
         help="Such as quota, or task.goal.stop.",
         autocompletion=complete.audit_actions,
     ),
-    target: str = typer.Option("", "--target", help="Of one task, user, node or other."),
+    target: str = typer.Option(
+        "", "--target", help="Of one task, by id or name, user, node or other."
+    ),
     outcome: str = typer.Option(
         "",
         "--outcome",
-        help="done, or forbidden and other refusals.",
+        help="done, or forbidden, invalid and other refusals.",
         autocompletion=complete.audit_outcomes,
     ),
     begin: str = typer.Option("", "--from", help="7d, or 2026-11-21T10:00:00Z."),
@@ -55,13 +59,31 @@ def audit(  # noqa: PLR0917 - each is an option
     for name, text in (("from", begin), ("to", end)):
         if text:
             query[name] = parse.timestamp(text, f"--{name}", clock)
-    found = now.api().items("/v1/audit", query, None if everything else limit)
+    found = _entries(now.api(), query, None if everything else limit)
     if now.json:
         render.document(found)
     elif as_csv:
         csv_output.write(COLUMNS, found["items"])
     else:
         _show(found)
+
+
+def _entries(api: Api, query: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """The entries. A target that none has may be a task by its name or its short id."""
+    try:
+        return api.items("/v1/audit", query, limit)
+    except Failure as failure:
+        errors = failures.objects(failure.problem.get("errors"))
+        if [each.get("field") for each in errors] != ["target"]:
+            raise
+        try:
+            task = tasks.find(api, query["target"])
+        except Failure as no_task:
+            if no_task.where != "TASK":
+                raise
+            what = f"no entry and no task is called {query['target']!r}"
+            raise Failure(what, where="--target", fix=no_task.fix) from failure
+    return api.items("/v1/audit", {**query, "target": task["id"]}, limit)
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -80,7 +102,8 @@ def _show(found: dict[str, Any]) -> None:
                 render.when(one.get("at")),
                 one["who"],
                 one["action"],
-                one["target"],
+                # An id by its end: ids of one day begin alike.
+                render.Cell(ids.named(one["target"], {}), one["target"]),
                 one["outcome"],
                 one.get("address") or "",
                 _change(one),

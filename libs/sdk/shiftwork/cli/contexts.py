@@ -23,6 +23,8 @@ except ImportError:  # Windows: nothing there starts two platforms at once
     fcntl = None  # type: ignore[assignment]
 
 FOLDER = "shiftwork"
+# Below it.
+TOKENS = "tokens"
 # How much is shown of a wrong value.
 SHOWN_MAX = 40
 T = TypeVar("T")
@@ -72,6 +74,11 @@ class Choice:
 def default_path() -> Path:
     """The path of the contexts file. Raises Failure if no home is known."""
     return homes.config().path / FOLDER / "contexts.json"
+
+
+def logins() -> Path:
+    """The folder of the tokens that `shiftwork login` has made."""
+    return homes.config().path / FOLDER / TOKENS
 
 
 def load(path: Path) -> tuple[str, dict[str, Named]]:
@@ -316,6 +323,9 @@ def _token(named: Named) -> str:
     try:
         text = Path(named.token_file).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError) and Path(named.token_file).parent == logins():
+            what = "you are logged out"
+            raise Failure(what, where=named.url, fix="shiftwork login") from error
         why = "it is not UTF-8" if isinstance(error, ValueError) else error.strerror
         raise Failure(
             f"the token cannot be read: {why}",

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import Any, Iterable, Mapping, Sequence
 
+from shiftwork.cli import render
+
 # A cell of CSV that begins so is a formula to spreadsheets, and may come from anybody.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -20,9 +22,10 @@ def write(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
-    """Plain text of a value, which no spreadsheet takes for a formula."""
+    """Plain text of a value, which no spreadsheet takes for a formula and no terminal obeys."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return f"'{value}" if value.startswith(_FORMULA) else value
+        return render.one_line(json.dumps(value, ensure_ascii=False))
+    text = render.one_line(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -27,7 +27,6 @@ from shiftwork.cli.client import Api
 from shiftwork.cli.failures import Failure, usage
 from shiftwork.client.paths import part
 
-TOKENS = "tokens"
 LENGTH_MAX = 300
 
 
@@ -64,7 +63,10 @@ def login(
             lacks = "passwords" if user else "login provider and no passwords"
             fix = "ask an administrator for a token: shiftwork token create --user NAME"
             raise Failure(f"the site has no {lacks}", where=choice.url, fix=fix)
+    former = _former(choice)
     file = _keep(choice, made["token"], path)
+    if former:
+        _revoke_former(choice, former)
     if now.json:
         shown = {name: made[name] for name in ("user", "id", "expires_at")}
         render.document({"url": choice.url, **shown, "token_file": str(file)})
@@ -98,8 +100,9 @@ def _asked(prompt: str, *, hidden: bool, may_be_empty: bool = False) -> str:
     if sys.stdin.isatty() and hidden:
         text = getpass.getpass(prompt)
     else:
-        sys.stderr.write(prompt)
-        sys.stderr.flush()
+        if sys.stdin.isatty():
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
         text = sys.stdin.readline(LENGTH_MAX).rstrip("\r\n")
     if not text and not may_be_empty:
         raise usage("nothing was given", where="standard input", fix="type it, or pipe it in")
@@ -123,7 +126,7 @@ def _keep(choice: contexts.Choice, token: str, path: Path) -> Path:
     """Write the token to a file of its own (0600), and make its context the current one."""
     host = urlsplit(choice.url)
     name = choice.name or f"{host.hostname}{f'-{host.port}' if host.port else ''}"
-    folder = homes.config().make(contexts.FOLDER, TOKENS)
+    folder = homes.config().make(contexts.FOLDER, contexts.TOKENS)
     file = folder / part(name)
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -142,18 +145,51 @@ def _keep(choice: contexts.Choice, token: str, path: Path) -> Path:
     return file
 
 
+def _former(choice: contexts.Choice) -> str:
+    """The token of an earlier login at this server, which the new one replaces; empty: none."""
+    named = choice.named
+    if named is None or named.url.rstrip("/") != choice.url.rstrip("/"):
+        # A token goes to its own server only.
+        return ""
+    file = Path(named.token_file)
+    if file.parent != contexts.logins():
+        return ""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _revoke_former(choice: contexts.Choice, token: str) -> None:
+    """Revoke a token that no file has any more; a warning if that fails, as the login is done."""
+    with contextlib.closing(Api(choice.url, token, choice.because)) as api:
+        try:
+            _revoke(api)
+        except Failure as failure:
+            if failure.problem.get("status") != 401:  # noqa: PLR2004 - it has expired, or is revoked
+                render.warning(
+                    f"the token of your former login is still valid ({failure.what});"
+                    " `shiftwork token ls` shows it, `shiftwork token revoke ID` revokes it"
+                )
+
+
+def _revoke(api: Api) -> str:
+    """Revoke the token with which this is requested; its id."""
+    token = str(api.get("/v1/whoami")["token"]["id"])
+    api.delete(f"/v1/tokens/{part(token)}")
+    return token
+
+
 def logout() -> None:
     """Revoke the token that `login` has made, and remove its file."""
     now = session.current()
     path = contexts.default_path()
     choice = contexts.choose(url=now.url, context=now.context, environ=os.environ, path=path)
     file = Path(choice.named.token_file) if choice and choice.named else Path()
-    if file.parent != homes.config().path / contexts.FOLDER / TOKENS or not file.exists():
+    if file.parent != contexts.logins() or not file.exists():
         fix = "`shiftwork token revoke ID` revokes other tokens"
         raise usage("there is no token of `shiftwork login` here", where=str(path), fix=fix)
-    api = now.api()
-    token = api.get("/v1/whoami")["token"]["id"]
-    api.delete(f"/v1/tokens/{part(token)}")
+    token = _revoke(now.api())
     file.unlink()
     if now.json:
         render.document({"id": token, "revoked": True})

@@ -78,7 +78,7 @@ def _bad_value(error: Any, line: typed.Line) -> Failure:  # noqa: ANN401 - Typer
 def _range(bounds: Any) -> str:  # noqa: ANN401 - Typer's own
     low, high = getattr(bounds, "min", None), getattr(bounds, "max", None)
     if low is not None and high is not None:
-        return f" from {low:g} to {high}"
+        return f" from {low:g} to {high:g}"
     if low is not None:
         return f" of {low:g} or more"
     return "" if high is None else f" of {high} or less"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -221,16 +222,31 @@ EPILOG = (
 )
 
 
+def _refuse_repeated(order: Sequence[Any]) -> None:
+    """Raise a usage error for an option of one value that is given twice: the command would use the
+    last one alone. ``order``: the parameters, once for each time that they are given."""
+    for option, count in Counter(order).items():
+        takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag)
+        if takes_one and not option.count and count > 1:
+            name = typed.name_of(option)
+            raise usage(f"{name} is given {count} times", where=name, fix="give it once")
+
+
 class Command(TyperCommand):
     """A command whose options are known to the code that reports its failures."""
 
     def parse_args(self, ctx: Any, args: List[str]) -> List[str]:  # noqa: ANN401 - Typer's
         """Parse, and add to each error which command it is about."""
+        # The parser empties its list.
+        given = list(args)
         try:
-            return super().parse_args(ctx, args)
+            parsed = super().parse_args(ctx, args)
+            if not ctx.resilient_parsing:
+                _refuse_repeated(self.make_parser(ctx).parse_args(given)[2])
         except Exception as error:
             _set_context(error, ctx)
             raise
+        return parsed
 
     def get_params(self, ctx: Any) -> List[Any]:  # noqa: ANN401 - Typer's
         """Its parameters; for completion also the options of every command, which may follow it."""

@@ -233,8 +233,8 @@ class _Error:
             )
         # `there is no team "visoin"` has the value already.
         given = self.value and f'"{self.value}"' not in self.message
-        value = f"{self.value!r} " if given else ""
-        return f"{self._label}: {value}{self.message}; {self.fix}"
+        value = f" {self.value!r}" if given else ""
+        return f"{self._label}{value}: {self.message}; {self.fix}"
 
 
 @dataclass(frozen=True)

@@ -325,3 +325,27 @@ def test_whoami_shows_which_token_is_used(shiftwork: Shiftwork, server: CliServe
     assert "laptop" in out
     assert "2027-01-01" in out
     assert "never" in shiftwork("whoami").out
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("quota", "set", "--user", "ann", "--user", "bob", "--gpus", "1"), "--user"),
+        (("ls", "--owner", "ann", "--owner=bob"), "--owner"),
+        (("submit", "--gpus", "1", "--gpus-per-node=2", "--", "train"), "--gpus"),
+    ],
+)
+def test_an_option_of_one_value_is_not_given_twice(
+    shiftwork: Shiftwork, server: CliServer, words: tuple[str, ...], name: str
+) -> None:
+    """The last one alone would count, unnoticed."""
+    done = shiftwork(*words)
+    assert (done.code, f"{name}" in done.err, "is given 2 times" in done.err) == (2, True, True)
+    assert not server.seen
+
+
+def test_options_that_are_lists_and_words_of_the_command_may_repeat(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    line = ("submit", "--env", "A=1", "--env", "B=2", "--", "true", "--gpus", "1", "--gpus", "2")
+    assert shiftwork(*line).code == 0

@@ -321,7 +321,7 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         ("ls --watch -o name", "-o name does not go with --watch", "leave one of them out"),
         ("ls -l a=1 -l a=2", "-l a=1 and a=2: no task has both", "a label has one value"),
         ("ls -l !=2", "'!=2' names no label", "write -l KEY=VALUE, -l KEY!=VALUE or -l KEY"),
-        ("top -n 0.1", "-n 0.1: is not a number from 1 to 3600.0", "give a number from 1"),
+        ("top -n 0.1", "-n 0.1: is not a number from 1 to 3600", "give a number from 1"),
     ],
 )
 def test_a_command_line_that_cannot_be_parsed(

@@ -405,6 +405,31 @@ def test_csv_has_nothing_that_a_terminal_obeys(shiftwork: Shiftwork, server: Cli
     assert r"\x1b]0;owned" in row
 
 
+@pytest.mark.parametrize("written", ["train", "train-b2", "y5r3op"])
+def test_the_target_of_the_audit_trail_may_be_a_task_as_tables_show_it(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    task_id = "t23ocaqooostdddy5r3op"
+    server.tasks[task_id] = a_task(task_id, name="train-b2")
+    error = {"field": "target", "value": written, "message": "no entry has it", "fix": "f"}
+    unknown = (422, {"detail": "target: no entry has it", "errors": [error]})
+    found = (200, {"items": [{**ENTRY, "target": task_id}], "next_cursor": None})
+    server.first["GET", "/v1/audit"] = [unknown, found]
+    monkeypatch.setattr(render, "is_narrow", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    done = shiftwork("audit", "--target", written)
+    if written == "train":
+        assert (done.code, "no entry and no task is called 'train'" in done.err) == (1, True)
+        assert "did you mean train-b2?" in done.err
+        return
+    assert done.code == 0, done.err
+    assert server.asked("GET", "/v1/audit").query["target"] == task_id
+    # The end of the id, as other tables show it.
+    assert "dddy5r3op" not in done.out
+    assert "y5r3op" in done.out
+    monkeypatch.undo()
+
+
 def a_permission(priority: str, **fields: Any) -> dict[str, Any]:
     return {
         "group": "default",

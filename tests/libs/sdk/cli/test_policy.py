@@ -129,8 +129,8 @@ def test_every_error_of_a_file_is_printed(
         server.first[key] = [refused, refused]
         done = shiftwork("policy", verb, a_file(tmp_path))
         assert done.code == 1
-        assert "groups.g0.policy: 'x' is not known; fifo?" in done.err
-        assert "groups.g1.policy: 'x' is not known; fifo?" in done.err
+        assert "groups.g0.policy 'x': is not known; fifo?" in done.err
+        assert "groups.g1.policy 'x': is not known; fifo?" in done.err
         found = json.loads(shiftwork("policy", verb, a_file(tmp_path), "--json").err)
         assert found["errors"] == [{**each, "option": ""} for each in errors]
 

@@ -502,7 +502,7 @@ def test_the_servers_fixes_name_options(shiftwork: Shiftwork, server: CliServer)
     done = shiftwork("submit", "--node-selector", "disk=nvme", "--", "true")
     assert "error: --node-selector disk=nvme: no node has (and 1 more)" in done.err
     assert "with --force it waits" in done.err
-    assert "--nodes: '9' too many; give 2" in done.err
+    assert "--nodes '9': too many; give 2" in done.err
     assert shiftwork("submit", "--force", "--", "no-such-program").code == 0
     assert body(server)["wait_for_nodes"] is True
 
