@@ -16,8 +16,8 @@ from libs.contracts import messages as m
 from libs.contracts.ids import TaskId
 from libs.contracts.task_states import LIVE_WORDS
 from libs.store.port import Op, Order, Store, Tx, Where
-from services.gateway.auth import sortable_id
 from services.gateway.command_client import Commands
+from services.gateway.ids import sortable_id
 from services.gateway.problems import ProblemError
 from services.gateway.rows import PLATFORM, AuditRow, TaskRow, UserRow
 
