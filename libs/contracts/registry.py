@@ -300,6 +300,20 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
+    m.ReadLogLines: Route(
+        type_name="shiftwork.command.v1.ReadLogLines",
+        subject="cmd.log_collector.lines",
+        owner="log_collector",
+        kind=Kind.COMMAND,
+        reply=m.ReadLogLinesReply,
+    ),
+    m.ReadLogLinesReply: Route(
+        type_name="shiftwork.command.v1.ReadLogLinesReply",
+        subject="",
+        owner="log_collector",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
     m.Reemit: Route(
         type_name="shiftwork.command.v1.Reemit",
         subject="cmd.{service}.reemit",

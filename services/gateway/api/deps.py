@@ -113,6 +113,7 @@ class Context:
     requests: RateLimits
     usage_questions: ConcurrencyLimit
     queue_questions: ConcurrencyLimit
+    log_questions: ConcurrencyLimit
     dry_runs: RateLimits
     capacity: Capacity
     listeners: Listeners

@@ -402,6 +402,21 @@ class Forecast(TypedDict):
     assumptions: List[str]
 
 
+class FoundOutputLine(TypedDict):
+    """A line, with the lines of the same rank before and after it, if these were requested."""
+
+    attempt: int
+    rank: int
+    role: str
+    offset: int
+    at: Optional[str]
+    approximate: NotRequired[bool]
+    text: NotRequired[str]
+    data_base64: NotRequired[str]
+    lines_before: NotRequired[List[OutputLine]]
+    lines_after: NotRequired[List[OutputLine]]
+
+
 class GoalBody(TypedDict):
     """What the task should do."""
 
@@ -668,6 +683,34 @@ class OrderPlace(TypedDict):
     guaranteed_nodes: float
     held_nodes: float
     covered: bool
+
+
+class OutputLine(TypedDict):
+    """One line of one rank, without its end: ``text``, or ``data_base64`` for bytes that are no
+    text. ``at`` is when its first byte was written."""
+
+    attempt: int
+    rank: int
+    role: str
+    offset: int
+    at: Optional[str]
+    approximate: NotRequired[bool]
+    text: NotRequired[str]
+    data_base64: NotRequired[str]
+
+
+class OutputLines(TypedDict):
+    """A page of lines in their order. ``begin`` and ``end`` are cursors: ``before=BEGIN`` has the
+    lines before the page, ``after=END`` those after it. ``more``: the range goes on in the
+    direction that was read; ``left_bytes`` of its output are not searched yet."""
+
+    lines: List[FoundOutputLine]
+    begin: str
+    end: str
+    more: bool
+    searched_bytes: int
+    left_bytes: int
+    unreadable: List[UnreadableOutput]
 
 
 class OutputRange(TypedDict):
@@ -1511,6 +1554,14 @@ class Unreadable(TypedDict):
     """A row of a list that cannot be shown, set apart from the others."""
 
     id: str
+    problem: str
+
+
+class UnreadableOutput(TypedDict):
+    """A rank whose output a page lacks."""
+
+    attempt: int
+    rank: int
     problem: str
 
 
