@@ -1584,6 +1584,25 @@ class LifeStateSaved(Message):
     saved_at: Time
 
 
+class RankErrorLines(Message):
+    """RankErrorLines are the last error lines of one rank's output."""
+
+    rank: int = 0
+    role: str = ""
+    kind: str = ""
+    offset: Int64 = 0
+    lines: tuple[str, ...] = ()
+
+
+class ErrorLinesFound(Message):
+    """ErrorLinesFound: a run that failed or was lost wrote lines that look like the cause."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    ranks: tuple[RankErrorLines, ...] = ()
+    found_at: Time
+
+
 class RunExited(Message):
     """RunExited: no process of the run is left; said once per run."""
 

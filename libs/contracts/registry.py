@@ -559,6 +559,13 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.EVENT,
         reply=None,
     ),
+    m.ErrorLinesFound: Route(
+        type_name="shiftwork.run.v1.ErrorLinesFound",
+        subject="evt.run.{task_id}.error_lines_found",
+        owner="log_collector",
+        kind=Kind.EVENT,
+        reply=None,
+    ),
     m.RunExited: Route(
         type_name="shiftwork.run.v1.RunExited",
         subject="evt.run.{task_id}.exited",

@@ -26,7 +26,7 @@ from libs.contracts.messages import (
 )
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
-from services.log_collector import domain, store
+from services.log_collector import domain, error_lines, store
 from services.log_collector.archives.port import Archive, ArchiveError
 from services.log_collector.domain import Answers, OutputKey
 from services.log_collector.state import State
@@ -51,7 +51,15 @@ async def on_run_exited(tx: Tx, event: RunExited) -> None:
         placements = event.placements
         row = RunRow(event.task_id, event.attempt, placements, exited_at=None, collected=False)
     if row.exited_at is None:
-        tx.put(replace(row, exited_at=event.exit.exited_at))
+        ranks = error_lines.ranks_to_search(event.exit, row.placements)
+        tx.put(
+            replace(
+                row,
+                exited_at=event.exit.exited_at,
+                errors_wanted=bool(ranks),
+                error_ranks=ranks,
+            )
+        )
 
 
 def _row_of(event: RunStarted | RunExited) -> list[tuple[Any, ...]]:

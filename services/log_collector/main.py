@@ -13,6 +13,8 @@ from libs.service.wiring import Wiring
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.port import Archive
 from services.log_collector.collector import Collector
+from services.log_collector.error_finder import ErrorFinder, error_loop
+from services.log_collector.error_lines import patterns_of
 from services.log_collector.handlers import HANDLERS, READS, Queries
 from services.log_collector.line_pages import LinePages
 from services.log_collector.loop import RUNS, OutputPruner, copy_loop, drop_loop, record_loop
@@ -71,6 +73,12 @@ def build(
     pages = LinePages(
         database=ports.store, archive=archive, times=times, state=state, answers=settings
     )
+    finder = ErrorFinder(
+        database=ports.store,
+        archive=archive,
+        patterns=patterns_of(settings.error_patterns_file),
+        limits=settings,
+    )
     return Service(
         name=SERVICE,
         ports=ports,
@@ -81,6 +89,7 @@ def build(
         loops=(
             copy_loop(ports.store, collector),
             record_loop(recorder),
+            error_loop(ports.store, finder),
             drop_loop(pruner, settings.prune_tick_seconds),
         ),
         on_lead=collector.lead,

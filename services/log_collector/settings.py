@@ -10,10 +10,11 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
 from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
+from services.log_collector.error_lines import ErrorSearch, patterns_of
 from services.log_collector.sources.kubernetes_options import KubernetesOptions
 
 
-class Parts(KubernetesOptions, Bounds, Pace, Answers):
+class Parts(KubernetesOptions, Bounds, Pace, Answers, ErrorSearch):
     """The settings that the source, the collector and the answers to readers take."""
 
     model_config = ConfigDict(frozen=True)
@@ -52,6 +53,12 @@ class LogCollectorSettings(Parts, BaseServiceSettings):
             raise ValueError("source files needs runs_dir: the nodes' folder of the launcher")
         if self.source == "kubernetes" and self.agent_token_file is None:
             raise ValueError("source kubernetes needs agent_token_file: the log agents' token")
+        return self
+
+    @model_validator(mode="after")
+    def _patterns_are_good(self) -> Self:
+        """The file of error patterns is read at the start, and not when a run fails."""
+        patterns_of(self.error_patterns_file)
         return self
 
     def grain(self) -> IndexGrain:

@@ -1079,6 +1079,17 @@ class QuotaSet(TypedDict):
     version: int
 
 
+class RankErrorLines(TypedDict):
+    """The last lines of one rank's output that look like an error; ``kind`` is the name of the
+    pattern that the last one matched."""
+
+    rank: int
+    role: str
+    kind: str
+    offset: int
+    lines: List[str]
+
+
 class RankExit(TypedDict):
     """How one rank ended."""
 
@@ -1265,6 +1276,7 @@ class Run(TypedDict):
     checkpoint: Optional[Checkpoint]
     exit: Optional[Exit]
     finished_at: Optional[str]
+    error_lines: List[RankErrorLines]
     placements: List[Placement]
     endpoints: List[Endpoint]
 
