@@ -168,10 +168,8 @@ class Page:
         """Leave of an output what the query wants, without a line that has not ended."""
         output = source.output
         if not source.ended and output.size:
-            begin = max(0, output.size - LINE_BYTES_MAX)
-            data = await self.archive.read(output.key, begin, output.size - begin)
-            if NEWLINE in data or begin == 0:
-                source.end = begin + data.rfind(NEWLINE) + 1
+            newline = await self._newline_before(output.key, output.size)
+            source.end = output.size if newline is None else newline + 1
         if query.since is not None:
             source.begin = await self.times.first_at(output, query.since)
         if query.until is not None:
@@ -372,26 +370,25 @@ class Page:
     async def _first_line(self, key: OutputKey, begin: int, size: int) -> int:
         """The first line that begins at ``begin`` or after it. In a line that is too long to find
         its beginning it is ``begin`` itself."""
-        if begin == 0:
-            return 0
-        before, back = -1, 0
-        for back in (LOOK_BACK_BYTES, LINE_BYTES_MAX):
-            low = max(0, begin - back)
-            data = await self.archive.read(key, low, begin - low)
-            before = data.rfind(NEWLINE)
-            if before >= 0:
-                break
-            if low == 0:
-                # The first line of all.
-                break
-        else:
-            return begin
-        line = low + before + 1
+        newline_before = await self._newline_before(key, begin) if begin else -1
+        line = begin if newline_before is None else newline_before + 1
         if line == begin:
             return begin
         data = await self.archive.read(key, begin, min(size, line + LINE_BYTES_MAX) - begin)
         newline = data.find(NEWLINE)
         return begin + (newline + 1 if newline >= 0 else len(data))
+
+    async def _newline_before(self, key: OutputKey, end: int) -> int | None:
+        """The last newline before a byte; -1: it is in the first line of all. None: it is in a line
+        that is too long to find its beginning."""
+        for back in (LOOK_BACK_BYTES, LINE_BYTES_MAX):
+            low = max(0, end - back)
+            newline = (await self.archive.read(key, low, end - low)).rfind(NEWLINE)
+            if newline >= 0:
+                return low + newline
+            if low == 0:
+                return -1
+        return None
 
     async def _with_times(self, output: Output, found: list[Line]) -> list[Line]:
         """The same lines with the times at which they were written."""
@@ -520,9 +517,9 @@ class LinePages:
             by_time=query.by_time,
             backward=backward,
             edge=place or Position(EPOCH, 0, 0, 0),
-            sources=sources,
+            sources=[each for each in sources if _may_have(each, query, place)],
         )
-        for source in sources:
+        for source in page.sources:
             try:
                 await page.limit_to(source, query)
                 if place is not None:
@@ -623,6 +620,15 @@ class LinePages:
                 for (attempt, rank), problem in sorted(page.unreadable.items())
             ),
         )
+
+
+def _may_have(source: Source, query: m.ReadLogLines, place: Position | None) -> bool:
+    """False for an output that lies before the cursor (read backward: after it) as a whole."""
+    if place is None or query.by_time:
+        return True
+    if query.before:
+        return source.rank_of_task <= place.rank_of_task
+    return source.rank_of_task >= place.rank_of_task
 
 
 def _message(line: Line, role: str) -> m.LogLine:

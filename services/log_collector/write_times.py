@@ -52,28 +52,26 @@ class Times:
     async def first_at(self, output: Output, at: datetime) -> int:
         """The first byte written at or after a time; the size if there is none. Where the index
         decides, it may be up to an entry early."""
-        key, count = output.key, output.timestamps
-        earlier = await self.archive.partition(key, count, lambda each: each.at < at)
-        found = await self.archive.timestamps(key, earlier, 1) if earlier < count else []
-        start = found[0].offset if found else output.size
-        if earlier or start == 0:
-            return start
-        async with self.transaction() as tx:
-            known = await store.entries_around(tx, key, at)
-        return min(start, domain.start_since(self._merged(key, known), at, output.size))
+        start, known = await self._around(output, at)
+        return min(start, domain.start_since(known, at, output.size)) if known else start
 
     async def first_stamp(self, output: Output, at: datetime) -> int:
         """The first byte whose time is at or after a time, as ``of`` gives it; the size if there is
         none."""
+        start, known = await self._around(output, at)
+        return min((each.offset for each in known if each.first_at >= at), default=start)
+
+    async def _around(self, output: Output, at: datetime) -> tuple[int, list[Entry]]:
+        """The first byte whose time stamp is at or after a time; and where it is the first time
+        stamp of all, the entries of the index around that time."""
         key, count = output.key, output.timestamps
         earlier = await self.archive.partition(key, count, lambda each: each.at < at)
         found = await self.archive.timestamps(key, earlier, 1) if earlier < count else []
         start = found[0].offset if found else output.size
         if earlier or start == 0:
-            return start
+            return start, []
         async with self.transaction() as tx:
-            known = self._merged(key, await store.entries_around(tx, key, at))
-        return min((each.offset for each in known if each.first_at >= at), default=start)
+            return start, self._merged(key, await store.entries_around(tx, key, at))
 
     async def stamps(self, output: Output, start: int, end: int, most: int) -> WriteTimes:
         """When the bytes from ``start`` to ``end`` were written, and where an answer with at most
