@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from libs.contracts.messages import ExitKind, Placement, RankErrorLines, RunExit
 from services.log_collector.domain import NEWLINE, RETURN
@@ -57,6 +57,13 @@ class ErrorSearch(BaseModel):
     error_line_characters_max: int = Field(default=500, ge=20, le=4096)
     error_characters_max: int = Field(default=16_384, ge=100, le=65_536)
 
+    @field_validator("error_patterns_file")
+    @classmethod
+    def _patterns_are_good(cls, path: Path | None) -> Path | None:
+        """The file is read at the start, and not when a run fails."""
+        patterns_of(path)
+        return path
+
 
 class ErrorPatternsError(ValueError):
     """The file of a site's patterns cannot be used."""
@@ -100,7 +107,7 @@ def patterns_of(path: Path | None) -> ErrorPatterns:
             found.append((name, _compiled(text)))
         except PatternError as error:
             raise ErrorPatternsError(
-                f"error_patterns_file {path}: {name} {text!r} {error.message}; {error.fix}"
+                f"{path}: {name} {text!r} {error.message}; {error.fix}"
             ) from None
     return ErrorPatterns(tuple(found))
 
@@ -114,22 +121,20 @@ def _of_site(path: Path) -> dict[str, str]:
     try:
         read = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ErrorPatternsError(f"error_patterns_file {path} cannot be read: {error}") from None
+        raise ErrorPatternsError(f"{path} cannot be read: {error}") from None
     if not isinstance(read, dict):
-        raise ErrorPatternsError(f"error_patterns_file {path} has no names; {fix}")
+        raise ErrorPatternsError(f"{path} has no names; {fix}")
     found = cast("dict[Any, Any]", read)
     if len(found) > PATTERNS_MAX:
-        raise ErrorPatternsError(
-            f"error_patterns_file {path} has {len(found)} patterns; give at most {PATTERNS_MAX}"
-        )
+        raise ErrorPatternsError(f"{path} has {len(found)} patterns; give at most {PATTERNS_MAX}")
     for name, text in found.items():
         if not (isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS_MAX):
             raise ErrorPatternsError(
-                f"error_patterns_file {path}: {name!r} is no name;"
+                f"{path}: {name!r} is no name;"
                 f" give text of at most {NAME_CHARACTERS_MAX} characters"
             )
         if not isinstance(text, str):
-            raise ErrorPatternsError(f"error_patterns_file {path}: {name} is no text; {fix}")
+            raise ErrorPatternsError(f"{path}: {name} is no text; {fix}")
     return found
 
 

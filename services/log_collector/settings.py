@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
 from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
-from services.log_collector.error_lines import ErrorSearch, patterns_of
+from services.log_collector.error_lines import ErrorSearch
 from services.log_collector.sources.kubernetes_options import KubernetesOptions
 
 
@@ -53,12 +53,6 @@ class LogCollectorSettings(Parts, BaseServiceSettings):
             raise ValueError("source files needs runs_dir: the nodes' folder of the launcher")
         if self.source == "kubernetes" and self.agent_token_file is None:
             raise ValueError("source kubernetes needs agent_token_file: the log agents' token")
-        return self
-
-    @model_validator(mode="after")
-    def _patterns_are_good(self) -> Self:
-        """The file of error patterns is read at the start, and not when a run fails."""
-        patterns_of(self.error_patterns_file)
         return self
 
     def grain(self) -> IndexGrain:
