@@ -45,7 +45,7 @@ def test_subject_fields_exist() -> None:
 
 def test_names_distinguish_commands_from_events() -> None:
     """Commands are imperative, events past tense; they travel on different subjects."""
-    past = re.compile(r"(ed|Saved)$")
+    past = re.compile(r"(ed|Saved|Found)$")
     for event in types_of(Kind.EVENT):
         assert past.search(event.__name__), event.__name__
         assert filter_of(event).startswith("evt.")
@@ -80,6 +80,7 @@ def test_subjects_and_owners_are_as_published() -> None:
         "RunYielded": "launcher evt.run.{task_id}.yielded",
         "LifeStateSaved": "launcher evt.run.{task_id}.life_state_saved",
         "RunExited": "launcher evt.run.{task_id}.exited",
+        "ErrorLinesFound": "log_collector evt.run.{task_id}.error_lines_found",
         "NodeChanged": "launcher evt.node.{node_id}.changed",
         "InventoryListed": "launcher evt.inventory.{runtime}.listed",
         "PolicyChanged": "scheduler evt.policy.{group}.changed",

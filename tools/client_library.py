@@ -25,7 +25,16 @@ STREAM = "text/event-stream"
 # What streams bring, by operation: the item, and the reader that joins streams that were cut off.
 STREAMS = {"events_list": ("types.Event", "EventReader"), "tasks_logs": ("Output", "OutputReader")}
 # Parameters that streams do not have: they are given by the method itself, or by its reader.
-NOT_OF_STREAMS = {"cursor", "follow", "limit", "limit_bytes", "list", "Last-Event-ID"}
+NOT_OF_STREAMS = {
+    "cursor",
+    "follow",
+    "limit",
+    "limit_bytes",
+    "list",
+    "before",
+    "until",
+    "Last-Event-ID",
+}
 BASES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 
 

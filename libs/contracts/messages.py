@@ -1066,6 +1066,8 @@ class ReadLog(Message):
     since: Time | None = None
     tail_lines: int = 0
     timestamps: bool = False
+    before: Int64 = 0
+    until: Time | None = None
 
 
 class ReadLogReply(Message):
@@ -1078,6 +1080,69 @@ class ReadLogReply(Message):
     complete: bool = False
     timestamps: tuple[LogTimestamp, ...] = ()
     approximate: bool = False
+
+
+class ReadLogLines(Message):
+    """ReadLogLines asks for a page of the lines that the ranks of a task wrote: of all lines,
+    or of those that match a pattern."""
+
+    task_id: str = ""
+    attempt: int = 0
+    rank: int | None = None
+    role: str = ""
+    pattern: str = ""
+    literal: bool = False
+    ignore_case: bool = False
+    lines_before: int = 0
+    lines_after: int = 0
+    since: Time | None = None
+    until: Time | None = None
+    by_time: bool = False
+    after: str = ""
+    before: str = ""
+    last: bool = False
+    limit: int = 0
+
+
+class LogLine(Message):
+    """LogLine is one line of one rank, without its end."""
+
+    attempt: int = 0
+    rank: int = 0
+    role: str = ""
+    offset: Int64 = 0
+    text: Base64 = b""
+    at: Time | None = None
+    approximate: bool = False
+
+
+class FoundLine(Message):
+    """FoundLine is a line of a page, with lines around it."""
+
+    line: LogLine
+    before: tuple[LogLine, ...] = ()
+    after: tuple[LogLine, ...] = ()
+
+
+class UnreadableLog(Message):
+    """UnreadableLog is a rank's output that a page lacks."""
+
+    attempt: int = 0
+    rank: int = 0
+    problem: str = ""
+
+
+class ReadLogLinesReply(Message):
+    """ReadLogLinesReply is a page, in the order of the lines whatever its direction."""
+
+    refusal: Refusal | None = None
+    lines: tuple[FoundLine, ...] = ()
+    begin: str = ""
+    end: str = ""
+    more: bool = False
+    searched_bytes: Int64 = 0
+    left_bytes: Int64 = 0
+    unreadable: tuple[UnreadableLog, ...] = ()
 
 
 class Reemit(Message):
@@ -1518,6 +1583,25 @@ class LifeStateSaved(Message):
     version: Int64 = 0
     size: Int64 = 0
     saved_at: Time
+
+
+class RankErrorLines(Message):
+    """RankErrorLines are the last error lines of one rank's output."""
+
+    rank: int = 0
+    role: str = ""
+    kind: str = ""
+    offset: Int64 = 0
+    lines: tuple[str, ...] = ()
+
+
+class ErrorLinesFound(Message):
+    """ErrorLinesFound: a run that failed or was lost wrote lines that look like the cause."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    ranks: tuple[RankErrorLines, ...] = ()
+    found_at: Time
 
 
 class RunExited(Message):

@@ -48,6 +48,7 @@ FACTS: Mapping[type[Message], Fact] = {
     m.LifeStateSaved: Fact("saved_at", ("task_id", "version")),
     m.CheckpointSaved: Fact("checkpoint.saved_at", ("task_id", "checkpoint.no")),
     m.RunExited: Fact("exit.exited_at", ("task_id", "attempt")),
+    m.ErrorLinesFound: Fact("found_at", ("task_id", "attempt")),
     m.NodeChanged: Fact("changed_at", ("node_id", "version")),
     m.QuotaChanged: Fact("changed_at", ("version",)),
     m.PolicyChanged: Fact("changed_at", ("group", "version")),

@@ -351,6 +351,15 @@ async def on_run_exited(tx: Tx, event: m.RunExited) -> bool:
     return True
 
 
+async def on_error_lines_found(tx: Tx, event: m.ErrorLinesFound) -> bool:
+    """The output of a failed run is complete and searched."""
+    run = await _run(tx, event.task_id, event.attempt)
+    if run.error_lines == event.ranks:
+        return False
+    tx.put(replace(run, error_lines=event.ranks))
+    return True
+
+
 async def on_node_changed(tx: Tx, event: m.NodeChanged) -> bool:
     """The highest version wins."""
     row = await tx.get(NodeRow, event.node_id)
@@ -478,6 +487,7 @@ READS: Mapping[type[Message], Reads] = {
             m.RunYielded,
             m.CheckpointSaved,
             m.RunExited,
+            m.ErrorLinesFound,
         ),
         _run_of,
     ),
@@ -503,6 +513,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.LifeStateSaved: _logged(on_life_state_saved),
     m.CheckpointSaved: _logged(on_checkpoint_saved),
     m.RunExited: _logged(on_run_exited),
+    m.ErrorLinesFound: _logged(on_error_lines_found),
     m.NodeChanged: _logged(on_node_changed),
     m.QuotaChanged: _logged(on_quota_changed),
     m.PolicyChanged: _logged(on_policy_changed),

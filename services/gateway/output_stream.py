@@ -42,6 +42,9 @@ class OutputFilter:
     since: datetime | None = None
     # With the times at which it was written.
     timestamps: bool = False
+    # Of a range: it ends before this byte (0: anywhere), and before what was written at this time.
+    before: int = 0
+    until: datetime | None = None
 
     def takes(self, attempt: int, rank: int, role: str) -> bool:
         """True if this rank's output is wanted."""
@@ -300,6 +303,8 @@ async def read_range(
                 since=None if first else wanted.since,
                 tail_lines=0 if first else wanted.tail,
                 timestamps=wanted.timestamps,
+                before=wanted.before,
+                until=wanted.until,
             ),
             m.ReadLogReply,
         )

@@ -21,6 +21,7 @@ from libs.contracts.messages import (
     Node,
     Placement,
     RankEnded,
+    RankErrorLines,
     Reason,
     RunDelayed,
     RunExit,
@@ -126,6 +127,9 @@ class RunRow:
     # In debug mode, and the ranks that have ended since while others went on, as they ended.
     debug: bool = False
     ended_ranks: tuple[RankEnded, ...] = ()
+    # The last error lines of its output, if it failed or was lost: first of the rank that failed
+    # first.
+    error_lines: tuple[RankErrorLines, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

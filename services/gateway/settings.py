@@ -158,6 +158,10 @@ class GatewaySettings(BaseServiceSettings):
     log_tail_lines_max: int = Field(default=10_000, ge=1)
     log_list_seconds: float = Field(default=1.0, gt=0, le=60)
     log_missing_rounds_max: int = Field(default=10, ge=0, le=1000)
+    # The same for pages of lines and searches, which log-collector answers.
+    log_questions_max: int = Field(default=4, ge=1)
+    log_questions_per_user_max: int = Field(default=2, ge=1)
+    log_waiting_max: int = Field(default=16, ge=1)
 
     # Terminals and commands in running ranks: how many at once, in all and of one user.
     exec_sessions_max: int = Field(default=64, ge=0)

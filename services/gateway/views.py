@@ -298,6 +298,16 @@ def run(row: RunRow) -> Json:
         "checkpoint": checkpoint(row.checkpoint),
         "exit": run_exit(row.exit),
         "finished_at": None if row.exit is None else rfc3339(row.exit.exited_at),
+        "error_lines": [
+            {
+                "rank": each.rank,
+                "role": each.role,
+                "kind": each.kind,
+                "offset": each.offset,
+                "lines": list(each.lines),
+            }
+            for each in row.error_lines
+        ],
         "placements": [placement(placed) for placed in row.placements],
         "endpoints": [endpoint(each) for each in row.endpoints],
     }

@@ -117,6 +117,18 @@ class Answers(BaseModel):
     list_outputs_max: int = Field(default=4096, ge=1, le=4096)
     list_runs_max: int = Field(default=1000, ge=1)
 
+    # Pages of lines, and searches: how long one is read for and how many bytes of output, how many
+    # lines it has, and how many around each of them.
+    page_seconds_max: float = Field(default=1.0, gt=0, le=5)
+    page_search_bytes_max: int = Field(default=1_073_741_824, ge=1_048_576)
+    page_lines_max: int = Field(default=1000, ge=1, le=1000)
+    context_lines_max: int = Field(default=50, ge=0, le=1000)
+    # What a pattern may take of memory once it is compiled.
+    pattern_bytes_max: int = Field(default=1_048_576, ge=65_536, le=8_388_608)
+    # How many pages are read at a time, and how many may wait for that.
+    pages_max: int = Field(default=2, ge=1, le=64)
+    pages_waiting_max: int = Field(default=12, ge=0, le=1000)
+
 
 @dataclass(frozen=True, slots=True)
 class Folded:
@@ -257,11 +269,14 @@ def datetime_of(micros: int) -> datetime:
     return EPOCH + min(max(micros, 0), _MICROS_MAX) * _MICROSECOND
 
 
+def micros_of(at: datetime) -> int:
+    """Microseconds since 1970."""
+    return (at - EPOCH) // _MICROSECOND
+
+
 def packed(timestamps: Sequence[Timestamp]) -> bytes:
     """Time stamps as archives keep them, each of the same size."""
-    return b"".join(
-        _TIMESTAMP.pack(each.offset, (each.at - EPOCH) // _MICROSECOND) for each in timestamps
-    )
+    return b"".join(_TIMESTAMP.pack(each.offset, micros_of(each.at)) for each in timestamps)
 
 
 def unpacked(data: bytes) -> list[Timestamp]:

@@ -6,9 +6,8 @@ the kept copy, including what is not recorded yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from libs.contracts.base import Message
@@ -27,11 +26,12 @@ from libs.contracts.messages import (
 )
 from libs.service.definition import CommandHandler, Handler, Reads
 from libs.store.port import Tx
-from services.log_collector import domain, store
+from services.log_collector import domain, error_lines, store
 from services.log_collector.archives.port import Archive, ArchiveError
-from services.log_collector.domain import Answers, OutputKey, Timestamp
+from services.log_collector.domain import Answers, OutputKey
 from services.log_collector.state import State
 from services.log_collector.store import OutputRow, RunRow
+from services.log_collector.write_times import Output, Times, WriteTimes
 
 LAST_LINES_BLOCK = 65_536
 
@@ -51,7 +51,15 @@ async def on_run_exited(tx: Tx, event: RunExited) -> None:
         placements = event.placements
         row = RunRow(event.task_id, event.attempt, placements, exited_at=None, collected=False)
     if row.exited_at is None:
-        tx.put(replace(row, exited_at=event.exit.exited_at))
+        ranks = error_lines.ranks_to_search(event.exit, row.placements)
+        tx.put(
+            replace(
+                row,
+                exited_at=event.exit.exited_at,
+                errors_wanted=bool(ranks),
+                error_ranks=ranks,
+            )
+        )
 
 
 def _row_of(event: RunStarted | RunExited) -> list[tuple[Any, ...]]:
@@ -66,29 +74,12 @@ HANDLERS: Mapping[type[Message], Handler] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """How much of an output is kept: bytes, and time stamps."""
-
-    key: OutputKey
-    size: int
-    timestamps: int
-
-
-@dataclass(frozen=True, slots=True)
-class WriteTimes:
-    """When the bytes of an answer were written, and where it ends for that; 0: anywhere."""
-
-    timestamps: Sequence[Timestamp]
-    end: int = 0
-    approximate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Queries:
     """log-collector's queries with what they read from and are bounded by."""
 
     state: State
     archive: Archive
+    times: Times
     answers: Answers
 
     def table(self) -> Mapping[type[Message], CommandHandler]:
@@ -106,13 +97,18 @@ class Queries:
         if size is None or stamps is None:
             size, stamps = (known.size, known.timestamps) if known else (0, 0)
         kept = Output(key, size, stamps)
+        times = self.times.within(tx)
         wanted = query.max_bytes if query.max_bytes > 0 else self.answers.reply_bytes_max
         try:
-            start = await self._start(tx, query, kept)
-            end = min(size, start + min(wanted, self.answers.reply_bytes_max))
+            before = size if query.before <= 0 else min(size, query.before)
+            if query.until is not None:
+                before = min(before, await times.first_at(kept, query.until))
+            start = await self._start(times, query, kept, before)
+            end = min(before, start + min(wanted, self.answers.reply_bytes_max))
             written = WriteTimes(())
             if query.timestamps and start < end:
-                written = await self._write_times(tx, kept, start, end)
+                most = self.answers.reply_timestamps_max
+                written = await times.stamps(kept, start, end, most)
                 end = written.end or end
             data = await self.archive.read(key, start, end - start) if start < end else b""
         except ArchiveError as error:
@@ -162,47 +158,13 @@ class Queries:
         newest = await store.newest_runs(tx, query.task_id, 1)
         return newest[0] if newest else None
 
-    async def _start(self, tx: Tx, query: ReadLog, kept: Output) -> int:
+    async def _start(self, times: Times, query: ReadLog, kept: Output, before: int) -> int:
         """The first byte of the answer: by lines from the end, by time, or by offset."""
         if query.tail_lines > 0:
-            return await self._last_lines(kept.key, kept.size, query.tail_lines)
+            return await self._last_lines(kept.key, before, query.tail_lines)
         if query.since is not None:
-            return await self._start_since(tx, query.since, kept)
+            return await times.first_at(kept, query.since)
         return domain.start_of_range(query.offset, kept.size)
-
-    async def _start_since(self, tx: Tx, since: datetime, kept: Output) -> int:
-        """The first byte written at or after a time: by the time stamps, and before the first of
-        these, where an older version kept none, with the precision of the index."""
-        key, count = kept.key, kept.timestamps
-        earlier = await self.archive.partition(key, count, lambda each: each.at < since)
-        found = await self.archive.timestamps(key, earlier, 1) if earlier < count else []
-        start = found[0].offset if found else kept.size
-        if earlier or start == 0:
-            return start
-        entries = {each.offset: each for each in await store.entries_around(tx, key, since)}
-        entries |= {each.offset: each for each in self.state.entries_of(key)}
-        return min(start, domain.start_since(list(entries.values()), since, kept.size))
-
-    async def _write_times(self, tx: Tx, kept: Output, start: int, end: int) -> WriteTimes:
-        """When the bytes from ``start`` to ``end`` were written, and where an answer with these
-        times has to end."""
-        key, count, most = kept.key, kept.timestamps, self.answers.reply_timestamps_max
-        before = await self.archive.partition(key, count, lambda each: each.offset <= start)
-        # The one that covers the first byte, and one more than fits: there the answer ends.
-        first = max(0, before - 1)
-        found = await self.archive.timestamps(key, first, min(most + 1, count - first))
-        approximate = before == 0
-        if approximate:
-            exact = found[0].offset if found else end
-            entries = await store.entries_from(tx, key, start, most)
-            known = {each.offset: each.first_at for each in entries}
-            known |= {each.offset: each.first_at for each in self.state.entries_of(key)}
-            found = [Timestamp(offset, known[offset]) for offset in sorted(known)]
-            end = min(end, exact)
-        inside = domain.covering(found, start, end)
-        if len(inside) > most:
-            end = inside[most].offset
-        return WriteTimes(inside[:most], end, approximate=approximate and bool(inside))
 
     async def _last_lines(self, key: OutputKey, size: int, lines: int) -> int:
         """The offset of the last so many lines, searched at most so far back."""

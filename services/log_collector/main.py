@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+from libs.contracts.messages import ReadLogLines
 from libs.service.definition import Ports, Service
 from libs.service.loop import Wake
 from libs.service.prune import PruneCutoff, number_cutoff
@@ -12,7 +13,10 @@ from libs.service.wiring import Wiring
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.port import Archive
 from services.log_collector.collector import Collector
+from services.log_collector.error_finder import ErrorFinder, error_loop
+from services.log_collector.error_lines import patterns_of
 from services.log_collector.handlers import HANDLERS, READS, Queries
+from services.log_collector.line_pages import LinePages
 from services.log_collector.loop import RUNS, OutputPruner, copy_loop, drop_loop, record_loop
 from services.log_collector.recorder import Recorder
 from services.log_collector.settings import LogCollectorSettings
@@ -20,6 +24,7 @@ from services.log_collector.sources.files import FileSource
 from services.log_collector.sources.port import LogSource
 from services.log_collector.state import SERVICE, State
 from services.log_collector.tables import TABLES
+from services.log_collector.write_times import Times
 
 
 def build(
@@ -63,16 +68,28 @@ def build(
         cutoff=PruneCutoff(SERVICE, RUNS, settings.prune_days_per_hour),
         number=number_cutoff(settings),
     )
-    queries = Queries(state=state, archive=archive, answers=settings)
+    times = Times(archive=archive, state=state, transaction=ports.store.transaction)
+    queries = Queries(state=state, archive=archive, times=times, answers=settings)
+    pages = LinePages(
+        database=ports.store, archive=archive, times=times, state=state, answers=settings
+    )
+    finder = ErrorFinder(
+        database=ports.store,
+        archive=archive,
+        patterns=patterns_of(settings.error_patterns_file),
+        limits=settings,
+    )
     return Service(
         name=SERVICE,
         ports=ports,
         handlers=HANDLERS,
         reads=READS,
         commands=queries.table(),
+        queries={ReadLogLines: pages.answer},
         loops=(
             copy_loop(ports.store, collector),
             record_loop(recorder),
+            error_loop(ports.store, finder),
             drop_loop(pruner, settings.prune_tick_seconds),
         ),
         on_lead=collector.lead,

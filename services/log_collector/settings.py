@@ -10,10 +10,11 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
 from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
+from services.log_collector.error_lines import ErrorSearch
 from services.log_collector.sources.kubernetes_options import KubernetesOptions
 
 
-class Parts(KubernetesOptions, Bounds, Pace, Answers):
+class Parts(KubernetesOptions, Bounds, Pace, Answers, ErrorSearch):
     """The settings that the source, the collector and the answers to readers take."""
 
     model_config = ConfigDict(frozen=True)

@@ -26,6 +26,10 @@ class RunRow:
     exited_at: datetime | None
     # Everything its ranks wrote is kept.
     collected: bool
+    # It failed or was lost, and its output is not searched for error lines yet: of these ranks, in
+    # this order.
+    errors_wanted: bool = False
+    error_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,16 @@ class EntryRow:
 async def open_runs(tx: Tx) -> Sequence[RunRow]:
     """Runs whose output is not all kept yet."""
     return await tx.select(RunRow, Where("collected", Op.EQ, value=False))
+
+
+async def runs_to_search(tx: Tx, limit: int) -> Sequence[RunRow]:
+    """Collected runs whose output is to be searched for error lines."""
+    return await tx.select(
+        RunRow,
+        Where("errors_wanted", Op.EQ, value=True),
+        Where("collected", Op.EQ, value=True),
+        limit=limit,
+    )
 
 
 async def outputs_of(tx: Tx, task_id: str, attempt: int) -> dict[int, OutputRow]:

@@ -13,6 +13,7 @@ TABLES = Tables(
         "run",
         index("exited_at"),
         index("task_id", "attempt", name="run_open", where="NOT collected"),
+        index("task_id", "attempt", name="run_errors", where="errors_wanted"),
         rule(
             "run_collected_after_exit",
             "NOT collected OR exited_at IS NOT NULL",

@@ -153,6 +153,37 @@ def test_a_failure_is_shown_with_the_last_lines_of_the_rank_that_failed_first(
     assert shiftwork.good("explain", task).out.splitlines()[-11:] == expected
 
 
+def test_the_error_lines_of_a_failure_are_kept_and_output_is_searched_where_it_is(
+    shiftwork: Shiftwork,
+) -> None:
+    script = (
+        'seq 200; echo "rank $RANK begins"; test $RANK = 0 && exec sleep 600;'
+        ' echo "RuntimeError: CUDA error: bad"; seq 20; exit 3'
+    )
+    task = shiftwork.submit(*CPU, "--nodes", "2", "--", "sh", "-c", script)
+    shiftwork("wait", task)
+    head, ends_at = "error lines of rank 1, attempt 1:", time.monotonic() + 20
+    while head not in shiftwork.good("show", task).out:
+        assert time.monotonic() < ends_at, "no error lines were found"
+        time.sleep(0.2)
+    assert "  RuntimeError: CUDA error: bad" in shiftwork.good("explain", task).out.splitlines()
+    assert "CUDA error: bad (cuda)" in shiftwork.good("events", task).out
+    found = shiftwork.good("logs", task, "--search", "RANK . BEG|cuda", "-i").out.splitlines()
+    assert found == [
+        "[0] rank 0 begins",
+        "[1] rank 1 begins",
+        "[1] RuntimeError: CUDA error: bad",
+    ]
+    around = shiftwork.good("logs", task, "--search", "CUDA", "-C", "1", "--rank", "1").out
+    assert around == "rank 1 begins\nRuntimeError: CUDA error: bad\n1\n"
+    begin = len("".join(f"{number}\n" for number in range(1, 201)))
+    before = ("--rank", "1", "--before", str(begin), "--tail", "2")
+    assert shiftwork.good("logs", task, *before).out == "199\n200\n"
+    refused = shiftwork("logs", task, "--search", "(?=x)")
+    assert refused.code == 2
+    assert "RE2" in refused.err
+
+
 def test_what_a_task_reports_is_in_the_list(shiftwork: Shiftwork) -> None:
     program = "import shiftwork; shiftwork.report(step=1200, loss=0.31, other=float('nan'))"
     task = shiftwork.submit("--name", "reporting", *CPU, "--", "python", "-c", program)

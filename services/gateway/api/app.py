@@ -20,6 +20,7 @@ from services.gateway.api import (
     docs,
     events,
     exec_sessions,
+    log_lines,
     login,
     login_page,
     logs,
@@ -51,7 +52,19 @@ PREFIX = "/v1"
 ROUTERS = tuple(
     module.router
     for module in (
-        *(tasks, queue, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
+        *(
+            tasks,
+            queue,
+            logs,
+            log_lines,
+            events,
+            exec_sessions,
+            nodes,
+            quotas,
+            policies,
+            people,
+            runs,
+        ),
         *(usage, tokens, audit_trail, dead_letters, sessions, login, cli_login),
     )
 )

@@ -140,6 +140,7 @@ class Context:
     usage_questions: ConcurrencyLimit
     queue_questions: ConcurrencyLimit
     queue_cursors: QueueCursors
+    log_questions: ConcurrencyLimit
     dry_runs: RateLimits
     capacity: Capacity
     listeners: Listeners

@@ -48,15 +48,21 @@ async def logs(
     ] = None,
     limit_bytes: Annotated[int | None, Query(ge=1)] = None,
     tail: Annotated[int, Query(ge=0, description="the last so many lines")] = 0,
+    before: Annotated[
+        int, Query(ge=0, le=2**62, description="with rank: end before this byte; 0: anywhere")
+    ] = 0,
     since: Annotated[str | None, Query(max_length=40, description="RFC 3339")] = None,
+    until: Annotated[
+        str | None, Query(max_length=40, description="with rank: end before what was written then")
+    ] = None,
     timestamps: Annotated[
         bool, Query(description="with the times at which the bytes were written, in JSON")
     ] = False,
 ) -> Response:
     """The output of ranks. ``list=1``: the outputs that are kept. ``rank=N``: a range of one, byte
-    for byte. ``follow=1``: the output of each selected rank from its beginning, as server-sent
-    events. An event with ``line`` has the current text of a line that is being rewritten; it adds
-    nothing to the output.
+    for byte; with ``before`` and ``tail`` the last lines before one. ``follow=1``: the output of
+    each selected rank from its beginning, as server-sent events. An event with ``line`` has the
+    current text of a line that is being rewritten; it adds nothing to the output.
 
     ``timestamps=1``: a range comes in JSON, as the pieces of a stream do, and has ``timestamps``:
     ``[offset, time]`` of its first byte and of each later byte at which the time changes.
@@ -66,9 +72,21 @@ async def logs(
         await task_or_404(tx, task_id, caller.sight)
     _check(parts, limit_bytes, tail)
     wanted = OutputFilter(
-        task_id, attempt, rank, role, offset or 0, tail, _since(since), timestamps=timestamps
+        task_id,
+        attempt,
+        rank,
+        role,
+        offset or 0,
+        tail,
+        time_of("since", since),
+        timestamps=timestamps,
+        before=before,
+        until=time_of("until", until),
     )
     if follow:
+        for name, value in (("before", before), ("until", until)):
+            if value:
+                raise invalid(name, value, "has no meaning with follow", "leave out one of both")
         return _stream(parts, caller, wanted)
     if list_ or rank is None:
         return answer({"logs": [views.log_info(info) for info in await _kept(parts, wanted)]})
@@ -108,12 +126,13 @@ def _check(parts: Context, limit_bytes: int | None, tail: int) -> None:
         raise invalid("tail", tail, f"is more than {most}", f"give {most} or less")
 
 
-def _since(text: str | None) -> datetime | None:
+def time_of(name: str, text: str | None) -> datetime | None:
+    """The time of a parameter. Raises the problem that it is none."""
     try:
         return parse_time(text) if text else None
     except ValueError:
         fix = "write it like 2026-01-31T12:00:00Z"
-        raise invalid("since", text, "is not a time with a zone", fix) from None
+        raise invalid(name, text, "is not a time with a zone", fix) from None
 
 
 async def _kept(parts: Context, wanted: OutputFilter) -> list[m.LogInfo]:

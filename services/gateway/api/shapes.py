@@ -268,6 +268,17 @@ class Yielded(TypedDict):
     reason: str
 
 
+class RankErrorLines(TypedDict):
+    """The last lines of one rank's output that look like an error; ``kind`` is the name of the
+    pattern that the last one matched."""
+
+    rank: int
+    role: str
+    kind: str
+    offset: int
+    lines: list[str]
+
+
 class Run(TypedDict):
     """One attempt."""
 
@@ -292,6 +303,9 @@ class Run(TypedDict):
     checkpoint: Checkpoint | None
     exit: Exit | None
     finished_at: str | None
+    # Of a run that failed or was lost, once its output is complete; the rank that failed first
+    # comes first.
+    error_lines: list[RankErrorLines]
     placements: list[Placement]
     # While it lives.
     endpoints: list[Endpoint]

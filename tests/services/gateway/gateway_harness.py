@@ -74,6 +74,9 @@ class Others:
     written: dict[tuple[int, int], list[m.LogTimestamp]] = field(default_factory=dict)
     exact_from: int = 0
     complete: set[tuple[int, int]] = field(default_factory=set)
+    # The next answers to ReadLogLines.
+    line_pages: list[m.ReadLogLinesReply] = field(default_factory=list)
+    before_lines: Callable[[], Awaitable[None]] | None = None
 
     async def explain(self, command: m.Explain) -> Message:
         self.asked.append(command)
@@ -234,6 +237,12 @@ class Others:
             approximate=old,
         )
 
+    async def read_log_lines(self, command: m.ReadLogLines) -> Message:
+        self.asked.append(command)
+        if self.before_lines is not None:
+            await self.before_lines()
+        return self.line_pages.pop(0) if self.line_pages else m.ReadLogLinesReply()
+
     async def reemit(self, command: m.Reemit) -> Message:
         self.asked.append(command)
         return m.ReemitReply(events=0)
@@ -292,7 +301,11 @@ class GatewayHarness(MemoryPlatform):
                 m.SetSchedulable: others.set_schedulable,
                 m.SetNodeMarks: others.set_node_marks,
             },
-            "log_collector": {m.ListLogs: others.list_logs, m.ReadLog: others.read_log},
+            "log_collector": {
+                m.ListLogs: others.list_logs,
+                m.ReadLog: others.read_log,
+                m.ReadLogLines: others.read_log_lines,
+            },
         }
         self.gateway = self.new_gateway()
         async with AsyncExitStack() as stack:

@@ -103,6 +103,7 @@ CASES = [
     Case("GET", "/v1/tasks/{task}/decisions"),
     Case("GET", "/v1/tasks/{task}/metrics"),
     Case("GET", "/v1/tasks/{task}/logs?list=1"),
+    Case("GET", "/v1/tasks/{task}/logs/lines"),
     Case("GET", "/v1/events"),
     Case("GET", "/v1/nodes"),
     Case("GET", "/v1/nodes/n0"),

@@ -382,3 +382,107 @@ def test_a_cut_never_goes_through_a_character(text: str, place: int) -> None:
     whole = whole_characters(data)
     data[:whole].decode()
     assert len(data) - whole < 4
+
+
+def found(rank: int, offset: int, text: bytes, **more: Any) -> m.FoundLine:
+    line = m.LogLine(attempt=1, rank=rank, role="worker", offset=offset, text=text, at=at(offset))
+    return m.FoundLine(line=line, **more)
+
+
+async def test_pages_of_lines(harness: GatewayHarness, ann: httpx.AsyncClient) -> None:
+    path = f"/v1/tasks/{(await harness.submitted(ann))['id']}/logs/lines"
+    place: dict[str, Any] = {"attempt": 1, "rank": 0, "role": "worker"}
+    around = (m.LogLine(**place, offset=0, text=b"\xff", approximate=True),)
+    harness.others.line_pages = [
+        m.ReadLogLinesReply(
+            lines=(found(0, 2, b"Error", before=around),),
+            begin="r0.1.0.2",
+            end="r0.1.0.8",
+            more=True,
+            searched_bytes=8,
+            left_bytes=12,
+            unreadable=(m.UnreadableLog(attempt=1, rank=1, problem="no disk"),),
+        )
+    ]
+    reply = await ann.get(
+        path,
+        params={
+            "pattern": "Err.r",
+            "ignore_case": 1,
+            "lines_before": 1,
+            "order": "time",
+            "since": "2026-01-01T00:00:00Z",
+            "after": "r0.1.0.0",
+            "rank": 0,
+            "limit": 5,
+        },
+    )
+    assert reply.json() == {
+        "lines": [
+            {
+                **place,
+                "offset": 2,
+                "at": "2026-01-01T00:00:02Z",
+                "text": "Error",
+                "lines_before": [
+                    {**place, "offset": 0, "at": None, "approximate": True, "data_base64": "/w=="}
+                ],
+            }
+        ],
+        "begin": "r0.1.0.2",
+        "end": "r0.1.0.8",
+        "more": True,
+        "searched_bytes": 8,
+        "left_bytes": 12,
+        "unreadable": [{"attempt": 1, "rank": 1, "problem": "no disk"}],
+    }
+    asked = [each for each in harness.others.asked if isinstance(each, m.ReadLogLines)]
+    assert asked[0].model_dump(exclude_defaults=True, exclude={"task_id"}) == {
+        "rank": 0,
+        "pattern": "Err.r",
+        "ignore_case": True,
+        "lines_before": 1,
+        "since": at(0),
+        "by_time": True,
+        "after": "r0.1.0.0",
+        "limit": 5,
+    }
+
+
+async def test_a_page_of_lines_that_cannot_be_had_is_refused(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    path = f"/v1/tasks/{(await harness.submitted(ann))['id']}/logs/lines"
+    both = await ann.get(f"{path}?after=r0.1.0.0&last=1")
+    assert (both.status_code, both.json()["errors"][0]["field"]) == (422, "after")
+    error = m.FieldError(field="pattern", value="(", message="is wrong", fix="correct it")
+    refusal = m.Refusal(code=m.RefusalCode.INVALID, detail="pattern", errors=(error,))
+    harness.others.line_pages = [m.ReadLogLinesReply(refusal=refusal)]
+    wrong = await ann.get(f"{path}?pattern=(")
+    assert (wrong.status_code, wrong.json()["errors"][0]["fix"]) == (422, "correct it")
+    assert (await ann.get("/v1/tasks/t-none/logs/lines")).status_code == 404
+    assert (await ann.get(f"{path}?since=yesterday")).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "harness", [{"log_questions_per_user_max": 1, "log_waiting_max": 2}], indirect=True
+)
+async def test_a_user_who_searches_too_often_at_once_is_refused(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    path = f"/v1/tasks/{(await harness.submitted(ann))['id']}/logs/lines"
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        asked.set()
+        await go_on.wait()
+
+    harness.others.before_lines = slow
+    first = asyncio.ensure_future(ann.get(path))
+    await asked.wait()
+    second = asyncio.ensure_future(ann.get(path))
+    await asyncio.sleep(0.01)
+    third = await ann.get(path)
+    assert (third.status_code, third.headers["retry-after"]) == (429, "1")
+    go_on.set()
+    assert [(await each).status_code for each in (first, second)] == [200, 200]

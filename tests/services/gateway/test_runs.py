@@ -656,3 +656,18 @@ async def test_an_ended_attempt_does_not_use_the_live_attempts_rate_limit(
         replies = [await old.post("/v1/run/checkpoints", json=body) for _ in range(5)]
         assert [each.status_code for each in replies] == [409] * 5
         assert (await live.post("/v1/run/checkpoints", json=body)).status_code == 201
+
+
+async def test_a_failed_run_has_its_error_lines(
+    harness: GatewayHarness, ann: httpx.AsyncClient
+) -> None:
+    tid = (await harness.submitted(ann))["id"]
+    lines = m.RankErrorLines(rank=3, role="worker", kind="cuda", offset=7, lines=("CUDA error",))
+    found = m.ErrorLinesFound(task_id=tid, attempt=1, ranks=(lines,), found_at=at(61))
+    # Whatever comes first.
+    await harness.project(found, assigned(tid), exited(tid, kind=m.ExitKind.FAILED, code=1))
+    (run,) = (await ann.get(f"/v1/tasks/{tid}/runs")).json()["items"]
+    shown = {"rank": 3, "role": "worker", "kind": "cuda", "offset": 7, "lines": ["CUDA error"]}
+    assert (run["error_lines"], run["exit"]["kind"]) == ([shown], "failed")
+    events = (await ann.get(f"/v1/events?task={tid}")).json()["items"]
+    assert [each["type"] for each in events].count("run.error_lines_found") == 1

@@ -1,4 +1,5 @@
-"""What a failed task wrote last: the end of the output of the rank that failed first.
+"""What a failed task wrote last: the end of the output of the rank that failed first, and the error
+lines that were found in the outputs of the last run that failed.
 
 Called by ``show``, ``explain`` and ``wait``. It reads the kept output.
 """
@@ -16,6 +17,8 @@ LINES_MAX = 10
 BYTES_MAX = 8192
 # A task may be known to have failed before its last lines are collected.
 COMPLETE_SECONDS = 3.0
+# Of the ranks with error lines; the runs of the API have all.
+RANKS_SHOWN_MAX = 3
 
 
 def failed_rank(ended: Mapping[str, Any]) -> int:
@@ -71,3 +74,29 @@ def report(api: Api, task: Mapping[str, Any]) -> list[str]:
         *(f"  {render.without_sequences(line)}" for line in lines),
         *([f"hint: {render.one_line(hint)}"] if hint else []),
     ]
+
+
+def error_report(runs: list[dict[str, Any]], shown: list[str]) -> list[str]:
+    """The error lines of the newest run that has some, rank by rank. Lines that are ``shown``
+    already do not come again."""
+    with_errors = [run for run in runs if parse.listed(run.get("error_lines"))]
+    if not with_errors:
+        return []
+    run = max(with_errors, key=lambda each: int(each["attempt"]))
+    found = parse.listed(run.get("error_lines"))
+    report: list[str] = []
+    for each in found[:RANKS_SHOWN_MAX]:
+        lines = [f"  {_printed(line)}" for line in parse.listed(each.get("lines"))]
+        if all(line in shown for line in lines):
+            continue
+        report.append(f"error lines of rank {each['rank']}, attempt {run['attempt']}:")
+        report += lines
+    if report and found[RANKS_SHOWN_MAX:]:
+        more = render.counted(len(found) - RANKS_SHOWN_MAX, "more rank")
+        report.append(f"{more} with error lines: --json has all")
+    return report
+
+
+def _printed(line: str) -> str:
+    """A line of output as people may see it: without a terminal's commands."""
+    return render.one_line(render.without_sequences(line))

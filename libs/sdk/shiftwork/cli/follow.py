@@ -640,6 +640,8 @@ class Printer:
 
     def __init__(self, *, ranks: bool = False, times: bool = False) -> None:
         self.ranks, self.times = ranks, times
+        # Lines of several attempts: the prefix has the attempt, too.
+        self.attempts = False
         self._approximate = False
 
     def head(self, line: Line) -> bytes:
@@ -648,7 +650,9 @@ class Printer:
         if self.times:
             at = milliseconds(line.at)
             head = f"{'~' if at and line.approximate else ''}{at or '-'} "
-        if self.ranks:
+        if self.attempts:
+            head += f"[{line.attempt}.{line.rank}] "
+        elif self.ranks:
             head += f"[{line.rank}] "
         return head.encode()
 

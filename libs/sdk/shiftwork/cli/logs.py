@@ -1,17 +1,17 @@
 """``shiftwork logs``: the kept output of a task's ranks, and what is written now."""
 
-import re
 import sys
 from datetime import datetime, timezone
 from heapq import merge
 from itertools import chain, groupby, islice
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import typer
 
 from shiftwork.cli import complete, follow, parse, render, session
 from shiftwork.cli.client import RANGE_BYTES, Api, Range
 from shiftwork.cli.failures import usage
+from shiftwork.cli.search import Search, Shown
 from shiftwork.cli.task_options import ENDED
 from shiftwork.cli.tasks import TASK_HELP, find
 from shiftwork.client.streams import bytes_of
@@ -42,7 +42,21 @@ def logs(
     role: str = typer.Option("", "--role", help="One role's ranks only."),
     rank: Optional[int] = typer.Option(None, "--rank", min=0, help="One rank only."),
     since: str = typer.Option("", "--since", help="From 15m ago on, or from a time."),
+    until: str = typer.Option(
+        "", "--until", help="Only what was written before 5m ago, or a time."
+    ),
+    after: Optional[int] = typer.Option(
+        None, "--after", metavar="OFFSET", min=0, help="From this byte of one rank's output on."
+    ),
+    before: Optional[int] = typer.Option(
+        None, "--before", metavar="OFFSET", min=1, help="Up to this byte of one rank's output."
+    ),
     search: str = typer.Option("", "--search", metavar="RE", help="Only lines that match."),
+    text: bool = typer.Option(False, "--text", help="--search is plain text."),
+    ignore_case: bool = typer.Option(False, "-i", "--ignore-case", help="In upper or lower case."),
+    lines_after: int = typer.Option(0, "-A", min=0, help="With so many lines after each match."),
+    lines_before: int = typer.Option(0, "-B", min=0, help="With so many lines before each match."),
+    context: int = typer.Option(0, "-C", min=0, help="With so many lines before and after it."),
     tail: Optional[int] = typer.Option(
         None, "--tail", min=0, help="The last lines of each rank of the last attempt."
     ),
@@ -52,8 +66,14 @@ def logs(
 ) -> None:
     """Show a task's output."""
     now = session.current()
-    pattern = _pattern(search)
+    request = Search(
+        search, text, ignore_case, max(lines_before, context), max(lines_after, context)
+    )
+    _check(follow_it, {"--until": until, "--before": before, "--after": after}, tail, since)
+    here = follow_it or any(each is not None for each in (tail, before, after))
+    pattern = request.compiled(here=here)
     since_at = parse.timestamp(since, "--since", render.now()) if since else ""
+    until_at = parse.timestamp(until, "--until", render.now()) if until else ""
     api = now.api()
     found = find(api, task)
     task_id = str(found["id"])
@@ -64,69 +84,75 @@ def logs(
     kept: List[Dict[str, Any]] = []
     if tail is not None or not follow_it:
         kept = api.get(follow.logs_path(task_id), {"list": 1})["logs"]
-
-    def is_wanted(log: Dict[str, Any]) -> bool:
-        return (
-            attempt in (None, log["attempt"])
-            and rank in (None, log["rank"])
-            and role in ("", log.get("role"))
-        )
-
+    wanted = [
+        log
+        for log in kept
+        if attempt in (None, log["attempt"])
+        and rank in (None, log["rank"])
+        and role in ("", log.get("role"))
+    ]
     if follow_it:
         chosen = {"attempt": attempt, "rank": rank, "role": role, "tail": tail or None}
-        first = max((log["attempt"] for log in kept if is_wanted(log)), default=0)
+        first = max((log["attempt"] for log in wanted), default=0)
         # With --tail 0 only new output is shown.
         sizes = {(log["attempt"], log["rank"]): log["size"] for log in kept if tail == 0}
         if search and found["state"] not in ENDED:
             render.note(f"lines that match {search!r} are shown as they come; Ctrl-C ends this")
         _follow(api, task_id, {**params, **chosen}, shown, _Begin(first, sizes))
         return
-    wanted = [log for log in kept if is_wanted(log)]
-    if tail is not None:
-        last = max((log["attempt"] for log in wanted), default=0)
-        wanted = [log for log in wanted if log["attempt"] == last]
-    if tail != 0:
-        _show(Kept(api, task_id, {**params, "tail": tail}), wanted, shown)
+    if search and not here:
+        selected = {"attempt": attempt, "rank": rank, "role": role}
+        order = {"since": since_at, "until": until_at, "order": "time" if timestamps else "rank"}
+        printer.attempts = len({log["attempt"] for log in wanted}) > 1
+        request.show(api, follow.logs_path(task_id) + "/lines", {**selected, **order}, shown)
+    elif tail != 0:
+        ends = {"until": until_at, "before": before, "offset": after, "tail": tail}
+        named = "--before" if before is not None else "--after" if after is not None else ""
+        of_last = _of_last_attempt(wanted, named) if here else wanted
+        _show(Kept(api, task_id, {**params, **ends}), of_last, shown)
     if not wanted:
         render.note(_nothing(kept))
     elif tail != 0 and not shown.any:
-        render.note(_no_lines(since, search))
+        render.note(_no_lines(since, until, search))
 
 
-class Shown:
-    """Which lines are shown, and how; and whether any was."""
-
-    def __init__(
-        self, printer: follow.Printer, wanted: Optional[Callable[[bytes], object]] = None
-    ) -> None:
-        # Of ``wanted`` None stands for all lines.
-        self.printer, self.wanted = printer, wanted
-        self.any = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Nothing is added or taken away."""
-        added = self.printer.ranks or self.printer.times
-        return self.wanted is None and not added and not render.wants_json()
-
-    def show(self, lines: List[follow.Line]) -> None:
-        """Print those that are wanted."""
-        wanted = self.wanted
-        chosen = [line for line in lines if wanted is None or wanted(line.text)]
-        self.any = self.any or bool(chosen)
-        self.printer.show(chosen)
-
-    def show_bytes(self, data: bytes) -> None:
-        """Print output as it is."""
-        self.any = self.any or bool(data)
-        render.raw(data)
+def _check(follow_it: bool, ends: Dict[str, Any], tail: Optional[int], since: str) -> None:
+    """Raise the error of options that exclude each other."""
+    for name, value in ends.items():
+        if follow_it and value not in (None, ""):
+            raise usage(
+                f"{name} has no meaning with --follow", where=name, fix="leave out one of both"
+            )
+    if ends["--after"] is not None and (tail is not None or since):
+        raise usage(
+            f"--after stands beside {'--since' if since else '--tail'}",
+            where="--after",
+            fix="give one of both; --before OFFSET --tail N has the last lines before a byte",
+        )
 
 
-def _no_lines(since: str, search: str) -> str:
+def _of_last_attempt(wanted: List[Dict[str, Any]], named: str) -> List[Dict[str, Any]]:
+    """The outputs of the last attempt. ``named``: an option names a byte, so there must be one."""
+    last = max((log["attempt"] for log in wanted), default=0)
+    found = [log for log in wanted if log["attempt"] == last]
+    if named and found[1:]:
+        raise usage(
+            f"the task has {len(found)} ranks, and each counts its own bytes",
+            where=named,
+            fix="choose one with --rank N",
+        )
+    return found
+
+
+def _no_lines(since: str, until: str, search: str) -> str:
     """Why nothing is shown of output that is there."""
-    parts = [f"since {since}" if since else "", f"that matches {search!r}" if search else ""]
+    parts = [
+        f"since {since}" if since else "",
+        f"until {until}" if until else "",
+        f"that matches {search!r}" if search else "",
+    ]
     missing = " ".join(["no output", *(part for part in parts if part)])
-    return missing if since or search else "there is no output"
+    return missing if since or until or search else "there is no output"
 
 
 def _nothing(kept: List[Dict[str, Any]]) -> str:
@@ -147,15 +173,6 @@ def _nothing(kept: List[Dict[str, Any]]) -> str:
 def _first(ranks: List[int]) -> str:
     more = ", ..." if len(ranks) > RANKS_NAMED_MAX else ""
     return ", ".join(map(str, sorted(ranks)[:RANKS_NAMED_MAX])) + more
-
-
-def _pattern(search: str) -> "Optional[re.Pattern[bytes]]":
-    try:
-        return re.compile(search.encode()) if search else None
-    except re.error as error:
-        raise usage(
-            f"{search!r} is no regular expression: {error}", where="--search", fix="correct it"
-        ) from None
 
 
 class Kept(NamedTuple):

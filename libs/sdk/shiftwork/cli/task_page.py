@@ -145,7 +145,7 @@ def show(api: Api, found: dict[str, Any]) -> None:
         )
     _show_endpoints(parse.listed(found.get("endpoints")))
     _show_warnings(role_facts.warnings(found))
-    show_ending(api, found)
+    show_ending(api, found, runs)
 
 
 def team(api: Api, task: dict[str, Any]) -> str:
@@ -164,9 +164,11 @@ def team(api: Api, task: dict[str, Any]) -> str:
     return f"{named or 'none'} (as submitted; {task['owner']} is {now} now)"
 
 
-def show_ending(api: Api, task: dict[str, Any]) -> None:
-    """Under everything else: what a failed task wrote last."""
-    for number, text in enumerate(ending.report(api, task)):
+def show_ending(api: Api, task: dict[str, Any], runs: list[dict[str, Any]]) -> None:
+    """Under everything else: the error lines of a run that failed, and what a failed task wrote
+    last."""
+    last = ending.report(api, task)
+    for number, text in enumerate([*ending.error_report(runs, last), *last]):
         if number == 0:
             render.line("")
         render.line(text)

@@ -391,7 +391,7 @@ def explain(
     team = task_page.team(api, found)
     former = [("team", team)] if team != (found.get("team") or "") else []
     render.facts([*explanation.facts(found, reply), *former])
-    task_page.show_ending(api, found)
+    task_page.show_ending(api, found, api.get(f"{path}/runs")["items"])
     if history:
         render.line("")
         known = {**parse.fields(reply.get("tasks")), found["id"]: found}

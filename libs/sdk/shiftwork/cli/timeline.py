@@ -68,6 +68,18 @@ def _again(data: Data) -> str:
     return f"restarted on {_nodes(data)} from the beginning (no checkpoint)"
 
 
+def _error_lines(data: Data) -> str:
+    """``rank 1 wrote ValueError: bad (exception)``, and how many other ranks wrote errors."""
+    ranks = parse.listed(data.get("ranks"))
+    if not ranks:
+        return "error lines found"
+    first = parse.fields(ranks[0])
+    lines = parse.listed(first.get("lines"))
+    text = render.one_line(render.without_sequences(str(lines[-1] if lines else "")))
+    others = f"; {render.counted(len(ranks) - 1, 'more rank')} with errors" if ranks[1:] else ""
+    return f"rank {first.get('rank', 0)} wrote: {text} ({first.get('kind')}){others}"
+
+
 def _yielded(data: Data) -> str:
     return "the program hands its nodes over on its own" + (
         f": {data['reason']}" if data.get("reason") else ""
@@ -282,6 +294,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         f" {render.counted(d['size'], 'byte')}"
     ),
     "run.exited": _exited,
+    "run.error_lines_found": _error_lines,
     "node.changed": _node,
     "quota.changed": _quota,
     "quota.usage": _usage,
@@ -315,6 +328,7 @@ _STEPS: Mapping[str, int] = {
     "run.yielded": _RUNNING,
     "run.life_state_saved": _RUNNING,
     "run.exited": _EXITED,
+    "run.error_lines_found": _USED,
     "quota.usage": _USED,
 }
 _STATE_STEPS: Mapping[str, int] = {

@@ -894,13 +894,15 @@ class AsyncTasks(AsyncResource):
         offset: Optional[int] = None,
         limit_bytes: Optional[int] = None,
         tail: Optional[int] = None,
+        before: Optional[int] = None,
         since: Optional[str] = None,
+        until: Optional[str] = None,
         timestamps: Optional[bool] = None,
     ) -> Union[types.KeptOutputs, types.OutputRange]:
         """The output of ranks. ``list=1``: the outputs that are kept. ``rank=N``: a range of one, byte
-        for byte. ``follow=1``: the output of each selected rank from its beginning, as server-sent
-        events. An event with ``line`` has the current text of a line that is being rewritten; it adds
-        nothing to the output.
+        for byte; with ``before`` and ``tail`` the last lines before one. ``follow=1``: the output of
+        each selected rank from its beginning, as server-sent events. An event with ``line`` has the
+        current text of a line that is being rewritten; it adds nothing to the output.
 
         ``timestamps=1``: a range comes in JSON, as the pieces of a stream do, and has ``timestamps``:
         ``[offset, time]`` of its first byte and of each later byte at which the time changes.
@@ -917,7 +919,9 @@ class AsyncTasks(AsyncResource):
             offset: negative: from the end
             limit_bytes: the length of the range at most
             tail: the last so many lines
+            before: with rank: end before this byte; 0: anywhere
             since: RFC 3339
+            until: with rank: end before what was written then
             timestamps: with the times at which the bytes were written, in JSON"""
         return await self._json(
             Operation("GET", "/v1/tasks/{task_id}/logs", repeatable=True),
@@ -931,7 +935,9 @@ class AsyncTasks(AsyncResource):
                 "offset": offset,
                 "limit_bytes": limit_bytes,
                 "tail": tail,
+                "before": before,
                 "since": since,
+                "until": until,
                 "timestamps": timestamps,
             },
             {},
@@ -947,12 +953,14 @@ class AsyncTasks(AsyncResource):
         offset: Optional[int] = None,
         limit_bytes: Optional[int] = None,
         tail: Optional[int] = None,
+        before: Optional[int] = None,
         since: Optional[str] = None,
+        until: Optional[str] = None,
     ) -> Text:
         """The output of ranks. ``list=1``: the outputs that are kept. ``rank=N``: a range of one, byte
-        for byte. ``follow=1``: the output of each selected rank from its beginning, as server-sent
-        events. An event with ``line`` has the current text of a line that is being rewritten; it adds
-        nothing to the output.
+        for byte; with ``before`` and ``tail`` the last lines before one. ``follow=1``: the output of
+        each selected rank from its beginning, as server-sent events. An event with ``line`` has the
+        current text of a line that is being rewritten; it adds nothing to the output.
 
         ``timestamps=1``: a range comes in JSON, as the pieces of a stream do, and has ``timestamps``:
         ``[offset, time]`` of its first byte and of each later byte at which the time changes.
@@ -969,7 +977,9 @@ class AsyncTasks(AsyncResource):
             offset: negative: from the end
             limit_bytes: the length of the range at most
             tail: the last so many lines
-            since: RFC 3339"""
+            before: with rank: end before this byte; 0: anywhere
+            since: RFC 3339
+            until: with rank: end before what was written then"""
         return await self._text(
             Operation("GET", "/v1/tasks/{task_id}/logs", repeatable=True),
             {"task_id": task_id},
@@ -980,7 +990,9 @@ class AsyncTasks(AsyncResource):
                 "offset": offset,
                 "limit_bytes": limit_bytes,
                 "tail": tail,
+                "before": before,
                 "since": since,
+                "until": until,
             },
             {},
             "text/plain",
@@ -999,9 +1011,9 @@ class AsyncTasks(AsyncResource):
         timestamps: Optional[bool] = None,
     ) -> AsyncGenerator[Output, None]:
         """The output of ranks. ``list=1``: the outputs that are kept. ``rank=N``: a range of one, byte
-        for byte. ``follow=1``: the output of each selected rank from its beginning, as server-sent
-        events. An event with ``line`` has the current text of a line that is being rewritten; it adds
-        nothing to the output.
+        for byte; with ``before`` and ``tail`` the last lines before one. ``follow=1``: the output of
+        each selected rank from its beginning, as server-sent events. An event with ``line`` has the
+        current text of a line that is being rewritten; it adds nothing to the output.
 
         ``timestamps=1``: a range comes in JSON, as the pieces of a stream do, and has ``timestamps``:
         ``[offset, time]`` of its first byte and of each later byte at which the time changes.
@@ -1032,6 +1044,74 @@ class AsyncTasks(AsyncResource):
                 "timestamps": timestamps,
             },
             OutputReader(),
+        )
+
+    async def logs_lines(
+        self,
+        task_id: str,
+        *,
+        pattern: Optional[str] = None,
+        literal: Optional[bool] = None,
+        ignore_case: Optional[bool] = None,
+        attempt: Optional[int] = None,
+        rank: Optional[int] = None,
+        role: Optional[str] = None,
+        since: Optional[str] = None,
+        until: Optional[str] = None,
+        lines_before: Optional[int] = None,
+        lines_after: Optional[int] = None,
+        order: Optional[Literal["rank", "time"]] = None,
+        after: Optional[str] = None,
+        before: Optional[str] = None,
+        last: Optional[bool] = None,
+        limit: Optional[int] = None,
+    ) -> types.OutputLines:
+        """Lines that ranks wrote, or those of them that match a pattern, page by page.
+
+        A page ends when it is full, or after about a second of searching: it may then have few lines or
+        none, and ``more`` is true. Continue with ``after`` (or ``before``) until it is false. Cursors
+        stay valid while output grows. A line that has not ended yet is in no page. A line of more than
+        64 KiB counts as several.
+
+        GET /v1/tasks/{task_id}/logs/lines
+
+        Args:
+            pattern: a regular expression (RE2); left out: every line
+            literal: the pattern is plain text
+            ignore_case: in upper or lower case
+            attempt: the attempt; left out: the newest for a range, all otherwise
+            rank: the rank, counted over all roles
+            role: the role
+            since: RFC 3339
+            until: RFC 3339; not included
+            lines_before: of the same rank
+            lines_after: of the same rank
+            order: rank: attempt by attempt and rank by rank
+            after: begin or end of another page
+            before: begin or end of another page
+            last: the last lines instead of the first
+            limit: lines of a page"""
+        return await self._json(
+            Operation("GET", "/v1/tasks/{task_id}/logs/lines", repeatable=True),
+            {"task_id": task_id},
+            {
+                "pattern": pattern,
+                "literal": literal,
+                "ignore_case": ignore_case,
+                "attempt": attempt,
+                "rank": rank,
+                "role": role,
+                "since": since,
+                "until": until,
+                "lines_before": lines_before,
+                "lines_after": lines_after,
+                "order": order,
+                "after": after,
+                "before": before,
+                "last": last,
+                "limit": limit,
+            },
+            {},
         )
 
     async def state(self, task_id: str) -> types.LifeState:

@@ -402,6 +402,21 @@ class Forecast(TypedDict):
     assumptions: List[str]
 
 
+class FoundOutputLine(TypedDict):
+    """A line, with the lines of the same rank before and after it, if these were requested."""
+
+    attempt: int
+    rank: int
+    role: str
+    offset: int
+    at: Optional[str]
+    approximate: NotRequired[bool]
+    text: NotRequired[str]
+    data_base64: NotRequired[str]
+    lines_before: NotRequired[List[OutputLine]]
+    lines_after: NotRequired[List[OutputLine]]
+
+
 class GoalBody(TypedDict):
     """What the task should do."""
 
@@ -686,6 +701,34 @@ class OrderPlace(TypedDict):
     guaranteed_nodes: float
     held_nodes: float
     covered: bool
+
+
+class OutputLine(TypedDict):
+    """One line of one rank, without its end: ``text``, or ``data_base64`` for bytes that are no
+    text. ``at`` is when its first byte was written."""
+
+    attempt: int
+    rank: int
+    role: str
+    offset: int
+    at: Optional[str]
+    approximate: NotRequired[bool]
+    text: NotRequired[str]
+    data_base64: NotRequired[str]
+
+
+class OutputLines(TypedDict):
+    """A page of lines in their order. ``begin`` and ``end`` are cursors: ``before=BEGIN`` has the
+    lines before the page, ``after=END`` those after it. ``more``: the range goes on in the
+    direction that was read; ``left_bytes`` of its output are not searched yet."""
+
+    lines: List[FoundOutputLine]
+    begin: str
+    end: str
+    more: bool
+    searched_bytes: int
+    left_bytes: int
+    unreadable: List[UnreadableOutput]
 
 
 class OutputRange(TypedDict):
@@ -1064,6 +1107,17 @@ class QuotaSet(TypedDict):
     version: int
 
 
+class RankErrorLines(TypedDict):
+    """The last lines of one rank's output that look like an error; ``kind`` is the name of the
+    pattern that the last one matched."""
+
+    rank: int
+    role: str
+    kind: str
+    offset: int
+    lines: List[str]
+
+
 class RankExit(TypedDict):
     """How one rank ended."""
 
@@ -1250,6 +1304,7 @@ class Run(TypedDict):
     checkpoint: Optional[Checkpoint]
     exit: Optional[Exit]
     finished_at: Optional[str]
+    error_lines: List[RankErrorLines]
     placements: List[Placement]
     endpoints: List[Endpoint]
 
@@ -1540,6 +1595,14 @@ class Unreadable(TypedDict):
     """A row of a list that cannot be shown, set apart from the others."""
 
     id: str
+    problem: str
+
+
+class UnreadableOutput(TypedDict):
+    """A rank whose output a page lacks."""
+
+    attempt: int
+    rank: int
     problem: str
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 import time
 from dataclasses import dataclass, field
@@ -181,6 +182,8 @@ class CliServer:
             self._stream_events(request, query)
         elif path.endswith("/logs"):
             self._logs(request, path.split("/")[3], query)
+        elif path.endswith("/logs/lines"):
+            self._lines(request, query)
         else:
             _send(request, *self._route(request.command, path, query, headers, body))
 
@@ -370,6 +373,29 @@ class CliServer:
             request.send_header(name, value)
         request.end_headers()
         request.wfile.write(piece)
+
+    def _lines(self, request: BaseHTTPRequestHandler, query: dict[str, str]) -> None:
+        """Lines that match, three to a page; cursors are their numbers."""
+        try:
+            pattern = re.compile(query["pattern"].encode())
+        except re.error as error:
+            wrong = {"field": "pattern", "value": query["pattern"], "message": str(error)}
+            _send(request, *problem(400, "invalid", "no", {**wrong, "fix": "correct it"}))
+            return
+        found: list[dict[str, Any]] = []
+        for (attempt, rank), data in sorted(self.output.items()):
+            offset = 0
+            for line in data.splitlines():
+                if pattern.search(line):
+                    piece = self.piece(attempt, rank, offset, line)
+                    stamps = piece.pop("timestamps")
+                    found.append({**piece, "at": stamps[0][1] if stamps else None})
+                offset += len(line) + 1
+        begin = int(query.get("after") or 0)
+        page, end = found[begin : begin + 3], begin + 3
+        more = {"more": end < len(found), "begin": str(begin), "end": str(end)}
+        sizes = {"searched_bytes": 10, "left_bytes": 10, "unreadable": []}
+        _send(request, 200, {"lines": page, **more, **sizes})
 
     def piece(self, attempt: int, rank: int, begin: int, data: bytes) -> dict[str, Any]:
         """A piece of output with its time stamps."""

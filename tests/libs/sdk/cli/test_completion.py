@@ -26,6 +26,7 @@ FREE_OPTIONS = frozenset(
         *("--retries", "--ack-deadline", "--fence-after", "--max-run-time", "--shm"),
         *("--env", "--label", "--name", "--key", "--image", "--mount", "--resource", "--tolerate"),
         *("--node-selector", "--file", "--pod-template", "--workdir", "--venv"),
+        *("--until", "--before", "--after", "-A", "-B", "-C"),
         *("--search", "--role of logs", "--role of exec", "--target", "--user of login"),
         *("--url", "--token"),
     }

@@ -196,7 +196,7 @@ def test_each_line_has_its_time(
 def test_times_go_with_the_other_options(shiftwork: Shiftwork, dated: CliServer) -> None:
     assert shiftwork("logs", "ta", "-t", "--tail", "1").out == f"{at(25)} four\n"
     assert shiftwork("logs", "ta", "-t", "--attempt", "1").out.splitlines() == LINES[:3]
-    assert shiftwork("logs", "ta", "-t", "--search", "o$").out == f"{at(0.123)} two\n"
+    assert shiftwork("logs", "ta", "-t", "--search", "o$").out == f"{at(0.123)} [1.0] two\n"
     assert shiftwork("logs", "ta", "-t", "--rank", "0").out.splitlines() == LINES
     shiftwork("logs", "ta", "-t", "--since", "2026-11-21T12:00:00+02:00", "--attempt", "1")
     assert dated.seen[-1].query["since"] == "2026-11-21T10:00:00Z"
@@ -343,3 +343,67 @@ def test_events_are_followed_until_interrupted(
     assert done.code == 130
     records = [json.loads(line) for line in done.out.splitlines()]
     assert [record["position"] for record in records] == [1, 2, 3, 4, 5, 6]
+
+
+def test_found_lines_have_their_place_and_the_lines_around_them(
+    shiftwork: Shiftwork, written: CliServer
+) -> None:
+    written.output = {(1, 0): b"a\nb\n", (2, 0): b"a\n"}
+    # Pages of the server are joined, and lines of several attempts have the attempt's number.
+    assert shiftwork("logs", "ta", "--search", ".").out == "[1.0] a\n[1.0] b\n[2.0] a\n"
+    assert shiftwork("logs", "ta", "--search", "b", "--attempt", "1").out == "b\n"
+    record = json.loads(shiftwork("--json", "logs", "ta", "--search", "b").out)
+    place = {"attempt": 1, "rank": 0, "role": "worker", "offset": 2, "at": None, "text": "b"}
+    assert record == place
+    shiftwork("logs", "ta", "--search", "b", "-i", "--text", "-B", "1", "-C", "2", "-t")
+    sent = written.seen[-1].query
+    names = ("literal", "ignore_case", "lines_before", "lines_after", "order")
+    assert [sent[name] for name in names] == ["1", "1", "2", "2", "time"]
+
+
+def test_lines_around_several_matches_come_once(
+    shiftwork: Shiftwork, written: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.output = {(1, 0): b"a\n"}
+    place: dict[str, Any] = {"attempt": 1, "rank": 0, "role": "worker", "at": None}
+    lines = [{**place, "offset": 2 * number, "text": str(number)} for number in range(9)]
+
+    def page(*_: object) -> object:
+        found = [
+            {**lines[1], "lines_before": [lines[0]], "lines_after": [lines[2]]},
+            {**lines[3], "lines_before": [lines[2]], "lines_after": [lines[4]]},
+            {**lines[8], "lines_before": [lines[7]]},
+        ]
+        gone = {"attempt": 1, "rank": 1, "problem": "gone"}
+        rest = {"more": False, "searched_bytes": 1, "left_bytes": 0}
+        return {
+            "lines": found,
+            **rest,
+            "unreadable": [gone],
+        }
+
+    monkeypatch.setattr("shiftwork.cli.search.Search._page", page)
+    done = shiftwork("logs", "ta", "--search", "x", "-C", "1")
+    assert done.out == "0\n1\n2\n3\n4\n--\n7\n8\n"
+    assert "rank 1 of attempt 1 was not searched: gone" in done.err
+
+
+def test_the_end_of_a_range(shiftwork: Shiftwork, written: CliServer) -> None:
+    written.output = {(2, 0): b"a\nb\n"}
+    shiftwork("logs", "ta", "--before", "4", "--tail", "1", "--until", "2026-11-21T12:00:00Z")
+    sent = written.seen[-1].query
+    assert (sent["before"], sent["tail"], sent["until"]) == ("4", "1", "2026-11-21T12:00:00Z")
+    assert shiftwork("logs", "ta", "--after", "2").out == "b\n"
+    written.output[2, 1] = b"c\n"
+    assert "--rank" in shiftwork("logs", "ta", "--after", "2").err
+    assert shiftwork("logs", "ta", "--after", "2", "--rank", "1").out == ""
+    for options in (
+        ("-f", "--until", "1m"),
+        ("-f", "--before", "2"),
+        ("--after", "2", "--tail", "1"),
+        ("--after", "2", "--since", "1m"),
+        ("-C", "1"),
+        ("-f", "--search", "x", "-A", "1"),
+        ("-i",),
+    ):
+        assert shiftwork("logs", "ta", *options).code == 2, options

@@ -147,6 +147,40 @@ def test_the_last_lines_of_the_rank_that_failed_first_are_shown(
     assert sum(int(one.query.get("limit_bytes", 0)) > 8192 for one in server.seen) == 0
 
 
+def test_error_lines_are_shown_without_a_terminals_commands(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    server.tasks["ta"] = a_task("ta", state="failed", attempt=2, exit=an_exit("failed", 1))
+    server.output = {(1, 0): b"KeyError: 'seen'\nend\n"}
+    lines = [
+        ("0", ["KeyError: 'seen'"]),
+        ("1", ["CUDA error \x1b[2J\x1b]0;title\x07x"]),
+        ("2", ["b"]),
+        ("3", ["c"]),
+    ]
+    found = [{"rank": rank, "kind": "cuda", "lines": each} for rank, each in lines]
+    run = {"task": "ta", "live": False, "placements": [], "exit": an_exit("failed", 1)}
+    server.runs = [
+        {**run, "attempt": 1, "error_lines": [{"rank": 5, "kind": "cuda", "lines": ["old"]}]},
+        {**run, "attempt": 2, "error_lines": found},
+    ]
+    expected = [
+        "error lines of rank 1, attempt 2:",
+        "  CUDA error \\x1b]0;title\\x07x",
+        "error lines of rank 2, attempt 2:",
+        "  b",
+        "1 more rank with error lines: --json has all",
+        "last output of rank 0, attempt 1:",
+        "  KeyError: 'seen'",
+        "  end",
+    ]
+    for command in ("show", "explain"):
+        assert shiftwork(command, "ta").out.splitlines()[-8:] == expected
+    # Of a task that runs again, the error lines of the attempt before.
+    server.tasks["ta"] = a_task("ta", state="running", attempt=2)
+    assert expected[1] in shiftwork("show", "ta").out.splitlines()
+
+
 def test_a_failed_task_is_shown_although_its_output_cannot_be_read(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:

@@ -92,6 +92,11 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
         ),
         ("run.listened", {}, "asks from now on whether to leave"),
         (
+            "run.error_lines_found",
+            {"ranks": [{"rank": 3, "kind": "cuda", "lines": ["a", "CUDA \x1b[2Jerror"]}, {}]},
+            "rank 3 wrote: CUDA error (cuda); 1 more rank with errors",
+        ),
+        (
             "run.resumed",
             {"placements": [{"node_id": "n1"}], "resume_from": {"step": 7}},
             "resumed on n1 from step 7",
