@@ -1445,6 +1445,7 @@ class RunStarted(Message):
     started_at: Time
     placements: tuple[Placement, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
+    owner: str = ""
 
 
 class RunDelayed(Message):
@@ -1527,6 +1528,7 @@ class RunExited(Message):
     exit: RunExit
     checkpoint: Checkpoint | None = None
     placements: tuple[Placement, ...] = ()
+    owner: str = ""
 
 
 class TaskSubmitted(Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from services.log_collector.collector import Collector
 from services.log_collector.handlers import HANDLERS, READS, Queries
 from services.log_collector.loop import RUNS, OutputPruner, copy_loop, drop_loop, record_loop
 from services.log_collector.recorder import Recorder
+from services.log_collector.sealing import Sealer, seal_loop
 from services.log_collector.settings import LogCollectorSettings
 from services.log_collector.sources.files import FileSource
 from services.log_collector.sources.port import LogSource
@@ -30,9 +32,9 @@ def build(
     archive: Archive | None = None,
 ) -> Service:
     """The service, not running. Source and archive replace the files (in a simulation)."""
-    archive = archive or FileArchive(settings.logs_dir)
+    archive = archive or archive_of(settings, ports)
     source = source or source_of(settings)
-    state, record = State(), Wake()
+    state, record, seal, ended = State(), Wake(), Wake(), asyncio.Lock()
     collector = Collector(
         database=ports.store,
         bus=ports.bus,
@@ -53,6 +55,10 @@ def build(
         bounds=settings,
         state=state,
         wake=record,
+        seal=seal,
+    )
+    sealer = Sealer(
+        database=ports.store, archive=archive, state=state, options=settings, ended=ended
     )
     pruner = OutputPruner(
         database=ports.store,
@@ -62,6 +68,8 @@ def build(
         rows_max=settings.prune_rows_max,
         cutoff=PruneCutoff(SERVICE, RUNS, settings.prune_days_per_hour),
         number=number_cutoff(settings),
+        bytes_per_owner_max=settings.bytes_per_user_max,
+        ended=ended,
     )
     queries = Queries(state=state, archive=archive, answers=settings)
     return Service(
@@ -73,11 +81,22 @@ def build(
         loops=(
             copy_loop(ports.store, collector),
             record_loop(recorder),
+            seal_loop(sealer, seal),
             drop_loop(pruner, settings.prune_tick_seconds),
         ),
         on_lead=collector.lead,
         tasks=source.tasks(),
     )
+
+
+def archive_of(settings: LogCollectorSettings, ports: Ports) -> Archive:
+    """Build the archive from the settings."""
+    if not settings.bucket_url:
+        return FileArchive(settings.logs_dir)
+    # Here, not above: its client is large, and most sites have no bucket.
+    from services.log_collector.archives.bucket import open_bucket  # noqa: PLC0415
+
+    return FileArchive(settings.logs_dir, open_bucket(settings, ports.clock))
 
 
 def source_of(settings: LogCollectorSettings) -> LogSource:
