@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from libs.service.definition import Ports, Service
-from libs.service.loop import Wake
+from libs.service.loop import Loop, Wake
 from libs.service.prune import PruneCutoff, number_cutoff
 from libs.service.wiring import Wiring
 from services.log_collector.archives.files import FileArchive
@@ -15,6 +15,7 @@ from services.log_collector.archives.port import Archive
 from services.log_collector.collector import Collector
 from services.log_collector.handlers import HANDLERS, READS, Queries
 from services.log_collector.loop import RUNS, OutputPruner, copy_loop, drop_loop, record_loop
+from services.log_collector.plain import PlainWriter, plain_loop
 from services.log_collector.recorder import Recorder
 from services.log_collector.sealing import Sealer, seal_loop
 from services.log_collector.settings import LogCollectorSettings
@@ -35,6 +36,7 @@ def build(
     archive = archive or archive_of(settings, ports)
     source = source or source_of(settings)
     state, record, seal, ended = State(), Wake(), Wake(), asyncio.Lock()
+    plain = Wake()
     collector = Collector(
         database=ports.store,
         bus=ports.bus,
@@ -55,6 +57,7 @@ def build(
         bounds=settings,
         state=state,
         wake=record,
+        collected=(seal, plain),
         seal=seal,
     )
     sealer = Sealer(
@@ -82,11 +85,21 @@ def build(
             copy_loop(ports.store, collector),
             record_loop(recorder),
             seal_loop(sealer, seal),
+            *plain_loops(settings, ports, archive, plain),
             drop_loop(pruner, settings.prune_tick_seconds),
         ),
         on_lead=collector.lead,
         tasks=source.tasks(),
     )
+
+
+def plain_loops(
+    settings: LogCollectorSettings, ports: Ports, archive: Archive, wake: Wake
+) -> tuple[Loop, ...]:
+    """The loop that writes plain files, where the site wants them."""
+    if settings.plain_dir is None:
+        return ()
+    return (plain_loop(PlainWriter(ports.store, archive, settings, settings.plain_dir), wake),)
 
 
 def archive_of(settings: LogCollectorSettings, ports: Ports) -> Archive:

@@ -6,6 +6,7 @@ and live readers must not wait for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -36,8 +37,10 @@ class Recorder:
     state: State
     # Set by the collector when an output is complete or much is unrecorded.
     wake: Wake
-    # The sealer's: set when there is something to compress.
+    # The sealer's: set when an output that is written has a whole segment more.
     seal: Wake
+    # Of all that have work when a run is collected.
+    collected: Sequence[Wake]
     recorded_at: datetime | None = None
 
     async def step(self, epoch: int) -> float | None:
@@ -73,8 +76,10 @@ class Recorder:
         for row in finished:
             state.close(row)
         whole = self.archive.segment_bytes
-        if finished or any(tail.recorded // whole > tail.sealed for tail in state.tails.values()):
+        if any(tail.recorded // whole > tail.sealed for tail in state.tails.values()):
             self.seal.set()
+        for wake in self.collected if finished else ():
+            wake.set()
         # Of a full output nothing more is wanted, however much comes.
         await self.source.stored(
             [

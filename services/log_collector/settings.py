@@ -10,11 +10,12 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
 from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
+from services.log_collector.plain import PlainOptions
 from services.log_collector.sealing import Options
 from services.log_collector.sources.kubernetes_options import KubernetesOptions
 
 
-class Parts(KubernetesOptions, Bounds, Pace, Answers, Options):
+class Parts(KubernetesOptions, Bounds, Pace, Answers, Options, PlainOptions):
     """The settings that the source, the collector and the answers to readers take."""
 
     model_config = ConfigDict(frozen=True)

@@ -7,7 +7,7 @@ alone, so that the two never write the same row at the same time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -34,6 +34,8 @@ class RunRow:
     sealed: bool = False
     # What a collected run takes where its output is kept: compressed once it is sealed.
     stored_bytes: int = 0
+    # Its plain files are written; only where the site wants them.
+    written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,24 @@ async def runs_to_seal(tx: Tx, limit: int) -> Sequence[RunRow]:
         order_by=[Order("exited_at")],
         limit=limit,
     )
+
+
+async def runs_to_write(tx: Tx, limit: int) -> Sequence[RunRow]:
+    """Collected runs whose plain files are not written, those that ended first before others."""
+    return await tx.select(
+        RunRow,
+        Where("collected", Op.EQ, value=True),
+        Where("written", Op.EQ, value=False),
+        order_by=[Order("exited_at")],
+        limit=limit,
+    )
+
+
+async def mark_written(tx: Tx, row: RunRow) -> None:
+    """Note that a run's plain files are there, unless it was dropped meanwhile."""
+    current = await tx.get(RunRow, row.task_id, row.attempt)
+    if current is not None:
+        tx.put(replace(current, written=True))
 
 
 async def segments_in(tx: Tx, place: SegmentPlace, limit: int) -> Sequence[SegmentRow]:

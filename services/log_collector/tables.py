@@ -14,6 +14,7 @@ TABLES = Tables(
         index("exited_at"),
         index("task_id", "attempt", name="run_open", where="NOT collected"),
         index("exited_at", name="run_unsealed", where="collected AND NOT sealed"),
+        index("exited_at", name="run_unwritten", where="collected AND NOT written"),
         index("owner", "exited_at", name="run_of_owner", where="collected"),
         rule(
             "run_collected_after_exit",

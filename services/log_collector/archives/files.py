@@ -437,7 +437,7 @@ class FileArchive:
             if self.sealed_size(segment.key, segment.number) == segment.size:
                 sizes.append(_size(path))  # a process that died afterwards did it
                 continue
-            if problem := spare_problem(self._logs_dir):
+            if problem := spare_problem(str(self._logs_dir)):
                 raise OSError(errno.ENOSPC, problem)
             read = self._reader(segment)
             if read is None:

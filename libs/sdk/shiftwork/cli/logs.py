@@ -5,11 +5,12 @@ import sys
 from datetime import datetime, timezone
 from heapq import merge
 from itertools import chain, groupby, islice
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import typer
 
-from shiftwork.cli import complete, follow, parse, render, session
+from shiftwork.cli import complete, follow, log_export, parse, render, session
 from shiftwork.cli.client import RANGE_BYTES, Api, Range
 from shiftwork.cli.failures import usage
 from shiftwork.cli.task_options import ENDED
@@ -49,11 +50,14 @@ def logs(
     timestamps: bool = typer.Option(
         False, "-t", "--timestamps", help="With the time (UTC) at which each line was written."
     ),
+    export: Optional[Path] = typer.Option(
+        None, "--export", metavar="DIR", help="Into files DIR/TASK/ATTEMPT/RANK.log instead."
+    ),
 ) -> None:
     """Show a task's output."""
     now = session.current()
     pattern = _pattern(search)
-    since_at = parse.timestamp(since, "--since", render.now()) if since else ""
+    since_at = _since(since)
     api = now.api()
     found = find(api, task)
     task_id = str(found["id"])
@@ -72,6 +76,11 @@ def logs(
             and role in ("", log.get("role"))
         )
 
+    if export is not None:
+        is_partly = bool(follow_it or search or since or timestamps or tail is not None)
+        log_export.check(is_partly=is_partly)
+        _export(api, task_id, [log for log in kept if is_wanted(log)], export, kept)
+        return
     if follow_it:
         chosen = {"attempt": attempt, "rank": rank, "role": role, "tail": tail or None}
         first = max((log["attempt"] for log in kept if is_wanted(log)), default=0)
@@ -91,6 +100,25 @@ def logs(
         render.note(_nothing(kept))
     elif tail != 0 and not shown.any:
         render.note(_no_lines(since, search))
+
+
+def _since(text: str) -> str:
+    return parse.timestamp(text, "--since", render.now()) if text else ""
+
+
+def _export(
+    api: Api,
+    task_id: str,
+    wanted: List[Dict[str, Any]],
+    folder: Path,
+    kept: List[Dict[str, Any]],
+) -> None:
+    if not wanted:
+        render.note(_nothing(kept))
+        return
+    with render.Progress() as progress:
+        target = log_export.export(api, task_id, wanted, folder, progress.show)
+    log_export.report(target, wanted)
 
 
 class Shown:

@@ -51,12 +51,14 @@ def upgrade() -> None:
         ("owner", sa.Text(collation="C"), ""),
         ("sealed", sa.Boolean(), "false"),
         ("stored_bytes", sa.BigInteger(), "0"),
+        ("written", sa.Boolean(), "false"),
     ):
         op.add_column(
             "run", sa.Column(name, kind, nullable=False, server_default=empty), schema=SCHEMA
         )
     for name, columns, where in (
         ("run_unsealed", ["exited_at"], "collected AND NOT sealed"),
+        ("run_unwritten", ["exited_at"], "collected AND NOT written"),
         ("run_of_owner", ["owner", "exited_at"], "collected"),
     ):
         op.create_index(
