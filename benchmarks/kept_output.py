@@ -157,7 +157,8 @@ async def collect(place: Place, ranks: int) -> None:
 
     async def published(envelope: Envelope) -> None:
         message = envelope.message
-        if isinstance(message, LogChunk):
+        # A piece may end within a line, whose rest comes with the next one.
+        if isinstance(message, LogChunk) and message.data.endswith(b"\n"):
             last = message.data.rstrip(b"\n").rpartition(b"\n")[2]
             if last.startswith(b"at "):
                 delays.append(time.time_ns() / 1e9 - float(last.split()[1]))

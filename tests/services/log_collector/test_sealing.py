@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import random
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +23,8 @@ from services.log_collector.archives import seekable
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.metrics import DAMAGED, UPLOAD_FAILING
 from services.log_collector.archives.port import TIMES
+from services.log_collector.domain import Address
+from services.log_collector.sources.files import output_path
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.store import OutputRow, OwnerRow, RunRow, SegmentPlace, SegmentRow
 from tests.kit.memory import MemoryPlatform
@@ -120,6 +126,32 @@ async def test_output_that_is_written_is_compressed_by_whole_segments(tmp_path: 
     await harness.settle()
     await sealed(harness)
     await check(harness)
+
+
+async def test_the_rows_are_the_same_on_every_store(
+    harness: CollectorHarness, source: MemorySource
+) -> None:
+    """On the memory store and on PostgreSQL."""
+    await harness.handle(started(2))
+    for rank in (0, 1):
+        source.append(key_of(rank), OUTPUT * 5)
+    await harness.settle()
+    while await harness.step("seal") == 0.0:
+        pass
+    assert {row.number for row in await harness.rows(SegmentRow)} == {0}
+    await harness.handle(exited(2))
+    await harness.settle()
+    await sealed(harness)
+    rows = await harness.rows(SegmentRow)
+    assert sorted((row.rank, row.number) for row in rows) == [
+        (rank, number) for rank in (0, 1) for number in (TIMES, 0, 1)
+    ]
+    (run,) = await harness.rows(RunRow)
+    assert await harness.rows(OwnerRow) == [OwnerRow("ann", run.stored_bytes)]
+    harness.clock.advance(91 * 86_400)
+    assert await harness.step("drop") is None
+    for kind in (RunRow, OutputRow, SegmentRow, OwnerRow):
+        assert await harness.rows(kind) == []
 
 
 class CrashError(Exception):
@@ -443,3 +475,108 @@ async def test_no_byte_is_lost_when_the_object_storage_is_killed(
     assert {row.place for row in await harness.rows(SegmentRow)} == {SegmentPlace.BUCKET}
     for number in range(1, 8):
         assert (await harness.ask(ReadLog(task_id=f"t{number}", attempt=1))).data == OUTPUT
+
+
+# Reads what another process writes at 100 MB/s, and reports its own memory.
+COLLECTOR = """
+import asyncio, json, resource, sys
+from pathlib import Path
+from services.log_collector.archives.files import FileArchive
+from services.log_collector.sources.files import FileSource
+from tests.services.log_collector.collector_harness import (
+    collecting, exited, sealed, settings_with, started,
+)
+
+async def main(folder: Path) -> None:
+    settings = settings_with(runs_dir=folder / "runs", logs_dir=folder / "logs")
+    archive = FileArchive(folder / "logs", segment_bytes=8 << 20)
+    harness = await collecting(FileSource(folder / "runs"), archive, settings)
+    harness.service.ports.bus.send_telemetry = nothing
+    await harness.handle(started())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    raw = 0
+    print("ready", flush=True)
+    while not (folder / "ended").exists():
+        harness.clock.advance(5)
+        if await harness.copy_and_record() != 0.0:
+            await asyncio.sleep(0.01)
+        while await harness.step("seal") == 0.0:
+            pass
+        files = (folder / "logs" / "t1" / "1").glob("*.log")
+        raw = max(raw, sum(path.stat().st_size for path in files))
+    await harness.handle(exited())
+    await harness.settle()
+    await sealed(harness)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"grown": (after - before) * 1024, "raw": raw}))
+
+async def nothing(_envelope: object) -> None:
+    pass
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+async def test_a_firehose_is_survived_with_bounded_memory_and_disk(tmp_path: Path) -> None:
+    """400 MB as fast as a rank writes: lines, one without an end of 20 MB, and bytes of no text."""
+    path = output_path(tmp_path / "runs", Address(key_of(), "n0"))
+    path.parent.mkdir(parents=True)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", COLLECTOR, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert await child.stdout.readline() == b"ready\n"
+    lines = OUTPUT * 60
+    parts = [lines] * 150 + [b"x" * 1_000_000] * 20 + [b"\n"]
+    parts += [lines] * 100 + [random.Random(1).randbytes(1_000_000)] * 20 + [lines] * 100
+    began, size = time.monotonic(), 0
+    wanted = hashlib.sha256()
+    with path.open("ab") as file:
+        for part in parts:
+            file.write(part)
+            wanted.update(part)
+            size += len(part)
+            await asyncio.sleep(max(0.0, began + size / 100e6 - time.monotonic()))
+    (tmp_path / "ended").touch()
+    found = json.loads((await child.communicate())[0])
+    assert child.returncode == 0
+    assert found["grown"] < 200_000_000
+    # What is not compressed yet: less than a segment, and what comes while one is compressed.
+    assert found["raw"] < 3 * (8 << 20)
+    archive = FileArchive(tmp_path / "logs", segment_bytes=8 << 20)
+    kept, at = hashlib.sha256(), 0
+    while data := await archive.read(key_of(), at, 1 << 20):
+        kept.update(data)
+        at += len(data)
+    assert (at, kept.hexdigest()) == (size, wanted.hexdigest())
+    assert not list((tmp_path / "logs" / "t1" / "1").glob("*.log"))
+
+
+async def test_bars_and_bytes_keep_their_policy_through_sealing(tmp_path: Path) -> None:
+    """A progress bar becomes its last state, a line that is too long stays as it is, and of bytes
+    that are no text none is left out, wherever segments are cut."""
+    source = MemorySource()
+    harness = await collecting(source, archive_of(tmp_path), SMALL)
+    await harness.handle(started(3))
+    bar = b"".join(b"\r%3d%%|%s" % (number % 100, b"#" * 50) for number in range(400))
+    long_line = b"y" * 70_000 + b"\r" + b"z" * 70_000
+    binary = b"\0\r\xff" * 4000
+    for begin in range(0, 150_000, 3000):
+        for rank, output in enumerate((OUTPUT + bar + b"\nend\n" + OUTPUT, long_line, binary)):
+            source.append(key_of(rank), output[begin : begin + 3000])
+        harness.clock.advance(0.01)
+        await harness.copy_and_record()
+        while await harness.step("seal") == 0.0:
+            pass
+    await harness.handle(exited(3))
+    await harness.settle()
+    await sealed(harness)
+    shown = OUTPUT + b"\r" + bar.rpartition(b"\r")[2] + b"\nend\n" + OUTPUT
+    found = [await harness.archive.read(key_of(rank), 0, 10**6) for rank in range(3)]
+    assert found[0] == shown
+    # A terminal shows the end of it, and what was longer than is held back is kept.
+    assert found[1].endswith(b"z" * 70_000)
+    assert found[2] == binary
+    for row in await harness.rows(OutputRow):
+        check_times(await times_of(harness.archive, row), row.size)
