@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -255,7 +255,7 @@ class Child:
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[Postgres]:
+def postgres(folder: Path) -> Generator[Postgres]:
     """A server of the benchmark's own."""
     server = Postgres(folder, ensure_credentials(folder))
     try:
@@ -422,7 +422,9 @@ async def measure_seek(folder: Path, gigabytes: float, report: Report) -> None:
     count = max(2, round(gigabytes * 1e9 / len(block)))
     for number in range(1, count):
         shutil.copyfile(archive.sealed_path(key, 0), archive.sealed_path(key, number))
-    rng, times, floor = random.Random(4), [], []
+    rng = random.Random(4)
+    times: list[float] = []
+    floor: list[float] = []
     for _ in range(SEEKS):
         at = rng.randrange(count * len(block) - SEEK_BYTES)
         fresh = FileArchive(folder)

@@ -95,9 +95,11 @@ class Sealer:
         await self._release_open(
             [tail for tail in tails.values() if tail.released < tail.sealed], epoch
         )
+        now = _now()
         due = (
             (tail, number)
             for tail in tails.values()
+            if self.failing.get((tail.key.task_id, tail.key.attempt), 0.0) <= now
             for number in range(tail.sealed, tail.recorded // whole)
         )
         batch = list(islice(due, self._batch_max(whole)))
@@ -109,8 +111,9 @@ class Sealer:
             if Segment(tail.key, number, whole) in done and tail.sealed == number:
                 tail.sealed = number + 1
         await self._release_open([tail for tail, _ in batch], epoch)
-        if len(done) < len(batch):
-            raise ArchiveError("recorded output is missing")
+        for segment in {Segment(tail.key, number, whole) for tail, number in batch} - done:
+            run = (segment.key.task_id, segment.key.attempt)
+            self._failed(run, ArchiveError("recorded output is missing"))
         return True
 
     async def _release_open(self, tails: Sequence[Tail], epoch: int) -> None:

@@ -356,6 +356,22 @@ async def test_a_run_whose_files_are_gone_does_not_hold_up_others(tmp_path: Path
     assert [row for row in await harness.rows(SegmentRow) if row.task_id == "t1"] == []
 
 
+async def test_an_open_output_that_is_gone_does_not_hold_up_others(tmp_path: Path) -> None:
+    source = MemorySource()
+    harness = await collecting(source, archive_of(tmp_path), SMALL)
+    for task in ("t1", "t2"):
+        await harness.handle(started(task=task))
+        source.append(key_of(task=task), OUTPUT)
+    await harness.settle()
+    (tmp_path / "t1" / "1" / "0.log").unlink()
+    while await harness.step("seal") == 0.0:
+        pass
+    rows = await harness.rows(SegmentRow)
+    assert {row.number for row in rows if row.task_id == "t2"} == {0, 1, 2}
+    assert 0 not in {row.number for row in rows if row.task_id == "t1"}
+    assert (await harness.ask(ReadLog(task_id="t2", attempt=1))).data == OUTPUT
+
+
 async def test_the_oldest_runs_of_an_owner_with_too_many_bytes_are_dropped(tmp_path: Path) -> None:
     source = MemorySource()
     settings = settings_with(bytes_per_user_max=3000)
