@@ -113,12 +113,12 @@ check: $(STAMP) ## Lint, types, import contracts, proto lint and compatibility, 
 .PHONY: test
 test: $(STAMP) ## The whole default suite, with real servers
 	@$(BIN)/python -m pytest -n $(WORKERS) $(TOGETHER) \
-	  -m "not slow and not login and not containers and not kubernetes and not frameworks"
+	  -m "not slow and not login and not containers and not kubernetes and not frameworks and not objectstore"
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## The slow tests: real processes, outages, the command line end to end
 	@$(BIN)/python -m pytest -n $(WORKERS) $(TOGETHER) --timeout 600 \
-	  -m "slow and not login and not containers and not kubernetes and not frameworks"
+	  -m "slow and not login and not containers and not kubernetes and not frameworks and not objectstore"
 
 # The training frameworks, in an environment of their own: they take gigabytes, and nothing of the
 # platform needs them.
@@ -158,6 +158,10 @@ keycloak: $(STAMP) ## Only Keycloak's distribution, in the folder of caches (jav
 
 test-keycloak: keycloak ## The same login tests at Keycloak, from Maven (java, mvn): KEYCLOAK_ZIP=file without mvn
 	@$(BIN)/python -m pytest -m keycloak tests/login
+
+.PHONY: test-objectstore
+test-objectstore: $(STAMP) ## Kept output in a real object storage: MinIO, built from its Go module (once, minutes)
+	@SHIFTWORK_OBJECTSTORE=required $(BIN)/python -m pytest -m objectstore tests/contract tests/services/log_collector
 
 .PHONY: test-containers
 test-containers: images ## The images themselves, and bus and store on servers in containers

@@ -22,6 +22,7 @@ NAMES = (
     "log_search",
     "durable_gateway",
     "event_fan_out",
+    "kept_output",
     "submit_to_running_pods",
     "preempt_to_newcomer_pods",
     "pods_at_scale",

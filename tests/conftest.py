@@ -12,7 +12,12 @@ import structlog
 
 from tests.kit.infra import Infra
 
-pytest_plugins = ("tests.kit.kubernetes", "tests.kit.servers", "tests.kit.stores")
+pytest_plugins = (
+    "tests.kit.kubernetes",
+    "tests.kit.object_storage",
+    "tests.kit.servers",
+    "tests.kit.stores",
+)
 
 SERVER_FIXTURES = {"nats", "nats_start", "postgres_server", "postgres_start", "database"}
 # Pure code and virtual time: not even a socket on this machine.

@@ -75,6 +75,7 @@ RULES: dict[str, Schema] = {
     "global.tasks.namespace": NAMESPACE,
     "global.networkPolicies.apiServerPorts": PORTS,
     "global.networkPolicies.dns.ports": PORTS,
+    "bucket.ports": PORTS,
     "global.monitoring.labels": TEXTS,
     "global.monitoring.interval": {"type": "string", "pattern": "^[1-9][0-9]*(s|m)$"},
     "global.logFormat": {"enum": ["json", "console"]},
@@ -126,6 +127,8 @@ GIVEN: dict[str, frozenset[str]] = {
         {
             *("source", "runs_dir", "logs_dir", "kube_namespace"),
             *("agent_namespace", "agent_label", "agent_port", "agent_token_file"),
+            # A Secret of the chart's `bucket` has them.
+            *("bucket_key_id_file", "bucket_secret_file"),
         }
     ),
     "quota": frozenset(),

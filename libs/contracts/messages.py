@@ -1511,6 +1511,7 @@ class RunStarted(Message):
     started_at: Time
     placements: tuple[Placement, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
+    owner: str = ""
 
 
 class RunDelayed(Message):
@@ -1612,6 +1613,7 @@ class RunExited(Message):
     exit: RunExit
     checkpoint: Checkpoint | None = None
     placements: tuple[Placement, ...] = ()
+    owner: str = ""
 
 
 class TaskSubmitted(Message):

@@ -371,6 +371,7 @@ def started(run: Run, endpoints: Sequence[Endpoint]) -> RunStarted:
         started_at=run.started_at,
         placements=run.placements,
         endpoints=tuple(endpoints),
+        owner=run.owner,
     )
 
 
@@ -383,6 +384,7 @@ def exited(run: Run, checkpoint: Checkpoint | None) -> RunExited:
         exit=run.exit,
         checkpoint=checkpoint,
         placements=run.placements,
+        owner=run.owner,
     )
 
 

@@ -97,6 +97,8 @@ class Collector:
     # Runs to take up at the next step, and what was known of their outputs when leading began.
     new_runs: dict[Run, RunRow] = field(default_factory=dict)
     known: dict[Run, dict[int, OutputRow]] = field(default_factory=dict)
+    # How many segments of their outputs are sealed.
+    sealed: dict[OutputKey, int] = field(default_factory=dict)
     last_data_at: datetime | None = None
     led_at: datetime | None = None
     epoch: int = 0
@@ -120,6 +122,11 @@ class Collector:
         async with self.database.transaction(epoch=epoch) as tx:
             runs = {(row.task_id, row.attempt): row for row in await store.open_runs(tx)}
             self.known = {run: await store.outputs_of(tx, *run) for run in runs}
+            self.sealed = {
+                OutputKey(*run, rank): store.sealed_count(segments)
+                for run in runs
+                for rank, segments in (await store.segments_of(tx, *run)).items()
+            }
             since = self.clock.now() - REPEAT_WINDOW
             ended = await store.collected_since(tx, since, REPEAT_MAX)
         self.new_runs, self.led_at = runs, self.clock.now()
@@ -158,7 +165,13 @@ class Collector:
         keys = [key for key in places if key not in self.state.tails]
         if keys:
             # One question for all of them: runs may start by the hundred.
-            sizes = dict(zip(keys, await self.archive.sizes(keys), strict=True))
+            found = await self.archive.sizes(keys)
+            whole = self.archive.segment_bytes
+            # Of a segment in a bucket the archive's folder knows nothing.
+            sizes = {
+                key: max(size, self.sealed.get(key, 0) * whole)
+                for key, size in zip(keys, found, strict=True)
+            }
             opened = [await self._tail(key, places[key], sizes[key]) for key in keys]
             waiting = await self._recover([tail for tail in opened if not tail.complete], sizes)
             for tail in opened:
@@ -187,6 +200,7 @@ class Collector:
             tail.full, tail.last, tail.binary = known.full, known.before, known.binary
             tail.skipped = tail.recorded_skipped = known.skipped
             tail.timestamps = known.timestamps
+            tail.sealed = self.sealed.get(key, 0)
             tail.complete = tail.closed = known.complete
         if tail.complete:
             # The former process may have died before it could report this.
@@ -241,7 +255,8 @@ class Collector:
         if tail.complete:
             return
         if tail.size and not tail.last:
-            begin = max(0, tail.size - LAST_BYTES)
+            # Only what is not sealed: the bucket may be away, and this serves to find a place only.
+            begin = max(tail.sealed * self.archive.segment_bytes, tail.size - LAST_BYTES)
             tail.last = await self.archive.read(tail.key, begin, tail.size - begin)
         if tail.timestamps and tail.written_at is None:
             last = await self.archive.timestamps(tail.key, tail.timestamps - 1, 1)

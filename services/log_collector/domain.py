@@ -105,6 +105,17 @@ class Bounds(BaseModel):
     live_bytes_max: int = Field(default=262_144, ge=1024)
 
 
+class SealOptions(BaseModel):
+    """The limits of compressing in the background."""
+
+    # The part of the time in which output of ended runs is compressed; the rest it pauses.
+    seal_share: float = Field(default=0.5, gt=0, le=1)
+    # About so many bytes are compressed before they count.
+    seal_batch_bytes: int = Field(default=67_108_864, ge=4096)
+    # A disk or a bucket that refuses is tried again after so long.
+    seal_retry_seconds: float = Field(default=10.0, gt=0, le=3600)
+
+
 class Answers(BaseModel):
     """The limits of one answer to a reader."""
 

@@ -59,9 +59,12 @@ class ErrorFinder:
         found: list[RankErrorLines] = []
         places = {place.rank: place for place in row.placements}
         left = limits.error_characters_max
+        async with self.database.transaction() as tx:
+            known = await store.outputs_of(tx, row.task_id, row.attempt)
         for rank in row.error_ranks[: limits.error_search_ranks_max]:
             try:
-                lines = await self._of_rank(OutputKey(row.task_id, row.attempt, rank))
+                size = known[rank].size if rank in known else 0
+                lines = await self._of_rank(OutputKey(row.task_id, row.attempt, rank), size)
             except ArchiveError as problem:
                 # What is known of the other ranks is worth more than to wait for this one.
                 log(SERVICE).warning(
@@ -80,9 +83,9 @@ class ErrorFinder:
                 break
         return found
 
-    async def _of_rank(self, key: OutputKey) -> Sequence[error_lines.ErrorLine]:
-        begin = max(0, await self.archive.size(key) - self.limits.error_search_bytes)
-        data = await self.archive.read(key, begin, self.limits.error_search_bytes)
+    async def _of_rank(self, key: OutputKey, size: int) -> Sequence[error_lines.ErrorLine]:
+        begin = max(0, size - self.limits.error_search_bytes)
+        data = await self.archive.read(key, begin, size - begin)
         return await asyncio.to_thread(error_lines.find, data, begin, self.patterns, self.limits)
 
 

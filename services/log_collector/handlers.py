@@ -40,7 +40,14 @@ async def on_run_started(tx: Tx, event: RunStarted) -> None:
     """Note the run; its output is collected from the first byte, whenever this arrives."""
     if await tx.get(RunRow, event.task_id, event.attempt) is None:
         tx.put(
-            RunRow(event.task_id, event.attempt, event.placements, exited_at=None, collected=False)
+            RunRow(
+                event.task_id,
+                event.attempt,
+                event.placements,
+                exited_at=None,
+                collected=False,
+                owner=event.owner,
+            )
         )
 
 
@@ -50,6 +57,7 @@ async def on_run_exited(tx: Tx, event: RunExited) -> None:
     if row is None:
         placements = event.placements
         row = RunRow(event.task_id, event.attempt, placements, exited_at=None, collected=False)
+        row = replace(row, owner=event.owner)
     if row.exited_at is None:
         ranks = error_lines.ranks_to_search(event.exit, row.placements)
         tx.put(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from libs.service.loop import Loop, Wake
 from libs.service.prune import NumberCutoff, PruneCutoff, failed, pruned, will_prune
-from libs.store.port import Delta, Store, StoreUnavailableError
+from libs.store.port import Delta, Store, StoreUnavailableError, Tx
 from services.log_collector import store
 from services.log_collector.archives.port import Archive, ArchiveError
 from services.log_collector.collector import Collector
@@ -61,6 +63,9 @@ class OutputPruner:
     rows_max: int
     cutoff: PruneCutoff
     number: NumberCutoff
+    bytes_per_owner_max: int
+    # Held while outputs of ended runs change, also by the loop that seals them.
+    ended: asyncio.Lock
 
     def __post_init__(self) -> None:
         will_prune(SERVICE, RUNS)
@@ -69,19 +74,18 @@ class OutputPruner:
         """Drop one batch of runs: each one's files first, then its rows in small transactions, the
         run's own row last, so that a crash in between is repaired by the next step."""
         await self.number.count(self.database, store.nth_newest_exit)
+        async with self.ended:
+            return await self._step(epoch)
+
+    async def _step(self, epoch: int) -> float | None:
         async with self.database.transaction(epoch=epoch) as tx:
-            oldest, wanted = await store.oldest_exit(tx), tx.now - self.keep
-            if oldest is None:
-                self.cutoff.before(None, wanted)
-                return None
-            cutoffs = (
-                self.cutoff.before(oldest, wanted),
-                self.number.before,
-            )
-            before = max((each for each in cutoffs if each is not None), default=oldest)
-            if oldest >= before:
-                return None
-            rows = await store.runs_to_drop(tx, before, self.runs_max)
+            rows = await self._too_old(tx)
+            beyond: Sequence[RunRow] = ()
+            if not rows:
+                beyond = await store.runs_beyond(tx, self.bytes_per_owner_max, self.runs_max)
+                rows = beyond
+        if not rows:
+            return None
         try:
             for row in rows:
                 await self.archive.remove(keys_of(row))
@@ -90,7 +94,23 @@ class OutputPruner:
             failed(SERVICE, RUNS, problem)
             return None
         pruned(SERVICE, RUNS, len(rows))
-        return 0.0 if len(rows) == self.runs_max else None
+        # There may be more of that age, or another owner with too many bytes.
+        return 0.0 if beyond or len(rows) == self.runs_max else None
+
+    async def _too_old(self, tx: Tx) -> Sequence[RunRow]:
+        """Runs that ended before the cutoffs by age and number."""
+        oldest, wanted = await store.oldest_exit(tx), tx.now - self.keep
+        if oldest is None:
+            self.cutoff.before(None, wanted)
+            return ()
+        cutoffs = (
+            self.cutoff.before(oldest, wanted),
+            self.number.before,
+        )
+        before = max((each for each in cutoffs if each is not None), default=oldest)
+        if oldest >= before:
+            return ()
+        return await store.runs_to_drop(tx, before, self.runs_max)
 
     async def _drop(self, row: RunRow, epoch: int) -> None:
         rank: int | None = 0

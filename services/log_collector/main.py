@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 
 from libs.contracts.messages import ReadLogLines
 from libs.service.definition import Ports, Service
-from libs.service.loop import Wake
+from libs.service.loop import Loop, Wake
 from libs.service.prune import PruneCutoff, number_cutoff
 from libs.service.wiring import Wiring
 from services.log_collector.archives.files import FileArchive
@@ -18,7 +19,9 @@ from services.log_collector.error_lines import patterns_of
 from services.log_collector.handlers import HANDLERS, READS, Queries
 from services.log_collector.line_pages import LinePages
 from services.log_collector.loop import RUNS, OutputPruner, copy_loop, drop_loop, record_loop
+from services.log_collector.plain import PlainWriter, plain_loop
 from services.log_collector.recorder import Recorder
+from services.log_collector.sealing import Sealer, seal_loop
 from services.log_collector.settings import LogCollectorSettings
 from services.log_collector.sources.files import FileSource
 from services.log_collector.sources.port import LogSource
@@ -35,9 +38,10 @@ def build(
     archive: Archive | None = None,
 ) -> Service:
     """The service, not running. Source and archive replace the files (in a simulation)."""
-    archive = archive or FileArchive(settings.logs_dir)
+    archive = archive or archive_of(settings, ports)
     source = source or source_of(settings)
-    state, record = State(), Wake()
+    state, record, seal, ended = State(), Wake(), Wake(), asyncio.Lock()
+    plain = Wake()
     collector = Collector(
         database=ports.store,
         bus=ports.bus,
@@ -58,6 +62,11 @@ def build(
         bounds=settings,
         state=state,
         wake=record,
+        collected=(seal, plain),
+        seal=seal,
+    )
+    sealer = Sealer(
+        database=ports.store, archive=archive, state=state, options=settings, ended=ended
     )
     pruner = OutputPruner(
         database=ports.store,
@@ -67,6 +76,8 @@ def build(
         rows_max=settings.prune_rows_max,
         cutoff=PruneCutoff(SERVICE, RUNS, settings.prune_days_per_hour),
         number=number_cutoff(settings),
+        bytes_per_owner_max=settings.bytes_per_user_max,
+        ended=ended,
     )
     times = Times(archive=archive, state=state, transaction=ports.store.transaction)
     queries = Queries(state=state, archive=archive, times=times, answers=settings)
@@ -90,11 +101,32 @@ def build(
             copy_loop(ports.store, collector),
             record_loop(recorder),
             error_loop(ports.store, finder),
+            seal_loop(sealer, seal),
+            *plain_loops(settings, ports, archive, plain),
             drop_loop(pruner, settings.prune_tick_seconds),
         ),
         on_lead=collector.lead,
         tasks=source.tasks(),
     )
+
+
+def plain_loops(
+    settings: LogCollectorSettings, ports: Ports, archive: Archive, wake: Wake
+) -> tuple[Loop, ...]:
+    """The loop that writes plain files, where the site wants them."""
+    if settings.plain_dir is None:
+        return ()
+    return (plain_loop(PlainWriter(ports.store, archive, settings, settings.plain_dir), wake),)
+
+
+def archive_of(settings: LogCollectorSettings, ports: Ports) -> Archive:
+    """Build the archive from the settings."""
+    if not settings.bucket_url:
+        return FileArchive(settings.logs_dir)
+    # Here, not above: its client is large, and most sites have no bucket.
+    from services.log_collector.archives.bucket import open_bucket  # noqa: PLC0415
+
+    return FileArchive(settings.logs_dir, open_bucket(settings, ports.clock))
 
 
 def source_of(settings: LogCollectorSettings) -> LogSource:

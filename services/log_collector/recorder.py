@@ -6,18 +6,20 @@ and live readers must not wait for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from libs.service.clock import Clock
 from libs.service.loop import Wake
 from libs.service.observability import log
-from libs.store.port import Store
+from libs.store.port import Store, Tx
+from services.log_collector import store
 from services.log_collector.archives.port import Archive, ArchiveError
-from services.log_collector.domain import Bounds, OutputKey
+from services.log_collector.domain import TIMESTAMP_BYTES, Bounds, OutputKey
 from services.log_collector.sources.port import LogSource, Stored
-from services.log_collector.state import SERVICE, State, Tail
-from services.log_collector.store import EntryRow, OutputRow
+from services.log_collector.state import SERVICE, State, Tail, keys_of
+from services.log_collector.store import EntryRow, OutputRow, RunRow
 
 # Beyond every offset.
 NO_MORE = 2**62
@@ -35,6 +37,10 @@ class Recorder:
     state: State
     # Set by the collector when an output is complete or much is unrecorded.
     wake: Wake
+    # The sealer's: set when an output that is written has a whole segment more.
+    seal: Wake
+    # Of all that have work when a run is collected.
+    collected: Sequence[Wake]
     recorded_at: datetime | None = None
 
     async def step(self, epoch: int) -> float | None:
@@ -62,12 +68,18 @@ class Recorder:
             async with self.database.transaction(epoch=epoch) as tx:
                 for _, row, entries in mark_recorded:
                     tx.put(row, *entries)
-                tx.put(*(replace(row, collected=True) for row in finished))
+                for row in finished:
+                    await _collect(tx, row, state)
         self.recorded_at = now
         for tail, row, entries in mark_recorded:
             tail.mark_recorded(row, entries)
         for row in finished:
             state.close(row)
+        whole = self.archive.segment_bytes
+        if any(tail.recorded // whole > tail.sealed for tail in state.tails.values()):
+            self.seal.set()
+        for wake in self.collected if finished else ():
+            wake.set()
         # Of a full output nothing more is wanted, however much comes.
         await self.source.stored(
             [
@@ -83,6 +95,18 @@ class Recorder:
             return True
         waited = (now - self.recorded_at).total_seconds()
         return not 0 <= waited < self.bounds.record_seconds
+
+
+async def _collect(tx: Tx, row: RunRow, state: State) -> None:
+    """Note that all of a run is kept, and count it for its owner; at most once, also where the
+    answer to an earlier commit is not known."""
+    known = await tx.get(RunRow, row.task_id, row.attempt)
+    if known is not None and known.collected:
+        return
+    tails = [state.tails[key] for key in keys_of(row)]
+    size = sum(tail.size + tail.timestamps * TIMESTAMP_BYTES for tail in tails)
+    tx.put(replace(row, collected=True, stored_bytes=size))
+    await store.add_to_owner(tx, row.owner, size)
 
 
 def _noted(tail: Tail, now: datetime) -> tuple[Tail, OutputRow, list[EntryRow]]:

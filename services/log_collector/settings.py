@@ -11,10 +11,12 @@ from pydantic_settings import SettingsConfigDict
 from libs.service.settings import BaseServiceSettings
 from services.log_collector.domain import Answers, Bounds, IndexGrain, Pace
 from services.log_collector.error_lines import ErrorSearch
+from services.log_collector.plain import PlainOptions
+from services.log_collector.sealing import Options
 from services.log_collector.sources.kubernetes_options import KubernetesOptions
 
 
-class Parts(KubernetesOptions, Bounds, Pace, Answers, ErrorSearch):
+class Parts(KubernetesOptions, Bounds, Pace, Answers, ErrorSearch, Options, PlainOptions):
     """The settings that the source, the collector and the answers to readers take."""
 
     model_config = ConfigDict(frozen=True)
@@ -46,6 +48,9 @@ class LogCollectorSettings(Parts, BaseServiceSettings):
     # Output of ended runs is dropped after so long.
     keep_days: float = Field(default=90.0, gt=0)
     drop_runs_max: int = Field(default=100, ge=1)
+    # What the ended runs of one user may take where output is kept, compressed: beyond it those
+    # that ended first are dropped.
+    bytes_per_user_max: int = Field(default=1024**4, ge=1024)
 
     @model_validator(mode="after")
     def _source_is_complete(self) -> Self:
@@ -53,6 +58,11 @@ class LogCollectorSettings(Parts, BaseServiceSettings):
             raise ValueError("source files needs runs_dir: the nodes' folder of the launcher")
         if self.source == "kubernetes" and self.agent_token_file is None:
             raise ValueError("source kubernetes needs agent_token_file: the log agents' token")
+        if self.bucket_url and not (self.bucket_key_id_file and self.bucket_secret_file):
+            raise ValueError(
+                "bucket_url needs bucket_key_id_file and bucket_secret_file: files with the access"
+                " key's id and secret"
+            )
         return self
 
     def grain(self) -> IndexGrain:

@@ -46,6 +46,9 @@ class Tail:
     last: bytes = b""
     # How many time stamps the archive has of it, and the last one.
     timestamps: int = 0
+    # How many segments of it are sealed, and of how many nothing is left as it was written.
+    sealed: int = 0
+    released: int = 0
     written_at: datetime | None = None
     # Its run has exited: the next read without new bytes finds the end.
     exited_at: datetime | None = None

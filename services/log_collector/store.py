@@ -6,13 +6,15 @@ alone, so that the two never write the same row at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 
 from libs.contracts.messages import Placement
 from libs.service.prune import nth_newest, oldest_of
 from libs.store.port import Op, Order, Tx, Where
+from services.log_collector.archives.port import TIMES, Segment
 from services.log_collector.domain import Entry, OutputKey
 
 
@@ -30,6 +32,14 @@ class RunRow:
     # this order.
     errors_wanted: bool = False
     error_ranks: tuple[int, ...] = ()
+    # The task's owner; empty where an event of a version before did not name it.
+    owner: str = ""
+    # Nothing of its outputs is left as it was written: all is in segments.
+    sealed: bool = False
+    # What a collected run takes where its output is kept: compressed once it is sealed.
+    stored_bytes: int = 0
+    # Its plain files are written; only where the site wants them.
+    written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,42 @@ class OutputRow:
     binary: bool = False
     # So many of its time stamps are on disk for certain.
     timestamps: int = 0
+
+
+class SegmentPlace(StrEnum):
+    """Where a sealed segment is."""
+
+    FOLDER = "folder"
+    # The bucket has confirmed it; the one in the folder is to be removed.
+    BOTH = "both"
+    BUCKET = "bucket"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """A sealed segment of an output, which counts: see ``archives.port.Segment``."""
+
+    task_id: str
+    attempt: int
+    rank: int
+    number: int
+    # Bytes of the output (of its time stamps), and compressed.
+    size: int
+    stored_bytes: int
+    place: SegmentPlace = SegmentPlace.FOLDER
+
+    @property
+    def segment(self) -> Segment:
+        """What the archive calls it."""
+        return Segment(OutputKey(self.task_id, self.attempt, self.rank), self.number, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRow:
+    """What the collected runs of one owner take."""
+
+    owner: str
+    stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +138,67 @@ async def outputs_of(tx: Tx, task_id: str, attempt: int) -> dict[int, OutputRow]
     return {row.rank: row for row in rows}
 
 
+async def segments_of(tx: Tx, task_id: str, attempt: int) -> dict[int, dict[int, SegmentRow]]:
+    """A run's sealed segments by rank and number."""
+    rows = await tx.select(
+        SegmentRow, Where("task_id", Op.EQ, task_id), Where("attempt", Op.EQ, attempt)
+    )
+    found: dict[int, dict[int, SegmentRow]] = {}
+    for row in rows:
+        found.setdefault(row.rank, {})[row.number] = row
+    return found
+
+
+def sealed_count(segments: Mapping[int, SegmentRow]) -> int:
+    """How many segments of an output are sealed: they are the first ones."""
+    return max((number for number in segments if number != TIMES), default=-1) + 1
+
+
+async def runs_to_seal(tx: Tx, limit: int) -> Sequence[RunRow]:
+    """Collected runs of which something is not sealed, those that ended first before others."""
+    return await tx.select(
+        RunRow,
+        Where("collected", Op.EQ, value=True),
+        Where("sealed", Op.EQ, value=False),
+        order_by=[Order("exited_at")],
+        limit=limit,
+    )
+
+
+async def runs_to_write(tx: Tx, limit: int) -> Sequence[RunRow]:
+    """Collected runs whose plain files are not written, those that ended first before others."""
+    return await tx.select(
+        RunRow,
+        Where("collected", Op.EQ, value=True),
+        Where("written", Op.EQ, value=False),
+        order_by=[Order("exited_at")],
+        limit=limit,
+    )
+
+
+async def mark_written(tx: Tx, row: RunRow) -> None:
+    """Note that a run's plain files are there, unless it was dropped meanwhile."""
+    current = await tx.get(RunRow, row.task_id, row.attempt)
+    if current is not None:
+        tx.put(replace(current, written=True))
+
+
+async def segments_in(tx: Tx, place: SegmentPlace, limit: int) -> Sequence[SegmentRow]:
+    """Segments in one place, in no order."""
+    return await tx.select(SegmentRow, Where("place", Op.EQ, place), limit=limit)
+
+
+async def add_to_owner(tx: Tx, owner: str, stored_bytes: int) -> None:
+    """Count more bytes (or fewer) for an owner. The leader's transactions exclude each other."""
+    if stored_bytes:
+        row = await tx.get(OwnerRow, owner)
+        count = max(0, (row.stored_bytes if row else 0) + stored_bytes)
+        if count:
+            tx.put(OwnerRow(owner, count))
+        else:
+            tx.delete(OwnerRow, owner)
+
+
 async def newest_runs(tx: Tx, task_id: str, limit: int) -> Sequence[RunRow]:
     """A task's runs, newest first."""
     return await tx.select(
@@ -111,6 +218,27 @@ async def runs_to_drop(tx: Tx, exited_before: datetime, limit: int) -> Sequence[
         order_by=[Order("exited_at")],
         limit=limit,
     )
+
+
+async def runs_beyond(tx: Tx, bytes_max: int, limit: int) -> Sequence[RunRow]:
+    """The runs to drop of an owner whose collected runs take more than allowed, those that ended
+    first; none if no owner's do. The newest run of an owner stays, whatever it takes."""
+    beyond = await tx.select(OwnerRow, Where("stored_bytes", Op.GT, bytes_max), limit=1000)
+    for owner in beyond:
+        mine = (Where("owner", Op.EQ, owner.owner), Where("collected", Op.EQ, value=True))
+        newest_first = [Order("exited_at", descending=True)]
+        newest = await tx.select(RunRow, *mine, order_by=newest_first, limit=1)
+        rows = await tx.select(RunRow, *mine, order_by=[Order("exited_at")], limit=limit)
+        chosen: list[RunRow] = []
+        left = owner.stored_bytes
+        for row in rows:
+            if left <= bytes_max or row == newest[0]:
+                break
+            chosen.append(row)
+            left -= row.stored_bytes
+        if chosen:
+            return chosen
+    return ()
 
 
 async def collected_since(tx: Tx, since: datetime, limit: int) -> Sequence[RunRow]:
@@ -151,11 +279,20 @@ async def drop_part(tx: Tx, row: RunRow, first_rank: int, limit: int) -> int | N
         tx.delete(EntryRow, entry.task_id, entry.attempt, entry.rank, entry.offset)
     if len(entries) == limit:
         return entries[-1].rank
+    segments = await tx.select(SegmentRow, *mine[:2], limit=limit)
+    for segment in segments:
+        tx.delete(SegmentRow, segment.task_id, segment.attempt, segment.rank, segment.number)
+    if len(segments) == limit:
+        return entries[-1].rank if entries else first_rank
     outputs = await tx.select(OutputRow, *mine[:2], limit=limit)
     for output in outputs:
         tx.delete(OutputRow, output.task_id, output.attempt, output.rank)
     if len(outputs) == limit:
         return entries[-1].rank if entries else first_rank
+    # As it is now: it may have been sealed since the caller read it.
+    current = await tx.get(RunRow, row.task_id, row.attempt)
+    if current is not None:
+        await add_to_owner(tx, current.owner, -current.stored_bytes)
     tx.delete(RunRow, row.task_id, row.attempt)
     return None
 

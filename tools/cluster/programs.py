@@ -50,6 +50,7 @@ PROGRAMS = {
     "kubelet": Program("kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
     "kube-proxy": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-proxy"),
     "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+    "minio": Program("minio", "github.com/minio/minio"),
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "containerd": Program("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
     "containerd-shim-runc-v2": Program(

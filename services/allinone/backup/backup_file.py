@@ -25,7 +25,7 @@ from libs.contracts.ids import TASK_ID_FORM
 from libs.service.version import VERSION
 
 # Grows when an older version can no longer read what a newer one writes.
-FORMAT = 1
+FORMAT = 2
 MANIFEST, DATABASE, CHECKSUMS = "manifest.json", "database.dump", "sha256sums"
 # Files of the data folder, by their names in a backup.
 FOLDER_PARTS: Mapping[str, str] = {
@@ -34,7 +34,10 @@ FOLDER_PARTS: Mapping[str, str] = {
     "folder/drained.json": "drained.json",
     "folder/owners.json": "machine/owners.json",
 }
-OUTPUT = re.compile(rf"output/{TASK_ID_FORM}/[0-9]{{1,19}}/[0-9]{{1,19}}\.(log|times)")
+# Of a rank: its bytes by segments, and its time stamps; as written, or sealed.
+OUTPUT = re.compile(
+    rf"output/{TASK_ID_FORM}/[0-9]{{1,19}}/[0-9]{{1,19}}((\.[0-9]{{1,19}})?\.log|\.times)(\.zst)?"
+)
 CHUNK_BYTES = 1 << 20
 # What is read as a whole has a limit. The database and the outputs are streamed.
 BYTES_MAX: Mapping[str, int] = {

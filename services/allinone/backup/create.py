@@ -2,7 +2,8 @@
 
 Everything is as of one moment: the dump of the database and the list of kept outputs come from one
 snapshot, and an output is copied up to the size in that list. The log-collector has synced so much
-before it committed the size, and never changes it afterwards. ADR 0034 has what is left out.
+before it committed the size, and never changes it afterwards; it may compress it meanwhile. What it
+has moved to a bucket is not copied. ADR 0034 has what is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from services.allinone.data_folder import DataFolder, FolderInUseError
 from services.allinone.embedded.credentials import POSTGRES_SUPERUSER, sync_folder
 from services.allinone.embedded.postgres import Postgres, PostgresOptions
 from services.allinone.embedded.processes import ServerError
-from services.log_collector.archives.files import FileArchive
+from services.log_collector.archives.files import SEGMENT_BYTES, FileArchive
+from services.log_collector.archives.port import TIMES
 from services.log_collector.domain import TIMESTAMP_BYTES, OutputKey
 from services.log_collector.store import OutputRow
 from services.log_collector.tables import TABLES as LOG_COLLECTOR
@@ -70,10 +72,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One file of a kept output: its place below the archive, and how much of it counts."""
+    """A part of a kept output, which is a file, and how much of it counts."""
 
-    path: Path
+    key: OutputKey
+    number: int
     size: int
+
+    @property
+    def path(self) -> Path:
+        """Its place below the archive, as it was written."""
+        return FileArchive(Path()).path(self.key, self.number)
 
 
 async def create(data_folder: DataFolder, file: Path, report: Report) -> Outcome:
@@ -324,43 +332,56 @@ def _sum_of(outputs: Iterable[Output]) -> tuple[int, int]:
 
 
 def kept_outputs(listed: Path) -> Iterator[Output]:
-    """The files of the kept outputs in the list that the snapshot gave: the output, and its time
-    stamps."""
+    """The parts of the kept outputs in the list that the snapshot gave: of each one its segments,
+    and its time stamps."""
     with listed.open(newline="") as file:
         for task_id, attempt, rank, size, timestamps in csv.reader(file):
-            output = FileArchive(Path())
             key = OutputKey(task_id, int(attempt), int(rank))
-            yield Output(output.path(key), int(size))
-            yield Output(output.times_path(key), int(timestamps or 0) * TIMESTAMP_BYTES)
+            for begin in range(0, max(1, int(size)), SEGMENT_BYTES):
+                yield Output(key, begin // SEGMENT_BYTES, min(SEGMENT_BYTES, int(size) - begin))
+            yield Output(key, TIMES, int(timestamps or 0) * TIMESTAMP_BYTES)
 
 
 def _copy(writer: BackupWriter, data_folder: DataFolder, listed: Path, progress: Progress) -> int:
-    """Copy the kept outputs; returns how many were dropped by age since the snapshot."""
+    """Copy the kept outputs; returns how many were dropped by age since the snapshot, or are in a
+    bucket."""
     dropped = 0
+    archive = FileArchive(data_folder.logs)
     for output in kept_outputs(listed):
+        if not output.size:
+            continue
         name = f"output/{output.path}"
         assert OUTPUT.fullmatch(name), name
-        try:
-            with (data_folder.logs / output.path).open("rb") as file:
-                writer.add(name, progress.of(first_bytes(file, output)))
-        except FileNotFoundError:
-            # One without a byte has no file.
-            dropped += output.size > 0 and output.path.suffix == ".log"
+        if archive.sealed_size(output.key, output.number) == output.size:
+            try:
+                with archive.sealed_path(output.key, output.number).open("rb") as file:
+                    writer.add(
+                        f"{name}.zst", progress.of(iter(lambda: file.read(CHUNK_BYTES), b""))
+                    )
+            except FileNotFoundError:
+                dropped += output.number == 0
+        elif archive.part(output.key, output.number, 0, 1):
+            # As it was at the snapshot: it may have grown, and been compressed, since then.
+            writer.add(name, progress.of(first_bytes(archive, output)))
+        else:
+            dropped += output.number == 0
     return dropped
 
 
-def first_bytes(file: IO[bytes], output: Output) -> Iterator[bytes]:
-    """The bytes of a file that count."""
-    left = output.size
-    while left:
-        chunk = file.read(min(CHUNK_BYTES, left))
+def first_bytes(archive: FileArchive, output: Output) -> Iterator[bytes]:
+    """The bytes of a part that count."""
+    done = 0
+    while done < output.size:
+        count = min(CHUNK_BYTES, output.size - done)
+        chunk = archive.part(output.key, output.number, done, count)
         if not chunk:
+            left = output.size - done
             raise Failure(
                 f"the kept output {output.path} is {counted(left, 'byte')} shorter than recorded",
-                where=file.name,
+                where=str(archive.path(output.key, output.number)),
                 fix="check the disk; without that output: remove the file, and try again",
             )
-        left -= len(chunk)
+        done += len(chunk)
         yield chunk
 
 

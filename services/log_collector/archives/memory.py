@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from services.log_collector.archives.port import NotWriterError, Write
+from services.log_collector.archives.port import TIMES, NotWriterError, Segment, Write
 from services.log_collector.domain import (
     TIMESTAMP_BYTES,
     OutputKey,
@@ -18,13 +18,29 @@ from services.log_collector.domain import (
 class MemoryArchive:
     """Kept outputs by key: as written, and as a disk would have them after a crash."""
 
-    def __init__(self) -> None:
+    def __init__(self, segment_bytes: int = 65_536) -> None:
+        self._segment_bytes = segment_bytes
         self._written: dict[OutputKey, bytearray] = {}
         self._synced: dict[OutputKey, bytes] = {}
         # The same of their time stamps.
         self._times: dict[OutputKey, bytearray] = {}
         self._times_synced: dict[OutputKey, bytes] = {}
+        # Segments that are on disk for certain, by output and number.
+        self._sealed: dict[OutputKey, dict[int, bytes]] = {}
+        # Of so many bytes only the segments are left; and outputs whose time stamps are sealed.
+        self._released: dict[OutputKey, int] = {}
+        self._times_released: set[OutputKey] = set()
         self._writer = 0
+
+    @property
+    def segment_bytes(self) -> int:
+        """The size of every segment but the last of an output."""
+        return self._segment_bytes
+
+    @property
+    def has_bucket(self) -> bool:
+        """There is none."""
+        return False
 
     async def admit(self, epoch: int) -> None:
         """Let this leader write from now on, and no other."""
@@ -39,6 +55,8 @@ class MemoryArchive:
         failure that kept a file's length and not its bytes."""
         self._written = _after_crash(self._written, self._synced, torn=torn)
         self._times = _after_crash(self._times, self._times_synced, torn=torn)
+        for key in self._released:
+            self._forget_released(key)
 
     async def write(self, writes: Sequence[Write], *, epoch: int) -> None:
         """Write the pieces; they may be lost in a crash until ``sync``."""
@@ -89,6 +107,53 @@ class MemoryArchive:
         for key in keys:
             for kept in (self._written, self._synced, self._times, self._times_synced):
                 kept.pop(key, None)
+            self._sealed.pop(key, None)
+            self._released.pop(key, None)
+            self._times_released.discard(key)
+
+    async def seal(self, segments: Sequence[Segment], *, epoch: int) -> list[int | None]:
+        """Keep these bytes, of which every one is synced."""
+        self._check(epoch)
+        for segment in segments:
+            written, begin = self._synced, segment.number * self._segment_bytes
+            if segment.number == TIMES:
+                written, begin = self._times_synced, 0
+            kept = self._sealed.setdefault(segment.key, {})
+            if segment.number not in kept:
+                data = written.get(segment.key, b"")[begin : begin + segment.size]
+                assert len(data) == segment.size, "only what is recorded is sealed"
+                kept[segment.number] = data
+        return [segment.size for segment in segments]
+
+    async def release(self, sealed: Mapping[OutputKey, int], *, complete: bool, epoch: int) -> None:
+        """Have only the segments of these bytes from now on."""
+        self._check(epoch)
+        for key, end in sealed.items():
+            kept = self._sealed.get(key, {})
+            size = sum(len(data) for number, data in kept.items() if number != TIMES)
+            assert size >= end, "only what is sealed is released"
+            self._released[key] = end
+            if complete:
+                self._times_released.add(key)
+            self._forget_released(key)
+
+    def _forget_released(self, key: OutputKey) -> None:
+        """Read from the segments what is released."""
+        kept = self._sealed.get(key, {})
+        whole = b"".join(kept[number] for number in sorted(kept) if number != TIMES)
+        end = self._released[key]
+        written = self._written.setdefault(key, bytearray())
+        written[:end] = whole[:end]
+        if key in self._times_released:
+            self._times[key] = bytearray(kept.get(TIMES, b""))
+
+    async def upload(self, segments: Sequence[Segment], *, epoch: int) -> None:
+        """There is no bucket."""
+        raise NotImplementedError
+
+    async def drop_uploaded(self, segments: Sequence[Segment], *, epoch: int) -> None:
+        """There is no bucket."""
+        raise NotImplementedError
 
 
 Bytes = dict[OutputKey, bytearray]

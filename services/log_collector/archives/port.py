@@ -1,12 +1,19 @@
-"""The port of the archive of kept output. Adapters: ``files``, ``memory``.
+"""The port of the archive of kept output. Adapters: ``files`` (with a ``bucket`` or without one),
+``memory``.
 
 Each output has its bytes, and its time stamps in the order of their offsets and times. Writes
 name the offset and the number of the first time stamp, so a write that is repeated changes nothing.
+
+Bytes that never change again are *sealed*: compressed, a segment of ``segment_bytes`` at a time (an
+output's last one is shorter), the time stamps as a segment of their own. The caller makes a segment
+count in its database before it releases the bytes as they were written. Where there is a bucket,
+segments are uploaded to it, and removed here once that counts too. Reading finds the bytes wherever
+they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +32,20 @@ class Write:
     number: int = 0
 
 
+# The number of the segment that has the time stamps of an output.
+TIMES = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Bytes of an output that never change again: those from ``number`` times the archive's
+    ``segment_bytes`` on. With the number ``TIMES``: its time stamps, 16 bytes each."""
+
+    key: OutputKey
+    number: int
+    size: int
+
+
 class ArchiveError(Exception):
     """It could not be done now (disk full, no rights); nothing counts as kept."""
 
@@ -36,10 +57,24 @@ class NotWriterError(ArchiveError):
         super().__init__(f"the leader of epoch {writer} writes here, not that of epoch {epoch}")
 
 
+class UnreachableError(ArchiveError):
+    """The bucket does not answer, or refuses. What is kept here can be read all the same."""
+
+
 class Archive(Protocol):
     """Kept outputs by key. Every method raises ArchiveError when the disk refuses, and what changes
     an output raises NotWriterError if a leader of another epoch writes: two leaders may have read
     the same output at other moments, and so keep it with other time stamps."""
+
+    @property
+    def segment_bytes(self) -> int:
+        """The size of every segment but the last of an output. It never changes."""
+        ...
+
+    @property
+    def has_bucket(self) -> bool:
+        """Whether segments are uploaded."""
+        ...
 
     async def admit(self, epoch: int) -> None:
         """Let this leader write from now on, and no other. Epoch 0 writes where nobody ever led."""
@@ -86,4 +121,27 @@ class Archive(Protocol):
 
     async def remove(self, keys: Sequence[OutputKey]) -> None:
         """Drop whole outputs, if they are there."""
+        ...
+
+    async def seal(self, segments: Sequence[Segment], *, epoch: int) -> list[int | None]:
+        """Compress these bytes, which are synced and recorded; returns the size of each on disk,
+        None for one of which nothing is there: its disk may not be mounted.
+
+        A segment is on disk for certain then, and what was written is still there. Repeating it
+        changes nothing. Bytes that cannot be read are replaced by a line that reports them.
+        """
+        ...
+
+    async def release(self, sealed: Mapping[OutputKey, int], *, complete: bool, epoch: int) -> None:
+        """Remove what was written of the bytes before an offset, for each output; of a complete one
+        also the time stamps. All of it must be sealed."""
+        ...
+
+    async def upload(self, segments: Sequence[Segment], *, epoch: int) -> None:
+        """Return when the bucket has confirmed these sealed segments; UnreachableError if it does
+        not take them. One that is neither here nor there is lost, which is reported."""
+        ...
+
+    async def drop_uploaded(self, segments: Sequence[Segment], *, epoch: int) -> None:
+        """Remove segments here that the bucket has."""
         ...

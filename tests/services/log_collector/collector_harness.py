@@ -23,7 +23,7 @@ from services.log_collector.domain import OutputKey, Timestamp
 from services.log_collector.main import WIRING
 from services.log_collector.settings import LogCollectorSettings
 from services.log_collector.sources.port import LogSource
-from services.log_collector.store import OutputRow
+from services.log_collector.store import OutputRow, RunRow
 from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
@@ -54,12 +54,14 @@ def gang(ranks: int) -> tuple[Placement, ...]:
 
 
 def started(ranks: int = 1, attempt: int = 1, task: str = "t1") -> RunStarted:
-    return RunStarted(task_id=task, attempt=attempt, started_at=at(0), placements=gang(ranks))
+    return RunStarted(
+        task_id=task, attempt=attempt, started_at=at(0), placements=gang(ranks), owner="ann"
+    )
 
 
 def exited(ranks: int = 1, attempt: int = 1, seconds: float = 0.0, task: str = "t1") -> RunExited:
     ended = RunExit(attempt=attempt, kind=ExitKind.OK, exited_at=at(seconds))
-    return RunExited(task_id=task, attempt=attempt, exit=ended, placements=gang(ranks))
+    return RunExited(task_id=task, attempt=attempt, exit=ended, placements=gang(ranks), owner="ann")
 
 
 class CollectorHarness(ServiceHarness):
@@ -108,6 +110,15 @@ class CollectorHarness(ServiceHarness):
         self.clock.advance(60)
         await self.copy_and_record()
         await self.copy_and_record()
+
+
+async def sealed(harness: CollectorHarness) -> None:
+    """Seal until everything of collected runs is sealed."""
+    for _ in range(1000):
+        if await harness.step("seal") is None:
+            break
+    rows = await harness.rows(RunRow)
+    assert all(row.sealed for row in rows if row.collected)
 
 
 async def collecting(

@@ -6,7 +6,7 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from libs.store.memory import Fault, Point, no_fault
 from libs.store.port import StoreUnavailableError
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.memory import MemoryArchive
-from services.log_collector.archives.port import Archive, Write
+from services.log_collector.archives.port import Archive, Segment, Write
 from services.log_collector.domain import Address, OutputKey, Timestamp
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.memory import MemorySource
@@ -31,6 +31,7 @@ from tests.services.log_collector.collector_harness import (
     collecting,
     exited,
     key_of,
+    sealed,
     settings_with,
     started,
     stored,
@@ -40,6 +41,10 @@ from tests.services.log_collector.collector_harness import (
 SMALL = settings_with(
     read_bytes_max=4096, pass_bytes_max=8192, record_bytes=16_384, record_seconds=1.0
 )
+
+
+# So small that outputs are sealed while they are written.
+SEGMENT_BYTES = 4096
 
 
 class CrashError(Exception):
@@ -104,6 +109,37 @@ class CrashingArchive:
     async def remove(self, keys: Sequence[OutputKey]) -> None:
         self._pass()
         await self.archive.remove(keys)
+
+    @property
+    def segment_bytes(self) -> int:
+        return self.archive.segment_bytes
+
+    @property
+    def has_bucket(self) -> bool:
+        return self.archive.has_bucket
+
+    async def seal(self, segments: Sequence[Segment], *, epoch: int) -> list[int | None]:
+        self._pass()
+        for segment in segments:
+            await self.archive.seal([segment], epoch=epoch)
+            self._pass()
+        return await self.archive.seal(segments, epoch=epoch)
+
+    async def release(self, sealed: Mapping[OutputKey, int], *, complete: bool, epoch: int) -> None:
+        self._pass()
+        for key, end in sealed.items():
+            await self.archive.release({key: end}, complete=complete, epoch=epoch)
+            self._pass()
+
+    async def upload(self, segments: Sequence[Segment], *, epoch: int) -> None:
+        self._pass()
+        await self.archive.upload(segments, epoch=epoch)
+        self._pass()
+
+    async def drop_uploaded(self, segments: Sequence[Segment], *, epoch: int) -> None:
+        self._pass()
+        await self.archive.drop_uploaded(segments, epoch=epoch)
+        self._pass()
 
 
 class Forgetful(MemorySource):
@@ -184,13 +220,14 @@ async def live(
         await harness.restart()
     await harness.handle(exited(2))
     await harness.settle()
+    await sealed(harness)
     return harness
 
 
 @given(lives_of(st.binary(max_size=9000)), fates)
 @settings(max_examples=60, deadline=None)
 async def test_no_crash_loses_or_doubles_a_byte(lived: Lives, fails: str) -> None:
-    platform, disk = MemoryPlatform(), MemoryArchive()
+    platform, disk = MemoryPlatform(), MemoryArchive(SEGMENT_BYTES)
     source = Written(platform.clock)
     for rank in range(2):
         source.append(key_of(rank), b"\xff")  # no text: a carriage return means nothing in it
@@ -222,7 +259,7 @@ def shown(output: bytes) -> list[bytes]:
 @given(lives_of(bars), fates)
 @settings(max_examples=60, deadline=None)
 async def test_no_crash_loses_or_doubles_the_last_state_of_a_line(lived: Lives, fails: str) -> None:
-    source, disk = Forgetful(), MemoryArchive()
+    source, disk = Forgetful(), MemoryArchive(SEGMENT_BYTES)
     harness = await live(MemoryPlatform(), source, disk, lived, fails)
     for rank in range(2):
         wrote = bytes(source.outputs.get(key_of(rank), b""))
@@ -253,6 +290,7 @@ async def life(
             harness.clock.advance(0.7)
             await harness.copy_and_record()
             await harness.copy_and_record()
+            await harness.step("seal")
     except (CrashError, StoreUnavailableError):
         return
 

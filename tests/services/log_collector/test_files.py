@@ -9,7 +9,7 @@ import pytest
 
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.memory import MemoryArchive
-from services.log_collector.archives.port import Archive, ArchiveError, NotWriterError, Write
+from services.log_collector.archives.port import ArchiveError, Write
 from services.log_collector.domain import (
     EPOCH,
     Address,
@@ -24,93 +24,8 @@ from tests.kit.clock import at
 from tests.services.log_collector.collector_harness import key_of
 
 
-@pytest.fixture(params=["memory", "files"])
-def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
-    return MemoryArchive() if request.param == "memory" else FileArchive(tmp_path / "a" / "logs")
-
-
-async def test_an_archive_keeps_what_is_written_where_it_is_written(archive: Archive) -> None:
-    one, two = key_of(0), key_of(1)
-    assert await archive.size(one) == 0
-    assert await archive.read(one, 0, 10) == b""
-    await archive.sync([one])
-    await archive.write(
-        [Write(one, 0, b"hello "), Write(two, 0, b"other"), Write(one, 6, b"you")], epoch=0
-    )
-    await archive.write([Write(one, 0, b"hello "), Write(one, 6, b"you")], epoch=0)  # again
-    await archive.sync([one, two])
-    assert await archive.size(one) == 9
-    assert await archive.sizes([one, two, one]) == [9, await archive.size(two), 9]
-    assert await archive.read(one, 0, 100) == b"hello you"
-    assert await archive.read(one, 6, 2) == b"yo"
-    assert await archive.read(one, 99, 2) == b""
-    assert await archive.read(two, 0, 100) == b"other"
-
-
-async def test_one_leader_writes_to_an_archive(archive: Archive) -> None:
-    one = key_of(0)
-    await archive.write([Write(one, 0, b"by nobody")], epoch=0)
-    for epoch, others in ((7, (0, 6, 8)), (8, (0, 7)), (3, (8, 7))):
-        await archive.admit(epoch)
-        for other in others:
-            with pytest.raises(NotWriterError, match=f"epoch {epoch} writes here, .* {other}$"):
-                await archive.write([Write(one, 0, b"no")], epoch=other)
-            with pytest.raises(NotWriterError):
-                await archive.truncate(one, 0, epoch=other)
-        assert await archive.read(one, 0, 100) == b"by nobody"
-        await archive.write([Write(one, 0, b"by nobody")], epoch=epoch)
-        await archive.truncate(one, 9, epoch=epoch)
-
-
-async def test_an_archive_drops_the_end_or_everything(archive: Archive) -> None:
-    one, two = key_of(0), key_of(1)
-    await archive.write([Write(one, 0, b"0123456789"), Write(two, 0, b"x")], epoch=0)
-    await archive.truncate(one, 20, epoch=0)
-    assert await archive.size(one) == 10
-    await archive.truncate(one, 4, epoch=0)
-    assert await archive.read(one, 0, 100) == b"0123"
-    await archive.truncate(key_of(7), 4, epoch=0)
-    await archive.remove([one, key_of(8)])
-    assert await archive.size(one) == 0
-    assert await archive.size(two) == 1
-
-
 def stamped(key: OutputKey, number: int, offset: int, data: bytes, seconds: float) -> Write:
     return Write(key, offset, data, (Timestamp(offset, at(seconds)),), number)
-
-
-async def test_an_archive_keeps_when_bytes_were_written(archive: Archive) -> None:
-    one, two = key_of(0), key_of(1)
-    assert await archive.timestamps(one, 0, 10) == []
-    assert await archive.partition(one, 0, lambda _: True) == 0
-    writes = [stamped(one, number, 10 * number, b"123456789\n", number) for number in range(5)]
-    await archive.write(writes, epoch=0)
-    await archive.write([Write(two, 0, b"no times")], epoch=0)
-    await archive.write(writes[3:], epoch=0)  # again
-    await archive.sync([one, two])
-    stored = [Timestamp(10 * number, at(number)) for number in range(5)]
-    assert await archive.timestamps(one, 0, 10) == stored
-    assert await archive.timestamps(one, 3, 1) == stored[3:4]
-    assert await archive.timestamps(one, 5, 1) == await archive.timestamps(two, 0, 1) == []
-    for offset, before in [(-1, 0), (0, 1), (9, 1), (10, 2), (49, 5)]:
-        assert await archive.partition(one, 5, lambda each, o=offset: each.offset <= o) == before
-    # Only those count that the caller knows to be kept.
-    assert await archive.partition(one, 3, lambda each: each.offset <= 49) == 3
-    assert await archive.partition(one, 99, lambda each: each.offset <= 49) == 5
-
-
-async def test_an_archive_drops_times_with_their_bytes(archive: Archive) -> None:
-    one = key_of(0)
-    await archive.write(
-        [stamped(one, number, number, b"x", number) for number in range(5)], epoch=0
-    )
-    await archive.truncate(one, 3, 3, epoch=0)
-    assert await archive.size(one) == 3
-    assert await archive.timestamps(one, 0, 9) == [Timestamp(n, at(n)) for n in range(3)]
-    await archive.truncate(one, 9, 9, epoch=0)
-    assert len(await archive.timestamps(one, 0, 9)) == 3
-    await archive.remove([one])
-    assert await archive.timestamps(one, 0, 9) == []
 
 
 async def test_times_are_private_and_leave_no_files(tmp_path: Path) -> None:

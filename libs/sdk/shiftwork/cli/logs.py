@@ -4,11 +4,12 @@ import sys
 from datetime import datetime, timezone
 from heapq import merge
 from itertools import chain, groupby, islice
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import typer
 
-from shiftwork.cli import complete, follow, parse, render, session
+from shiftwork.cli import complete, follow, log_export, parse, render, session
 from shiftwork.cli.client import RANGE_BYTES, Api, Range
 from shiftwork.cli.failures import usage
 from shiftwork.cli.search import Search, Shown
@@ -63,6 +64,9 @@ def logs(
     timestamps: bool = typer.Option(
         False, "-t", "--timestamps", help="With the time (UTC) at which each line was written."
     ),
+    export: Optional[Path] = typer.Option(
+        None, "--export", metavar="DIR", help="Into files DIR/TASK/ATTEMPT/RANK.log instead."
+    ),
 ) -> None:
     """Show a task's output."""
     now = session.current()
@@ -91,6 +95,12 @@ def logs(
         and rank in (None, log["rank"])
         and role in ("", log.get("role"))
     ]
+    if export is not None:
+        chosen_part = (follow_it, search, since, until, timestamps)
+        is_partly = any(chosen_part) or any(each is not None for each in (tail, before, after))
+        log_export.check(is_partly=is_partly)
+        _export(api, task_id, wanted, export, kept)
+        return
     if follow_it:
         chosen = {"attempt": attempt, "rank": rank, "role": role, "tail": tail or None}
         first = max((log["attempt"] for log in wanted), default=0)
@@ -129,6 +139,21 @@ def _check(follow_it: bool, ends: Dict[str, Any], tail: Optional[int], since: st
             where="--after",
             fix="give one of both; --before OFFSET --tail N has the last lines before a byte",
         )
+
+
+def _export(
+    api: Api,
+    task_id: str,
+    wanted: List[Dict[str, Any]],
+    folder: Path,
+    kept: List[Dict[str, Any]],
+) -> None:
+    if not wanted:
+        render.note(_nothing(kept))
+        return
+    with render.Progress() as progress:
+        target = log_export.export(api, task_id, wanted, folder, progress.show)
+    log_export.report(target, wanted)
 
 
 def _of_last_attempt(wanted: List[Dict[str, Any]], named: str) -> List[Dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ from shiftwork.cli.failures import Failure
 from services.allinone.backup import create, restore
 from services.allinone.backup.progress import CancelledWorkError, Progress, size_text
 from services.allinone.data_folder import DataFolder
+from services.log_collector.archives.files import SEGMENT_BYTES, FileArchive
+from services.log_collector.archives.port import TIMES, Segment, Write
+from services.log_collector.domain import OutputKey, Timestamp
 
 
 def test_a_new_or_empty_folder_can_be_restored_to(tmp_path: Path) -> None:
@@ -84,19 +89,20 @@ def test_two_backups_to_one_name_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_shorter_than_recorded_is_an_error(tmp_path: Path) -> None:
-    output = tmp_path / "0.log"
-    output.write_bytes(b"abc")
-    with output.open("rb") as file:
-        assert b"".join(create.first_bytes(file, create.Output(output, 2))) == b"ab"
-    with output.open("rb") as file, pytest.raises(Failure, match="1 byte shorter"):
-        list(create.first_bytes(file, create.Output(output, 4)))
+    archive, key = FileArchive(tmp_path), OutputKey("t1", 1, 0)
+    archive.path(key).parent.mkdir(parents=True)
+    archive.path(key).write_bytes(b"abc")
+    assert b"".join(create.first_bytes(archive, create.Output(key, 0, 2))) == b"ab"
+    with pytest.raises(Failure, match="1 byte shorter"):
+        list(create.first_bytes(archive, create.Output(key, 0, 4)))
 
 
 def test_the_list_of_outputs_gives_files_and_the_sizes_that_count(tmp_path: Path) -> None:
     listed = tmp_path / "listed"
-    listed.write_text("t1,2,0,100,3\nt2,1,7,0,\n")
+    listed.write_text(f"t1,2,0,100,3\nt2,1,7,0,\nt3,1,0,{SEGMENT_BYTES + 1},1\n")
     found = {str(output.path): output.size for output in create.kept_outputs(listed)}
     expected = {"t1/2/0.log": 100, "t1/2/0.times": 48, "t2/1/7.log": 0, "t2/1/7.times": 0}
+    expected |= {"t3/1/0.log": SEGMENT_BYTES, "t3/1/0.1.log": 1, "t3/1/0.times": 16}
     assert found == expected
 
 
@@ -135,3 +141,39 @@ def test_sizes_are_shown_in_the_units_of_people() -> None:
         *("0 B", "1023 B", "1.5 KiB", "5.0 TiB"),
         "1048576.0 TiB",
     ]
+
+
+async def test_a_backup_has_sealed_output_as_it_was_at_the_snapshot(tmp_path: Path) -> None:
+    """Two outputs were compressed since the snapshot, one of which had grown before."""
+    data_folder, listed = DataFolder(tmp_path), tmp_path / "listed"
+    archive = FileArchive(data_folder.logs)
+    keys = [OutputKey("t1", 1, rank) for rank in range(4)]
+    stamp = Timestamp(0, datetime(2026, 1, 1, tzinfo=UTC))
+    await archive.write([Write(key, 0, b"0123456789", [stamp]) for key in keys[:3]], epoch=0)
+    sealed = [part for key in keys[:2] for part in (Segment(key, 0, 10), Segment(key, TIMES, 16))]
+    await archive.seal(sealed, epoch=0)
+    await archive.release(dict.fromkeys(keys[:2], 10), complete=True, epoch=0)
+    listed.write_text("t1,1,0,10,1\nt1,1,1,4,1\nt1,1,2,10,1\nt1,1,3,7,1\n")
+    parts: dict[str, bytes] = {}
+
+    class Writer:
+        def add(self, name: str, chunks: Iterable[bytes]) -> None:
+            parts[name] = b"".join(chunks)
+
+    progress = Progress(lambda _: None)
+    assert create._copy(Writer(), data_folder, listed, progress) == 1
+    zst = archive.sealed_path(keys[0], 0).read_bytes()
+    assert {name: data for name, data in parts.items() if "times" not in name} == {
+        "output/t1/1/0.log.zst": zst,
+        "output/t1/1/1.log": b"0123",
+        "output/t1/1/2.log": b"0123456789",
+    }
+    restored = FileArchive(tmp_path / "restored")
+    for name, data in parts.items():
+        path = tmp_path / "restored" / name.removeprefix("output/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    assert [await restored.read(key, 0, 99) for key in keys[:3]] == [
+        b"0123456789", b"0123", b"0123456789",
+    ]  # fmt: skip
+    assert await restored.timestamps(keys[0], 0, 9) == await restored.timestamps(keys[2], 0, 9)

@@ -7,8 +7,8 @@ from alembic import op
 
 from libs.store.alembic.steps import TIMESTAMP
 
-revision = "0027"
-down_revision = "0022"
+revision = "0024"
+down_revision = "0023"
 branch_labels = None
 depends_on = None
 
