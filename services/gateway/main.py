@@ -62,13 +62,7 @@ def minting(clock: Clock) -> Mint:
 
 def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> Service:
     """The gateway, wired but not running."""
-    if settings.public_url.startswith("https:") and not settings.http_trusted_proxies:
-        # TLS ends at a proxy, because this process has none.
-        _log.warning(
-            "everybody has the proxy's address: delays and limits by address hold all people at"
-            " once; set SHIFTWORK_GATEWAY_HTTP_TRUSTED_PROXIES",
-            public_url=settings.public_url,
-        )
+    _warn_of_proxy(settings)
     live = _live(settings, ports)
     ports.store.observe(live.observe)
     commands = Commands(
@@ -79,8 +73,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     authenticator = _authenticator(settings, ports)
     made = mint or minting(ports.clock)
     oidc = Provider(settings, ports.clock) if settings.oidc_issuer else None
-    entries = _rates(settings, ports, "refusal_entries")
-    rejections = RejectionAudit(ports.store, made.id, entries, settings.refusals_seconds)
+    rejections = _rejections(settings, ports, made)
     parts = Context(
         settings=settings,
         store=ports.store,
@@ -89,9 +82,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         commands=commands,
         authenticator=authenticator,
         live=live,
-        streams=StreamLimit(
-            settings.streams_max, settings.streams_per_user_max, settings.streams_reserved
-        ),
+        streams=_streams(settings),
         waits=StreamLimit(settings.waits_max, settings.waits_per_task_max),
         exec_sessions=_exec_sessions(settings),
         mint=made,
@@ -101,9 +92,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         state_reads=_rates(settings, ports, "state_reads"),
         requests=_rates(settings, ports, "requests"),
         run_requests=_rates(settings, ports, "run_requests"),
-        large_bodies=LargeBodies(
-            settings.large_bodies_per_caller_max, settings.large_bodies_parsed_max
-        ),
+        large_bodies=_large_bodies(settings),
         usage_questions=_questions(settings, "usage"),
         queue_questions=_questions(settings, "queue"),
         queue_cursors=QueueCursors(settings.queue_cursor_key() or secrets.token_bytes(32)),
@@ -151,6 +140,16 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     )
 
 
+def _warn_of_proxy(settings: GatewaySettings) -> None:
+    """TLS ends at a proxy, because this process has none: it is to be named."""
+    if settings.public_url.startswith("https:") and not settings.http_trusted_proxies:
+        _log.warning(
+            "everybody has the proxy's address: delays and limits by address hold all people at"
+            " once; set SHIFTWORK_GATEWAY_HTTP_TRUSTED_PROXIES",
+            public_url=settings.public_url,
+        )
+
+
 def _rates(settings: GatewaySettings, ports: Ports, name: str) -> RateLimits:
     """The rate whose numbers are the settings ``NAME_burst`` and ``NAME_per_second``."""
     burst: int = getattr(settings, f"{name}_burst")
@@ -163,6 +162,20 @@ def _questions(settings: GatewaySettings, name: str) -> ConcurrencyLimit:
     total: int = getattr(settings, f"{name}_questions_max")
     each: int = getattr(settings, f"{name}_questions_per_user_max")
     return ConcurrencyLimit(total, each)
+
+
+def _rejections(settings: GatewaySettings, ports: Ports, mint: Mint) -> RejectionAudit:
+    entries = _rates(settings, ports, "refusal_entries")
+    return RejectionAudit(ports.store, mint.id, entries, settings.refusals_seconds)
+
+
+def _large_bodies(settings: GatewaySettings) -> LargeBodies:
+    return LargeBodies(settings.large_bodies_per_caller_max, settings.large_bodies_parsed_max)
+
+
+def _streams(settings: GatewaySettings) -> StreamLimit:
+    each_max = settings.streams_per_user_max
+    return StreamLimit(settings.streams_max, each_max, settings.streams_reserved)
 
 
 def _exec_sessions(settings: GatewaySettings) -> StreamLimit:

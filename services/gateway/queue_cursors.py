@@ -1,7 +1,7 @@
 """Cursors of the queue, sealed for readers: a place names the task there, which may be hidden.
 
 The scheduler's own cursor is encrypted with a key that every gateway process has, and opened again
-for the next page. Called by ``api/queue.py``.
+for the next page. ``main.build`` makes one for the route of the queue.
 """
 
 from __future__ import annotations
