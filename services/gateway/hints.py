@@ -23,6 +23,7 @@ from libs.service.definition import Ports
 from libs.service.loop import Wake, pause
 from libs.store.port import Delta
 from services.gateway.auth import changes_identities
+from services.gateway.event_stream import LiveEvents
 from services.gateway.rows import EventRow
 
 SENT = Counter("shiftwork_gateway_hints_sent_total", "Hints to the other gateway processes")
@@ -40,14 +41,12 @@ class Hints:
         self,
         ports: Ports,
         gap_seconds: float,
-        on_events: Callable[[int], None],
+        live: LiveEvents,
         on_people: Callable[[], None],
-        on_rewritten: Callable[[], None],
     ) -> None:
         self._bus, self._clock = ports.bus, ports.clock
         self._gap_seconds = gap_seconds
-        self._on_events, self._on_people = on_events, on_people
-        self._on_rewritten = on_rewritten
+        self._live, self._on_people = live, on_people
         self._ids = itertools.count(1)
         # What was committed since the last hint.
         self._position = 0
@@ -106,8 +105,8 @@ class Hints:
             return
         RECEIVED.inc()
         if hint.rewritten:
-            self._on_rewritten()
+            self._live.forget_pages()
         if hint.position:
-            self._on_events(hint.position)
+            self._live.hinted(hint.position)
         if hint.people:
             self._on_people()

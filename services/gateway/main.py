@@ -117,13 +117,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
             await eventlog.claim_all(tx, EVENTS_CLAIMED_MAX)
 
     watch = StreamWatch("gateway", ports.bus)
-    hints = Hints(
-        ports,
-        settings.hint_gap_seconds,
-        live.hinted,
-        authenticator.forget,
-        live.forget_pages,
-    )
+    hints = Hints(ports, settings.hint_gap_seconds, live, authenticator.forget)
     return Service(
         name="gateway",
         ports=ports,

@@ -255,7 +255,7 @@ async def test_the_stop_of_a_disabled_users_task_is_one_entry_in_the_audit_trail
     assert "its owner ann is disabled" in trail[0]["detail"]
 
 
-class _Requests(Commands):
+class _Requests:
     def __init__(self) -> None:
         self.stopped: list[str] = []
 
@@ -269,7 +269,8 @@ async def test_users_who_were_disabled_long_ago_cost_a_page_in_each_round(
 ) -> None:
     """Their tasks are found all the same, such as one that submit refused to stop for an hour."""
     monkeypatch.setattr(disabled_users, "USERS_SLOW_MAX", 10)
-    store, commands = harness.gateway.ports.store, _Requests()
+    store = harness.gateway.ports.store
+    commands: Any = _Requests()
     now = harness.clock.now()
     old = UserRow("old", "user", "", True, now, "admin", now - timedelta(days=30))
     async with store.transaction() as tx:
@@ -279,7 +280,8 @@ async def test_users_who_were_disabled_long_ago_cost_a_page_in_each_round(
             tx.put(TaskRow(f"task-of-{owner}", owner=owner, state="running", goal="run"))
     disabled = DisabledUsers(store, commands)
     read = list[str]()
-    find = DisabledUsers._tasks
+    kind: Any = DisabledUsers
+    find = kind._tasks
 
     async def noted(self: DisabledUsers, tx: Any, owners: list[str], after: str) -> Any:
         read.extend(owners)
