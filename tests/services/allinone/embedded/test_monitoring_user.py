@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from libs.bus.jetstream import JetStreamBus
 from libs.bus.provision import provision
 from libs.bus.topology import HISTORY, monitoring_permissions
+from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from libs.service.wiring import topology
 from services.allinone.composition import WIRINGS
