@@ -54,19 +54,29 @@ def accounts_of(
 
 def _connect_to_streams(accounts: Json, name: str, allowed: Permissions) -> None:
     """The events that a service stores and those of its durable; its telemetry is stored, too."""
-    for subject in (*allowed.stores, *allowed.durable, *allowed.asks):
+    for subject in (*allowed.stores, *allowed.durable):
         _export(accounts, "service", STREAMS_ACCOUNT, subject, name)
     for subject in allowed.pulls:
         # One request is answered with many messages.
         _export(accounts, "service", STREAMS_ACCOUNT, subject, name, response_type="stream")
+        _rename(accounts, name, subject, allowed.called(subject))
+    for subject in allowed.asks:
+        _export(accounts, "service", STREAMS_ACCOUNT, subject, name)
+        _rename(accounts, name, subject, allowed.called(subject))
     for subject in allowed.sends:
         _export(accounts, "stream", name, subject, STREAMS_ACCOUNT)
     for subject in allowed.live:
         _export(accounts, "stream", STREAMS_ACCOUNT, f"{LIVE}.{subject}", name)
-        accounts[name]["imports"][-1]["to"] = subject
+        _rename(accounts, name, f"{LIVE}.{subject}", subject)
     if allowed.watches:
         _export(accounts, "service", STREAMS_ACCOUNT, STREAM_INFO, name)
-        accounts[name]["imports"][-1]["to"] = WATCHED_STREAM
+        _rename(accounts, name, STREAM_INFO, WATCHED_STREAM)
+
+
+def _rename(accounts: Json, name: str, subject: str, called: str) -> None:
+    """Give the last import of an account another name there."""
+    if called != subject:
+        accounts[name]["imports"][-1]["to"] = called
 
 
 def _connect_to_services(accounts: Json, name: str, users: Mapping[str, Permissions]) -> None:

@@ -26,7 +26,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from libs.bus.connection import REFUSED, BusConfig, Credentials, open_client
 from libs.bus.port import BusDeniedError, BusUnavailableError
-from libs.bus.topology import HISTORY, ConsumerSpec, Full, StreamSpec, Topology
+from libs.bus.topology import HISTORY, HISTORY_DOMAIN, ConsumerSpec, Full, StreamSpec, Topology
 
 UNLIMITED = -1
 # The server's numbers for what trying again does not mend: a configuration that cannot be, a name
@@ -98,8 +98,10 @@ async def enter(
     *,
     ca_file: Path | None = None,
     connect_timeout_s: float = 30.0,
+    reads: bool = False,
 ) -> None:
-    """Check only whether this user can connect. Raises the errors of ``provision``."""
+    """Check only whether this user can connect; ``reads``: and whether it has its durable as a
+    monitoring user. Raises the errors of ``provision``."""
     config = BusConfig(
         urls=tuple(urls),
         service=credentials.user,
@@ -107,7 +109,16 @@ async def enter(
         ca_file=ca_file,
         connect_timeout_s=connect_timeout_s,
     )
-    await (await open_client(config)).close()
+    client = await open_client(config)
+    try:
+        if reads:
+            await client.jetstream(domain=HISTORY_DOMAIN, timeout=5.0).consumer_info(
+                HISTORY, credentials.user
+            )
+    except nats.errors.Error as error:
+        raise BusUnavailableError(f"durable {HISTORY}/{credentials.user}: {error}") from error
+    finally:
+        await client.close()
 
 
 def _refusals(error: Exception) -> list[str]:

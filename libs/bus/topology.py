@@ -25,6 +25,9 @@ DEAD_LETTERS = "DLQ"
 HISTORY = "HISTORY"
 # On which subjects the server gives out what HISTORY has stored, in the account of the streams.
 LIVE = "live"
+# The JetStream domain under which monitoring users find HISTORY. To the plain subjects of its API
+# the server would answer for their own account, which has no streams.
+HISTORY_DOMAIN = "shiftwork"
 # What the name of a monitoring user begins with: no service has such a name.
 MONITORING_PREFIX = "monitoring_"
 
@@ -176,6 +179,8 @@ class Permissions:
     asks: tuple[str, ...] = ()
     # Subjects on which the server sends it what HISTORY stores.
     live: tuple[str, ...] = ()
+    # The domain under which it addresses the server's API; empty: none.
+    domain: str = ""
     # No more connections and subscriptions than these; 0: as the server allows.
     connections_max: int = 0
     subscriptions_max: int = 0
@@ -185,12 +190,18 @@ class Permissions:
         """Every subject on which it may publish."""
         watched = (WATCHED_STREAM,) if self.watches else ()
         own = (*self.stores, *self.sends, *self.talks, *self.hints)
-        return (*own, *self.requests, *self.durable, *self.pulls, *watched, *self.asks)
+        api = tuple(self.called(subject) for subject in (*self.pulls, *self.asks))
+        return (*own, *self.requests, *self.durable, *watched, *api)
 
     @property
     def subscribe(self) -> tuple[str, ...]:
         """Every subject to which it may subscribe."""
         return (self.inbox, *self.serves, *self.receives, *self.hears, *self.hints, *self.live)
+
+    def called(self, subject: str) -> str:
+        """How this user calls a subject of the server's API."""
+        api = f"$JS.{self.domain}.API." if self.domain else "$JS.API."
+        return api + subject.removeprefix("$JS.API.")
 
     def as_config(self) -> dict[str, object]:
         """The ``permissions`` block of a user in the server's configuration (JSON is accepted)."""
@@ -306,6 +317,7 @@ def monitoring_permissions(user: str) -> Permissions:
         pulls=(f"$JS.API.CONSUMER.MSG.NEXT.{at}", f"$JS.API.DIRECT.GET.{HISTORY}"),
         asks=(f"$JS.API.STREAM.INFO.{HISTORY}", f"$JS.API.CONSUMER.INFO.{at}"),
         live=(_everything(Kind.EVENT),),
+        domain=HISTORY_DOMAIN,
         connections_max=16,
         subscriptions_max=256,
     )

@@ -14,10 +14,12 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 
 from libs.bus.jetstream import JetStreamBus
+from libs.bus.port import Consumer
 from libs.bus.provision import provision
-from libs.bus.topology import HISTORY, monitoring_permissions
+from libs.bus.topology import HISTORY, HISTORY_DOMAIN, monitoring_permissions
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from libs.service.wiring import topology
@@ -29,6 +31,7 @@ from tests.kit.waiting import until
 from tests.services.allinone.embedded.test_nats_accounts import (
     USERS,
     bus_of,
+    client_of,
     state_of_the_streams,
 )
 
@@ -67,6 +70,13 @@ async def monitored(nats_start: StartNats) -> AsyncGenerator[Monitored]:
     readers = {name: monitoring_permissions(name) for name in (READER, OTHER)}
     server = await nats_start(USERS | readers)
     await provision([server.url], server.admin, topology(WIRINGS, monitoring=readers))
+
+    async def copying() -> bool:
+        """The copy is a consumer of the events: what was published before it is not in it."""
+        states = {name: consumers for name, _, consumers in await state_of_the_streams(server)}
+        return states["EVT"] == len(WIRINGS) + 1
+
+    await until(copying)
     refused: list[str] = []
 
     async def refuse(error: Exception) -> None:
@@ -83,8 +93,12 @@ async def monitored(nats_start: StartNats) -> AsyncGenerator[Monitored]:
         await submit.close()
 
 
+def stream_of(reader: Client) -> JetStreamContext:
+    return reader.jetstream(domain=HISTORY_DOMAIN)
+
+
 async def history(reader: Client, count: int) -> list[Msg]:
-    durable = await reader.jetstream().pull_subscribe_bind(consumer=READER, stream=HISTORY)
+    durable = await stream_of(reader).pull_subscribe_bind(consumer=READER, stream=HISTORY)
     messages = await durable.fetch(count, timeout=10)
     for each in messages:
         await each.ack_sync()
@@ -127,8 +141,10 @@ async def test_it_reads_what_the_services_have_consumed_already(nats_start: Star
         assert [each.subject for each in found] == [
             f"evt.task.{task}.submitted" for task in ("t1", "t2", "t3")
         ]
+        info = await stream_of(site.reader).consumer_info(HISTORY, READER)
+        assert (info.num_pending, info.ack_floor.stream_seq if info.ack_floor else 0) == (0, 3)
         # Also by its number, without a consumer.
-        one = await site.reader.jetstream().get_msg(HISTORY, seq=2, direct=True)
+        one = await stream_of(site.reader).get_msg(HISTORY, seq=2, direct=True)
         assert one.subject == "evt.task.t2.submitted"
 
 
@@ -214,7 +230,12 @@ async def test_it_publishes_nothing_and_asks_the_server_for_nothing_else(
     async with monitored(nats_start) as site:
         await site.publish("t1")
         before = await copied(site, 1)
-        for subject in (*PUBLICATIONS, *REQUESTS):
+        in_domain = [
+            each.replace("$JS.API.", f"$JS.{HISTORY_DOMAIN}.API.")
+            for each in REQUESTS
+            if each.startswith("$JS.API.")
+        ]
+        for subject in (*PUBLICATIONS, *REQUESTS, *in_domain):
             await site.reader.publish(subject, b"{}", reply="_INBOX.here")
             assert await site.was_refused(subject)
         for subject in SUBSCRIPTIONS:
@@ -230,7 +251,8 @@ async def test_no_answer_of_the_server_is_published_where_the_reader_may_not_pub
     async with monitored(nats_start) as site:
         await site.publish("t1", "t2")
         before = await copied(site, 2)
-        next_one = f"$JS.API.CONSUMER.MSG.NEXT.{HISTORY}.{READER}"
+        api = f"$JS.{HISTORY_DOMAIN}.API"
+        next_one = f"{api}.CONSUMER.MSG.NEXT.{HISTORY}.{READER}"
         for target in (
             EVENT,
             "live." + EVENT,
@@ -242,8 +264,8 @@ async def test_no_answer_of_the_server_is_published_where_the_reader_may_not_pub
         ):
             for subject, body in (
                 (next_one, {"batch": 2, "no_wait": True}),
-                (f"$JS.API.DIRECT.GET.{HISTORY}", {"seq": 1, "batch": 5, "next_by_subj": ">"}),
-                (f"$JS.API.STREAM.INFO.{HISTORY}", {}),
+                (f"{api}.DIRECT.GET.{HISTORY}", {"seq": 1, "batch": 5, "next_by_subj": ">"}),
+                (f"{api}.STREAM.INFO.{HISTORY}", {}),
             ):
                 await site.reader.publish(subject, json.dumps(body).encode(), reply=target)
         await site.reader.flush()
@@ -254,11 +276,20 @@ async def test_no_answer_of_the_server_is_published_where_the_reader_may_not_pub
 async def test_a_reader_that_acknowledges_nothing_delays_no_service(nats_start: StartNats) -> None:
     async with monitored(nats_start) as site:
         await site.publish("t1", "t2")
+        admin = await client_of(site.server, "admin")
         for name in (wiring.name for wiring in WIRINGS if RECEIVED & set(wiring.consumes)):
             bus = await bus_of(site.server, name)
-            for delivery in await bus.consumer().fetch(10, 1.0):
-                await delivery.ack()
+            consumer = bus.consumer()
+
+            async def all_acknowledged(name: str = name, consumer: Consumer = consumer) -> bool:
+                for delivery in await consumer.fetch(10, 0.1):
+                    await delivery.ack()
+                info = await admin.jetstream().consumer_info("EVT", name)
+                return not info.num_pending and not info.num_ack_pending
+
+            await until(all_acknowledged)
             await bus.close()
+        await admin.close()
 
         async def emptied() -> bool:
             states = {name: count for name, count, _ in await state_of_the_streams(site.server)}
