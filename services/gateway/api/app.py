@@ -24,6 +24,7 @@ from services.gateway.api import (
     login_page,
     logs,
     nodes,
+    notifications,
     people,
     policies,
     queue,
@@ -52,7 +53,7 @@ ROUTERS = tuple(
     module.router
     for module in (
         *(tasks, queue, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
-        *(usage, tokens, audit_trail, dead_letters, sessions, login, cli_login),
+        *(usage, notifications, tokens, audit_trail, dead_letters, sessions, login, cli_login),
     )
 )
 DESCRIPTION = (

@@ -9,6 +9,8 @@ from shiftwork.cli.task_options import PRIORITIES
 
 ROLES = ("viewer", "user", "operator", "admin")
 SCOPES = ("read", "tasks", "tokens", "operate", "people")
+NOTIFIED_TASKS = ("own", "team", "all")
+OCCASIONS = ("started", "preempted", "failed", "finished", "waiting", "quota_reached")
 SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway")
 PREEMPTIONS = ("sdk", "signal", "kill")
 SHELLS = ("bash", "zsh", "fish", "powershell")
@@ -25,6 +27,7 @@ AUDIT_ACTIONS = (
     *("dead-letters.discard", "dead-letters.replay"),
     *("login.cli", "login.oidc", "login.password"),
     *("node.drain", "node.labels", "node.schedulable.False", "node.schedulable.True"),
+    *("notification.remove", "notification.replay", "notification.set"),
     *("node.taints", "policy.set", "policy.take_away", "quota.expire", "quota.set"),
     *("request", "session.end", "task.continue", "task.exec", "task.exec.end"),
     *(f"task.goal.{goal}" for goal in ("run", "pause", "stop")),

@@ -29,7 +29,7 @@ FREE_OPTIONS = frozenset(
         *("--env", "--label", "--name", "--key", "--image", "--mount", "--resource", "--tolerate"),
         *("--node-selector", "--file", "--pod-template", "--workdir", "--venv"),
         *("--search", "--role of logs", "--role of exec", "--target", "--user of login"),
-        *("--url", "--token"),
+        *("--url", "--token", "--secret-file"),
     }
 )
 FREE_ARGUMENTS = frozenset(
@@ -41,7 +41,7 @@ FREE_ARGUMENTS = frozenset(
     }
 )
 # Of this machine and of a cluster: paths, addresses, numbers and names of others.
-PLATFORM = ("up", "down", "k8s", "doctor", "simulate", "backup", "restore")
+PLATFORM = ("up", "down", "k8s", "doctor", "simulate", "backup", "restore", "monitor-credentials")
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, Any]]:
