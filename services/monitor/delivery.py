@@ -12,7 +12,6 @@ from libs.service.clock import Clock
 from libs.service.loop import Wake
 from libs.store.port import NotLeaderError, Store, StoreUnavailableError, Tx
 from services.monitor import store
-from services.monitor.domain.receivers import MAILTO
 from services.monitor.domain.retries import (
     Pauses,
     Result,
@@ -107,7 +106,7 @@ class Delivery:
             for message in waiting:
                 outcome: Outcome = (Result.GONE, "the notification was removed")
                 if row is not None:
-                    outcome = await self._send(row, message)
+                    outcome = await self._webhooks.send(row, message, self.clock.now())
                 async with self.store.transaction(epoch=epoch) as tx:
                     goes_on = await self._record(tx, message, outcome, removed=row is None)
                 if not goes_on:
@@ -118,11 +117,6 @@ class Delivery:
             self._busy.discard(key)
             # There may be more for it, or for another one that found no place.
             self._wake.set()
-
-    async def _send(self, row: NotificationRow, message: MessageRow) -> Outcome:
-        if row.url.startswith(MAILTO):
-            return Result.REFUSED, "this site sends no mail"
-        return await self._webhooks.send(row, message, self.clock.now())
 
     async def _record(
         self, tx: Tx, message: MessageRow, outcome: Outcome, *, removed: bool

@@ -91,7 +91,7 @@ def _details(event: TaskStateChanged, occasion: Occasion) -> dict[str, Any]:
     details: dict[str, Any] = {"state": event.state.name.lower(), "reason": render(event.reason)}
     if event.exit is not None and occasion in {Occasion.FAILED, Occasion.FINISHED}:
         details["exit_kind"] = event.exit.kind.name.lower()
-        details["exit_code"] = event.exit.exit_code
+        details["exit"] = event.exit.detail
     return details
 
 

@@ -30,7 +30,7 @@ from libs.contracts.messages import (
 from libs.service.definition import CommandHandler
 from libs.store.port import Tx
 from services.monitor import store
-from services.monitor.domain.receivers import MAILTO, problem_of
+from services.monitor.domain.receivers import problem_of
 from services.monitor.domain.signature import SECRET_BYTES_MIN, key_of, secret_of
 from services.monitor.outgoing import Outgoing, word_of
 from services.monitor.settings import MonitorSettings
@@ -64,9 +64,7 @@ class Commands:
         if refused is not None:
             return SetNotificationReply(refusal=refused)
         made = ""
-        if command.url.startswith(MAILTO):
-            secret = ""
-        elif command.secret or (before and before.secret):
+        if command.secret or (before and before.secret):
             secret = command.secret or (before.secret if before else "")
         else:
             secret = made = secret_of(secrets.token_bytes(SECRET_BYTES_MIN))
@@ -89,7 +87,7 @@ class Commands:
 
     def _refusal(self, command: SetNotification) -> Refusal | None:
         """Return what is wrong with a command by itself."""
-        problem = problem_of(command.url, self.settings.networks(), self.settings.domains())
+        problem = problem_of(command.url, self.settings.networks())
         errors: list[FieldError] = []
         if not is_name(command.name):
             errors.append(_error("name", command.name, "is no name", f"write {NAME_RULE}"))

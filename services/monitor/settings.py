@@ -58,27 +58,9 @@ class MonitorSettings(BaseServiceSettings):
     # A receiver that has taken nothing for so long gets nothing more until its owner sets it again.
     delivery_failing_seconds_max: float = Field(default=3 * 86_400.0, gt=0)
 
-    # Mail is sent to these domains alone, separated by spaces; none: this site sends no mail.
-    mail_domains: str = ""
-    mail_host: str = "127.0.0.1"
-    mail_port: int = Field(default=25, ge=1, le=65_535)
-    mail_from: str = "shiftwork@localhost"
-    # starttls, tls, or plain for a server on this machine.
-    mail_security: str = Field(default="starttls", pattern="^(starttls|tls|plain)$")
-    mail_user: str = ""
-    mail_password_file: Path | None = None
-    # An address gets at most one mail in this time; what happens meanwhile comes in the next one.
-    mail_gap_seconds: float = Field(default=300.0, ge=0)
-    # Lines of a mail; what is beyond is counted.
-    mail_lines_max: int = Field(default=50, ge=1, le=1000)
-
     def networks(self) -> tuple[Network, ...]:
         """The networks inside the site that webhooks may reach."""
         return tuple(ip_network(each) for each in self.webhook_networks.split())
-
-    def domains(self) -> frozenset[str]:
-        """The domains that mail is sent to."""
-        return frozenset(self.mail_domains.lower().split())
 
     def pauses(self) -> Pauses:
         """When deliveries are tried again, and given up."""
@@ -88,7 +70,3 @@ class MonitorSettings(BaseServiceSettings):
             tries_max=self.delivery_tries_max,
             failing_seconds_max=self.delivery_failing_seconds_max,
         )
-
-    def mail_password(self) -> str | None:
-        """The password of the mail server, read now; None: it wants none."""
-        return self.mail_password_file.read_text().strip() if self.mail_password_file else None

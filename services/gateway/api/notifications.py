@@ -157,7 +157,7 @@ def _shown(row: m.Notification, caller: Identity) -> dict[str, Any]:
 
 def _host_of(url: str) -> str:
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}/…" if parts.hostname else f"{parts.scheme}:…"
+    return f"{parts.scheme}://{parts.hostname}/…"
 
 
 def _undelivered(row: m.Undelivered) -> dict[str, Any]:

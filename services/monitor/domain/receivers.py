@@ -6,18 +6,15 @@ of the public internet, and to networks that the site has named.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 URL_MAX = 2048
-MAILTO = "mailto:"
-_MAILBOX = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_{|}~-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +25,10 @@ class Problem:
     fix: str
 
 
-def problem_of(
-    url: str, networks: Collection[Network], mail_domains: Collection[str]
-) -> Problem | None:
+def problem_of(url: str, networks: Collection[Network]) -> Problem | None:
     """Return what is wrong with a notification's URL; None: nothing."""
     if len(url) > URL_MAX or not url.isascii() or any(c.isspace() or c < "!" for c in url):
         return Problem("is too long or has spaces", f"give at most {URL_MAX} printable characters")
-    if url.startswith(MAILTO):
-        return _problem_of_mail(url, mail_domains)
     return _problem_of_webhook(url, networks)
 
 
@@ -46,7 +39,7 @@ def _problem_of_webhook(url: str, networks: Collection[Network]) -> Problem | No
     except ValueError as problem:
         return Problem(f"is no URL ({problem})", "write https://HOST/PATH")
     if parts.scheme not in ("https", "http") or not parts.hostname or port == 0:
-        return Problem("is no address of a webhook", "write https://HOST/PATH or mailto:ADDRESS")
+        return Problem("is no address of a webhook", "write https://HOST/PATH")
     if parts.username or parts.password or parts.fragment:
         return Problem("has a user, a password or a fragment", "leave them out")
     if parts.scheme == "http" and not networks:
@@ -54,18 +47,6 @@ def _problem_of_webhook(url: str, networks: Collection[Network]) -> Problem | No
     literal = literal_address(parts.hostname)
     if literal is not None and not may_connect(literal, networks, encrypted=True):
         return Problem("is an address inside the site", "ask whoever runs the site to allow it")
-    return None
-
-
-def _problem_of_mail(url: str, domains: Collection[str]) -> Problem | None:
-    mailbox = unquote(url.removeprefix(MAILTO))
-    if not _MAILBOX.fullmatch(mailbox):
-        return Problem("is no mail address", "write mailto:NAME@DOMAIN")
-    if not domains:
-        return Problem("is a mail address, and this site sends no mail", "give an https:// URL")
-    domain = mailbox.rpartition("@")[2].lower()
-    if domain not in domains:
-        return Problem(f"is in {domain}", f"give an address in {' or '.join(sorted(domains))}")
     return None
 
 

@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from libs.contracts.messages import (
+    ExitKind,
     ListNotifications,
     ListUndelivered,
     NotifiedTasks,
@@ -24,6 +25,7 @@ from libs.contracts.messages import (
     ReasonCode,
     RemoveNotification,
     ReplayUndelivered,
+    RunExit,
     SetNotification,
     TaskState,
 )
@@ -163,6 +165,21 @@ async def test_a_message_is_signed_with_the_secret_that_was_shown_once(
     assert secret.removeprefix("whsec_") not in repr(await service.ask(ListNotifications()))
     # Setting it again keeps the secret, and shows none.
     assert (await subscribe(service, receiver.url)).secret == ""
+
+
+async def test_the_end_of_a_task_comes_with_how_it_ended(service: ServiceHarness) -> None:
+    await subscribe(service, "https://example.org/", occasions=tuple(Occasion)[1:])
+    ended = RunExit(kind=ExitKind.FAILED, exited_at=service.clock.now(), detail="rank 0 ended")
+    await service.handle(
+        a_change(service, 1, TaskState.FAILED, exit=ended),
+        a_change(service, 1, TaskState.SUCCEEDED, "t2", exit=ended),
+    )
+    rows: list[MessageRow] = await service.rows(MessageRow)
+    found = [json.loads(row.body) for row in rows]
+    assert [(each["type"], each["data"]["exit_kind"], each["data"]["exit"]) for each in found] == [
+        ("task.failed", "failed", "rank 0 ended"),
+        ("task.finished", "failed", "rank 0 ended"),
+    ]
 
 
 async def test_an_event_that_comes_again_adds_no_message(service: ServiceHarness) -> None:

@@ -127,8 +127,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "group ls": ("group ls",),
     "notify ls": ("notify ls", "notify ls --all"),
     "notify set": (
-        "notify set mine --url https://example.org/hook --on failed --on preempted",
-        "notify set ops --url https://example.org/hook --tasks all",
+        "notify set mine --to https://example.org/hook --on failed --on preempted",
+        "notify set ops --to https://example.org/hook --tasks all",
     ),
     "notify rm": ("notify rm mine",),
     "notify undelivered": ("notify undelivered mine",),

@@ -35,6 +35,10 @@ def _path(name: str, rest: str = "") -> str:
     return f"/v1/notifications/{quote(name, safe='')}{rest}"
 
 
+def _query(user: str) -> str:
+    return f"?user={quote(user, safe='')}" if user else ""
+
+
 def _of(user: str) -> Optional[Dict[str, Any]]:
     return {"user": user} if user else None
 
@@ -84,7 +88,7 @@ def set_notification(
     name: str = typer.Argument(
         ..., metavar="NAME", help="Of your choice.", autocompletion=complete.notifications
     ),
-    url: str = typer.Option(..., "--url", help="https://… that takes webhooks."),
+    url: str = typer.Option(..., "--to", metavar="URL", help="https://… that takes webhooks."),
     on: Optional[List[str]] = typer.Option(
         None,
         "--on",
@@ -138,7 +142,7 @@ def _read(path: str) -> str:
 
 def rm(name: str = _NAME, user: str = _USER) -> None:
     """Remove a notification; what waits for it is not sent."""
-    session.current().api().delete(_path(name), _of(user))
+    session.current().api().delete(_path(name, _query(user)))
     render.note(f"{name} is removed")
 
 
@@ -173,9 +177,8 @@ def undelivered(name: str = _NAME, user: str = _USER) -> None:
 
 def replay(name: str = _NAME, user: str = _USER) -> None:
     """Let the messages that were given up be tried again."""
-    suffix = f"?user={quote(user, safe='')}" if user else ""
     now = session.current()
-    found = now.api().post(_path(name, "/replay") + suffix, {})
+    found = now.api().post(_path(name, f"/replay{_query(user)}"), {})
     if now.json:
         render.document(found)
     else:
