@@ -18,7 +18,7 @@ def a_change(
     reason: ReasonCode = ReasonCode.QUEUED,
     **changes: Any,
 ) -> TaskStateChanged:
-    fields = {"owner": "ann", "team": "vision", "group": "train"} | changes
+    fields: dict[str, Any] = {"owner": "ann", "team": "vision", "group": "train"} | changes
     return TaskStateChanged(
         task_id=task_id,
         version=version,
