@@ -1401,29 +1401,30 @@ class Undelivered(Message):
     problem: str = ""
 
 
-class ListUndelivered(Message):
-    """ListUndelivered asks for the messages of a notification that were given up."""
+class ListUndeliveredMessages(Message):
+    """ListUndeliveredMessages asks for the messages of a notification that were given up."""
 
     owner: str = ""
     name: str = ""
 
 
-class ListUndeliveredReply(Message):
-    """ListUndeliveredReply has the newest first."""
+class ListUndeliveredMessagesReply(Message):
+    """ListUndeliveredMessagesReply has the newest first."""
 
     refusal: Refusal | None = None
     undelivered: tuple[Undelivered, ...] = ()
 
 
-class ReplayUndelivered(Message):
-    """ReplayUndelivered lets the messages of a notification that were given up be tried again."""
+class ReplayUndeliveredMessages(Message):
+    """ReplayUndeliveredMessages lets the messages of a notification that were given up be tried
+    again."""
 
     owner: str = ""
     name: str = ""
 
 
-class ReplayUndeliveredReply(Message):
-    """ReplayUndeliveredReply says how many wait again."""
+class ReplayUndeliveredMessagesReply(Message):
+    """ReplayUndeliveredMessagesReply says how many wait again."""
 
     refusal: Refusal | None = None
     messages: int = 0

@@ -468,29 +468,29 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
-    m.ListUndelivered: Route(
-        type_name="shiftwork.command.v1.ListUndelivered",
+    m.ListUndeliveredMessages: Route(
+        type_name="shiftwork.command.v1.ListUndeliveredMessages",
         subject="cmd.monitor.list_undelivered",
         owner="monitor",
         kind=Kind.COMMAND,
-        reply=m.ListUndeliveredReply,
+        reply=m.ListUndeliveredMessagesReply,
     ),
-    m.ListUndeliveredReply: Route(
-        type_name="shiftwork.command.v1.ListUndeliveredReply",
+    m.ListUndeliveredMessagesReply: Route(
+        type_name="shiftwork.command.v1.ListUndeliveredMessagesReply",
         subject="",
         owner="monitor",
         kind=Kind.REPLY,
         reply=None,
     ),
-    m.ReplayUndelivered: Route(
-        type_name="shiftwork.command.v1.ReplayUndelivered",
+    m.ReplayUndeliveredMessages: Route(
+        type_name="shiftwork.command.v1.ReplayUndeliveredMessages",
         subject="cmd.monitor.replay_undelivered",
         owner="monitor",
         kind=Kind.COMMAND,
-        reply=m.ReplayUndeliveredReply,
+        reply=m.ReplayUndeliveredMessagesReply,
     ),
-    m.ReplayUndeliveredReply: Route(
-        type_name="shiftwork.command.v1.ReplayUndeliveredReply",
+    m.ReplayUndeliveredMessagesReply: Route(
+        type_name="shiftwork.command.v1.ReplayUndeliveredMessagesReply",
         subject="",
         owner="monitor",
         kind=Kind.REPLY,

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from libs.contracts.base import Message
@@ -32,10 +33,12 @@ class Handlers:
 
     def table(self) -> Mapping[type[Message], Handler]:
         """Return the handler of each event."""
-        return {
-            TaskSubmitted: on_task_submitted,
-            TaskStateChanged: self.on_task_state_changed,
-        }
+        return {kind: partial(handler, self) for kind, handler in HANDLERS.items()}
+
+    async def on_task_submitted(self, tx: Tx, event: TaskSubmitted) -> None:
+        """Record the task's name, which the scheduler's events do not have."""
+        before = await tx.get(TaskRow, event.task_id)
+        tx.put(_submitted(event) if before is None else replace(before, name=_name(event)))
 
     async def on_task_state_changed(self, tx: Tx, event: TaskStateChanged) -> None:
         """Record where the task stands, and notify. An older event than the last one changes
@@ -95,30 +98,31 @@ def _details(event: TaskStateChanged, occasion: Occasion) -> dict[str, Any]:
     return details
 
 
-async def on_task_submitted(tx: Tx, event: TaskSubmitted) -> None:
-    """Record the task's name, which the scheduler's events do not have."""
-    before = await tx.get(TaskRow, event.task_id)
-    if before is not None:
-        tx.put(replace(before, name=event.spec.name if event.spec else ""))
-        return
-    tx.put(
-        TaskRow(
-            task_id=event.task_id,
-            version=0,
-            owner=event.owner,
-            team=event.team,
-            group=event.spec.group if event.spec else "",
-            name=event.spec.name if event.spec else "",
-            state=TaskState.QUEUED,
-            reason=ReasonCode.QUEUED,
-            attempt=0,
-            changed_at=event.submitted_at,
-            queued_since=event.submitted_at,
-        )
+def _name(event: TaskSubmitted) -> str:
+    return event.spec.name if event.spec else ""
+
+
+def _submitted(event: TaskSubmitted) -> TaskRow:
+    """The row of a task about which nothing else came yet."""
+    return TaskRow(
+        task_id=event.task_id,
+        version=0,
+        owner=event.owner,
+        team=event.team,
+        group=event.spec.group if event.spec else "",
+        name=_name(event),
+        state=TaskState.QUEUED,
+        reason=ReasonCode.QUEUED,
+        attempt=0,
+        changed_at=event.submitted_at,
+        queued_since=event.submitted_at,
     )
 
 
-CONSUMES: tuple[type[Message], ...] = (TaskSubmitted, TaskStateChanged)
+HANDLERS: Mapping[type[Message], Callable[[Handlers, Tx, Any], Awaitable[None]]] = {
+    TaskSubmitted: Handlers.on_task_submitted,
+    TaskStateChanged: Handlers.on_task_state_changed,
+}
 READS: Mapping[type[Message], Reads] = {
-    kind: lambda event: [(TaskRow, event.task_id)] for kind in CONSUMES
+    kind: lambda event: [(TaskRow, event.task_id)] for kind in HANDLERS
 }

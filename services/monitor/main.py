@@ -10,7 +10,7 @@ from libs.service.loop import Loop
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
 from services.monitor.delivery import Delivery
-from services.monitor.handlers import CONSUMES, READS, Handlers
+from services.monitor.handlers import HANDLERS, READS, Handlers
 from services.monitor.notifications import Commands
 from services.monitor.outgoing import Outgoing
 from services.monitor.settings import MonitorSettings
@@ -60,5 +60,5 @@ WIRING = Wiring(
     build=build,
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
-    consumes=CONSUMES,
+    consumes=tuple(HANDLERS),
 )

@@ -12,8 +12,8 @@ from libs.contracts.messages import (
     FieldError,
     ListNotifications,
     ListNotificationsReply,
-    ListUndelivered,
-    ListUndeliveredReply,
+    ListUndeliveredMessages,
+    ListUndeliveredMessagesReply,
     Notification,
     NotifiedTasks,
     Occasion,
@@ -21,8 +21,8 @@ from libs.contracts.messages import (
     RefusalCode,
     RemoveNotification,
     RemoveNotificationReply,
-    ReplayUndelivered,
-    ReplayUndeliveredReply,
+    ReplayUndeliveredMessages,
+    ReplayUndeliveredMessagesReply,
     SetNotification,
     SetNotificationReply,
     Undelivered,
@@ -53,8 +53,8 @@ class Commands:
             SetNotification: self.set,
             RemoveNotification: self.remove,
             ListNotifications: self.list,
-            ListUndelivered: self.list_undelivered,
-            ReplayUndelivered: self.replay,
+            ListUndeliveredMessages: self.list_undelivered,
+            ReplayUndeliveredMessages: self.replay,
         }
 
     async def set(self, tx: Tx, command: SetNotification) -> SetNotificationReply:
@@ -139,23 +139,27 @@ class Commands:
         shown = [await _shown(tx, row, known.get((row.owner, row.name))) for row in rows]
         return ListNotificationsReply(notifications=tuple(shown))
 
-    async def list_undelivered(self, tx: Tx, command: ListUndelivered) -> ListUndeliveredReply:
+    async def list_undelivered(
+        self, tx: Tx, command: ListUndeliveredMessages
+    ) -> ListUndeliveredMessagesReply:
         """What was given up, the newest first."""
         if await tx.get(NotificationRow, command.owner, command.name) is None:
-            return ListUndeliveredReply(refusal=_absent(command.owner, command.name))
+            return ListUndeliveredMessagesReply(refusal=_absent(command.owner, command.name))
         rows = await store.messages_of(tx, command.owner, command.name, Stage.DEAD, ROWS_MAX)
-        return ListUndeliveredReply(undelivered=tuple(_undelivered(row) for row in rows))
+        return ListUndeliveredMessagesReply(undelivered=tuple(_undelivered(row) for row in rows))
 
-    async def replay(self, tx: Tx, command: ReplayUndelivered) -> ReplayUndeliveredReply:
+    async def replay(
+        self, tx: Tx, command: ReplayUndeliveredMessages
+    ) -> ReplayUndeliveredMessagesReply:
         """Let what was given up be tried again, and the receiver with it."""
         if await tx.get(NotificationRow, command.owner, command.name) is None:
-            return ReplayUndeliveredReply(refusal=_absent(command.owner, command.name))
+            return ReplayUndeliveredMessagesReply(refusal=_absent(command.owner, command.name))
         rows = await store.messages_of(tx, command.owner, command.name, Stage.DEAD, ROWS_MAX)
         for row in rows:
             tx.put(replace(row, stage=Stage.WAITING, due_at=tx.now, tries=0))
         tx.delete(ReceiverRow, command.owner, command.name)
         self.outgoing.note_added()
-        return ReplayUndeliveredReply(messages=len(rows))
+        return ReplayUndeliveredMessagesReply(messages=len(rows))
 
 
 def _error(field: str, value: str, message: str, fix: str) -> FieldError:

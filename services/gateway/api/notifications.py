@@ -98,8 +98,8 @@ async def list_undelivered(
     name: str, caller: Caller, parts: Parts, *, user: User = None
 ) -> Response:
     """The messages that were given up, newest first: at most the last 200."""
-    query = m.ListUndelivered(owner=_owner(caller, user), name=name)
-    reply = await parts.commands.ask(query, m.ListUndeliveredReply)
+    query = m.ListUndeliveredMessages(owner=_owner(caller, user), name=name)
+    reply = await parts.commands.ask(query, m.ListUndeliveredMessagesReply)
     return answer({"items": [_undelivered(each) for each in reply.undelivered]})
 
 
@@ -112,8 +112,8 @@ async def replay_undelivered(
 ) -> Response:
     """Let the messages that were given up be tried again, each under the id that it had."""
     async with parts.changing(caller, "notification.replay", name) as change:
-        command = m.ReplayUndelivered(owner=_owner(caller, user), name=name)
-        reply = await change.ask(command, m.ReplayUndeliveredReply)
+        command = m.ReplayUndeliveredMessages(owner=_owner(caller, user), name=name)
+        reply = await change.ask(command, m.ReplayUndeliveredMessagesReply)
     return answer({"messages": reply.messages}, 202)
 
 

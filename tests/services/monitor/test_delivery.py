@@ -19,12 +19,12 @@ from aiohttp import web
 from libs.contracts.messages import (
     ExitKind,
     ListNotifications,
-    ListUndelivered,
+    ListUndeliveredMessages,
     NotifiedTasks,
     Occasion,
     ReasonCode,
     RemoveNotification,
-    ReplayUndelivered,
+    ReplayUndeliveredMessages,
     RunExit,
     SetNotification,
     TaskState,
@@ -225,9 +225,11 @@ async def test_what_is_refused_is_tried_again_given_up_and_replayed_with_the_sam
             assert len(receiver.requests) == tries, "nothing is tried before its pause is over"
             service.clock.advance(3600)
         assert await stages(service) == [("t1", Stage.DEAD, 3)]
-        (dead,) = (await service.ask(ListUndelivered(owner="ann", name="mine"))).undelivered
+        (dead,) = (await service.ask(ListUndeliveredMessages(owner="ann", name="mine"))).undelivered
         assert (dead.task_id, dead.tries, str(status) in dead.problem) == ("t1", 3, True)
-        assert (await service.ask(ReplayUndelivered(owner="ann", name="mine"))).messages == 1
+        assert (
+            await service.ask(ReplayUndeliveredMessages(owner="ann", name="mine"))
+        ).messages == 1
 
         async def accept() -> int:
             return 204
