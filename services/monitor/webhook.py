@@ -8,6 +8,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 from ipaddress import IPv6Address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,7 +27,7 @@ from services.monitor.domain.retries import Result
 from services.monitor.domain.signature import headers_of
 from services.monitor.store import MessageRow, NotificationRow
 
-_LATER = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.REQUEST_TIMEOUT)
+_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 # Of an answer's body nothing is used.
 ANSWER_BYTES_MAX = 4096
 Outcome = tuple[Result, str]
@@ -98,7 +99,7 @@ class Webhooks:
 def _outcome(status: int) -> Outcome:
     if httpx.codes.is_success(status):
         return Result.DELIVERED, ""
-    if status == httpx.codes.GONE:
+    if status == HTTPStatus.GONE:
         return Result.GONE, "the receiver answered 410: it wants no more"
     problem = f"the receiver answered {status}"
     busy = httpx.codes.is_server_error(status) or status in (

@@ -178,7 +178,7 @@ def undelivered(name: str = _NAME, user: str = _USER) -> None:
 def replay(name: str = _NAME, user: str = _USER) -> None:
     """Let the messages that were given up be tried again."""
     now = session.current()
-    found = now.api().post(_path(name, f"/replay{_query(user)}"), {})
+    found = now.api().create(_path(name, f"/replay{_query(user)}"), {})
     if now.json:
         render.document(found)
     else:
