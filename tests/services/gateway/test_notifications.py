@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
+
 import httpx
 import pytest
 
 from services.gateway.permissions import Role
-from tests.services.gateway.gateway_harness import GatewayHarness
+from tests.services.gateway.gateway_harness import ADMIN_TOKEN, GatewayHarness, served
 
 URL = "https://example.org/hook/path-that-is-a-secret"
 BODY = {"url": URL, "occasions": ["failed"]}
@@ -63,3 +67,26 @@ async def test_what_is_wrong_has_its_field_value_and_fix(admin: httpx.AsyncClien
     missing = await admin.delete("/v1/notifications/none")
     assert missing.status_code == 404
     assert missing.json()["detail"] == "admin has no notification named none"
+
+
+@pytest.mark.slow
+async def test_each_command_of_the_command_line_reaches_the_monitor(
+    harness: GatewayHarness,
+) -> None:
+    async def notify(url: str, *words: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "shiftwork", "--url", url, "notify", *words),
+            env={**os.environ, "SHIFTWORK_TOKEN": ADMIN_TOKEN},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 0, out.decode()
+        return out.decode()
+
+    async with served(harness) as url:
+        assert "whsec_" in await notify(url, "set", "mine", "--to", URL, "--on", "failed")
+        assert URL in await notify(url, "ls")
+        assert "nothing was given up" in await notify(url, "undelivered", "mine")
+        assert "0 messages" in await notify(url, "replay", "mine", "--user", "admin")
+        assert "mine is removed" in await notify(url, "rm", "mine", "--user", "admin")
