@@ -148,9 +148,15 @@ $(PROVIDER)/node_modules/.set-up: $(PROVIDER)/package.json $(PROVIDER)/package-l
 	@cd $(PROVIDER) && npm ci --silent --ignore-scripts --omit=dev
 	@touch $@
 
+# The example subscriber that is no Python, with its locked packages.
+SUBSCRIBERS := examples/subscribers
+$(SUBSCRIBERS)/node_modules/.set-up: $(SUBSCRIBERS)/package.json $(SUBSCRIBERS)/package-lock.json
+	@cd $(SUBSCRIBERS) && npm ci --silent --ignore-scripts
+	@touch $@
+
 .PHONY: test-login
-test-login: $(STAMP) $(PROVIDER)/node_modules/.set-up ## Login at a real OpenID provider: npm's oidc-provider (node, npm)
-	@$(BIN)/python -m pytest -m "login and not keycloak" tests/login
+test-login: $(STAMP) $(PROVIDER)/node_modules/.set-up $(SUBSCRIBERS)/node_modules/.set-up ## With node: login at npm's oidc-provider, events with NATS's own client
+	@$(BIN)/python -m pytest -m "login and not keycloak" tests/login tests/integration/test_subscribers.py
 
 .PHONY: keycloak test-keycloak
 keycloak: $(STAMP) ## Only Keycloak's distribution, in the folder of caches (java, mvn)

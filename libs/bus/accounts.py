@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from libs.bus.topology import STREAM_INFO, WATCHED_STREAM, Permissions
+from libs.bus.topology import LIVE, STREAM_INFO, WATCHED_STREAM, Permissions
 from libs.contracts.subjects import matches
 
 # The account that holds JetStream and the administrator, who makes streams and durables.
@@ -28,8 +28,8 @@ def accounts_of(
 ) -> Json:
     """The ``accounts`` block of the server's configuration, as JSON.
 
-    ``users`` names each service with what it may do; each is the only user of an account of its
-    name. ``password`` gives the text that stands for a user's password.
+    ``users`` names each service and each monitoring user with what it may do; each is the only user
+    of an account of its name. ``password`` gives the text that stands for a user's password.
     """
     streams: Json = {
         "jetstream": "enabled",
@@ -41,6 +41,11 @@ def accounts_of(
     for name, allowed in users.items():
         user = {"user": name, "password": password(name), "permissions": allowed.as_config()}
         accounts[name] = {"users": [user], "exports": [], "imports": []}
+        if allowed.connections_max:
+            accounts[name]["limits"] = {
+                "max_connections": allowed.connections_max,
+                "max_subscriptions": allowed.subscriptions_max,
+            }
     for name, allowed in users.items():
         _connect_to_streams(accounts, name, allowed)
         _connect_to_services(accounts, name, users)
@@ -54,11 +59,24 @@ def _connect_to_streams(accounts: Json, name: str, allowed: Permissions) -> None
     for subject in allowed.pulls:
         # One request is answered with many messages.
         _export(accounts, "service", STREAMS_ACCOUNT, subject, name, response_type="stream")
+        _rename(accounts, name, subject, allowed.called(subject))
+    for subject in allowed.asks:
+        _export(accounts, "service", STREAMS_ACCOUNT, subject, name)
+        _rename(accounts, name, subject, allowed.called(subject))
     for subject in allowed.sends:
         _export(accounts, "stream", name, subject, STREAMS_ACCOUNT)
+    for subject in allowed.live:
+        _export(accounts, "stream", STREAMS_ACCOUNT, f"{LIVE}.{subject}", name)
+        _rename(accounts, name, f"{LIVE}.{subject}", subject)
     if allowed.watches:
         _export(accounts, "service", STREAMS_ACCOUNT, STREAM_INFO, name)
-        accounts[name]["imports"][-1]["to"] = WATCHED_STREAM
+        _rename(accounts, name, STREAM_INFO, WATCHED_STREAM)
+
+
+def _rename(accounts: Json, name: str, subject: str, called: str) -> None:
+    """Give the last import of an account another name there."""
+    if called != subject:
+        accounts[name]["imports"][-1]["to"] = called
 
 
 def _connect_to_services(accounts: Json, name: str, users: Mapping[str, Permissions]) -> None:

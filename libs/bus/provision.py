@@ -16,15 +16,17 @@ from nats.js.api import (
     ConsumerConfig,
     DeliverPolicy,
     DiscardPolicy,
+    RePublish,
     RetentionPolicy,
     StorageType,
     StreamConfig,
+    StreamSource,
 )
 from nats.js.errors import APIError, NotFoundError
 
 from libs.bus.connection import REFUSED, BusConfig, Credentials, open_client
 from libs.bus.port import BusDeniedError, BusUnavailableError
-from libs.bus.topology import ConsumerSpec, Full, StreamSpec, Topology
+from libs.bus.topology import HISTORY, HISTORY_DOMAIN, ConsumerSpec, Full, StreamSpec, Topology
 
 UNLIMITED = -1
 # The server's numbers for what trying again does not mend: a configuration that cannot be, a name
@@ -71,6 +73,7 @@ async def provision(
         for stream in topology.streams:
             changed = await _set_stream(jetstream, stream)
             done += [f"stream {stream.name} changed"] if changed and not made[stream.name] else []
+        done += await _forget_readers(jetstream, topology)
     except APIError as error:
         text = f"the streams could not be set up: {error.description}"
         if error.err_code == INSUFFICIENT_STORAGE:
@@ -95,8 +98,10 @@ async def enter(
     *,
     ca_file: Path | None = None,
     connect_timeout_s: float = 30.0,
+    reads: bool = False,
 ) -> None:
-    """Check only whether this user can connect. Raises the errors of ``provision``."""
+    """Check only whether this user can connect; ``reads``: and whether it has its durable as a
+    monitoring user. Raises the errors of ``provision``."""
     config = BusConfig(
         urls=tuple(urls),
         service=credentials.user,
@@ -104,7 +109,16 @@ async def enter(
         ca_file=ca_file,
         connect_timeout_s=connect_timeout_s,
     )
-    await (await open_client(config)).close()
+    client = await open_client(config)
+    try:
+        if reads:
+            await client.jetstream(domain=HISTORY_DOMAIN, timeout=5.0).consumer_info(
+                HISTORY, credentials.user
+            )
+    except nats.errors.Error as error:
+        raise BusUnavailableError(f"durable {HISTORY}/{credentials.user}: {error}") from error
+    finally:
+        await client.close()
 
 
 def _refusals(error: Exception) -> list[str]:
@@ -116,16 +130,42 @@ def _stream_config(spec: StreamSpec) -> StreamConfig:
     keeps_pending = spec.full is Full.REFUSE_NEW
     return StreamConfig(
         name=spec.name,
-        subjects=list(spec.subjects),
+        subjects=None if spec.mirrors else list(spec.subjects),
         storage=StorageType.FILE,
         retention=RetentionPolicy.INTEREST if keeps_pending else RetentionPolicy.LIMITS,
         discard=DiscardPolicy.NEW if keeps_pending else DiscardPolicy.OLD,
         max_age=spec.max_age_s,
         max_bytes=spec.max_bytes,
-        duplicate_window=spec.duplicate_window_s,
+        # The stream that is copied has no duplicates.
+        duplicate_window=0 if spec.mirrors else spec.duplicate_window_s,
         num_replicas=spec.replicas,
         no_ack=spec.no_ack,
+        mirror=StreamSource(name=spec.mirrors) if spec.mirrors else None,
+        republish=_sent(spec) if spec.sends_as else None,
+        # Single messages are read by their numbers, without a consumer.
+        allow_direct=bool(spec.mirrors),
     )
+
+
+def _sent(spec: StreamSpec) -> RePublish:
+    (subject,) = spec.subjects
+    return RePublish(src=subject, dest=f"{spec.sends_as}.{subject}")
+
+
+async def _forget_readers(jetstream: JetStreamContext, topology: Topology) -> list[str]:
+    """Remove the durables of monitoring users that are gone, and their stream with the last one."""
+    wanted = {each.durable for each in topology.consumers if each.stream == HISTORY}
+    try:
+        found = [info.name for info in await jetstream.consumers_info(HISTORY)]
+        if not wanted:
+            await jetstream.delete_stream(HISTORY)
+            return [f"stream {HISTORY} removed: there is no monitoring user"]
+    except NotFoundError:
+        return []
+    gone = sorted(set(found) - wanted)
+    for name in gone:
+        await jetstream.delete_consumer(HISTORY, name)
+    return [f"durable {HISTORY}/{name} removed" for name in gone]
 
 
 async def _make_stream(jetstream: JetStreamContext, spec: StreamSpec) -> bool:
@@ -187,9 +227,10 @@ def _differs(wanted: object, found: object, fields: tuple[str, ...]) -> bool:
 
 
 def _value(config: object, name: str) -> object:
-    """One field of a configuration; the server writes a single filter into a field of its own."""
+    """One field of a configuration; the server writes a single filter into a field of its own, and
+    leaves out what is empty."""
     if name == "filters":
         assert isinstance(config, ConsumerConfig)
         one = [config.filter_subject] if config.filter_subject else []
         return sorted(config.filter_subjects or one)
-    return getattr(config, name)
+    return getattr(config, name) or None

@@ -20,6 +20,16 @@ from libs.contracts.subjects import dead_letter_subject, filter_of, types_of
 EVENTS = "EVT"
 LOGS = "LOG"
 DEAD_LETTERS = "DLQ"
+# A copy of the events for monitoring users. EVT keeps an event until the services have it, and a
+# reader that does not acknowledge would fill it; readers of the copy delay nobody.
+HISTORY = "HISTORY"
+# On which subjects the server gives out what HISTORY has stored, in the account of the streams.
+LIVE = "live"
+# The JetStream domain under which monitoring users find HISTORY. To the plain subjects of its API
+# the server would answer for their own account, which has no streams.
+HISTORY_DOMAIN = "shiftwork"
+# What the name of a monitoring user begins with: no service has such a name.
+MONITORING_PREFIX = "monitoring_"
 
 # How full the stream of events is: the subject at the server, and its name in the account of the
 # service that watches it: under its own name the server would answer for that account, which has
@@ -67,6 +77,10 @@ class StreamSpec:
     # Messages cross from their sender's account with the reply subject that the sender named. An
     # acknowledgement would be published there, in the account of the streams.
     no_ack: bool = False
+    # It has no subjects of its own: the server copies what this stream stores.
+    mirrors: str = ""
+    # The server also sends out what it has stored, on these subjects behind this first token.
+    sends_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +126,21 @@ class Limits:
     log_bytes: int = 256 * MIB
     dead_letter_age_s: float = DEAD_LETTER_AGE_S
     dead_letter_bytes: int = 64 * MIB
+    # The copy of the events that monitoring users read; it is made for the first of them.
+    history_age_s: float = 14 * DAY_S
+    history_bytes: int = 256 * MIB
     replicas: int = 1
 
     @property
     def event_bytes(self) -> int:
-        """What the other two streams leave of the store; ValueError if that is next to nothing."""
-        left = int(self.store_bytes * STORE_SHARE) - self.log_bytes - self.dead_letter_bytes
+        """What the other streams leave of the store; ValueError if that is next to nothing."""
+        others = self.log_bytes + self.dead_letter_bytes + self.history_bytes
+        left = int(self.store_bytes * STORE_SHARE) - others
         if left < 2 * PAYLOAD_BYTES_MAX:
             raise ValueError(
                 f"a store of {self.store_bytes} bytes leaves {left} for events beside "
-                f"{self.log_bytes} for logs and {self.dead_letter_bytes} for dead letters; "
+                f"{self.log_bytes} for logs, {self.dead_letter_bytes} for dead letters and "
+                f"{self.history_bytes} for monitoring users; "
                 "give the server a larger max_file_store"
             )
         return left
@@ -156,18 +175,33 @@ class Permissions:
     hints: tuple[str, ...] = ()
     # It may ask how full the stream of events is.
     watches: bool = False
+    # Questions to the server that are answered once, and change nothing.
+    asks: tuple[str, ...] = ()
+    # Subjects on which the server sends it what HISTORY stores.
+    live: tuple[str, ...] = ()
+    # The domain under which it addresses the server's API; empty: none.
+    domain: str = ""
+    # No more connections and subscriptions than these; 0: as the server allows.
+    connections_max: int = 0
+    subscriptions_max: int = 0
 
     @property
     def publish(self) -> tuple[str, ...]:
         """Every subject on which it may publish."""
         watched = (WATCHED_STREAM,) if self.watches else ()
         own = (*self.stores, *self.sends, *self.talks, *self.hints)
-        return (*own, *self.requests, *self.durable, *self.pulls, *watched)
+        api = tuple(self.called(subject) for subject in (*self.pulls, *self.asks))
+        return (*own, *self.requests, *self.durable, *watched, *api)
 
     @property
     def subscribe(self) -> tuple[str, ...]:
         """Every subject to which it may subscribe."""
-        return (self.inbox, *self.serves, *self.receives, *self.hears, *self.hints)
+        return (self.inbox, *self.serves, *self.receives, *self.hears, *self.hints, *self.live)
+
+    def called(self, subject: str) -> str:
+        """How this user calls a subject of the server's API."""
+        api = f"$JS.{self.domain}.API." if self.domain else "$JS.API."
+        return api + subject.removeprefix("$JS.API.")
 
     def as_config(self) -> dict[str, object]:
         """The ``permissions`` block of a user in the server's configuration (JSON is accepted)."""
@@ -229,13 +263,64 @@ def consumer_of(service: str, kinds: Iterable[type[Message]]) -> ConsumerSpec:
     return ConsumerSpec(durable=service, filters=(_everything(Kind.EVENT),), only=filters)
 
 
+def history_of(limits: Limits) -> StreamSpec:
+    """The copy of the events for monitoring users."""
+    return StreamSpec(
+        HISTORY,
+        (_everything(Kind.EVENT),),
+        max_age_s=limits.history_age_s,
+        max_bytes=limits.history_bytes,
+        replicas=limits.replicas,
+        mirrors=EVENTS,
+        sends_as=LIVE,
+    )
+
+
 def topology_of(
-    consumes: Mapping[str, Iterable[type[Message]]], limits: Limits | None = None
+    consumes: Mapping[str, Iterable[type[Message]]],
+    limits: Limits | None = None,
+    monitoring: Iterable[str] = (),
 ) -> Topology:
-    """Streams and durables for services, given by name with the event types that each consumes."""
+    """Streams and durables for services, given by name with the event types that each consumes, and
+    for monitoring users, each with a durable of its name on the copy of the events."""
+    limits = limits or Limits()
     consumed = {service: tuple(kinds) for service, kinds in consumes.items()}
-    consumers = tuple(consumer_of(service, kinds) for service, kinds in consumed.items() if kinds)
-    return Topology(streams=streams_of(limits or Limits()), consumers=consumers)
+    consumers = [consumer_of(service, kinds) for service, kinds in consumed.items() if kinds]
+    streams = streams_of(limits)
+    readers = [
+        ConsumerSpec(
+            durable=user,
+            filters=(_everything(Kind.EVENT),),
+            # Its messages are handled by somebody else's program.
+            ack_wait_s=30.0,
+            stream=HISTORY,
+        )
+        for user in monitoring
+    ]
+    if readers:
+        streams += (history_of(limits),)
+    return Topology(streams=streams, consumers=(*consumers, *readers))
+
+
+def monitoring_permissions(user: str) -> Permissions:
+    """What a monitoring user may do: receive events as they are stored, read those of the last days
+    from HISTORY, by its own durable or by their numbers, and nothing else.
+
+    It makes no consumers: what a consumer delivers, the server publishes in the account of the
+    streams, on whatever subject its maker has named.
+    """
+    at = f"{HISTORY}.{user}"
+    return Permissions(
+        # In an account of its own: no other user's answers come there.
+        inbox="_INBOX.>",
+        durable=(f"$JS.ACK.{at}.>", f"$JS.ACK._.*.{at}.>"),
+        pulls=(f"$JS.API.CONSUMER.MSG.NEXT.{at}", f"$JS.API.DIRECT.GET.{HISTORY}"),
+        asks=(f"$JS.API.STREAM.INFO.{HISTORY}", f"$JS.API.CONSUMER.INFO.{at}"),
+        live=(_everything(Kind.EVENT),),
+        domain=HISTORY_DOMAIN,
+        connections_max=16,
+        subscriptions_max=256,
+    )
 
 
 def permissions_of(

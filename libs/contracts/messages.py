@@ -257,6 +257,27 @@ class LetterDirection(StrEnum):
     SENT = "LETTER_DIRECTION_SENT"
 
 
+class Occasion(StrEnum):
+    """Occasion is what a notification is about."""
+
+    UNSPECIFIED = "OCCASION_UNSPECIFIED"
+    STARTED = "OCCASION_STARTED"
+    PREEMPTED = "OCCASION_PREEMPTED"
+    FAILED = "OCCASION_FAILED"
+    FINISHED = "OCCASION_FINISHED"
+    WAITING = "OCCASION_WAITING"
+    QUOTA_REACHED = "OCCASION_QUOTA_REACHED"
+
+
+class NotifiedTasks(StrEnum):
+    """NotifiedTasks is whose tasks a notification is about."""
+
+    UNSPECIFIED = "NOTIFIED_TASKS_UNSPECIFIED"
+    OWN = "NOTIFIED_TASKS_OWN"
+    TEAM = "NOTIFIED_TASKS_TEAM"
+    ALL = "NOTIFIED_TASKS_ALL"
+
+
 class ExecStream(StrEnum):
     """ExecStream says which stream the data of a frame belongs to."""
 
@@ -1369,6 +1390,109 @@ class OpenExecReply(Message):
     attempt: int = 0
     rank: int = 0
     node_id: str = ""
+
+
+class Notification(Message):
+    """Notification is where somebody is told what happens to tasks. Its secret is in no message
+    but the answer to the command that made it."""
+
+    name: str = ""
+    owner: str = ""
+    url: str = ""
+    occasions: tuple[Occasion, ...] = ()
+    tasks: NotifiedTasks = NotifiedTasks.UNSPECIFIED
+    team: str = ""
+    changed_at: Time
+    paused_at: Time | None = None
+    problem: str = ""
+    waiting: Int64 = 0
+    undelivered: Int64 = 0
+
+
+class SetNotification(Message):
+    """SetNotification makes a notification, or replaces the one of this owner and name."""
+
+    owner: str = ""
+    name: str = ""
+    url: str = ""
+    occasions: tuple[Occasion, ...] = ()
+    tasks: NotifiedTasks = NotifiedTasks.UNSPECIFIED
+    team: str = ""
+    secret: str = ""
+
+
+class SetNotificationReply(Message):
+    """SetNotificationReply says it is stored."""
+
+    refusal: Refusal | None = None
+    notification: Notification | None = None
+    secret: str = ""
+
+
+class RemoveNotification(Message):
+    """RemoveNotification removes a notification and what it has not delivered."""
+
+    owner: str = ""
+    name: str = ""
+
+
+class RemoveNotificationReply(Message):
+    """RemoveNotificationReply says it is gone."""
+
+    refusal: Refusal | None = None
+
+
+class ListNotifications(Message):
+    """ListNotifications asks for notifications."""
+
+    owner: str = ""
+
+
+class ListNotificationsReply(Message):
+    """ListNotificationsReply has them by owner and name."""
+
+    refusal: Refusal | None = None
+    notifications: tuple[Notification, ...] = ()
+
+
+class Undelivered(Message):
+    """Undelivered is a message that could not be delivered."""
+
+    id: str = ""
+    task_id: str = ""
+    occasion: Occasion = Occasion.UNSPECIFIED
+    happened_at: Time
+    tries: int = 0
+    problem: str = ""
+
+
+class ListUndeliveredMessages(Message):
+    """ListUndeliveredMessages asks for the messages of a notification that were given up."""
+
+    owner: str = ""
+    name: str = ""
+
+
+class ListUndeliveredMessagesReply(Message):
+    """ListUndeliveredMessagesReply has the newest first."""
+
+    refusal: Refusal | None = None
+    undelivered: tuple[Undelivered, ...] = ()
+
+
+class ReplayUndeliveredMessages(Message):
+    """ReplayUndeliveredMessages lets the messages of a notification that were given up be tried
+    again."""
+
+    owner: str = ""
+    name: str = ""
+
+
+class ReplayUndeliveredMessagesReply(Message):
+    """ReplayUndeliveredMessagesReply says how many wait again."""
+
+    refusal: Refusal | None = None
+    messages: int = 0
 
 
 class ExecEnd(Message):

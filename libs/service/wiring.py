@@ -59,9 +59,12 @@ class Wiring:
         )
 
 
-def topology(wirings: Collection[Wiring], limits: Limits | None = None) -> Topology:
-    """The streams and durables that these services need."""
-    return topology_of({wiring.name: wiring.consumes for wiring in wirings}, limits)
+def topology(
+    wirings: Collection[Wiring], limits: Limits | None = None, monitoring: Collection[str] = ()
+) -> Topology:
+    """The streams and durables that these services and monitoring users need."""
+    consumes = {wiring.name: wiring.consumes for wiring in wirings}
+    return topology_of(consumes, limits, monitoring)
 
 
 def event_ids() -> Callable[[], str]:

@@ -80,6 +80,7 @@ def register(app: session.App) -> None:
     app.command("backup")(backup)
     app.command("restore")(restore)
     app.command("doctor")(doctor)
+    app.command("monitor-credentials")(monitor_credentials)
 
 
 def up(  # noqa: PLR0917 - a command: every parameter is an option by name
@@ -455,6 +456,29 @@ def restore(
     from services.allinone.backup import commands  # noqa: PLC0415 - small
 
     commands.restore_backup(file, data)
+
+
+def monitor_credentials(
+    name: Annotated[
+        str | None, typer.Argument(help="The program that will read.", show_default=False)
+    ] = None,
+    data: Data = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove this user instead.")] = False,
+) -> None:
+    """Make a user of the event bus that can read events and do nothing else.
+
+    Prints the path of a private file with address, user and password. The same NAME again prints
+    the same file. Without NAME: list the users. A user that is removed is disconnected at once.
+    """
+    from services.allinone import monitor_credentials as users  # noqa: PLC0415 - imports the bus
+
+    data_folder = DataFolder(data or default_data())
+    if name is None:
+        users.list_users(data_folder)
+    elif remove:
+        users.remove_user(data_folder, name)
+    else:
+        users.make_user(data_folder, name)
 
 
 def doctor(  # noqa: PLR0917 - a command: every parameter is an option by name

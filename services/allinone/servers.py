@@ -10,7 +10,11 @@ import asyncio
 from collections.abc import Sequence
 
 from libs.bus.connection import Credentials as BusCredentials
-from libs.bus.provision import provision
+from libs.bus.port import BusDeniedError, BusUnavailableError
+from libs.bus.provision import enter, provision
+from libs.bus.topology import Permissions
+from libs.service import observability
+from libs.service.loop import pause
 from libs.service.wiring import Wiring, topology
 from libs.store.connections import Address
 from libs.store.leader import raise_epoch
@@ -19,8 +23,13 @@ from services.allinone.data_folder import DataFolder, Options
 from services.allinone.embedded.credentials import NATS_ADMIN, Credentials
 from services.allinone.embedded.nats import Nats, NatsOptions
 from services.allinone.embedded.postgres import Postgres, PostgresOptions
+from services.allinone.monitoring_users import MonitoringUsers
 from services.allinone.supervision import PartStatuses, supervise_server
 from services.launcher.runtimes.node.journal import commanding_epoch
+
+# How soon a monitoring user that was made or removed is known to the server.
+FOLLOW_SECONDS = 0.5
+_log = observability.log("servers")
 
 
 class Servers:
@@ -37,6 +46,8 @@ class Servers:
         self._data_folder = data_folder
         self._service_user = options.service_user
         self._nats: Nats | None = None
+        self._monitoring = MonitoringUsers(data_folder.data)
+        self._monitoring_version = self._monitoring.version()
         self._wirings: Sequence[Wiring] = ()
 
     @property
@@ -53,11 +64,10 @@ class Servers:
     async def start_nats(self, wirings: Sequence[Wiring]) -> None:
         """Start it with one user for each service, and make streams and durables."""
         self._wirings = wirings
-        users = {wiring.name: wiring.permissions for wiring in wirings}
         self._nats = Nats(
             self._data_folder.data,
             self._credentials,
-            users,
+            self._users(),
             NatsOptions(service_user=self._service_user),
         )
         await self._nats.start()
@@ -97,6 +107,7 @@ class Servers:
             group.create_task(supervise_server(self.postgres, statuses))
             # A NATS that lost its data has no streams either.
             group.create_task(supervise_server(self.nats, statuses, repaired=self._provision))
+            group.create_task(self._follow_monitoring_users())
 
     async def stop(self) -> None:
         """End both, NATS first; what is stored is complete on the disk."""
@@ -104,6 +115,39 @@ class Servers:
             await self._nats.stop()
         await self.postgres.stop()
 
+    def _users(self) -> dict[str, Permissions]:
+        users = {wiring.name: wiring.permissions for wiring in self._wirings}
+        return users | self._monitoring.permissions()
+
+    async def _follow_monitoring_users(self) -> None:
+        """Give NATS the monitoring users of the folder after each change (another process makes
+        them), until cancelled."""
+        known = self._monitoring_version
+        while True:
+            await pause(FOLLOW_SECONDS)
+            if self._monitoring.version() == known:
+                continue
+            try:
+                version = self._monitoring.version()
+                self.nats.set_users(self._users())
+                await self._provision()
+                # The server may need a second reload before a new account reaches the streams.
+                for name in self._monitoring.permissions():
+                    await self._enters(name)
+            except (OSError, BusUnavailableError, BusDeniedError) as problem:
+                # The server is down, or has not read its configuration yet.
+                _log.warning("monitoring users cannot be changed yet", problem=str(problem))
+            else:
+                known = version
+
+    async def _enters(self, user: str) -> None:
+        """Check that a monitoring user can read. BusUnavailableError or BusDeniedError if not."""
+        credentials = BusCredentials(user, self._credentials.nats_password(user))
+        await enter([self.nats.url], credentials, reads=True, connect_timeout_s=2.0)
+
     async def _provision(self) -> None:
         credentials = BusCredentials(NATS_ADMIN, self._credentials.nats_password(NATS_ADMIN))
-        await provision([self.nats.url], credentials, topology(self._wirings))
+        monitoring = list(self._monitoring.permissions())
+        await provision(
+            [self.nats.url], credentials, topology(self._wirings, monitoring=monitoring)
+        )

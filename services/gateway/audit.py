@@ -33,6 +33,7 @@ ACTIONS = (
     *("dead-letters.discard", "dead-letters.replay"),
     *("login.cli", "login.oidc", "login.password"),
     *("node.drain", "node.labels", "node.schedulable.False", "node.schedulable.True"),
+    *("notification.remove", "notification.replay", "notification.set"),
     *("node.taints", "policy.set", "policy.take_away", "quota.expire", "quota.set"),
     # Requests that were refused before their action was known.
     *("request", "session.end", "task.continue", "task.exec", "task.exec.end"),

@@ -255,6 +255,24 @@ class LoginCodeBody(Body):
     verifier: Annotated[str, Field(min_length=43, max_length=128)]
 
 
+OccasionWord = Literal["started", "preempted", "failed", "finished", "waiting", "quota_reached"]
+
+
+class NotificationBody(Body):
+    """Where messages about tasks go."""
+
+    url: Annotated[
+        str,
+        Field(min_length=1, max_length=2048, description="https://HOST/PATH that takes webhooks"),
+    ]
+    occasions: Annotated[list[OccasionWord], FailFast(), Field(min_length=1, max_length=20)]
+    tasks: Literal["own", "team", "all"] = "own"
+    secret: Secret | None = Field(
+        default=None, description="whsec_ and base64; left out: it stays, or one is made"
+    )
+    user: Name | None = Field(default=None, description="whose it is; left out: the caller's")
+
+
 class LettersBody(Body):
     """Which dead letters of a service are meant; without ids all of them."""
 

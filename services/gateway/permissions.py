@@ -117,6 +117,8 @@ class Action(Enum):
     CHANGE_POLICIES = Permission(Scope.OPERATE, _N, _N, _A, _A, "set policies")
     READ_DEAD_LETTERS = Permission(Scope.OPERATE, _N, _N, _A, _A, "list dead letters")
     CHANGE_DEAD_LETTERS = Permission(Scope.OPERATE, _N, _N, _A, _A, "change dead letters")
+    READ_NOTIFICATIONS = Permission(Scope.READ, _O, _O, _A, _A, "see notifications")
+    CHANGE_NOTIFICATIONS = Permission(Scope.TASKS, _N, _O, _O, _A, "set notifications")
     READ_TEAMS = Permission(Scope.READ, _A, _A, _A, _A, "see teams")
     READ_USERS = Permission(Scope.READ, _O, _O, _A, _A, "see accounts")
     CHANGE_PEOPLE = Permission(Scope.PEOPLE, _N, _N, _N, _A, "change users and teams")

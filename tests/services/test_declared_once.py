@@ -40,7 +40,7 @@ def test_every_list_of_services_names_all_of_them(names: tuple[str, ...]) -> Non
     [
         ("docker/secrets.sh", r"services=\(([\w ]+)\)"),
         ("deploy/k8s/charts/nats/templates/_config.tpl", r"\[admin, ([\w, ]+)\]"),
-        ("services/allinone/kubernetes/choices.py", r"a key for each service \(([\w, ]+)\)"),
+        ("services/allinone/kubernetes/choices.py", r"a key per service \(([\w, ]+)\)"),
         ("deploy/k8s/package", r"for chart in common ([\w -]+) nats postgres shiftwork;"),
         (".importlinter", r"type = independence\nmodules =\n((?:    services\.\w+\n)+)"),
     ],

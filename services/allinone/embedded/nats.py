@@ -159,6 +159,14 @@ class Nats:
             raise wire.RestartWouldNotHelpError(problem)
         return problem
 
+    def set_users(self, users: Mapping[str, Permissions]) -> None:
+        """Give the running server these users and their passwords; it drops connections of users
+        that are gone. Other connections stay."""
+        self._users = users
+        if self.child is not None and self.child.alive:
+            self._configure(self._port)
+            self.child.reload()
+
     async def stop(self) -> None:
         """End the server in order: it notifies its clients and writes its data to the disk."""
         self._disconnect()
@@ -171,8 +179,8 @@ class Nats:
             self._connection.close()
             self._connection = None
 
-    async def _launch(self, port: int) -> Child:
-        self._disconnect()
+    def _configure(self, port: int) -> tuple[Account | None, Path]:
+        """Write the configuration; returns the server's user and its name for its folder."""
         account = service_account(self._home, self._options.service_user)
         # Another user may not be able to walk to the folder; the process begins in it.
         home = Path("/proc/self/cwd") if account else self._home
@@ -180,6 +188,11 @@ class Nats:
         write_private(self._home / "nats.conf", text)
         if account:
             give_folder(self._home, account)
+        return account, home
+
+    async def _launch(self, port: int) -> Child:
+        self._disconnect()
+        account, home = self._configure(port)
         launch = Launch(
             program=str(await asyncio.to_thread(self._program, account)),
             arguments=["--config", str(home / "nats.conf")],

@@ -86,6 +86,10 @@ class Child:
             return f"ended with status {code}"
         return f"was ended by signal {signal.Signals(-code).name}"
 
+    def reload(self) -> None:
+        """Let the server read its configuration again."""
+        self._process.send_signal(signal.SIGHUP)
+
     def kill_now(self) -> None:
         """SIGKILL, without waiting: for tests of recovery."""
         self._process.kill()

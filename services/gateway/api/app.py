@@ -25,6 +25,7 @@ from services.gateway.api import (
     login_page,
     logs,
     nodes,
+    notifications,
     people,
     policies,
     queue,
@@ -52,20 +53,9 @@ PREFIX = "/v1"
 ROUTERS = tuple(
     module.router
     for module in (
-        *(
-            tasks,
-            queue,
-            logs,
-            log_lines,
-            events,
-            exec_sessions,
-            nodes,
-            quotas,
-            policies,
-            people,
-            runs,
-        ),
-        *(usage, tokens, audit_trail, dead_letters, sessions, login, cli_login),
+        *(tasks, queue, logs, log_lines, events, exec_sessions, nodes, quotas, policies),
+        *(people, runs, usage, notifications, tokens, audit_trail, dead_letters),
+        *(sessions, login, cli_login),
     )
 )
 DESCRIPTION = (

@@ -49,10 +49,12 @@ def test_no_command_is_kept_in_a_stream() -> None:
 
 
 def test_streams_are_bounded_by_the_given_limits() -> None:
-    limits = Limits(event_age_s=60, store_bytes=100 * MIB, log_bytes=7, dead_letter_bytes=9)
+    limits = Limits(
+        event_age_s=60, store_bytes=100 * MIB, log_bytes=7, dead_letter_bytes=9, history_bytes=5
+    )
     events, logs, letters = topology_of({}, limits).streams
     assert (events.max_age_s, events.duplicate_window_s) == (60, 120)
-    assert events.max_bytes == 90 * MIB - 16
+    assert events.max_bytes == 90 * MIB - 21
     assert (logs.max_bytes, letters.max_bytes) == (7, 9)
     assert letters.subjects == ("dlq.*.>",)
 

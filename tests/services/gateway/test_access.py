@@ -45,6 +45,7 @@ NEW = {"command": ["x"]}
 METRICS = {"samples": [{"values": {"loss": 1}}]}
 SAVED = {"step": 1, "uri": "/c"}
 POLICY = {"policy": "fifo"}
+HOOK = {"url": "https://example.org/hook", "occasions": ["failed"], "user": "ann"}
 POLICIES = {"groups": {"training": POLICY}}
 VERIFIER = "v" * 43
 
@@ -78,6 +79,8 @@ TEMPLATES = {
     "{task}": "{task_id}",
     "{token}": "{token_id}",
     "{session}": "{session_id}",
+    "/notifications/new": "/notifications/{name}",
+    "/notifications/mine": "/notifications/{name}",
     "/nodes/n0": "/nodes/{node_id}",
     "/policies/training": "/policies/{group}",
     "/users/ann": "/users/{name}",
@@ -117,6 +120,11 @@ CASES = [
     Case("PUT", "/v1/quotas", {"group": "default", "unit": "gpus", "limit": 1}),
     Case("GET", "/v1/usage?user=ann"),
     Case("GET", "/v1/usage?team=vision", action=Action.READ_TEAM_USAGE),
+    Case("GET", "/v1/notifications?user=ann"),
+    Case("PUT", "/v1/notifications/new", HOOK),
+    Case("GET", "/v1/notifications/mine/undelivered?user=ann"),
+    Case("POST", "/v1/notifications/mine/replay?user=ann", None, 202),
+    Case("DELETE", "/v1/notifications/mine?user=ann", None, 204),
     Case("GET", "/v1/policies"),
     Case("PUT", "/v1/policies", POLICIES),
     Case("GET", "/v1/policies/training"),
@@ -215,6 +223,7 @@ async def test_every_role_on_every_route(harness: GatewayHarness, cases: list[Ca
     async with harness.client(tokens["ann"]) as ann:
         task = await harness.submitted(ann)
         (token,) = (await ann.get("/v1/tokens")).json()["items"]
+        await ann.put("/v1/notifications/mine", json=HOOK)
     async with harness.client() as admin:
         await admin.post("/v1/teams", json={"name": "empty"})
         await admin.post("/v1/users", json={"name": "gone"})
@@ -262,6 +271,9 @@ async def test_every_role_on_every_route(harness: GatewayHarness, cases: list[Ca
         if case.route == ("DELETE", "/v1/sessions/{session_id}"):
             # It ended with ann's request.
             wanted |= {"olga": 404, "admin": 404}
+        if case.route == ("DELETE", "/v1/notifications/{name}"):
+            # Ann's request removed it.
+            wanted |= {"admin": 404}
         assert found == wanted, case
 
 

@@ -33,6 +33,11 @@ REFUSED = {
     "tasks_retry": 409,
     "tasks_continue": 409,
     "users_delete": 409,
+    # Examples are no addresses of webhooks, so there is no notification.
+    "notifications_set": 422,
+    "notifications_delete": 404,
+    "notifications_undelivered": 404,
+    "notifications_replay": 404,
     "teams_delete": 409,
     "dead_letters_replay": 404,
     "dead_letters_discard": 404,

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
+NOTIFIED_TASKS = ("own", "team", "all")
+OCCASIONS = ("started", "preempted", "failed", "finished", "waiting", "quota_reached")
+SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway")
 PREEMPTIONS = ("sdk", "signal", "kill")
 SHELLS = ("bash", "zsh", "fish", "powershell")
 

@@ -68,6 +68,7 @@ def _names(path: str, key: str = "name") -> Callable[[typer.Context, str], Found
 users = _names("/v1/users?limit=1000")
 teams = _names("/v1/teams?limit=1000")
 groups = _names("/v1/groups")
+notifications = _names("/v1/notifications")
 nodes = _names("/v1/nodes?limit=1000", "id")
 
 
@@ -118,6 +119,8 @@ outputs = _words(("wide", *render.DOCUMENTS))
 roles = _words(server_choices.ROLES)
 scopes = _words(server_choices.SCOPES)
 services = _words(choices.SERVICES)
+occasions = _words(choices.OCCASIONS)
+notified_tasks = _words(choices.NOTIFIED_TASKS)
 shells = _words(choices.SHELLS)
 preemptions = _words(choices.PREEMPTIONS)
 usage_dimensions = _words(server_choices.USAGE_DIMENSIONS)

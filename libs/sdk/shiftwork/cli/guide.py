@@ -26,6 +26,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "continue",
     ),
     "Nodes and sharing": ("nodes", "node", "group", "quota", "usage", "policy", "simulate"),
+    "Watching": ("notify", "monitor-credentials"),
     "People and access": ("login", "logout", "whoami", "context", "user", "team", "token", "audit"),
     "The platform": ("down", "backup", "restore", "k8s", "dead-letters", "completion", "version"),
 }
@@ -124,6 +125,19 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "node label": ("node label n7 disk=nvme", "node label n7 disk --remove"),
     "node taint": ("node taint n7 reserved=vision",),
     "group ls": ("group ls",),
+    "notify ls": ("notify ls", "notify ls --all"),
+    "notify set": (
+        "notify set mine --to https://example.org/hook --on failed --on preempted",
+        "notify set ops --to https://example.org/hook --tasks all",
+    ),
+    "notify rm": ("notify rm mine",),
+    "notify undelivered": ("notify undelivered mine",),
+    "notify replay": ("notify replay mine",),
+    "monitor-credentials": (
+        "monitor-credentials grafana",
+        "monitor-credentials",
+        "monitor-credentials grafana --remove",
+    ),
     "quota ls": ("quota ls",),
     "quota set": (
         "quota set --user ann --gpus 8",

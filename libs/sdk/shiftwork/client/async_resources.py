@@ -67,7 +67,9 @@ class AsyncDeadLetters(AsyncResource):
         self,
         *,
         service: Optional[
-            Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
+            Literal[
+                "submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway"
+            ]
         ] = None,
         limit: Optional[int] = None,
         cursor: Optional[str] = None,
@@ -314,6 +316,83 @@ class AsyncNodes(AsyncResource):
             {},
             {},
             body,
+        )
+
+
+class AsyncNotifications(AsyncResource):
+    """``client.notifications``."""
+
+    async def list(
+        self, *, user: Optional[str] = None, everybody: Optional[bool] = None
+    ) -> types.NotificationList:
+        """The caller's notifications; ``everybody``: those of all users. Secrets are never shown, and
+        of a URL of others only its host.
+
+        GET /v1/notifications
+
+        Args:
+            user: whose it is; left out: the caller's
+            everybody: those of all users"""
+        return await self._json(
+            Operation("GET", "/v1/notifications", repeatable=True),
+            {},
+            {"user": user, "everybody": everybody},
+            {},
+        )
+
+    async def set(self, name: str, body: types.NotificationBody) -> types.NotificationSet:
+        """Make a notification, or replace it: it gets messages again if it was paused. A secret that is
+        made is in this answer and nowhere else, ever.
+
+        PUT /v1/notifications/{name}"""
+        return await self._json(
+            Operation("PUT", "/v1/notifications/{name}", repeatable=True),
+            {"name": name},
+            {},
+            {},
+            body,
+        )
+
+    async def delete(self, name: str, *, user: Optional[str] = None) -> None:
+        """Remove a notification; what waits for it is not sent.
+
+        DELETE /v1/notifications/{name}
+
+        Args:
+            user: whose it is; left out: the caller's"""
+        await self._json(
+            Operation("DELETE", "/v1/notifications/{name}", repeatable=True),
+            {"name": name},
+            {"user": user},
+            {},
+        )
+
+    async def undelivered(self, name: str, *, user: Optional[str] = None) -> types.UndeliveredList:
+        """The messages that were given up, newest first: at most the last 200.
+
+        GET /v1/notifications/{name}/undelivered
+
+        Args:
+            user: whose it is; left out: the caller's"""
+        return await self._json(
+            Operation("GET", "/v1/notifications/{name}/undelivered", repeatable=True),
+            {"name": name},
+            {"user": user},
+            {},
+        )
+
+    async def replay(self, name: str, *, user: Optional[str] = None) -> types.NotificationReplay:
+        """Let the messages that were given up be tried again, each under the id that it had.
+
+        POST /v1/notifications/{name}/replay
+
+        Args:
+            user: whose it is; left out: the caller's"""
+        return await self._json(
+            Operation("POST", "/v1/notifications/{name}/replay", repeatable=False),
+            {"name": name},
+            {"user": user},
+            {},
         )
 
 
@@ -1455,6 +1534,7 @@ class AsyncResources:
         self.groups = AsyncGroups(core, workers)
         self.login = AsyncLogin(core, workers)
         self.nodes = AsyncNodes(core, workers)
+        self.notifications = AsyncNotifications(core, workers)
         self.occupancy = AsyncOccupancy(core, workers)
         self.policies = AsyncPolicies(core, workers)
         self.queue = AsyncQueue(core, workers)

@@ -67,7 +67,9 @@ class DeadLetters(Resource):
         self,
         *,
         service: Optional[
-            Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
+            Literal[
+                "submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway"
+            ]
         ] = None,
         limit: Optional[int] = None,
         cursor: Optional[str] = None,
@@ -312,6 +314,83 @@ class Nodes(Resource):
             {},
             {},
             body,
+        )
+
+
+class Notifications(Resource):
+    """``client.notifications``."""
+
+    def list(
+        self, *, user: Optional[str] = None, everybody: Optional[bool] = None
+    ) -> types.NotificationList:
+        """The caller's notifications; ``everybody``: those of all users. Secrets are never shown, and
+        of a URL of others only its host.
+
+        GET /v1/notifications
+
+        Args:
+            user: whose it is; left out: the caller's
+            everybody: those of all users"""
+        return self._json(
+            Operation("GET", "/v1/notifications", repeatable=True),
+            {},
+            {"user": user, "everybody": everybody},
+            {},
+        )
+
+    def set(self, name: str, body: types.NotificationBody) -> types.NotificationSet:
+        """Make a notification, or replace it: it gets messages again if it was paused. A secret that is
+        made is in this answer and nowhere else, ever.
+
+        PUT /v1/notifications/{name}"""
+        return self._json(
+            Operation("PUT", "/v1/notifications/{name}", repeatable=True),
+            {"name": name},
+            {},
+            {},
+            body,
+        )
+
+    def delete(self, name: str, *, user: Optional[str] = None) -> None:
+        """Remove a notification; what waits for it is not sent.
+
+        DELETE /v1/notifications/{name}
+
+        Args:
+            user: whose it is; left out: the caller's"""
+        self._json(
+            Operation("DELETE", "/v1/notifications/{name}", repeatable=True),
+            {"name": name},
+            {"user": user},
+            {},
+        )
+
+    def undelivered(self, name: str, *, user: Optional[str] = None) -> types.UndeliveredList:
+        """The messages that were given up, newest first: at most the last 200.
+
+        GET /v1/notifications/{name}/undelivered
+
+        Args:
+            user: whose it is; left out: the caller's"""
+        return self._json(
+            Operation("GET", "/v1/notifications/{name}/undelivered", repeatable=True),
+            {"name": name},
+            {"user": user},
+            {},
+        )
+
+    def replay(self, name: str, *, user: Optional[str] = None) -> types.NotificationReplay:
+        """Let the messages that were given up be tried again, each under the id that it had.
+
+        POST /v1/notifications/{name}/replay
+
+        Args:
+            user: whose it is; left out: the caller's"""
+        return self._json(
+            Operation("POST", "/v1/notifications/{name}/replay", repeatable=False),
+            {"name": name},
+            {"user": user},
+            {},
         )
 
 
@@ -1433,6 +1512,7 @@ class Resources:
         self.groups = Groups(core)
         self.login = Login(core)
         self.nodes = Nodes(core)
+        self.notifications = Notifications(core)
         self.occupancy = Occupancy(core)
         self.policies = Policies(core)
         self.queue = Queue(core)

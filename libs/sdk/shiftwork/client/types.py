@@ -515,7 +515,9 @@ class Letters(TypedDict):
 class LettersBody(TypedDict):
     """Which dead letters of a service are meant; without ids all of them."""
 
-    service: Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
+    service: Literal[
+        "submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway"
+    ]
     ids: NotRequired[Optional[List[str]]]
 
 
@@ -661,6 +663,61 @@ class NodePage(TypedDict):
     items: List[Node]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class Notification(TypedDict):
+    """Where somebody is told what happens to tasks."""
+
+    name: str
+    user: str
+    url: str
+    occasions: List[str]
+    tasks: str
+    changed_at: str
+    paused_at: Optional[str]
+    problem: Optional[str]
+    waiting: int
+    undelivered: int
+
+
+class NotificationBody(TypedDict):
+    """Where messages about tasks go."""
+
+    url: str
+    occasions: List[
+        Literal["started", "preempted", "failed", "finished", "waiting", "quota_reached"]
+    ]
+    tasks: NotRequired[Literal["own", "team", "all"]]
+    secret: NotRequired[Optional[str]]
+    user: NotRequired[Optional[str]]
+
+
+class NotificationList(TypedDict):
+    """All of them; a site has few."""
+
+    items: List[Notification]
+
+
+class NotificationReplay(TypedDict):
+    """How many messages wait again."""
+
+    messages: int
+
+
+class NotificationSet(TypedDict):
+    """The notification as it is stored."""
+
+    name: str
+    user: str
+    url: str
+    occasions: List[str]
+    tasks: str
+    changed_at: str
+    paused_at: Optional[str]
+    problem: Optional[str]
+    waiting: int
+    undelivered: int
+    secret: Optional[str]
 
 
 class Occupancy(TypedDict):
@@ -1589,6 +1646,23 @@ class TokenPage(TypedDict):
     items: List[Token]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class Undelivered(TypedDict):
+    """A message that was given up."""
+
+    id: str
+    task_id: str
+    occasion: str
+    happened_at: str
+    tries: int
+    problem: str
+
+
+class UndeliveredList(TypedDict):
+    """The newest first."""
+
+    items: List[Undelivered]
 
 
 class Unreadable(TypedDict):

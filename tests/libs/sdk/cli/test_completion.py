@@ -28,7 +28,7 @@ FREE_OPTIONS = frozenset(
         *("--node-selector", "--file", "--pod-template", "--workdir", "--venv"),
         *("--until", "--before", "--after", "-A", "-B", "-C"),
         *("--search", "--role of logs", "--role of exec", "--target", "--user of login"),
-        *("--url", "--token", "--export"),
+        *("--url", "--token", "--export", "--secret-file"),
     }
 )
 FREE_ARGUMENTS = frozenset(
@@ -40,7 +40,7 @@ FREE_ARGUMENTS = frozenset(
     }
 )
 # Of this machine and of a cluster: paths, addresses, numbers and names of others.
-PLATFORM = ("up", "down", "k8s", "doctor", "simulate", "backup", "restore")
+PLATFORM = ("up", "down", "k8s", "doctor", "simulate", "backup", "restore", "monitor-credentials")
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,1 @@
+"""The monitor's decisions: what notifies, where to, and when again. Pure."""

@@ -1,0 +1,141 @@
+"""Puts messages into the outbox of deliveries. Called by handlers and by the loop of waiting tasks,
+in their transactions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from libs.contracts.messages import NotifiedTasks, Occasion
+from libs.store.port import Tx
+from services.monitor import store
+from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, TaskRow
+
+_MEMO = "notifications and receivers"
+
+
+@dataclass
+class _Known:
+    """What a batch knows of notifications, read once."""
+
+    rows: Sequence[NotificationRow]
+    receivers: dict[tuple[str, str], ReceiverRow]
+    waiting: dict[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One occasion of a task."""
+
+    task: TaskRow
+    occasion: Occasion
+    at: datetime
+    # Unique among the task's occasions of this kind, and the same whenever it is handled.
+    number: str
+    details: dict[str, Any]
+
+
+@dataclass
+class Outgoing:
+    """Who is notified of what."""
+
+    waiting_max: int
+    # Something was added since the delivery looked.
+    _added: bool = False
+
+    def note_added(self) -> None:
+        """Let the delivery look after the commit."""
+        self._added = True
+
+    def take_added(self) -> bool:
+        """True if something was added since the last call."""
+        added, self._added = self._added, False
+        return added
+
+    async def put(self, tx: Tx, happening: Happening) -> None:
+        """Add a message for each notification that is about this."""
+        known = await _known(tx)
+        for row in known.rows:
+            if concerns(row, happening):
+                await self._put(tx, known, row, happening)
+
+    async def _put(self, tx: Tx, known: _Known, row: NotificationRow, happening: Happening) -> None:
+        key = row.owner, row.name
+        task, word = happening.task, word_of(happening.occasion)
+        message_id = f"{task.task_id}.{word}.{happening.number}.{row.owner}.{row.name}"
+        if await tx.get(MessageRow, message_id) is not None:
+            return
+        if key not in known.waiting:
+            waiting = await store.messages_of(tx, *key, Stage.WAITING, self.waiting_max)
+            known.waiting[key] = len(waiting)
+        receiver = known.receivers.get(key)
+        stage, problem, due_at = Stage.WAITING, "", tx.now
+        if receiver is not None and receiver.paused_at is not None:
+            stage, problem = Stage.DEAD, "the receiver is paused"
+        elif known.waiting[key] >= self.waiting_max:
+            stage, problem = Stage.DEAD, f"{self.waiting_max} messages were waiting already"
+        elif receiver is not None and receiver.held_until is not None:
+            due_at = max(due_at, receiver.held_until)
+        known.waiting[key] += stage is Stage.WAITING
+        self.note_added()
+        tx.put(
+            MessageRow(
+                id=message_id,
+                owner=row.owner,
+                name=row.name,
+                task_id=task.task_id,
+                occasion=happening.occasion,
+                body=json.dumps(_body(happening)),
+                happened_at=happening.at,
+                stage=stage,
+                due_at=due_at,
+                problem=problem,
+            )
+        )
+
+
+async def _known(tx: Tx) -> _Known:
+    known: _Known | None = tx.memo.get(_MEMO)
+    if known is None:
+        rows = await store.notifications(tx)
+        receivers = dict(await store.receivers(tx)) if rows else {}
+        known = tx.memo[_MEMO] = _Known(rows, receivers, {})
+    return known
+
+
+def concerns(row: NotificationRow, happening: Happening) -> bool:
+    """True if the notification is about this occasion of this task."""
+    task = happening.task
+    if word_of(happening.occasion) not in row.occasions.split():
+        return False
+    if row.tasks is NotifiedTasks.ALL:
+        return True
+    if row.tasks is NotifiedTasks.TEAM:
+        return bool(task.team) and task.team == row.team
+    return task.owner == row.owner
+
+
+def word_of(occasion: Occasion) -> str:
+    """How people write it."""
+    return occasion.name.lower()
+
+
+def _body(happening: Happening) -> dict[str, Any]:
+    """The payload of a webhook: type, timestamp and data, as Standard Webhooks has them."""
+    task = happening.task
+    return {
+        "type": f"task.{word_of(happening.occasion)}",
+        "timestamp": happening.at.isoformat(),
+        "data": {
+            "task_id": task.task_id,
+            "name": task.name,
+            "owner": task.owner,
+            "team": task.team or None,
+            "group": task.group or None,
+            "attempt": task.attempt,
+            **happening.details,
+        },
+    }

@@ -1,0 +1,179 @@
+"""The monitor's rows and all queries on them. Called by handlers and loops in a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from libs.contracts.messages import NotifiedTasks, Occasion, ReasonCode, TaskState
+from libs.service.prune import PruneRule, aged
+from libs.store.port import Op, Order, Tx, Where
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """Where a task stands, by the scheduler's last event about it."""
+
+    task_id: str
+    # Counts the changes of the task's state: an event with a lower one is older. 0: none came yet.
+    version: int
+    owner: str
+    team: str
+    group: str
+    name: str
+    state: TaskState
+    reason: ReasonCode
+    attempt: int
+    changed_at: datetime
+    # Since when it is in the queue; None: it is not.
+    queued_since: datetime | None = None
+    # It has been notified that it waits for long; that it waits for a quota.
+    waiting_notified: bool = False
+    quota_notified: bool = False
+    # None: the task has not ended.
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotificationRow:
+    """Where its owner is told what happens to tasks. Written by commands alone."""
+
+    owner: str
+    name: str
+    url: str
+    # Names of occasions, separated by spaces.
+    occasions: str
+    tasks: NotifiedTasks
+    team: str
+    # Signs what a webhook gets; never shown again.
+    secret: str = field(repr=False)
+    changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverRow:
+    """How the deliveries of a notification go. Written by the delivery."""
+
+    owner: str
+    name: str
+    # Nothing is sent before; None: nothing holds it back.
+    held_until: datetime | None = None
+    # Since when every try has failed; how many in a row.
+    failing_since: datetime | None = None
+    failures: int = 0
+    # No more is sent until the notification is set again.
+    paused_at: datetime | None = None
+    problem: str = ""
+
+
+class Stage(StrEnum):
+    """Where a message stands."""
+
+    WAITING = "waiting"
+    DELIVERED = "delivered"
+    # It was given up, and can be replayed.
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """One message for one notification: the outbox of deliveries."""
+
+    # The same for the same event and notification, so that an event that comes again adds nothing.
+    id: str
+    owner: str
+    name: str
+    task_id: str
+    occasion: Occasion
+    # JSON, as it is sent.
+    body: str
+    happened_at: datetime
+    stage: Stage
+    # When it is tried; of one that was delivered or given up: when that was.
+    due_at: datetime
+    tries: int = 0
+    problem: str = ""
+
+
+_OF = ("owner", "name")
+
+
+def _of(owner: str, name: str) -> tuple[Where, ...]:
+    return Where("owner", Op.EQ, owner), Where("name", Op.EQ, name)
+
+
+async def notifications(tx: Tx, owner: str = "") -> Sequence[NotificationRow]:
+    """All notifications, or those of one owner."""
+    return await tx.select(NotificationRow, *([Where("owner", Op.EQ, owner)] if owner else []))
+
+
+async def receivers(tx: Tx) -> Mapping[tuple[str, str], ReceiverRow]:
+    """The state of every receiver that has failed once."""
+    return {(row.owner, row.name): row for row in await tx.select(ReceiverRow)}
+
+
+async def messages_of(
+    tx: Tx, owner: str, name: str, stage: Stage, limit: int
+) -> Sequence[MessageRow]:
+    """The messages of a notification in one stage, the newest first."""
+    return await tx.select(
+        MessageRow,
+        *_of(owner, name),
+        Where("stage", Op.EQ, stage),
+        order_by=[Order("due_at", descending=True)],
+        limit=limit,
+    )
+
+
+async def due(tx: Tx, limit: int) -> Sequence[MessageRow]:
+    """The messages to send now, the first due first."""
+    return await tx.select(
+        MessageRow,
+        Where("stage", Op.EQ, Stage.WAITING),
+        Where("due_at", Op.LE, tx.now),
+        order_by=[Order("due_at")],
+        limit=limit,
+    )
+
+
+async def next_due(tx: Tx) -> datetime | None:
+    """When the next message is due."""
+    rows = await tx.select(
+        MessageRow, Where("stage", Op.EQ, Stage.WAITING), order_by=[Order("due_at")], limit=1
+    )
+    return rows[0].due_at if rows else None
+
+
+async def waiting_long(tx: Tx, before: datetime, limit: int) -> Sequence[TaskRow]:
+    """Tasks in the queue since before a time, which has not been notified; the longest first."""
+    return await tx.select(
+        TaskRow,
+        Where("queued_since", Op.LT, before),
+        Where("waiting_notified", Op.EQ, value=False),
+        order_by=[Order("queued_since")],
+        limit=limit,
+    )
+
+
+def prune_rules(ended_keep: timedelta, message_keep: timedelta) -> tuple[PruneRule, ...]:
+    """Return what the monitor prunes: tasks that ended, and messages that wait no longer."""
+    return (
+        aged(
+            "ended tasks",
+            ended_keep,
+            TaskRow,
+            ["task_id"],
+            "ended_at",
+            Where("ended_at", Op.NOT_NULL),
+        ),
+        aged(
+            "messages",
+            message_keep,
+            MessageRow,
+            ["id"],
+            "due_at",
+            Where("stage", Op.NE, Stage.WAITING),
+        ),
+    )

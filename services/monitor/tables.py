@@ -1,0 +1,50 @@
+"""The monitor's schema, ``monitor``: one table for each row of ``store.py``."""
+
+from __future__ import annotations
+
+from libs.store.retention import Retention, deleted_by_age, goes_with
+from libs.store.tables import Tables, index, table
+from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, TaskRow
+
+TABLES = Tables(
+    "monitor",
+    table(
+        TaskRow,
+        "task",
+        index("ended_at", name="task_ended", where="ended_at IS NOT NULL"),
+        index(
+            "queued_since",
+            name="task_waiting",
+            where="queued_since IS NOT NULL AND NOT waiting_notified",
+        ),
+        key="task_id",
+        recent=True,
+        retention=deleted_by_age("ended_tasks_keep_seconds", "the task's end", rule="ended tasks"),
+    ),
+    table(
+        NotificationRow,
+        "notification",
+        key=("owner", "name"),
+        retention=Retention(
+            "their owners remove them; there are no more than the settings allow",
+            ("notifications_per_owner_max", "notifications_max"),
+        ),
+    ),
+    table(
+        ReceiverRow,
+        "receiver",
+        key=("owner", "name"),
+        retention=goes_with(NotificationRow),
+    ),
+    table(
+        MessageRow,
+        "message",
+        index("due_at", name="message_due", where="stage = 'waiting'"),
+        index("due_at", name="message_old", where="stage <> 'waiting'"),
+        index("owner", "name", "stage", "due_at", name="message_of"),
+        key="id",
+        retention=deleted_by_age(
+            "messages_keep_seconds", "its delivery, or the last try", rule="messages"
+        ),
+    ),
+)

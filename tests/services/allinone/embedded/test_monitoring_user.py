@@ -1,0 +1,313 @@
+"""A monitoring user at the real server, through a stock client: what it can read, and that nothing
+else works, by permission or by tricks with reply subjects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from libs.bus.jetstream import JetStreamBus
+from libs.bus.port import Consumer
+from libs.bus.provision import provision
+from libs.bus.topology import HISTORY, HISTORY_DOMAIN, monitoring_permissions
+from libs.contracts import messages as m
+from libs.contracts.envelope import Envelope
+from libs.service.wiring import topology
+from services.allinone.composition import WIRINGS
+from tests.kit.builders import a_task, submitted_event
+from tests.kit.clock import at
+from tests.kit.nats_server import NatsServer, StartNats
+from tests.kit.waiting import until
+from tests.services.allinone.embedded.test_nats_accounts import (
+    USERS,
+    bus_of,
+    client_of,
+    state_of_the_streams,
+)
+
+pytestmark = pytest.mark.server
+
+READER, OTHER = "monitoring_site", "monitoring_other"
+EVENT = "evt.task.t1.submitted"
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@dataclass
+class Monitored:
+    """A server with two monitoring users, and a service that publishes."""
+
+    server: NatsServer
+    submit: JetStreamBus
+    reader: Client
+    refused: list[str] = field(default_factory=list[str])
+
+    async def publish(self, *task_ids: str) -> None:
+        for task_id in task_ids:
+            event = submitted_event(a_task(task_id))
+            await self.submit.publish(
+                [Envelope(f"id-{task_id}", "submit", at(0), event, traceparent=TRACE)]
+            )
+
+    async def was_refused(self, subject: str) -> bool:
+        """True if the server said that publishing or subscribing there is not permitted."""
+        await self.reader.flush()
+        await until(lambda: any(f'"{subject.lower()}"' in text for text in self.refused))
+        return True
+
+
+@contextlib.asynccontextmanager
+async def monitored(nats_start: StartNats) -> AsyncGenerator[Monitored]:
+    readers = {name: monitoring_permissions(name) for name in (READER, OTHER)}
+    server = await nats_start(USERS | readers)
+    await provision([server.url], server.admin, topology(WIRINGS, monitoring=readers))
+
+    async def copying() -> bool:
+        """The copy is a consumer of the events: what was published before it is not in it."""
+        info = await admin.jetstream().stream_info("EVT")
+        return info.state.consumer_count == len(WIRINGS) + 1
+
+    # One connection: a library that is interrupted while it connects may forget the time limit.
+    admin = await client_of(server, "admin")
+    await until(copying, 30)
+    await admin.close()
+    refused: list[str] = []
+
+    async def refuse(error: Exception) -> None:
+        refused.append(str(error))
+
+    user = server.user(READER)
+    # As a stock client connects: nothing of the platform in it.
+    reader = await nats.connect(server.url, user=user.user, password=user.password, error_cb=refuse)
+    submit = await bus_of(server, "submit")
+    try:
+        yield Monitored(server, submit, reader, refused)
+    finally:
+        await reader.close()
+        await submit.close()
+
+
+def stream_of(reader: Client) -> JetStreamContext:
+    return reader.jetstream(domain=HISTORY_DOMAIN)
+
+
+async def history(reader: Client, count: int) -> list[Msg]:
+    durable = await stream_of(reader).pull_subscribe_bind(consumer=READER, stream=HISTORY)
+    messages = await durable.fetch(count, timeout=10)
+    for each in messages:
+        await each.ack_sync()
+    return messages
+
+
+async def test_it_receives_events_live_as_cloudevents_with_their_numbers(
+    nats_start: StartNats,
+) -> None:
+    async with monitored(nats_start) as site:
+        received: list[Msg] = []
+
+        async def take(message: Msg) -> None:
+            received.append(message)
+
+        await site.reader.subscribe("evt.task.*.submitted", cb=take)
+        await site.reader.flush()
+        await site.publish("t1", "t2")
+        await until(lambda: len(received) == 2)
+        first = received[0]
+        assert (first.subject, first.reply) == (EVENT, "")
+        headers = first.headers or {}
+        assert {name: headers[name] for name in headers if name.startswith(("ce-", "trace"))} == {
+            "ce-specversion": "1.0",
+            "ce-id": "id-t1",
+            "ce-source": "submit",
+            "ce-type": "shiftwork.task.v1.TaskSubmitted",
+            "ce-time": at(0).isoformat(),
+            "ce-subject": EVENT,
+            "traceparent": TRACE,
+        }
+        assert [(each.headers or {})["Nats-Sequence"] for each in received] == ["1", "2"]
+
+
+async def test_it_reads_what_the_services_have_consumed_already(nats_start: StartNats) -> None:
+    async with monitored(nats_start) as site:
+        await site.publish("t1", "t2", "t3")
+        await copied(site, 3)
+        found = await history(site.reader, 3)
+        assert [each.subject for each in found] == [
+            f"evt.task.{task}.submitted" for task in ("t1", "t2", "t3")
+        ]
+        info = await stream_of(site.reader).consumer_info(HISTORY, READER)
+        assert (info.num_pending, info.ack_floor.stream_seq if info.ack_floor else 0) == (0, 3)
+        # Also by its number, without a consumer.
+        one = await stream_of(site.reader).get_msg(HISTORY, seq=2, direct=True)
+        assert one.subject == "evt.task.t2.submitted"
+
+
+async def copied(site: Monitored, count: int) -> list[tuple[str, int]]:
+    """How many messages each stream has, once the copy has that many."""
+
+    async def state() -> list[tuple[str, int]]:
+        found = [(name, count) for name, count, _ in await state_of_the_streams(site.server)]
+        return found if (HISTORY, count) in found else []
+
+    return await until(state)
+
+
+# A service that consumes the second of these receives every event.
+RECEIVED = {m.TaskSubmitted, m.TaskStateChanged}
+# Every kind of message of the platform, and every kind of request to the server.
+PUBLICATIONS = (
+    EVENT,
+    "live." + EVENT,
+    "cmd.submit.set_goal",
+    "log.t1.1.0",
+    "dlq.submit.x",
+    "exec.t1.input",
+    "hint.gateway",
+    "_INBOX.submit.x",
+    "_INBOX.anything",
+)
+REQUESTS = (
+    "$JS.API.INFO",
+    "$JS.API.STREAM.LIST",
+    "$JS.API.STREAM.NAMES",
+    "$JS.API.STREAM.CREATE.MINE",
+    "$JS.API.ACCOUNT.PURGE.platform",
+    *(
+        f"$JS.API.STREAM.{verb}.{stream}"
+        for stream in ("EVT", "LOG", "DLQ", HISTORY)
+        for verb in ("UPDATE", "PURGE", "DELETE", "MSG.DELETE", "MSG.GET", "SNAPSHOT", "RESTORE")
+    ),
+    *(f"$JS.API.STREAM.INFO.{stream}" for stream in ("EVT", "LOG", "DLQ")),
+    *(f"$JS.API.DIRECT.GET.{stream}" for stream in ("EVT", "LOG", "DLQ")),
+    *(
+        f"$JS.API.CONSUMER.{rest}"
+        for stream in ("EVT", "LOG", HISTORY)
+        for rest in (
+            f"CREATE.{stream}",
+            f"CREATE.{stream}.mine",
+            f"CREATE.{stream}.{READER}",
+            f"CREATE.{stream}.mine.evt.>",
+            f"DURABLE.CREATE.{stream}.mine",
+            f"DELETE.{stream}.{READER}",
+            f"PAUSE.{stream}.{READER}",
+            f"LIST.{stream}",
+            f"NAMES.{stream}",
+            f"MSG.NEXT.{stream}.scheduler",
+            f"MSG.NEXT.{stream}.{OTHER}",
+            f"INFO.{stream}.{OTHER}",
+        )
+    ),
+    f"$JS.ACK.{HISTORY}.{OTHER}.1.1.1.1.1",
+    "$JS.ACK.EVT.scheduler.1.1.1.1.1",
+    f"$JS.ACK._.x.{HISTORY}.{OTHER}.1.1.1.1.1",
+    "$SYS.REQ.SERVER.PING",
+    "$SYS.REQ.USER.INFO",
+)
+SUBSCRIPTIONS = (
+    ">",
+    "cmd.>",
+    "log.>",
+    "live.>",
+    "dlq.>",
+    "exec.>",
+    "hint.>",
+    "$JS.>",
+    "$SYS.>",
+    "_R_.>",
+    "*.task.>",
+)
+
+
+async def test_it_publishes_nothing_and_asks_the_server_for_nothing_else(
+    nats_start: StartNats,
+) -> None:
+    async with monitored(nats_start) as site:
+        await site.publish("t1")
+        before = await copied(site, 1)
+        in_domain = [
+            each.replace("$JS.API.", f"$JS.{HISTORY_DOMAIN}.API.")
+            for each in REQUESTS
+            if each.startswith("$JS.API.")
+        ]
+        for subject in (*PUBLICATIONS, *REQUESTS, *in_domain):
+            await site.reader.publish(subject, b"{}", reply="_INBOX.here")
+            assert await site.was_refused(subject)
+        for subject in SUBSCRIPTIONS:
+            await site.reader.subscribe(subject)
+            assert await site.was_refused(subject)
+        assert await copied(site, dict(before)[HISTORY]) == before
+
+
+async def test_no_answer_of_the_server_is_published_where_the_reader_may_not_publish(
+    nats_start: StartNats,
+) -> None:
+    """The server publishes answers on the subject that a request names, which it does not check."""
+    async with monitored(nats_start) as site:
+        await site.publish("t1", "t2")
+        before = await copied(site, 2)
+        api = f"$JS.{HISTORY_DOMAIN}.API"
+        next_one = f"{api}.CONSUMER.MSG.NEXT.{HISTORY}.{READER}"
+        for target in (
+            EVENT,
+            "live." + EVENT,
+            "cmd.submit.set_goal",
+            "dlq.submit.x",
+            f"$JS.API.STREAM.PURGE.{HISTORY}",
+            "$JS.API.STREAM.DELETE.EVT",
+            f"$JS.API.CONSUMER.DELETE.{HISTORY}.{OTHER}",
+        ):
+            for subject, body in (
+                (next_one, {"batch": 2, "no_wait": True}),
+                (f"{api}.DIRECT.GET.{HISTORY}", {"seq": 1, "batch": 5, "next_by_subj": ">"}),
+                (f"{api}.STREAM.INFO.{HISTORY}", {}),
+            ):
+                await site.reader.publish(subject, json.dumps(body).encode(), reply=target)
+        await site.reader.flush()
+        await asyncio.sleep(0.3)
+        assert await copied(site, dict(before)[HISTORY]) == before
+
+
+async def test_a_reader_that_acknowledges_nothing_delays_no_service(nats_start: StartNats) -> None:
+    async with monitored(nats_start) as site:
+        await site.publish("t1", "t2")
+        admin = await client_of(site.server, "admin")
+        for name in (wiring.name for wiring in WIRINGS if RECEIVED & set(wiring.consumes)):
+            bus = await bus_of(site.server, name)
+            consumer = bus.consumer()
+
+            async def all_acknowledged(name: str = name, consumer: Consumer = consumer) -> bool:
+                for delivery in await consumer.fetch(10, 0.1):
+                    await delivery.ack()
+                info = await admin.jetstream().consumer_info("EVT", name)
+                return not info.num_pending and not info.num_ack_pending
+
+            await until(all_acknowledged)
+            await bus.close()
+        await admin.close()
+
+        async def emptied() -> bool:
+            states = {name: count for name, count, _ in await state_of_the_streams(site.server)}
+            return states["EVT"] == 0 and states[HISTORY] == 2
+
+        await until(emptied, 10)
+
+
+async def test_users_that_are_removed_leave_no_durable_and_no_copy(nats_start: StartNats) -> None:
+    async with monitored(nats_start) as site:
+        again = [site.server.url], site.server.admin
+        assert await provision(*again, topology(WIRINGS, monitoring=[READER])) == [
+            f"durable {HISTORY}/{OTHER} removed"
+        ]
+        assert await provision(*again, topology(WIRINGS, monitoring=[READER])) == []
+        assert await provision(*again, topology(WIRINGS)) == [
+            f"stream {HISTORY} removed: there is no monitoring user"
+        ]
+        assert await provision(*again, topology(WIRINGS)) == []
