@@ -62,8 +62,8 @@ def _connect_to_streams(accounts: Json, name: str, allowed: Permissions) -> None
 
 
 def _connect_to_services(accounts: Json, name: str, users: Mapping[str, Permissions]) -> None:
-    """The commands that a service may request of others, and the telemetry and the frames of
-    sessions that it receives."""
+    """The commands that a service may request of others, and the telemetry, the frames of
+    sessions and the samples that it receives."""
     allowed = users[name]
     for other, others in users.items():
         if other == name:

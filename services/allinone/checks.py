@@ -36,7 +36,7 @@ from services.allinone.embedded.accounts import Account, can_run, name_of, servi
 from services.allinone.findings import Finding, finding_of
 from services.allinone.setting_relations import broken_relations
 from services.allinone.task_user import check_service_user, check_task_user
-from services.launcher.gpus import find_gpus
+from libs.signals.gpus import find_gpus
 
 Check = Callable[[DataFolder, Options], Iterator[Finding]]
 

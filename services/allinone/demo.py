@@ -31,7 +31,7 @@ from services.allinone.client import admin_client, items
 from services.allinone.data_folder import DataFolder, Options
 from services.allinone.event_sentences import sentence
 from services.allinone.platform import Platform
-from services.launcher.gpus import find_gpus
+from libs.signals.gpus import find_gpus
 from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

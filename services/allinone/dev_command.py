@@ -33,7 +33,7 @@ def main(  # noqa: PLR0917 - a command: every parameter is an option by name
     try:
         from services.allinone.dev import Dev  # noqa: PLC0415 - slow to import
         from services.allinone.platform_process import keep_here  # noqa: PLC0415 - as above
-        from services.launcher.gpus import find_gpus  # noqa: PLC0415 - as above
+        from libs.signals.gpus import find_gpus  # noqa: PLC0415 - as above
 
         data_folder = DataFolder(data or default_data().with_name("shiftwork-dev"))
         known = data_folder.options() or Options()
