@@ -4,7 +4,7 @@
 set -euo pipefail
 
 folder=${1:-$(dirname "$0")/secrets}
-services=(submit scheduler launcher log_collector quota gateway)
+services=(submit scheduler launcher log_collector quota monitor gateway)
 
 # Letters and digits only: nats-server reads a variable's value like the text of its file.
 random() { head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n'; }

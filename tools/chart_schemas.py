@@ -129,6 +129,7 @@ GIVEN: dict[str, frozenset[str]] = {
         }
     ),
     "quota": frozenset(),
+    "monitor": frozenset(),
     "gateway": frozenset(
         {
             *("admin_token_file", "run_token_key_file"),

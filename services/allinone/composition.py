@@ -20,12 +20,13 @@ from services.allinone.machine import Machine, launcher_values
 from services.gateway.main import WIRING as GATEWAY
 from services.launcher.main import WIRING as LAUNCHER
 from services.log_collector.main import WIRING as LOG_COLLECTOR
+from services.monitor.main import WIRING as MONITOR
 from services.quota.main import WIRING as QUOTA
 from services.scheduler.main import WIRING as SCHEDULER
 from services.submit.main import WIRING as SUBMIT
 
 # In the order of the walk of a task; each can start without the others.
-WIRINGS: tuple[Wiring, ...] = (SUBMIT, SCHEDULER, LAUNCHER, LOG_COLLECTOR, QUOTA, GATEWAY)
+WIRINGS: tuple[Wiring, ...] = (SUBMIT, SCHEDULER, LAUNCHER, LOG_COLLECTOR, QUOTA, MONITOR, GATEWAY)
 
 
 def values_of(wiring: Wiring, machine: Machine) -> dict[str, str]:

@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CHARTS = ROOT / "deploy" / "k8s" / "charts"
-SERVICES = ("submit", "scheduler", "launcher", "log-collector", "quota", "gateway")
+SERVICES = ("submit", "scheduler", "launcher", "log-collector", "quota", "monitor", "gateway")
 SERVERS = ("nats", "postgres")
 UMBRELLA = "shiftwork"
 NAMESPACE, TASKS = "shiftwork", "shiftwork-tasks"

@@ -45,7 +45,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         {
             **{
                 name: {"replicas": 1}
-                for name in ("submit", "scheduler", "launcher", "quota", "gateway")
+                for name in ("submit", "scheduler", "launcher", "quota", "monitor", "gateway")
             },
             "log-collector": {"agent": {"enabled": False}},
             "tasks": {"createNamespace": False},

@@ -36,7 +36,7 @@ from tools.cluster.access import ensure_certificates
 
 pytestmark = pytest.mark.kubernetes
 
-LEADING = ("submit", "scheduler", "launcher", "quota", "gateway")
+LEADING = ("submit", "scheduler", "launcher", "quota", "monitor", "gateway")
 # The only ones that talk to the Kubernetes API.
 TOKENS = {"launcher", "log-collector", "sweep"}
 

@@ -17,7 +17,7 @@ from tools.images.engine import Engine
 
 pytestmark = pytest.mark.containers
 
-SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
+SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway")
 # As the charts' security context and a NetworkPolicy without peers.
 CONFINED = ("--read-only", "--tmpfs=/tmp", "--network=none", "--cap-drop=ALL")
 LOOK = """

@@ -110,8 +110,12 @@ async def test_the_migrations_make_exactly_the_declared_tables(
     assert (sorted(found - wanted), sorted(wanted - found)) == ([], [])
 
 
+# A service that is newer than this step begins with it.
+MOVED = [each for each in WIRINGS if list(each.migrations.glob("versions/*_pre_refused_events.py"))]
+
+
 @pytest.mark.server
-@pytest.mark.parametrize("wiring", WIRINGS, ids=lambda wiring: wiring.name)
+@pytest.mark.parametrize("wiring", MOVED, ids=lambda wiring: wiring.name)
 async def test_dead_letters_keep_their_bodies_when_these_move(
     database: Database, wiring: Wiring, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""All six services on memory adapters and virtual time: many tasks, then a pause in which all that
+"""All services on memory adapters and virtual time: many tasks, then a pause in which all that
 is kept for a while grows old. After each pause the platform holds what it held after the first."""
 
 from __future__ import annotations

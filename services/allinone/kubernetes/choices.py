@@ -77,9 +77,8 @@ ENTRIES: tuple[Entry, ...] = (
     _entry(
         "global/secrets/postgres",
         "shiftwork-postgres",
-        "Secrets of your own instead of ones that are made once with random content. This one has\n"
-        "a key for each service (submit, scheduler, launcher, log_collector, quota, gateway) and\n"
-        "`admin`.",
+        "Secrets of your own instead of ones that are made once with random content: `admin`,\n"
+        "a key for each service (submit, scheduler, launcher, log_collector, quota, monitor, gateway)",
     ),
     _entry("global/secrets/nats", "shiftwork-nats", "The same keys."),
     _entry("global/secrets/keys", "shiftwork-keys"),

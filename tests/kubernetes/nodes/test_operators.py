@@ -20,7 +20,7 @@ from tools.cluster.programs import program
 from tools.kubernetes_demo.platform import Platform
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
-SERVICES = {"submit", "scheduler", "launcher", "log-collector", "quota", "gateway"}
+SERVICES = {"submit", "scheduler", "launcher", "log-collector", "quota", "monitor", "gateway"}
 # Saves when it is asked to leave, and prints the step from which it resumes.
 TRAINING = """
 import shiftwork, time

@@ -9,7 +9,7 @@ from shiftwork.cli.task_options import PRIORITIES
 
 ROLES = ("viewer", "user", "operator", "admin")
 SCOPES = ("read", "tasks", "tokens", "operate", "people")
-SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "gateway")
+SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway")
 PREEMPTIONS = ("sdk", "signal", "kill")
 SHELLS = ("bash", "zsh", "fish", "powershell")
 

@@ -67,7 +67,9 @@ class AsyncDeadLetters(AsyncResource):
         self,
         *,
         service: Optional[
-            Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
+            Literal[
+                "submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway"
+            ]
         ] = None,
         limit: Optional[int] = None,
         cursor: Optional[str] = None,

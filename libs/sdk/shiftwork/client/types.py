@@ -490,7 +490,9 @@ class Letters(TypedDict):
 class LettersBody(TypedDict):
     """Which dead letters of a service are meant; without ids all of them."""
 
-    service: Literal["submit", "scheduler", "launcher", "log_collector", "quota", "gateway"]
+    service: Literal[
+        "submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway"
+    ]
     ids: NotRequired[Optional[List[str]]]
 
 

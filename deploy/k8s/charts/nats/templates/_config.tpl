@@ -40,5 +40,5 @@ cluster {
 
 {{/* The users with a password: the services, and the administrator who makes streams. */}}
 {{- define "nats.users" -}}
-[admin, submit, scheduler, launcher, log_collector, quota, gateway]
+[admin, submit, scheduler, launcher, log_collector, quota, monitor, gateway]
 {{- end -}}

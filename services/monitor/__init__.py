@@ -1,0 +1,1 @@
+"""monitor: tells people and programs what happens to tasks. See README.md."""
