@@ -250,11 +250,11 @@ def permissions_of(
 ) -> Permissions:
     """What the user of ``service`` may do.
 
-    It publishes the events, telemetry, frames of sessions, samples and hints that it owns and serves
-    the commands that it owns without being named here; ``consumes`` are the events of its durable,
-    ``requests`` the commands it may request of others, ``follows`` the telemetry it may receive,
-    ``hears`` the frames of sessions and the samples that it may receive; ``watches``: it may read how full
-    the stream of events is. ValueError if a type is of another kind.
+    It publishes the events, telemetry, frames of sessions, samples and hints that it owns and
+    serves the commands that it owns without being named here; ``consumes`` are the events of its
+    durable, ``requests`` the commands it may request of others, ``follows`` the telemetry it may
+    receive, ``hears`` the frames of sessions and the samples that it may receive; ``watches``: it
+    may read how full the stream of events is. ValueError if a type is of another kind.
     """
 
     def owned(kind: Kind) -> tuple[str, ...]:

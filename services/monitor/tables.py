@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from libs.store.retention import deleted_by_age
+from libs.store.retention import Retention, deleted_by_age
 from libs.store.tables import Tables, index, table
+from services.monitor.series.store import SeriesRow
 from services.monitor.store import TaskRow
 
 TABLES = Tables(
@@ -15,5 +16,17 @@ TABLES = Tables(
         key="task_id",
         recent=True,
         retention=deleted_by_age("ended_tasks_keep_seconds", "the task's end", rule="ended tasks"),
+    ),
+    table(
+        SeriesRow,
+        "series",
+        index("expires_at"),
+        index("step_seconds", "begins_at", name="series_unfolded", where="NOT folded"),
+        key=("subject", "step_seconds", "begins_at", "part"),
+        retention=Retention(
+            "by age after the block's end, the finer the sooner, and by number",
+            ("series_keep_seconds", "kept_rows_max"),
+            "series",
+        ),
     ),
 )
