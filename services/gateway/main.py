@@ -239,6 +239,8 @@ WIRING = Wiring(
         m.Decisions,
         m.ReadLog,
         m.ListLogs,
+        m.ReadSeries,
+        m.ReadUtilization,
         m.Reemit,
         m.ListDeadLetters,
         m.ReplayDeadLetters,

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
+from services.monitor.series.blocks import POINTS
 from services.monitor.series.resolution import Resolution, check_steps
 
 
@@ -23,10 +24,14 @@ class MonitorSettings(BaseServiceSettings):
     # How long after its end the monitor remembers a task.
     ended_tasks_keep_seconds: float = Field(default=7 * 86_400.0, gt=0)
 
-    # The distances of points in series, each a multiple of the one before, and how long points of
-    # each are kept. The first is that of the launcher's samples.
-    series_step_seconds: tuple[int, ...] = (10, 60, 600)
-    series_keep_seconds: tuple[float, ...] = (6 * 3600.0, 2 * 86_400.0, 14 * 86_400.0)
+    # Points of series at three distances, each a multiple of the one before, and how long they are
+    # kept. The first distance is that of the launcher's samples.
+    series_fine_step_seconds: int = Field(default=10, ge=1, le=3600)
+    series_middle_step_seconds: int = Field(default=60, ge=1)
+    series_coarse_step_seconds: int = Field(default=600, ge=1)
+    series_fine_keep_seconds: float = Field(default=6 * 3600.0, gt=0)
+    series_middle_keep_seconds: float = Field(default=2 * 86_400.0, gt=0)
+    series_keep_seconds: float = Field(default=14 * 86_400.0, gt=0)
     # New points are written so often: so much is missing after the monitor was killed.
     series_write_seconds: float = Field(default=60.0, gt=0, le=600)
     series_rows_at_once: int = Field(default=200, ge=1, le=5000)
@@ -42,15 +47,20 @@ class MonitorSettings(BaseServiceSettings):
 
     def resolutions(self) -> tuple[Resolution, ...]:
         """The steps of series, the finest first."""
-        pairs = zip(self.series_step_seconds, self.series_keep_seconds, strict=True)
-        return tuple(Resolution(step, keep) for step, keep in pairs)
+        return (
+            Resolution(self.series_fine_step_seconds, self.series_fine_keep_seconds),
+            Resolution(self.series_middle_step_seconds, self.series_middle_keep_seconds),
+            Resolution(self.series_coarse_step_seconds, self.series_keep_seconds),
+        )
 
     @model_validator(mode="after")
     def _check_series(self) -> Self:
-        steps, keeps = self.series_step_seconds, self.series_keep_seconds
-        if not steps or len(steps) != len(keeps) or min(steps) < 1:
-            raise ValueError("series_step_seconds and series_keep_seconds: give as many of both")
-        check_steps(steps)
-        if any(later < before for before, later in itertools.pairwise(keeps)):
-            raise ValueError("series_keep_seconds: keep a coarser step as long as a finer one")
+        found = self.resolutions()
+        check_steps([each.step_s for each in found])
+        for fine, coarse in itertools.pairwise(found):
+            if coarse.keep_s < max(fine.keep_s, 2 * fine.step_s * POINTS):
+                raise ValueError(
+                    f"series: points of {coarse.step_s} s need to be kept as long as those of"
+                    f" {fine.step_s} s, and twice as long as a block of those"
+                )
         return self

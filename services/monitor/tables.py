@@ -25,7 +25,12 @@ TABLES = Tables(
         key=("subject", "step_seconds", "begins_at", "part"),
         retention=Retention(
             "by age after the block's end, the finer the sooner, and by number",
-            ("series_keep_seconds", "kept_rows_max"),
+            (
+                "series_fine_keep_seconds",
+                "series_middle_keep_seconds",
+                "series_keep_seconds",
+                "kept_rows_max",
+            ),
             "series",
         ),
     ),

@@ -31,6 +31,7 @@ from services.gateway.api import (
     runs,
     sessions,
     shapes,
+    signals,
     tasks,
     tokens,
     usage,
@@ -51,7 +52,19 @@ PREFIX = "/v1"
 ROUTERS = tuple(
     module.router
     for module in (
-        *(tasks, queue, logs, events, exec_sessions, nodes, quotas, policies, people, runs),
+        *(
+            tasks,
+            queue,
+            logs,
+            events,
+            exec_sessions,
+            nodes,
+            quotas,
+            policies,
+            people,
+            runs,
+            signals,
+        ),
         *(usage, tokens, audit_trail, dead_letters, sessions, login, cli_login),
     )
 )

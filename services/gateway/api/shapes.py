@@ -549,32 +549,6 @@ class DecisionPage(TypedDict):
 Values = dict[str, float | str]
 
 
-class MetricPoint(TypedDict):
-    """What a rank reported at one time, in seconds since 1970."""
-
-    attempt: int
-    at_seconds: float
-    values: Values
-
-
-class RankMetrics(TypedDict):
-    """What one rank reported: the newest values, and a thinned history."""
-
-    rank: int
-    attempt: int
-    at: str
-    latest: Values
-    points: list[MetricPoint]
-
-
-class MetricsPage(TypedDict):
-    """One page of ranks."""
-
-    items: list[RankMetrics]
-    next_cursor: str | None
-    unreadable: NotRequired[list[Unreadable]]
-
-
 class Ready(TypedDict):
     """A rank's report of readiness is stored."""
 

@@ -29,6 +29,7 @@ from libs.store.connections import Address
 from services.gateway.main import WIRING as GATEWAY
 from services.gateway.rows import AuditRow
 from services.gateway.settings import GatewaySettings
+from services.monitor.main import WIRING as MONITOR
 from services.quota.main import WIRING as QUOTA
 from services.submit.main import WIRING as SUBMIT
 from tests.kit.clock import FakeClock, at
@@ -300,7 +301,10 @@ class GatewayHarness(MemoryPlatform):
                 reemit = {m.Reemit: others.reemit} if name != "log_collector" else {}
                 table: Any = {**handlers, **reemit}
                 await stack.enter_async_context(self.connection(name).serve(table))
-            runners = [Runner(self.gateway, self.settings), *map(self.runner, (SUBMIT, QUOTA))]
+            runners = [
+                Runner(self.gateway, self.settings),
+                *map(self.runner, (SUBMIT, QUOTA, MONITOR)),
+            ]
             await stack.enter_async_context(running(*runners))
             yield self
         self.check_audit()

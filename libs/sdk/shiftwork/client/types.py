@@ -409,6 +409,19 @@ class GoalBody(TypedDict):
     now: NotRequired[bool]
 
 
+class GpuUtilization(TypedDict):
+    """The newest sample of one GPU. Null: not measured."""
+
+    index: int
+    uuid: str
+    model: str
+    gpu_percent: Optional[float]
+    gpu_memory_used_bytes: Optional[float]
+    gpu_memory_total_bytes: Optional[float]
+    gpu_power_watts: Optional[float]
+    gpu_temperature_celsius: Optional[float]
+
+
 class Group(TypedDict):
     """A group of nodes. ``used_nodes`` hold runs; ``free_nodes`` accept runs and hold none;
     ``waiting``: how many tasks wait, null where there are too many to count."""
@@ -562,11 +575,12 @@ class MetricsBody(TypedDict):
 
 
 class MetricsPage(TypedDict):
-    """One page of ranks."""
+    """One page of ranks. ``series_problem``: why sampled series are missing."""
 
     items: List[RankMetrics]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+    series_problem: NotRequired[str]
 
 
 class ModeBody(TypedDict):
@@ -624,12 +638,30 @@ class NodeMarks(TypedDict):
     taints: List[str]
 
 
+class NodeMetrics(TypedDict):
+    """What was sampled of one node."""
+
+    node: str
+    series: List[SignalSeries]
+
+
 class NodePage(TypedDict):
     """One page of nodes."""
 
     items: List[Node]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class NodeUtilization(TypedDict):
+    """The newest sample of one node. Null: not measured."""
+
+    node: str
+    sampled_at: str
+    cpu_percent: Optional[float]
+    memory_used_bytes: Optional[float]
+    memory_total_bytes: Optional[float]
+    gpus: List[GpuUtilization]
 
 
 class Occupancy(TypedDict):
@@ -1048,13 +1080,15 @@ class RankExit(TypedDict):
 
 
 class RankMetrics(TypedDict):
-    """What one rank reported: the newest values, and a thinned history."""
+    """What one rank reported: the newest values, and a thinned history. With ``series``, all that
+    is known of the rank as series."""
 
     rank: int
     attempt: int
     at: str
     latest: Dict[str, Union[float, str]]
     points: List[MetricPoint]
+    series: NotRequired[List[SignalSeries]]
 
 
 class Ready(TypedDict):
@@ -1275,6 +1309,15 @@ class SchedulableBody(TypedDict):
     drain: NotRequired[bool]
 
 
+class SeriesPoint(TypedDict):
+    """One step of a series. Of what a program reported all three are the reported value."""
+
+    at_seconds: float
+    average: Union[float, str]
+    minimum: Union[float, str]
+    maximum: Union[float, str]
+
+
 class Session(TypedDict):
     """A browser's session. It ends earlier than ``expires_at`` if it is not used."""
 
@@ -1294,6 +1337,19 @@ class SessionPage(TypedDict):
     items: List[Session]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class SignalSeries(TypedDict):
+    """One signal over time: sampled by the platform, or reported by the program. A step without
+    a point is a gap."""
+
+    signal: str
+    source: Literal["sampled", "reported"]
+    node: Optional[str]
+    gpu: Optional[int]
+    attempt: Optional[int]
+    step_seconds: Optional[int]
+    points: List[SeriesPoint]
 
 
 class StartsAfter(TypedDict):
@@ -1424,6 +1480,20 @@ class TaskPage(TypedDict):
     items: List[Task]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class TaskUtilization(TypedDict):
+    """The newest samples of all ranks of a task together. Null: not measured."""
+
+    task: str
+    attempt: int
+    sampled_at: str
+    ranks: int
+    gpus: int
+    cpu_cores: Optional[float]
+    memory_bytes: Optional[float]
+    gpu_percent: Optional[float]
+    gpu_memory_used_bytes: Optional[float]
 
 
 class TaskWarning(TypedDict):
@@ -1604,6 +1674,14 @@ class UserPage(TypedDict):
     items: List[User]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class Utilization(TypedDict):
+    """What is in use now, of the nodes and live tasks that were asked for and were sampled within
+    the last minute."""
+
+    nodes: List[NodeUtilization]
+    tasks: List[TaskUtilization]
 
 
 class Verdict(TypedDict):

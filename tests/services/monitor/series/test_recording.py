@@ -34,7 +34,7 @@ BLOCK = 600
 @pytest.fixture
 def service(platform: MemoryPlatform, store: Store) -> ServiceHarness:
     """A monitor whose clock may be moved by days."""
-    settings = MonitorSettings(database_url="-", nats_url="-", prune_days_per_hour=1000)
+    settings = MonitorSettings(database_url="-", nats_url="-", prune_days_per_hour=0)
     return ServiceHarness(platform, WIRING, settings, store=store)
 
 
