@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
-from services.monitor.series.blocks import POINTS
-from services.monitor.series.resolution import Resolution, check_steps
+from services.monitor.domain.blocks import POINTS
+from services.monitor.domain.resolution import Resolution, check_steps
 
 
 class MonitorSettings(BaseServiceSettings):

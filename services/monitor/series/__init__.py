@@ -1,1 +1,1 @@
-"""Series of what was measured: blocks of points, their folding into coarser ones, and reading."""
+"""Series of what was measured: recorded from samples, stored as blocks, and read."""

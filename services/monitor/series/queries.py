@@ -20,7 +20,7 @@ from libs.contracts.messages import (
 from libs.service.definition import QueryHandler
 from libs.store.port import Store, Tx, Where
 from services.monitor.series import store
-from services.monitor.series.blocks import (
+from services.monitor.domain.blocks import (
     Block,
     Place,
     Points,
@@ -29,9 +29,9 @@ from services.monitor.series.blocks import (
     run_subject,
     runs_of,
 )
-from services.monitor.series.reading import Line, Name, Window, node_lines, run_lines
+from services.monitor.domain.reading import Line, Name, Window, node_lines, run_lines
 from services.monitor.series.recorder import Recorder
-from services.monitor.series.resolution import Choice, choose
+from services.monitor.domain.resolution import Choice, choose
 
 # More than any run has.
 RANKS_MAX = 2**31

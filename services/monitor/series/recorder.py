@@ -24,7 +24,7 @@ from libs.service import observability
 from libs.service.loop import Backoff, Loop
 from libs.store.port import Store
 from services.monitor.series import store
-from services.monitor.series.blocks import (
+from services.monitor.domain.blocks import (
     POINTS,
     Block,
     Key,
@@ -33,8 +33,8 @@ from services.monitor.series.blocks import (
     node_subject,
     run_subject,
 )
-from services.monitor.series.newest import Newest
-from services.monitor.series.resolution import Resolution
+from services.monitor.domain.newest import Newest
+from services.monitor.domain.resolution import Resolution
 from services.monitor.series.store import SeriesRow
 
 SERVICE = "monitor"

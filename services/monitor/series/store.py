@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Tx, Where
-from services.monitor.series.blocks import (
+from services.monitor.domain.blocks import (
     POINTS,
     Block,
     Place,

@@ -14,18 +14,29 @@ _UNITS = (("_percent", " %"), ("_watts", " W"), ("_celsius", " C"), ("_seconds",
 
 
 def sparkline(
-    points: Sequence[Mapping[str, Any]], begin: float, end: float, width: int, *, plain: bool
+    points: Sequence[Mapping[str, Any]],
+    begin: float,
+    end: float,
+    width: int,
+    *,
+    step: float | None = None,
+    plain: bool = False,
 ) -> str:
     """The averages of points as a line of bars over a time; where there is no point is a gap.
 
-    The lowest bar is the smallest value (0 of values in percent), the highest the largest.
+    ``step``: how much time each point stands for; None: a moment. The lowest bar is the smallest
+    value, the highest the largest.
     """
     bars = PLAIN_BARS if plain else BARS
+    column = max(end - begin, 1e-9) / width
     sums, counts = [0.0] * width, [0] * width
     for point in points:
         value = number(point["average"])
-        place = int((point["at_seconds"] - begin) / max(end - begin, 1e-9) * width)
-        if value is not None and 0 <= place < width:
+        if value is None:
+            continue
+        first = int((point["at_seconds"] - begin) / column)
+        last = int((point["at_seconds"] + step - begin) / column - 1e-6) if step else first
+        for place in range(max(0, first), min(width - 1, max(first, last)) + 1):
             sums[place] += value
             counts[place] += 1
     means = [total / count if count else None for total, count in zip(sums, counts)]

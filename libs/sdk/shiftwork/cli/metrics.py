@@ -155,8 +155,12 @@ def _range(signal: Optional[List[str]], since: str, to: str, step: str) -> Dict[
 
 
 def _draw(rows: Sequence[Row], empty: str) -> None:
-    points = [point["at_seconds"] for _, series in rows for point in series["points"]]
-    begin, end = min(points, default=0.0), max(points, default=0.0) + 1.0
+    spans = [
+        (point["at_seconds"], point["at_seconds"] + (series["step_seconds"] or 0))
+        for _, series in rows
+        for point in series["points"]
+    ]
+    begin, end = min(spans, default=(0.0,))[0], max((end for _, end in spans), default=0.0)
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
     plain = not encoding.startswith("utf")
     lines: List[List[str]] = []
@@ -175,7 +179,9 @@ def _draw(rows: Sequence[Row], empty: str) -> None:
                 charts.valued(name, min(float(p["minimum"]) for p in known)),
                 charts.valued(name, average),
                 charts.valued(name, max(float(p["maximum"]) for p in known)),
-                charts.sparkline(known, begin, end, CHART_WIDTH, plain=plain),
+                charts.sparkline(
+                    known, begin, end, CHART_WIDTH, step=series["step_seconds"], plain=plain
+                ),
             ]
         )
     render.table(

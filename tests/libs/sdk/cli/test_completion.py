@@ -29,7 +29,7 @@ FREE_OPTIONS = frozenset(
         *("--env", "--label", "--name", "--key", "--image", "--mount", "--resource", "--tolerate"),
         *("--node-selector", "--file", "--pod-template", "--workdir", "--venv"),
         *("--search", "--role of logs", "--role of exec", "--target", "--user of login"),
-        *("--url", "--token"),
+        *("--url", "--token", "--signal", "--step"),
     }
 )
 FREE_ARGUMENTS = frozenset(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.monitor.series.blocks import (
+from services.monitor.domain.blocks import (
     POINTS,
     Block,
     Key,
@@ -19,7 +19,7 @@ from services.monitor.series.blocks import (
     encoded,
     node_subject,
 )
-from services.monitor.series.resolution import Resolution, check_steps, choose
+from services.monitor.domain.resolution import Resolution, check_steps, choose
 
 CPU, GPU = Key("cpu_percent"), Key("gpu_percent", 3)
 FINE, COARSE = 10, 60

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.monitor.series.blocks import POINTS
+from services.monitor.domain.blocks import POINTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.monitor.series.blocks import (
+from services.monitor.domain.blocks import (
     NAN,
     Block,
     Key,

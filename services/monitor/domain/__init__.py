@@ -1,0 +1,1 @@
+"""What the monitor decides: pure."""
