@@ -9,8 +9,8 @@ from libs.contracts.messages import NodeSampled
 from libs.service.definition import Ports, Service
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
-from services.monitor.handlers import COMMANDS, HANDLERS, READS
 from services.monitor.domain.newest import Newest
+from services.monitor.handlers import COMMANDS, HANDLERS, READS
 from services.monitor.series.queries import Answers, Queries
 from services.monitor.series.recorder import Bounds, Recorder
 from services.monitor.series.store import prune_rule

@@ -19,7 +19,6 @@ from libs.contracts.messages import (
 )
 from libs.service.definition import QueryHandler
 from libs.store.port import Store, Tx, Where
-from services.monitor.series import store
 from services.monitor.domain.blocks import (
     Block,
     Place,
@@ -30,8 +29,9 @@ from services.monitor.domain.blocks import (
     runs_of,
 )
 from services.monitor.domain.reading import Line, Name, Window, node_lines, run_lines
-from services.monitor.series.recorder import Recorder
 from services.monitor.domain.resolution import Choice, choose
+from services.monitor.series import store
+from services.monitor.series.recorder import Recorder
 
 # More than any run has.
 RANKS_MAX = 2**31

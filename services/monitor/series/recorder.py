@@ -23,7 +23,6 @@ from libs.contracts.subjects import filter_of
 from libs.service import observability
 from libs.service.loop import Backoff, Loop
 from libs.store.port import Store
-from services.monitor.series import store
 from services.monitor.domain.blocks import (
     POINTS,
     Block,
@@ -35,6 +34,7 @@ from services.monitor.domain.blocks import (
 )
 from services.monitor.domain.newest import Newest
 from services.monitor.domain.resolution import Resolution
+from services.monitor.series import store
 from services.monitor.series.store import SeriesRow
 
 SERVICE = "monitor"
