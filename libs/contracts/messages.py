@@ -1677,6 +1677,23 @@ class RunExited(Message):
     placements: tuple[Placement, ...] = ()
 
 
+class RunActivityChanged(Message):
+    """RunActivityChanged: how much of what the run holds it uses, as measured. Said when a GPU
+    or the whole run begins or ends to be idle, now and then for the sums, and once after its
+    end."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    measured_from: Time
+    measured_until: Time
+    measured_gpu_seconds: float = 0.0
+    idle_gpu_seconds: float = 0.0
+    gpus: int = 0
+    idle_gpus: int = 0
+    idle_since: Time | None = None
+    quiet_since: Time | None = None
+
+
 class TaskSubmitted(Message):
     """TaskSubmitted: a valid task is stored and waits for the scheduler."""
 

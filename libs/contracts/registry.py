@@ -587,6 +587,13 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.EVENT,
         reply=None,
     ),
+    m.RunActivityChanged: Route(
+        type_name="shiftwork.run.v1.RunActivityChanged",
+        subject="evt.run.{task_id}.activity_changed",
+        owner="monitor",
+        kind=Kind.EVENT,
+        reply=None,
+    ),
     m.TaskSubmitted: Route(
         type_name="shiftwork.task.v1.TaskSubmitted",
         subject="evt.task.{task_id}.submitted",

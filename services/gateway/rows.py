@@ -22,6 +22,7 @@ from libs.contracts.messages import (
     Placement,
     RankEnded,
     Reason,
+    RunActivityChanged,
     RunDelayed,
     RunExit,
     RunYielded,
@@ -126,6 +127,8 @@ class RunRow:
     # In debug mode, and the ranks that have ended since while others went on, as they ended.
     debug: bool = False
     ended_ranks: tuple[RankEnded, ...] = ()
+    # How much of what it holds it used, by the newest report.
+    activity: RunActivityChanged | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,11 @@ class UsageRow:
     held_from: datetime | None = None
     held_until: datetime | None = None
     outcome: str = ""
+    # By the newest report about its activity: until when, and how many of its GPUs, in thousandths,
+    # were measured and were idle on average.
+    measured_until: datetime | None = None
+    measured_milligpus: int = 0
+    idle_milligpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)

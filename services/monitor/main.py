@@ -9,11 +9,14 @@ from libs.contracts.messages import NodeSampled
 from libs.service.definition import Ports, Service
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
+from services.monitor import activities as activity
+from services.monitor.activities import Activities
 from services.monitor.domain.newest import Newest
+from services.monitor.export import COLLECTOR, Source
 from services.monitor.handlers import COMMANDS, HANDLERS, READS
+from services.monitor.series import store as series
 from services.monitor.series.queries import Answers, Queries
 from services.monitor.series.recorder import Bounds, Recorder
-from services.monitor.series.store import prune_rule
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import prune_rules
 from services.monitor.tables import TABLES
@@ -21,6 +24,13 @@ from services.monitor.tables import TABLES
 
 def build(settings: MonitorSettings, ports: Ports) -> Service:
     """The service, not running."""
+    activities = Activities(
+        database=ports.store,
+        now=ports.clock.now,
+        limits=settings.activity_limits(),
+        write_seconds=settings.series_write_seconds,
+        publish_seconds=settings.activity_publish_seconds,
+    )
     recorder = Recorder(
         bus=ports.bus,
         database=ports.store,
@@ -32,7 +42,24 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
             settings.series_blocks_max,
         ),
         newest=Newest(settings.newest_seconds),
+        activities=activities,
     )
+    exported = Source(
+        recorder.newest,
+        ports.clock.now,
+        gpus=settings.dcgm_metrics,
+        tasks_max=settings.task_metrics_max,
+    )
+
+    async def lead(epoch: int) -> None:
+        await recorder.lead(epoch)
+        COLLECTOR.source = exported
+
+    def lead_no_longer() -> None:
+        recorder.lead_no_longer()
+        if COLLECTOR.source is exported:
+            COLLECTOR.source = None
+
     answers = Answers(
         settings.series_points_max,
         settings.series_reply_points_max,
@@ -47,16 +74,18 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
         queries=Queries(ports.store, recorder, answers, ports.clock.now).table(),
         loops=(
             *recorder.loops(),
+            activities.loop(),
             prune_loop(
                 "monitor",
                 ports.store,
                 settings,
                 *prune_rules(timedelta(seconds=settings.ended_tasks_keep_seconds)),
-                prune_rule(),
+                series.prune_rule(),
+                activity.prune_rule(timedelta(seconds=settings.ended_tasks_keep_seconds)),
             ),
         ),
-        on_lead=recorder.lead,
-        on_lead_end=recorder.lead_no_longer,
+        on_lead=lead,
+        on_lead_end=lead_no_longer,
         tasks=(recorder.listen,),
     )
 

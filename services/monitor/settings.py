@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
+from services.monitor.domain.activity import Limits
 from services.monitor.domain.blocks import POINTS
 from services.monitor.domain.resolution import Resolution, check_steps
 
@@ -44,6 +45,31 @@ class MonitorSettings(BaseServiceSettings):
     series_blocks_read_max: int = Field(default=2000, ge=100)
     # A sample counts as the present state of a node or task for so long.
     newest_seconds: float = Field(default=60.0, gt=0, le=3600)
+
+    # On /metrics: GPUs under the names of DCGM's exporter (off where that runs, too), and so many
+    # tasks at most; 0: none.
+    dcgm_metrics: bool = True
+    task_metrics_max: int = Field(default=0, ge=0, le=10_000)
+
+    # A GPU whose utilization stays below so many percent for so long is idle. A run is quiet while
+    # all of its GPUs are idle and none of its ranks uses so many processors, for so long.
+    idle_gpu_percent: float = Field(default=10.0, gt=0, le=100)
+    idle_gpu_seconds: float = Field(default=600.0, gt=0)
+    quiet_cpu_cores: float = Field(default=0.05, gt=0)
+    quiet_seconds: float = Field(default=600.0, gt=0)
+    # The sums of a run's idle time are published so often, and when something begins or ends to be
+    # idle.
+    activity_publish_seconds: float = Field(default=600.0, gt=0)
+
+    def activity_limits(self) -> Limits:
+        """What idle and quiet mean."""
+        return Limits(
+            idle_percent=self.idle_gpu_percent,
+            idle_seconds=self.idle_gpu_seconds,
+            quiet_cores=self.quiet_cpu_cores,
+            quiet_seconds=self.quiet_seconds,
+            sample_seconds=3.0 * self.series_fine_step_seconds,
+        )
 
     def resolutions(self) -> tuple[Resolution, ...]:
         """The steps of series, the finest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from libs.store.retention import Retention, deleted_by_age
 from libs.store.tables import Tables, index, table
+from services.monitor.activities import ActivityRow
 from services.monitor.series.store import SeriesRow
 from services.monitor.store import TaskRow
 
@@ -16,6 +17,14 @@ TABLES = Tables(
         key="task_id",
         recent=True,
         retention=deleted_by_age("ended_tasks_keep_seconds", "the task's end", rule="ended tasks"),
+    ),
+    table(
+        ActivityRow,
+        "activity",
+        index("measured_until"),
+        index("measured_until", name="activity_unpublished", where="unpublished"),
+        key=("task_id", "attempt"),
+        retention=deleted_by_age("ended_tasks_keep_seconds", "its last sample", rule="activity"),
     ),
     table(
         SeriesRow,

@@ -23,6 +23,7 @@ from libs.contracts.subjects import filter_of
 from libs.service import observability
 from libs.service.loop import Backoff, Loop
 from libs.store.port import Store
+from services.monitor.activities import Activities
 from services.monitor.domain.blocks import (
     POINTS,
     Block,
@@ -82,6 +83,7 @@ class Recorder:
     resolutions: Sequence[Resolution]
     bounds: Bounds
     newest: Newest
+    activities: Activities
     open: dict[Place, Open] = field(default_factory=dict[Place, Open])
     leading: bool = False
 
@@ -89,6 +91,7 @@ class Recorder:
         """Begin without blocks: those of an earlier leader are in the database."""
         self.open.clear()
         self.newest.clear()
+        self.activities.clear()
         self.leading = True
 
     def lead_no_longer(self) -> None:
@@ -96,6 +99,7 @@ class Recorder:
         self.leading = False
         self.open.clear()
         self.newest.clear()
+        self.activities.clear()
 
     async def listen(self) -> None:
         """Take samples until the service stops."""
@@ -105,10 +109,17 @@ class Recorder:
                 async with self.bus.listen(filter_of(NodeSampled)) as passing:
                     backoff.reset()
                     async for envelope in passing:
-                        self.take(envelope.message)
+                        self._take_safely(envelope.message)
             except BusError as problem:
                 observability.log(SERVICE).warning("no samples arrive", problem=str(problem))
             await backoff.wait()
+
+    def _take_safely(self, sample: Message) -> None:
+        try:
+            self.take(sample)
+        except Exception:  # noqa: BLE001 - a sample that cannot be entered harms no other
+            DROPPED.labels("error").inc()
+            observability.log(SERVICE).exception("a sample cannot be entered")
 
     def take(self, sample: Message) -> None:
         """Enter one sample. A time that no block may have is left out."""
@@ -120,6 +131,7 @@ class Recorder:
             return
         TAKEN.inc()
         self.newest.take(sample)
+        self.activities.take(sample)
         values: dict[Key, float] = {
             Key(name): value for name, value in sample.values if value is not None
         }

@@ -31,6 +31,20 @@ class AcceptedSamples(TypedDict):
     accepted: int
 
 
+class Activity(TypedDict):
+    """How much of what a run holds it uses, as measured until a moment. ``idle_gpus`` have been
+    nearly unused for long, the first of them since ``idle_since``; ``quiet_since``: no rank uses a
+    processor or a GPU. The seconds are sums over all of its GPUs since its beginning."""
+
+    measured_until: str
+    gpus: int
+    idle_gpus: int
+    idle_since: Optional[str]
+    quiet_since: Optional[str]
+    measured_gpu_seconds: float
+    idle_gpu_seconds: float
+
+
 class AuditEntry(TypedDict):
     """A change, or the refusal of one. ``before`` and ``after`` are there as far as the change has
     such."""
@@ -1249,6 +1263,7 @@ class Run(TypedDict):
     assigned_at: Optional[str]
     start_deadline_at: Optional[str]
     delayed: Optional[Delay]
+    activity: Optional[Activity]
     started_at: Optional[str]
     listening_at: Optional[str]
     resume_from: Optional[Checkpoint]
@@ -1426,6 +1441,7 @@ class Task(TypedDict):
     revision: int
     observed_revision: int
     run_seconds: NotRequired[Optional[float]]
+    activity: NotRequired[Optional[Activity]]
 
 
 class TaskBody(TypedDict):
@@ -1607,6 +1623,8 @@ class UsageAmounts(TypedDict):
     held_node_seconds: float
     starting_seconds: float
     starting_gpu_seconds: float
+    measured_gpu_seconds: float
+    idle_gpu_seconds: float
     lost_to_preemption_gpu_seconds: float
     lost_to_preemption_node_seconds: float
     lost_to_failure_gpu_seconds: float
@@ -1621,6 +1639,8 @@ class UsageItem(TypedDict):
     held_node_seconds: float
     starting_seconds: float
     starting_gpu_seconds: float
+    measured_gpu_seconds: float
+    idle_gpu_seconds: float
     lost_to_preemption_gpu_seconds: float
     lost_to_preemption_node_seconds: float
     lost_to_failure_gpu_seconds: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects import postgresql
 
 revision = "0002"
 down_revision = "0001"
@@ -36,4 +37,29 @@ def upgrade() -> None:
         ["step_seconds", "begins_at"],
         schema="monitor",
         postgresql_where=sa.text("NOT folded"),
+    )
+    op.create_table(
+        "activity",
+        sa.Column("task_id", sa.Text(collation="C"), nullable=False),
+        sa.Column("attempt", sa.BigInteger(), nullable=False),
+        sa.Column("measured_from", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("measured_until", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("measured_gpu_seconds", sa.Double(), nullable=False),
+        sa.Column("idle_gpu_seconds", sa.Double(), nullable=False),
+        sa.Column("idle", postgresql.JSONB(), nullable=False),
+        sa.Column("quiet", postgresql.JSONB(), nullable=False),
+        sa.Column("published_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("published_idle_gpus", sa.BigInteger(), nullable=False),
+        sa.Column("published_quiet", sa.Boolean(), nullable=False),
+        sa.Column("unpublished", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("task_id", "attempt", name=op.f("activity_pkey")),
+        schema="monitor",
+    )
+    op.create_index("activity_measured_until_idx", "activity", ["measured_until"], schema="monitor")
+    op.create_index(
+        "activity_unpublished",
+        "activity",
+        ["measured_until"],
+        schema="monitor",
+        postgresql_where=sa.text("unpublished"),
     )
