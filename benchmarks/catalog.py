@@ -19,6 +19,7 @@ NAMES = (
     "cost_of_change",
     "sharing_quality",
     "usage_ledger",
+    "signal_series",
     "durable_gateway",
     "event_fan_out",
     "submit_to_running_pods",
