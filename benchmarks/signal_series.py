@@ -14,12 +14,13 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 from benchmarks.guard import run
 from benchmarks.harness import connected
@@ -44,6 +45,7 @@ from services.monitor.settings import MonitorSettings
 from tests.kit.memory import MemoryPlatform
 
 GPUS_PER_NODE = 8
+Step = Callable[[int], Awaitable[float | None]]
 STEP_SECONDS = 10
 BEGIN = datetime(2026, 11, 23, 12, tzinfo=UTC)
 BENCHMARK = Benchmark(
@@ -206,8 +208,10 @@ async def _fill(  # noqa: PLR0917 - what a run of the benchmark has
     service: Service, epoch: int, clock: StepClock, cluster: Cluster, minutes: int, report: Report
 ) -> None:
     loops = {loop.name: loop.step for loop in service.loops}
-    recorder = loops["write-series"].__self__  # pyright: ignore[reportFunctionMemberAccess]
-    spent = dict.fromkeys(("take", "write-series", "activity", "fold-series"), 0.0)
+    recorder = cast("Any", loops["write-series"]).__self__
+    spent: dict[str, float] = dict.fromkeys(
+        ("take", "write-series", "activity", "fold-series"), 0.0
+    )
     values = 0
     for round_ in range(minutes * 60 // STEP_SECONDS):
         bodies = [cluster.sample(node, clock.at) for node in range(cluster.nodes)]
@@ -233,7 +237,9 @@ async def _fill(  # noqa: PLR0917 - what a run of the benchmark has
     }
 
 
-async def _work(loops: dict, names: tuple[str, ...], epoch: int, spent: dict[str, float]) -> None:
+async def _work(
+    loops: dict[str, Step], names: tuple[str, ...], epoch: int, spent: dict[str, float]
+) -> None:
     for name in names:
         began = time.process_time()
         while await loops[name](epoch) == 0.0:

@@ -120,7 +120,7 @@ class GpuSampler:
                 continue
             for part in _try(nvml, partial(_parts, nvml, handle)) or ():
                 uuid = _try(nvml, partial(nvml.nvmlDeviceGetUUID, part))
-                if uuid in self.uuids and uuid not in self._devices:
+                if uuid is not None and uuid in self.uuids and uuid not in self._devices:
                     model = _try(nvml, partial(nvml.nvmlDeviceGetName, part)) or ""
                     self._devices[uuid] = _Device(part, model, _xid_events(nvml, part))
 

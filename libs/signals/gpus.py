@@ -42,6 +42,7 @@ class Memory(Protocol):
     """NVML's answer about memory."""
 
     total: int
+    used: int
 
 
 class Nvml(Protocol):

@@ -20,19 +20,6 @@ ALIASES = [
     *("p1", "p2", "p3", "p4", "p5", "p5-kubernetes", "p6", "p10", "p11"),
     *("kube-large", "usage", "series"),
 ]
-    "p1",
-    "p2",
-    "p3",
-    "p4",
-    "p5",
-    "p5-kubernetes",
-    "p6",
-    "p10",
-    "p11",
-    "kube-large",
-    "usage",
-    "series",
-]
 
 
 @pytest.mark.parametrize("alias", ALIASES)

@@ -230,8 +230,10 @@ def _ranks(
     for series in reply.series:
         sampled.setdefault(series.rank or 0, []).append(series)
     ranks = sorted({*by_rank, *sampled})
-    ends = [rank for rank in ranks if rank >= (reply.next_rank or 2**63)] + ranks[limit:]
-    more = min([*ends, *([reply.next_rank] if reply.next_rank is not None else [])], default=None)
+    beyond = ranks[limit:]
+    if reply.next_rank is not None:
+        beyond.append(reply.next_rank)
+    more: int | None = min(beyond) if beyond else None
     items: list[signal_views.Json] = []
     for rank in ranks:
         if more is not None and rank >= more:
@@ -242,7 +244,7 @@ def _ranks(
             given = (wanted.signals, wanted.begin, wanted.end, attempt)
             series = [*signal_views.reported(row, *given), *series]
         last = [each["points"][-1]["at_seconds"] for each in series if each["points"]]
-        without = {
+        without: signal_views.Json = {
             "rank": rank,
             "attempt": max((each["attempt"] or 0 for each in series), default=0),
             "at": rfc3339(datetime.fromtimestamp(max(last, default=0), wanted.end.tzinfo)),

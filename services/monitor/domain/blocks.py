@@ -29,10 +29,10 @@ COMPRESSION = 1
 
 
 class Key(NamedTuple):
-    """One signal of a block. ``index``: the GPU of a node, the rank of a run; -1: of neither."""
+    """One signal of a block. ``number``: the GPU of a node, the rank of a run; -1: of neither."""
 
     signal: str
-    index: int = -1
+    number: int = -1
 
 
 class Place(NamedTuple):

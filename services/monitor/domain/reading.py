@@ -97,7 +97,7 @@ def node_lines(
     for block in blocks:
         for key, points in block.points.items():
             if not signals or key.signal in signals:
-                line = _line(found, Name(key.signal, node_id, gpu=key.index), window)
+                line = _line(found, Name(key.signal, node_id, gpu=key.number), window)
                 _enter(line, window, block.place, points)
     return found
 
@@ -115,8 +115,8 @@ def run_lines(
     for block in blocks:
         node_id, attempt = block.place.part, attempt_of(block.place.subject)
         for key, points in block.points.items():
-            if key.index in ranks and (not signals or key.signal in signals):
-                line = _line(found, Name(key.signal, node_id, key.index, attempt), window)
+            if key.number in ranks and (not signals or key.signal in signals):
+                line = _line(found, Name(key.signal, node_id, key.number, attempt), window)
                 _enter(line, window, block.place, points)
         node = of_nodes.get((node_id, block.place.step_s, block.place.begins_s))
         if node is None:
@@ -127,11 +127,11 @@ def run_lines(
                 continue
             for key, points in node.points.items():
                 if (
-                    key.index in gpus
+                    key.number in gpus
                     and key.signal.startswith(GPU_SIGNALS_PREFIX)
                     and (not signals or key.signal in signals)
                 ):
-                    name = Name(key.signal, node_id, rank, attempt, key.index)
+                    name = Name(key.signal, node_id, rank, attempt, key.number)
                     _enter(_line(found, name, window), window, node.place, points, there)
     return found
 

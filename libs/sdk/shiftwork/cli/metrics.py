@@ -12,7 +12,7 @@ from shiftwork.cli.failures import Failure, naming
 from shiftwork.client.paths import part
 
 CHART_WIDTH = 40
-CSV_COLUMNS = (
+CSV_COLUMNS: Tuple[str, ...] = (
     "at_seconds",
     "signal",
     "source",
