@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
@@ -43,7 +44,7 @@ from services.gateway.sessions import COOKIE, CSRF_HEADER
 from services.gateway.settings import GatewaySettings
 from services.gateway.sight import Sight
 from services.gateway.store import Paging
-from services.gateway.strict_input import InvalidInputError, json_of
+from services.gateway.strict_input import InvalidInputError, json_of, parse_time
 
 # The key of a request's scope under which the guard stores the caller: an Identity or a RunId.
 CALLER = "shiftwork.caller"
@@ -447,6 +448,15 @@ async def task_or_404(tx: Tx, task_id: str, sight: Sight) -> TaskRow:
     if row is None:
         raise absent("task_id", "task", task_id)
     return row
+
+
+def time_of(field: str, text: str | None) -> datetime | None:
+    """The time in a parameter; None if it is left out."""
+    try:
+        return parse_time(text) if text else None
+    except ValueError:
+        fix = "write it like 2026-01-31T12:00:00Z"
+        raise invalid(field, text, "is not a time with a zone", fix) from None
 
 
 def base_url(request: Request) -> str:

@@ -201,8 +201,8 @@ class Task(TaskSpec):
     observed_revision: int
     # Where it was asked for: of all attempts that ended; null where there were too many.
     run_seconds: NotRequired[float | None]
-    # Of one task: how much of what its live run holds it uses; null if that was not measured.
-    activity: NotRequired[Activity | None]
+    # Of one task: how much of what its live run holds it uses, if that was measured.
+    activity: NotRequired[Activity]
 
 
 class Unreadable(TypedDict):

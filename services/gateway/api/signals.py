@@ -24,13 +24,13 @@ from services.gateway.api.deps import (
     answer_page,
     router_of,
     task_or_404,
+    time_of,
 )
 from services.gateway.api.tasks import number_cursor
 from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Action
 from services.gateway.problems import UNAVAILABLE, ProblemError, absent, invalid
 from services.gateway.rows import MetricsRow, NodeRow, RunRow
-from services.gateway.strict_input import parse_time
 
 router = router_of("signals")
 RANGE_DEFAULT = timedelta(hours=1)
@@ -262,23 +262,15 @@ def _wanted(
     step_seconds: int | None,
     default_begin: datetime | None,
 ) -> Wanted:
-    end = _time("to", to)
+    end = time_of("to", to)
     assert end is not None, "it has a default"
-    begin = _time("from", since) or default_begin or end - RANGE_DEFAULT
+    begin = time_of("from", since) or default_begin or end - RANGE_DEFAULT
     if begin >= end:
         raise invalid("from", rfc3339(begin), "is not before to", "give an earlier time")
     if end - begin > RANGE_MAX:
         fix = "give a later time"
         raise invalid("from", rfc3339(begin), f"is more than {RANGE_MAX.days} days before to", fix)
     return Wanted(_split(signal), begin, end, step_seconds or 0)
-
-
-def _time(field: str, text: str | None) -> datetime | None:
-    try:
-        return parse_time(text) if text else None
-    except ValueError:
-        fix = "write it like 2026-01-31T12:00:00Z"
-        raise invalid(field, text, "is not a time with a zone", fix) from None
 
 
 def _split(texts: list[str] | None) -> tuple[str, ...]:

@@ -396,7 +396,7 @@ async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
         task_id,
         lambda: {
             **views.task(row, secrets=secrets, report=report),
-            "activity": views.activity(used),
+            **({"activity": views.activity(used)} if used is not None else {}),
         },
     )
 

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Query
@@ -15,13 +15,20 @@ from starlette.responses import Response
 
 from libs.contracts.wording import meant
 from services.gateway import usage, views
-from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of
+from services.gateway.api.deps import (
+    Caller,
+    Context,
+    Parts,
+    allows,
+    answer,
+    router_of,
+    time_of,
+)
 from services.gateway.auth import Identity
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action, Reach, whom_to_ask
 from services.gateway.problems import FORBIDDEN, TOO_MANY, ProblemError, invalid
 from services.gateway.rows import TaskRow, UsageRow
-from services.gateway.strict_input import parse_time
 from services.gateway.usage import DAY, DIMENSIONS, Selection, Sums
 
 router = router_of("usage")
@@ -138,7 +145,7 @@ async def get_usage(
 
     Operators and administrators see everything; others their own, and with ``team`` their team's.
     """
-    until = _time("to", to) or parts.clock.now()
+    until = time_of("to", to) or parts.clock.now()
     given = {
         "user": user,
         "team": team,
@@ -148,7 +155,7 @@ async def get_usage(
         "task": task,
     }
     selection = Selection(
-        since=_time("from", since) or until - RANGE_DEFAULT,
+        since=time_of("from", since) or until - RANGE_DEFAULT,
         until=until,
         group_by=_dimensions(group_by),
         filters={name: value for name, value in given.items() if value is not None},
@@ -178,14 +185,6 @@ async def get_usage(
             "total": usage.total(found).seconds(),
         }
     )
-
-
-def _time(field: str, text: str | None) -> datetime | None:
-    try:
-        return parse_time(text) if text else None
-    except ValueError:
-        fix = "write it like 2026-01-31T12:00:00Z"
-        raise invalid(field, text, "is not a time with a zone", fix) from None
 
 
 def _one_of(field: str, word: str | None, known: Sequence[str]) -> str | None:

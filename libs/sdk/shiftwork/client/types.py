@@ -1441,7 +1441,7 @@ class Task(TypedDict):
     revision: int
     observed_revision: int
     run_seconds: NotRequired[Optional[float]]
-    activity: NotRequired[Optional[Activity]]
+    activity: NotRequired[Activity]
 
 
 class TaskBody(TypedDict):
