@@ -25,6 +25,8 @@ from typing import Any, cast
 from benchmarks.guard import run
 from benchmarks.harness import connected
 from benchmarks.report import Benchmark, Goal, Report, spread
+from libs.bus.memory import MemoryBus
+from libs.bus.memory_broker import MemoryBroker
 from libs.contracts.messages import (
     GpuSample,
     GpuValues,
@@ -42,7 +44,6 @@ from services.allinone.embedded.credentials import ensure_credentials
 from services.allinone.embedded.postgres import DATABASE, Postgres
 from services.monitor.main import WIRING
 from services.monitor.settings import MonitorSettings
-from tests.kit.memory import MemoryPlatform
 
 GPUS_PER_NODE = 8
 Step = Callable[[int], Awaitable[float | None]]
@@ -183,8 +184,8 @@ async def measure(gpus: int, minutes: int, report: Report) -> None:
         )
         try:
             epoch = (await store.lead()).epoch
-            platform = MemoryPlatform()
-            ports = Ports(store=store, bus=platform.bus("monitor"), clock=clock)
+            bus = MemoryBus(MemoryBroker(Random(1), None), "monitor", ())
+            ports = Ports(store=store, bus=bus, clock=clock)
             service = WIRING.build(MonitorSettings(database_url="-", nats_url="-"), ports)
             assert service.on_lead is not None
             await service.on_lead(epoch)
