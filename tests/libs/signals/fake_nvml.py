@@ -30,6 +30,14 @@ class Card:
     refuses: set[str] = field(default_factory=set[str])
 
 
+@dataclass(frozen=True)
+class Handle:
+    """A GPU, as one start of the driver names it."""
+
+    card: Card
+    start: int
+
+
 class MeasuringDriver:
     """What ``GpuSampler`` calls."""
 
@@ -37,16 +45,27 @@ class MeasuringDriver:
 
     def __init__(self, *cards: Card) -> None:
         self.cards = list(cards)
-        self.running = True
+        # A handle is of one start of the driver.
+        self.starts = 1
+        self._running = True
         self.opened = 0
         self.event_sets = 0
 
-    def _card(self, handle: Any, name: str) -> Card:
-        if not self.running or handle.lost:
+    @property
+    def running(self) -> bool:
+        return self._running
+
+    @running.setter
+    def running(self, value: bool) -> None:
+        self.starts += value and not self._running
+        self._running = value
+
+    def _card(self, handle: Handle, name: str) -> Card:
+        if not self.running or handle.card.lost or handle.start != self.starts:
             raise NvmlError("GPU is lost")
-        if name in handle.refuses:
+        if name in handle.card.refuses:
             raise NvmlError("Not Supported")
-        return handle
+        return handle.card
 
     def nvmlInit(self) -> None:
         if not self.running:
@@ -62,45 +81,47 @@ class MeasuringDriver:
     def nvmlDeviceGetCount(self) -> int:
         return len(self.cards)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
-        return self._card(self.cards[index], "handle")
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
+        handle = Handle(self.cards[index], self.starts)
+        self._card(handle, "handle")
+        return handle
 
-    def nvmlDeviceGetName(self, handle: Card) -> str:
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
         return self._card(handle, "name") and "NVIDIA H100"
 
-    def nvmlDeviceGetUUID(self, handle: Card) -> str:
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
         return self._card(handle, "uuid").uuid
 
-    def nvmlDeviceGetMigMode(self, handle: Card) -> list[int]:
+    def nvmlDeviceGetMigMode(self, handle: Handle) -> list[int]:
         self._card(handle, "mig")
         return [0, 0]
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Card) -> int:
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Handle) -> int:
         del handle
         return 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: object, index: int) -> object:
         raise NvmlError(f"{device} has no part {index}")
 
-    def nvmlDeviceGetMemoryInfo(self, handle: Card) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> Any:
         card = self._card(handle, "memory")
         return SimpleNamespace(total=card.total, used=card.used)
 
-    def nvmlDeviceGetUtilizationRates(self, handle: Card) -> Any:
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
         return SimpleNamespace(gpu=self._card(handle, "percent").percent)
 
-    def nvmlDeviceGetPowerUsage(self, handle: Card) -> int:
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
         return self._card(handle, "power").milliwatts
 
-    def nvmlDeviceGetTemperature(self, handle: Card, sensor: int) -> int:
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
         assert sensor == 0
         return self._card(handle, "temperature").celsius
 
-    def nvmlDeviceGetTotalEccErrors(self, handle: Card, kind: int, counter: int) -> int:
+    def nvmlDeviceGetTotalEccErrors(self, handle: Handle, kind: int, counter: int) -> int:
         assert (kind, counter) == (1, 0)
         return self._card(handle, "ecc").ecc
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Card) -> list[Any]:
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> list[Any]:
         found = self._card(handle, "processes").processes
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in found.items()]
 
@@ -112,7 +133,7 @@ class MeasuringDriver:
         del events
         self.event_sets -= 1
 
-    def nvmlDeviceRegisterEvents(self, handle: Card, kinds: int, events: list[Card]) -> None:
+    def nvmlDeviceRegisterEvents(self, handle: Handle, kinds: int, events: list[Card]) -> None:
         assert kinds == 8
         events.append(self._card(handle, "events"))
 

@@ -10,7 +10,7 @@ import pytest
 
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import NodeSampled, ReadUtilization
-from libs.store.port import Store, StoreUnavailableError
+from libs.store.port import Store, StoreUnavailableError, Tx
 from services.monitor.main import WIRING
 from services.monitor.series.store import SeriesRow
 from services.monitor.settings import MonitorSettings
@@ -238,6 +238,14 @@ async def test_a_database_that_fails_loses_no_point(
     monitor: ServiceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await send(monitor, a_sample(0, cpu=10.0))
+    whole = monitor.store.transaction
+
+    @contextlib.asynccontextmanager
+    async def failing(epoch: int | None = None) -> AsyncIterator[Tx]:
+        async with whole(epoch=epoch) as tx:
+            yield tx
+            raise StoreUnavailableError("the commit is not answered")
+
     with monkeypatch.context() as patch:
         patch.setattr(monitor.store, "transaction", failing)
         with pytest.raises(StoreUnavailableError):
@@ -246,12 +254,6 @@ async def test_a_database_that_fails_loses_no_point(
     monitor.service.on_lead_end()
     await monitor.lead()
     assert await read(monitor, 0, 60) == {"cpu_percent": {0: 10.0}}
-
-
-@contextlib.asynccontextmanager
-async def failing(epoch: int | None = None) -> AsyncIterator[None]:
-    raise StoreUnavailableError(f"not now, epoch {epoch}")
-    yield
 
 
 async def test_the_newest_samples_of_nodes_and_tasks(monitor: ServiceHarness) -> None:
