@@ -20,6 +20,7 @@ NAMES = (
     "sharing_quality",
     "usage_ledger",
     "log_search",
+    "signal_series",
     "durable_gateway",
     "event_fan_out",
     "kept_output",

@@ -81,6 +81,7 @@ def test_subjects_and_owners_are_as_published() -> None:
         "LifeStateSaved": "launcher evt.run.{task_id}.life_state_saved",
         "RunExited": "launcher evt.run.{task_id}.exited",
         "ErrorLinesFound": "log_collector evt.run.{task_id}.error_lines_found",
+        "RunActivityChanged": "monitor evt.run.{task_id}.activity_changed",
         "NodeChanged": "launcher evt.node.{node_id}.changed",
         "InventoryListed": "launcher evt.inventory.{runtime}.listed",
         "PolicyChanged": "scheduler evt.policy.{group}.changed",

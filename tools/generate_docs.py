@@ -45,6 +45,7 @@ KINDS = {
     Kind.COMMAND: "Commands (one receiver, answered, may be refused)",
     Kind.TELEMETRY: "Telemetry (bounded, best effort)",
     Kind.SESSION: "Sessions (between two services, not stored, ended by a loss)",
+    Kind.SAMPLE: "Samples (measurements, not stored by the bus, a loss is a gap)",
     Kind.HINT: "Hints (between the processes of one service, not stored, a loss costs a poll)",
 }
 

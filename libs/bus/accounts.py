@@ -80,8 +80,8 @@ def _rename(accounts: Json, name: str, subject: str, called: str) -> None:
 
 
 def _connect_to_services(accounts: Json, name: str, users: Mapping[str, Permissions]) -> None:
-    """The commands that a service may request of others, and the telemetry and the frames of
-    sessions that it receives."""
+    """The commands that a service may request of others, and the telemetry, the frames of
+    sessions and the samples that it receives."""
     allowed = users[name]
     for other, others in users.items():
         if other == name:

@@ -168,7 +168,8 @@ class Permissions:
     # Telemetry that it sends, and telemetry of others that it receives.
     sends: tuple[str, ...] = ()
     receives: tuple[str, ...] = ()
-    # Its own frames of sessions, and those of others that it receives. No stream stores them.
+    # Its own frames of sessions and samples, and those of others that it receives. No stream stores
+    # them.
     talks: tuple[str, ...] = ()
     hears: tuple[str, ...] = ()
     # Hints between its own processes: they never leave its account.
@@ -334,11 +335,11 @@ def permissions_of(
 ) -> Permissions:
     """What the user of ``service`` may do.
 
-    It publishes the events, telemetry, frames of sessions and hints that it owns and serves the
-    commands that it owns without being named here; ``consumes`` are the events of its durable,
-    ``requests`` the commands it may request of others, ``follows`` the telemetry it may receive,
-    ``hears`` the frames of sessions that it may receive; ``watches``: it may read how full
-    the stream of events is. ValueError if a type is of another kind.
+    It publishes the events, telemetry, frames of sessions, samples and hints that it owns and
+    serves the commands that it owns without being named here; ``consumes`` are the events of its
+    durable, ``requests`` the commands it may request of others, ``follows`` the telemetry it may
+    receive, ``hears`` the frames of sessions and the samples that it may receive; ``watches``: it
+    may read how full the stream of events is. ValueError if a type is of another kind.
     """
 
     def owned(kind: Kind) -> tuple[str, ...]:
@@ -360,8 +361,8 @@ def permissions_of(
         sends=owned(Kind.TELEMETRY),
         # Everything of that kind, so that a narrower filter of any form is allowed.
         receives=(_everything(Kind.TELEMETRY),) if _filters(follows, Kind.TELEMETRY) else (),
-        talks=owned(Kind.SESSION),
-        hears=_filters(hears, Kind.SESSION),
+        talks=(*owned(Kind.SESSION), *owned(Kind.SAMPLE)),
+        hears=_filters(hears, Kind.SESSION, Kind.SAMPLE),
         hints=owned(Kind.HINT),
         watches=watches,
     )
@@ -384,10 +385,10 @@ def served_subject(kind: type[Message], service: str) -> str:
     return filter_of(kind).replace("*", service)
 
 
-def _filters(kinds: Iterable[type[Message]], kind: Kind) -> tuple[str, ...]:
+def _filters(messages: Iterable[type[Message]], *kinds: Kind) -> tuple[str, ...]:
     found: set[str] = set()
-    for message in kinds:
-        if ROUTES[message].kind is not kind:
-            raise ValueError(f"{message.__name__} is no {kind.value}; it cannot be used as one")
+    for message in messages:
+        if ROUTES[message].kind not in kinds:
+            raise ValueError(f"{message.__name__} is no {kinds[0].value}; it cannot be used as one")
         found.add(filter_of(message))
     return tuple(sorted(found))

@@ -631,6 +631,117 @@ class Endpoint(Message):
     port: int = 0
 
 
+class NodeValues(Message):
+    """NodeValues is what was measured of a machine. A value that could not be measured is
+    absent."""
+
+    cpu_percent: float | None = None
+    load_processes: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    disk_used_bytes: float | None = None
+    disk_total_bytes: float | None = None
+    disk_read_bytes_per_second: float | None = None
+    disk_write_bytes_per_second: float | None = None
+    network_receive_bytes_per_second: float | None = None
+    network_transmit_bytes_per_second: float | None = None
+
+
+class GpuValues(Message):
+    """GpuValues is what the driver reports of one GPU."""
+
+    gpu_percent: float | None = None
+    gpu_memory_used_bytes: float | None = None
+    gpu_memory_total_bytes: float | None = None
+    gpu_power_watts: float | None = None
+    gpu_temperature_celsius: float | None = None
+    gpu_ecc_errors: float | None = None
+    gpu_xid: float | None = None
+
+
+class RankValues(Message):
+    """RankValues is what all processes of one rank on one node use together."""
+
+    cpu_cores: float | None = None
+    memory_bytes: float | None = None
+    read_bytes_per_second: float | None = None
+    write_bytes_per_second: float | None = None
+    processes: float | None = None
+    gpu_process_memory_bytes: float | None = None
+
+
+class GpuSample(Message):
+    """GpuSample is one GPU of a node."""
+
+    index: int = 0
+    uuid: str = ""
+    model: str = ""
+    values: GpuValues
+
+
+class RankSample(Message):
+    """RankSample is one rank on a node, with the GPUs of that node that it holds."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    rank: int = 0
+    gpus: tuple[int, ...] = ()
+    values: RankValues
+
+
+class NodeSampled(Message):
+    """NodeSampled: everything that was measured of one node at one moment. A sample that is
+    lost is a gap in the series. A node with many ranks has several messages for one moment; the
+    first alone has what is not of a rank."""
+
+    node_id: NodeIdText
+    sampled_at: Time
+    values: NodeValues
+    gpus: tuple[GpuSample, ...] = ()
+    ranks: tuple[RankSample, ...] = ()
+    hostname: str = ""
+
+
+class Series(Message):
+    """Series is one signal at equal distances. The numbers are 32-bit floats, little endian,
+    one for each step from begins_at on; a gap is not a number (NaN)."""
+
+    signal: str = ""
+    rank: int | None = None
+    attempt: int = 0
+    node_id: str = ""
+    gpu: int | None = None
+    begins_at: Time
+    step_seconds: int = 0
+    averages: Base64 = b""
+    minima: Base64 = b""
+    maxima: Base64 = b""
+
+
+class NodeUtilization(Message):
+    """NodeUtilization is the newest sample of a node."""
+
+    node_id: NodeIdText
+    sampled_at: Time
+    values: NodeValues
+    gpus: tuple[GpuSample, ...] = ()
+
+
+class TaskUtilization(Message):
+    """TaskUtilization sums up the newest samples of all ranks of a task. A sum is absent where
+    no rank has the value."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    sampled_at: Time
+    ranks: int = 0
+    gpus: int = 0
+    cpu_cores: float | None = None
+    memory_bytes: float | None = None
+    gpu_percent: float | None = None
+    gpu_memory_used_bytes: float | None = None
+
+
 class FieldError(Message):
     """FieldError names the field, the value and the fix."""
 
@@ -1495,6 +1606,43 @@ class ReplayUndeliveredMessagesReply(Message):
     messages: int = 0
 
 
+class ReadSeries(Message):
+    """ReadSeries asks for what was measured of one node, or of the ranks of one task."""
+
+    node_id: str = ""
+    task_id: str = ""
+    attempt: int = 0
+    first_rank: int = 0
+    ranks_max: int = 0
+    signals: tuple[str, ...] = ()
+    begins_at: Time
+    ends_at: Time
+    step_seconds: int = 0
+
+
+class ReadSeriesReply(Message):
+    """ReadSeriesReply has the series of whole ranks, as many as fit."""
+
+    refusal: Refusal | None = None
+    series: tuple[Series, ...] = ()
+    next_rank: int | None = None
+
+
+class ReadUtilization(Message):
+    """ReadUtilization asks for the newest samples of nodes and live tasks."""
+
+    node_ids: tuple[str, ...] = ()
+    task_ids: tuple[str, ...] = ()
+
+
+class ReadUtilizationReply(Message):
+    """ReadUtilizationReply leaves out those of which there is no recent sample."""
+
+    refusal: Refusal | None = None
+    nodes: tuple[NodeUtilization, ...] = ()
+    tasks: tuple[TaskUtilization, ...] = ()
+
+
 class ExecEnd(Message):
     """ExecEnd is how the command of a session ended."""
 
@@ -1738,6 +1886,23 @@ class RunExited(Message):
     checkpoint: Checkpoint | None = None
     placements: tuple[Placement, ...] = ()
     owner: str = ""
+
+
+class RunActivityChanged(Message):
+    """RunActivityChanged: how much of what the run holds it uses, as measured. Said when a GPU
+    or the whole run begins or ends to be idle, now and then for the sums, and once after its
+    end."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    measured_from: Time
+    measured_until: Time
+    measured_gpu_seconds: float = 0.0
+    idle_gpu_seconds: float = 0.0
+    gpus: int = 0
+    idle_gpus: int = 0
+    idle_since: Time | None = None
+    quiet_since: Time | None = None
 
 
 class TaskSubmitted(Message):

@@ -18,6 +18,7 @@ class Kind(Enum):
     TELEMETRY = "telemetry"
     SESSION = "session"
     HINT = "hint"
+    SAMPLE = "sample"
 
 
 @dataclass(frozen=True, slots=True)

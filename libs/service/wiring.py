@@ -41,7 +41,7 @@ class Wiring:
     # Commands that it requests of others, and telemetry that it receives.
     requests: Collection[type[Message]] = field(default_factory=tuple)
     follows: Collection[type[Message]] = field(default_factory=tuple)
-    # Frames of sessions that it receives.
+    # Frames of sessions and samples that it receives.
     hears: Collection[type[Message]] = field(default_factory=tuple)
     # It watches how full the stream of events is (``libs.service.stream_watch``).
     watches: bool = False

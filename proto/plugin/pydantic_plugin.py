@@ -299,7 +299,15 @@ from libs.contracts.routes import Kind, Route
 
 
 def registry_py(request: plugin_pb2.CodeGeneratorRequest) -> str:
-    kinds = {1: "EVENT", 2: "COMMAND", 3: "REPLY", 4: "TELEMETRY", 5: "SESSION", 6: "HINT"}
+    kinds = {
+        1: "EVENT",
+        2: "COMMAND",
+        3: "REPLY",
+        4: "TELEMETRY",
+        5: "SESSION",
+        6: "HINT",
+        7: "SAMPLE",
+    }
     lines = ["ROUTES: dict[type[m.Message], Route] = {"]
     for full_name, route in routes(request).items():
         name = short(full_name)

@@ -26,6 +26,7 @@ from shiftwork.cli.homes import ANOTHER_FOLDER, own_data
 from libs.contracts.services import SERVICES
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.contracts.wording import counted
+from libs.signals.gpus import find_gpus
 from services.allinone.data_folder import (
     DataFolder,
     Options,
@@ -36,7 +37,6 @@ from services.allinone.embedded.accounts import Account, can_run, name_of, servi
 from services.allinone.findings import Finding, finding_of
 from services.allinone.setting_relations import broken_relations
 from services.allinone.task_user import check_service_user, check_task_user
-from services.launcher.gpus import find_gpus
 
 Check = Callable[[DataFolder, Options], Iterator[Finding]]
 

@@ -27,11 +27,11 @@ from libs.contracts.task_states import TERMINAL_WORDS
 from libs.contracts.wording import counted
 from libs.service import observability
 from libs.service.loop import pause
+from libs.signals.gpus import find_gpus
 from services.allinone.client import admin_client, items
 from services.allinone.data_folder import DataFolder, Options
 from services.allinone.event_sentences import sentence
 from services.allinone.platform import Platform
-from services.launcher.gpus import find_gpus
 from services.launcher.runtimes.supervisor_shutdown import end_supervisors
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -31,9 +31,9 @@ def main(  # noqa: PLR0917 - a command: every parameter is an option by name
 ) -> None:
     """Every service as a process of its own, on embedded NATS and PostgreSQL, until Ctrl-C."""
     try:
+        from libs.signals.gpus import find_gpus  # noqa: PLC0415 - as above
         from services.allinone.dev import Dev  # noqa: PLC0415 - slow to import
         from services.allinone.platform_process import keep_here  # noqa: PLC0415 - as above
-        from services.launcher.gpus import find_gpus  # noqa: PLC0415 - as above
 
         data_folder = DataFolder(data or default_data().with_name("shiftwork-dev"))
         known = data_folder.options() or Options()

@@ -39,6 +39,7 @@ FACTS: Mapping[type[Message], Fact] = {
     m.RunResumed: Fact("assigned_at", ("task_id", "attempt")),
     m.PreemptionRequested: Fact("requested_at", ("task_id", "attempt")),
     m.KillRequested: Fact("requested_at", ("task_id", "attempt")),
+    m.RunActivityChanged: Fact("measured_until", ("task_id", "attempt", "measured_until")),
     m.RunDelayed: Fact("noted_at", ("task_id", "attempt", "noted_at")),
     m.RunStarted: Fact("started_at", ("task_id", "attempt")),
     m.RankRestarted: Fact("noted_at", ("task_id", "attempt", "rank", "restarts")),

@@ -245,6 +245,22 @@ async def on_run_delayed(tx: Tx, event: m.RunDelayed) -> bool:
     return True
 
 
+async def on_run_activity(tx: Tx, event: m.RunActivityChanged) -> None:
+    """The newest report wins. The event log has those that begin or end an idle time: the others
+    only bring sums, and come often."""
+    run = await _run(tx, event.task_id, event.attempt)
+    before = run.activity
+    if before is None or before.measured_until < event.measured_until:
+        tx.put(replace(run, activity=event))
+        if _idleness(event) != (_idleness(before) if before else (0, False)):
+            await eventlog.append(tx, event, is_news=True)
+    await _enter_usage(tx, event)
+
+
+def _idleness(event: m.RunActivityChanged) -> tuple[int, bool]:
+    return (event.idle_gpus, event.quiet_since is not None)
+
+
 async def on_run_started(tx: Tx, event: m.RunStarted) -> bool:
     """The process of every rank exists that waits for no other one."""
     run = await _run(tx, event.task_id, event.attempt)
@@ -432,13 +448,17 @@ def _logged(record: Callable[[Tx, E], Awaitable[bool]]) -> Handler:
 
     async def handler(tx: Tx, event: E) -> None:
         await eventlog.append(tx, event, is_news=await record(tx, event))
-        for key in _entry_of(event):
-            before = await tx.get(UsageRow, *key) or UsageRow(*key)
-            entry = usage.entered(before, event)
-            if entry is not before:
-                tx.put(entry)
+        await _enter_usage(tx, event)
 
     return handler
+
+
+async def _enter_usage(tx: Tx, event: Message) -> None:
+    for key in _entry_of(event):
+        before = await tx.get(UsageRow, *key) or UsageRow(*key)
+        entry = usage.entered(before, event)
+        if entry is not before:
+            tx.put(entry)
 
 
 def _entry_of(event: Any) -> list[tuple[str, int]]:  # noqa: ANN401 - any event
@@ -479,6 +499,7 @@ READS: Mapping[type[Message], Reads] = {
             m.RunResumed,
             m.PreemptionRequested,
             m.KillRequested,
+            m.RunActivityChanged,
             m.RunDelayed,
             m.RunStarted,
             m.RankRestarted,
@@ -504,6 +525,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.RunResumed: _logged(on_run_placed),
     m.PreemptionRequested: _logged(on_preemption_requested),
     m.KillRequested: _logged(on_kill_requested),
+    m.RunActivityChanged: on_run_activity,
     m.RunDelayed: _logged(on_run_delayed),
     m.RunStarted: _logged(on_run_started),
     m.RankRestarted: _logged(on_rank_restarted),

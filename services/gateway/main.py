@@ -277,6 +277,8 @@ WIRING = Wiring(
         m.ReadLog,
         m.ReadLogLines,
         m.ListLogs,
+        m.ReadSeries,
+        m.ReadUtilization,
         m.Reemit,
         m.ListDeadLetters,
         m.ReplayDeadLetters,

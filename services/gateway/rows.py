@@ -23,6 +23,7 @@ from libs.contracts.messages import (
     RankEnded,
     RankErrorLines,
     Reason,
+    RunActivityChanged,
     RunDelayed,
     RunExit,
     RunYielded,
@@ -130,6 +131,8 @@ class RunRow:
     # The last error lines of its output, if it failed or was lost: first of the rank that failed
     # first.
     error_lines: tuple[RankErrorLines, ...] = ()
+    # How much of what it holds it used, by the newest report.
+    activity: RunActivityChanged | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,11 @@ class UsageRow:
     held_from: datetime | None = None
     held_until: datetime | None = None
     outcome: str = ""
+    # By the newest report about its activity: until when, and how many of its GPUs, in thousandths,
+    # were measured and were idle on average.
+    measured_until: datetime | None = None
+    measured_milligpus: int = 0
+    idle_milligpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,22 @@ def _on_recorded(row: UsageRow, event: m.UsageRecorded) -> UsageRow:
     )
 
 
+def _on_activity(row: UsageRow, event: m.RunActivityChanged) -> UsageRow:
+    """The newest report wins. Its sums become an average over the time that it covers, so that a
+    part of the attempt counts with that part."""
+    if row.measured_until is not None and row.measured_until >= event.measured_until:
+        return row
+    seconds = (event.measured_until - event.measured_from).total_seconds()
+    if seconds <= 0:
+        return row
+    return replace(
+        row,
+        measured_until=event.measured_until,
+        measured_milligpus=round(event.measured_gpu_seconds / seconds * MILLI),
+        idle_milligpus=round(event.idle_gpu_seconds / seconds * MILLI),
+    )
+
+
 _FOLDS: Mapping[type[Message], Callable[[UsageRow, Any], UsageRow]] = {
     m.RunAssigned: _on_assigned,
     m.RunResumed: _on_assigned,
@@ -190,6 +206,7 @@ _FOLDS: Mapping[type[Message], Callable[[UsageRow, Any], UsageRow]] = {
     m.KillRequested: _on_request,
     m.RunExited: _on_exited,
     m.UsageRecorded: _on_recorded,
+    m.RunActivityChanged: _on_activity,
 }
 EVENTS = frozenset(_FOLDS)
 
@@ -210,6 +227,7 @@ DAY = "day"
 DIMENSIONS = (*COLUMNS, DAY)
 _STARTING = Span(end="started_at")
 _UNSAVED = Span(begin="saved_at")
+MILLI = 1000
 
 
 def _lost(outcomes: Iterable[Outcome]) -> Span:
@@ -223,11 +241,17 @@ _SPANS: Mapping[str, Span] = {
     "starting": _STARTING,
     "starting_gpu": replace(_STARTING, weight="gpus"),
     **{
+        f"{what}_gpu": Span(begin="started_at", weight=f"{what}_milligpus")
+        for what in ("measured", "idle")
+    },
+    **{
         f"lost_to_{cause}_{unit}": replace(_lost(outcomes), weight=f"{unit}s")
         for cause, outcomes in (("preemption", LOST_TO_PREEMPTION), ("failure", LOST_TO_FAILURE))
         for unit in ("gpu", "node")
     },
 }
+# Of thousandths of GPUs.
+_IN_MILLI = frozenset({"measured_gpu", "idle_gpu"})
 LEVELS = tuple(name for name, level in PRIORITIES.items() if level is not m.Priority.UNSPECIFIED)
 _MICROSECONDS = 1_000_000
 
@@ -254,6 +278,9 @@ class Amounts:
     # From the assignment until the processes ran: seconds of attempts, and of GPUs.
     starting: int = 0
     starting_gpu: int = 0
+    # For how long GPUs were measured, and were idle meanwhile.
+    measured_gpu: int = 0
+    idle_gpu: int = 0
     # Held after the last checkpoint, by attempts that others or a failure ended.
     lost_to_preemption_gpu: int = 0
     lost_to_preemption_node: int = 0
@@ -311,7 +338,13 @@ def sums(selection: Selection, groups: Iterable[SpanGroup]) -> list[Sums]:
         if group.day is not None:
             values[DAY] = f"{group.day:%Y-%m-%d}"
         if group.begun or any(group.sums):
-            amounts = Amounts(group.begun, **dict(zip(_SPANS, group.sums, strict=True)))
+            amounts = Amounts(
+                group.begun,
+                **{
+                    name: value // MILLI if name in _IN_MILLI else value
+                    for name, value in zip(_SPANS, group.sums, strict=True)
+                },
+            )
             found.append(Sums({name: values[name] for name in selection.group_by}, amounts))
     return found
 

@@ -31,6 +31,7 @@ from libs.contracts.messages import (
     RankExit,
     Reason,
     RetryPolicy,
+    RunActivityChanged,
     RunDelayed,
     RunExit,
     RunMode,
@@ -254,6 +255,21 @@ def delay(message: RunDelayed | None) -> Json | None:
     return {"detail": message.detail, "ranks": message.ranks, "noted_at": rfc3339(message.noted_at)}
 
 
+def activity(found: RunActivityChanged | None) -> Json | None:
+    """How much of what a run holds it uses, as measured."""
+    if found is None:
+        return None
+    return {
+        "measured_until": rfc3339(found.measured_until),
+        "gpus": found.gpus,
+        "idle_gpus": found.idle_gpus,
+        "idle_since": rfc3339(found.idle_since),
+        "quiet_since": rfc3339(found.quiet_since),
+        "measured_gpu_seconds": found.measured_gpu_seconds,
+        "idle_gpu_seconds": found.idle_gpu_seconds,
+    }
+
+
 def run(row: RunRow) -> Json:
     """One attempt."""
     return {
@@ -309,6 +325,7 @@ def run(row: RunRow) -> Json:
             for each in row.error_lines
         ],
         "placements": [placement(placed) for placed in row.placements],
+        "activity": activity(row.activity),
         "endpoints": [endpoint(each) for each in row.endpoints],
     }
 

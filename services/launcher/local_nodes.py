@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from libs.contracts.messages import Node
+from libs.signals.gpus import Gpu
 from services.launcher.domain.node_labels import by_key
-from services.launcher.gpus import Gpu
 from services.launcher.nodes_file import NodeConfig, read_nodes_file
 from services.launcher.runtimes.node_client import NodePlan
 from services.launcher.settings import LauncherSettings

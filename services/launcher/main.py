@@ -9,8 +9,10 @@ from pathlib import Path
 from libs.bus.sessions import SessionTimes
 from libs.contracts.messages import ExecInput, OpenExec
 from libs.service.definition import Ports, Service
+from libs.service.loop import Loop
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
+from libs.signals.gpus import find_gpus
 from services.launcher.domain.grace_periods import GracePeriods
 from services.launcher.domain.inventory import LeasePolicy, QuarantinePolicy
 from services.launcher.domain.master_ports import PortRange
@@ -18,7 +20,6 @@ from services.launcher.domain.rank_faults import PendingLimits
 from services.launcher.domain.reconcile import Policy
 from services.launcher.domain.start_delays import DelayPolicy
 from services.launcher.exec_sessions import ExecLimits, ExecSessions
-from services.launcher.gpus import find_gpus
 from services.launcher.handlers import HANDLERS, READS, Commands
 from services.launcher.local_nodes import pids_max, plan_nodes
 from services.launcher.loop import Launcher, Limits
@@ -26,6 +27,8 @@ from services.launcher.run_orders import Site
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
 from services.launcher.runtimes.process import ProcessRuntime
+from services.launcher.runtimes.sample_port import SampledRuntime
+from services.launcher.sampling import Sampling
 from services.launcher.settings import LauncherSettings
 from services.launcher.store import prune_rules
 from services.launcher.tables import TABLES
@@ -65,6 +68,7 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
                     timedelta(seconds=settings.removed_node_keep_seconds),
                 ),
             ),
+            *_sampling(settings, ports, runtime),
         ),
         on_lead=launcher.on_lead,
         on_lead_end=sessions.end_all,
@@ -90,6 +94,13 @@ def process_runtime(settings: LauncherSettings) -> ProcessRuntime:
     # Virtual nodes have slots that stand for nothing real, so the driver is not queried.
     gpus = find_gpus().gpus if settings.virtual_nodes == 0 else ()
     return ProcessRuntime(machine, plan_nodes(settings, gpus))
+
+
+def _sampling(settings: LauncherSettings, ports: Ports, runtime: Runtime) -> tuple[Loop, ...]:
+    if settings.sample_seconds == 0 or not isinstance(runtime, SampledRuntime):
+        return ()
+    clock = ports.clock.now
+    return (Sampling(ports.bus, ports.store, runtime, clock, settings.sample_seconds).loop(),)
 
 
 def _exec_limits(settings: LauncherSettings) -> ExecLimits:

@@ -126,6 +126,9 @@ class LauncherSettings(BaseServiceSettings):
     output_keep_seconds: float = Field(default=14 * 86_400.0, gt=0)
     # Ended runs and their checkpoints are remembered so long after the task's last run.
     past_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)
+    # How often nodes and the ranks on them are measured; 0: never. The monitor's finest series have
+    # the same distance.
+    sample_seconds: float = Field(default=10.0, ge=0, le=600)
     # Terminals and commands in running ranks, in all.
     exec_sessions_max: int = Field(default=64, ge=0, le=10_000)
     # Each side of a session breaks its silence after this time, and ends the session if it hears

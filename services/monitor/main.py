@@ -5,14 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+from libs.contracts.messages import NodeSampled
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
+from services.monitor import activities as activity
+from services.monitor.activities import Activities
 from services.monitor.delivery import Delivery
+from services.monitor.domain.newest import Newest
+from services.monitor.export import COLLECTOR, Source
 from services.monitor.handlers import HANDLERS, READS, Handlers
 from services.monitor.notifications import Commands
 from services.monitor.outgoing import Outgoing
+from services.monitor.series import store as series
+from services.monitor.series.queries import Answers, Queries
+from services.monitor.series.recorder import Bounds, Recorder
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import prune_rules
 from services.monitor.tables import TABLES
@@ -24,14 +32,55 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
     outgoing = Outgoing(settings.waiting_messages_max)
     delivery = Delivery(ports.store, ports.clock, settings, outgoing)
     waiting = WaitingTasks(ports.store, outgoing, settings.waiting_seconds)
+    activities = Activities(
+        database=ports.store,
+        now=ports.clock.now,
+        limits=settings.activity_limits(),
+        write_seconds=settings.series_write_seconds,
+        publish_seconds=settings.activity_publish_seconds,
+    )
+    recorder = Recorder(
+        bus=ports.bus,
+        database=ports.store,
+        now=ports.clock.now,
+        resolutions=settings.resolutions(),
+        bounds=Bounds(
+            settings.series_write_seconds,
+            settings.series_rows_at_once,
+            settings.series_blocks_max,
+        ),
+        newest=Newest(settings.newest_seconds),
+        activities=activities,
+    )
+    exported = Source(
+        recorder.newest,
+        ports.clock.now,
+        gpus=settings.dcgm_metrics,
+        tasks_max=settings.task_metrics_max,
+    )
+
+    async def lead(epoch: int) -> None:
+        await recorder.lead(epoch)
+        COLLECTOR.source = exported
+
+    def lead_no_longer() -> None:
+        delivery.stop()
+        recorder.lead_no_longer()
+        if COLLECTOR.source is exported:
+            COLLECTOR.source = None
+
+    answers = Answers(
+        settings.series_points_max,
+        settings.series_reply_points_max,
+        settings.series_blocks_read_max,
+    )
     return Service(
         name="monitor",
         ports=ports,
         handlers=Handlers(outgoing).table(),
         reads=READS,
         commands=Commands(settings, outgoing).table(),
-        on_lead_end=delivery.stop,
-        tasks=(delivery.run,),
+        queries=Queries(ports.store, recorder, answers, ports.clock.now).table(),
         loops=(
             Loop("delivery", delivery.step, tick_seconds=settings.delivery_tick_seconds),
             Loop(
@@ -41,6 +90,8 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
                 exclusive=True,
                 wake_on_commit=False,
             ),
+            *recorder.loops(),
+            activities.loop(),
             prune_loop(
                 "monitor",
                 ports.store,
@@ -49,8 +100,13 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
                     timedelta(seconds=settings.ended_tasks_keep_seconds),
                     timedelta(seconds=settings.messages_keep_seconds),
                 ),
+                series.prune_rule(),
+                activity.prune_rule(timedelta(seconds=settings.ended_tasks_keep_seconds)),
             ),
         ),
+        on_lead=lead,
+        on_lead_end=lead_no_longer,
+        tasks=(delivery.run, recorder.listen),
     )
 
 
@@ -61,4 +117,5 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
+    hears=(NodeSampled,),
 )

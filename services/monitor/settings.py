@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
+from services.monitor.domain.activity import Limits
+from services.monitor.domain.blocks import POINTS
 from services.monitor.domain.receivers import Network
+from services.monitor.domain.resolution import Resolution, check_steps
 from services.monitor.domain.retries import Pauses
 
 
@@ -58,6 +62,42 @@ class MonitorSettings(BaseServiceSettings):
     # A receiver that has taken nothing for so long gets nothing more until its owner sets it again.
     delivery_failing_seconds_max: float = Field(default=3 * 86_400.0, gt=0)
 
+    # Points of series at three distances, each a multiple of the one before, and how long they are
+    # kept. The first distance is that of the launcher's samples.
+    series_fine_step_seconds: int = Field(default=10, ge=1, le=3600)
+    series_middle_step_seconds: int = Field(default=60, ge=1)
+    series_coarse_step_seconds: int = Field(default=600, ge=1)
+    series_fine_keep_seconds: float = Field(default=6 * 3600.0, gt=0)
+    series_middle_keep_seconds: float = Field(default=2 * 86_400.0, gt=0)
+    series_keep_seconds: float = Field(default=14 * 86_400.0, gt=0)
+    # New points are written so often: so much is missing after the monitor was killed.
+    series_write_seconds: float = Field(default=60.0, gt=0, le=600)
+    series_rows_at_once: int = Field(default=200, ge=1, le=5000)
+    # In memory there is one block for each node, and one for each run on each node.
+    series_blocks_max: int = Field(default=100_000, ge=1)
+    # An answer has so many points of one series, and so many in all of its series; so many stored
+    # blocks are read for it.
+    series_points_max: int = Field(default=500, ge=10, le=5000)
+    series_reply_points_max: int = Field(default=40_000, ge=1000, le=50_000)
+    series_blocks_read_max: int = Field(default=2000, ge=100)
+    # A sample counts as the present state of a node or task for so long.
+    newest_seconds: float = Field(default=60.0, gt=0, le=3600)
+
+    # On /metrics: GPUs under the names of DCGM's exporter (off where that runs, too), and so many
+    # tasks at most; 0: none.
+    dcgm_metrics: bool = True
+    task_metrics_max: int = Field(default=0, ge=0, le=10_000)
+
+    # A GPU whose utilization stays below so many percent for so long is idle. A run is quiet while
+    # all of its GPUs are idle and none of its ranks uses so many processors, for so long.
+    idle_gpu_percent: float = Field(default=10.0, gt=0, le=100)
+    idle_gpu_seconds: float = Field(default=600.0, gt=0)
+    quiet_cpu_cores: float = Field(default=0.05, gt=0)
+    quiet_seconds: float = Field(default=600.0, gt=0)
+    # The sums of a run's idle time are published so often, and when something begins or ends to be
+    # idle.
+    activity_publish_seconds: float = Field(default=600.0, gt=0)
+
     def networks(self) -> tuple[Network, ...]:
         """The networks inside the site that webhooks may reach."""
         return tuple(ip_network(each) for each in self.webhook_networks.split())
@@ -70,3 +110,33 @@ class MonitorSettings(BaseServiceSettings):
             tries_max=self.delivery_tries_max,
             failing_seconds_max=self.delivery_failing_seconds_max,
         )
+
+    def activity_limits(self) -> Limits:
+        """What idle and quiet mean."""
+        return Limits(
+            idle_percent=self.idle_gpu_percent,
+            idle_seconds=self.idle_gpu_seconds,
+            quiet_cores=self.quiet_cpu_cores,
+            quiet_seconds=self.quiet_seconds,
+            sample_seconds=3.0 * self.series_fine_step_seconds,
+        )
+
+    def resolutions(self) -> tuple[Resolution, ...]:
+        """The steps of series, the finest first."""
+        return (
+            Resolution(self.series_fine_step_seconds, self.series_fine_keep_seconds),
+            Resolution(self.series_middle_step_seconds, self.series_middle_keep_seconds),
+            Resolution(self.series_coarse_step_seconds, self.series_keep_seconds),
+        )
+
+    @model_validator(mode="after")
+    def _check_series(self) -> Self:
+        found = self.resolutions()
+        check_steps([each.step_s for each in found])
+        for fine, coarse in itertools.pairwise(found):
+            if coarse.keep_s < max(fine.keep_s, 2 * fine.step_s * POINTS):
+                raise ValueError(
+                    f"series: points of {coarse.step_s} s need to be kept as long as those of"
+                    f" {fine.step_s} s, and twice as long as a block of those"
+                )
+        return self

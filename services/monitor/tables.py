@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from libs.store.retention import Retention, deleted_by_age, goes_with
 from libs.store.tables import Tables, index, table
+from services.monitor.activities import ActivityRow
+from services.monitor.series.store import SeriesRow
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, TaskRow
 
 TABLES = Tables(
@@ -45,6 +47,31 @@ TABLES = Tables(
         key="id",
         retention=deleted_by_age(
             "messages_keep_seconds", "its delivery, or the last try", rule="messages"
+        ),
+    ),
+    table(
+        ActivityRow,
+        "activity",
+        index("measured_until"),
+        index("measured_until", name="activity_unpublished", where="unpublished"),
+        key=("task_id", "attempt"),
+        retention=deleted_by_age("ended_tasks_keep_seconds", "its last sample", rule="activity"),
+    ),
+    table(
+        SeriesRow,
+        "series",
+        index("expires_at"),
+        index("step_seconds", "begins_at", name="series_unfolded", where="NOT folded"),
+        key=("subject", "step_seconds", "begins_at", "part"),
+        retention=Retention(
+            "by age after the block's end, the finer the sooner, and by number",
+            (
+                "series_fine_keep_seconds",
+                "series_middle_keep_seconds",
+                "series_keep_seconds",
+                "kept_rows_max",
+            ),
+            rules=("series",),
         ),
     ),
 )

@@ -16,7 +16,10 @@ from benchmarks.report import Goal, Report, machine
 from tools import benchmark_page
 
 ROOT = Path(__file__).resolve().parents[2]
-ALIASES = ["p1", "p2", "p3", "p4", "p5", "p5-kubernetes", "p6", "p10", "p11", "kube-large", "usage"]
+ALIASES = [
+    *("p1", "p2", "p3", "p4", "p5", "p5-kubernetes", "p6", "p10", "p11"),
+    *("kube-large", "usage", "series"),
+]
 
 
 @pytest.mark.parametrize("alias", ALIASES)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from services.launcher.gpus import find_gpus
+from libs.signals.gpus import find_gpus
 from tests.frameworks.conftest import SlowShiftwork
 from tests.frameworks.local_gang import BIN, ROOT
 

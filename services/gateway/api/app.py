@@ -33,6 +33,7 @@ from services.gateway.api import (
     runs,
     sessions,
     shapes,
+    signals,
     tasks,
     tokens,
     usage,
@@ -54,8 +55,8 @@ ROUTERS = tuple(
     module.router
     for module in (
         *(tasks, queue, logs, log_lines, events, exec_sessions, nodes, quotas, policies),
-        *(people, runs, usage, notifications, tokens, audit_trail, dead_letters),
-        *(sessions, login, cli_login),
+        *(people, runs, signals, usage, notifications, tokens, audit_trail),
+        *(dead_letters, sessions, login, cli_login),
     )
 )
 DESCRIPTION = (

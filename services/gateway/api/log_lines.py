@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from libs.contracts import messages as m
 from services.gateway.api.deps import Caller, Parts, allows, answer, router_of, task_or_404
-from services.gateway.api.logs import time_of
+from services.gateway.api.query_parameters import time_parameter
 from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Action
 from services.gateway.problems import TOO_MANY, ProblemError, invalid
@@ -127,8 +127,8 @@ async def log_lines(
         ignore_case=ignore_case,
         lines_before=lines_before,
         lines_after=lines_after,
-        since=time_of("since", since),
-        until=time_of("until", until),
+        since=time_parameter("since", since),
+        until=time_parameter("until", until),
         by_time=order == "time",
         after=after,
         before=before,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query
@@ -15,12 +14,12 @@ from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
 from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of, task_or_404
+from services.gateway.api.query_parameters import time_parameter
 from services.gateway.auth import Identity
 from services.gateway.output_stream import OutputFilter, OutputFollower, read_range
 from services.gateway.permissions import Action
 from services.gateway.problems import NOT_FOUND, ProblemError, invalid
 from services.gateway.sse import EventStream, Produce, Write, frame
-from services.gateway.strict_input import parse_time
 
 router = router_of("logs")
 STREAM = "text/event-stream"
@@ -78,10 +77,10 @@ async def logs(
         role,
         offset or 0,
         tail,
-        time_of("since", since),
+        time_parameter("since", since),
         timestamps=timestamps,
         before=before,
-        until=time_of("until", until),
+        until=time_parameter("until", until),
     )
     if follow:
         for name, value in (("before", before), ("until", until)):
@@ -124,15 +123,6 @@ def _check(parts: Context, limit_bytes: int | None, tail: int) -> None:
     if tail > parts.settings.log_tail_lines_max:
         most = parts.settings.log_tail_lines_max
         raise invalid("tail", tail, f"is more than {most}", f"give {most} or less")
-
-
-def time_of(name: str, text: str | None) -> datetime | None:
-    """The time of a parameter. Raises the problem that it is none."""
-    try:
-        return parse_time(text) if text else None
-    except ValueError:
-        fix = "write it like 2026-01-31T12:00:00Z"
-        raise invalid(name, text, "is not a time with a zone", fix) from None
 
 
 async def _kept(parts: Context, wanted: OutputFilter) -> list[m.LogInfo]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from libs.contracts import messages as m
 from libs.contracts.ids import RunId
 from libs.contracts.rank_sizes import sizes_of
-from libs.store.port import ConflictError, Op, Tx, Where
+from libs.store.port import ConflictError, Tx
 from services.gateway import reports, views
 from services.gateway import store as rows_of
 from services.gateway.api import shapes
@@ -22,17 +22,14 @@ from services.gateway.api.deps import (
     Caller,
     CallingRun,
     Context,
-    PageQuery,
     Parts,
     allows,
     answer,
-    answer_page,
     retried,
     router_of,
     task_or_404,
 )
 from services.gateway.api.guard import address_of
-from services.gateway.api.tasks import number_cursor
 from services.gateway.auth import Identity, require_owner
 from services.gateway.bodies import (
     CheckpointBody,
@@ -394,18 +391,3 @@ async def task_life_state(task_id: str, caller: Caller, parts: Parts) -> Respons
         row = await task_or_404(tx, task_id, caller.sight)
     require_owner(caller, row, "read its life state")
     return await _answer_state(parts, task_id)
-
-
-@router.get("/tasks/{task_id}/metrics", response_model=shapes.MetricsPage, tags=["tasks"])
-@allows(Action.READ_TASKS)
-async def metrics(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) -> Response:
-    """What the task's ranks reported, rank by rank: the latest values and a thinned history."""
-    after = number_cursor(paging.cursor)
-    where = Where("task_id", Op.EQ, task_id), Where("rank", Op.GE, after)
-    async with parts.store.transaction() as tx:
-        await task_or_404(tx, task_id, caller.sight)
-        rows = await rows_of.metrics(tx, *where, limit=paging.limit + 1)
-    more = str(rows[paging.limit].rank) if len(rows) > paging.limit else None
-    return answer_page(
-        rows[: paging.limit], views.metrics, lambda row: str(row.rank), more, left_out=tx.unreadable
-    )

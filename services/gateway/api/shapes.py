@@ -150,6 +150,21 @@ class TaskWarning(TypedDict):
     message: str
 
 
+class Activity(TypedDict):
+    """How much of what a run holds it uses, as measured until a moment. ``idle_gpus`` have been
+    nearly unused for long, the first of them since ``idle_since``; ``quiet_since``: no rank uses a
+    processor or a GPU. The seconds are sums over all of its GPUs since its beginning.
+    """
+
+    measured_until: str
+    gpus: int
+    idle_gpus: int
+    idle_since: str | None
+    quiet_since: str | None
+    measured_gpu_seconds: float
+    idle_gpu_seconds: float
+
+
 class Task(TaskSpec):
     """A task. ``reason`` has ``code`` and ``text``, and the numbers and names in it."""
 
@@ -186,6 +201,8 @@ class Task(TaskSpec):
     observed_revision: int
     # Where it was asked for: of all attempts that ended; null where there were too many.
     run_seconds: NotRequired[float | None]
+    # Of one task: how much of what its live run holds it uses, if that was measured.
+    activity: NotRequired[Activity]
 
 
 class Unreadable(TypedDict):
@@ -292,6 +309,8 @@ class Run(TypedDict):
     assigned_at: str | None
     start_deadline_at: str | None
     delayed: Delay | None
+    # Null: nothing was measured.
+    activity: Activity | None
     started_at: str | None
     # When its program first asked whether it should leave.
     listening_at: str | None
@@ -516,32 +535,6 @@ class DecisionPage(TypedDict):
 
 # Infinite and undefined numbers are the texts "Infinity", "-Infinity" and "NaN".
 Values = dict[str, float | str]
-
-
-class MetricPoint(TypedDict):
-    """What a rank reported at one time, in seconds since 1970."""
-
-    attempt: int
-    at_seconds: float
-    values: Values
-
-
-class RankMetrics(TypedDict):
-    """What one rank reported: the newest values, and a thinned history."""
-
-    rank: int
-    attempt: int
-    at: str
-    latest: Values
-    points: list[MetricPoint]
-
-
-class MetricsPage(TypedDict):
-    """One page of ranks."""
-
-    items: list[RankMetrics]
-    next_cursor: str | None
-    unreadable: NotRequired[list[Unreadable]]
 
 
 class Ready(TypedDict):

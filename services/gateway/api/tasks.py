@@ -391,8 +391,16 @@ async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
     async with parts.store.transaction() as tx:
         row = await task_or_404(tx, task_id, caller.sight)
         report = (await rows_of.progress_of(tx, [task_id])).get(task_id)
+        run = await tx.get(RunRow, task_id, row.attempt)
     secrets = sees_secrets(caller, row)
-    return answer_one(task_id, lambda: views.task(row, secrets=secrets, report=report))
+    used = run.activity if run is not None and run.live else None
+    return answer_one(
+        task_id,
+        lambda: {
+            **views.task(row, secrets=secrets, report=report),
+            **({"activity": views.activity(used)} if used is not None else {}),
+        },
+    )
 
 
 @router.put("/tasks/{task_id}/goal", status_code=202, response_model=shapes.Revision)

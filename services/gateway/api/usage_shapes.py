@@ -19,6 +19,10 @@ class UsageAmounts(BaseModel):
     # Of that, until the processes ran: seconds of attempts, and of their GPUs.
     starting_seconds: float
     starting_gpu_seconds: float
+    # Of the GPUs that attempts held: for how long they were measured, and how long they were idle
+    # (utilization below a limit) of that. Averages of an attempt, for a part of it.
+    measured_gpu_seconds: float
+    idle_gpu_seconds: float
     # Held after the last checkpoint, by attempts that others or a failure ended.
     lost_to_preemption_gpu_seconds: float
     lost_to_preemption_node_seconds: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Any
 import structlog
 
 from libs.contracts.ids import RunId
-from libs.contracts.messages import Node
+from libs.contracts.messages import Node, NodeSampled
 from libs.contracts.runtimes import LIMITS_LABEL, LIMITS_NOT_ENFORCED, PROCESS
 from services.launcher.domain.model import (
     Fault,
@@ -38,6 +39,7 @@ from services.launcher.runtimes.port import (
     RuntimeUnavailableError,
     StartFailedError,
 )
+from services.launcher.runtimes.process_sampler import ProcessSampler
 from services.launcher.task_users import TaskUser, own_environment
 
 # At most this many runs without a readable id are logged, each once.
@@ -56,6 +58,11 @@ class ProcessRuntime:
     def __init__(self, machine: Machine, nodes: Iterable[NodePlan]) -> None:
         self._machine = machine
         self._clients = {plan.node.id: NodeClient(plan, machine, retired=False) for plan in nodes}
+        self._sampler = ProcessSampler(
+            machine.folder,
+            {node_id: client.plan.devices for node_id, client in self._clients.items()},
+            socket.gethostname(),
+        )
         self._hint: Callable[[], None] = lambda: None
         self._unreadable: set[tuple[str, str]] = set()
 
@@ -169,6 +176,19 @@ class ProcessRuntime:
         }
         return Listing(nodes, runs)
 
+    async def sample(self, now: datetime) -> Sequence[NodeSampled]:
+        """See ``sample_port.SampledRuntime``. It uses the listing that the scan made anyway."""
+        clients = [client for client in self._clients.values() if not client.retired]
+        answers = await asyncio.gather(
+            *(client.list() for client in clients), return_exceptions=True
+        )
+        nodes = {
+            client.plan.node.id: answer
+            for client, answer in zip(clients, answers, strict=True)
+            if not isinstance(answer, BaseException)
+        }
+        return await asyncio.to_thread(self._sampler.sample, nodes, now)
+
     def _run_id(self, text: str, node_id: str) -> RunId | None:
         """Parse a run id from a supervisor. Logs an error and returns None if it is none: no row
         can own such a run, and the others continue."""
@@ -188,6 +208,7 @@ class ProcessRuntime:
 
     async def close(self) -> None:
         """See ``port.Runtime``. Supervisors with nothing to run leave."""
+        self._sampler.close()
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
     async def _call_nodes(self, node_ids: frozenset[str], request: Mapping[str, Any]) -> None:

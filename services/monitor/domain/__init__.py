@@ -1,1 +1,1 @@
-"""The monitor's decisions: what notifies, where to, and when again. Pure."""
+"""What the monitor decides: what notifies, where to, and when again; series and activity. Pure."""

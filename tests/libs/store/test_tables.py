@@ -228,7 +228,7 @@ def test_a_running_service_does_not_import_sqlalchemy() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
-    assert done.stdout.split() == ["6", "False"]
+    assert done.stdout.split() == ["7", "False"]
 
 
 def test_a_value_of_another_type_is_not_encoded() -> None:

@@ -34,6 +34,7 @@ from services.gateway.tables import TABLES
 from services.gateway.usage import Amounts, Selection
 from tests.kit.clock import START, FakeClock, at
 from tests.kit.memory import MemoryPlatform
+from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import (
     GatewayHarness,
     a_spec,
@@ -579,3 +580,45 @@ async def test_errors_name_the_field_and_the_fix(
     (error,) = reply.json()["errors"]
     assert error["field"] == field
     assert fix in error["fix"]
+
+
+def activity(until: float, measured: float, idle: float, **more: object) -> m.RunActivityChanged:
+    return m.RunActivityChanged.model_validate(
+        {
+            "task_id": "ta",
+            "attempt": 1,
+            "measured_from": at(15),
+            "measured_until": at(until),
+            "measured_gpu_seconds": measured,
+            "idle_gpu_seconds": idle,
+            **more,
+        }
+    )
+
+
+async def test_the_idle_part_of_what_was_held_is_in_usage_and_on_the_task(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    task = (await harness.submitted(admin))["id"]
+    run = assigned(task).model_copy(update=ALICE)
+    started = m.RunStarted(task_id=task, attempt=1, started_at=at(15), placements=run.placements)
+    newer = activity(35, 40.0, 10.0, task_id=task, gpus=2, idle_gpus=1, idle_since=at(20))
+    older = activity(25, 20.0, 20.0, task_id=task, gpus=2)
+    await harness.project(run, started)
+    await harness.publish(newer, older)
+
+    async def shown() -> bool:
+        found = (await admin.get(f"/v1/tasks/{task}")).json().get("activity")
+        return found is not None and found["measured_gpu_seconds"] == 40.0
+
+    await until(shown)
+    found = (await admin.get(f"/v1/tasks/{task}")).json()["activity"]
+    assert (found["gpus"], found["idle_gpus"], found["quiet_since"]) == (2, 1, None)
+    assert found["idle_since"].startswith("2026-01-01T00:00:20")
+    (attempt,) = (await admin.get(f"/v1/tasks/{task}/runs")).json()["items"]
+    assert attempt["activity"] == found
+    # 20 s were measured, in which 2 GPUs were idle for 10 s together: a part counts with its part.
+    path = f"/v1/usage?task={task}&from=2026-01-01T00:00:15Z&to=2026-01-01T00:00:25Z"
+    harness.clock.move_to(60)
+    (item,) = (await admin.get(path)).json()["items"]
+    assert (item["measured_gpu_seconds"], item["idle_gpu_seconds"]) == (20.0, 5.0)

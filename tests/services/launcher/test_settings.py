@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.launcher.gpus import Gpu
+from libs.signals.gpus import Gpu
 from services.launcher.local_nodes import pids_max, plan_nodes
 from services.launcher.settings import LauncherSettings
 

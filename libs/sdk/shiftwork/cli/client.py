@@ -21,6 +21,8 @@ from shiftwork.transport import Answer, Connection, Unreachable
 
 CALL_SECONDS = 30.0
 TRIES = Tries()
+# Why something is missing in all items of a page.
+PAGE_NOTES = ("series_problem",)
 PAGE = 1000
 RANGE_BYTES = 1_048_576
 
@@ -119,9 +121,11 @@ class Api:
     def items(self, path: str, query: Query | None = None, limit: int | None = None) -> Json:
         """A list: ``{"items": […], "next_cursor": …}``, pages joined until ``limit`` or the end.
 
-        Rows that the server cannot show stand beside it in ``unreadable``, and are warned of.
+        Rows that the server cannot show stand beside it in ``unreadable``, and are warned of. What
+        a page says about all of its items (``PAGE_NOTES``) is kept.
         """
         items: list[Any] = []
+        notes: dict[str, Any] = {}
         apart: list[Any] = []
         params = dict(query or {})
         while True:
@@ -129,13 +133,14 @@ class Api:
             page = self.get(path, {**params, "limit": left})
             items += page["items"]
             apart += page.get("unreadable") or []
+            notes.update({name: page[name] for name in PAGE_NOTES if name in page})
             cursor = page.get("next_cursor")
             empty = not page["items"] and not page.get("unreadable")
             if not cursor or empty or (limit is not None and len(items) >= limit):
                 for each in apart:
                     render.warning(f"{each['id']} is left out: {each['problem']}")
                 more = {"unreadable": apart} if apart else {}
-                return {"items": items, "next_cursor": cursor, **more}
+                return {"items": items, "next_cursor": cursor, **more, **notes}
             params["cursor"] = cursor
 
     def read_range(self, path: str, query: Query) -> Range:

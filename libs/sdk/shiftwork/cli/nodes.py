@@ -1,4 +1,4 @@
-"""``shiftwork nodes``, ``node ls|cordon|uncordon|drain|label|taint`` and ``group ls``."""
+"""``shiftwork nodes``, ``node ls|metrics|cordon|uncordon|drain|label|taint`` and ``group ls``."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, follow, ids, parse, render, session, timeline
+from shiftwork.cli import complete, follow, ids, metrics, parse, render, session, timeline
 from shiftwork.cli.client import Api
 from shiftwork.cli.failures import Failure, usage
 from shiftwork.cli.task_options import HOLDING
@@ -18,6 +18,7 @@ def register(app: session.App) -> None:
     app.command("nodes", cls=session.Watched)(nodes)
     one = session.App(name="node", help="One node.", no_args_is_help=True)
     one.command("ls", cls=session.Watched)(nodes)
+    one.command("metrics", cls=session.Watched)(metrics.node_metrics)
     one.command("cordon")(cordon)
     one.command("uncordon")(uncordon)
     one.command("drain")(drain)
@@ -39,6 +40,7 @@ def nodes(
     if now.json:
         render.document(found)
         return
+    used = metrics.utilization(api, [node["id"] for node in found["items"]], ())
     holders: Dict[str, Any] = {}
     if any(node.get("tasks") for node in found["items"]):
         holders = {task["id"]: task for task in api.items("/v1/tasks", IN_HOLDING_STATES)["items"]}
@@ -51,11 +53,13 @@ def nodes(
             render.Column("MODEL", drop=2, least=8),
             render.Column("CPUS", drop=5),
             render.Column("MEMORY", drop=6),
+            render.Column("CPU", drop=3),
+            render.Column("GPU", drop=3),
             render.Column("TASKS", drop=1, least=20),
             render.Column("LABELS", drop=8, least=12),
             render.Column("TAINTS", drop=7, least=12),
         ),
-        [_row(node, holders) for node in found["items"]],
+        [_row(node, holders, used.get(node["id"], {})) for node in found["items"]],
         "no nodes yet",
     )
 
@@ -64,7 +68,7 @@ def nodes(
 IN_HOLDING_STATES = {"state": ",".join(HOLDING)}
 
 
-def _row(node: Dict[str, Any], holders: Dict[str, Any]) -> List[str]:
+def _row(node: Dict[str, Any], holders: Dict[str, Any], used: Dict[str, Any]) -> List[str]:
     return [
         node["id"],
         node["group"],
@@ -73,6 +77,8 @@ def _row(node: Dict[str, Any], holders: Dict[str, Any]) -> List[str]:
         node.get("gpu_model") or "",
         f"{node['cpus']:g}" if node.get("cpus") else "",
         _gib(node.get("memory_bytes") or 0),
+        metrics.percent(used.get("cpu_percent")),
+        metrics.percent(metrics.mean_gpu(used)),
         _tasks(node, holders),
         render.labels(parse.fields(node.get("labels"))),
         " ".join(parse.listed(node.get("taints"))),

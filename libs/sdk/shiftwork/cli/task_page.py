@@ -114,6 +114,7 @@ def show(api: Api, found: dict[str, Any]) -> None:
             ("attempt", str(found["attempt"] or "")),
             ("ranks", _ranks(runs, found)),
             ("progress", _reported(found)),
+            ("activity", _activity(found)),
             ("checkpoint", _checkpoint(checkpoint, found)),
             ("life state", _life_state(found)),
             ("continues", found.get("continues") or ""),
@@ -180,6 +181,20 @@ def _delayed(runs: list[dict[str, Any]], task: dict[str, Any]) -> str:
         if run["attempt"] == task["attempt"]:
             return str(parse.fields(run.get("delayed")).get("detail", ""))
     return ""
+
+
+def _activity(task: dict[str, Any]) -> str:
+    """Whether its live run uses what it holds; empty if that was not measured."""
+    used = parse.fields(task.get("activity"))
+    if used.get("quiet_since"):
+        since = render.timestamp(used["quiet_since"])
+        return f"nothing: no rank uses a processor or a GPU since {since}"
+    if not used.get("gpus"):
+        return ""
+    if not used["idle_gpus"]:
+        return f"uses {render.counted(used['gpus'], 'GPU')}"
+    since = render.timestamp(used["idle_since"])
+    return f"{used['idle_gpus']} of {render.counted(used['gpus'], 'GPU')} idle since {since}"
 
 
 def _ranks(runs: list[dict[str, Any]], task: dict[str, Any]) -> str:

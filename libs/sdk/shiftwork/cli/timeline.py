@@ -48,6 +48,17 @@ def _onward(data: Data) -> str:
     return f"; it goes on{_from(data)}" if data.get("resume_from") else ""
 
 
+def _activity(data: Data) -> str:
+    if data.get("quiet_since"):
+        since = render.clock(data["quiet_since"])
+        return f"nothing: no rank uses a processor or a GPU since {since}"
+    idle, gpus = data.get("idle_gpus") or 0, data.get("gpus") or 0
+    if not idle:
+        return "uses what it holds again" if gpus else "is not measured any more"
+    since = render.clock(data.get("idle_since"))
+    return f"{idle} of {render.counted(gpus, 'GPU')} idle since {since}"
+
+
 def _is_debug(data: Data) -> bool:
     return str(parse.fields(data.get("spec")).get("run_mode")).lower().endswith("debug")
 
@@ -275,6 +286,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "run.delayed": lambda d: (
         f"not started yet: {d['detail']}" if d.get("detail") else "nothing delays the start"
     ),
+    "run.activity_changed": _activity,
     "run.started": lambda d: f"started on {_nodes(d)}",
     "run.rank_restarted": lambda d: (
         f"{d.get('detail')}; it is started again"
@@ -326,6 +338,7 @@ _STEPS: Mapping[str, int] = {
     "run.kill_requested": _RUNNING,
     "run.checkpoint_saved": _RUNNING,
     "run.yielded": _RUNNING,
+    "run.activity_changed": _RUNNING,
     "run.life_state_saved": _RUNNING,
     "run.exited": _EXITED,
     "run.error_lines_found": _USED,

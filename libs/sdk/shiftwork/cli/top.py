@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Mapping
 
 import typer
 
-from shiftwork.cli import render, session, tasks, watch
+from shiftwork.cli import charts, ids, metrics, render, session, tasks, watch
 from shiftwork.cli.client import Api
+from shiftwork.cli.task_options import HOLDING
 
 # A request's worth; a screen shows fewer.
 TASKS_MAX = 100
@@ -53,8 +54,8 @@ def top(
 
 
 def _document(api: Api, *, everybody: bool) -> dict[str, Any]:
-    """The groups and the live tasks: three requests, whatever the cluster's size. Tasks that hold
-    nodes come first, so that no number of waiting ones hides them."""
+    """The groups, the live tasks and what they use: four requests, whatever the cluster's size.
+    Tasks that hold nodes come first, so that no number of waiting ones hides them."""
     groups = api.get("/v1/groups")["items"]
     found: list[Any] = []
     has_more = False
@@ -68,7 +69,14 @@ def _document(api: Api, *, everybody: bool) -> dict[str, Any]:
         page = api.get("/v1/tasks", query)
         found += page["items"]
         has_more |= page.get("next_cursor") is not None
-    return {"groups": groups, "tasks": sorted(found, key=_place), "more_tasks": has_more}
+    found.sort(key=_place)
+    running = [task["id"] for task in found if task["state"] in HOLDING]
+    return {
+        "groups": groups,
+        "tasks": found,
+        "more_tasks": has_more,
+        "utilization": list(metrics.utilization(api, (), running).values()),
+    }
 
 
 def _place(task: dict[str, Any]) -> int:
@@ -94,8 +102,31 @@ def _draw(api: Api, *, everybody: bool) -> None:
     render.line("")
     shown: list[dict[str, Any]] = found["tasks"]
     tasks.show_table(api, shown, "no live tasks" if everybody else "no live tasks of yours")
+    used = [each for each in found["utilization"] if each["ranks"]]
+    if used:
+        names = ids.shortened(task["id"] for task in shown)
+        called = {task["id"]: task["name"] for task in shown}
+        render.line("")
+        render.table(
+            ("TASK", "NAME", "RANKS", "CPU CORES", "MEMORY", "GPUS", "GPU", "GPU MEMORY"),
+            [_used(each, names, called) for each in used],
+            "",
+        )
     if found["more_tasks"]:
         render.note(f"only {TASKS_MAX} are shown: `shiftwork ls` lists all")
+
+
+def _used(used: dict[str, Any], names: Mapping[str, str], called: Mapping[str, str]) -> list[str]:
+    return [
+        names[used["task"]],
+        called[used["task"]],
+        str(used["ranks"]),
+        charts.valued("cpu_cores", used["cpu_cores"]),
+        charts.valued("memory_bytes", used["memory_bytes"]),
+        str(used["gpus"]),
+        metrics.percent(used["gpu_percent"]) or "-",
+        charts.valued("gpu_memory_used_bytes", used["gpu_memory_used_bytes"]),
+    ]
 
 
 def _group(group: dict[str, Any]) -> list[str]:

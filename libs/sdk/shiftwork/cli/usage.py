@@ -92,13 +92,30 @@ def _draw(found: Dict[str, Any]) -> None:
     columns = [render.Column(name.upper(), least=8) for name in names]
     columns.append(render.Column("ATTEMPTS", drop=5))
     columns += [render.Column(name, drop=drop) for name, _, drop in HOURS]
-    rows = [_row([each[name] or "unknown" for name in names], each) for each in found["items"]]
+    measured = bool(found["total"].get("measured_gpu_seconds"))
+    if measured:
+        columns.append(render.Column("IDLE", drop=3))
+    rows = [
+        _row([each[name] or "unknown" for name in names], each, measured=measured)
+        for each in found["items"]
+    ]
     if rows:
-        rows.append(_row(["total", *[""] * (len(names) - 1)], found["total"]))
+        rows.append(_row(["total", *[""] * (len(names) - 1)], found["total"], measured=measured))
     render.table(columns, rows, "nothing was held in this time")
     render.note(f"from {found['from']} to {found['to']}; lost and starting in GPU-hours")
+    if measured:
+        render.note("idle: the part of the measured GPU time in which utilization was low")
 
 
-def _row(key: Sequence[str], amounts: Dict[str, Any]) -> List["str | render.Cell"]:
+def _row(
+    key: Sequence[str], amounts: Dict[str, Any], *, measured: bool
+) -> List["str | render.Cell"]:
     hours = [f"{amounts[field] / HOUR_SECONDS:,.2f}" for _, field, _ in HOURS]
-    return [*key, str(amounts["attempts"]), *hours]
+    idle = [_idle(amounts)] if measured else []
+    return [*key, str(amounts["attempts"]), *hours, *idle]
+
+
+def _idle(amounts: Dict[str, Any]) -> str:
+    """The part of the measured GPU time in which GPUs were idle; empty where none was measured."""
+    measured = amounts["measured_gpu_seconds"]
+    return f"{100 * amounts['idle_gpu_seconds'] / measured:.0f} %" if measured else ""

@@ -316,6 +316,31 @@ class Nodes(Resource):
             body,
         )
 
+    def metrics(
+        self,
+        node_id: str,
+        *,
+        signal: Optional[Sequence[str]] = None,
+        from_: Optional[str] = None,
+        to: Optional[str] = None,
+        step_seconds: Optional[int] = None,
+    ) -> types.NodeMetrics:
+        """What was sampled of a node and its GPUs. Left out, to is now and from an hour before to.
+
+        GET /v1/nodes/{node_id}/metrics
+
+        Args:
+            signal: names of signals; left out: all. Also with commas
+            from_: RFC 3339, included
+            to: RFC 3339, excluded
+            step_seconds: the wanted distance of points; at least as much"""
+        return self._json(
+            Operation("GET", "/v1/nodes/{node_id}/metrics", repeatable=True),
+            {"node_id": node_id},
+            {"signal": signal, "from": from_, "to": to, "step_seconds": step_seconds},
+            {},
+        )
+
 
 class Notifications(Resource):
     """``client.notifications``."""
@@ -1187,19 +1212,49 @@ class Tasks(Resource):
         )
 
     def metrics(
-        self, task_id: str, *, limit: Optional[int] = None, cursor: Optional[str] = None
+        self,
+        task_id: str,
+        *,
+        series: Optional[bool] = None,
+        signal: Optional[Sequence[str]] = None,
+        from_: Optional[str] = None,
+        to: Optional[str] = None,
+        step_seconds: Optional[int] = None,
+        rank: Optional[int] = None,
+        attempt: Optional[int] = None,
+        limit: Optional[int] = None,
+        cursor: Optional[str] = None,
     ) -> Listing[types.RankMetrics, types.MetricsPage]:
-        """What the task's ranks reported, rank by rank: the latest values and a thinned history.
+        """What is known of the task's ranks, rank by rank: what they reported (the latest values and a
+        thinned history), and with series also what was sampled. Left out, from is the start of the
+        attempt (of the newest one) and to its end.
 
         GET /v1/tasks/{task_id}/metrics
 
         Args:
+            series: with all series; so, too, with signal, from, to or step_seconds
+            signal: names of signals; left out: all. Also with commas
+            from_: RFC 3339, included
+            to: RFC 3339, excluded
+            step_seconds: the wanted distance of points; at least as much
+            rank: the rank, counted over all roles
+            attempt: the attempt; left out: the newest for a range, all otherwise
             limit: at most 1000
             cursor: next_cursor of the page before"""
         return self._list(
             Operation("GET", "/v1/tasks/{task_id}/metrics", repeatable=True),
             {"task_id": task_id},
-            {"limit": limit, "cursor": cursor},
+            {
+                "series": series,
+                "signal": signal,
+                "from": from_,
+                "to": to,
+                "step_seconds": step_seconds,
+                "rank": rank,
+                "attempt": attempt,
+                "limit": limit,
+                "cursor": cursor,
+            },
             {},
         )
 
@@ -1491,6 +1546,27 @@ class Users(Resource):
         )
 
 
+class Utilization(Resource):
+    """``client.utilization``."""
+
+    def list(
+        self, *, node: Optional[Sequence[str]] = None, task: Optional[Sequence[str]] = None
+    ) -> types.Utilization:
+        """What nodes and live tasks use now. Tasks that the caller may not see are left out.
+
+        GET /v1/utilization
+
+        Args:
+            node: ids; also with commas
+            task: ids; also with commas"""
+        return self._json(
+            Operation("GET", "/v1/utilization", repeatable=True),
+            {},
+            {"node": node, "task": task},
+            {},
+        )
+
+
 class Whoami(Resource):
     """``client.whoami``."""
 
@@ -1525,4 +1601,5 @@ class Resources:
         self.tokens = Tokens(core)
         self.usage = Usage(core)
         self.users = Users(core)
+        self.utilization = Utilization(core)
         self.whoami = Whoami(core)

@@ -31,6 +31,20 @@ class AcceptedSamples(TypedDict):
     accepted: int
 
 
+class Activity(TypedDict):
+    """How much of what a run holds it uses, as measured until a moment. ``idle_gpus`` have been
+    nearly unused for long, the first of them since ``idle_since``; ``quiet_since``: no rank uses a
+    processor or a GPU. The seconds are sums over all of its GPUs since its beginning."""
+
+    measured_until: str
+    gpus: int
+    idle_gpus: int
+    idle_since: Optional[str]
+    quiet_since: Optional[str]
+    measured_gpu_seconds: float
+    idle_gpu_seconds: float
+
+
 class AuditEntry(TypedDict):
     """A change, or the refusal of one. ``before`` and ``after`` are there as far as the change has
     such."""
@@ -424,6 +438,19 @@ class GoalBody(TypedDict):
     now: NotRequired[bool]
 
 
+class GpuUtilization(TypedDict):
+    """The newest sample of one GPU. Null: not measured."""
+
+    index: int
+    uuid: str
+    model: str
+    gpu_percent: Optional[float]
+    gpu_memory_used_bytes: Optional[float]
+    gpu_memory_total_bytes: Optional[float]
+    gpu_power_watts: Optional[float]
+    gpu_temperature_celsius: Optional[float]
+
+
 class Granted(TypedDict):
     """The number of the grant that decides, and what is held of it. ``unit`` null: the level is not
     permitted, by a default without a number."""
@@ -595,11 +622,12 @@ class MetricsBody(TypedDict):
 
 
 class MetricsPage(TypedDict):
-    """One page of ranks."""
+    """One page of ranks. ``series_problem``: why sampled series are missing."""
 
     items: List[RankMetrics]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+    series_problem: NotRequired[str]
 
 
 class ModeBody(TypedDict):
@@ -657,12 +685,30 @@ class NodeLabelsAndTaints(TypedDict):
     taints: List[str]
 
 
+class NodeMetrics(TypedDict):
+    """What was sampled of one node."""
+
+    node: str
+    series: List[SignalSeries]
+
+
 class NodePage(TypedDict):
     """One page of nodes."""
 
     items: List[Node]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class NodeUtilization(TypedDict):
+    """The newest sample of one node. Null: not measured."""
+
+    node: str
+    sampled_at: str
+    cpu_percent: Optional[float]
+    memory_used_bytes: Optional[float]
+    memory_total_bytes: Optional[float]
+    gpus: List[GpuUtilization]
 
 
 class Notification(TypedDict):
@@ -1185,13 +1231,15 @@ class RankExit(TypedDict):
 
 
 class RankMetrics(TypedDict):
-    """What one rank reported: the newest values, and a thinned history."""
+    """What one rank reported: the newest values, and a thinned history. With ``series``, all that
+    is known of the rank as series."""
 
     rank: int
     attempt: int
     at: str
     latest: Dict[str, Union[float, str]]
     points: List[MetricPoint]
+    series: NotRequired[List[SignalSeries]]
 
 
 class Ready(TypedDict):
@@ -1352,6 +1400,7 @@ class Run(TypedDict):
     assigned_at: Optional[str]
     start_deadline_at: Optional[str]
     delayed: Optional[Delay]
+    activity: Optional[Activity]
     started_at: Optional[str]
     listening_at: Optional[str]
     resume_from: Optional[Checkpoint]
@@ -1413,6 +1462,15 @@ class SchedulableBody(TypedDict):
     drain: NotRequired[bool]
 
 
+class SeriesPoint(TypedDict):
+    """One step of a series. Of what a program reported all three are the reported value."""
+
+    at_seconds: float
+    average: Union[float, str]
+    minimum: Union[float, str]
+    maximum: Union[float, str]
+
+
 class Session(TypedDict):
     """A browser's session. It ends earlier than ``expires_at`` if it is not used."""
 
@@ -1432,6 +1490,19 @@ class SessionPage(TypedDict):
     items: List[Session]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class SignalSeries(TypedDict):
+    """One signal over time: sampled by the platform, or reported by the program. A step without
+    a point is a gap."""
+
+    signal: str
+    source: Literal["sampled", "reported"]
+    node: Optional[str]
+    gpu: Optional[int]
+    attempt: Optional[int]
+    step_seconds: Optional[int]
+    points: List[SeriesPoint]
 
 
 class StartsAfter(TypedDict):
@@ -1508,6 +1579,7 @@ class Task(TypedDict):
     revision: int
     observed_revision: int
     run_seconds: NotRequired[Optional[float]]
+    activity: NotRequired[Activity]
 
 
 class TaskBody(TypedDict):
@@ -1562,6 +1634,20 @@ class TaskPage(TypedDict):
     items: List[Task]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class TaskUtilization(TypedDict):
+    """The newest samples of all ranks of a task together. Null: not measured."""
+
+    task: str
+    attempt: int
+    sampled_at: str
+    ranks: int
+    gpus: int
+    cpu_cores: Optional[float]
+    memory_bytes: Optional[float]
+    gpu_percent: Optional[float]
+    gpu_memory_used_bytes: Optional[float]
 
 
 class TaskWarning(TypedDict):
@@ -1701,6 +1787,8 @@ class UsageAmounts(TypedDict):
     held_node_seconds: float
     starting_seconds: float
     starting_gpu_seconds: float
+    measured_gpu_seconds: float
+    idle_gpu_seconds: float
     lost_to_preemption_gpu_seconds: float
     lost_to_preemption_node_seconds: float
     lost_to_failure_gpu_seconds: float
@@ -1715,6 +1803,8 @@ class UsageItem(TypedDict):
     held_node_seconds: float
     starting_seconds: float
     starting_gpu_seconds: float
+    measured_gpu_seconds: float
+    idle_gpu_seconds: float
     lost_to_preemption_gpu_seconds: float
     lost_to_preemption_node_seconds: float
     lost_to_failure_gpu_seconds: float
@@ -1783,6 +1873,14 @@ class UserPage(TypedDict):
     items: List[User]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class Utilization(TypedDict):
+    """What is in use now, of the nodes and live tasks that were asked for and were sampled within
+    the last minute."""
+
+    nodes: List[NodeUtilization]
+    tasks: List[TaskUtilization]
 
 
 class Verdict(TypedDict):

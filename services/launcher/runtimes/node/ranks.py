@@ -333,6 +333,9 @@ class Ranks:
                 continue
             over = {} if rank.recording else rank.exit or {}
             found = {"started_at": rank.started_at, "start": rank.start, **over}
+            if rank.exit is None:
+                # Where its processes are found, for the sampler.
+                found |= {"pid": rank.pid, "ticks": rank.ticks, "groups": list(rank.groups)}
             runs.setdefault(rank.run, {})[str(rank.rank)] = found
         return runs
 

@@ -80,6 +80,10 @@ class CliServer:
     quotas: list[dict[str, Any]] = field(default_factory=list)
     permissions: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
+    # What a task's ranks or a node used; of nodes and tasks now, by route.
+    metrics: dict[str, Any] = field(default_factory=dict)
+    # None: the server is older.
+    utilization: dict[str, Any] | None = None
     tokens: list[dict[str, Any]] = field(default_factory=list)
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -199,14 +203,19 @@ class CliServer:
             return problem(404, "not-found", f"there is no task {words[1]!r}")
         if words[0] == "tasks" and len(words) == 2:
             return 200, self.tasks[words[1]]
+        if words[-1] == "metrics" and method == "GET":
+            return 200, self.metrics
         if words[0] == "tasks":
             return self._of_task(words[1], words[2], body)
         if method == "GET" and words[0] == "nodes" and len(words) > 1:
             return 200, next((node for node in self.nodes if node["id"] == words[1]), {})
-        if words == ["quotas", "explain"]:
-            return 200, self.permissions
-        if words == ["usage"]:
-            return 200, self.usage
+        documents = {
+            ("quotas", "explain"): self.permissions,
+            ("usage",): self.usage,
+            ("utilization",): self.utilization,
+        }
+        if (document := documents.get(tuple(words))) is not None:
+            return 200, document
         lists = {
             "nodes": self.nodes,
             "quotas": self.quotas,

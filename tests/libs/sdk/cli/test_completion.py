@@ -28,7 +28,7 @@ FREE_OPTIONS = frozenset(
         *("--node-selector", "--file", "--pod-template", "--workdir", "--venv"),
         *("--until", "--before", "--after", "-A", "-B", "-C"),
         *("--search", "--role of logs", "--role of exec", "--target", "--user of login"),
-        *("--url", "--token", "--export", "--secret-file"),
+        *("--url", "--token", "--export", "--secret-file", "--signal", "--step"),
     }
 )
 FREE_ARGUMENTS = frozenset(

@@ -162,7 +162,7 @@ def test_a_picture_asks_little_of_the_server(
     shown.type(b"q")
     shown.ended()
     paths = {each.path for each in server.seen}
-    assert paths == {"/v1/groups", "/v1/tasks"}
+    assert paths == {"/v1/groups", "/v1/tasks", "/v1/utilization"}
     asked = [each.query for each in server.seen if each.path == "/v1/tasks"]
     assert {query["mine"] for query in asked} == {"true"}
     # Those that hold nodes, then the others, as far as there is place.

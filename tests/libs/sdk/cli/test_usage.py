@@ -92,3 +92,25 @@ def test_without_usage_there_is_a_sentence(shiftwork: Shiftwork, server: CliServ
     done = shiftwork("usage")
     assert "nothing was held in this time" in done.err
     assert "total" not in done.out
+
+
+def test_usage_shows_the_idle_part_of_what_was_measured(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    measured = {"measured_gpu_seconds": 1000.0, "idle_gpu_seconds": 250.0}
+    server.usage["items"] = [
+        {"user": "ann", "priority": "normal", **amounts(10), **measured},
+        {
+            "user": "bob",
+            "priority": "normal",
+            **amounts(1),
+            "measured_gpu_seconds": 0.0,
+            "idle_gpu_seconds": 0.0,
+        },
+    ]
+    server.usage["total"] = {**amounts(11), **measured}
+    header, ann, bob, total = shiftwork("usage", "--group-by", "user,priority").out.splitlines()
+    assert header.split()[-1] == "IDLE"
+    assert ann.endswith("25 %")
+    assert bob.endswith("0.00")
+    assert total.endswith("25 %")

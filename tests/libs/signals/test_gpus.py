@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.launcher.gpus import Gpu, find_gpus
+from libs.signals.gpus import Gpu, find_gpus
 
 
 class NvmlError(Exception):

@@ -42,6 +42,7 @@ class Memory(Protocol):
     """NVML's answer about memory."""
 
     total: int
+    used: int
 
 
 class Nvml(Protocol):
@@ -92,7 +93,7 @@ def _ask(nvml: Nvml) -> Found:
     for number in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
-            for device in _usable(nvml, handle):
+            for device in usable(nvml, handle):
                 devices.append(_describe(nvml, device, len(devices)))
         except nvml.NVMLError as problem:
             # One that fell off its bus must not hide the others.
@@ -102,7 +103,7 @@ def _ask(nvml: Nvml) -> Found:
     return Found(tuple(devices), "; ".join(problems), nvml.nvmlSystemGetDriverVersion())
 
 
-def _usable(nvml: Nvml, handle: object) -> Iterator[object]:
+def usable(nvml: Nvml, handle: object) -> Iterator[object]:
     """The device itself, or the parts of a divided one, which CUDA cannot use as a whole."""
     try:
         divided = nvml.nvmlDeviceGetMigMode(handle)[0] == 1

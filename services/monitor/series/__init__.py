@@ -1,0 +1,1 @@
+"""Series of what was measured: recorded from samples, stored as blocks, and read."""
