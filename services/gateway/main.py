@@ -72,7 +72,6 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     )
     authenticator = _authenticator(settings, ports)
     made = mint or minting(ports.clock)
-    oidc = Provider(settings, ports.clock) if settings.oidc_issuer else None
     rejections = _rejections(settings, ports, made)
     parts = Context(
         settings=settings,
@@ -95,14 +94,14 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         large_bodies=_large_bodies(settings),
         usage_questions=_questions(settings, "usage"),
         queue_questions=_questions(settings, "queue"),
-        queue_cursors=QueueCursors(settings.queue_cursor_key() or secrets.token_bytes(32)),
+        queue_cursors=_queue_cursors(settings),
         log_questions=_questions(settings, "log"),
         dry_runs=_rates(settings, ports, "dry_runs"),
         capacity=Capacity(ports.store, ports.clock),
         rejections=rejections,
         listeners=Listeners(ports.store),
         logins=_rates(settings, ports, "logins"),
-        oidc=oidc,
+        oidc=Provider(settings, ports.clock) if settings.oidc_issuer else None,
         passwords=Passwords(settings, ports.clock),
     )
 
@@ -132,6 +131,11 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         app=create_app(parts),
         tasks=(live.run, authenticator.watch, authenticator.record_uses, rejections.run, hints.run),
     )
+
+
+def _queue_cursors(settings: GatewaySettings) -> QueueCursors:
+    """Sealed with a key that all processes derive; without one, cursors end with the process."""
+    return QueueCursors(settings.queue_cursor_key() or secrets.token_bytes(32))
 
 
 def _warn_of_proxy(settings: GatewaySettings) -> None:

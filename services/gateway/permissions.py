@@ -50,7 +50,7 @@ class Visibility(StrEnum):
 
 # The same words for bodies and answers, whose schemas list them.
 RoleWord = Literal["viewer", "user", "operator", "admin"]
-ScopeWord = Literal["read", "tasks", "tokens", "operate", "people"]
+ScopeWord = Literal["read", "secrets", "tasks", "tokens", "operate", "people"]
 VisibilityWord = Literal["own", "team", "all"]
 
 

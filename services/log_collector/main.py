@@ -65,9 +65,7 @@ def build(
         collected=(seal, plain),
         seal=seal,
     )
-    sealer = Sealer(
-        database=ports.store, archive=archive, state=state, options=settings, ended=ended
-    )
+    sealer = Sealer(ports.store, archive, state, settings, ended)
     pruner = OutputPruner(
         database=ports.store,
         archive=archive,

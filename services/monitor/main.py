@@ -32,26 +32,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
     outgoing = Outgoing(settings.waiting_messages_max)
     delivery = Delivery(ports.store, ports.clock, settings, outgoing)
     waiting = WaitingTasks(ports.store, outgoing, settings.waiting_seconds)
-    activities = Activities(
-        database=ports.store,
-        now=ports.clock.now,
-        limits=settings.activity_limits(),
-        write_seconds=settings.series_write_seconds,
-        publish_seconds=settings.activity_publish_seconds,
-    )
-    recorder = Recorder(
-        bus=ports.bus,
-        database=ports.store,
-        now=ports.clock.now,
-        resolutions=settings.resolutions(),
-        bounds=Bounds(
-            settings.series_write_seconds,
-            settings.series_rows_at_once,
-            settings.series_blocks_max,
-        ),
-        newest=Newest(settings.newest_seconds),
-        activities=activities,
-    )
+    recorder = _recorder(settings, ports)
     exported = Source(
         recorder.newest,
         ports.clock.now,
@@ -91,7 +72,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
                 wake_on_commit=False,
             ),
             *recorder.loops(),
-            activities.loop(),
+            recorder.activities.loop(),
             prune_loop(
                 "monitor",
                 ports.store,
@@ -107,6 +88,30 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
         on_lead=lead,
         on_lead_end=lead_no_longer,
         tasks=(delivery.run, recorder.listen),
+    )
+
+
+def _recorder(settings: MonitorSettings, ports: Ports) -> Recorder:
+    """What takes samples, and computes how much of what runs hold they use."""
+    activities = Activities(
+        database=ports.store,
+        now=ports.clock.now,
+        limits=settings.activity_limits(),
+        write_seconds=settings.series_write_seconds,
+        publish_seconds=settings.activity_publish_seconds,
+    )
+    return Recorder(
+        bus=ports.bus,
+        database=ports.store,
+        now=ports.clock.now,
+        resolutions=settings.resolutions(),
+        bounds=Bounds(
+            settings.series_write_seconds,
+            settings.series_rows_at_once,
+            settings.series_blocks_max,
+        ),
+        newest=Newest(settings.newest_seconds),
+        activities=activities,
     )
 
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from libs.bus import command_replies
-from libs.contracts import completion, permission
+from libs.contracts import completion, grants
 from libs.contracts.envelope import Envelope
 from libs.contracts.grants import SITE
 from libs.contracts.messages import (
@@ -264,7 +264,7 @@ def default_limits_named_users() -> contextlib.AbstractContextManager[None]:
     """The site's default applies to everybody, also where a more specific grant decides."""
 
     def default_first(find: Any, *names: Any) -> Any:
-        return find(SITE) or permission.deciding(find, *names)
+        return find(SITE) or grants.deciding(find, *names)
 
     return replaced((quota_usage, "deciding", default_first))
 

@@ -80,7 +80,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 # What events are filtered by, besides their types.
 ANSWERED = ("task", "owner", "team", "group")
-QUERIES = frozenset({*ANSWERED, "type", "from"})
+QUERIES = frozenset({*ANSWERED, "type", "from", "positions"})
 
 
 async def topic_of(

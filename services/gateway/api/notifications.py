@@ -44,7 +44,7 @@ async def list_notifications(
 ) -> Response:
     """The caller's notifications; ``everybody``: those of all users. Secrets are never shown, and
     of a URL of others only its host."""
-    owner = _owner(caller, user)
+    owner = await _owner_there(caller, parts, user)
     if everybody and caller.reach is not Reach.ALL:
         raise not_permitted(refusal_to_reach_others(Action.READ_NOTIFICATIONS, caller.user))
     query = m.ListNotifications(owner="" if everybody else owner)
@@ -98,7 +98,8 @@ async def list_undelivered(
     name: str, caller: Caller, parts: Parts, *, user: User = None
 ) -> Response:
     """The messages that were given up, newest first: at most the last 200."""
-    query = m.ListUndeliveredMessages(owner=_owner(caller, user), name=name)
+    owner = await _owner_there(caller, parts, user)
+    query = m.ListUndeliveredMessages(owner=owner, name=name)
     reply = await parts.commands.ask(query, m.ListUndeliveredMessagesReply)
     return answer({"items": [_undelivered(each) for each in reply.undelivered]})
 
@@ -115,6 +116,15 @@ async def replay_undelivered(
         command = m.ReplayUndeliveredMessages(owner=_owner(caller, user), name=name)
         reply = await change.ask(command, m.ReplayUndeliveredMessagesReply)
     return answer({"messages": reply.messages}, 202)
+
+
+async def _owner_there(caller: Identity, parts: Context, user: str | None) -> str:
+    """Whose notifications are read; a problem that names a user who is not there."""
+    owner = _owner(caller, user)
+    if owner != caller.user:
+        async with parts.store.transaction() as tx:
+            await user_or_404(tx, owner, "user")
+    return owner
 
 
 def _owner(caller: Identity, user: str | None) -> str:

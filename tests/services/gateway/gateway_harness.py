@@ -53,7 +53,7 @@ class Others:
             refusal=m.Refusal(code=m.RefusalCode.NOT_FOUND, detail="not here yet")
         )
     )
-    permissions: tuple[m.Permission, ...] = ()
+    permissions: tuple[m.QuotaAllowance, ...] = ()
     # The waiting tasks, of which a page has so many at most.
     queue: list[m.WaitingTask] = field(default_factory=list)
     queue_page_max: int = 200

@@ -11,7 +11,14 @@ from pydantic import TypeAdapter
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts import messages as m
-from services.gateway.api import audit_shapes, node_shapes, people_shapes, quota_shapes, shapes
+from services.gateway.api import (
+    audit_shapes,
+    node_shapes,
+    people_shapes,
+    quota_shapes,
+    shapes,
+    signal_shapes,
+)
 from services.gateway.api.deps import PARTS
 from tests.kit.clock import at
 from tests.services.gateway.gateway_harness import (
@@ -160,7 +167,7 @@ async def test_answers_match_the_description(
         ("/v1/groups", node_shapes.GroupPage),
         ("/v1/quotas", quota_shapes.QuotaPage),
         (f"/v1/tasks/{tid}/decisions", shapes.DecisionPage),
-        (f"/v1/tasks/{tid}/metrics", shapes.MetricsPage),
+        (f"/v1/tasks/{tid}/metrics", signal_shapes.MetricsPage),
         (f"/v1/tasks/{tid}/logs?list=1", shapes.KeptOutputs),
         ("/v1/whoami", people_shapes.WhoAmI),
         ("/v1/users", people_shapes.UserPage),

@@ -349,8 +349,8 @@ class Socket:
 async def test_a_quiet_websocket_says_its_position_if_that_was_requested(
     harness: GatewayHarness,
 ) -> None:
-    query = "group=quiet&positions=true"
-    silent = Socket(harness.gateway.app, "group=quiet", headers=AUTHORIZED)
+    query = "type=run.exited&positions=true"
+    silent = Socket(harness.gateway.app, "type=run.exited", headers=AUTHORIZED)
     socket = Socket(harness.gateway.app, query, headers=AUTHORIZED)
     async with asyncio.TaskGroup() as group:
         group.create_task(silent.run())

@@ -206,7 +206,7 @@ def test_every_action_that_a_route_enters_is_known_to_the_filter() -> None:
     unknown = [each for each in entered if not any(a.startswith(each) for a in ACTIONS)]
     assert unknown == []
     # Given as an argument, and entered by no route.
-    others = ["policy.set", "policy.take_away", "request"]
+    others = ["policy.set", "policy.take_away", "request", "user.link"]
     assert [each for each in ACTIONS if not any(map(each.startswith, entered))] == others
 
 

@@ -499,7 +499,7 @@ async def test_guesses_at_an_account_take_no_entry_of_its_own_in_the_audit_trail
     async with harness.client(None) as guesser, harness.client(token) as ann:
         for _ in range(3):
             assert (await log_in(guesser, "wrong")).status_code == 401
-        await until(lambda: "request" in actions())
+        await until(lambda: "login.password" in actions())
         assert (await ann.put("/v1/quotas", json={"limit": 1})).status_code == 403
     assert "quota.set" in actions()
 

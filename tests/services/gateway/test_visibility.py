@@ -614,7 +614,7 @@ async def test_who_sees_no_accounts_learns_no_team_no_amount_and_no_name(
     grant = m.Quota(grant=True, team="red", limit=8, unit=m.Unit.GPUS)
     cap = m.Quota(team="red", limit=6, unit=m.Unit.GPUS)
     harness.others.permissions = (
-        m.Permission(
+        m.QuotaAllowance(
             group="default",
             priority=m.Priority.NORMAL,
             decides=m.HeldQuota(quota=grant, held=5),

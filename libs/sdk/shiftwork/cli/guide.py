@@ -26,7 +26,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "continue",
     ),
     "Nodes and sharing": ("nodes", "node", "group", "quota", "usage", "policy", "simulate"),
-    "Watching": ("notify", "monitor-credentials"),
+    "Watching": ("metrics", "notify", "monitor-credentials"),
     "People and access": ("login", "logout", "whoami", "context", "user", "team", "token", "audit"),
     "The platform": ("down", "backup", "restore", "k8s", "dead-letters", "completion", "version"),
 }

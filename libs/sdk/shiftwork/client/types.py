@@ -1713,7 +1713,7 @@ class TokenBody(TypedDict):
     user: NotRequired[Optional[str]]
     name: NotRequired[str]
     expires_in_seconds: NotRequired[Optional[float]]
-    scopes: NotRequired[List[Literal["read", "tasks", "tokens", "operate", "people"]]]
+    scopes: NotRequired[List[Literal["read", "secrets", "tasks", "tokens", "operate", "people"]]]
 
 
 class TokenFacts(TypedDict):
