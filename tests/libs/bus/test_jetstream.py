@@ -32,9 +32,7 @@ from tests.kit.nats_server import NatsServer
 pytestmark = pytest.mark.server
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-SMALL = Limits(
-    store_bytes=24 * MIB, log_bytes=MIB, dead_letter_bytes=MIB, history_bytes=MIB
-)
+SMALL = Limits(store_bytes=24 * MIB, log_bytes=MIB, dead_letter_bytes=MIB, history_bytes=MIB)
 HEARS: dict[str, tuple[type[Message], ...]] = {"quota": (m.GoalChanged,)}
 USERS = {
     "submit": permissions_of("submit"),

@@ -631,7 +631,9 @@ async def test_who_sees_no_accounts_learns_no_team_no_amount_and_no_name(
     for who in ("ann", "olga", "admin"):
         found = (await get(who, "/v1/quotas/explain?user=ann")).json()
         (each,) = found["permissions"]
-        assert (found["team"], each["held"], each["free"]) == ("red", 5, 3), who
+        # Of the cap, which binds first: the grant leaves 3.
+        assert (found["team"], each["held"], each["free"]) == ("red", 4, 2), who
+        assert (each["granted"]["held"], each["granted"]["free"]) == (5, 3), who
         assert (each["gpus_held"], each["nodes_held"]) == (3, 2)
         assert (each["caps"][0]["team"], each["caps"][0]["held"]) == ("red", 4)
         assert "red" in each["because"]
@@ -641,8 +643,9 @@ async def test_who_sees_no_accounts_learns_no_team_no_amount_and_no_name(
         (each,) = reply.json()["permissions"]
         assert "red" not in reply.text, who
         assert {each[name] for name in ("held", "free", "gpus_held", "nodes_held")} == {None}
-        assert (each["limit"], each["caps"][0]["limit"]) == (8, 6)
-        assert (each["caps"][0]["held"], each["caps"][0]["free"]) == (None, None)
+        assert (each["limit"], each["caps"][0]["limit"], each["binds"]) == (8, 6, None)
+        for row in (each["granted"], each["caps"][0]):
+            assert (row["held"], row["free"]) == (None, None)
     # Neither are names suggested, nor does a list tell which there are.
     for who, is_told in (("olga", True), ("bob", False)):
         explained = await get(who, "/v1/quotas/explain?user=ane")

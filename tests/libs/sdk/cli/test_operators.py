@@ -365,7 +365,10 @@ def test_roles_and_scopes(shiftwork: Shiftwork, server: CliServer) -> None:
     assert shiftwork("token", "create", "--scope", "tasks", "--scope", "read").code == 0
     assert server.asked("POST", "/v1/tokens").body["scopes"] == ["tasks", "read"]
     unknown = shiftwork("token", "create", "--scope", "all")
-    assert (unknown.code, "read, tasks, tokens, operate, people" in unknown.err) == (2, True)
+    assert (unknown.code, "read, secrets, tasks, tokens, operate, people" in unknown.err) == (
+        2,
+        True,
+    )
 
 
 ENTRY = {
