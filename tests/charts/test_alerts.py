@@ -184,6 +184,18 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         {"service": "launcher", "severity": "warning"},
     ),
     (
+        "ShiftworkOutputDamaged",
+        [series("shiftwork_log_damaged_bytes_total", "0x5 4096x20", service="log_collector")],
+        "8m",
+        {"service": "log_collector", "severity": "critical"},
+    ),
+    (
+        "ShiftworkOutputNotUploaded",
+        [series("shiftwork_log_upload_failing_seconds", "0+120x20", service="log_collector")],
+        "12m",
+        {"severity": "warning"},
+    ),
+    (
         "ShiftworkServersUnreachable",
         [series("shiftwork_retries_total", "0+60x20", service="quota", part="relay")],
         "12m",
