@@ -1504,7 +1504,7 @@ class OpenExecReply(Message):
 
 
 class Notification(Message):
-    """Notification is where somebody is told what happens to tasks. Its secret is in no message
+    """Notification says where messages about tasks go, and which. Its secret is in no message
     but the answer to the command that made it."""
 
     name: str = ""

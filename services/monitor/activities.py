@@ -137,9 +137,9 @@ class Activities:
         )
         if row is not None and row.measured_until == after.measured_until:
             return
-        told = (after.published_idle_gpus, after.published_quiet)
+        published = (after.published_idle_gpus, after.published_quiet)
         waited = (now - after.published_at).total_seconds()
-        if facts.kind != told or waited >= self.publish_seconds:
+        if facts.kind != published or waited >= self.publish_seconds:
             self._publish(tx, after, facts)
         else:
             tx.put(after)

@@ -38,7 +38,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class NotificationRow:
-    """Where its owner is told what happens to tasks. Written by commands alone."""
+    """Where messages about tasks go, and which. Written by commands alone."""
 
     owner: str
     name: str

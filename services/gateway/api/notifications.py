@@ -1,5 +1,5 @@
-"""Notifications: where people and programs are told what happens to tasks. The monitor keeps and
-delivers them; these routes decide whose tasks a caller may be told about."""
+"""Notifications: messages about tasks to people and programs. The monitor keeps and delivers them;
+these routes decide about whose tasks a caller may have them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Facts:
 
     @property
     def kind(self) -> tuple[int, bool]:
-        """What people are told when it changes."""
+        """What is published when it changes."""
         return (self.idle_gpus, self.quiet_since_s is not None)
 
 
