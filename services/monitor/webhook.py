@@ -27,7 +27,6 @@ from services.monitor.domain.retries import Result
 from services.monitor.domain.signature import headers_of
 from services.monitor.store import MessageRow, NotificationRow
 
-_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 # Of an answer's body nothing is used.
 ANSWER_BYTES_MAX = 4096
 Outcome = tuple[Result, str]
