@@ -280,8 +280,10 @@ class GatewaySettings(BaseServiceSettings):
     # How long the provider's description and keys are remembered. Unknown keys are fetched earlier.
     oidc_cache_seconds: float = Field(default=3600.0, gt=0, le=86_400)
 
-    # Login with a password that is kept here, for sites without a provider.
+    # Login with a password that is kept here, for sites without a provider. A password goes on
+    # working when the provider removes its user, so both together need the second setting.
     passwords: bool = False
+    passwords_beside_provider: bool = False
     password_characters_min: int = Field(default=12, ge=8, le=128)
     # Passwords hashed at a time, each on a core with 64 MiB of memory; how many logins wait that
     # come from where their account has not logged in before; and how many of one address, or of an
@@ -310,6 +312,11 @@ class GatewaySettings(BaseServiceSettings):
             raise ValueError(f"login with OIDC needs {' and '.join(missing)} too")
         if "openid" not in self.oidc_scopes.split():
             raise ValueError(f"oidc_scopes is {self.oidc_scopes!r}, without openid; add it")
+        if self.passwords and not self.passwords_beside_provider:
+            raise ValueError(
+                "passwords are for sites without a login provider: unset"
+                " SHIFTWORK_GATEWAY_PASSWORDS, or set SHIFTWORK_GATEWAY_PASSWORDS_BESIDE_PROVIDER"
+            )
         return self
 
     def client_secret(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -618,3 +619,12 @@ def test_settings_that_cannot_work_fail_at_the_start(given: dict[str, Any], name
 
 def test_the_clients_secret_is_not_shown() -> None:
     assert SECRET not in repr(settings(oidc_client_secret=SECRET))
+
+
+def test_passwords_beside_a_provider_need_a_setting_of_their_own(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    both = {**OPTIONS, "run_token_key_file": key, "passwords": True}
+    with pytest.raises(ValidationError, match="PASSWORDS_BESIDE_PROVIDER"):
+        settings(**both)
+    assert settings(**both, passwords_beside_provider=True).passwords
