@@ -68,7 +68,8 @@ def short_retention(wiring: Wiring) -> dict[str, float]:
     kept: dict[str, float] = {
         name: KEEP_SECONDS
         for name in names
-        if name.endswith("_keep_seconds") and not name.startswith(("kube_", "outbox"))
+        # Series are kept for two blocks at least, and nothing is sampled here.
+        if name.endswith("_keep_seconds") and not name.startswith(("kube_", "outbox", "series_"))
     }
     kept |= {"outbox_keep_seconds": 2.0, "outbox_period_seconds": 1.0, "prune_tick_seconds": 1.0}
     kept |= {"republish_window_seconds": 1.0, "prune_days_per_hour": 0}

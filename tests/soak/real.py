@@ -45,12 +45,15 @@ def short_retention(keep_seconds: float) -> dict[str, str]:
         values: dict[str, float] = {
             name: keep_seconds
             for name in wiring.settings.model_fields
-            if name.endswith("_keep_seconds") and not name.startswith("kube_")
+            # Series are kept for two blocks at least, which is minutes: nothing is sampled here.
+            if name.endswith("_keep_seconds") and not name.startswith(("kube_", "series_"))
         }
         values |= {"outbox_keep_seconds": 1.0, "outbox_period_seconds": 0.5}
         values |= {"prune_tick_seconds": 1.0, "prune_days_per_hour": 0}
         if "keep_days" in wiring.settings.model_fields:
             values["keep_days"] = keep_seconds / 86_400
+        if wiring.name == "launcher":
+            values["sample_seconds"] = 0
         if wiring.name == "gateway":
             values |= {"requests_burst": 100_000, "events_kept_max": 1000}
         found |= {f"{prefix}{name.upper()}": f"{value:g}" for name, value in values.items()}
