@@ -59,7 +59,7 @@ class ProcessTable(Protocol):
 
 @dataclass
 class RankSampler:
-    """Samples ranks. ``processes`` reads the table of processes anew for each sample."""
+    """Samples ranks. ``processes`` reads the table of processes again for each sample."""
 
     processes: Callable[[], ProcessTable]
     _rates: Rates = field(default_factory=Rates)

@@ -54,7 +54,7 @@ class Activities:
     joined: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
     def clear(self) -> None:
-        """Begin anew, as a leader does."""
+        """Begin from the rows, as a leader does."""
         self.runs.clear()
         self.joined.clear()
 

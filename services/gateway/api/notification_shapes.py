@@ -6,7 +6,7 @@ from typing_extensions import TypedDict
 
 
 class Notification(TypedDict):
-    """Where somebody is told what happens to tasks."""
+    """Where messages about tasks go, and which."""
 
     name: str
     user: str

@@ -274,6 +274,6 @@ def _wanted(
 
 
 def _split(texts: list[str] | None) -> tuple[str, ...]:
-    """Names that are given one by one or with commas."""
+    """Names that are given individually or with commas."""
     found = [name.strip() for text in texts or () for name in text.split(",")]
     return tuple(dict.fromkeys(name for name in found if name))

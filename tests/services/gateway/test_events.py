@@ -356,8 +356,8 @@ async def test_a_quiet_websocket_says_its_position_if_that_was_requested(
         group.create_task(silent.run())
         group.create_task(socket.run())
         await harness.project(*(a_node(f"n{number}") for number in range(3)))
-        said = {"type": "websocket.send", "text": '{"position":3}'}
-        await until(lambda: said in socket.sent)
+        position = {"type": "websocket.send", "text": '{"position":3}'}
+        await until(lambda: position in socket.sent)
         silent.leave()
         socket.leave()
     assert [each["type"] for each in silent.sent] == ["websocket.accept"]

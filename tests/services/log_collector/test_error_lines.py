@@ -69,7 +69,7 @@ async def test_a_failed_run_has_the_error_lines_of_its_ranks(
     assert found.ranks[0].lines == tuple(TRACEBACK.decode().splitlines()[1:])
     assert found.ranks[0].offset == 7
     assert found.ranks[1].lines == ("RuntimeError: NCCL error in: x",)
-    # It is said once.
+    # It is published once.
     assert [row.errors_wanted for row in await harness.rows(RunRow)] == [False]
     await harness.step("errors")
     assert await harness.published() == []

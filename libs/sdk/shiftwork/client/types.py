@@ -712,7 +712,7 @@ class NodeUtilization(TypedDict):
 
 
 class Notification(TypedDict):
-    """Where somebody is told what happens to tasks."""
+    """Where messages about tasks go, and which."""
 
     name: str
     user: str
