@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which block: its subject, how fine, and from when on in seconds since 1970. ``part`` is the node
+    """Which block: its subject, how fine, since when in seconds since 1970. ``part`` is the node
     of a part of a run."""
 
     subject: str
