@@ -30,6 +30,8 @@ async def main(given: dict[str, str], *, history: bool) -> None:
     client = await nats.connect(given["url"], user=given["user"], password=given["password"])
     if not history:
         events = await client.subscribe(given["live"])
+        # What is published before the server has the subscription does not come.
+        await client.flush()
         print("subscribed", flush=True)
         async for message in events.messages:
             headers = dict(message.headers or {})

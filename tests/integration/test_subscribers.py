@@ -16,7 +16,8 @@ from libs.bus.topology import HISTORY, HISTORY_DOMAIN
 from tests.kit.nats_server import StartNats
 from tests.services.allinone.embedded.test_monitoring_user import READER, Monitored, monitored
 
-pytestmark = pytest.mark.server
+# A server may take half a minute until its copy of the events follows them.
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(180)]
 
 FOLDER = Path(__file__).parents[2] / "examples/subscribers"
 PYTHON = [sys.executable, str(FOLDER / "subscribe.py")]
@@ -53,7 +54,7 @@ async def running(*command: str) -> AsyncGenerator[asyncio.StreamReader]:
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             yield process.stdout
     finally:
         process.kill()

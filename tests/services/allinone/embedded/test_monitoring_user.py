@@ -34,7 +34,7 @@ from tests.services.allinone.embedded.test_nats_accounts import (
     state_of_the_streams,
 )
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.timeout(180)]
 
 READER, OTHER = "monitoring_site", "monitoring_other"
 EVENT = "evt.task.t1.submitted"
@@ -77,7 +77,7 @@ async def monitored(nats_start: StartNats) -> AsyncGenerator[Monitored]:
 
     # One connection: a library that is interrupted while it connects may forget the time limit.
     admin = await client_of(server, "admin")
-    await until(copying, 30)
+    await until(copying, 90)
     await admin.close()
     refused: list[str] = []
 
@@ -101,7 +101,7 @@ def stream_of(reader: Client) -> JetStreamContext:
 
 async def history(reader: Client, count: int) -> list[Msg]:
     durable = await stream_of(reader).pull_subscribe_bind(consumer=READER, stream=HISTORY)
-    messages = await durable.fetch(count, timeout=10)
+    messages = await durable.fetch(count, timeout=60)
     for each in messages:
         await each.ack_sync()
     return messages
