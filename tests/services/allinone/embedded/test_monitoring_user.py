@@ -58,7 +58,7 @@ class Monitored:
             )
 
     async def was_refused(self, subject: str) -> bool:
-        """True if the server said that publishing or subscribing there is not permitted."""
+        """True if the server answered that publishing or subscribing there is not permitted."""
         await self.reader.flush()
         await until(lambda: any(f'"{subject.lower()}"' in text for text in self.refused))
         return True
