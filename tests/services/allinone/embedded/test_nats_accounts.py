@@ -189,7 +189,10 @@ async def test_no_acknowledgement_brings_the_events_of_another_service(
     submit, admin = await client_of(server, "submit"), await client_of(server, "admin")
     event = Envelope(id="1", source="submit", time=at(1), message=submitted_event(a_task("t1")))
     await submit.request(event.subject, event.body(), headers=event.headers(), timeout=5)
-    before = await admin.jetstream().consumer_info("EVT", "scheduler")
+    # The server counts a stored event for the durables shortly after it has confirmed the event.
+    async with asyncio.timeout(10):
+        while (before := await admin.jetstream().consumer_info("EVT", "scheduler")).num_pending < 1:
+            await asyncio.sleep(0.01)
     received: list[str] = []
 
     async def take(message: Msg) -> None:
