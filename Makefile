@@ -93,6 +93,7 @@ test-charts: $(STAMP) ## Charts: lint, a matrix of values, schemas, alerts, righ
 gen: $(STAMP) ## Generate code and documentation from proto/ and the tables
 	@cd proto && ../$(BIN)/buf generate
 	@$(BIN)/python -m tools.task_forms
+	@$(BIN)/python -m tools.policy_schemas
 	@$(BIN)/python -m tools.generate_docs
 
 .PHONY: gen-check

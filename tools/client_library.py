@@ -7,7 +7,7 @@ operation id gives the resource and the method (services/gateway/api/description
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ def _operation(
             )
             for each in operation.get("parameters", ())
         ),
-        body=f"Union[{body}, str]" if text_body else body,
+        body=f"Union[{body.removeprefix('Union[').rstrip(']')}, str]" if text_body else body,
         text_body=text_body,
         result=result,
         item=type_of(fields["items"]["items"], "types.") if is_list else "",
@@ -181,10 +181,15 @@ def type_of(schema: Mapping[str, Any], prefix: str = "", *, of_arguments: bool =
         others = [each for each in parts if each != "None"]
         if "str" in others:
             others = [each for each in others if not each.startswith("Literal")]
+        literals = [each for each in others if each.startswith("Literal")]
+        if len(literals) > 1:
+            words = ", ".join(each.removeprefix("Literal[").removesuffix("]") for each in literals)
+            others = [each for each in others if each not in literals] + [f"Literal[{words}]"]
         joined = others[0] if len(others) == 1 else f"Union[{', '.join(others)}]"
         return f"Optional[{joined}]" if "None" in parts else joined
-    if "enum" in schema:
-        return f"Literal[{', '.join(map(repr, schema['enum']))}]"
+    if "enum" in schema or "const" in schema:
+        words = schema.get("enum") or [schema["const"]]
+        return f"Literal[{', '.join(map(repr, words))}]"
     kind = schema.get("type")
     if kind == "array":
         inner = schema.get("items") or {"anyOf": schema["prefixItems"]}
@@ -203,13 +208,42 @@ def types_module(schemas: Mapping[str, Any]) -> str:
         "from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, TypedDict, Union\n",
         "if TYPE_CHECKING:\n    from typing_extensions import NotRequired\n\n",
     ]
+    unions = {name: schema for name, schema in sorted(schemas.items()) if "oneOf" in schema}
+    classes = {name: schema for name, schema in sorted(schemas.items()) if "properties" in schema}
     for name, schema in sorted(schemas.items()):
-        if schema.get("type") != "object":
+        if name not in unions and name not in classes:
             parts.append(f"{name} = {type_of(schema)}\n\n")
-    for name, schema in sorted(schemas.items()):
-        if schema.get("type") == "object":
-            parts.append(_typed_dict(name, schema))
+    parts += [_typed_dict(name, schema) for name, schema in classes.items()]
+    for name, schema in unions.items():
+        kinds = [schemas[type_of(each)] for each in schema["oneOf"]]
+        parts.append(_typed_dict(f"Other{name}", _other(name, schema, kinds)))
+        # Type checkers tell members apart only where each has literals in its tag: no other one.
+        parts.append(f"{name} = Union[{', '.join(map(type_of, schema['oneOf']))}]\n")
     return "\n".join(parts)
+
+
+def _other(
+    name: str, union: Mapping[str, Any], kinds: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The schema of a member of a union that a later version of the API may add: it has the fields
+    that all known ones have, and where each of these has a type of its own, an object."""
+    tag = union["discriminator"]["propertyName"]
+    fields: dict[str, Any] = {}
+    for field in kinds[0]["properties"]:
+        found = [kind["properties"][field] for kind in kinds]
+        if field == tag:
+            fields[field] = {"type": "string"}
+        elif all("$ref" in each for each in found):
+            fields[field] = {"type": "object"}
+        else:
+            fields[field] = {
+                "anyOf": [part for each in found for part in each.get("anyOf", [each])]
+            }
+    about = (
+        f"{name} of a type that this version of the library does not know, for ``cast``:"
+        f" ``{name}`` itself is one of the known types, so that type checkers tell them apart."
+    )
+    return {"description": about, "properties": fields, "required": list(fields)}
 
 
 def _typed_dict(name: str, schema: Mapping[str, Any]) -> str:
@@ -240,11 +274,11 @@ def resources_module(operations: list[Operation], *, is_async: bool) -> str:
     parts = [
         HEAD.format(about=about),
         "from typing import Any, AsyncGenerator, Dict, Iterator, List, Literal, Optional\n",
-        "from typing import Sequence, Union\n",
-        "from shiftwork.client import types\n",
+        "from typing import TYPE_CHECKING, Sequence, Union\n",
         f"from shiftwork.client.operations import {mark}Listing, {mark}Resource\n",
         "from shiftwork.client.operations import Core, Operation, Text, Workers\n",
-        "from shiftwork.client.streams import EventReader, Output, OutputReader\n\n\n",
+        "from shiftwork.client.streams import EventReader, Output, OutputReader\n\n",
+        "if TYPE_CHECKING:\n    from shiftwork.client import types\n\n\n",
     ]
     by_resource: dict[str, list[Operation]] = {}
     for each in operations:

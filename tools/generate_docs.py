@@ -29,7 +29,14 @@ from services.launcher.domain import run_lifecycle as launcher_lifecycle
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain.model import lifecycle as scheduler_lifecycle
 from services.submit.domain import warnings as task_warnings
-from tools import benchmark_page, cli_choices, client_library, import_graph, retention_page
+from tools import (
+    benchmark_page,
+    cli_choices,
+    client_library,
+    import_graph,
+    policy_schemas,
+    retention_page,
+)
 from tools.chart_schemas import schemas
 from tools.settings_tables import settings_table
 from tools.task_forms import NOTE
@@ -232,6 +239,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "imports.md": NOTE + import_graph.page(),
         **schemas(),
         **task_forms(ROOT),
+        **policy_schemas.files(ROOT),
         **client_library.files(ROOT),
         **cli_choices.files(ROOT),
     }

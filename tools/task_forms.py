@@ -125,11 +125,11 @@ def bodies() -> str:
         classes.append("\n".join(lines))
     head = HEADER.format("What people submit, as JSON bodies.") + (
         "from __future__ import annotations\n\n"
-        "from typing import Annotated, Any, Literal\n\n"
+        "from typing import Annotated, Literal\n\n"
         "from pydantic import FailFast, Field\n\n"
         f"from libs.contracts.enum_words import {', '.join(f'{e.__name__}Word' for e in ENUMS)}\n"
         "from services.gateway.body_types import ENTRIES_MAX, Amount, Big, Body, Count, Flag, "
-        "NamedTexts, Seconds, Text, TextMap, Texts\n\n"
+        "NamedTexts, PodTemplate, Seconds, Text, TextMap, Texts\n\n"
     )
     return formatted(head + "\n".join(classes))
 
@@ -162,7 +162,7 @@ def body_type(kind: Kind) -> tuple[str, str]:  # noqa: PLR0911 - a table
         texts = "Texts" if kind.shown.long else "NamedTexts"
         return texts, "" if kind.shown.required else "default_factory=list"
     if kind.shown.read is Read.DOCUMENT:
-        return "dict[str, Any] | None", "default=None"
+        return "PodTemplate | None", "default=None"
     if kind.shown.choices:
         words = ", ".join(map(repr, ("", *kind.shown.choices)))
         return f"Literal[{words}]", 'default=""'
@@ -194,8 +194,8 @@ def shapes() -> str:
         classes.append("\n".join(lines))
     head = HEADER.format("What people submitted, as types of answers.") + (
         "from __future__ import annotations\n\n"
-        "from typing import Any\n\n"
-        "from typing_extensions import TypedDict\n\n\n"
+        "from typing_extensions import TypedDict\n\n"
+        "from services.gateway.body_types import PodTemplate\n\n\n"
     )
     return formatted(head + "\n".join(classes))
 
@@ -203,7 +203,7 @@ def shapes() -> str:
 def shape_type(kind: Kind) -> str:
     """The type of a field of an answer."""
     if kind.shown.read is Read.DOCUMENT:
-        return "dict[str, Any] | None"
+        return "PodTemplate | None"
     one = "str" if kind.enum else short(kind.message) if kind.message else SHAPES[kind.of]
     if kind.mapped:
         return f"dict[str, {one}]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticKnownError
+from typing_extensions import TypeAliasType
 
 from libs.contracts.ids import NAME_FORM
 
@@ -71,6 +72,22 @@ def few(value: object) -> object:
 TextMap = Annotated[dict[str, str], BeforeValidator(few)]
 Texts = Annotated[list[str], FailFast()]
 NamedTexts = Annotated[list[Text], FailFast(), Field(max_length=ENTRIES_MAX)]
+# Kubernetes defines it: here it is any JSON object.
+PodTemplate = TypeAliasType(
+    "PodTemplate",
+    Annotated[
+        dict[str, Any],
+        Field(
+            description="Part of a Kubernetes PodTemplateSpec. Kubernetes defines its fields, which"
+            " differ between its versions; the site decides which of them are allowed.",
+            json_schema_extra={
+                "externalDocs": {
+                    "url": "https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-template-v1/#PodTemplateSpec"
+                }
+            },
+        ),
+    ],
+)
 
 
 class Body(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import FailFast, Field
 
@@ -23,6 +23,7 @@ from services.gateway.body_types import (
     Count,
     Flag,
     NamedTexts,
+    PodTemplate,
     Seconds,
     Text,
     TextMap,
@@ -152,7 +153,7 @@ class PodBody(Body):
         max_length=ENTRIES_MAX,
         description="Variables whose values are kept elsewhere.",
     )
-    template: dict[str, Any] | None = Field(
+    template: PodTemplate | None = Field(
         default=None,
         description="Part of a pod, merged over the platform's as far as the site allows.",
     )

@@ -610,12 +610,16 @@ def plain(value: object) -> Any:  # noqa: ANN401 - any JSON
 def _way_of(kind: type[Any]) -> Callable[[Any], Any]:
     """How values of one type are shown; found out once, because every event has dozens of them."""
     if issubclass(kind, Message) and kind is not Reason:
-        shown = tuple(name for name in kind.model_fields if name not in _HIDDEN)
-        return partial(_message, shown)
+        return partial(_message, shown_fields(kind))
     for base, way in _WAYS.items():
         if issubclass(kind, base):
             return way
     return lambda value: value
+
+
+def shown_fields(kind: type[Message]) -> tuple[str, ...]:
+    """The fields of a message that HTTP shows, where they are not empty."""
+    return tuple(name for name in kind.model_fields if name not in _HIDDEN)
 
 
 def _message(names: Sequence[str], value: Message) -> Json:

@@ -182,6 +182,7 @@ def _group(
     return policy
 
 
+@f.accepts(f.list_schema(f.section_schema(Demotion, DEMOTION, tuple(DEMOTION)), len(f.LEVELS)))
 def _demotions(value: object, path: str, problems: Problems) -> tuple[Demotion, ...]:
     """Each level once, and always downwards, so that no chain is a cycle."""
     found: list[Demotion] = []
@@ -213,6 +214,7 @@ def _missing(value: object, path: str, missing: Sequence[str], problems: Problem
             problems.add(f"{path}.{key}", None, "is missing", "give it")
 
 
+@f.accepts(f.list_schema(f.section_schema(VirtualCluster, CLUSTER, ("name",)), CLUSTERS_MAX))
 def _clusters(value: object, path: str, problems: Problems) -> tuple[VirtualCluster, ...]:
     found: list[VirtualCluster] = []
     places: list[str] = []
@@ -345,6 +347,28 @@ GROUP: Mapping[str, Field] = {
     "protected": Field("protected_seconds", f.duration(0.0, 30 * DAY), f.duration_text),
     "topology": Field("topology", f.distinct(f.label, TOPOLOGY_MAX), list),
     "cross_zone_gangs_max": Field("cross_zone_gangs_max", f.whole(0, NODES_MAX)),
+}
+
+
+# The JSON schema of one group's document, and of a file of many.
+DOCUMENT_SCHEMA = f.section_schema(GroupPolicy, GROUP) | {
+    "title": "PolicyDocument",
+    "description": "How one node group is shared. What a document leaves out has its default.",
+}
+FILE_SCHEMA: Mapping[str, Any] = {
+    "title": "PolicyFile",
+    "description": "The policies of node groups. A group that is null loses its own.",
+    "type": "object",
+    "properties": {
+        "groups": {
+            "type": "object",
+            "additionalProperties": {"anyOf": [DOCUMENT_SCHEMA, {"type": "null"}]},
+            "propertyNames": f.name.schema,
+            "maxProperties": GROUPS_MAX,
+        }
+    },
+    "required": ["groups"],
+    "additionalProperties": False,
 }
 
 

@@ -1,7 +1,8 @@
 """One value of a policy file: read, or rejected with its path, the value and the fix.
 
 Used by ``policy_documents.py``. Each ``Field`` also writes its value back, so that a policy that is
-shown can be edited and set again.
+shown can be edited and set again, and its reader has the JSON schema of what it accepts: `make gen`
+writes the gateway's schemas of policy documents from it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from libs.contracts.ids import NAME_RULE, is_name
+from libs.contracts.ids import NAME_FORM, NAME_RULE, is_name
 from libs.contracts.messages import FieldError, Priority
 from libs.contracts.wording import cut, meant
 
@@ -108,8 +109,26 @@ def listing(value: object, path: str, length_max: int, problems: Problems) -> li
     return []
 
 
-# A reader returns the value, or None after an error.
+# The value, or None after an error.
 Read = Callable[[object, str, Problems], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads a value, and has the JSON schema of the values that it accepts. A schema with a
+    ``title`` is a type of its own."""
+
+    read: Read
+    schema: Mapping[str, Any]
+
+    def __call__(self, value: object, path: str, problems: Problems) -> Any:  # noqa: ANN401 - any value
+        """The value, or None after an error."""
+        return self.read(value, path, problems)
+
+
+def accepts(schema: Mapping[str, Any]) -> Callable[[Read], Reader]:
+    """Make a reader of a function."""
+    return lambda read: Reader(read, schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +136,7 @@ class Field:
     """How one key of a section becomes one attribute, and back."""
 
     attribute: str
-    read: Read
+    read: Reader
     write: Callable[[Any], object] = lambda value: value
 
 
@@ -138,11 +157,40 @@ def section(
     return found
 
 
-def nested(attribute: str, made: Callable[..., object], fields: Mapping[str, Field]) -> Field:
+def section_schema(
+    made: type, fields: Mapping[str, Field], required: Collection[str] = ()
+) -> dict[str, Any]:
+    """The JSON schema of a section, named by the class that it becomes. A key that is null is read
+    as left out, unless it is required."""
+    return {
+        "title": f"Policy{made.__name__.removesuffix('Policy')}",
+        "description": " ".join((made.__doc__ or "").split()),
+        "type": "object",
+        "properties": {
+            key: one.read.schema
+            if key in required
+            else {"anyOf": [one.read.schema, {"type": "null"}]}
+            for key, one in fields.items()
+        },
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def list_schema(item: Mapping[str, Any], length_max: int) -> dict[str, Any]:
+    """The JSON schema of a list."""
+    return {"type": "array", "items": item, "maxItems": length_max}
+
+
+def nested(attribute: str, made: type, fields: Mapping[str, Field]) -> Field:
     """A section that is the value of a key."""
+
+    def read(value: object, path: str, problems: Problems) -> object:
+        return made(**section(value, path, fields, problems))
+
     return Field(
         attribute,
-        lambda value, path, problems: made(**section(value, path, fields, problems)),
+        Reader(read, section_schema(made, fields)),
         lambda found: written(found, fields),
     )
 
@@ -152,25 +200,37 @@ def written(value: object, fields: Mapping[str, Field]) -> dict[str, object]:
     return {key: one.write(getattr(value, one.attribute)) for key, one in fields.items()}
 
 
-def duration(low: float, high: float) -> Read:
+def duration(low: float, high: float) -> Reader:
     """Seconds of ``90``, ``90s``, ``15m``, ``4h`` or ``2d``."""
-    return _bounded("is not a duration", _seconds, low, high, fix=DURATION_FIX, text=duration_text)
+    text = {"type": "string", "pattern": f"^{_DURATION.pattern}$"}
+    span = f"{duration_text(low)} to {duration_text(high)}"
+    schema = {
+        "description": f"{span}; {DURATION_FIX}",
+        "anyOf": [_range("number", low, high), text],
+    }
+    read = _bounded("is not a duration", _seconds, low, high, fix=DURATION_FIX, text=duration_text)
+    return Reader(read, schema)
 
 
-def number(low: float, high: float) -> Read:
+def number(low: float, high: float) -> Reader:
     """A number in that range."""
-    return _bounded("is not a number", _number, low, high)
+    return Reader(_bounded("is not a number", _number, low, high), _range("number", low, high))
 
 
-def whole(low: int, high: int) -> Read:
+def whole(low: int, high: int) -> Reader:
     """A whole number in that range."""
     read = _bounded("is not a whole number", _whole, low, high)
 
+    @accepts(_range("integer", low, high))
     def read_whole(value: object, path: str, problems: Problems) -> int | None:
         found = read(value, path, problems)
         return None if found is None else int(found)
 
     return read_whole
+
+
+def _range(kind: str, low: float, high: float) -> dict[str, Any]:
+    return {"type": kind, "minimum": plain_number(low), "maximum": plain_number(high)}
 
 
 def _bounded(
@@ -227,6 +287,7 @@ def _whole(value: object) -> float | None:
     return found if found is not None and found == int(found) else None
 
 
+@accepts({"type": "boolean"})
 def flag(value: object, path: str, problems: Problems) -> bool | None:
     """True or false."""
     if isinstance(value, bool):
@@ -235,9 +296,10 @@ def flag(value: object, path: str, problems: Problems) -> bool | None:
     return None
 
 
-def one_of(message: str, choices: Mapping[str, Any]) -> Read:
+def one_of(message: str, choices: Mapping[str, Any]) -> Reader:
     """The value of one of these words."""
 
+    @accepts({"type": "string", "enum": list(choices)})
     def read(value: object, path: str, problems: Problems) -> Any:  # noqa: ANN401 - any value
         if isinstance(value, str) and value in choices:
             return choices[value]
@@ -256,6 +318,7 @@ def level_text(value: Priority) -> str:
     return value.name.lower()
 
 
+@accepts({"type": "string", "pattern": f"^{NAME_FORM}$"})
 def name(value: object, path: str, problems: Problems) -> str | None:
     """The name of a group, user, team or virtual cluster."""
     if isinstance(value, str) and is_name(value):
@@ -266,6 +329,7 @@ def name(value: object, path: str, problems: Problems) -> str | None:
     return None
 
 
+@accepts({"type": "string", "pattern": f"^{_LABEL.pattern}$"})
 def label(value: object, path: str, problems: Problems) -> str | None:
     """The key of a node label."""
     if isinstance(value, str) and _LABEL.fullmatch(value):
@@ -274,9 +338,10 @@ def label(value: object, path: str, problems: Problems) -> str | None:
     return None
 
 
-def distinct(read: Read, length_max: int) -> Read:
+def distinct(read: Reader, length_max: int) -> Reader:
     """A list without repeated entries."""
 
+    @accepts({**list_schema(read.schema, length_max), "uniqueItems": True})
     def read_all(value: object, path: str, problems: Problems) -> tuple[Any, ...]:
         found: list[Any] = []
         for index, each in enumerate(listing(value, path, length_max, problems)):
@@ -290,10 +355,17 @@ def distinct(read: Read, length_max: int) -> Read:
     return read_all
 
 
-def weights(low: float, high: float, length_max: int) -> Read:
+def weights(low: float, high: float, length_max: int) -> Reader:
     """Names with a number each."""
     read_number = number(low, high)
+    schema = {
+        "type": "object",
+        "additionalProperties": read_number.schema,
+        "propertyNames": name.schema,
+        "maxProperties": length_max,
+    }
 
+    @accepts(schema)
     def read(value: object, path: str, problems: Problems) -> dict[str, float]:
         given = mapping(value, path, problems)
         if len(given) > length_max:

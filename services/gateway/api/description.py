@@ -7,13 +7,14 @@ that a new route needs none of it; what a route says itself stands.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from services.gateway.api import examples
+from services.gateway.api import event_schemas, examples, policy_schemas
 from services.gateway.problems import (
     BY_STATUS,
     CONFLICT,
@@ -117,6 +118,9 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     # The framework's own error, which no route answers.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
+    schemas.update(event_schemas.components(schemas["Event"]))
+    schemas.update(copy.deepcopy(policy_schemas.SCHEMAS))
+    document["components"]["schemas"] = schemas = dict(sorted(schemas.items()))
     made = Examples(schemas)
     for name, schema in schemas.items():
         schema.setdefault("examples", [made.of(name)])
@@ -207,6 +211,10 @@ class Examples:
             return self.of(schema["$ref"].rpartition("/")[2])
         if "anyOf" in schema:
             return self._value(field, schema["anyOf"][0])
+        if "discriminator" in schema:
+            about = schema["discriminator"]
+            kind = examples.TEXTS[about["propertyName"]]
+            return self._value(field, {"$ref": about["mapping"][kind]})
         if "enum" in schema:
             return (
                 examples.TEXTS[field]
@@ -249,7 +257,7 @@ class Examples:
             )
             if inner and (value is None or "$ref" in inner):
                 value = self._value(field, inner)
-            elif inner.get("type") == "integer":
+            elif inner.get("type") in ("integer", "number") and isinstance(value, str):
                 value = 1
             return {key: value}
         required = schema.get("required", ())

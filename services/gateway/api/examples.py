@@ -108,8 +108,6 @@ NUMBERS: Mapping[str, float] = {
     "step": 100,
 }
 PAIRS: Mapping[str, tuple[str, Any]] = {
-    "data": ("kind", "preempted"),
-    "document": ("kind", "timeshare"),
     "env": ("EPOCHS", "10"),
     "labels": ("project", "vision"),
     "node_selector": ("disk", "nvme"),
@@ -121,6 +119,12 @@ PAIRS: Mapping[str, tuple[str, Any]] = {
     "latest": ("loss", 0.25),
 }
 TIME = "2026-01-31T12:00:00Z"
+POLICY: Mapping[str, Any] = {
+    "policy": "timeshare",
+    "protected": "15m",
+    "shares": {"teams": {"vision": 2}},
+    "virtual_clusters": [{"name": "vision", "nodes": 2, "teams": ["vision"]}],
+}
 # Bodies of which one field alone, or one of several, is right.
 WHOLE: Mapping[str, Mapping[str, Any]] = {
     "BatchTaskBody": {"name": "train", "command": ["python", "train.py"], "nodes": 2},
@@ -140,6 +144,8 @@ WHOLE: Mapping[str, Mapping[str, Any]] = {
             }
         ],
     },
+    "PolicyDocument": POLICY,
+    "PolicyFile": {"groups": {"default": POLICY}},
     "QuotaBody": {"group": "default", "user": "ann", "unit": "gpus", "limit": 8},
     "TaskBody": {
         "name": "train",

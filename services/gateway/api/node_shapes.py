@@ -33,12 +33,17 @@ class Node(TypedDict):
     changed_at: str
 
 
-class NodeLabelsAndTaints(TypedDict):
+class LabelsAndTaints(TypedDict):
+    """Labels and taints."""
+
+    labels: dict[str, str]
+    taints: list[str]
+
+
+class NodeLabelsAndTaints(LabelsAndTaints):
     """A node's labels and taints after a change."""
 
     id: str
-    labels: dict[str, str]
-    taints: list[str]
 
 
 class NodePage(TypedDict):
@@ -93,9 +98,14 @@ class GroupPage(TypedDict):
     next_cursor: None
 
 
-class Schedulable(TypedDict):
+class Scheduling(TypedDict):
+    """Whether new runs are accepted, and whether those that are there are to leave."""
+
+    schedulable: bool
+    draining: bool
+
+
+class Schedulable(Scheduling):
     """Whether a node accepts new runs, and whether those on it are to leave."""
 
     id: str
-    schedulable: bool
-    draining: bool

@@ -39,15 +39,23 @@ router = router_of("policies")
 BY_GROUP = Sort("group", False, "group", False)
 # Escapes of YAML and JSON that stand for NUL or half a surrogate pair.
 _NO_TEXT = re.compile(r"\\(0|x00|u0000|U00000000|[uU](0000)?[dD][89a-fA-F][0-9a-fA-F]{2})")
-BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": {"type": "object"}},
-            "application/yaml": {"schema": {"type": "string"}},
-        },
+
+
+def _body(*names: str) -> dict[str, Any]:
+    """The description of a body that is one of these types, or YAML."""
+    kinds = [{"$ref": f"#/components/schemas/{name}"} for name in names]
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}},
+                "application/yaml": {"schema": {"type": "string"}},
+            },
+        }
     }
-}
+
+
+ONE, MANY = "PolicyDocument", "PolicyFile"
 
 
 async def policy_text(request: Request) -> str:
@@ -100,7 +108,7 @@ async def show_policy(group: str, caller: Caller, parts: Parts) -> Response:
     "/policies",
     operation_id="policies_set_all",
     response_model=shapes.PolicySet,
-    openapi_extra=BODY,
+    openapi_extra=_body(MANY),
 )
 @allows(Action.CHANGE_POLICIES, inside=True)
 async def put_policies(
@@ -110,7 +118,7 @@ async def put_policies(
     return await _set(document, "", caller, parts, force=force)
 
 
-@router.put("/policies/{group}", response_model=shapes.PolicySet, openapi_extra=BODY)
+@router.put("/policies/{group}", response_model=shapes.PolicySet, openapi_extra=_body(ONE))
 @allows(Action.CHANGE_POLICIES, inside=True)
 async def put_policy(
     group: str, document: Document, caller: Caller, parts: Parts, *, force: Force = False
@@ -189,7 +197,9 @@ async def _check_names(command: m.SetPolicy, parts: Context) -> None:
         raise refusal_of(errors, refusal.errors if refusal else ())
 
 
-@router.post("/policies:dry-run", response_model=shapes.PolicyDryRun, openapi_extra=BODY)
+@router.post(
+    "/policies:dry-run", response_model=shapes.PolicyDryRun, openapi_extra=_body(MANY, ONE)
+)
 @allows(Action.TRY_POLICIES)
 async def dry_run(
     document: Document,

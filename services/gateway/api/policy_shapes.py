@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from services.gateway.api.shapes import FieldProblem, Reason
+
+# Its schema is in ``policy_schemas.py``, which is generated from the scheduler's fields.
+PolicyDocument = TypeAliasType("PolicyDocument", dict[str, Any])
 
 
 class Policy(TypedDict):
@@ -14,7 +17,7 @@ class Policy(TypedDict):
 
     group: str
     policy: str
-    document: dict[str, Any]
+    document: PolicyDocument
     version: int
     source: str
     changed_by: str | None

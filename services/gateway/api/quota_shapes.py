@@ -71,8 +71,8 @@ class QuotaExplanation(TypedDict):
     permissions: list[QuotaAllowance]
 
 
-class Quota(TypedDict):
-    """A cap or grant; null means every one, and of a limit any amount."""
+class QuotaAmount(TypedDict):
+    """What a cap or grant says; null means every one, and of a limit any amount."""
 
     grant: bool
     group: str | None
@@ -84,6 +84,11 @@ class Quota(TypedDict):
     unlimited: bool
     level_max: str | None
     expires_at: str | None
+
+
+class Quota(QuotaAmount):
+    """A cap or grant; null means every one, and of a limit any amount."""
+
     version: int
     changed_by: str
     changed_at: str

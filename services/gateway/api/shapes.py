@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, NotRequired
 
 from pydantic import ConfigDict, with_config
+from pydantic.config import JsonDict
 from typing_extensions import TypedDict
 
 from services.gateway.api.spec_shapes import TaskSpec
@@ -32,7 +33,10 @@ class Problem(TypedDict):
     errors: list[FieldProblem]
 
 
-@with_config(ConfigDict(extra="allow"))
+_MORE: JsonDict = {"additionalProperties": {"anyOf": [{"type": "string"}, {"type": "number"}]}}
+
+
+@with_config(ConfigDict(extra="allow", json_schema_extra=_MORE))
 class Reason(TypedDict):
     """Why something is as it is: ``text`` is the sentence for people. The numbers and names in it
     stand beside it, under names that belong to the code."""
@@ -434,7 +438,7 @@ class Explanation(TypedDict):
 
 
 class Event(TypedDict):
-    """One fact, with its place in the log. ``owner``, ``team`` and ``group`` are those of the task
+    """A fact, with its place in the log. ``owner``, ``team`` and ``group`` are those of the task
     that it is about; events of nodes, quotas and policies have a group alone."""
 
     position: int
@@ -445,6 +449,7 @@ class Event(TypedDict):
     owner: str | None
     team: str | None
     group: str | None
+    # In the description it has one type for each type of event: ``event_schemas.py``.
     data: dict[str, Any]
 
 

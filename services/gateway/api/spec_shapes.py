@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from typing_extensions import TypedDict
+
+from services.gateway.body_types import PodTemplate
 
 
 class Port(TypedDict):
@@ -68,7 +68,7 @@ class EnvSource(TypedDict):
 
 
 class _PodSecrets(TypedDict, total=False):
-    template: dict[str, Any] | None
+    template: PodTemplate | None
 
 
 class Pod(_PodSecrets):

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from libs.contracts import messages as m
@@ -26,6 +27,7 @@ from libs.service.definition import Service
 from libs.service.http import serve_http
 from libs.service.runner import Runner
 from libs.store.connections import Address
+from services.gateway.api.audit_shapes import STATES
 from services.gateway.main import WIRING as GATEWAY
 from services.gateway.rows import AuditRow
 from services.gateway.settings import GatewaySettings
@@ -35,6 +37,7 @@ from services.submit.main import WIRING as SUBMIT
 from tests.kit.clock import FakeClock, at
 from tests.kit.memory import MemoryPlatform, running
 from tests.kit.waiting import until
+from tests.services.gateway.served_schemas import exact
 
 # Everybody sees all tasks: for tests of what else decides.
 SEES_ALL = pytest.mark.parametrize("harness", [{"visibility": "all"}], indirect=True)
@@ -324,9 +327,14 @@ class GatewayHarness(MemoryPlatform):
         self.check_audit()
 
     def check_audit(self) -> None:
-        """Whatever a test has done, the audit trail says from where."""
+        """Whatever a test has done, the audit trail says from where, and what was before and after
+        has the type that is declared for the action."""
         entries = self.database.rows(GATEWAY.tables, AuditRow).values()
         assert [entry for entry in entries if not entry.address] == []
+        for entry in entries:
+            for audited in (entry.before, entry.after):
+                if audited is not None and "left_out" not in audited:
+                    audited_type(entry.action).validate(audited)
 
     def client(self, token: str | None = ADMIN_TOKEN) -> httpx.AsyncClient:
         assert self.gateway.app is not None
@@ -369,6 +377,15 @@ class GatewayHarness(MemoryPlatform):
         assert made.status_code == 201, made.text
         await until(lambda: self.reached(before + 1))
         return made.json()
+
+
+def audited_type(action: str) -> jsonschema.Draft202012Validator:
+    """Validates what an action changed, by the type that is declared for it."""
+    found = [
+        kind for word, kind in STATES.items() if action == word or action.startswith(f"{word}.")
+    ]
+    assert len(found) == 1, f"{action} has no type, or several, in audit_shapes.STATES"
+    return exact(found[0].__name__)
 
 
 def run_token(task_id: str, attempt: int = 1) -> str:

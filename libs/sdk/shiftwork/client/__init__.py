@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Iterable
 
 from shiftwork.cli import contexts
 from shiftwork.cli.failures import Failure
 from shiftwork.cli.task_options import ENDED
-from shiftwork.client import types
 from shiftwork.client.async_resources import AsyncResources
 from shiftwork.client.errors import (
     ApiError,
@@ -44,6 +44,8 @@ from shiftwork.transport import Unreachable
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from shiftwork.client import types
 
 __all__ = [
     "ApiError",
@@ -72,6 +74,13 @@ TIMEOUT_SECONDS = 30.0
 # Answers that are kept with their ETags: a GET whose answer has not changed brings no body.
 KEPT_ANSWERS_MAX = 64
 POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.2, 2.0
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has this name
+    """``types`` is loaded when it is used: it has hundreds of classes, for type checkers."""
+    if name == "types":
+        return import_module("shiftwork.client.types")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _core(  # noqa: PLR0917 - the arguments of both clients

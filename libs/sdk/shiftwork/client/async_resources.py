@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, AsyncGenerator, Dict, Literal, Optional, Sequence, Union
+from typing import (
+    TYPE_CHECKING,
+    AsyncGenerator,
+    Literal,
+    Optional,
+    Sequence,
+    Union,
+)
 
-from shiftwork.client import types
 from shiftwork.client.operations import AsyncListing, AsyncResource, Core, Operation, Text, Workers
 from shiftwork.client.streams import EventReader, Output, OutputReader
+
+if TYPE_CHECKING:
+    from shiftwork.client import types
 
 
 class AsyncAudit(AsyncResource):
@@ -453,7 +462,7 @@ class AsyncPolicies(AsyncResource):
         )
 
     async def set_all(
-        self, body: Union[Dict[str, Any], str], *, force: Optional[bool] = None
+        self, body: Union[types.PolicyFile, str], *, force: Optional[bool] = None
     ) -> types.PolicySet:
         """Set the policies of a file: all of it or nothing. Groups that it does not name stay.
 
@@ -478,7 +487,7 @@ class AsyncPolicies(AsyncResource):
         )
 
     async def set(
-        self, group: str, body: Union[Dict[str, Any], str], *, force: Optional[bool] = None
+        self, group: str, body: Union[types.PolicyDocument, str], *, force: Optional[bool] = None
     ) -> types.PolicySet:
         """Set one group's policy. What the document leaves out has its default.
 
@@ -504,7 +513,7 @@ class AsyncPolicies(AsyncResource):
 
     async def dry_run(
         self,
-        body: Union[Dict[str, Any], str],
+        body: Union[types.PolicyFile, types.PolicyDocument, str],
         *,
         group: Optional[str] = None,
         limit: Optional[int] = None,

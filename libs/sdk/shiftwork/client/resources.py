@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Literal, Optional, Sequence, Union
+from typing import (
+    TYPE_CHECKING,
+    Iterator,
+    Literal,
+    Optional,
+    Sequence,
+    Union,
+)
 
-from shiftwork.client import types
 from shiftwork.client.operations import Core, Listing, Operation, Resource, Text
 from shiftwork.client.streams import EventReader, Output, OutputReader
+
+if TYPE_CHECKING:
+    from shiftwork.client import types
 
 
 class Audit(Resource):
@@ -451,7 +460,7 @@ class Policies(Resource):
         )
 
     def set_all(
-        self, body: Union[Dict[str, Any], str], *, force: Optional[bool] = None
+        self, body: Union[types.PolicyFile, str], *, force: Optional[bool] = None
     ) -> types.PolicySet:
         """Set the policies of a file: all of it or nothing. Groups that it does not name stay.
 
@@ -476,7 +485,7 @@ class Policies(Resource):
         )
 
     def set(
-        self, group: str, body: Union[Dict[str, Any], str], *, force: Optional[bool] = None
+        self, group: str, body: Union[types.PolicyDocument, str], *, force: Optional[bool] = None
     ) -> types.PolicySet:
         """Set one group's policy. What the document leaves out has its default.
 
@@ -502,7 +511,7 @@ class Policies(Resource):
 
     def dry_run(
         self,
-        body: Union[Dict[str, Any], str],
+        body: Union[types.PolicyFile, types.PolicyDocument, str],
         *,
         group: Optional[str] = None,
         limit: Optional[int] = None,

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
 
+AuditedPolicies = Dict[str, Optional[str]]
+
+
 Outcome = Literal[
     "succeeded",
     "failed",
@@ -23,6 +26,9 @@ Outcome = Literal[
     "running",
     "unknown",
 ]
+
+
+PodTemplate = Dict[str, Any]
 
 
 class AcceptedSamples(TypedDict):
@@ -47,7 +53,7 @@ class Activity(TypedDict):
 
 class AuditEntry(TypedDict):
     """A change, or the refusal of one. ``before`` and ``after`` are there as far as the change has
-    such."""
+    such; their type belongs to the action."""
 
     id: str
     at: str
@@ -58,8 +64,38 @@ class AuditEntry(TypedDict):
     detail: str
     address: Optional[str]
     token: Optional[str]
-    before: Optional[Dict[str, Any]]
-    after: Optional[Dict[str, Any]]
+    before: Optional[
+        Union[
+            Scheduling,
+            LabelsAndTaints,
+            AuditedPolicies,
+            Quota,
+            QuotaAmount,
+            AuditedGoal,
+            AuditedMode,
+            AuditedPriority,
+            Team,
+            Token,
+            User,
+            LeftOut,
+        ]
+    ]
+    after: Optional[
+        Union[
+            Scheduling,
+            LabelsAndTaints,
+            AuditedPolicies,
+            Quota,
+            QuotaAmount,
+            AuditedGoal,
+            AuditedMode,
+            AuditedPriority,
+            Team,
+            Token,
+            User,
+            LeftOut,
+        ]
+    ]
 
 
 class AuditPage(TypedDict):
@@ -68,6 +104,24 @@ class AuditPage(TypedDict):
     items: List[AuditEntry]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class AuditedGoal(TypedDict):
+    """A task's goal."""
+
+    goal: str
+
+
+class AuditedMode(TypedDict):
+    """A task's run mode."""
+
+    mode: str
+
+
+class AuditedPriority(TypedDict):
+    """A task's priority."""
+
+    priority: str
 
 
 class Batch(TypedDict):
@@ -178,6 +232,28 @@ class CheckpointBody(TypedDict):
     step: int
     uri: str
     digest: NotRequired[str]
+
+
+class CheckpointSavedData(TypedDict):
+    """CheckpointSaved: a checkpoint of the run is durable and recorded."""
+
+    task_id: str
+    attempt: int
+    checkpoint: EventCheckpoint
+
+
+class CheckpointSavedEvent(TypedDict):
+    """run.checkpoint_saved: a checkpoint of the run is durable and recorded."""
+
+    position: int
+    type: Literal["run.checkpoint_saved"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: CheckpointSavedData
 
 
 class ChosenVictim(TypedDict):
@@ -334,19 +410,116 @@ class EnvSourceBody(TypedDict):
     optional: NotRequired[bool]
 
 
-class Event(TypedDict):
-    """One fact, with its place in the log. ``owner``, ``team`` and ``group`` are those of the task
-    that it is about; events of nodes, quotas and policies have a group alone."""
+class ErrorLinesFoundData(TypedDict):
+    """ErrorLinesFound: a run that failed or was lost wrote lines that look like the cause."""
+
+    task_id: str
+    attempt: int
+    ranks: List[EventRankErrorLines]
+    found_at: str
+
+
+class ErrorLinesFoundEvent(TypedDict):
+    """run.error_lines_found: a run that failed or was lost wrote lines that look like the cause."""
 
     position: int
-    type: str
-    task: Optional[str]
+    type: Literal["run.error_lines_found"]
+    task: str
     attempt: Optional[int]
     at: str
     owner: Optional[str]
     team: Optional[str]
     group: Optional[str]
-    data: Dict[str, Any]
+    data: ErrorLinesFoundData
+
+
+class EventCheckpoint(TypedDict):
+    """Checkpoint is a durable save of a task's state, acknowledged by the platform."""
+
+    no: int
+    attempt: int
+    step: int
+    uri: str
+    digest: str
+    saved_at: str
+    task_id: str
+
+
+class EventClassRetries(TypedDict):
+    """ClassRetries counts the retries of a task after failures of classes with a limit of their own."""
+
+    user: int
+    transient: int
+    platform: int
+    unknown: int
+
+
+class EventCompletion(TypedDict):
+    """Completion decides an attempt by the ends of its ranks. A rule is one condition or several joined by "and": ROLE[INDEX], ROLE[any], ROLE[all], ROLE[N+] (at least N of them), ROLE[ended]."""
+
+    success: List[str]
+    failure: List[str]
+
+
+class EventContinuation(TypedDict):
+    """Continuation is where a task begins that goes on with an ended one."""
+
+    task_id: str
+    chain: str
+    checkpoint: NotRequired[EventCheckpoint]
+    state_of: str
+
+
+class EventDebugProgram(TypedDict):
+    """DebugProgram is what the ranks of a role run in debug mode instead of their program."""
+
+    command: List[str]
+    args: List[str]
+
+
+class EventEndpoint(TypedDict):
+    """Endpoint is where one declared port of one rank is reached while the run lives."""
+
+    rank: int
+    role: str
+    name: str
+    address: str
+    port: int
+
+
+class EventEnvSource(TypedDict):
+    """EnvSource is a variable whose value is kept elsewhere, in exactly one of a Secret, a ConfigMap and the pod."""
+
+    name: str
+    secret: str
+    config_map: str
+    field: str
+    key: str
+    optional: bool
+
+
+class EventNode(TypedDict):
+    """Node is one machine (or a virtual part of one) that runs ranks."""
+
+    id: str
+    group: str
+    gpus: int
+    cpus: float
+    memory_bytes: int
+    labels: Dict[str, str]
+    schedulable: bool
+    ready: bool
+    gpu_model: str
+    unusable_gpus: List[int]
+    draining: bool
+    taints: List[str]
+    quarantined: bool
+
+
+class EventOverride(TypedDict):
+    """Override takes the place of a part of a role."""
+
+    command: List[str]
 
 
 class EventPage(TypedDict):
@@ -356,6 +529,288 @@ class EventPage(TypedDict):
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
     position: int
+
+
+class EventPlacement(TypedDict):
+    """Placement puts one rank of the gang on one node."""
+
+    rank: int
+    role: str
+    role_index: int
+    node_id: str
+    gpus: List[int]
+
+
+class EventPodRequest(TypedDict):
+    """PodRequest is what a task asks of its pods; a runtime without pods ignores it."""
+
+    image: str
+    image_pull_policy: str
+    image_pull_secrets: List[str]
+    storage: List[str]
+    resources: Dict[str, str]
+    shm_bytes: NotRequired[int]
+    capabilities: List[str]
+    env_from: List[EventEnvSource]
+
+
+class EventPolicyRecord(TypedDict):
+    """PolicyRecord is how one node group is shared."""
+
+    group: str
+    policy: str
+    document: str
+    version: int
+    source: Literal["unspecified", "default", "file", "command"]
+    changed_by: str
+    changed_at: NotRequired[str]
+
+
+class EventPort(TypedDict):
+    """Port is one at which each replica of a role serves others."""
+
+    name: str
+    port: NotRequired[int]
+
+
+class EventPreemptionPolicy(TypedDict):
+    """PreemptionPolicy is how and how patiently a run is asked to hand over."""
+
+    mode: Literal["unspecified", "sdk", "signal", "kill"]
+    signal: str
+    ack_deadline_seconds: float
+
+
+class EventQuota(TypedDict):
+    """Quota is a cap or a grant: how much a user or team may hold at once. An empty field means every one. All caps that match a task apply, and the smallest wins. Of the grants exactly one decides, the most specific: by user, then team, then each user; then by group; then by priority. It counts what one user holds in one group. The grant without any name is the site's default; without it everything that no other grant decides is permitted."""
+
+    group: str
+    user: str
+    team: str
+    priority: Literal[
+        "unspecified",
+        "auto",
+        "idle",
+        "low",
+        "below_normal",
+        "normal",
+        "above_normal",
+        "high",
+        "very_high",
+        "extreme_high",
+    ]
+    unit: Literal["unspecified", "gpus", "nodes", "gpus_or_nodes"]
+    limit: int
+    grant: bool
+    unlimited: bool
+    expires_at: NotRequired[str]
+    level_max: Literal[
+        "unspecified",
+        "auto",
+        "idle",
+        "low",
+        "below_normal",
+        "normal",
+        "above_normal",
+        "high",
+        "very_high",
+        "extreme_high",
+    ]
+
+
+class EventRankErrorLines(TypedDict):
+    """RankErrorLines are the last error lines of one rank's output."""
+
+    rank: int
+    role: str
+    kind: str
+    offset: int
+    lines: List[str]
+
+
+class EventRankExit(TypedDict):
+    """RankExit is how one rank's main process ended: a code or a signal, neither if unknown."""
+
+    rank: int
+    code: NotRequired[int]
+    signal: NotRequired[int]
+    fault: Literal[
+        "unspecified",
+        "invalid_pod",
+        "against_policy",
+        "not_admitted",
+        "over_quota",
+        "name_taken",
+        "being_made",
+        "unschedulable",
+        "invalid_image",
+        "image_pull",
+        "bad_reference",
+        "not_created",
+        "out_of_memory",
+        "cannot_run",
+        "init_failed",
+        "over_storage",
+        "over_time",
+        "evicted",
+        "displaced",
+        "node_down",
+        "node_refused",
+        "node_lost",
+        "deleted",
+        "no_command",
+    ]
+
+
+class EventReadyProbe(TypedDict):
+    """ReadyProbe is how the platform learns that a rank is ready: by its port, or by its program, which calls shiftwork.ready()."""
+
+    port: str
+    path: str
+    period_seconds: float
+    within_seconds: float
+
+
+class EventRestartRule(TypedDict):
+    """RestartRule decides what a failure of one of a role's replicas leads to. It does not concern what the platform or the cluster did to the replica, such as a lost node: the task then starts again."""
+
+    when: Literal["unspecified", "never", "on_failure", "always", "exit_code"]
+    exit_codes: List[str]
+    scope: Literal["unspecified", "gang", "rank"]
+    max_restarts: NotRequired[int]
+
+
+class EventRetryPolicy(TypedDict):
+    """RetryPolicy bounds how often a failed run is tried again. Failures of a class with a limit of its own have a counter of their own; all others count together."""
+
+    max_retries: int
+    user: NotRequired[int]
+    transient: NotRequired[int]
+    platform: NotRequired[int]
+    unknown: NotRequired[int]
+
+
+class EventRole(TypedDict):
+    """Role is one kind of replica in a gang. What it leaves out is as the task says."""
+
+    name: str
+    replicas: int
+    command: List[str]
+    image: str
+    gpus: NotRequired[int]
+    cpus: NotRequired[float]
+    memory_bytes: NotRequired[int]
+    spread: NotRequired[bool]
+    auxiliary: bool
+    working_directory: str
+    ports: List[EventPort]
+    restart: NotRequired[EventRestartRule]
+    starts_after: List[EventStartsAfter]
+    ready: NotRequired[EventReadyProbe]
+    debug: NotRequired[EventDebugProgram]
+    resume: NotRequired[EventOverride]
+    args: List[str]
+    pod: NotRequired[EventPodRequest]
+    cpus_request: NotRequired[float]
+    memory_request_bytes: NotRequired[int]
+
+
+class EventRunExit(TypedDict):
+    """RunExit is how a run ended."""
+
+    attempt: int
+    kind: Literal["unspecified", "ok", "preempted", "killed", "lost", "failed"]
+    ranks: List[EventRankExit]
+    exited_at: str
+    detail: str
+    failed_rank: NotRequired[int]
+    fault_class: Literal["unspecified", "user", "transient", "platform", "unknown"]
+    fault: Literal[
+        "unspecified",
+        "invalid_pod",
+        "against_policy",
+        "not_admitted",
+        "over_quota",
+        "name_taken",
+        "being_made",
+        "unschedulable",
+        "invalid_image",
+        "image_pull",
+        "bad_reference",
+        "not_created",
+        "out_of_memory",
+        "cannot_run",
+        "init_failed",
+        "over_storage",
+        "over_time",
+        "evicted",
+        "displaced",
+        "node_down",
+        "node_refused",
+        "node_lost",
+        "deleted",
+        "no_command",
+    ]
+    final: bool
+    yielded: bool
+    debug: bool
+    start_failed: bool
+
+
+class EventStartsAfter(TypedDict):
+    """StartsAfter names a role that has to be there before the ranks of this one start."""
+
+    role: str
+    condition: Literal["unspecified", "running", "ready"]
+
+
+class EventTaskSpec(TypedDict):
+    """TaskSpec is what a person submits, complete after submit has filled in the defaults."""
+
+    name: str
+    group: str
+    priority: Literal[
+        "unspecified",
+        "auto",
+        "idle",
+        "low",
+        "below_normal",
+        "normal",
+        "above_normal",
+        "high",
+        "very_high",
+        "extreme_high",
+    ]
+    roles: List[EventRole]
+    gpus_per_node: NotRequired[int]
+    working_directory: str
+    labels: Dict[str, str]
+    retry: EventRetryPolicy
+    preemption: EventPreemptionPolicy
+    max_run_seconds: NotRequired[float]
+    fence_after_seconds: NotRequired[float]
+    cpus: NotRequired[float]
+    memory_bytes: NotRequired[int]
+    nodes: int
+    node_selector: Dict[str, str]
+    tolerations: List[str]
+    pod: NotRequired[EventPodRequest]
+    wait_for_nodes: bool
+    contract: Literal["unspecified", "torch", "tf_config", "rank", "coordinator", "mpi", "none"]
+    completion: NotRequired[EventCompletion]
+    run_mode: Literal["unspecified", "normal", "debug", "pause"]
+    cpus_request: NotRequired[float]
+    memory_request_bytes: NotRequired[int]
+    continues: NotRequired[EventContinuation]
+
+
+class EventTaskWarning(TypedDict):
+    """TaskWarning is about a field of a task that is accepted and has no effect, or will probably surprise."""
+
+    code: str
+    field: str
+    value: str
+    message: str
 
 
 class Exit(TypedDict):
@@ -436,6 +891,31 @@ class GoalBody(TypedDict):
 
     goal: Literal["run", "pause", "stop"]
     now: NotRequired[bool]
+
+
+class GoalChangedData(TypedDict):
+    """GoalChanged: the owner wants something else of the task."""
+
+    task_id: str
+    goal: Literal["unspecified", "run", "pause", "stop"]
+    revision: int
+    changed_by: str
+    changed_at: str
+    now: bool
+
+
+class GoalChangedEvent(TypedDict):
+    """task.goal_changed: the owner wants something else of the task."""
+
+    position: int
+    type: Literal["task.goal_changed"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: GoalChangedData
 
 
 class GpuUtilization(TypedDict):
@@ -525,11 +1005,48 @@ class KillRequest(TypedDict):
     reason: Optional[Reason]
 
 
+class KillRequestedData(TypedDict):
+    """KillRequested: the run is to be ended now, by force."""
+
+    task_id: str
+    attempt: int
+    reason: Reason
+    requested_at: str
+    now: bool
+
+
+class KillRequestedEvent(TypedDict):
+    """run.kill_requested: the run is to be ended now, by force."""
+
+    position: int
+    type: Literal["run.kill_requested"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: KillRequestedData
+
+
+class LabelsAndTaints(TypedDict):
+    """Labels and taints."""
+
+    labels: Dict[str, str]
+    taints: List[str]
+
+
 class LabelsBody(TypedDict):
     """What to change of a node's labels; the others stay."""
 
     set: NotRequired[Dict[str, str]]
     remove: NotRequired[List[str]]
+
+
+class LeftOut(TypedDict):
+    """Instead of a state that is too large for the audit trail: its size."""
+
+    left_out: str
 
 
 class Letters(TypedDict):
@@ -573,6 +1090,30 @@ class LifeStateSaved(TypedDict):
     bytes: int
     attempt: int
     saved_at: Optional[str]
+
+
+class LifeStateSavedData(TypedDict):
+    """LifeStateSaved: the task has another life state. Its content is only with the launcher."""
+
+    task_id: str
+    attempt: int
+    version: int
+    size: int
+    saved_at: str
+
+
+class LifeStateSavedEvent(TypedDict):
+    """run.life_state_saved: the task has another life state. Its content is only with the launcher."""
+
+    position: int
+    type: Literal["run.life_state_saved"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: LifeStateSavedData
 
 
 class LinkedAccount(TypedDict):
@@ -637,6 +1178,30 @@ class ModeBody(TypedDict):
     stay_paused: NotRequired[bool]
 
 
+class ModeChangedData(TypedDict):
+    """ModeChanged: debug mode was turned on or off. A pause is a goal."""
+
+    task_id: str
+    mode: Literal["unspecified", "normal", "debug", "pause"]
+    revision: int
+    changed_by: str
+    changed_at: str
+
+
+class ModeChangedEvent(TypedDict):
+    """task.mode_changed: debug mode was turned on or off. A pause is a goal."""
+
+    position: int
+    type: Literal["task.mode_changed"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: ModeChangedData
+
+
 class NewToken(TypedDict):
     """A new token, with its secret."""
 
@@ -677,12 +1242,36 @@ class Node(TypedDict):
     changed_at: str
 
 
+class NodeChangedData(TypedDict):
+    """NodeChanged: the node appeared, changed, went or came back."""
+
+    node_id: str
+    version: int
+    node: EventNode
+    removed: bool
+    changed_at: str
+
+
+class NodeChangedEvent(TypedDict):
+    """node.changed: the node appeared, changed, went or came back."""
+
+    position: int
+    type: Literal["node.changed"]
+    task: Optional[str]
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: NodeChangedData
+
+
 class NodeLabelsAndTaints(TypedDict):
     """A node's labels and taints after a change."""
 
-    id: str
     labels: Dict[str, str]
     taints: List[str]
+    id: str
 
 
 class NodeMetrics(TypedDict):
@@ -897,7 +1486,7 @@ class Placement(TypedDict):
 class Pod(TypedDict):
     """PodRequest is what a task asks of its pods; a runtime without pods ignores it."""
 
-    template: NotRequired[Optional[Dict[str, Any]]]
+    template: NotRequired[Optional[PodTemplate]]
     image: str
     image_pull_policy: str
     image_pull_secrets: List[str]
@@ -919,7 +1508,7 @@ class PodBody(TypedDict):
     shm_bytes: NotRequired[Optional[int]]
     capabilities: NotRequired[List[str]]
     env_from: NotRequired[List[EnvSourceBody]]
-    template: NotRequired[Optional[Dict[str, Any]]]
+    template: NotRequired[Optional[PodTemplate]]
 
 
 class Policy(TypedDict):
@@ -927,11 +1516,62 @@ class Policy(TypedDict):
 
     group: str
     policy: str
-    document: Dict[str, Any]
+    document: PolicyDocument
     version: int
     source: str
     changed_by: Optional[str]
     changed_at: Optional[str]
+
+
+class PolicyChangedData(TypedDict):
+    """PolicyChanged: how a group is shared was set, changed, or is left to the defaults again."""
+
+    group: str
+    policy: EventPolicyRecord
+    version: int
+    changed_at: str
+
+
+class PolicyChangedEvent(TypedDict):
+    """policy.changed: how a group is shared was set, changed, or is left to the defaults again."""
+
+    position: int
+    type: Literal["policy.changed"]
+    task: Optional[str]
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: PolicyChangedData
+
+
+class PolicyDemotion(TypedDict):
+    """A task at ``level`` counts at ``to`` once it ran so long."""
+
+    level: Literal[
+        "idle", "low", "below_normal", "normal", "above_normal", "high", "very_high", "extreme_high"
+    ]
+    to: Literal[
+        "idle", "low", "below_normal", "normal", "above_normal", "high", "very_high", "extreme_high"
+    ]
+    after: Union[float, str]
+
+
+class PolicyDocument(TypedDict):
+    """How one node group is shared. What a document leaves out has its default."""
+
+    policy: NotRequired[
+        Optional[Literal["timeshare", "rotation", "fifo", "backfill", "easy", "las"]]
+    ]
+    timeshare: NotRequired[Optional[PolicyTimeshare]]
+    rotation: NotRequired[Optional[PolicyRotation]]
+    demotions: NotRequired[Optional[List[PolicyDemotion]]]
+    shares: NotRequired[Optional[PolicyShares]]
+    virtual_clusters: NotRequired[Optional[List[PolicyVirtualCluster]]]
+    protected: NotRequired[Optional[Union[float, str]]]
+    topology: NotRequired[Optional[List[str]]]
+    cross_zone_gangs_max: NotRequired[Optional[int]]
 
 
 class PolicyDryRun(TypedDict):
@@ -957,6 +1597,12 @@ class PolicyEffect(TypedDict):
     then: Optional[Verdict]
 
 
+class PolicyFile(TypedDict):
+    """The policies of node groups. A group that is null loses its own."""
+
+    groups: Dict[str, Optional[PolicyDocument]]
+
+
 class PolicyOutlook(TypedDict):
     """One group's rounds, compared."""
 
@@ -970,6 +1616,14 @@ class PolicyPage(TypedDict):
 
     items: List[Policy]
     next_cursor: Optional[str]
+
+
+class PolicyRotation(TypedDict):
+    """The numbers of the ``rotation`` discipline; seconds."""
+
+    first_slice: NotRequired[Optional[Union[float, str]]]
+    slice: NotRequired[Optional[Union[float, str]]]
+    half_life: NotRequired[Optional[Union[float, str]]]
 
 
 class PolicyRound(TypedDict):
@@ -990,6 +1644,42 @@ class PolicySet(TypedDict):
     versions: Dict[str, int]
     changed: List[str]
     warnings: List[FieldProblem]
+
+
+class PolicyShares(TypedDict):
+    """Weights between users (default 1); a user of a team has the team's weight unless named."""
+
+    users: NotRequired[Optional[Dict[str, float]]]
+    teams: NotRequired[Optional[Dict[str, float]]]
+
+
+PolicyTimeshare = TypedDict(
+    "PolicyTimeshare",
+    {
+        "pass": "NotRequired[Optional[Union[float, str]]]",
+        "restart": "NotRequired[Optional[Union[float, str]]]",
+        "budget_share": "NotRequired[Optional[float]]",
+        "grant_share": "NotRequired[Optional[float]]",
+        "grant_after": "NotRequired[Optional[Union[float, str]]]",
+        "slice_min": "NotRequired[Optional[Union[float, str]]]",
+        "slice_share": "NotRequired[Optional[float]]",
+        "hold": "NotRequired[Optional[Union[float, str]]]",
+        "use_limits": "NotRequired[Optional[bool]]",
+        "adapt_times": "NotRequired[Optional[bool]]",
+        "flood_guard": "NotRequired[Optional[bool]]",
+    },
+)
+
+
+class PolicyVirtualCluster(TypedDict):
+    """Nodes guaranteed to teams and users. Other tasks borrow what is idle. ``nodes`` is a number of node equivalents: 0.5 is half of a node's GPUs. ``parent`` names the virtual cluster that this one is a part of: inside it, it borrows before others do."""
+
+    name: str
+    parent: NotRequired[Optional[str]]
+    teams: NotRequired[Optional[List[str]]]
+    users: NotRequired[Optional[List[str]]]
+    nodes: NotRequired[Optional[float]]
+    nodes_max: NotRequired[Optional[float]]
 
 
 class Port(TypedDict):
@@ -1030,6 +1720,31 @@ class PreemptionRequest(TypedDict):
     reason: Optional[Reason]
 
 
+class PreemptionRequestedData(TypedDict):
+    """PreemptionRequested: the run is asked to save a checkpoint and hand its nodes over."""
+
+    task_id: str
+    attempt: int
+    reason: Reason
+    requested_at: str
+    deadline_at: str
+    silent_deadline_at: NotRequired[str]
+
+
+class PreemptionRequestedEvent(TypedDict):
+    """run.preemption_requested: the run is asked to save a checkpoint and hand its nodes over."""
+
+    position: int
+    type: Literal["run.preemption_requested"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: PreemptionRequestedData
+
+
 class PriorityBody(TypedDict):
     """Another level."""
 
@@ -1044,6 +1759,41 @@ class PriorityBody(TypedDict):
         "very_high",
         "extreme_high",
     ]
+
+
+class PriorityChangedData(TypedDict):
+    """PriorityChanged: the task's level was changed after submission."""
+
+    task_id: str
+    priority: Literal[
+        "unspecified",
+        "auto",
+        "idle",
+        "low",
+        "below_normal",
+        "normal",
+        "above_normal",
+        "high",
+        "very_high",
+        "extreme_high",
+    ]
+    revision: int
+    changed_by: str
+    changed_at: str
+
+
+class PriorityChangedEvent(TypedDict):
+    """task.priority_changed: the task's level was changed after submission."""
+
+    position: int
+    type: Literal["task.priority_changed"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: PriorityChangedData
 
 
 class Problem(TypedDict):
@@ -1143,6 +1893,21 @@ class QuotaAllowance(TypedDict):
     caps: List[Cap]
 
 
+class QuotaAmount(TypedDict):
+    """What a cap or grant says; null means every one, and of a limit any amount."""
+
+    grant: bool
+    group: Optional[str]
+    user: Optional[str]
+    team: Optional[str]
+    priority: Optional[str]
+    unit: Optional[str]
+    limit: Optional[int]
+    unlimited: bool
+    level_max: Optional[str]
+    expires_at: Optional[str]
+
+
 class QuotaBody(TypedDict):
     """A cap on what may be held at once, or a grant. Left out or null: every one."""
 
@@ -1187,6 +1952,32 @@ class QuotaBody(TypedDict):
     remove: NotRequired[bool]
 
 
+class QuotaChangedData(TypedDict):
+    """QuotaChanged: a cap or a grant was set, changed or removed."""
+
+    group_token: str
+    quota: EventQuota
+    removed: bool
+    version: int
+    changed_by: str
+    changed_at: str
+    expired: bool
+
+
+class QuotaChangedEvent(TypedDict):
+    """quota.changed: a cap or a grant was set, changed or removed."""
+
+    position: int
+    type: Literal["quota.changed"]
+    task: Optional[str]
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: QuotaChangedData
+
+
 class QuotaExplanation(TypedDict):
     """What a user may hold, and which rows decide that."""
 
@@ -1208,6 +1999,30 @@ class QuotaSet(TypedDict):
     """A row is stored: the number of this change among all changes of quotas."""
 
     version: int
+
+
+class RankEndedData(TypedDict):
+    """RankEnded: one rank of a run in debug mode has ended; the others go on."""
+
+    task_id: str
+    attempt: int
+    exit: EventRankExit
+    role: str
+    noted_at: str
+
+
+class RankEndedEvent(TypedDict):
+    """run.rank_ended: one rank of a run in debug mode has ended; the others go on."""
+
+    position: int
+    type: Literal["run.rank_ended"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RankEndedData
 
 
 class RankErrorLines(TypedDict):
@@ -1240,6 +2055,33 @@ class RankMetrics(TypedDict):
     latest: Dict[str, Union[float, str]]
     points: List[MetricPoint]
     series: NotRequired[List[SignalSeries]]
+
+
+class RankRestartedData(TypedDict):
+    """RankRestarted: one rank of the run ended and is started again on its node; the others go on."""
+
+    task_id: str
+    attempt: int
+    rank: int
+    role: str
+    restarts: int
+    restarts_max: int
+    detail: str
+    noted_at: str
+
+
+class RankRestartedEvent(TypedDict):
+    """run.rank_restarted: one rank of the run ended and is started again on its node; the others go on."""
+
+    position: int
+    type: Literal["run.rank_restarted"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RankRestartedData
 
 
 class Ready(TypedDict):
@@ -1415,12 +2257,194 @@ class Run(TypedDict):
     endpoints: List[Endpoint]
 
 
+class RunActivityChangedData(TypedDict):
+    """RunActivityChanged: how much of what the run holds it uses, as measured. Said when a GPU or the whole run begins or ends to be idle, now and then for the sums, and once after its end."""
+
+    task_id: str
+    attempt: int
+    measured_from: str
+    measured_until: str
+    measured_gpu_seconds: float
+    idle_gpu_seconds: float
+    gpus: int
+    idle_gpus: int
+    idle_since: NotRequired[str]
+    quiet_since: NotRequired[str]
+
+
+class RunActivityChangedEvent(TypedDict):
+    """run.activity_changed: how much of what the run holds it uses, as measured. Said when a GPU or the whole run begins or ends to be idle, now and then for the sums, and once after its end."""
+
+    position: int
+    type: Literal["run.activity_changed"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RunActivityChangedData
+
+
+class RunAssignedData(TypedDict):
+    """RunAssigned: the first attempt of a task has its nodes."""
+
+    task_id: str
+    attempt: int
+    owner: str
+    spec: EventTaskSpec
+    placements: List[EventPlacement]
+    start_deadline_at: str
+    resume_from: NotRequired[EventCheckpoint]
+    assigned_at: str
+    team: str
+
+
+class RunAssignedEvent(TypedDict):
+    """run.assigned: the first attempt of a task has its nodes."""
+
+    position: int
+    type: Literal["run.assigned"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RunAssignedData
+
+
+class RunDelayedData(TypedDict):
+    """RunDelayed: the run was launched, but not every process exists yet; says why. Without a detail: nothing delays it any more."""
+
+    task_id: str
+    attempt: int
+    ranks: int
+    detail: str
+    noted_at: str
+    running: bool
+
+
+class RunDelayedEvent(TypedDict):
+    """run.delayed: the run was launched, but not every process exists yet; says why. Without a detail: nothing delays it any more."""
+
+    position: int
+    type: Literal["run.delayed"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RunDelayedData
+
+
+class RunExitedData(TypedDict):
+    """RunExited: no process of the run is left; said once per run."""
+
+    task_id: str
+    attempt: int
+    exit: EventRunExit
+    checkpoint: NotRequired[EventCheckpoint]
+    placements: List[EventPlacement]
+    owner: str
+
+
+class RunExitedEvent(TypedDict):
+    """run.exited: no process of the run is left; said once per run."""
+
+    position: int
+    type: Literal["run.exited"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RunExitedData
+
+
+class RunListenedData(TypedDict):
+    """RunListened: the run's program asked for the first time whether it should leave."""
+
+    task_id: str
+    attempt: int
+    asked_at: str
+
+
+class RunListenedEvent(TypedDict):
+    """run.listened: the run's program asked for the first time whether it should leave."""
+
+    position: int
+    type: Literal["run.listened"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RunListenedData
+
+
 class RunPage(TypedDict):
     """One page of attempts."""
 
     items: List[Run]
     next_cursor: Optional[str]
     unreadable: NotRequired[List[Unreadable]]
+
+
+class RunResumedData(TypedDict):
+    """RunResumed: a later attempt of a task has its nodes and the checkpoint to start from."""
+
+    task_id: str
+    attempt: int
+    owner: str
+    spec: EventTaskSpec
+    placements: List[EventPlacement]
+    start_deadline_at: str
+    resume_from: NotRequired[EventCheckpoint]
+    assigned_at: str
+    team: str
+
+
+class RunResumedEvent(TypedDict):
+    """run.resumed: a later attempt of a task has its nodes and the checkpoint to start from."""
+
+    position: int
+    type: Literal["run.resumed"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RunResumedData
+
+
+class RunStartedData(TypedDict):
+    """RunStarted: the process of every rank exists that waits for no other role. Where roles start in order, the others follow while the run runs."""
+
+    task_id: str
+    attempt: int
+    started_at: str
+    placements: List[EventPlacement]
+    endpoints: List[EventEndpoint]
+    owner: str
+
+
+class RunStartedEvent(TypedDict):
+    """run.started: the process of every rank exists that waits for no other role. Where roles start in order, the others follow while the run runs."""
+
+    position: int
+    type: Literal["run.started"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RunStartedData
 
 
 class RunState(TypedDict):
@@ -1432,6 +2456,29 @@ class RunState(TypedDict):
     deadline_at: Optional[str]
     superseded: bool
     ask_again_seconds: NotRequired[float]
+
+
+class RunYieldedData(TypedDict):
+    """RunYielded: the run's program hands its nodes over on its own. Its ranks are asked to leave."""
+
+    task_id: str
+    attempt: int
+    reason: str
+    requested_at: str
+
+
+class RunYieldedEvent(TypedDict):
+    """run.yielded: the run's program hands its nodes over on its own. Its ranks are asked to leave."""
+
+    position: int
+    type: Literal["run.yielded"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: RunYieldedData
 
 
 class SampleBody(TypedDict):
@@ -1450,9 +2497,9 @@ class SavedVersion(TypedDict):
 class Schedulable(TypedDict):
     """Whether a node accepts new runs, and whether those on it are to leave."""
 
-    id: str
     schedulable: bool
     draining: bool
+    id: str
 
 
 class SchedulableBody(TypedDict):
@@ -1460,6 +2507,13 @@ class SchedulableBody(TypedDict):
 
     schedulable: bool
     drain: NotRequired[bool]
+
+
+class Scheduling(TypedDict):
+    """Whether new runs are accepted, and whether those that are there are to leave."""
+
+    schedulable: bool
+    draining: bool
 
 
 class SeriesPoint(TypedDict):
@@ -1636,6 +2690,107 @@ class TaskPage(TypedDict):
     unreadable: NotRequired[List[Unreadable]]
 
 
+class TaskStateChangedData(TypedDict):
+    """TaskStateChanged: the scheduler moved the task, or the reason for its waiting changed."""
+
+    task_id: str
+    version: int
+    state: Literal[
+        "unspecified",
+        "queued",
+        "starting",
+        "running",
+        "preempting",
+        "killing",
+        "paused",
+        "succeeded",
+        "failed",
+        "stopped",
+        "rejected",
+    ]
+    previous: Literal[
+        "unspecified",
+        "queued",
+        "starting",
+        "running",
+        "preempting",
+        "killing",
+        "paused",
+        "succeeded",
+        "failed",
+        "stopped",
+        "rejected",
+    ]
+    reason: Reason
+    attempt: int
+    observed_revision: int
+    started_at: NotRequired[str]
+    finished_at: NotRequired[str]
+    checkpoint: NotRequired[EventCheckpoint]
+    exit: NotRequired[EventRunExit]
+    changed_at: str
+    owner: str
+    team: str
+    group: str
+    held_gpus: int
+    held_nodes: int
+    priority: Literal[
+        "unspecified",
+        "auto",
+        "idle",
+        "low",
+        "below_normal",
+        "normal",
+        "above_normal",
+        "high",
+        "very_high",
+        "extreme_high",
+    ]
+    attempts_without_progress: int
+    retries_used: int
+    class_retries: NotRequired[EventClassRetries]
+
+
+class TaskStateChangedEvent(TypedDict):
+    """task.state_changed: the scheduler moved the task, or the reason for its waiting changed."""
+
+    position: int
+    type: Literal["task.state_changed"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: TaskStateChangedData
+
+
+class TaskSubmittedData(TypedDict):
+    """TaskSubmitted: a valid task is stored and waits for the scheduler."""
+
+    task_id: str
+    owner: str
+    team: str
+    spec: EventTaskSpec
+    submitted_at: str
+    revision: int
+    warnings: List[EventTaskWarning]
+
+
+class TaskSubmittedEvent(TypedDict):
+    """task.submitted: a valid task is stored and waits for the scheduler."""
+
+    position: int
+    type: Literal["task.submitted"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: TaskSubmittedData
+
+
 class TaskUtilization(TypedDict):
     """The newest samples of all ranks of a task together. Null: not measured."""
 
@@ -1672,7 +2827,22 @@ class TeamBody(TypedDict):
     """A new team."""
 
     default_group: NotRequired[Optional[str]]
-    default_priority: NotRequired[Optional[str]]
+    default_priority: NotRequired[
+        Optional[
+            Literal[
+                "auto",
+                "idle",
+                "low",
+                "below_normal",
+                "normal",
+                "above_normal",
+                "high",
+                "very_high",
+                "extreme_high",
+                "",
+            ]
+        ]
+    ]
     name: str
 
 
@@ -1680,7 +2850,22 @@ class TeamChangeBody(TypedDict):
     """What to change of a team; what is left out stays."""
 
     default_group: NotRequired[Optional[str]]
-    default_priority: NotRequired[Optional[str]]
+    default_priority: NotRequired[
+        Optional[
+            Literal[
+                "auto",
+                "idle",
+                "low",
+                "below_normal",
+                "normal",
+                "above_normal",
+                "high",
+                "very_high",
+                "extreme_high",
+                "",
+            ]
+        ]
+    ]
 
 
 class TeamPage(TypedDict):
@@ -1818,6 +3003,36 @@ class UsageItem(TypedDict):
     day: NotRequired[Optional[str]]
 
 
+class UsageRecordedData(TypedDict):
+    """UsageRecorded: a run ended and its use was entered in the ledger."""
+
+    group: str
+    task_id: str
+    attempt: int
+    owner: str
+    team: str
+    gpus: int
+    nodes: int
+    started_at: str
+    ended_at: str
+    gpu_seconds: float
+    node_seconds: float
+
+
+class UsageRecordedEvent(TypedDict):
+    """quota.usage: a run ended and its use was entered in the ledger."""
+
+    position: int
+    type: Literal["quota.usage"]
+    task: Optional[str]
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: UsageRecordedData
+
+
 class User(TypedDict):
     """A person or program that may use the platform."""
 
@@ -1835,7 +3050,22 @@ class UserBody(TypedDict):
     """A new user."""
 
     default_group: NotRequired[Optional[str]]
-    default_priority: NotRequired[Optional[str]]
+    default_priority: NotRequired[
+        Optional[
+            Literal[
+                "auto",
+                "idle",
+                "low",
+                "below_normal",
+                "normal",
+                "above_normal",
+                "high",
+                "very_high",
+                "extreme_high",
+                "",
+            ]
+        ]
+    ]
     name: str
     role: NotRequired[Literal["viewer", "user", "operator", "admin"]]
     team: NotRequired[Optional[str]]
@@ -1845,7 +3075,22 @@ class UserChangeBody(TypedDict):
     """What to change of a user; what is left out stays."""
 
     default_group: NotRequired[Optional[str]]
-    default_priority: NotRequired[Optional[str]]
+    default_priority: NotRequired[
+        Optional[
+            Literal[
+                "auto",
+                "idle",
+                "low",
+                "below_normal",
+                "normal",
+                "above_normal",
+                "high",
+                "very_high",
+                "extreme_high",
+                "",
+            ]
+        ]
+    ]
     role: NotRequired[Optional[Literal["viewer", "user", "operator", "admin"]]]
     team: NotRequired[Optional[str]]
     disabled: NotRequired[Optional[bool]]
@@ -1928,3 +3173,45 @@ class Yielded(TypedDict):
 
     requested_at: str
     reason: str
+
+
+class OtherEvent(TypedDict):
+    """Event of a type that this version of the library does not know, for ``cast``: ``Event`` itself is one of the known types, so that type checkers tell them apart."""
+
+    position: int
+    type: str
+    task: Optional[str]
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: Dict[str, Any]
+
+
+Event = Union[
+    TaskSubmittedEvent,
+    GoalChangedEvent,
+    ModeChangedEvent,
+    PriorityChangedEvent,
+    TaskStateChangedEvent,
+    RunAssignedEvent,
+    RunResumedEvent,
+    PreemptionRequestedEvent,
+    KillRequestedEvent,
+    RunActivityChangedEvent,
+    RunDelayedEvent,
+    RunStartedEvent,
+    RankRestartedEvent,
+    RankEndedEvent,
+    RunListenedEvent,
+    RunYieldedEvent,
+    LifeStateSavedEvent,
+    CheckpointSavedEvent,
+    RunExitedEvent,
+    ErrorLinesFoundEvent,
+    NodeChangedEvent,
+    QuotaChangedEvent,
+    PolicyChangedEvent,
+    UsageRecordedEvent,
+]
