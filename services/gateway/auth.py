@@ -500,6 +500,14 @@ def _role_or_none(user: UserRow) -> Role | None:
         return None
 
 
+def _disabled(name: str) -> ProblemError:
+    """The 401 for a genuine token or session of a disabled user, whom no other token helps."""
+    message = f"user {name} is disabled"
+    fix = f"ask an administrator to enable the user: PATCH /v1/users/{name} with disabled: false"
+    error = FieldError(field="", value="", message=message, fix=fix)
+    return ProblemError(UNAUTHENTICATED, f"{message}; {fix}", [error], headers=CHALLENGE)
+
+
 def _identity(
     user: UserRow,
     team: TeamRow,
@@ -514,10 +522,7 @@ def _identity(
     """Who has shown a token or a session. Raises 401 for a user who is disabled, or whose role this
     version does not know."""
     if user.disabled:
-        raise unauthenticated(
-            f"user {user.name} is disabled; an administrator may enable it: PATCH"
-            f" /v1/users/{user.name} with disabled: false"
-        )
+        raise _disabled(user.name)
     try:
         role, known = Role(user.role), tuple(Scope(each) for each in scopes)
     except ValueError as problem:

@@ -144,12 +144,13 @@ async def begin(
     user: str,
     address: str,
     by: str,
-) -> SessionRow:
-    """A new session. The oldest ones of the user end if there are too many."""
+) -> list[SessionRow]:
+    """Begin a session. The oldest ones of the user end if there are too many; returns them."""
     rows = await tx.select(
         SessionRow, Where("user", Op.EQ, user), order_by=(Order("created_at"), Order("id"))
     )
-    for row in rows[: max(0, len(rows) - settings.sessions_per_user_max + 1)]:
+    ended = rows[: max(0, len(rows) - settings.sessions_per_user_max + 1)]
+    for row in ended:
         end(tx, row)
     row = SessionRow(
         secret_hash=session_hash(secret),
@@ -161,7 +162,7 @@ async def begin(
         made_by=by,
     )
     tx.put(row)
-    return row
+    return ended
 
 
 def end(tx: Tx, row: SessionRow) -> None:

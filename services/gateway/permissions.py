@@ -147,6 +147,17 @@ def reach_of(
     return _OF_SITE[visibility] if reach is Reach.SITE else reach
 
 
+def scopes_of(role: Role) -> tuple[Scope, ...]:
+    """The scopes that are of use to a role: those of the actions that reach something."""
+    used = {each.value.scope for each in Action if each.value.reach(role) is not Reach.NONE}
+    return tuple(scope for scope in Scope if scope in used)
+
+
+def roles_of(scope: Scope) -> tuple[Role, ...]:
+    """The roles to which a scope is of use, the least first."""
+    return tuple(role for role in Role if scope in scopes_of(role))
+
+
 @dataclass(frozen=True, slots=True)
 class NotPermitted:
     """Why a caller may not do something, and what helps."""

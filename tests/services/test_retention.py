@@ -9,8 +9,11 @@ from typing import Any, cast
 import pytest
 
 from libs.service.clock import SystemClock
+from libs.service.definition import Service
 from libs.service.prune import PruneRule, Pruning
+from libs.service.settings import BaseServiceSettings
 from libs.service.wiring import Wiring
+from libs.store.port import Store
 from libs.store.rows import Shape
 from libs.store.tables import COMMON_RETENTION, Tables, table
 from services.allinone.composition import WIRINGS
@@ -34,16 +37,23 @@ def no_nodes() -> FakeCluster:
     return FakeCluster((), platform=nobody, script_of=nobody, now=SystemClock().now, rng=Random(1))
 
 
-def rules_of(wiring: Wiring) -> list[PruneRule]:
-    """The rules that a service built by its own ``main.py`` prunes by."""
-    platform = MemoryPlatform()
+def built(
+    wiring: Wiring, platform: MemoryPlatform, store: Store | None = None, **options: Any
+) -> tuple[Service, BaseServiceSettings]:
+    """A service as its own ``main.py`` builds it, and its settings."""
     replacements: dict[str, dict[str, Any]] = {
         "launcher": {"runtime": FakeRuntime(no_nodes())},
         "log_collector": {"source": MemorySource(), "archive": MemoryArchive()},
     }
-    own = SETTINGS.get(wiring.name, {})
+    own = {**SETTINGS.get(wiring.name, {}), **options}
     settings = wiring.settings(database_url="-", nats_url="-", **own)
-    service = platform.build(wiring, settings, **replacements.get(wiring.name, {}))
+    others = replacements.get(wiring.name, {})
+    return platform.build(wiring, settings, store=store, **others), settings
+
+
+def rules_of(wiring: Wiring) -> list[PruneRule]:
+    """The rules that a service built by its own ``main.py`` prunes by."""
+    service, _ = built(wiring, MemoryPlatform())
     steps = (getattr(loop.step, "__self__", None) for loop in service.loops)
     return [rule for each in steps if isinstance(each, Pruning) for rule in each.old]
 

@@ -1,4 +1,4 @@
-"""Dead letters: events that a service has set apart. Administrators list, replay and discard them.
+"""Dead letters: events that a service has set apart. Operators list, replay and discard them.
 
 Each service keeps its own and answers for them; their bodies, which may hold secrets, stay there.
 """

@@ -270,13 +270,24 @@ def _give(parts: Context, request: Request, reply: Response, secret: str) -> Non
 
 
 async def _begin(parts: Context, tx: Tx, user: UserRow, address: str, by: str) -> str:
-    """A session of this user, with its entry in the audit trail. Returns its secret."""
+    """A session of this user, with its entry in the audit trail, and those of the sessions that it
+    ends. Returns its secret."""
     secret = secrets.token_urlsafe(SECRET_BYTES)
     session_id = parts.mint.id()
-    await browser_sessions.begin(
+    ended = await browser_sessions.begin(
         tx, parts.settings, secret, session_id, user=user.name, address=address, by=by
     )
     identity = _identity(user, address, session_id)
+    most = parts.settings.sessions_per_user_max
+    for row in ended:
+        audit(
+            tx,
+            parts.mint,
+            identity,
+            action="session.end",
+            target=row.id,
+            detail=f"of {user.name}, who may have {most}: a new login ended the oldest",
+        )
     audit(tx, parts.mint, identity, action=f"login.{by}", target=user.name)
     return secret
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -28,9 +29,17 @@ from services.gateway.api.query_parameters import NameQuery
 from services.gateway.audit import audit
 from services.gateway.auth import Identity, not_permitted, token_hash
 from services.gateway.bodies import TokenBody
-from services.gateway.permissions import Action, Reach, Scope, refusal_to_reach_others
+from services.gateway.permissions import (
+    Action,
+    Reach,
+    Role,
+    Scope,
+    refusal_to_reach_others,
+    roles_of,
+    scopes_of,
+)
 from services.gateway.problems import CONFLICT, FORBIDDEN, ProblemError, absent, invalid
-from services.gateway.rows import TokenRow, TokenUseRow
+from services.gateway.rows import TokenRow, TokenUseRow, UserRow
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import NEWEST
 
@@ -86,6 +95,7 @@ async def add_token(body: TokenBody, caller: Caller, parts: Parts) -> Response:
         if user.archived:
             fix = f"bring the user back first: PATCH /v1/users/{owner} with archived: false"
             raise ProblemError(CONFLICT, f"user {owner} is archived; {fix}")
+        _require_useful(scopes if body.scopes else (), user)
         await require_below_token_limit(tx, parts.settings, owner)
         row = TokenRow(
             token_hash=token_hash(secret),
@@ -138,6 +148,22 @@ def _scopes(body: TokenBody, caller: Identity) -> tuple[str, ...]:
         error = FieldError(field="scopes", value=excess[0], message=message, fix="leave it out")
         raise ProblemError(FORBIDDEN, f"scopes: {excess[0]} {message}; leave it out", [error])
     return wanted or tuple(scope.value for scope in caller.scopes)
+
+
+def _require_useful(scopes: Sequence[str], user: UserRow) -> None:
+    """422 for a scope that does nothing for this user: a token with it would only seem to."""
+    role = Role(user.role)
+    useless = [Scope(scope) for scope in scopes if scope not in scopes_of(role)]
+    if not useless:
+        return
+    others = roles_of(useless[0])
+    noun = "role" if len(others) == 1 else "roles"
+    raise invalid(
+        "scopes",
+        useless[0].value,
+        f"is of use to the {noun} {' and '.join(others)}, and {user.name} has the role {role}",
+        f"choose of {', '.join(scopes_of(role))}, or ask an administrator for the role {others[0]}",
+    )
 
 
 def _expiry(

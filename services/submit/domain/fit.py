@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from libs.contracts.grants import ASCENDING, deciding, grant_text, permitted
+from libs.contracts.grants import ASCENDING, deciding, grant_text, permitted, set_command
 from libs.contracts.messages import FieldError, Priority, Quota, TaskSpec, Unit
 from libs.contracts.rank_sizes import (
     RankSize,
@@ -311,39 +311,56 @@ def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator
     exceeded: list[FieldError] = []
     for level in levels:
         grant = deciding(grants.get, owner, team, spec.group, level)
-        error = _not_permitted(grant, level, spec, facts) if grant is not None else None
+        own = _own_grant(owner, spec.group, level)
+        error = _not_permitted(grant, own, spec, facts) if grant is not None else None
         if error is None and (found := _exceeded(caps, level, spec, facts)) is not None:
             row, needed = found
-            error = _too_much(
-                spec, row, needed, f"and the quota of {_holder(row)} is {row.limit}", facts
-            )
+            permits = f"and the quota of {_holder(row)} is {row.limit}"
+            error = _too_much(spec, row, needed, permits, facts, more=row)
         if error is None:
             return
         exceeded.append(error)
     yield exceeded[0]
 
 
-def _not_permitted(
-    grant: Quota, level: Priority, spec: TaskSpec, facts: Facts
-) -> FieldError | None:
-    """Return the error of a task that the grant which decides can never admit at a level."""
+def _own_grant(owner: str, group: str, level: Priority) -> Quota:
+    """Return the names of the grant that an operator gives to the owner alone: it decides."""
+    return Quota(grant=True, user=owner, group=group, priority=level)
+
+
+def _set_to(row: Quota, amount: int, unit: Unit) -> str:
+    """Return the command with which an operator sets a row to an amount."""
+    return f"`{set_command(row)} --{'nodes' if unit is Unit.NODES else 'gpus'} {amount}`"
+
+
+def _not_permitted(grant: Quota, own: Quota, spec: TaskSpec, facts: Facts) -> FieldError | None:
+    """Return the error of a task that the grant which decides can never admit at the level of the
+    grant ``own``, which would."""
+    level = own.priority
     most = permitted(grant, level)
     if most == 0:
         name = level_name(level)
+        unit = Unit.GPUS if demand(spec, Unit.GPUS, facts) else Unit.NODES
         return field_error(
             "priority",
             level_name(spec.priority),
             f"{grant_text(grant)} permits nothing at {name} in group {spec.group}",
-            "choose another priority or group, or ask an operator for a grant (PUT /v1/quotas); "
+            "choose another priority or group, or ask an operator for a grant: "
+            f"{_set_to(own, demand(spec, unit, facts), unit)}; "
             "GET /v1/quotas/explain shows what is permitted",
         )
     needed = demand(spec, grant.unit, facts)
     if most is None or needed <= most:
         return None
-    return _too_much(spec, grant, needed, f"more than {grant_text(grant)} permits", facts)
+    permits = f"more than {grant_text(grant)} permits"
+    return _too_much(spec, grant, needed, permits, facts, more=own)
 
 
-def _too_much(spec: TaskSpec, row: Quota, needed: int, permits: str, facts: Facts) -> FieldError:
+def _too_much(
+    spec: TaskSpec, row: Quota, needed: int, permits: str, facts: Facts, *, more: Quota
+) -> FieldError:
+    """Return the error of a task that needs more than a row permits; an operator would raise the
+    row ``more``."""
     most, noun = row.limit, "node" if row.unit is Unit.NODES else "GPU"
     field, value = _counted_by(spec, row.unit, needed, facts)
     return field_error(
@@ -351,7 +368,7 @@ def _too_much(spec: TaskSpec, row: Quota, needed: int, permits: str, facts: Fact
         value,
         f"the task needs {counted(needed, noun)}, {permits}",
         f"ask for at most {counted(most, noun)}, choose another priority or group, "
-        "or ask an operator for more (PUT /v1/quotas)",
+        f"or ask an operator for more: {_set_to(more, needed, row.unit)}",
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.store.port import StoreUnavailableError
+from libs.store.port import Delta, StoreUnavailableError
 from services.gateway import browser_sessions, passwords
 from services.gateway.browser_sessions import CSRF_HEADER
 from services.gateway.login_delays import KEYS_MAX, Delays, LoginDelays, network_of
@@ -79,6 +79,39 @@ async def test_a_password_begins_a_session(harness: GatewayHarness) -> None:
     assert GOOD not in trail.text
     assert trail.json()["items"][0]["action"] == "login.password"
     assert (shown.json()["password"]["changed_by"], "argon2" in shown.text) == ("admin", False)
+
+
+@pytest.mark.parametrize(
+    "harness", [{"passwords": True, "sessions_per_user_max": 2}], indirect=True
+)
+async def test_a_session_that_a_new_login_ends_is_in_the_audit_trail(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    """In the login's own transaction: what ended, who ended it, and from where."""
+    await set_password(harness)
+    commits: list[set[str]] = []
+
+    def on_commit(delta: Delta) -> None:
+        kinds = {type(row).__name__ for row in delta.put if isinstance(row, AuditRow)}
+        kinds |= {kind.__name__ for kind, _ in delta.deleted}
+        commits.append(kinds)
+
+    harness.gateway.ports.store.observe(on_commit)
+    begun: list[str] = []
+    for _ in range(4):
+        async with harness.client(None) as client:
+            assert (await log_in(client)).status_code == 200
+            rows = harness.database.rows(TABLES, SessionRow).values()
+            begun.append(max(rows, key=lambda row: row.created_at).id)
+    ended = (await admin.get("/v1/audit?action=session.end")).json()["items"]
+    assert [each["target"] for each in ended] == [begun[1], begun[0]]
+    assert {(each["who"], each["address"], each["outcome"]) for each in ended} == {
+        ("ann", "127.0.0.1", "done")
+    }
+    assert [each["token"] for each in ended] == [begun[3], begun[2]]
+    assert ended[0]["detail"] == "of ann, who may have 2: a new login ended the oldest"
+    with_end = [each for each in commits if "SessionRow" in each]
+    assert with_end == [{"SessionRow", "TokenUseRow", "AuditRow"}] * 2
 
 
 @pytest.mark.parametrize("harness", [{"passwords": True, "refusals_seconds": 0.05}], indirect=True)

@@ -88,6 +88,51 @@ async def test_unknown_scopes_are_refused_with_the_known_ones(ann: httpx.AsyncCl
     assert all(scope.value in error["fix"] + error["message"] for scope in Scope)
 
 
+async def test_a_scope_that_does_nothing_for_the_user_is_refused_with_the_roles_that_have_it(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    for maker, body in ((ann, {"scopes": ["read", "operate"]}), (admin, {"user": "ann"})):
+        reply = await maker.post("/v1/tokens", json={"scopes": ["operate"], **body})
+        assert reply.status_code == 422
+        (error,) = reply.json()["errors"]
+        assert error == {
+            "field": "scopes",
+            "value": "operate",
+            "message": "is of use to the roles operator and admin, and ann has the role user",
+            "fix": "choose of read, secrets, tasks, tokens, or ask an administrator for the role"
+            " operator",
+        }
+    made = {
+        role: await harness.member(f"{role}s", role=role)
+        for role in ("viewer", "operator", "admin")
+    }
+    good = {"viewer": "read secrets tokens", "operator": "read secrets tasks tokens operate"}
+    for role, mine in made.items():
+        async with harness.client(mine) as client:
+            for scope in Scope:
+                reply = await client.post("/v1/tokens", json={"scopes": [scope.value]})
+                is_good = role == "admin" or scope.value in good[role].split()
+                assert reply.status_code == (201 if is_good else 422), (role, scope)
+    # What was made stays valid when the role changes, and does less.
+    token_id = (await token(ann, scopes=["tasks"]))["id"]
+    await admin.patch("/v1/users/ann", json={"role": "viewer"})
+    assert token_id in [each["id"] for each in await listed(ann)]
+
+
+async def test_the_token_of_a_disabled_user_is_refused_with_what_helps(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    harness.clock.advance(60)
+    refused = await ann.get("/v1/whoami")
+    (error,) = refused.json()["errors"]
+    assert (refused.status_code, error["message"]) == (401, "user ann is disabled")
+    assert error["fix"] == (
+        "ask an administrator to enable the user: PATCH /v1/users/ann with disabled: false"
+    )
+    assert refused.headers["www-authenticate"].startswith("Bearer")
+
+
 @pytest.mark.parametrize("harness", [{"token_uses_seconds": 0.02}], indirect=True)
 async def test_the_last_use_of_a_token_is_shown(
     harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient

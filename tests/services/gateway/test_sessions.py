@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from services.gateway import browser_sessions
 from services.gateway.problems import ProblemError
-from services.gateway.rows import SessionRow
+from services.gateway.rows import SessionRow, TokenUseRow
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import prune_rules
 from services.gateway.tables import TABLES
@@ -160,6 +160,37 @@ async def test_a_user_has_a_bounded_number_of_sessions(harness: GatewayHarness) 
         async with browser(harness, secret) as client:
             found.append((await client.get("/v1/session")).status_code)
     assert found == [401, 200, 200]
+
+
+ENDINGS = ("log out", "revoke", "log in again", "change the password")
+
+
+@pytest.mark.parametrize(
+    "harness", [{"sessions_per_user_max": 1, "passwords": True}], indirect=True
+)
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_the_last_use_of_a_session_goes_with_it(
+    harness: GatewayHarness, admin: httpx.AsyncClient, csrf: dict[str, str], ending: str
+) -> None:
+    await harness.member("ann")
+    store = harness.gateway.ports.store
+    secret = await session(harness)
+    (row,) = harness.database.rows(TABLES, SessionRow).values()
+    async with store.transaction() as tx:
+        tx.put(TokenUseRow(row.id, tx.now, "10.0.0.1"), TokenUseRow("another", tx.now, ""))
+    async with browser(harness, secret) as client:
+        if ending == "log out":
+            await client.delete("/v1/session", headers=csrf)
+        elif ending == "revoke":
+            await admin.delete(f"/v1/sessions/{row.id}")
+        elif ending == "log in again":
+            await session(harness, secret="more")
+        else:
+            body = {"password": "correct horse battery"}
+            await admin.put("/v1/users/ann/password", json=body)
+    assert row not in harness.database.rows(TABLES, SessionRow).values()
+    uses = {each.token_id for each in harness.database.rows(TABLES, TokenUseRow).values()}
+    assert (row.id in uses, "another" in uses) == (False, True)
 
 
 async def test_old_sessions_are_forgotten(harness: GatewayHarness) -> None:

@@ -51,8 +51,6 @@ app = session.App(
     " exec with the command's (255: no session).",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    # Typer's own drawing of help imports most of rich and pygments: half of a start.
-    rich_markup_mode=None,
 )
 
 NOUNS = (

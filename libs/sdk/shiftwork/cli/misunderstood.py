@@ -119,7 +119,7 @@ def _form(ctx: Any) -> str:  # noqa: ANN401 - Typer's own
     ]
     arguments = [each for each in ctx.command.params if each.param_type_name == "argument"]
     shown = [str(each.metavar or typed.name_of(each)) for each in arguments]
-    return " ".join([ctx.command_path, "[OPTIONS]", *needed, *shown])
+    return " ".join([ctx.command_path, *needed, *shown])
 
 
 _KINDS: Mapping[str, Callable[[Any, typed.Line], Failure]] = {

@@ -4,7 +4,8 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, login, parse, render, server_choices, session
+from shiftwork.cli import asking, complete, login, parse, render, server_choices, session
+from shiftwork.cli.client import Api
 from shiftwork.cli.failures import naming, usage
 from shiftwork.client.paths import part
 
@@ -126,6 +127,9 @@ def user_set(
     unarchive: bool = typer.Option(False, "--unarchive", help="Bring back, still disabled."),
     default_group: Optional[str] = _GROUP,
     default_priority: Optional[str] = _LEVEL,
+    yes: bool = typer.Option(
+        False, "-y", "--yes", help="Do not ask before tasks are stopped (--disable, --archive)."
+    ),
 ) -> None:
     """Change a user's team or role, or shut the user out."""
     body: Dict[str, Any] = {}
@@ -146,19 +150,38 @@ def user_set(
         "disabled": "--disable" if disable else "--enable",
         "archived": "--archive" if archive else "--unarchive",
     }
+    api = now.api()
+    stopped: List[Any] = []
+    if disable or archive:
+        deed = "disable" if disable else "archive"
+        stopped = _tasks_to_stop(api, name, deed, yes=yes)
     with naming(typed):
-        reply = now.api().patch(f"/v1/users/{part(name)}", body)
+        reply = api.patch(f"/v1/users/{part(name)}", body)
     if now.json:
-        render.document(reply)
+        render.document({**reply, "stopped_tasks": len(stopped)} if disable or archive else reply)
     else:
         state = ", ".join(["", _state(reply)]) if reply.get("disabled") else ""
         shown = _shown_defaults(reply)
         defaults = f", defaults: {shown}" if shown else ""
         render.note(f"{name}: {reply['role']}, team {reply.get('team') or 'none'}{state}{defaults}")
+        if stopped:
+            render.note(f"{render.counted(len(stopped), 'task')} to save and to be stopped")
         if team is not None:
             render.note(
                 "tasks that were submitted before keep the team that they were submitted under"
             )
+
+
+def _tasks_to_stop(api: Api, name: str, deed: str, *, yes: bool) -> List[Any]:
+    """The tasks that go on until this user is disabled or archived, once the caller is sure."""
+    # First, so that a wrong name is an error of this command and not of the list.
+    api.get(f"/v1/users/{part(name)}")
+    live = api.items("/v1/tasks", {"all": "false", "owner": name}, asking.STOPPED_MAX)["items"]
+    found = [task for task in live if task["goal"] != "stop"]
+    if found and not yes:
+        tasks = asking.tasks_text(found, ", which save first")
+        asking.require_yes(f"{deed} {name} and stop {tasks}", where=f"--{deed}")
+    return found
 
 
 def _one_of(one: bool, option: str, other: bool, opposite: str) -> bool:
@@ -391,7 +414,8 @@ def token_create(
         ]
     if expires_in:
         body["expires_in_seconds"] = parse.duration(expires_in, "--expires-in")
-    reply = api.create("/v1/tokens", body)
+    with naming({"scopes": "--scope"}):
+        reply = api.create("/v1/tokens", body)
     if now.json:
         render.document(reply)
     else:

@@ -200,7 +200,11 @@ def _with_help(words: Sequence[str]) -> List[str]:
 
 
 class App(typer.Typer):
-    """A Typer application whose commands are ``Command``s."""
+    """A Typer application whose commands are ``Command``s, and whose help is plain text."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - Typer's own options
+        # Typer's own drawing of help imports most of rich and pygments: half of a start.
+        super().__init__(rich_markup_mode=None, **options)
 
     def command(self, name: Optional[str] = None, **options: Any) -> Callable[..., Any]:  # noqa: ANN401 - Typer's own options
         """Register a command, as Typer does."""

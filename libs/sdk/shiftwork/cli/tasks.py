@@ -2,13 +2,13 @@
 
 import re
 import secrets
-import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import typer
 
 from shiftwork.cli import (
+    asking,
     choices,
     complete,
     ending,
@@ -32,10 +32,6 @@ from shiftwork.client.paths import part
 MATCHES_MAX = 100
 LISTED_MAX = 100_000
 _ID_PREFIX = re.compile(r"[a-z][a-z2-7]{0,25}")
-
-STOPPED_MAX = 10_000
-# Candidates or tasks that a message lists.
-NAMED_MAX = 5
 
 TASK_HELP = "A name, an id, or a part of one: its beginning, or at least 6 characters of its end."
 _TASK = typer.Argument(..., metavar="TASK", help=TASK_HELP, autocompletion=complete.tasks)
@@ -144,8 +140,10 @@ def _count(number: int) -> str:
 
 def _ambiguous(what: str, tasks: List[Dict[str, Any]]) -> Failure:
     """A failure that lists the candidates."""
-    first = [f"{each['id']} ({each['name']} of {each['owner']})" for each in tasks[:NAMED_MAX]]
-    more = ", ..." if len(tasks) > NAMED_MAX else ""
+    first = [
+        f"{each['id']} ({each['name']} of {each['owner']})" for each in tasks[: asking.NAMED_MAX]
+    ]
+    more = ", ..." if len(tasks) > asking.NAMED_MAX else ""
     return Failure(
         f"{what}: {', '.join(first)}{more}", where="TASK", fix="write more of the id, or all of it"
     )
@@ -486,7 +484,7 @@ def _all_of(labels: List[str], *, everybody: bool, yes: bool) -> List[str]:
     query: Dict[str, Any] = {"all": "false", "label": labels}
     if not everybody:
         query["owner"] = api.get("/v1/whoami")["user"]
-    found = api.items("/v1/tasks", query, STOPPED_MAX)["items"]
+    found = api.items("/v1/tasks", query, asking.STOPPED_MAX)["items"]
     if not found:
         with_labels = f" with label {' '.join(labels)}" if labels else ""
         render.note(f"there is nothing to stop{with_labels}")
@@ -494,12 +492,7 @@ def _all_of(labels: List[str], *, everybody: bool, yes: bool) -> List[str]:
             render.document({"items": []})
         return []
     if not yes:
-        names = ", ".join(render.one_line(task["name"]) for task in found[:NAMED_MAX])
-        more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
-        count = render.counted(len(found), "task")
-        if not (render.is_terminal(sys.stdin) and render.is_terminal(sys.stderr)):
-            raise usage(f"this would stop {count}: {names}{more}", where="--all", fix="add --yes")
-        typer.confirm(f"Stop {count}: {names}{more}?", abort=True, err=True)
+        asking.require_yes(f"stop {asking.tasks_text(found)}", where="--all")
     return [task["id"] for task in found]
 
 
@@ -549,7 +542,7 @@ def priority(
     if not tasks:
         # The last argument takes the only word that is there.
         missing = "TASK..." if parse.is_priority(level) else "PRIORITY"
-        fix = "write: shiftwork priority [OPTIONS] TASK... PRIORITY"
+        fix = "write: shiftwork priority TASK... PRIORITY"
         raise usage(f"{missing} is missing", where=missing.rstrip("."), fix=fix)
     word = parse.priority(level, "PRIORITY")
 

@@ -25,12 +25,12 @@ COMMANDS: Mapping[str, str] = {
     "GET /v1/nodes": "shiftwork nodes",
     "GET /v1/groups": "shiftwork group ls",
     "GET /v1/policies": "shiftwork policy show",
-    "PUT /v1/quotas": "shiftwork quota set [OPTIONS]",
+    "PUT /v1/quotas": "shiftwork quota set --grant --user=USER --gpus=N",
     "GET /v1/quotas/explain": "shiftwork quota explain",
     "GET /v1/quotas": "shiftwork quota ls",
     "GET /v1/users": "shiftwork user ls",
     "POST /v1/users": "shiftwork user add NAME",
-    "PATCH /v1/users/{name}": "shiftwork user set {name} [OPTIONS]",
+    "PATCH /v1/users/{name}": "shiftwork user set {name} --team=TEAM --role=ROLE",
     "PATCH /v1/users/{name} with another team": "shiftwork user set {name} --team=TEAM",
     "PATCH /v1/users/{name} with archived: true": "shiftwork user set {name} --archive",
     "PATCH /v1/users/{name} with archived: false": "shiftwork user set {name} --unarchive",
@@ -183,6 +183,9 @@ def _summarize(
     first, more = errors[0], len(errors) - 1
     if failure.what.startswith(f"{fields[0]}: "):
         found.what = first.sentence() + (f" (and {more} more)" if more else "")
+    elif first.fix and found.what.endswith(f"; {first.fix}"):
+        # The fix is not said twice.
+        found.what = found.what[: -len(first.fix) - 2]
     found.fix = "\n         ".join(each.advice(alone=not more) for each in errors)
     of_file = next((each.field for each in errors if not each.option), None)
     if failure.file and of_file is not None:

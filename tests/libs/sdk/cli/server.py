@@ -289,8 +289,8 @@ class CliServer:
             return 201, {"role": "user", **body, "created_at": NOW}
         if (method, words) == ("POST", ["teams"]):
             return 201, {**body, "created_at": NOW}
-        if (method, words[0]) == ("PATCH", "users"):
-            return 200, {"name": words[1], "role": "admin", "team": None, **body}
+        if words[0] == "users" and method in ("GET", "PATCH"):
+            return 200, {"name": words[1], "role": "admin", "team": None, **(body or {})}
         if (method, words) == ("POST", ["tokens"]):
             return 201, {"id": "k1", "user": body["user"], "token": "swt_fresh"}
         if method == "DELETE" and words[0] in ("tokens", "teams", "users"):

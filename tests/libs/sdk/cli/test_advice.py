@@ -130,9 +130,11 @@ def program() -> Any:
 
 def parse(command: str) -> str:
     """Parse a command. Returns what the parser has to say against it."""
+    if "OPTIONS]" in command:
+        return "nobody can type [OPTIONS]"
     line = re.split(r"\s[>|]\s", command)[0].rstrip(".")
     # A form as the help has it: what may be left out is left out, or given.
-    words = re.sub(r"\[options\]|\[OPTIONS\]|\.\.\.", "", line.replace("'", "")).split()[1:]
+    words = re.sub(r"\[options\]|\.\.\.", "", line.replace("'", "")).split()[1:]
     words = [word.strip("[]") for word in words]
     try:
         context = program().make_context("shiftwork", list(words))
@@ -148,7 +150,7 @@ def parse(command: str) -> str:
         # What is inserted is no number and no file.
         return "" if "Invalid value" in said else (said or "no command").splitlines()[0]
     path = " ".join(context.command_path.split()[1:])
-    if path in NEED_OPTIONS and "[OPTIONS]" not in command and " --" not in command:
+    if path in NEED_OPTIONS and " --" not in command:
         return "it needs an option"
     return ""
 

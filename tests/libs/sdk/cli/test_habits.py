@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
@@ -17,6 +17,7 @@ from shiftwork.cli import guide, main
 from tests.libs.sdk.cli.server import TOKEN, CliServer, a_task, problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.libs.sdk.cli.conftest import Shiftwork
@@ -184,6 +185,33 @@ def test_aliases_neither_hide_commands_nor_appear_in_the_help(elsewhere: Shiftwo
     assert shown.index("First steps") < shown.index("The platform")
     assert "Other commands" not in shown
     assert "cancel" not in shown
+
+
+def test_the_help_of_every_command_has_the_same_plain_form(elsewhere: Shiftwork) -> None:
+    """Also of those that the platform's package adds."""
+    paths = list(every_command())
+    assert {("backup",), ("up",), ("k8s",), ("user", "set"), ()} <= {*paths}
+    for path in paths:
+        done = elsewhere(*path, "--help")
+        assert done.code == 0, path
+        assert done.out.startswith(f"Usage: {' '.join(['shiftwork', *path])} "), path
+        # Drawn by another library: boxes and colours.
+        assert not re.search(r"[\u2500-\u257f\x1b]", done.out), path
+
+
+def every_command() -> Iterator[tuple[str, ...]]:
+    """The words of each command and group that is not hidden."""
+
+    def below(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield path
+        if hasattr(command, "list_commands"):
+            context = typer.Context(command)
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                if not found.hidden:
+                    yield from below(found, (*path, name))
+
+    yield from below(typer.main.get_command(main.app), ())
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,31 @@ def test_the_advice_about_a_whole_request_has_no_label(
     assert done.err.endswith("  fix:   ask an operator\n")
 
 
+def test_the_fix_of_a_whole_request_is_said_once_and_in_commands(
+    shiftwork: Shiftwork, server: CliServer
+) -> None:
+    fix = "ask an administrator to enable the user: PATCH /v1/users/ann with disabled: false"
+    whole = field("", "", "user ann is disabled", fix)
+    status, body = refusal(401, whole)
+    body["detail"] = f"user ann is disabled; {fix}"
+    server.first["GET", "/v1/whoami"] = [(status, body)]
+    assert shiftwork("whoami").err == (
+        f"error: user ann is disabled\n  where: {server.url}\n"
+        "  fix:   ask an administrator to enable the user: shiftwork user set ann --enable\n"
+    )
+
+
+def test_a_conflict_says_its_fix_once(shiftwork: Shiftwork, server: CliServer) -> None:
+    fix = "disable the user first: PATCH /v1/users/bob with disabled: true"
+    status, body = refusal(409, field("name", "bob", "is not disabled", fix))
+    body["detail"] = f"bob is not disabled; {fix}"
+    server.first["DELETE", "/v1/users/bob"] = [(status, body)]
+    assert shiftwork("user", "rm", "bob").err == (
+        "error: bob is not disabled\n  where: NAME\n"
+        "  fix:   disable the user first: shiftwork user set bob --disable\n"
+    )
+
+
 def test_values_are_shown_as_they_were_typed(shiftwork: Shiftwork, server: CliServer) -> None:
     name = "preemption.ack_deadline_seconds"
     fix = "choose a time in that range; a limit: SHIFTWORK_SUBMIT_ACK_DEADLINE_SECONDS_MAX"
@@ -276,16 +301,16 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
             "--limit 0: is not a whole number from 1 to 100000",
             "give a whole number from 1 to 100000",
         ),
-        ("node drain", "NODE is missing", "write: shiftwork node drain [OPTIONS] NODE"),
+        ("node drain", "NODE is missing", "write: shiftwork node drain NODE"),
         (
             "priority one",
             "PRIORITY is missing",
-            "write: shiftwork priority [OPTIONS] TASK... PRIORITY",
+            "write: shiftwork priority TASK... PRIORITY",
         ),
         (
             "priority high",
             "TASK... is missing",
-            "write: shiftwork priority [OPTIONS] TASK... PRIORITY",
+            "write: shiftwork priority TASK... PRIORITY",
         ),
         ("wait one --for", "--for: the value is missing", "write: --for VALUE"),
         ("submit --gpus", "--gpus: the value is missing", "write: --gpus VALUE"),
@@ -294,7 +319,7 @@ def test_what_is_wrong_before_anything_is_sent_names_the_option_too(
         ("node drain n0 --timeout", "--timeout: the value is missing", "write: --timeout VALUE"),
         ("submit --priority= -- true", "--priority: the value is empty", "give a value, or leave"),
         ("submit --name= -- true", "--name: the value is empty", "give a value, or leave"),
-        ("ls one", "one: this argument is too much", "write: shiftwork ls [OPTIONS]"),
+        ("ls one", "one: this argument is too much", "write: shiftwork ls"),
         ("ls --context", "--context: the value is missing", "write: --context VALUE"),
         ("debug ta off", "off: this argument is too much", "did you mean --off? write: "),
         ("debug ta on", "on: this argument is too much", "write: shiftwork debug"),
@@ -758,7 +783,7 @@ def test_a_noun_without_a_command_prints_its_help(elsewhere: Shiftwork) -> None:
 
 
 def test_the_form_of_a_command_has_the_options_that_it_needs(elsewhere: Shiftwork) -> None:
-    assert "write: shiftwork restore [OPTIONS] --data DIR FILE" in elsewhere("restore", "x").err
+    assert "write: shiftwork restore --data DIR FILE" in elsewhere("restore", "x").err
 
 
 @pytest.mark.parametrize("command", ["usage", "audit"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer
 from shiftwork.cli import render
+from shiftwork.cli.failures import INTERRUPTED
 
 from tests.libs.sdk.cli.server import NOW, CliServer, a_task, problem
 
@@ -270,6 +272,45 @@ def test_teams(shiftwork: Shiftwork, server: CliServer) -> None:
     assert server.asked("PATCH", "/v1/users/ada").body == {"disabled": False}
     assert shiftwork("team", "rm", "lab", "--json").json == {"name": "lab", "removed": True}
     assert server.asked("DELETE", "/v1/teams/lab").body is None
+
+
+@pytest.mark.parametrize("option", ["--disable", "--archive"])
+def test_shutting_a_user_out_says_how_many_tasks_it_stops_and_asks(
+    shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    server.tasks = {
+        "ta": a_task("ta", name="one", owner="bob"),
+        "tb": a_task("tb", name="two", owner="bob", state="running"),
+        "tc": a_task("tc", name="leaves", owner="bob", goal="stop"),
+        "td": a_task("td", name="other", owner="ada"),
+    }
+    refused = shiftwork("user", "set", "bob", option)
+    deed = option[2:]
+    assert refused.code == 2
+    wanted = f"this would {deed} bob and stop 2 tasks, which save first: two, one"
+    assert (wanted in refused.err, "add --yes" in refused.err) == (True, True), refused.err
+    assert not [each for each in server.seen if each.method == "PATCH"]
+
+    shown: list[str] = []
+    monkeypatch.setattr(render, "is_terminal", lambda _stream: True)
+    monkeypatch.setattr("typer.confirm", lambda text, **_: shown.append(text))
+    done = shiftwork("user", "set", "bob", option)
+    question = f"{deed.capitalize()} bob and stop 2 tasks, which save first: two, one?"
+    assert (done.code, shown) == (0, [question])
+    assert "2 tasks to save and to be stopped" in done.err
+    # Whoever says no has changed nothing.
+    server.seen.clear()
+
+    def no(_text: str, **_: object) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr("typer.confirm", no)
+    assert shiftwork("user", "set", "bob", option).code == INTERRUPTED
+    assert not [each for each in server.seen if each.method == "PATCH"]
+
+    assert shiftwork("user", "set", "bob", option, "--yes", "--json").json["stopped_tasks"] == 2
+    # Nothing is stopped: nothing is asked.
+    assert shiftwork("user", "set", "eve", option, "--json").json["stopped_tasks"] == 0
 
 
 def test_groups_and_whoami(shiftwork: Shiftwork) -> None:
