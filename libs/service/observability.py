@@ -17,6 +17,7 @@ from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from libs.service.log_size import keep_below
 from libs.service.version import VERSION
+from libs.tracing.context import current_span, trace_ids
 
 # Each counter and histogram would have a second series with the time of its making.
 disable_created_metrics()
@@ -164,6 +165,7 @@ def set_up_logs(
     )
     added: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_trace_ids,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -186,6 +188,15 @@ def set_up_logs(
         cache_logger_on_first_use=False,
     )
     _forward_standard_logs(out, added, rendered)
+
+
+def _add_trace_ids(
+    _logger: object, _method: str, event_dict: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Name the trace in which a line is written, if there is one."""
+    for name, value in trace_ids(current_span()).items():
+        event_dict.setdefault(name, value)
+    return event_dict
 
 
 _HANDLER_NAME = "shiftwork"
