@@ -36,7 +36,6 @@ SPANS = Counter(
 )
 EXPORTED, FAILED, DROPPED = "exported", "failed", "dropped"
 BATCH_MAX = 256
-BATCH_SECONDS = 2.0
 EXPORT_SECONDS_MAX = 5.0
 STOP_SECONDS_MAX = 2.0
 
@@ -130,7 +129,6 @@ class _Queue(BatchSpanProcessor):
             exporter,
             max_queue_size=queue_max,
             max_export_batch_size=min(BATCH_MAX, queue_max),
-            schedule_delay_millis=BATCH_SECONDS * 1000,
         )
         self._below, self._queue_max = exporter, queue_max
         self._dropped = SPANS.labels(service, DROPPED)

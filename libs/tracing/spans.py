@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
+from enum import Enum
 from typing import TypeAlias
 
 from opentelemetry.context import Context, attach, detach
@@ -26,7 +27,6 @@ from opentelemetry.trace import (
     Tracer,
 )
 
-from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
 from libs.tracing.context import below, current_span, read, text_of
 
@@ -40,21 +40,24 @@ TASK, ATTEMPT, EVENT, TYPE = (
     "shiftwork.event",
     "shiftwork.type",
 )
-GROUP, PRIORITY, NODES = "shiftwork.group", "shiftwork.priority", "shiftwork.nodes"
+GROUP, PRIORITY = "shiftwork.group", "shiftwork.priority"
+NODES, EXIT = "shiftwork.nodes", "shiftwork.exit"
 
 
-def attributes_of(message: Message) -> dict[str, str | int]:
-    """What a span says of a message: ids, group and priority, as far as it has them."""
-    found: dict[str, str | int] = {TYPE: type(message).__name__}
-    spec = getattr(message, "spec", None)
+def attributes_of(about: object) -> dict[str, str | int]:
+    """What a span says of a message or a row: ids, group and priority, as far as it has them."""
+    found: dict[str, str | int] = {TYPE: type(about).__name__}
+    spec = getattr(about, "spec", None)
     for name, value in (
-        (TASK, getattr(message, "task_id", None)),
-        (ATTEMPT, getattr(message, "attempt", None)),
+        (TASK, getattr(about, "task_id", None)),
+        (ATTEMPT, getattr(about, "attempt", None)),
         (GROUP, getattr(spec, "group", None)),
         (PRIORITY, getattr(spec, "priority", None)),
     ):
-        if value:
-            found[name] = value if type(value) is int else str(value)[:CHARACTERS_MAX]
+        if isinstance(value, Enum):
+            found[name] = value.name.lower()
+        elif value:
+            found[name] = value if isinstance(value, int) else str(value)[:CHARACTERS_MAX]
     return found
 
 

@@ -14,17 +14,7 @@ from libs.contracts.ids import RunId
 from libs.store.port import Tx, UnreadableRowError
 from libs.store.task_traces import TaskTrace
 from libs.tracing.context import read
-from libs.tracing.spans import (
-    ATTEMPT,
-    GROUP,
-    NODES,
-    OFF,
-    PRIORITY,
-    TASK,
-    Attributes,
-    Tracing,
-    reserved,
-)
+from libs.tracing.spans import EXIT, NODES, OFF, Attributes, Tracing, attributes_of, reserved
 from services.launcher.domain.model import Run
 
 # By run: the span below which it runs.
@@ -68,7 +58,7 @@ class RunTraces:
                 continue
             self.tracing.record(
                 _name(run.id),
-                {**_attributes(run), "shiftwork.exit": run.exit.kind.value if run.exit else ""},
+                {**_attributes(run), EXIT: run.exit.kind.name.lower() if run.exit else ""},
                 parent=traceparents[run.id],
                 started_at=run.started_at,
                 ended_at=run.exited_at or tx.now,
@@ -85,9 +75,4 @@ def _name(run_id: RunId) -> str:
 
 
 def _attributes(run: Run) -> Attributes:
-    found: dict[str, str | int] = {TASK: run.task_id, ATTEMPT: run.attempt}
-    if run.spec is not None:
-        found[GROUP] = run.spec.group
-        found[PRIORITY] = run.spec.priority.value
-    found[NODES] = len({place.node_id for place in run.placements})
-    return found
+    return {**attributes_of(run), NODES: len({place.node_id for place in run.placements})}

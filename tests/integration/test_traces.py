@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ shiftwork.checkpoint_saved(1, "file:///checkpoint")
 # From the call to the process, and from its acknowledgement to the scheduler: each below the one
 # before.
 WAY = (
-    ("gateway", "POST /v1/tasks"),
+    ("gateway", "POST /tasks"),
     ("submit", "CreateTask"),
     ("submit", "publish TaskSubmitted"),
     ("scheduler", "handle TaskSubmitted"),
@@ -32,7 +33,7 @@ WAY = (
     ("scheduler", "publish RunAssigned"),
     ("launcher", "handle RunAssigned"),
     ("launcher", "run 1"),
-    ("gateway", "POST /v1/run/checkpoints"),
+    ("gateway", "POST /run/checkpoints"),
     ("launcher", "AckCheckpoint"),
     ("launcher", "publish CheckpointSaved"),
     ("scheduler", "handle CheckpointSaved"),
@@ -42,8 +43,9 @@ BESIDE = (("launcher", "launch"), ("launcher", "emit RunStarted"), ("launcher", 
 
 
 def settings(url: str) -> dict[str, str]:
-    named = [f"SHIFTWORK_{wiring.name.upper()}_OTLP_ENDPOINT" for wiring in WIRINGS]
-    return {**SETTINGS, **dict.fromkeys(named, url)}
+    endpoints = [f"SHIFTWORK_{wiring.name.upper()}_OTLP_ENDPOINT" for wiring in WIRINGS]
+    # The standard's variable for how long spans are gathered, in milliseconds.
+    return {**SETTINGS, **dict.fromkeys(endpoints, url), "OTEL_BSP_SCHEDULE_DELAY": "200"}
 
 
 async def submit(
@@ -79,13 +81,13 @@ async def whole(found: Collector, trace_id: str) -> dict[tuple[str, str], Receiv
 
 
 def check(spans: dict[tuple[str, str], ReceivedSpan], task_id: str, written: Path) -> None:
-    for above, below in zip(WAY, WAY[1:], strict=False):
+    for above, below in itertools.pairwise(WAY):
         assert spans[below].parent_id == spans[above].span_id, below
     run = spans["launcher", "run 1"]
     assert spans["launcher", "launch"].parent_id == run.span_id
     for each in BESIDE[1:]:
         assert spans[each].parent_id == spans["launcher", "handle RunAssigned"].span_id
-    assert written.read_text() == f"00-{run.trace_id}-{run.span_id}-01"
+    assert written.read_text().startswith(f"00-{run.trace_id}-{run.span_id}-")
     assert not [each for each in spans.values() if each.failed]
     of_task = [each for each in spans.values() if "shiftwork.task" in each.attributes]
     assert {each.attributes["shiftwork.task"] for each in of_task} == {task_id}
@@ -93,28 +95,26 @@ def check(spans: dict[tuple[str, str], ReceivedSpan], task_id: str, written: Pat
 
 
 async def test_one_trace_leads_from_the_call_to_the_process_and_its_acknowledgement() -> None:
+    # Whatever strangers send, their tasks run, in traces of their own.
+    sent = {"traced": f"00-{TRACE}-{SPAN}-01", "garbage": "nonsense", "long": "0" * 20_000}
     with collector() as found:
-        async with running_platform(settings=settings(found.url)) as platform:
-            task_id, trace_id = await submit(
-                platform, "traced", f"00-{TRACE}-{SPAN}-01", env={"WORD": "secret-in-env"}
-            )
-            assert trace_id == TRACE
-            await platform.until_state(task_id, "succeeded")
-            spans = await whole(found, trace_id)
-            check(spans, task_id, platform.folder / "traced")
-            assert spans[WAY[0]].parent_id == SPAN
-
-            # Whatever strangers send, their tasks run, in traces of their own.
-            for name, text in (("garbage", "nonsense"), ("long", "0" * 20_000)):
-                task_id, trace_id = await submit(platform, name, text)
+        async with running_platform(slots=4, settings=settings(found.url)) as platform:
+            made = {
+                name: await submit(platform, name, text, env={"WORD": "secret-in-env"})
+                for name, text in sent.items()
+            }
+            assert made["traced"][1] == TRACE
+            for name, (task_id, trace_id) in made.items():
                 await platform.until_state(task_id, "succeeded")
-                check(await whole(found, trace_id), task_id, platform.folder / name)
+                spans = await whole(found, trace_id)
+                check(spans, task_id, platform.folder / name)
+                assert spans[WAY[0]].parent_id == (SPAN if name == "traced" else "")
 
             # A service that is killed after its answer publishes in the same trace when it is back.
             task_id, trace_id = await submit(platform, "killed")
             assert platform.dev.processes.kill("submit")
             assert platform.dev.processes.kill("scheduler")
-            await platform.until_state(task_id, "succeeded", 40.0)
+            await platform.until_state(task_id, "succeeded", 30.0)
 
             async def ended() -> bool:
                 return ("launcher", "run 1") in named(found.of(trace_id))
@@ -122,5 +122,6 @@ async def test_one_trace_leads_from_the_call_to_the_process_and_its_acknowledgem
             await until(ended, 20.0)
             # The spans that the killed processes still had are lost; those after them are not.
             run = named(found.of(trace_id))["launcher", "run 1"]
-            assert (platform.folder / "killed").read_text() == f"00-{trace_id}-{run.span_id}-01"
+            written = (platform.folder / "killed").read_text()
+            assert written.startswith(f"00-{trace_id}-{run.span_id}-")
         assert not [body for body in found.bodies if b"secret" in body or PROGRAM.encode() in body]

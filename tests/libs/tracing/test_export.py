@@ -14,6 +14,7 @@ from libs.service.settings import BaseServiceSettings
 from libs.service.traces import answering, tracing_of
 from libs.tracing.spans import OFF, Tracing
 from tests.kit.collector import collector
+from tests.kit.launcher_builders import a_spec
 
 # Long enough for what a thread does at once, far shorter than a time-out of the exporter.
 AT_ONCE_SECONDS = 1.0
@@ -105,12 +106,8 @@ def test_a_collector_that_is_not_there_stops_nobody() -> None:
 
 
 def test_no_span_holds_an_errors_text_a_command_or_an_environment() -> None:
-    spec = m.TaskSpec(
-        name="n" * 300,
-        group="g" * 300,
-        env={"PASSWORD": "secret-in-env"},
-        roles=(m.Role(command=("python", "secret-in-command")),),
-    )
+    spec = a_spec(command=("python", "secret-in-command"), env={"PASSWORD": "secret-in-env"})
+    spec = spec.model_copy(update={"group": "g" * 300})
     command = m.CreateTask(client_key="secret-key", owner="ann", spec=spec)
 
     def fails() -> None:
