@@ -14,12 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from libs.bus.command_replies import answer_until, expired, too_late
 from libs.contracts.base import Message
 from libs.service.definition import Service
-from libs.service.traces import ids_of
+from libs.service.observability import log_about
 from libs.store.port import ConflictError, StoreUnavailableError, TermOverError, Tx
 from libs.tracing.context import Context, entered, get_current
 
@@ -144,9 +142,7 @@ class CommandBatches:
         if expired(until):
             # It waited for the database for too long.
             return too_late(type(command))
-        with structlog.contextvars.bound_contextvars(
-            command=type(command).__name__, **ids_of(command)
-        ):
+        with log_about(command):
             return await self.service.commands[type(command)](tx, command)
 
 

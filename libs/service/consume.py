@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from libs.bus.port import REASON_CHARACTERS_MAX, BusError, Consumer, Delivery
 from libs.bus.topology import MAX_ACK_PENDING
 from libs.contracts.base import Message
@@ -32,7 +30,7 @@ from libs.service import dead_letters, observability
 from libs.service.definition import Handler, Service
 from libs.service.loop import Backoff, Wake, pause
 from libs.service.token_bucket import TokenBucket
-from libs.service.traces import handling, ids_of, keep_place
+from libs.service.traces import handling, keep_place
 from libs.store.dead_letters import Direction
 from libs.store.port import (
     ConflictError,
@@ -189,21 +187,21 @@ class Consumption:
                 continue
             unseen.discard(envelope.id)
             handler = self.service.handlers.get(type(envelope.message))
-            if handler is not None:
-                await self._run(handler, tx, envelope)
-                handled.append(type(envelope.message).__name__)
+            if handler is None:
+                continue
+            with observability.log_about(envelope):
+                if envelope.traceparent:
+                    await self._trace(handler, tx, envelope)
+                else:
+                    await handler(tx, envelope.message)
+            handled.append(type(envelope.message).__name__)
 
-    async def _run(self, handler: Handler, tx: Tx, envelope: Envelope) -> None:
-        """Run a handler so that the lines that it logs and the events that it emits say to which
-        event they belong."""
-        message, ports = envelope.message, self.service.ports
-        with structlog.contextvars.bound_contextvars(**ids_of(message, envelope.id)):
-            if not envelope.traceparent:
-                await handler(tx, message)
-                return
-            with handling(ports.tracing, envelope):
-                await handler(tx, message)
-                await keep_place(tx, message, ports.kept_traces)
+    async def _trace(self, handler: Handler, tx: Tx, envelope: Envelope) -> None:
+        """Run a handler in the event's trace."""
+        ports = self.service.ports
+        with handling(ports.tracing, envelope):
+            await handler(tx, envelope.message)
+            await keep_place(tx, envelope.message, ports.kept_traces)
 
     async def _read_ahead(self, tx: Tx, messages: Sequence[Message]) -> None:
         """Read what the handlers will ask for, one query for each kind of rows."""
@@ -338,7 +336,7 @@ def _ids(delivery: Delivery) -> dict[str, Any]:
     envelope = delivery.envelope
     if envelope is None:
         return {"event_id": delivery.raw.headers.get("ce-id")}
-    return {**ids_of(envelope.message, envelope.id), **trace_ids(read(envelope.traceparent))}
+    return {**observability.ids_of(envelope), **trace_ids(read(envelope.traceparent))}
 
 
 def _type_of(delivery: Delivery) -> str:

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-import structlog
-
 from libs.bus.port import BusError, InvalidCommandError, NotNowError
 from libs.contracts.base import Message
 from libs.contracts.messages import ReplayDeadLetters
@@ -283,11 +281,8 @@ class Runner:
         self, kind: type[Message], handler: QueryHandler
     ) -> Callable[[Message], Awaitable[Message]]:
         async def answer(query: Message) -> Message:
-            ids = traces.ids_of(query)
-            with (
-                traces.answering(self.service.ports.tracing, query),
-                structlog.contextvars.bound_contextvars(command=kind.__name__, **ids),
-            ):
+            tracing = self.service.ports.tracing
+            with traces.answering(tracing, query), observability.log_about(query):
                 reply = await handler(query)
             outcome = "refused" if getattr(reply, "refusal", None) else "done"
             observability.COMMANDS.labels(self.service.name, kind.__name__, outcome).inc()

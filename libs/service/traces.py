@@ -131,16 +131,6 @@ def answering(tracing: Tracing, command: Message) -> AbstractContextManager[obje
     return tracing.span(type(command).__name__, SpanKind.SERVER, attributes_of(command))
 
 
-def ids_of(message: Message, event_id: str = "") -> dict[str, Any]:
-    """What each line of the log says that is written while this message is handled."""
-    found: dict[str, Any] = {"event_id": event_id} if event_id else {}
-    if task_id := getattr(message, "task_id", ""):
-        found["task"] = task_id
-    if attempt := getattr(message, "attempt", 0):
-        found["attempt"] = attempt
-    return found
-
-
 class TracedRequests:
     """Puts each request of a service's own HTTP into a trace, and names the trace in its answer
     (ASGI)."""
