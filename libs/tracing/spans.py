@@ -55,7 +55,8 @@ def attributes_of(about: object) -> dict[str, str | int]:
         (PRIORITY, getattr(spec, "priority", None)),
     ):
         if isinstance(value, Enum):
-            found[name] = value.name.lower()
+            if value.name != "UNSPECIFIED":
+                found[name] = value.name.lower()
         elif value:
             found[name] = value if isinstance(value, int) else str(value)[:CHARACTERS_MAX]
     return found
