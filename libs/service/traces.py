@@ -110,7 +110,7 @@ async def keep_place(tx: Tx, message: Message, kept: KeptTraces | None) -> None:
         return
     if span is None or not span.trace_flags.sampled:
         return
-    task_id: str = message.task_id  # pyright: ignore[reportAttributeAccessIssue] - those events have it
+    task_id: str = getattr(message, "task_id", "")
     before = await tx.get(TaskTrace, task_id)
     submitted = before.submitted if before is not None else current()
     tx.put(TaskTrace(task_id, current(), submitted, tx.now))

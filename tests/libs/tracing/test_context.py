@@ -30,6 +30,8 @@ def test_a_traceparent_is_read_and_written_as_it_was() -> None:
         f"00-{TRACE.upper()}-{SPAN}-01",
         f"00-{TRACE}-{SPAN}",
         f"{GOOD}-more",
+        # Of a later version, which may be longer, and is not that long.
+        f"01-{TRACE}-{SPAN}-01-{'x' * 1_000_000}",
         f"{GOOD}\r\nauthorization: x",
         "00-" + "a" * 1_000_000,
         GOOD + "\x00",
