@@ -78,6 +78,8 @@ RULES: dict[str, Schema] = {
     "bucket.ports": PORTS,
     "global.monitoring.labels": TEXTS,
     "global.monitoring.interval": {"type": "string", "pattern": "^[1-9][0-9]*(s|m)$"},
+    "global.traces.endpoint": {"type": "string", "pattern": "^(https?://[^ /]+(/[^ ]*)?)?$"},
+    "global.traces.ratio": {"type": "number", "minimum": 0, "maximum": 1},
     "global.logFormat": {"enum": ["json", "console"]},
     "global.logLevel": {"enum": ["debug", "info", "warning", "error"]},
     "replicas": {"type": "integer", "minimum": 0, "maximum": 10},
@@ -108,6 +110,7 @@ RULES: dict[str, Schema] = {
 CONNECTIONS = frozenset({
     *("database_url", "database_password_file", "nats_url", "nats_user", "nats_password_file"),
     *("schema_wait_seconds", "migrate", "http_host", "http_port", "log_format", "log_level"),
+    *("otlp_endpoint", "otlp_headers_file", "trace_ratio"),
 })  # fmt: skip
 GIVEN: dict[str, frozenset[str]] = {
     "submit": frozenset({"pod_policy_file"}),

@@ -24,6 +24,7 @@ from libs.contracts.base import Message
 from libs.contracts.messages import FieldError, Refusal, RefusalCode
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
+from libs.tracing import context
 
 FIELD_ERRORS_MAX = 20
 VALUE_CHARACTERS_MAX = 200
@@ -69,6 +70,8 @@ def headers_of(
         "ce-type": ROUTES[type(message)].type_name,
         "content-type": "application/json",
     }
+    if traceparent := context.current():
+        found[context.HEADER] = traceparent
     if timeout_s is not None:
         found[TIMEOUT_HEADER] = str(max(1, round(timeout_s * 1000)))
     return found
@@ -153,6 +156,8 @@ async def answer(
     if expired(until):
         return too_late(kind)
     answer_until.set(until)
+    # Each answer has an asyncio task of its own.
+    context.enter(headers.get(context.HEADER, ""))
     declared = ROUTES[kind].type_name
     if headers.get("ce-type") != declared:
         detail = f"header ce-type is {headers.get('ce-type')!r}; this endpoint takes {declared}"

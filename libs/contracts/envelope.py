@@ -7,7 +7,7 @@ Attributes travel as NATS headers ``ce-id ce-source ce-type ce-time ce-subject``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import TypeVar
@@ -82,6 +82,13 @@ class Envelope:
             "content-type": "application/json",
         }
         return found | ({"traceparent": self.traceparent} if self.traceparent else {})
+
+    def with_traceparent(self, traceparent: str) -> Envelope:
+        """The same message at another place in a trace."""
+        moved = replace(self, traceparent=traceparent)
+        object.__setattr__(moved, "_body", self._body)
+        object.__setattr__(moved, "_subject", self._subject)
+        return moved
 
     def body(self) -> bytes:
         """The message as JSON."""

@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from libs.bus.command_replies import answer_until, expired, too_late
 from libs.contracts.base import Message
 from libs.service.definition import Service
+from libs.service.observability import log_about
 from libs.store.port import ConflictError, StoreUnavailableError, TermOverError, Tx
+from libs.tracing.context import Context, entered, get_current
 
 COMMAND_TRIES = 3
 # Caused by the database or the leadership, not by any command.
@@ -34,6 +34,8 @@ class _PendingCommand:
     reply: asyncio.Future[Message]
     # When the requester stops waiting for the reply, in the event loop's seconds.
     until: float | None
+    # Where its requester works, in a trace.
+    context: Context = field(default_factory=get_current)
 
 
 @dataclass
@@ -93,7 +95,7 @@ class CommandBatches:
         try:
             async with self.service.ports.store.transaction(epoch=self.epoch) as tx:
                 await self._prepare(tx, [each.command for each in taken])
-                replies = [await self._handle(tx, each.command, each.until) for each in taken]
+                replies = [await self._handle_one(tx, each) for each in taken]
         except SHARED_FAILURES as problem:
             for each in taken:
                 _fail(each, problem)
@@ -106,7 +108,8 @@ class CommandBatches:
 
     async def _settle(self, one: _PendingCommand) -> None:
         try:
-            reply = await self._alone(one.command, one.until)
+            with entered(one.context):
+                reply = await self._alone(one.command, one.until)
         except Exception as problem:  # noqa: BLE001 - it is raised where the reply is waited for
             _fail(one, problem)
         else:
@@ -131,11 +134,15 @@ class CommandBatches:
         if self.service.prepare is not None:
             await self.service.prepare(tx, commands)
 
+    async def _handle_one(self, tx: Tx, one: _PendingCommand) -> Message:
+        with entered(one.context):
+            return await self._handle(tx, one.command, one.until)
+
     async def _handle(self, tx: Tx, command: Message, until: float | None) -> Message:
         if expired(until):
             # It waited for the database for too long.
             return too_late(type(command))
-        with structlog.contextvars.bound_contextvars(command=type(command).__name__):
+        with log_about(command):
             return await self.service.commands[type(command)](tx, command)
 
 

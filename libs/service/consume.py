@@ -20,17 +20,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import structlog
+from typing import Any
 
 from libs.bus.port import REASON_CHARACTERS_MAX, BusError, Consumer, Delivery
 from libs.bus.topology import MAX_ACK_PENDING
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
 from libs.service import dead_letters, observability
-from libs.service.definition import Service
+from libs.service.definition import Handler, Service
 from libs.service.loop import Backoff, Wake, pause
 from libs.service.token_bucket import TokenBucket
+from libs.service.traces import handling, keep_place
 from libs.store.dead_letters import Direction
 from libs.store.port import (
     ConflictError,
@@ -39,6 +39,7 @@ from libs.store.port import (
     TermOverError,
     Tx,
 )
+from libs.tracing.context import read, trace_ids
 
 TRANSIENT = (StoreUnavailableError, BusError)
 CONFLICT_TRIES = 3
@@ -151,8 +152,7 @@ class Consumption:
     async def _record(self, deliveries: Sequence[Delivery]) -> None:
         name = self.service.name
         handled: list[str] = []
-        with structlog.contextvars.bound_contextvars(event=""):
-            await self._handle(deliveries, handled)
+        await self._handle(deliveries, handled)
         for kind, count in Counter(handled).items():
             observability.HANDLED.labels(name, kind).inc(count)
         if handled:
@@ -170,10 +170,9 @@ class Consumption:
     ) -> None:
         """Handle one event that was set apart, with other changes in the same transaction; raises
         what the handler or the database raises. Called by the loop of dead letters."""
-        with structlog.contextvars.bound_contextvars(event=""):
-            async with self.turn, self.service.ports.store.transaction(epoch=epoch) as tx:
-                await self._apply(tx, [envelope], [])
-                also(tx)
+        async with self.turn, self.service.ports.store.transaction(epoch=epoch) as tx:
+            await self._apply(tx, [envelope], [])
+            also(tx)
         for wake in self.wakes:
             wake.set()
 
@@ -188,11 +187,21 @@ class Consumption:
                 continue
             unseen.discard(envelope.id)
             handler = self.service.handlers.get(type(envelope.message))
-            if handler is not None:
-                # For what the handler logs; as long as the transaction lasts.
-                structlog.contextvars.bind_contextvars(event=envelope.id)
-                await handler(tx, envelope.message)
-                handled.append(type(envelope.message).__name__)
+            if handler is None:
+                continue
+            with observability.log_about(envelope):
+                if envelope.traceparent:
+                    await self._trace(handler, tx, envelope)
+                else:
+                    await handler(tx, envelope.message)
+            handled.append(type(envelope.message).__name__)
+
+    async def _trace(self, handler: Handler, tx: Tx, envelope: Envelope) -> None:
+        """Run a handler in the event's trace."""
+        ports = self.service.ports
+        with handling(ports.tracing, envelope):
+            await handler(tx, envelope.message)
+            await keep_place(tx, envelope.message, ports.kept_traces)
 
     async def _read_ahead(self, tx: Tx, messages: Sequence[Message]) -> None:
         """Read what the handlers will ask for, one query for each kind of rows."""
@@ -227,7 +236,7 @@ class Consumption:
             self._failing.add(kind)
             reason = f"{type(problem).__name__}: {problem}"
             if await self._give_up(delivery, reason, problem):
-                self.log.error("event cannot be handled", exc_info=problem)
+                self.log.error("event cannot be handled", **_ids(delivery), exc_info=problem)
             else:
                 delayed = delayed or problem
                 database_errors[kind] += isinstance(problem, DatabaseFaultError)
@@ -308,12 +317,11 @@ class Consumption:
     async def _set_apart(self, delivery: Delivery, reason: str) -> None:
         """Store a message in the database, from where it can be replayed, and copy it to the dead
         letters of the bus. After a crash in between it is delivered again."""
-        envelope = delivery.envelope
         async with self.turn, self.service.ports.store.transaction(epoch=self.epoch) as tx:
             await dead_letters.keep(tx, Direction.RECEIVED, delivery.raw, reason)
         self._failed.pop(_id_of(delivery), None)
         observability.DEAD_LETTERS.labels(self.service.name).inc()
-        self.log.error("dead letter", reason=reason, id=envelope.id if envelope else None)
+        self.log.error("dead letter", reason=reason, **_ids(delivery))
         await delivery.dead_letter(reason)
 
 
@@ -321,6 +329,14 @@ def _id_of(delivery: Delivery) -> str:
     """Identify a message, whether or not it can be decoded."""
     envelope = delivery.envelope
     return envelope.id if envelope is not None else dead_letters.key_of(delivery.raw)
+
+
+def _ids(delivery: Delivery) -> dict[str, Any]:
+    """What the log says of a message that could not be handled."""
+    envelope = delivery.envelope
+    if envelope is None:
+        return {"event_id": delivery.raw.headers.get("ce-id")}
+    return {**observability.ids_of(envelope), **trace_ids(read(envelope.traceparent))}
 
 
 def _type_of(delivery: Delivery) -> str:

@@ -14,7 +14,9 @@ from libs.bus.port import Bus
 from libs.contracts.base import Message
 from libs.service.clock import Clock
 from libs.service.loop import Loop
+from libs.service.traces import KeptTraces
 from libs.store.port import Store, Tx
+from libs.tracing.spans import OFF, Tracing
 
 # A handler records one event's facts in the transaction; it cannot reach bus or runtime.
 Handler = Callable[[Tx, Any], Awaitable[None]]
@@ -34,6 +36,9 @@ class Ports:
     store: Store
     bus: Bus
     clock: Clock
+    tracing: Tracing = OFF
+    # Where the traces of the tasks go on that its loops act on; None: it keeps none.
+    kept_traces: KeptTraces | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal, TextIO, cast
 
 import structlog
@@ -15,8 +18,11 @@ import structlog.stdlib
 import structlog.tracebacks
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
+from libs.contracts.base import Message
+from libs.contracts.envelope import Envelope
 from libs.service.log_size import keep_below
 from libs.service.version import VERSION
+from libs.tracing.context import current_span, trace_ids
 
 # Each counter and histogram would have a second series with the time of its making.
 disable_created_metrics()
@@ -89,6 +95,19 @@ PRUNE_HELD = Gauge(
     ["service", "what"],
 )
 RETRIES = Counter("shiftwork_retries_total", "Waits for a database or bus", ["service", "part"])
+
+
+_about: ContextVar[Envelope | Message | None] = ContextVar("about", default=None)
+
+
+@contextmanager
+def log_about(about: Envelope | Message) -> Generator[None]:
+    """Each line that is logged meanwhile names this event, or this command or query."""
+    token = _about.set(about)
+    try:
+        yield
+    finally:
+        _about.reset(token)
 
 
 class LossyStream(io.TextIOBase):
@@ -164,6 +183,7 @@ def set_up_logs(
     )
     added: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_ids,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -186,6 +206,29 @@ def set_up_logs(
         cache_logger_on_first_use=False,
     )
     _forward_standard_logs(out, added, rendered)
+
+
+def ids_of(about: Envelope | Message | None) -> dict[str, str | int]:
+    """What a line of the log says of an event, or of a command or query."""
+    found: dict[str, str | int] = {}
+    if isinstance(about, Envelope):
+        found["event_id"] = about.id
+        about = about.message
+    elif about is not None:
+        found["command"] = type(about).__name__
+    for name, field in (("task", "task_id"), ("attempt", "attempt")):
+        if value := getattr(about, field, None):
+            found[name] = value
+    return found
+
+
+def _add_ids(
+    _logger: object, _method: str, event_dict: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Name what a line belongs to: the message that is handled, and the trace if there is one."""
+    for name, value in (ids_of(_about.get()) | trace_ids(current_span())).items():
+        event_dict.setdefault(name, value)
+    return event_dict
 
 
 _HANDLER_NAME = "shiftwork"

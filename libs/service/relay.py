@@ -123,13 +123,18 @@ class Relay:
         sent = 0
         if rows:
             try:
-                await ports.bus.publish([envelope for _, envelope in rows])
+                await self._publish([envelope for _, envelope in rows])
                 await self._published([row_id for row_id, _ in rows])
                 sent = len(rows)
             except BusDeniedError:
                 # One of them cannot go; the others can.
                 sent = await self._publish_individually(rows)
         return sent + await self._try_refused()
+
+    async def _publish(self, envelopes: Sequence[Envelope]) -> None:
+        ports = self.service.ports
+        with ports.tracing.publishing(envelopes) as sent:
+            await ports.bus.publish(sent)
 
     async def _published(self, row_ids: Sequence[int]) -> None:
         # Set before the rows are marked: marked rows belong to this period even without an answer.
@@ -144,7 +149,7 @@ class Relay:
         try:
             for row_id, envelope in rows:
                 try:
-                    await self.service.ports.bus.publish([envelope])
+                    await self._publish([envelope])
                 except BusDeniedError as problem:
                     self.refusal = str(problem)
                     refused.append((row_id, envelope))
@@ -197,7 +202,7 @@ class Relay:
             await self._set_apart(event.row_id, raw, str(problem))
             return False
         try:
-            await self.service.ports.bus.publish([envelope])
+            await self._publish([envelope])
         except BusTooLargeError as problem:
             self.refusal = str(problem)
             since = self.service.ports.clock.now() - event.refused_at

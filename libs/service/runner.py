@@ -13,12 +13,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-import structlog
-
 from libs.bus.port import BusError, InvalidCommandError, NotNowError
 from libs.contracts.base import Message
 from libs.contracts.messages import ReplayDeadLetters
-from libs.service import dead_letters, observability
+from libs.service import dead_letters, observability, traces
 from libs.service.command_batches import CommandBatches
 from libs.service.consume import Consumption
 from libs.service.definition import QueryHandler, Service
@@ -70,7 +68,10 @@ class Runner:
     def __post_init__(self) -> None:
         # What every service answers beside its own commands.
         commands = {**self.service.commands, **dead_letters.COMMANDS}
-        self.service = replace(self.service, commands=commands)
+        app, tracing = self.service.app, self.service.ports.tracing
+        if app is not None:
+            app = traces.TracedRequests(app, tracing, self.settings)
+        self.service = replace(self.service, commands=commands, app=app)
         self.relay = Relay(self.service, self.settings)
         self._led_at: float | None = None
         self.log = observability.log(self.service.name)
@@ -259,7 +260,8 @@ class Runner:
 
         async def answer(command: Message) -> Message:
             try:
-                reply = await answering.answer(command)
+                with traces.answering(self.service.ports.tracing, command):
+                    reply = await answering.answer(command)
             except PASSING as problem:
                 raise NotNowError(f"{type(problem).__name__}: {problem}") from problem
             except (UnfitValueError, EventTooLargeError) as problem:
@@ -279,7 +281,8 @@ class Runner:
         self, kind: type[Message], handler: QueryHandler
     ) -> Callable[[Message], Awaitable[Message]]:
         async def answer(query: Message) -> Message:
-            with structlog.contextvars.bound_contextvars(command=kind.__name__):
+            tracing = self.service.ports.tracing
+            with traces.answering(tracing, query), observability.log_about(query):
                 reply = await handler(query)
             outcome = "refused" if getattr(reply, "refusal", None) else "done"
             observability.COMMANDS.labels(self.service.name, kind.__name__, outcome).inc()

@@ -6,6 +6,7 @@ no environment and no process list holds them.
 
 from __future__ import annotations
 
+import os
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +22,12 @@ from libs.service.deletion_limit import DAYS_PER_HOUR
 
 def _addresses(text: str) -> str:
     wants_tls(text.split(","))
+    return text
+
+
+def _collector(text: str) -> str:
+    if text and not text.startswith(("http://", "https://")):
+        raise ValueError(f"{text!r} is no address; give one such as http://collector:4318")
     return text
 
 
@@ -76,6 +83,20 @@ class BaseServiceSettings(BaseSettings):
     # there X-Forwarded-For and X-Forwarded-Proto count, of others never. With 127.0.0.1 every
     # process of this machine, tasks included, can name any address.
     http_trusted_proxies: Annotated[str, AfterValidator(_proxies)] = ""
+    # Where traces go (OTLP over HTTP): the collector's address without /v1/traces. Empty: where the
+    # variable OTEL_EXPORTER_OTLP_ENDPOINT says; without that, nowhere, and there are no traces.
+    otlp_endpoint: Annotated[str, AfterValidator(_collector)] = ""
+    # A file with headers for the collector, one "Name: value" a line, such as its token.
+    otlp_headers_file: Annotated[Path | None, AfterValidator(secret_file)] = None
+    # Of the requests that bring no trace of their own, this share begins one that is exported.
+    trace_ratio: float = Field(default=1.0, ge=0, le=1)
+    # Requests that bring a sampled trace are exported up to so many a second, and beyond it by the
+    # ratio: anybody can send the header.
+    trace_requests_per_second: float = Field(default=10.0, ge=0, le=10_000)
+    # Spans that wait for the collector; further ones are dropped and counted.
+    trace_queue_max: int = Field(default=4_096, ge=1, le=1_000_000)
+    # A task's later events are part of its trace for so long.
+    trace_keep_seconds: float = Field(default=7 * 86_400.0, gt=0)
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     # Bring the schema up to date before starting (otherwise: `python -m libs.store.migrate`).
@@ -139,6 +160,21 @@ class BaseServiceSettings(BaseSettings):
             address_max=self.http_connections_per_address_max,
             head_seconds=self.http_head_seconds,
         )
+
+    @property
+    def traces(self) -> bool:
+        """Whether there is a collector for traces."""
+        if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":  # noqa: TID251 - the standard's
+            return False
+        standard = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+        named = (os.environ.get(each) for each in standard)  # noqa: TID251 - the standard's
+        return bool(self.otlp_endpoint or any(named))
+
+    def otlp_headers(self) -> dict[str, str]:
+        """The headers for the collector, read now."""
+        lines = (_secret(self.otlp_headers_file) or "").splitlines()
+        pairs = (line.partition(":") for line in lines if line.strip())
+        return {name.strip(): value.strip() for name, _, value in pairs}
 
     def metrics_token(self) -> str | None:
         """Read the token that /metrics requires; None if it requires none."""

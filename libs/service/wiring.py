@@ -6,6 +6,7 @@ the all-in-one, the provisioner, the simulation) needs nothing else of them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import secrets
@@ -21,10 +22,12 @@ from libs.contracts.base import Message
 from libs.service.clock import SystemClock
 from libs.service.definition import Ports, Service
 from libs.service.settings import BaseServiceSettings
+from libs.service.traces import KeptTraces, LoopTraces, tracing_of
 from libs.store.connections import Address
 from libs.store.migrate import upgrade
 from libs.store.sql import SqlStore
 from libs.store.tables import Tables
+from libs.tracing.context import current
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class Wiring:
     follows: Collection[type[Message]] = field(default_factory=tuple)
     # Frames of sessions and samples that it receives.
     hears: Collection[type[Message]] = field(default_factory=tuple)
+    # Where the traces of the tasks go on that its loops act on. Its tables then have a
+    # ``libs.store.task_traces.trace_table``.
+    kept_traces: KeptTraces | None = None
     # It watches how full the stream of events is (``libs.service.stream_watch``).
     watches: bool = False
 
@@ -92,7 +98,16 @@ async def connect(wiring: Wiring, settings: BaseServiceSettings) -> AsyncGenerat
     )
     if settings.migrate:
         await upgrade(address, wiring.tables, wiring.migrations)
-    store = SqlStore(address, wiring.tables, clock=clock, source=wiring.name, new_id=event_ids())
+    tracing, kept = tracing_of(wiring.name, settings), wiring.kept_traces
+    store = SqlStore(
+        address,
+        wiring.tables,
+        clock=clock,
+        source=wiring.name,
+        new_id=event_ids(),
+        traceparent=current,
+        traces=LoopTraces(tracing, kept, clock.now) if kept and tracing.on else None,
+    )
     try:
         bus = await connect_bus(
             BusConfig(
@@ -106,8 +121,10 @@ async def connect(wiring: Wiring, settings: BaseServiceSettings) -> AsyncGenerat
             )
         )
         try:
-            yield Ports(store=store, bus=bus, clock=clock)
+            yield Ports(store=store, bus=bus, clock=clock, tracing=tracing, kept_traces=kept)
         finally:
             await bus.close()
     finally:
         await store.close()
+        if tracing.on:
+            await asyncio.to_thread(tracing.close)

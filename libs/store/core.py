@@ -19,6 +19,7 @@ from libs.contracts.envelope import BATCH_BYTES_MAX, Envelope, within_bytes
 from libs.store.recent import Recent
 from libs.store.rows import Key, Row, Shape
 from libs.store.tables import Tables
+from libs.store.task_traces import TaskTraces
 from libs.store.terms import (
     ConflictError,
     Leadership,
@@ -81,10 +82,11 @@ class Store(ABC):
         source: str,
         new_id: Callable[[], str],
         traceparent: Callable[[], str] = str,
+        traces: TaskTraces | None = None,
     ) -> None:
         self._tables = tables
         self._clock = clock
-        self._event_defaults = EventDefaults(source, new_id, traceparent)
+        self._event_defaults = EventDefaults(source, new_id, traceparent, traces)
         self._observers: list[Observer] = []
         self._memory = ProcessMemory(
             recent=Recent(each for each in tables.shapes.values() if each.recent)
@@ -288,6 +290,7 @@ class Store(ABC):
             # If the commit took effect, its events wait to be published.
             self._query_due = True
             raise
+        tx.committed()
         self._apply_commit(committed, session.outbox_ids)
 
     def _resolve_doubt(self, version: int) -> None:

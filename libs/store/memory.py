@@ -29,6 +29,7 @@ from libs.store.memory_database import (
 from libs.store.rows import Batch, Key, Row, Shape, checked, select
 from libs.store.sums import SpanGroup, SpanQuery, add_up
 from libs.store.tables import Tables
+from libs.store.task_traces import TaskTraces
 from libs.store.terms import (
     Leadership,
     NotLeaderError,
@@ -169,8 +170,16 @@ class MemoryStore(Store):
         source: str,
         new_id: Callable[[], str],
         traceparent: Callable[[], str] = str,
+        traces: TaskTraces | None = None,
     ) -> None:
-        super().__init__(tables, clock=clock, source=source, new_id=new_id, traceparent=traceparent)
+        super().__init__(
+            tables,
+            clock=clock,
+            source=source,
+            new_id=new_id,
+            traceparent=traceparent,
+            traces=traces,
+        )
         self._database = database
         self._schema = database.schema(tables.schema)
         self._leaderships: list[MemoryLeadership] = []

@@ -21,6 +21,7 @@ from libs.store.rows import Batch, Key, Row, Shape
 from libs.store.statements import quoted
 from libs.store.sums import SpanGroup, SpanQuery
 from libs.store.tables import INBOX, LEADER, OUTBOX, REFUSED, UNREFUSED, Tables
+from libs.store.task_traces import TaskTraces
 from libs.store.terms import Leadership, NotLeaderError, Query, RefusedEvent
 from libs.store.unit import Clock, Session
 
@@ -220,11 +221,19 @@ class SqlStore(Store):
         source: str,
         new_id: Callable[[], str],
         traceparent: Callable[[], str] = str,
+        traces: TaskTraces | None = None,
         leader_name: str = "",
         leader_poll_s: float = 0.5,
         leader_probe_s: float = 1.0,
     ) -> None:
-        super().__init__(tables, clock=clock, source=source, new_id=new_id, traceparent=traceparent)
+        super().__init__(
+            tables,
+            clock=clock,
+            source=source,
+            new_id=new_id,
+            traceparent=traceparent,
+            traces=traces,
+        )
         self._pool = Pool(address)
         self._campaign = Campaign(
             address, tables.schema, leader_name or source, leader_poll_s, leader_probe_s

@@ -7,6 +7,7 @@ a ``Tx`` on a session and commits it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -20,6 +21,7 @@ from libs.store.recent import Recent
 from libs.store.rows import Batch, Key, Overlay, Row, Shape, checked, select
 from libs.store.sums import SpanGroup, SpanQuery
 from libs.store.tables import Tables
+from libs.store.task_traces import TaskTrace, TaskTraces
 from libs.store.terms import (
     Delta,
     EventTooLargeError,
@@ -126,6 +128,8 @@ class EventDefaults:
     source: str
     new_id: Callable[[], str]
     traceparent: Callable[[], str]
+    # None: events that no handler emits belong to no trace.
+    traces: TaskTraces | None = None
 
 
 @dataclass(slots=True)
@@ -169,6 +173,8 @@ class Tx:
         self._overlay = Overlay()
         self._read: dict[tuple[Shape, Key], Row | None] = {}
         self._emitted: list[Envelope] = []
+        # Called after the commit.
+        self._on_commit: list[Callable[[], None]] = []
         self._entered = False
         self._failure: Exception | None = None
 
@@ -349,12 +355,40 @@ class Tx:
         if self._failure is not None:
             # The caller caught the error, but the database has already aborted the transaction.
             raise self._failure
+        if self._event_defaults.traces is not None and self._emitted:
+            await self._continue_traces(self._event_defaults.traces)
         batch = self._overlay.take()
         if batch is not None or self._emitted:
             await self._guard(self._session.conclude(batch, self._emitted))
         if not (self._overlay.writes or self._emitted or self._entered):
             return None
         return Committed(self.version, self._overlay.writes, self._emitted)
+
+    async def _continue_traces(self, traces: TaskTraces) -> None:
+        """Put events that a loop emitted into their tasks' traces."""
+        outside = {
+            number: str(task_id)
+            for number, each in enumerate(self._emitted)
+            if not each.traceparent and (task_id := getattr(each.message, "task_id", ""))
+        }
+        if not outside:
+            return
+        await self.load(TaskTrace, *((task_id,) for task_id in set(outside.values())))
+        for number, task_id in outside.items():
+            with suppress(UnreadableRowError):
+                row = await self.get(TaskTrace, task_id)
+                place = None if row is None else traces.place(row, self._emitted[number].message)
+                if place is None:
+                    continue
+                self._emitted[number] = self._emitted[number].with_traceparent(place.traceparent)
+                self._on_commit.append(place.committed)
+                if place.row is not None:
+                    self.put(place.row)
+
+    def committed(self) -> None:
+        """Called by the store once the transaction is committed."""
+        for each in self._on_commit:
+            each()
 
     async def _flush(self) -> None:
         batch = self._overlay.take()

@@ -56,6 +56,7 @@ from services.launcher.hosts import Host, Leased, Network, PortKey, leased_ports
 from services.launcher.probes import Prober, probe_targets
 from services.launcher.recording import record
 from services.launcher.run_orders import Site, build_order
+from services.launcher.run_traces import RunTraces, Traceparents, run_traceparent
 from services.launcher.runtimes.port import (
     LaunchRefusedError,
     Runtime,
@@ -100,6 +101,8 @@ class PendingAction:
     run: Run | None = None
     # The ports that a launch may use, where they are leased.
     ports: Leased = field(default_factory=dict[PortKey, int])
+    # The span of the run's assignment.
+    traceparent: str = ""
 
 
 @dataclass
@@ -110,6 +113,7 @@ class Launcher:
     runtime: Runtime
     site: Site
     limits: Limits
+    traces: RunTraces = field(default_factory=RunTraces)
     act_wake: Wake = field(default_factory=Wake)
     reconcile_wake: Wake = field(default_factory=Wake)
     probe_wake: Wake = field(default_factory=Wake)
@@ -224,7 +228,10 @@ class Launcher:
                     tx.delete(ReadyReport, report.task_id, report.attempt, report.rank)
                 changed = {run.id: run for run in outcome.runs}
                 changes = await self._update_inventory(tx, scan.listing)
+                await self.traces.record_ends(tx, work.runs, outcome.runs)
                 ports = await self._lease(tx, outcome.actions, scan.listing)
+                launched = [each.run_id for each in outcome.actions if isinstance(each, Launch)]
+                traceparents = await self.traces.of(tx, launched)
                 held_up = report_delays(
                     tx,
                     (
@@ -256,7 +263,7 @@ class Launcher:
         self._delays = held_up.known
         self._fences |= set(changes.fence)
         for action in outcome.actions:
-            self._enqueue(action, scan, ports)
+            self._enqueue(action, scan, ports, traceparents)
         if self._pending or self._fences:
             self.act_wake.set()
         return self._due_seconds([outcome.due_at, changes.due_at, held_up.due_at], now)
@@ -385,7 +392,13 @@ class Launcher:
         for run_id in [run_id for run_id in self._probed if run_id not in waiting]:
             del self._probed[run_id]
 
-    def _enqueue(self, action: Action, scan: Scan, ports: Mapping[RunId, Leased]) -> None:
+    def _enqueue(
+        self,
+        action: Action,
+        scan: Scan,
+        ports: Mapping[RunId, Leased],
+        traceparents: Traceparents,
+    ) -> None:
         """Enqueue an action, unless it is in progress or has just failed."""
         run_id, run = action.run_id, self._work.runs.get(action.run_id)
         observed = scan.listing.runs.get(run_id)
@@ -405,7 +418,9 @@ class Launcher:
         _, not_before = self._failed.get(action, (0, 0.0))
         if action in self._doing or not_before > asyncio.get_running_loop().time():
             return
-        self._pending[run_id] = PendingAction(action, known, run, ports.get(run_id, {}))
+        self._pending[run_id] = PendingAction(
+            action, known, run, ports.get(run_id, {}), traceparents.get(run_id, "")
+        )
 
     def _due_seconds(self, due: Iterable[datetime | None], now: datetime) -> float | None:
         seconds = [(at - now).total_seconds() for at in due if at is not None]
@@ -514,7 +529,8 @@ class Launcher:
             match action:
                 case Launch():
                     assert run is not None, "only a known run is launched"
-                    await self._launch(run, task.ports, action.ranks)
+                    with self.traces.launch(run, task.traceparent):
+                        await self._launch(run, task, action.ranks)
                 case Signal():
                     await self.runtime.signal(action.run_id, task.node_ids, action.signal)
                 case End():
@@ -557,7 +573,8 @@ class Launcher:
             self._failed.pop(action, None)
         return action
 
-    async def _launch(self, run: Run, ports: Leased, ranks: tuple[int, ...] | None) -> None:
+    async def _launch(self, run: Run, task: PendingAction, ranks: tuple[int, ...] | None) -> None:
+        ports = task.ports
         observed = self._scan.listing.runs.get(run.id) if self._scan is not None else None
         busy = [port for port in ports.values() if observed is None and not is_free(port)]
         if busy:
@@ -565,7 +582,13 @@ class Launcher:
             raise RuntimeUnavailableError(f"port {busy[0]} is taken by another program")
         hosts = self.network.hosts(run, ports)
         await self.runtime.launch(
-            build_order(run, hosts, self.site, None if ranks is None else frozenset(ranks))
+            build_order(
+                run,
+                hosts,
+                self.site,
+                None if ranks is None else frozenset(ranks),
+                traceparent=run_traceparent(run.id, task.traceparent),
+            )
         )
 
     async def _fence(self, node_id: str) -> None:

@@ -7,10 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 
 from libs.bus.sessions import SessionTimes
-from libs.contracts.messages import ExecInput, OpenExec
+from libs.contracts.messages import ExecInput, OpenExec, RunAssigned, RunResumed
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
+from libs.service.traces import KeptTraces, trace_rule
 from libs.service.wiring import Wiring
 from libs.signals.gpus import find_gpus
 from services.launcher.domain.grace_periods import GracePeriods
@@ -24,6 +25,7 @@ from services.launcher.handlers import HANDLERS, READS, Commands
 from services.launcher.local_nodes import pids_max, plan_nodes
 from services.launcher.loop import Launcher, Limits
 from services.launcher.run_orders import Site
+from services.launcher.run_traces import RunTraces
 from services.launcher.runtimes.node_client import Machine
 from services.launcher.runtimes.port import Runtime
 from services.launcher.runtimes.process import ProcessRuntime
@@ -39,7 +41,11 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
     """Build the service without running it. The simulation passes its own ``runtime``."""
     runtime = runtime or _RUNTIMES[settings.runtime](settings, ports)
     launcher = Launcher(
-        store=ports.store, runtime=runtime, site=_site(settings), limits=_limits(settings)
+        store=ports.store,
+        runtime=runtime,
+        site=_site(settings),
+        limits=_limits(settings),
+        traces=RunTraces(ports.tracing),
     )
     commands = Commands(
         runtime=runtime.name,
@@ -67,6 +73,7 @@ def build(settings: LauncherSettings, ports: Ports, *, runtime: Runtime | None =
                     timedelta(seconds=settings.inbox_keep_seconds),
                     timedelta(seconds=settings.removed_node_keep_seconds),
                 ),
+                trace_rule(settings),
             ),
             *_sampling(settings, ports, runtime),
         ),
@@ -185,5 +192,6 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).with_name("migrations"),
     consumes=tuple(HANDLERS),
+    kept_traces=KeptTraces(continued_from=frozenset((RunAssigned, RunResumed))),
     hears=(ExecInput,),
 )

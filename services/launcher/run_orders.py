@@ -19,6 +19,7 @@ from services.launcher.domain import rank_restarts
 from services.launcher.domain.model import Run
 from services.launcher.hosts import Host
 from services.launcher.role_overrides import argv_of, role_of_attempt
+from services.launcher.run_traces import VARIABLE as TRACEPARENT
 from services.launcher.runtimes.port import RankOrder, RunOrder
 
 # A task's own variables override these, with an empty value too. Unbuffered, because output that
@@ -41,12 +42,18 @@ class Site:
 
 
 def build_order(
-    run: Run, hosts: Sequence[Host], site: Site, starting: Container[int] | None = None
+    run: Run,
+    hosts: Sequence[Host],
+    site: Site,
+    starting: Container[int] | None = None,
+    *,
+    traceparent: str = "",
 ) -> RunOrder:
     """Build the orders for the ranks of a run that start. ``hosts`` are all of its ranks, in the
-    order of their placements; ``starting`` are the ranks to start, all if it is None."""
+    order of their placements; ``starting`` are the ranks to start, all if it is None. With a
+    ``traceparent`` the task's own spans can hang below that of the run."""
     assert run.spec is not None, "an assigned run has its specification"
-    build = _RankBuilder(run, hosts, site)
+    build = _RankBuilder(run, hosts, site, traceparent)
     places = tuple(zip(run.placements, hosts, strict=True))
 
     def gang() -> tuple[RankOrder, ...]:
@@ -72,14 +79,14 @@ def build_order(
 class _RankBuilder:
     """Builds the order of one rank after the other; what all have in common is made once."""
 
-    def __init__(self, run: Run, hosts: Sequence[Host], site: Site) -> None:
+    def __init__(self, run: Run, hosts: Sequence[Host], site: Site, traceparent: str) -> None:
         assert run.spec is not None, "an assigned run has its specification"
         self._run, self._spec, self._site = run, run.spec, site
         self.roles = {
             each.name: role_of_attempt(each, run.spec, run.attempt) for each in run.spec.roles
         }
         self._token = make_run_token(site.token_key, run.id)
-        given = {"PATH": site.path, "LANG": site.lang}
+        given = {"PATH": site.path, "LANG": site.lang, TRACEPARENT: traceparent}
         self._defaults = {**DEFAULTS, **{name: value for name, value in given.items() if value}}
         self._shared = _platform_variables(run, site, self._token)
         self._render = renderer(run.spec.contract, hosts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from libs.store.retention import Retention, deleted_by_age, goes_with, live_only, one_per
 from libs.store.tables import Tables, index, partial_unique, rule, table
+from libs.store.task_traces import trace_table
 from services.launcher.domain import model
 from services.launcher.domain.model import RunState
 
@@ -84,4 +85,5 @@ TABLES = Tables(
             "node of the inventory", setting="removed_node_keep_seconds", rule="removed nodes"
         ),
     ),
+    trace_table(),
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from libs.contracts.messages import Explain, ExplainQuota, ListQueue
+from libs.contracts.messages import Explain, ExplainQuota, ListQueue, RunResumed, TaskSubmitted
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
+from libs.service.traces import KeptTraces, trace_rule
 from libs.service.wiring import Wiring
 from services.scheduler.commands import Commands
 from services.scheduler.domain.decide import decide
@@ -77,7 +78,9 @@ def build(settings: SchedulerSettings, ports: Ports) -> Service:
                 exclusive=True,
                 wake_on_commit=False,
             ),
-            prune_loop("scheduler", ports.store, settings, *prune_rules(settings)),
+            prune_loop(
+                "scheduler", ports.store, settings, *prune_rules(settings), trace_rule(settings)
+            ),
         ),
         on_lead=on_lead,
         on_lead_end=brain.leadership_ended,
@@ -92,4 +95,7 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
+    kept_traces=KeptTraces(
+        continued_from=frozenset((TaskSubmitted,)), begun_with=frozenset((RunResumed,))
+    ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from libs.contracts.task_states import HOLDING
 from libs.store.retention import deleted_by_age, goes_with, live_only, one_per
 from libs.store.tables import Tables, index, rule, table, unique
+from libs.store.task_traces import trace_table
 from services.scheduler.domain.model import rows
 from services.scheduler.domain.model.group_policy import GroupPolicy
 from services.scheduler.store import DecisionRow, PoolMemory, SlotRow
@@ -89,4 +90,5 @@ TABLES = Tables(
         key="no",
         retention=deleted_by_age("decisions_keep_seconds", "the decision", rule="decisions"),
     ),
+    trace_table(),
 )

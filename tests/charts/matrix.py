@@ -33,7 +33,14 @@ EXTERNAL: dict[str, Any] = {
     "provision": {"adminUser": "dba", "adminDatabase": "defaultdb", "streamReplicas": 3},
 }
 MONITORED = {
-    "global": {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "global": {
+        "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+        "traces": {
+            "endpoint": "http://collector.monitoring:4318",
+            "ratio": 0.1,
+            "headersSecret": "collector-headers",
+        },
+    },
 }
 
 MATRIX: dict[str, dict[str, Any]] = {

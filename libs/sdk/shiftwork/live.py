@@ -9,6 +9,7 @@ brings the preemption request, the senders of checkpoints and metrics, and the f
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 # The last is loaded by the first look-up of a host name.
 THREADS_IMPORT = ("shiftwork.transport", "encodings.idna")
+
+# What is seldom and matters: no polls, no metrics.
+TRACED = ("/v1/run/checkpoints", "/v1/run/yield")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 FENCE_EXIT_CODE = 69
 """The exit code of a process that lost contact for longer than its task allows."""
@@ -461,9 +466,21 @@ def _ask(
     from shiftwork.transport import Unreachable  # noqa: PLC0415 - loaded by _client already
 
     try:
-        return client.call(method, path, body, timeout_seconds=timeout_seconds)
+        return client.call(
+            method,
+            path,
+            body,
+            headers=_trace_of_run() if path in TRACED else None,
+            timeout_seconds=timeout_seconds,
+        )
     except Unreachable:
         return None
+
+
+def _trace_of_run() -> dict[str, str]:
+    """The header by which a request belongs to the trace of this run, if the run has one."""
+    traceparent = os.environ.get("TRACEPARENT", "")
+    return {"traceparent": traceparent} if _TRACEPARENT.fullmatch(traceparent) else {}
 
 
 def _is_success(answer: Answer) -> bool:

@@ -160,3 +160,18 @@ def keep_refused_events() -> None:
     op.execute(f"INSERT INTO {letters}_body (id, body) SELECT id, body FROM {letters}")  # noqa: S608 - our names
     op.execute(f"UPDATE {letters} SET size = octet_length(body)")  # noqa: S608 - our names
     op.drop_column("dead_letter", "body", schema=schema)
+
+
+def keep_traces_of_tasks() -> None:
+    """Create the table of the places of tasks in their traces."""
+    schema = _schema()
+    op.create_table(
+        "tasktrace",
+        sa.Column("task_id", TEXT, nullable=False),
+        sa.Column("traceparent", TEXT, nullable=False),
+        sa.Column("submitted", TEXT, nullable=False),
+        sa.Column("kept_at", TIMESTAMP, nullable=False),
+        sa.PrimaryKeyConstraint("task_id", name=op.f("tasktrace_pkey")),
+        schema=schema,
+    )
+    op.create_index("tasktrace_kept_at_idx", "tasktrace", ["kept_at"], schema=schema)

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -65,6 +66,15 @@ DESCRIPTION = (
     " Each answer to a GET has an ETag, and x-shiftwork-position: the events from that position on"
     " continue it without a gap."
 )
+# The frame of a service traces requests. What FastAPI adds by itself, as soon as the environment
+# names a collector, exports paths and queries, and lets every caller choose to be exported.
+NO_TELEMETRY: TelemetryConfig = {
+    "auto_configure": False,
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+}
 FIXES = {
     404: "see /docs for the routes that are",
     405: "see /docs for this route's methods",
@@ -90,6 +100,7 @@ def application() -> FastAPI:
         redirect_slashes=False,
         responses={"4XX": {"model": shapes.Problem}, "5XX": {"model": shapes.Problem}},
         generate_unique_id_function=description.operation_id,
+        telemetry=NO_TELEMETRY,
     )
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)

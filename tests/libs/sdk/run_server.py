@@ -34,6 +34,7 @@ class RunServer:
         self.other_answers: list[tuple[int, dict[str, Any]]] = []
         self.life_state: dict[str, Any] = {}
         self.tokens: set[str] = set()
+        self.traceparents: list[tuple[str, str | None]] = []
         self.hang = False
         self.ask_again_seconds = 0.0
         self._server: ThreadingHTTPServer | None = None
@@ -142,6 +143,7 @@ class RunServer:
         _answer(request, 200, body)
 
     def _post(self, request: BaseHTTPRequestHandler) -> None:
+        self.traceparents.append((request.path, request.headers.get("traceparent")))
         body = json.loads(request.rfile.read(int(request.headers["content-length"])))
         if request.path == "/v1/run/metrics":
             status, answer = self.metrics_answers.pop(0) if self.metrics_answers else (202, {})

@@ -38,6 +38,10 @@ monitoring:
   enabled: false
   labels: {}
   interval: 30s
+traces:
+  endpoint: ""
+  ratio: 1.0
+  headersSecret: ""
 logFormat: json
 logLevel: info
 {{- end -}}

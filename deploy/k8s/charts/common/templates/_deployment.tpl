@@ -150,6 +150,11 @@ spec:
                   name: {{ include "common.secret" (dict "root" $root "of" "keys") }}
                   items: [{key: {{ $key }}, path: {{ $path }}}]
               {{- end }}
+              {{- if and $shared.traces.endpoint $shared.traces.headersSecret }}
+              - secret:
+                  name: {{ $shared.traces.headersSecret }}
+                  items: [{key: headers, path: otlp-headers}]
+              {{- end }}
         - name: tmp
           emptyDir: {sizeLimit: 64Mi}
         {{- if .policy }}
@@ -190,6 +195,16 @@ spec:
   value: {{ $shared.logFormat }}
 - name: {{ .prefix }}LOG_LEVEL
   value: {{ $shared.logLevel }}
+{{- if $shared.traces.endpoint }}
+- name: {{ .prefix }}OTLP_ENDPOINT
+  value: {{ $shared.traces.endpoint | quote }}
+- name: {{ .prefix }}TRACE_RATIO
+  value: {{ $shared.traces.ratio | quote }}
+{{- if $shared.traces.headersSecret }}
+- name: {{ .prefix }}OTLP_HEADERS_FILE
+  value: /etc/shiftwork/secrets/otlp-headers
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* The authorities that vouch for servers of one's own. */}}

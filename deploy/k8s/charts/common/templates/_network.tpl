@@ -27,6 +27,11 @@ spec:
   egress:
     {{- include "common.dnsEgress" .root | nindent 4 }}
     {{- include "common.serversEgress" .root | nindent 4 }}
+    {{- with $shared.traces.endpoint }}
+    - ports:
+        {{- $port := regexFind ":[0-9]+(/|$)" . | trimSuffix "/" | trimPrefix ":" }}
+        - {port: {{ $port | default (hasPrefix "https:" . | ternary "443" "80") }}, protocol: TCP}
+    {{- end }}
     {{- if .api }}
     # The API server has no pods that a selector could name.
     - ports:
