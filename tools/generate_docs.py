@@ -29,7 +29,15 @@ from services.launcher.domain import run_lifecycle as launcher_lifecycle
 from services.log_collector.agent.settings import AgentSettings
 from services.scheduler.domain.model import lifecycle as scheduler_lifecycle
 from services.submit.domain import warnings as task_warnings
-from tools import benchmark_page, cli_choices, client_library, import_graph, retention_page
+from tools import (
+    benchmark_page,
+    cli_choices,
+    client_library,
+    dashboards,
+    import_graph,
+    metrics_page,
+    retention_page,
+)
 from tools.chart_schemas import schemas
 from tools.settings_tables import settings_table
 from tools.task_forms import NOTE
@@ -225,6 +233,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),
         GENERATED / "retention.md": NOTE + retention_page.page(),
+        GENERATED / "metrics.md": NOTE + metrics_page.page(),
         GENERATED / "asyncapi.json": asyncapi_page(),
         BENCHMARKS: NOTE + benchmark_page.page(),
         NATS_ACCOUNTS: nats_config.accounts_block(WIRINGS),
@@ -234,6 +243,7 @@ def pages() -> dict[Path, str]:
         **task_forms(ROOT),
         **client_library.files(ROOT),
         **cli_choices.files(ROOT),
+        **dashboards.files(ROOT),
     }
 
 
