@@ -480,6 +480,7 @@ def dashboard(board: Board) -> Json:
         "schemaVersion": 39,
         "time": {"from": "now-6h", "to": "now"},
         "refresh": "1m",
+        "annotations": {"list": []},
         "templating": {"list": list(_variables(board))},
         "links": [
             {

@@ -190,7 +190,7 @@ def problem_of(name: str, kind: Kind) -> str:
     if words[-1] in ("count", "sum", "bucket", "gauge", "counter", "histogram"):
         return f"_{words[-1]} belongs to Prometheus"
     if found := _NOT_BASE.intersection(words):
-        return f"{found.pop()} is not a base unit"
+        return f"{min(found)} is not a base unit"
     if kind == "histogram" and not name.endswith(("_seconds", "_bytes")):
         return "a histogram's name ends in its unit"
     return ""

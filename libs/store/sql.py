@@ -325,7 +325,7 @@ class SqlStore(Store):
         async with self._pool.use() as connection:
             return await connection.fetchval(
                 "SELECT count(*) FROM"  # noqa: S608 - our names
-                f" (SELECT 1 FROM {self._outbox} WHERE {UNREFUSED} LIMIT $1) AS some",
+                f" (SELECT 1 FROM {self._outbox} WHERE {UNREFUSED} LIMIT $1) AS counted",
                 most,
             )
 

@@ -18,11 +18,11 @@ from prometheus_client import REGISTRY, Metric
 from prometheus_client.registry import Collector
 
 from libs.contracts.ids import TaskId
-from libs.contracts.messages import ExitKind, Goal, ReasonCode, RunExit, TaskState
+from libs.contracts.messages import Checkpoint, ExitKind, Goal, ReasonCode, RunExit, TaskState
 from libs.contracts.task_states import TERMINAL
 from libs.service.metrics import GaugeFamily, Metrics
 from services.scheduler.domain.facts.index import Index
-from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.rows import EndedTask, Node, Task
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
@@ -127,6 +127,10 @@ class ClusterMetrics(Collector):
                 self._replace(old, None if row.state in TERMINAL else row)
                 if old is not None:
                     _observe(old, row)
+            elif isinstance(row, EndedTask):
+                old = index.tasks.get(TaskId(row.task_id))
+                if old is not None and old.live_attempt is not None:
+                    _observe_end(old, row.last.exit, row.last.checkpoint)
             elif isinstance(row, Node):
                 self._changed.add(row.id)
         for kind, key in deleted:
@@ -198,7 +202,7 @@ def _observe(old: Task, new: Task) -> None:
         wait = (new.assigned_at - queued_at).total_seconds()
         QUEUE_WAIT.labels(new.group, new.level.name.lower()).observe(max(0.0, wait))
     if old.live_attempt is not None and new.live_attempt is None:
-        _observe_end(old, new)
+        _observe_end(old, new.exit, new.checkpoint)
     # The exit of a run may be recorded together with its last checkpoint.
     since = new.preempt_requested_at or old.preempt_requested_at
     if since is None or new.attempt != old.attempt:
@@ -212,15 +216,16 @@ def _observe(old: Task, new: Task) -> None:
         CHECKPOINT_SECONDS.labels(new.group).observe(latency)
 
 
-def _observe_end(old: Task, new: Task) -> None:
-    cause = _cause_of_loss(old, new.exit)
-    if not cause or new.exit is None or old.assigned_at is None:
+def _observe_end(old: Task, ended: RunExit | None, saved: Checkpoint | None) -> None:
+    """Count what the end of a run destroyed. The exit may be recorded with its last checkpoint."""
+    cause = _cause_of_loss(old, ended)
+    if not cause or ended is None or old.assigned_at is None:
         return
-    since, saved = old.assigned_at, new.checkpoint
+    since = old.assigned_at
     if saved is not None and saved.attempt == old.live_attempt:
         since = max(since, saved.saved_at)
-    seconds = max(0.0, (new.exit.exited_at - since).total_seconds())
-    LOST.labels(new.group, cause).inc(seconds * old.held_gpus)
+    seconds = max(0.0, (ended.exited_at - since).total_seconds())
+    LOST.labels(old.group, cause).inc(seconds * old.held_gpus)
 
 
 # Requests after which an end loses nothing: the owner wanted it, or its time was over.

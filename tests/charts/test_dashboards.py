@@ -33,7 +33,7 @@ VARIABLES = {"$__rate_interval": "30s", "$namespace": ".*", "$group": ".*"}
 # agents, and a healthy platform has none of these errors.
 WITHOUT_SERIES = {
     *("Utilization of held GPUs", "Utilization", "Power", "Temperature"),
-    *("Last XID error", "Double-bit errors"),
+    *("Last XID error", "Double-bit errors", "Waits for PostgreSQL and NATS"),
     *("Log agents: given out", "Log agents: in the spools", "Log agents: lost"),
 }
 
@@ -51,8 +51,10 @@ class Prometheus:
 
     async def up(self) -> int:
         """The number of targets that were scraped."""
-        found = await self.get("query", query="sum(up)")
-        return int(float(found["data"]["result"][0]["value"][1])) if found["data"]["result"] else 0
+        if not (await self.client.get(f"{self.url}/-/ready")).is_success:
+            return 0
+        found = (await self.get("query", query="sum(up)"))["data"]["result"]
+        return int(found[0]["value"][1]) if found else 0
 
 
 @asynccontextmanager
@@ -103,9 +105,9 @@ async def preempt_somebody(platform: Platform) -> None:
     high = await platform.submit("high", "--steps", "20", gpus_per_node=2, priority="high")
     await platform.until_state(high, "succeeded", 40.0)
     await platform.until_state(low, "running", 40.0)
-    await platform.client.post(f"/v1/tasks/{low}:stop")
+    await platform.client.put(f"/v1/tasks/{low}/goal", json={"goal": "stop"})
     failing = await platform.submit("failing", "--steps", "10", "--failures", "1", gpus_per_node=2)
-    await platform.until_state(failing, "succeeded", 40.0)
+    await platform.until_state(failing, "failed", 40.0)
 
 
 def queries() -> Iterator[tuple[str, str, str]]:

@@ -4,9 +4,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
+	"github.com/grafana/grafana-foundation-sdk/go/cog"
 	"github.com/grafana/grafana-foundation-sdk/go/cog/plugins"
 	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
 )
@@ -31,8 +33,17 @@ func check(path string) error {
 		return err
 	}
 	var found dashboard.Dashboard
-	if err := found.UnmarshalJSONStrict(text); err != nil {
+	if err := found.UnmarshalJSONStrict(text); wrong(err) {
 		return err
 	}
-	return found.Validate()
+	if err := found.Validate(); wrong(err) {
+		return err
+	}
+	return nil
+}
+
+// The schema's functions return an empty list of errors as an error that is not nil.
+func wrong(err error) bool {
+	var list cog.BuildErrors
+	return err != nil && (!errors.As(err, &list) || len(list) > 0)
 }
