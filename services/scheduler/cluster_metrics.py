@@ -122,22 +122,25 @@ class ClusterMetrics(Collector):
         if index is not self._index:
             return
         for row in put:
-            if isinstance(row, Task):
-                old = index.tasks.get(row.id)
-                self._replace(old, None if row.state in TERMINAL else row)
-                if old is not None:
-                    _observe(old, row)
-            elif isinstance(row, EndedTask):
-                old = index.tasks.get(TaskId(row.task_id))
-                if old is not None and old.live_attempt is not None:
-                    _observe_end(old, row.last.exit, row.last.checkpoint)
-            elif isinstance(row, Node):
-                self._changed.add(row.id)
+            self._follow(index, row)
         for kind, key in deleted:
             if kind is Task:
                 self._replace(index.tasks.get(TaskId(str(key[0]))), None)
             elif kind is Node:
                 self._changed.add(str(key[0]))
+
+    def _follow(self, index: Index, row: object) -> None:
+        if isinstance(row, Task):
+            old = index.tasks.get(row.id)
+            self._replace(old, None if row.state in TERMINAL else row)
+            if old is not None:
+                _observe(old, row)
+        elif isinstance(row, EndedTask):
+            old = index.tasks.get(TaskId(row.task_id))
+            if old is not None and old.live_attempt is not None:
+                _observe_end(old, row.last.exit, row.last.checkpoint)
+        elif isinstance(row, Node):
+            self._changed.add(row.id)
 
     def _replace(self, old: Task | None, new: Task | None) -> None:
         for task, number in ((old, -1), (new, 1)):
