@@ -177,11 +177,10 @@ class JetStreamBus:
         """See ``port.Bus``; only a service whose wiring sets ``watches`` may call this."""
         found = await self._watched(WATCHED_STREAM)
         state = found["state"]
-        try:
+        consumers: list[dict[str, Any]] = []
+        # Refused by a server with the configuration of an earlier version.
+        with contextlib.suppress(BusDeniedError):
             consumers = (await self._watched(WATCHED_CONSUMERS))["consumers"]
-        except BusDeniedError:
-            # The server has the configuration of an earlier version.
-            consumers = []
         return Backlog(
             state["bytes"],
             found["config"]["max_bytes"],
