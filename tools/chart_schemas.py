@@ -77,6 +77,7 @@ RULES: dict[str, Schema] = {
     "global.networkPolicies.dns.ports": PORTS,
     "bucket.ports": PORTS,
     "global.monitoring.labels": TEXTS,
+    "alerts.runbooks": {"type": "string", "pattern": "^(https?://[^ ]+)?$"},
     "global.monitoring.interval": {"type": "string", "pattern": "^[1-9][0-9]*(s|m)$"},
     "global.traces.endpoint": {"type": "string", "pattern": "^(https?://[^ /]+(/[^ ]*)?)?$"},
     "global.traces.ratio": {"type": "number", "minimum": 0, "maximum": 1},

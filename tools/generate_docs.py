@@ -33,7 +33,9 @@ from tools import (
     benchmark_page,
     cli_choices,
     client_library,
+    dashboards,
     import_graph,
+    metrics_page,
     policy_schemas,
     retention_page,
 )
@@ -232,6 +234,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "messages.md": messages_page(),
         GENERATED / "settings.md": settings_page(),
         GENERATED / "retention.md": NOTE + retention_page.page(),
+        GENERATED / "metrics.md": NOTE + metrics_page.page(),
         GENERATED / "asyncapi.json": asyncapi_page(),
         BENCHMARKS: NOTE + benchmark_page.page(),
         NATS_ACCOUNTS: nats_config.accounts_block(WIRINGS),
@@ -242,6 +245,7 @@ def pages() -> dict[Path, str]:
         **policy_schemas.files(ROOT),
         **client_library.files(ROOT),
         **cli_choices.files(ROOT),
+        **dashboards.files(ROOT),
     }
 
 

@@ -14,7 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from libs.bus.topology import LIVE, STREAM_INFO, WATCHED_STREAM, Permissions
+from libs.bus.topology import (
+    CONSUMERS_INFO,
+    LIVE,
+    STREAM_INFO,
+    WATCHED_CONSUMERS,
+    WATCHED_STREAM,
+    Permissions,
+)
 from libs.contracts.subjects import matches
 
 # The account that holds JetStream and the administrator, who makes streams and durables.
@@ -69,8 +76,12 @@ def _connect_to_streams(accounts: Json, name: str, allowed: Permissions) -> None
         _export(accounts, "stream", STREAMS_ACCOUNT, f"{LIVE}.{subject}", name)
         _rename(accounts, name, f"{LIVE}.{subject}", subject)
     if allowed.watches:
-        _export(accounts, "service", STREAMS_ACCOUNT, STREAM_INFO, name)
-        _rename(accounts, name, STREAM_INFO, WATCHED_STREAM)
+        for subject, called in (
+            (STREAM_INFO, WATCHED_STREAM),
+            (CONSUMERS_INFO, WATCHED_CONSUMERS),
+        ):
+            _export(accounts, "service", STREAMS_ACCOUNT, subject, name)
+            _rename(accounts, name, subject, called)
 
 
 def _rename(accounts: Json, name: str, subject: str, called: str) -> None:

@@ -20,6 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
+from typing import Any
 
 import nats.errors
 import structlog
@@ -51,7 +52,12 @@ from libs.bus.port import (
     CommandHandler,
     Consumer,
 )
-from libs.bus.topology import WATCHED_STREAM, consumer_of, served_subject
+from libs.bus.topology import (
+    WATCHED_CONSUMERS,
+    WATCHED_STREAM,
+    consumer_of,
+    served_subject,
+)
 from libs.contracts.base import Message
 from libs.contracts.envelope import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX, Envelope, UndecodableError
 from libs.contracts.messages import Refusal, RefusalCode
@@ -169,11 +175,24 @@ class JetStreamBus:
 
     async def backlog(self) -> Backlog:
         """See ``port.Bus``; only a service whose wiring sets ``watches`` may call this."""
-        found = json.loads((await self.request_raw(WATCHED_STREAM, b"", None)).data)
+        found = await self._watched(WATCHED_STREAM)
+        state = found["state"]
+        consumers: list[dict[str, Any]] = []
+        # Refused by a server with the configuration of an earlier version.
+        with contextlib.suppress(BusDeniedError):
+            consumers = (await self._watched(WATCHED_CONSUMERS))["consumers"]
+        return Backlog(
+            state["bytes"],
+            found["config"]["max_bytes"],
+            state["messages"],
+            {each["name"]: each["num_pending"] + each["num_ack_pending"] for each in consumers},
+        )
+
+    async def _watched(self, subject: str) -> dict[str, Any]:
+        found = json.loads((await self.request_raw(subject, b"", None)).data)
         if "error" in found:
             raise BusUnavailableError(f"the stream of events: {found['error'].get('description')}")
-        state = found["state"]
-        return Backlog(state["bytes"], found["config"]["max_bytes"], state["messages"])
+        return found
 
     def consumer(self) -> Consumer:
         """The durable named after the service; ValueError if it was connected without event

@@ -246,7 +246,15 @@ class MemoryBroker:
         waiting = {each.number: len(each.body) for each in self._stream[first:]}
         for durable in self._durables.values():
             waiting |= {number: len(each.message.body) for number, each in durable.pending.items()}
-        return Backlog(sum(waiting.values()), self.stream_bytes_max, len(waiting))
+        consumers = {name: self._unacknowledged(each) for name, each in self._durables.items()}
+        return Backlog(sum(waiting.values()), self.stream_bytes_max, len(waiting), consumers)
+
+    def _unacknowledged(self, durable: Durable) -> int:
+        patterns = durable.spec.filters
+        ahead = self._stream[durable.position :]
+        return len(durable.pending) + sum(
+            any(matches(pattern, each.subject) for pattern in patterns) for each in ahead
+        )
 
     def take(self, durable: Durable, messages_max: int) -> list[Pending]:
         """Hand over what is due and new, with the faults of deliveries."""

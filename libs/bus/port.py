@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from libs.contracts.base import Message
@@ -60,6 +60,8 @@ class Backlog:
     stored_bytes: int
     bytes_max: int
     messages: int
+    # What each service has not acknowledged, by its durable; empty where it is unknown.
+    consumers: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def share(self) -> float:

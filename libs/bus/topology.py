@@ -36,6 +36,9 @@ MONITORING_PREFIX = "monitoring_"
 # no streams.
 STREAM_INFO = f"$JS.API.STREAM.INFO.{EVENTS}"
 WATCHED_STREAM = f"watch.{EVENTS}"
+# In the same way, how far each durable is.
+CONSUMERS_INFO = f"$JS.API.CONSUMER.LIST.{EVENTS}"
+WATCHED_CONSUMERS = f"{WATCHED_STREAM}.consumers"
 
 DAY_S = 86_400.0
 # Dead letters are kept so long: the rows, and their copies in the stream.
@@ -174,7 +177,7 @@ class Permissions:
     hears: tuple[str, ...] = ()
     # Hints between its own processes: they never leave its account.
     hints: tuple[str, ...] = ()
-    # It may ask how full the stream of events is.
+    # It may ask how full the stream of events is, and how far each durable is.
     watches: bool = False
     # Questions to the server that are answered once, and change nothing.
     asks: tuple[str, ...] = ()
@@ -189,7 +192,7 @@ class Permissions:
     @property
     def publish(self) -> tuple[str, ...]:
         """Every subject on which it may publish."""
-        watched = (WATCHED_STREAM,) if self.watches else ()
+        watched = (WATCHED_STREAM, WATCHED_CONSUMERS) if self.watches else ()
         own = (*self.stores, *self.sends, *self.talks, *self.hints)
         api = tuple(self.called(subject) for subject in (*self.pulls, *self.asks))
         return (*own, *self.requests, *self.durable, *watched, *api)

@@ -16,85 +16,105 @@ from typing import Literal, TextIO, cast
 import structlog
 import structlog.stdlib
 import structlog.tracebacks
-from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import disable_created_metrics
 
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
 from libs.service.log_size import keep_below
+from libs.service.metrics import Metrics
 from libs.service.version import VERSION
 from libs.tracing.context import current_span, trace_ids
 
 # Each counter and histogram would have a second series with the time of its making.
 disable_created_metrics()
 
-BUILD = Gauge("shiftwork_build_info", "1; what runs here is in the labels", ["version", "python"])
+declare = Metrics("every service")
+BUILD = declare.gauge(
+    "shiftwork_build_info", "1; what runs here is in the labels", ["version", "python"]
+)
 BUILD.labels(VERSION, platform.python_version()).set(1)
-HANDLED = Counter("shiftwork_events_handled_total", "Events handled", ["service", "type"])
-DUPLICATES = Counter("shiftwork_events_duplicate_total", "Events seen before", ["service"])
-DEAD_LETTERS = Counter(
+HANDLED = declare.counter("shiftwork_events_handled_total", "Events handled", ["service", "type"])
+DUPLICATES = declare.counter("shiftwork_events_duplicate_total", "Events seen before", ["service"])
+DEAD_LETTERS = declare.counter(
     "shiftwork_dead_letters_total", "Events that could not be handled", ["service"]
 )
-PUBLISHED = Counter("shiftwork_events_published_total", "Events published", ["service"])
-REPUBLISHED = Counter(
+PUBLISHED = declare.counter("shiftwork_events_published_total", "Events published", ["service"])
+REPUBLISHED = declare.counter(
     "shiftwork_events_republished_total",
     "Events published again to a bus server that came back",
     ["service"],
 )
-OUTBOX_WAITING = Gauge(
-    "shiftwork_outbox_waiting", "Unpublished events (up to one page)", ["service"]
+OUTBOX_WAITING = declare.gauge(
+    "shiftwork_outbox_waiting",
+    "Unpublished events in the outbox, up to 100,000; refused ones are counted apart",
+    ["service"],
 )
-COMMANDS = Counter("shiftwork_commands_total", "Commands answered", ["service", "type", "outcome"])
-EVENTS_REFUSED = Gauge(
+OUTBOX_AGE = declare.gauge(
+    "shiftwork_outbox_oldest_age_seconds",
+    "Age of the oldest unpublished event in the outbox; 0: there is none",
+    ["service"],
+)
+COMMANDS = declare.counter(
+    "shiftwork_commands_total", "Commands answered", ["service", "type", "outcome"]
+)
+EVENTS_REFUSED = declare.gauge(
     "shiftwork_events_refused",
     "Emitted events that the bus refuses or that cannot be read; they wait in the outbox",
     ["service"],
 )
-EVENTS_SET_APART = Counter(
+EVENTS_SET_APART = declare.counter(
     "shiftwork_events_set_apart_total", "Emitted events that cannot be published", ["service"]
 )
-CONSUMPTION_PAUSED = Gauge(
+CONSUMPTION_PAUSED = declare.gauge(
     "shiftwork_consumption_paused",
     "1 while events fail in a row and are kept for later instead of being set apart",
     ["service"],
 )
-STREAM_BYTES = Gauge(
+STREAM_BYTES = declare.gauge(
     "shiftwork_event_stream_bytes", "Events that some service still has to receive, in bytes"
 )
-STREAM_BYTES_MAX = Gauge(
-    "shiftwork_event_stream_bytes_max", "Where the stream of events refuses; -1: nowhere"
+STREAM_BYTES_MAX = declare.gauge(
+    "shiftwork_event_stream_limit_bytes", "Where the stream of events refuses; -1: nowhere"
 )
-STREAM_MESSAGES = Gauge(
+STREAM_MESSAGES = declare.gauge(
     "shiftwork_event_stream_messages", "Events that some service still has to receive"
 )
-UNREADABLE_ROWS = Counter(
+CONSUMER_WAITING = declare.gauge(
+    "shiftwork_consumer_waiting",
+    "Events in the stream that a service has not acknowledged",
+    ["consumer"],
+)
+UNREADABLE_ROWS = declare.counter(
     "shiftwork_unreadable_rows_total",
     "Times that a stored row could not be decoded, and was left out or refused",
     ["service", "kind"],
 )
-LEADS = Gauge("shiftwork_leads", "1 while this process leads the service", ["service"])
-TERMS_FAILED = Counter(
+LEADS = declare.gauge("shiftwork_leads", "1 while this process leads the service", ["service"])
+TERMS_FAILED = declare.counter(
     "shiftwork_terms_failed_total",
     "Leader's terms ended because memory could not follow a commit",
     ["service"],
 )
-STEP_SECONDS = Histogram(
+STEP_SECONDS = declare.histogram(
     "shiftwork_loop_step_seconds", "Duration of loop steps", ["service", "loop"]
 )
-LOST_LINES = Counter(
+LOST_LINES = declare.counter(
     "shiftwork_log_lines_lost_total", "Log lines that could not be written (a full disk)"
 )
-PRUNED = Counter(
+PRUNED = declare.counter(
     "shiftwork_pruned_rows_total", "Rows deleted because of their age", ["service", "what"]
 )
-PRUNE_FAILED = Counter(
+PRUNE_FAILED = declare.counter(
     "shiftwork_prunes_failed_total", "Prunes that the database refused", ["service", "what"]
 )
-PRUNE_HELD = Gauge(
+PRUNE_HELD = declare.gauge(
     "shiftwork_prune_held_seconds",
     "How far the deleting of old rows is behind what the settings ask for",
     ["service", "what"],
 )
-RETRIES = Counter("shiftwork_retries_total", "Waits for a database or bus", ["service", "part"])
+RETRIES = declare.counter(
+    "shiftwork_retries_total", "Waits for a database or bus", ["service", "part"]
+)
 
 
 _about: ContextVar[Envelope | Message | None] = ContextVar("about", default=None)

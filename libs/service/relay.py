@@ -33,6 +33,10 @@ from libs.store.port import (
     is_full,
 )
 
+# Unpublished events are counted up to so many, and where a page does not hold all of them, that
+# often.
+COUNTED_MAX = 100_000
+COUNT_SECONDS = 10.0
 # How often some refused events are tried again: at least ``REFUSED_ROWS_MIN`` of them, and all of
 # them within ``REFUSED_ROUNDS`` unless they are more than so many whole pages.
 REFUSED_TRY_SECONDS = 10.0
@@ -61,6 +65,8 @@ class Relay:
     # When refused events are tried next, in the event loop's seconds, and behind which row.
     _refused_due: float = 0.0
     _refused_after: int = 0
+    # When unpublished events are counted next, in the event loop's seconds.
+    _count_due: float = 0.0
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -83,6 +89,14 @@ class Relay:
         wake = Wake.of(store.outbox_changed)
         # Another leader may have met what is refused.
         self._refused_due, self._refused_after = 0.0, 0
+        try:
+            await self._run(wake, backoff)
+        finally:
+            # Another process knows from now on how much waits.
+            for gauge in (observability.OUTBOX_WAITING, observability.OUTBOX_AGE):
+                gauge.remove(self.service.name)
+
+    async def _run(self, wake: Wake, backoff: Backoff) -> None:
         while True:
             try:
                 await self.once(query=self._is_query_due())
@@ -119,7 +133,7 @@ class Relay:
         if query:
             # A full page is not all: the next step queries again.
             self.queried_at = None if self.more else asyncio.get_running_loop().time()
-        observability.OUTBOX_WAITING.labels(name).set(len(rows))
+        await self._show_waiting(rows)
         sent = 0
         if rows:
             try:
@@ -135,6 +149,18 @@ class Relay:
         ports = self.service.ports
         with ports.tracing.publishing(envelopes) as sent:
             await ports.bus.publish(sent)
+
+    async def _show_waiting(self, rows: Sequence[tuple[int, Envelope]]) -> None:
+        """Set the gauges of what waits, of which ``rows`` is the oldest part."""
+        name, now = self.service.name, self.service.ports.clock.now()
+        age = max(0.0, (now - rows[0][1].time).total_seconds()) if rows else 0.0
+        observability.OUTBOX_AGE.labels(name).set(age)
+        if not self.more:
+            observability.OUTBOX_WAITING.labels(name).set(len(rows))
+        elif (now_s := asyncio.get_running_loop().time()) >= self._count_due:
+            self._count_due = now_s + COUNT_SECONDS
+            count = await self.service.ports.store.count_outgoing(COUNTED_MAX)
+            observability.OUTBOX_WAITING.labels(name).set(count)
 
     async def _published(self, row_ids: Sequence[int]) -> None:
         # Set before the rows are marked: marked rows belong to this period even without an answer.

@@ -44,6 +44,8 @@ class StreamWatch:
         observability.STREAM_BYTES.set(backlog.stored_bytes)
         observability.STREAM_BYTES_MAX.set(backlog.bytes_max)
         observability.STREAM_MESSAGES.set(backlog.messages)
+        for consumer, waiting in backlog.consumers.items():
+            observability.CONSUMER_WAITING.labels(consumer).set(waiting)
         if backlog.share < WARN_SHARE:
             self.warning = ""
         else:

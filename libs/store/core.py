@@ -143,6 +143,10 @@ class Store(ABC):
         """Count the refused events."""
 
     @abstractmethod
+    async def count_outgoing(self, most: int) -> int:
+        """Count the unpublished events that are not refused, up to ``most``."""
+
+    @abstractmethod
     async def meet_bus_server(self, server_id: str, periods: int) -> int:
         """Store which bus server the outbox is published to. If the server has changed, mark the
         events of the current period and of the ``periods`` before it as unpublished again, because

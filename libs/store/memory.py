@@ -279,6 +279,13 @@ class MemoryStore(Store):
         """Count the refused events."""
         return len(await self._refused_ids())
 
+    async def count_outgoing(self, most: int) -> int:
+        """Count the unpublished events that are not refused."""
+        self._alive()
+        outbox = self._schema.outbox
+        waiting = [each for each in self._schema.unpublished if outbox[each].refused_at is None]
+        return min(most, len(waiting))
+
     async def _refused_ids(self) -> list[int]:
         self._alive()
         await self._database.reach(Point.OUTGOING, self._schema.name)

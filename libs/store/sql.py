@@ -329,6 +329,15 @@ class SqlStore(Store):
                 f"SELECT count(*) FROM {self._outbox} WHERE {REFUSED}"  # noqa: S608 - our names
             )
 
+    async def count_outgoing(self, most: int) -> int:
+        """Count the unpublished events that are not refused."""
+        async with self._pool.use() as connection:
+            return await connection.fetchval(
+                "SELECT count(*) FROM"  # noqa: S608 - our names
+                f" (SELECT 1 FROM {self._outbox} WHERE {UNREFUSED} LIMIT $1) AS counted",
+                most,
+            )
+
     async def _mark_published(self, row_ids: Sequence[int]) -> None:
         """Mark events as published without waiting for the disk. If a crash loses this write, the
         event is published again, and the bus and the inboxes detect the duplicate."""

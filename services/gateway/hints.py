@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Callable
 
 import structlog
-from prometheus_client import Counter
 
 from libs.bus.port import BusError
 from libs.contracts.envelope import Envelope
@@ -21,13 +20,17 @@ from libs.contracts.messages import GatewayHint
 from libs.contracts.registry import ROUTES
 from libs.service.definition import Ports
 from libs.service.loop import Wake, pause
+from libs.service.metrics import Metrics
 from libs.store.port import Delta
 from services.gateway.auth import changes_identities
 from services.gateway.event_stream import LiveEvents
 from services.gateway.rows import EventRow
 
-SENT = Counter("shiftwork_gateway_hints_sent_total", "Hints to the other gateway processes")
-RECEIVED = Counter("shiftwork_gateway_hints_received_total", "Hints of gateway processes, own too")
+declare = Metrics("gateway")
+SENT = declare.counter("shiftwork_gateway_hints_sent_total", "Hints to the other gateway processes")
+RECEIVED = declare.counter(
+    "shiftwork_gateway_hints_received_total", "Hints of gateway processes, own too"
+)
 ROUTE = ROUTES[GatewayHint]
 RETRY_SECONDS = 1.0
 IDLE_SECONDS = 3600.0

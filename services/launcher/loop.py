@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 
-from prometheus_client import Counter
-
 from libs.contracts.ids import RunId
 from libs.contracts.messages import InventoryListed
 from libs.service import observability
 from libs.service.loop import Loop, Wake
+from libs.service.metrics import Metrics
 from libs.store.port import Delta, Store, Tx
 from services.launcher import store as tables
 from services.launcher.domain import (
@@ -72,7 +71,8 @@ PAUSE_SECONDS_MIN = 0.001
 ROUNDS_PER_SCAN = 4
 
 
-FAILED_STEPS = Counter(
+declare = Metrics("launcher")
+FAILED_STEPS = declare.counter(
     "shiftwork_launcher_failed_steps_total",
     "Evaluations of single runs that failed by a defect; the other runs go on",
 )

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import Counter
-
 from libs.contracts.ids import RunId
 from libs.service import observability
+from libs.service.metrics import Metrics
 from libs.store.port import Tx
 from services.launcher import store as tables
 from services.launcher.domain import (
@@ -24,7 +23,8 @@ from services.launcher.domain.model import NodeRow, Run, RunState
 from services.launcher.handlers import exited, started
 from services.launcher.hosts import LOCAL, Network
 
-QUARANTINED = Counter(
+declare = Metrics("launcher")
+QUARANTINED = declare.counter(
     "shiftwork_launcher_quarantines_total", "Nodes that take no new runs after failed starts"
 )
 

@@ -10,19 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from prometheus_client import Counter
-
 from libs.bus.port import Bus
 from libs.contracts.envelope import Envelope
 from libs.contracts.messages import NodeSampled, NodeValues
 from libs.service import observability
 from libs.service.loop import Loop
+from libs.service.metrics import Metrics
 from libs.store.port import Store
 from services.launcher.domain.model import Run
 from services.launcher.runtimes.sample_port import SampledRuntime
 
-SAMPLES = Counter("shiftwork_launcher_samples_total", "Samples of nodes that were published")
-FAILED_SAMPLES = Counter(
+declare = Metrics("launcher")
+SAMPLES = declare.counter(
+    "shiftwork_launcher_samples_total", "Samples of nodes that were published"
+)
+FAILED_SAMPLES = declare.counter(
     "shiftwork_launcher_samples_failed_total", "Rounds of samples that failed by a defect"
 )
 # A message for each node has so many ranks at most; others follow in further messages.

@@ -12,11 +12,31 @@ from datetime import datetime, timedelta
 
 from libs.contracts.messages import NodeSampled, RunActivityChanged
 from libs.service.loop import Loop
+from libs.service.metrics import Metrics
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Store, Tx, Where
 from services.monitor.domain.activity import Activity, Facts, Limits, Place, RankUse
 from services.monitor.series.store import moment
+from services.monitor.store import TaskRow
 
+declare = Metrics("monitor")
+MEASURED = declare.counter(
+    "shiftwork_held_gpu_measured_seconds_total",
+    "For how long GPUs that runs hold were measured",
+    ["group"],
+)
+IDLE = declare.counter(
+    "shiftwork_held_gpu_idle_seconds_total",
+    "For how long GPUs that runs hold were measured below the limit of idle ones",
+    ["group"],
+)
+BUSY = declare.counter(
+    "shiftwork_held_gpu_busy_seconds_total",
+    "For how long GPUs that runs hold were measured, weighted by their utilization",
+    ["group"],
+)
+# Of a task that the monitor does not know yet.
+UNKNOWN_GROUP = "(other)"
 ROWS_AT_ONCE = 200
 
 
@@ -100,9 +120,11 @@ class Activities:
         return 0.0 if len(rows) == ROWS_AT_ONCE else None
 
     async def _write(self, keys: list[tuple[str, int]], epoch: int) -> None:
-        before = {key: (self.runs[key].measured_gpu_s, self.runs[key].idle_gpu_s) for key in keys}
+        before = {key: _sums(self.runs[key]) for key in keys}
         async with self.database.transaction(epoch=epoch) as tx:
             await tx.load(ActivityRow, *keys)
+            await tx.load(TaskRow, *{(task_id,) for task_id, _ in keys})
+            groups = {key: await _group(tx, key[0]) for key in keys}
             for key in keys:
                 found = self.runs[key]
                 row = await tx.get(ActivityRow, *key)
@@ -114,8 +136,12 @@ class Activities:
             found = self.runs[key]
             self.joined.add(key)
             # What came during the commit is written the next time.
-            found.measured_gpu_s -= before[key][0]
-            found.idle_gpu_s -= before[key][1]
+            measured_s, idle_s, busy_s = before[key]
+            found.measured_gpu_s -= measured_s
+            found.idle_gpu_s -= idle_s
+            found.busy_gpu_s -= busy_s
+            for counter, seconds in ((MEASURED, measured_s), (IDLE, idle_s), (BUSY, busy_s)):
+                counter.labels(groups[key]).inc(seconds)
 
     def _record(
         self, tx: Tx, key: tuple[str, int], found: Activity, row: ActivityRow | None
@@ -178,6 +204,15 @@ class Activities:
             for node_id, index, since_s in old:
                 if (node_id, index) in mine:
                     mine[node_id, index] = min(since_s, mine[node_id, index])
+
+
+def _sums(found: Activity) -> tuple[float, float, float]:
+    return found.measured_gpu_s, found.idle_gpu_s, found.busy_gpu_s
+
+
+async def _group(tx: Tx, task_id: str) -> str:
+    row = await tx.get(TaskRow, task_id)
+    return row.group if row and row.group else UNKNOWN_GROUP
 
 
 def _listed(since: Mapping[Place, float]) -> tuple[tuple[str, int, float], ...]:

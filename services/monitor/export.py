@@ -7,15 +7,16 @@ setting, and off by default.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from prometheus_client import REGISTRY
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from libs.contracts.messages import GpuSample, GpuValues, NodeValues
+from libs.contracts.messages import GpuSample, GpuValues
+from libs.service.metrics import GaugeFamily, Metrics
 from services.monitor.domain.newest import Newest
 
 MIB = 2**20
@@ -23,35 +24,55 @@ PERCENT = 100.0
 GPU_LABELS = ("gpu", "UUID", "modelName", "Hostname", "node")
 
 
+declare = Metrics("monitor")
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One metric of nodes, by its field of ``NodeValues``."""
+    """One metric, by its field of ``NodeValues`` or ``TaskUtilization``."""
 
-    name: str
-    text: str
+    family: GaugeFamily
     field: str
     divisor: float = 1.0
 
 
+def _of_node(name: str, text: str, field: str, divisor: float = 1.0) -> Exported:
+    return Exported(declare.family(f"shiftwork_node_{name}", text, ("node",)), field, divisor)
+
+
 NODES = (
-    Exported("cpu_utilization_ratio", "Busy part of all processors", "cpu_percent", PERCENT),
-    Exported("load1", "Running and waiting processes over a minute", "load_processes"),
-    Exported("memory_used_bytes", "Memory in use", "memory_used_bytes"),
-    Exported("memory_size_bytes", "Memory of the node", "memory_total_bytes"),
-    Exported("disk_used_bytes", "Space in use where the data folder is", "disk_used_bytes"),
-    Exported("disk_size_bytes", "Space where the data folder is", "disk_total_bytes"),
-    Exported("disk_read_bytes_per_second", "Read from disks", "disk_read_bytes_per_second"),
-    Exported("disk_written_bytes_per_second", "Written to disks", "disk_write_bytes_per_second"),
-    Exported(
+    _of_node("cpu_utilization_ratio", "Busy part of all processors", "cpu_percent", PERCENT),
+    _of_node("load1", "Running and waiting processes over a minute", "load_processes"),
+    _of_node("memory_used_bytes", "Memory in use", "memory_used_bytes"),
+    _of_node("memory_size_bytes", "Memory of the node", "memory_total_bytes"),
+    _of_node("disk_used_bytes", "Space in use where the data folder is", "disk_used_bytes"),
+    _of_node("disk_size_bytes", "Space where the data folder is", "disk_total_bytes"),
+    _of_node("disk_read_bytes_per_second", "Read from disks", "disk_read_bytes_per_second"),
+    _of_node("disk_written_bytes_per_second", "Written to disks", "disk_write_bytes_per_second"),
+    _of_node(
         "network_receive_bytes_per_second",
         "Received by network devices",
         "network_receive_bytes_per_second",
     ),
-    Exported(
+    _of_node(
         "network_transmit_bytes_per_second",
         "Sent by network devices",
         "network_transmit_bytes_per_second",
     ),
+)
+
+
+def _of_task(name: str, text: str, field: str, divisor: float = 1.0) -> Exported:
+    family = declare.family(
+        f"shiftwork_task_{name}", text, ("task",), setting="SHIFTWORK_MONITOR_TASK_METRICS_MAX"
+    )
+    return Exported(family, field, divisor)
+
+
+TASKS = (
+    _of_task("cpu_cores", "Processors that a task uses", "cpu_cores"),
+    _of_task("memory_bytes", "Memory that a task uses", "memory_bytes"),
+    _of_task("gpu_utilization_ratio", "Mean utilization of a task's GPUs", "gpu_percent", PERCENT),
 )
 
 
@@ -65,25 +86,27 @@ def _used_mib(values: GpuValues) -> float | None:
     return None if used is None else used / MIB
 
 
+def _of_gpu(
+    name: str, text: str, read: Callable[[GpuValues], float | None]
+) -> tuple[GaugeFamily, Callable[[GpuValues], float | None]]:
+    setting = "SHIFTWORK_MONITOR_DCGM_METRICS"
+    return declare.foreign(f"DCGM_FI_DEV_{name}", text, GPU_LABELS, setting=setting), read
+
+
 # DCGM's names, units and texts.
-GPUS: Mapping[str, tuple[str, Callable[[GpuValues], float | None]]] = {
-    "DCGM_FI_DEV_GPU_UTIL": ("GPU utilization (in %)", lambda values: values.gpu_percent),
-    "DCGM_FI_DEV_FB_USED": ("Framebuffer memory used (in MiB)", _used_mib),
-    "DCGM_FI_DEV_FB_FREE": ("Framebuffer memory free (in MiB)", _free_mib),
-    "DCGM_FI_DEV_POWER_USAGE": ("Power draw (in W)", lambda values: values.gpu_power_watts),
-    "DCGM_FI_DEV_GPU_TEMP": (
-        "GPU temperature (in C)",
-        lambda values: values.gpu_temperature_celsius,
-    ),
-    "DCGM_FI_DEV_XID_ERRORS": (
-        "Value of the last XID error encountered",
-        lambda values: values.gpu_xid,
-    ),
-    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": (
+GPUS = (
+    _of_gpu("GPU_UTIL", "GPU utilization (in %)", lambda values: values.gpu_percent),
+    _of_gpu("FB_USED", "Framebuffer memory used (in MiB)", _used_mib),
+    _of_gpu("FB_FREE", "Framebuffer memory free (in MiB)", _free_mib),
+    _of_gpu("POWER_USAGE", "Power draw (in W)", lambda values: values.gpu_power_watts),
+    _of_gpu("GPU_TEMP", "GPU temperature (in C)", lambda values: values.gpu_temperature_celsius),
+    _of_gpu("XID_ERRORS", "Value of the last XID error encountered", lambda values: values.gpu_xid),
+    _of_gpu(
+        "ECC_DBE_VOL_TOTAL",
         "Total number of double-bit volatile ECC errors",
         lambda values: values.gpu_ecc_errors,
     ),
-}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +152,16 @@ REGISTRY.register(COLLECTOR)
 def _node_metrics(newest: Newest, now: datetime) -> Iterator[Metric]:
     nodes = [(node_id, found.sample.values) for node_id, found in newest.recent(now)]
     for each in NODES:
-        family = GaugeMetricFamily(f"shiftwork_node_{each.name}", each.text, labels=("node",))
-        for node_id, values in nodes:
-            value = _field(values, each.field)
-            if value is not None:
-                family.add_metric((node_id,), value / each.divisor)
-        yield family
+        yield _filled(each, nodes)
 
 
-def _field(values: NodeValues, name: str) -> float | None:
-    return getattr(values, name)
+def _filled(what: Exported, found: Iterable[tuple[str, object]]) -> Metric:
+    family = what.family.empty()
+    for name, values in found:
+        value: float | None = getattr(values, what.field)
+        if value is not None:
+            family.add_metric((name,), value / what.divisor)
+    return family
 
 
 def _gpu_metrics(newest: Newest, now: datetime) -> Iterator[Metric]:
@@ -147,8 +170,8 @@ def _gpu_metrics(newest: Newest, now: datetime) -> Iterator[Metric]:
         for node_id, node in newest.recent(now)
         for gpu in node.sample.gpus
     ]
-    for name, (text, read) in GPUS.items():
-        family = GaugeMetricFamily(name, text, labels=GPU_LABELS)
+    for declared, read in GPUS:
+        family = declared.empty()
         for labels, gpu in found:
             value = read(gpu.values)
             if value is not None:
@@ -157,15 +180,6 @@ def _gpu_metrics(newest: Newest, now: datetime) -> Iterator[Metric]:
 
 
 def _task_metrics(newest: Newest, now: datetime, tasks_max: int) -> Iterator[Metric]:
-    tasks = list(newest.of_tasks(sorted(newest.nodes_of)[:tasks_max], now))
-    for name, text, field, divisor in (
-        ("cpu_cores", "Processors that a task uses", "cpu_cores", 1.0),
-        ("memory_bytes", "Memory that a task uses", "memory_bytes", 1.0),
-        ("gpu_utilization_ratio", "Mean utilization of a task's GPUs", "gpu_percent", PERCENT),
-    ):
-        family = GaugeMetricFamily(f"shiftwork_task_{name}", text, labels=("task",))
-        for each in tasks:
-            value = getattr(each, field)
-            if value is not None:
-                family.add_metric((each.task_id,), value / divisor)
-        yield family
+    found = list(newest.of_tasks(sorted(newest.nodes_of)[:tasks_max], now))
+    for each in TASKS:
+        yield _filled(each, [(task.task_id, task) for task in found])

@@ -1,4 +1,5 @@
-"""Metrics for operators: tasks and nodes by state, GPUs used and free, waits, preemptions.
+"""Metrics for operators: tasks and nodes by state, GPUs used and free, waits, preemptions, lost
+work.
 
 The leader's ``Brain`` updates them with each commit; other processes of the scheduler report
 nothing. The cost of an update follows the nodes and tasks that changed, and the cost of a scrape
@@ -13,30 +14,50 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TypeVar
 
-from prometheus_client import REGISTRY, Counter, Histogram, Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import REGISTRY, Metric
 from prometheus_client.registry import Collector
 
 from libs.contracts.ids import TaskId
-from libs.contracts.messages import TaskState
+from libs.contracts.messages import Checkpoint, ExitKind, Goal, ReasonCode, RunExit, TaskState
 from libs.contracts.task_states import TERMINAL
+from libs.service.metrics import GaugeFamily, Metrics
 from services.scheduler.domain.facts.index import Index
-from services.scheduler.domain.model.rows import Node, Task
+from services.scheduler.domain.model.rows import EndedTask, Node, Task
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
-QUEUE_WAIT = Histogram(
+declare = Metrics("scheduler")
+QUEUE_WAIT = declare.histogram(
     "shiftwork_queue_wait_seconds",
-    "From submission, or the end of the last attempt, to the assignment of nodes",
-    ["group"],
+    "From submission, or the end of the last attempt, to the assignment of nodes, by the priority"
+    " at which they were assigned",
+    ["group", "priority"],
     buckets=(1, 5, 15, MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, 12 * HOUR, DAY, 7 * DAY),
 )
-PREEMPTIONS = Counter("shiftwork_preemptions_total", "Runs that were asked to leave", ["group"])
-CHECKPOINT_SECONDS = Histogram(
+PREEMPTIONS = declare.counter(
+    "shiftwork_preemptions_total",
+    "Runs that were asked to leave, by the reason of the request",
+    ["group", "reason"],
+)
+CHECKPOINT_SECONDS = declare.histogram(
     "shiftwork_preemption_checkpoint_seconds",
     "From the request to leave to the acknowledged checkpoint",
     ["group"],
     buckets=(0.5, 1, 2, 5, 10, 20, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR),
+)
+
+LOST = declare.counter(
+    "shiftwork_lost_gpu_seconds_total",
+    "Held after the last acknowledged checkpoint by attempts that preemption or a failure ended:"
+    " work that is done again",
+    ["group", "cause"],
+)
+TASKS = declare.family("shiftwork_tasks", "Tasks that have not ended, by state", ["group", "state"])
+NODES = declare.family("shiftwork_nodes", "Nodes, by state", ["group", "state"])
+GPUS = declare.family(
+    "shiftwork_gpus",
+    "GPUs: `used` are held by runs, whether or not they are active",
+    ["group", "state"],
 )
 
 K = TypeVar("K", bound=Hashable)
@@ -101,18 +122,25 @@ class ClusterMetrics(Collector):
         if index is not self._index:
             return
         for row in put:
-            if isinstance(row, Task):
-                old = index.tasks.get(row.id)
-                self._replace(old, None if row.state in TERMINAL else row)
-                if old is not None:
-                    _observe(old, row)
-            elif isinstance(row, Node):
-                self._changed.add(row.id)
+            self._follow(index, row)
         for kind, key in deleted:
             if kind is Task:
                 self._replace(index.tasks.get(TaskId(str(key[0]))), None)
             elif kind is Node:
                 self._changed.add(str(key[0]))
+
+    def _follow(self, index: Index, row: object) -> None:
+        if isinstance(row, Task):
+            old = index.tasks.get(row.id)
+            self._replace(old, None if row.state in TERMINAL else row)
+            if old is not None:
+                _observe(old, row)
+        elif isinstance(row, EndedTask):
+            old = index.tasks.get(TaskId(row.task_id))
+            if old is not None and old.live_attempt is not None:
+                _observe_end(old, row.last.exit, row.last.checkpoint)
+        elif isinstance(row, Node):
+            self._changed.add(row.id)
 
     def _replace(self, old: Task | None, new: Task | None) -> None:
         for task, number in ((old, -1), (new, 1)):
@@ -135,9 +163,9 @@ class ClusterMetrics(Collector):
         for (group, state), number in self._tasks.items():
             tasks[group if group in groups else OTHER_GROUPS, state.name.lower()] += number
         named = sorted({group for group, _ in tasks} | {*groups})
-        yield _family("shiftwork_tasks", "Tasks that have not ended", tasks, named, TASK_STATES)
-        yield _family("shiftwork_nodes", "Nodes", self._nodes, groups, NODE_STATES)
-        yield _family("shiftwork_gpus", "GPUs", self._gpus, groups, GPU_STATES)
+        yield _filled(TASKS, tasks, named, TASK_STATES)
+        yield _filled(NODES, self._nodes, groups, NODE_STATES)
+        yield _filled(GPUS, self._gpus, groups, GPU_STATES)
 
     def _recount(self, index: Index, node_id: str) -> None:
         if (old := self._counted.pop(node_id, None)) is not None:
@@ -175,13 +203,15 @@ def _observe(old: Task, new: Task) -> None:
     if new.attempt > old.attempt and new.assigned_at is not None:
         queued_at = old.unserved_since or old.submitted_at
         wait = (new.assigned_at - queued_at).total_seconds()
-        QUEUE_WAIT.labels(new.group).observe(max(0.0, wait))
+        QUEUE_WAIT.labels(new.group, new.level.name.lower()).observe(max(0.0, wait))
+    if old.live_attempt is not None and new.live_attempt is None:
+        _observe_end(old, new.exit, new.checkpoint)
     # The exit of a run may be recorded together with its last checkpoint.
     since = new.preempt_requested_at or old.preempt_requested_at
     if since is None or new.attempt != old.attempt:
         return
     if old.preempt_requested_at is None:
-        PREEMPTIONS.labels(new.group).inc()
+        PREEMPTIONS.labels(new.group, new.reason.code.name.lower()).inc()
     saved = new.checkpoint
     is_first = old.checkpoint is None or old.checkpoint.saved_at < since
     if saved is not None and saved != old.checkpoint and is_first and saved.saved_at >= since:
@@ -189,15 +219,45 @@ def _observe(old: Task, new: Task) -> None:
         CHECKPOINT_SECONDS.labels(new.group).observe(latency)
 
 
-def _family(
-    name: str,
-    what: str,
+def _observe_end(old: Task, ended: RunExit | None, saved: Checkpoint | None) -> None:
+    """Count what the end of a run destroyed. The exit may be recorded with its last checkpoint."""
+    cause = _cause_of_loss(old, ended)
+    if not cause or ended is None or old.assigned_at is None:
+        return
+    since = old.assigned_at
+    if saved is not None and saved.attempt == old.live_attempt:
+        since = max(since, saved.saved_at)
+    seconds = max(0.0, (ended.exited_at - since).total_seconds())
+    LOST.labels(old.group, cause).inc(seconds * old.held_gpus)
+
+
+# Requests after which an end loses nothing: the owner wanted it, or its time was over.
+_WANTED = frozenset({
+    *(ReasonCode.GOAL_PAUSE, ReasonCode.GOAL_STOP, ReasonCode.MODE_CHANGED),
+    *(ReasonCode.MAX_RUN_TIME, ReasonCode.DEBUG_ENDED),
+})  # fmt: skip
+
+
+def _cause_of_loss(old: Task, ended: RunExit | None) -> str:
+    """Why the work since the last checkpoint of a run is lost, as in the usage ledger; empty: it
+    is not. There the first request counts, and here the last."""
+    if ended is None or ended.yielded or old.debugging or ended.kind is ExitKind.OK:
+        return ""
+    starts = (ReasonCode.START_EXPIRED, ReasonCode.START_ATTEMPTS_USED_UP)
+    if ended.kind in (ExitKind.FAILED, ExitKind.LOST) or old.reason.code in starts:
+        return "failure"
+    end = old.end_reason.code if old.end_reason else old.reason.code
+    return "" if end in _WANTED or old.goal is not Goal.RUN else "preemption"
+
+
+def _filled(
+    what: GaugeFamily,
     counts: Mapping[tuple[str, str], int],
     groups: Iterable[str],
     states: Iterable[str],
-) -> GaugeMetricFamily:
+) -> Metric:
     """A gauge with every state of every group, those with the value 0 included."""
-    family = GaugeMetricFamily(name, f"{what}, by state", labels=["group", "state"])
+    family = what.empty()
     for group, state in product(groups, states):
         family.add_metric([group, state], counts.get((group, state), 0))
     return family

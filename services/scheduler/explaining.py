@@ -15,8 +15,6 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 
-from prometheus_client import Counter, Histogram
-
 from libs.contracts.base import Message
 from libs.contracts.messages import (
     Explain,
@@ -31,6 +29,7 @@ from libs.contracts.messages import (
 )
 from libs.service import observability
 from libs.service.definition import Ports
+from libs.service.metrics import Metrics
 from services.scheduler import forks, store
 from services.scheduler.domain.explain.explanation import of_row, step_by_step
 from services.scheduler.domain.explain.forecast import NO_TIME
@@ -40,8 +39,9 @@ from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.model.rows import Task
 from services.scheduler.loop import Brain
 
-SECONDS = Histogram("shiftwork_scheduler_explain_seconds", "Duration of one explanation")
-UNANSWERED = Counter(
+declare = Metrics("scheduler")
+SECONDS = declare.histogram("shiftwork_scheduler_explain_seconds", "Duration of one explanation")
+UNANSWERED = declare.counter(
     "shiftwork_scheduler_explains_unanswered_total", "Explanations cut short", ["why"]
 )
 HELD_UP = "the decisions about it are held up"

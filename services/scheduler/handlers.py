@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from prometheus_client import Counter
-
 from libs.contracts.base import Message
 from libs.contracts.ids import NodeId, TaskId
 from libs.contracts.inventories import is_old
@@ -27,6 +25,7 @@ from libs.contracts.messages import (
     TaskSubmitted,
 )
 from libs.service.definition import Handler, Reads
+from libs.service.metrics import Metrics
 from libs.store.port import Tx
 from services.scheduler import store
 from services.scheduler.domain.model import observations
@@ -34,7 +33,10 @@ from services.scheduler.domain.model.group_policy import PolicySettings
 from services.scheduler.domain.model.observations import ChangeOrDrop, Drop
 from services.scheduler.domain.model.rows import EarlyFacts, Inventory, Limit, Node, Task
 
-DROPPED = Counter("shiftwork_scheduler_facts_dropped_total", "Facts that changed nothing", ["why"])
+declare = Metrics("scheduler")
+DROPPED = declare.counter(
+    "shiftwork_scheduler_facts_dropped_total", "Facts that changed nothing", ["why"]
+)
 
 
 def _dropped(why: Drop) -> None:

@@ -16,12 +16,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import groupby
 
-from prometheus_client import Counter, Histogram
-
 from libs.contracts.envelope import EVENT_BYTES_MAX
 from libs.contracts.messages import Reason, ReasonCode
 from libs.service import observability
 from libs.service.definition import Ports
+from libs.service.metrics import Metrics
 from libs.store.port import (
     DatabaseFaultError,
     Delta,
@@ -51,17 +50,20 @@ from services.scheduler.replay import write_dump
 from services.scheduler.set_apart import Apart
 from services.scheduler.settings import SchedulerSettings
 
-DECIDED = Counter("shiftwork_scheduler_decisions_total", "Decisions committed", ["kind"])
-VIOLATIONS = Counter(
+declare = Metrics("scheduler")
+DECIDED = declare.counter("shiftwork_scheduler_decisions_total", "Decisions committed", ["kind"])
+VIOLATIONS = declare.counter(
     "shiftwork_scheduler_plan_violations_total", "Faults found in plans before commit", ["fault"]
 )
-REFUSED = Counter(
+REFUSED = declare.counter(
     "shiftwork_scheduler_plans_refused_total", "Plans not committed, or not all of them", ["why"]
 )
 # A series that begins at its first event shows alerts no increase.
 for _why in ("violation", "error", "conflict", "too large"):
     REFUSED.labels(_why)
-DECIDE_SECONDS = Histogram("shiftwork_scheduler_decide_seconds", "Duration of one decision round")
+DECIDE_SECONDS = declare.histogram(
+    "shiftwork_scheduler_decide_seconds", "Duration of one decision round"
+)
 
 # Nobody's fault here: the database is away, or somebody else leads.
 PASSING = (StoreUnavailableError, DatabaseFaultError, TermOverError)

@@ -13,8 +13,6 @@ import json
 import math
 from datetime import UTC, datetime
 
-from prometheus_client import Histogram
-
 from libs.contracts.base import Message
 from libs.contracts.messages import (
     FieldError,
@@ -26,10 +24,14 @@ from libs.contracts.messages import (
     WaitingTask,
 )
 from libs.service.clock import Clock
+from libs.service.metrics import Metrics
 from services.scheduler.domain.explain.queue_page import Place, queue_page
 from services.scheduler.loop import Brain
 
-SECONDS = Histogram("shiftwork_scheduler_queue_page_seconds", "Duration of one page of the queue")
+declare = Metrics("scheduler")
+SECONDS = declare.histogram(
+    "shiftwork_scheduler_queue_page_seconds", "Duration of one page of the queue"
+)
 VALUE_CHARACTERS_MAX = 80
 
 

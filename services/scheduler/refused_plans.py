@@ -14,13 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from prometheus_client import Counter
-
 from libs.contracts.messages import Reason, ReasonCode
+from libs.service.metrics import Metrics
 from services.scheduler.domain.check.violations import Violation
 from services.scheduler.domain.model.values import reason
 
-HELD_UP = Counter(
+declare = Metrics("scheduler")
+HELD_UP = declare.counter(
     "shiftwork_scheduler_group_held_up_rounds_total",
     "Rounds in which a group's decisions were refused, from the limit of refusals in a row on",
     ["group"],

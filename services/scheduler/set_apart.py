@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from prometheus_client import Gauge
-
 from libs.contracts.messages import Reason, ReasonCode
+from libs.service.metrics import Metrics
 from libs.store.port import UnreadableRow, UnreadableRowError
 from services.scheduler.domain.facts.index import Index
 from services.scheduler.domain.facts.pool import waiting_since
@@ -25,7 +24,8 @@ from services.scheduler.domain.model.group_policy import GroupPolicy, PolicySett
 from services.scheduler.domain.model.rows import Limit, Node, Task
 from services.scheduler.domain.model.values import reason
 
-SET_APART = Gauge(
+declare = Metrics("scheduler")
+SET_APART = declare.gauge(
     "shiftwork_scheduler_rows_set_apart", "Rows that the scheduler cannot load", ["kind"]
 )
 NAMED_MAX = 3

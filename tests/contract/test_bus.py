@@ -334,8 +334,11 @@ async def test_only_events_that_a_service_has_not_received_are_kept(server: BusS
         consumer = bus.consumer()
         await consumer.ack(await fetch_all(consumer, 10))
 
+    assert full.consumers["quota"] == full.consumers["gateway"] == 10
     await consume(scheduler)
     await consume(quota)
+    lag = (await gateway.backlog()).consumers
+    assert (lag["scheduler"], lag["quota"], lag["gateway"]) == (0, 0, 10)
     assert (await gateway.backlog()).messages == 10
     # The gateway receives everything and skips these.
     await gateway.consumer().fetch(100, 1.0)

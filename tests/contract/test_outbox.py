@@ -126,6 +126,19 @@ async def test_refused_rows_of_the_outbox_wait_apart(harness: StoreHarness, stor
     assert [row_id for row_id, _ in await store.outgoing(10)] == ids
 
 
+async def test_unpublished_events_are_counted_up_to_a_bound(store: Store) -> None:
+    assert await store.count_outgoing(10) == 0
+    async with store.transaction() as tx:
+        for version in range(5):
+            tx.emit(an_event("ada", version))
+    assert (await store.count_outgoing(10), await store.count_outgoing(3)) == (5, 3)
+    ids = [row_id for row_id, _ in await store.outgoing(10)]
+    await store.published(ids[:1])
+    # Refused ones are counted apart.
+    await store.refuse(ids[1:2])
+    assert await store.count_outgoing(10) == 3
+
+
 async def test_a_page_of_refused_events_is_bounded_by_bytes(store: Store) -> None:
     large = "x" * (BATCH_BYTES_MAX * 2 // 5)
     for version in range(4):

@@ -54,7 +54,7 @@ def test_every_text_that_lists_the_services_names_all_of_them(path: str, pattern
 
 def test_the_share_from_which_a_stream_is_filling_is_the_same_for_the_alert_and_operators() -> None:
     alerts = (ROOT / "deploy/k8s/charts/shiftwork/files/alerts.yaml").read_text()
-    assert f"(shiftwork_event_stream_bytes_max) > 0) > {WARN_SHARE}\n" in alerts
+    assert f"(shiftwork_event_stream_limit_bytes) > 0) > {WARN_SHARE}\n" in alerts
     operations = (ROOT / "docs/operations.md").read_text()
     assert (
         f"From {WARN_SHARE:.0%}".replace("%", " %") + " on `/readyz` of the gateway" in operations

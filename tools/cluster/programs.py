@@ -64,7 +64,11 @@ PROGRAMS = {
     "coredns": Program("coredns", "."),
     "helm": Program("helm", "helm.sh/helm/v4/cmd/helm"),
     "helm3": Program("helm3", "helm.sh/helm/v3/cmd/helm"),
+    "dashboards": Program("dashboards", "."),
     "kubeconform": Program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
+    "prometheus": Program(
+        "promtool", "github.com/prometheus/prometheus/cmd/prometheus", tags="remove_all_sd"
+    ),
     "promtool": Program(
         "promtool", "github.com/prometheus/prometheus/cmd/promtool", tags="remove_all_sd"
     ),

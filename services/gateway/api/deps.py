@@ -26,7 +26,6 @@ from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query as QueryInfo
 from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import Counter
 from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -36,6 +35,7 @@ from libs.contracts.ids import RunId
 from libs.contracts.messages import FieldError, Message
 from libs.contracts.wording import cut, meant
 from libs.service.clock import Clock
+from libs.service.metrics import Metrics
 from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
 from services.gateway.audit import audit
@@ -505,7 +505,10 @@ PageQuery = Annotated[Paging, Depends(paging)]
 Force = Annotated[bool, Query(description="accept users, teams and groups that are to come")]
 
 
-UNREADABLE = Counter("shiftwork_gateway_unreadable_rows_total", "Rows set apart from a list")
+declare = Metrics("gateway")
+UNREADABLE = declare.counter(
+    "shiftwork_gateway_unreadable_rows_total", "Rows set apart from a list"
+)
 _log = structlog.stdlib.get_logger(__name__)
 
 

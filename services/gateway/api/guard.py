@@ -14,7 +14,6 @@ from ipaddress import ip_address
 from typing import Any
 
 import orjson
-from prometheus_client import Counter, Histogram
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import compile_path
@@ -22,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from libs.contracts.ids import RunId
+from libs.service.metrics import Metrics
 from services.gateway.api.deps import CALLER, PARTS, Context
 from services.gateway.api.failures import STORE_ERRORS, problem_of
 from services.gateway.auth import Identity, bearer_of, unauthenticated
@@ -39,10 +39,13 @@ from services.gateway.problems import (
 from services.gateway.rejected_requests import RejectedRequest
 from services.gateway.strict_input import InvalidInputError, text_of
 
-REQUESTS = Counter(
+declare = Metrics("gateway")
+REQUESTS = declare.counter(
     "shiftwork_http_requests_total", "HTTP requests answered", ["method", "route", "status"]
 )
-SECONDS = Histogram("shiftwork_http_request_seconds", "Time to the first byte", ["method", "route"])
+SECONDS = declare.histogram(
+    "shiftwork_http_request_seconds", "Time to the first byte", ["method", "route"]
+)
 BATCH = "/v1/tasks:batch"
 API, RUN = "/v1/", "/v1/run"
 UNKNOWN = "unknown"

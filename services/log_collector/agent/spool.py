@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client import Counter, Gauge
-
 from libs.service.clock import Clock
 from libs.service.deletion_limit import DAY_SECONDS, DeletionLimit
+from libs.service.metrics import Metrics
 from libs.service.observability import log
 from services.log_collector.agent.folder import AdoptionError
 from services.log_collector.agent.kubelet import log_files, pod_of
@@ -37,21 +36,22 @@ SCAN_SECONDS_MIN = 0.02
 STAMPS_MAX = 65_536
 
 
-READ_BYTES = Counter("shiftwork_log_agent_read_bytes_total", "Bytes of output given out")
-LOST_BYTES = Counter(
+declare = Metrics("log agent")
+READ_BYTES = declare.counter("shiftwork_log_agent_read_bytes_total", "Bytes of output given out")
+LOST_BYTES = declare.counter(
     "shiftwork_log_agent_lost_bytes_total",
     "Bytes of log files dropped though log-collector had not read them",
 )
-GAPS = Counter(
+GAPS = declare.counter(
     "shiftwork_log_agent_gaps_total", "Places where output was gone before the agent saw it"
 )
-BAD_LINES = Counter(
+BAD_LINES = declare.counter(
     "shiftwork_log_agent_bad_lines_total", "Lines of log files that are no entries, left out"
 )
-SPOOL_BYTES = Gauge(
+SPOOL_BYTES = declare.gauge(
     "shiftwork_log_agent_spool_bytes", "Bytes on disk that only the spool still names"
 )
-OUTPUTS = Gauge("shiftwork_log_agent_outputs", "Outputs in the spool")
+OUTPUTS = declare.gauge("shiftwork_log_agent_outputs", "Outputs in the spool")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge
+from libs.service.metrics import Metrics
 
-DAMAGED = Counter(
+declare = Metrics("log_collector")
+DAMAGED = declare.counter(
     "shiftwork_log_damaged_bytes_total",
     "Bytes of kept output that a reader or the compression found damaged or missing",
 )
-SEALED = Counter(
+SEALED = declare.counter(
     "shiftwork_log_sealed_bytes_total", "Bytes of output that were compressed, as written"
 )
-SEAL_FAILURES = Counter(
+SEAL_FAILURES = declare.counter(
     "shiftwork_log_seal_failures_total", "Outputs that could not be compressed; tried again later"
 )
-UPLOADED = Counter(
+UPLOADED = declare.counter(
     "shiftwork_log_uploaded_bytes_total", "Bytes of compressed output that the bucket confirmed"
 )
-UPLOAD_FAILING = Gauge(
+UPLOAD_FAILING = declare.gauge(
     "shiftwork_log_upload_failing_seconds",
     "For how long the bucket has taken nothing although something waits; 0: it does",
 )

@@ -59,6 +59,8 @@ class Activity:
     until_s: float
     measured_gpu_s: float = 0.0
     idle_gpu_s: float = 0.0
+    # The same time, weighted by the utilization.
+    busy_gpu_s: float = 0.0
     # When each was sampled last, and since when it has been idle or quiet.
     gpus: dict[Place, float] = field(default_factory=dict[Place, float])
     ranks: dict[Place, float] = field(default_factory=dict[Place, float])
@@ -96,6 +98,7 @@ class Activity:
         passed = min(max(0.0, at_s - self.gpus.get(place, at_s)), limits.sample_seconds)
         self.gpus[place] = at_s
         self.measured_gpu_s += passed
+        self.busy_gpu_s += passed * percent / 100
         if percent < limits.idle_percent:
             self.idle_gpu_s += passed
             self.idle.setdefault(place, at_s)

@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from prometheus_client import Counter, Gauge
-
 from libs.bus.port import Bus, BusError
 from libs.contracts.base import Message
 from libs.contracts.messages import NodeSampled
 from libs.contracts.subjects import filter_of
 from libs.service import observability
 from libs.service.loop import Backoff, Loop
+from libs.service.metrics import Metrics
 from libs.store.port import Store
 from services.monitor.activities import Activities
 from services.monitor.domain.blocks import (
@@ -39,14 +38,15 @@ from services.monitor.series import store
 from services.monitor.series.store import SeriesRow
 
 SERVICE = "monitor"
-TAKEN = Counter("shiftwork_monitor_samples_total", "Samples of nodes that were recorded")
-DROPPED = Counter(
+declare = Metrics("monitor")
+TAKEN = declare.counter("shiftwork_monitor_samples_total", "Samples of nodes that were recorded")
+DROPPED = declare.counter(
     "shiftwork_monitor_samples_dropped_total",
     "Samples that were left out",
     ["why"],
 )
-WRITTEN = Counter("shiftwork_monitor_series_rows_total", "Rows of series that were written")
-OPEN = Gauge("shiftwork_monitor_series_open", "Blocks of series that are kept in memory")
+WRITTEN = declare.counter("shiftwork_monitor_series_rows_total", "Rows of series that were written")
+OPEN = declare.gauge("shiftwork_monitor_series_open", "Blocks of series that are kept in memory")
 # A block is folded this many write intervals after its end: what is late has arrived by then.
 FOLD_AFTER_WRITES = 2
 FOLDED_AT_ONCE = 50

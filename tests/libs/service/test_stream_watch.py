@@ -33,11 +33,15 @@ def test_a_filling_stream_is_a_warning_until_its_events_are_received() -> None:
         await watch.step(1)
         assert "83% full" in watch.warning
         assert REGISTRY.get_sample_value("shiftwork_event_stream_bytes") == size * 10
-        assert REGISTRY.get_sample_value("shiftwork_event_stream_bytes_max") == size * 12
+        assert REGISTRY.get_sample_value("shiftwork_event_stream_limit_bytes") == size * 12
+
+        waiting = "shiftwork_consumer_waiting", {"consumer": "quota"}
+        assert REGISTRY.get_sample_value(*waiting) == 10
 
         consumer = quota.consumer()
         await consumer.ack(await consumer.fetch(10, 1.0))
         await watch.step(1)
         assert not watch.warning
+        assert REGISTRY.get_sample_value(*waiting) == 0
 
     virtually(main())

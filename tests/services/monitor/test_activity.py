@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from prometheus_client import REGISTRY
 
-from libs.contracts.messages import RunActivityChanged
+from libs.contracts.messages import RunActivityChanged, TaskState
 from services.monitor.activities import ActivityRow
 from services.monitor.domain.activity import Activity, Facts, Limits, RankUse
 from tests.kit.clock import at
 from tests.kit.service import ServiceHarness
+from tests.services.monitor.events import a_change
 from tests.services.monitor.series.samples import TASK, a_rank, a_sample
 from tests.services.monitor.series.test_recording import hearing, send
 
@@ -119,6 +121,32 @@ async def test_a_change_is_published_once_and_the_sums_now_and_then(
     assert (ends.idle_gpus, ends.idle_since) == (0, None)
     assert ends.idle_gpu_seconds == pytest.approx(1260, abs=10)
     assert ends.measured_gpu_seconds == pytest.approx(1610, abs=10)
+
+
+def counted(name: str, group: str) -> float:
+    full = f"shiftwork_held_gpu_{name}_seconds_total"
+    return REGISTRY.get_sample_value(full, {"group": group}) or 0.0
+
+
+async def test_activity_is_counted_by_group_once_it_is_stored(monitor: ServiceHarness) -> None:
+    await monitor.handle(a_change(monitor, 1, TaskState.RUNNING, TASK, group="train"))
+    names = ("measured", "idle", "busy")
+    before = {name: counted(name, "train") for name in names}
+    await run_for(monitor, 0, 60, 80.0)
+    await run_for(monitor, 60, 120, 5.0)
+    found = {name: counted(name, "train") - before[name] for name in names}
+    assert found == {
+        # One GPU is held; the last sample before a write counts.
+        "measured": pytest.approx(110),
+        "idle": pytest.approx(60),
+        "busy": pytest.approx(50 * 0.8 + 60 * 0.05),
+    }
+    # Nothing is counted twice, by this leader or the next.
+    await monitor.step("activity")
+    monitor.service.on_lead_end()
+    await monitor.lead()
+    await monitor.step("activity")
+    assert counted("measured", "train") - before["measured"] == pytest.approx(110)
 
 
 async def test_the_sums_are_published_after_the_last_sample_whoever_leads_then(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import REGISTRY
 
-from libs.contracts.messages import CheckpointSaved, ExitKind, Priority
+from libs.contracts.messages import CheckpointSaved, ExitKind, Goal, GoalChanged, Priority
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
 from services.scheduler.domain.model.rows import Task
 from tests.kit.builders import (
@@ -32,8 +32,11 @@ def gauges(metrics: ClusterMetrics = METRICS) -> dict[str, dict[str, float]]:
     }
 
 
-def counted(name: str) -> float:
-    return REGISTRY.get_sample_value(name, {"group": "default"}) or 0.0
+def counted(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, {"group": "default", **labels}) or 0.0
+
+
+LOST = "shiftwork_lost_gpu_seconds_total"
 
 
 def counted_afresh(scheduler: SchedulerHarness) -> dict[str, dict[str, float]]:
@@ -48,16 +51,21 @@ async def a_scheduler(nodes: int) -> SchedulerHarness:
 
 async def test_tasks_nodes_and_gpus_are_counted_through_a_whole_preemption() -> None:
     scheduler = await a_scheduler(1)
-    before = {
-        name: counted(f"shiftwork_{name}")
-        for name in (
-            "preemptions_total",
-            "queue_wait_seconds_count",
-            "queue_wait_seconds_sum",
-            "preemption_checkpoint_seconds_count",
-            "preemption_checkpoint_seconds_sum",
-        )
-    }
+
+    def seen() -> dict[str, float]:
+        wait, saved = "shiftwork_queue_wait_seconds", "shiftwork_preemption_checkpoint_seconds"
+        return {
+            "preemptions": counted("shiftwork_preemptions_total", reason="preempted_by"),
+            "low": counted(f"{wait}_count", priority="low"),
+            "low s": counted(f"{wait}_sum", priority="low"),
+            "high": counted(f"{wait}_count", priority="high"),
+            "high s": counted(f"{wait}_sum", priority="high"),
+            "checkpoints": counted(f"{saved}_count"),
+            "checkpoints s": counted(f"{saved}_sum"),
+            "lost": counted(LOST, cause="preemption"),
+        }
+
+    before = seen()
     total = gauges()["gpus"]["free"]
     await scheduler.handle(submitted_event(a_task("low", priority=Priority.LOW)))
     await scheduler.settle()
@@ -87,15 +95,66 @@ async def test_tasks_nodes_and_gpus_are_counted_through_a_whole_preemption() -> 
     await scheduler.handle(exited_event(await scheduler.task("high"), now=35))
     await scheduler.settle()
     assert gauges()["tasks"] == {"starting": 1.0}
-    after = {name: counted(f"shiftwork_{name}") - was for name, was in before.items()}
-    assert after == {
-        "preemptions_total": 1,
-        # Low at once, high 5 s after it came, low again 10 s after it left.
-        "queue_wait_seconds_count": 3,
-        "queue_wait_seconds_sum": pytest.approx(15),
-        "preemption_checkpoint_seconds_count": 1,
-        "preemption_checkpoint_seconds_sum": pytest.approx(3),
+    assert {name: value - before[name] for name, value in seen().items()} == {
+        "preemptions": 1,
+        # Low at once, and again 10 s after it left; high 5 s after it came.
+        "low": 2,
+        "low s": pytest.approx(10),
+        "high": 1,
+        "high s": pytest.approx(5),
+        "checkpoints": 1,
+        "checkpoints s": pytest.approx(3),
+        # Low left 2 s after it had saved.
+        "lost": pytest.approx(2 * total),
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved", "cause", "seconds"),
+    [
+        (ExitKind.FAILED, None, "failure", 40.0),
+        (ExitKind.FAILED, 25.0, "failure", 15.0),
+        (ExitKind.LOST, None, "failure", 40.0),
+        (ExitKind.OK, None, "", 0.0),
+    ],
+)
+async def test_work_that_a_failure_destroys_counts_from_the_last_checkpoint(
+    kind: ExitKind, saved: float | None, cause: str, seconds: float
+) -> None:
+    scheduler = await a_scheduler(1)
+    gpus = gauges()["gpus"]["free"]
+    before = {each: counted(LOST, cause=each) for each in ("preemption", "failure")}
+    await scheduler.handle(submitted_event(a_task("one")))
+    await scheduler.settle()
+    await scheduler.handle(started_event(await scheduler.task("one")))
+    scheduler.clock.move_to(40)
+    checkpoint = None if saved is None else a_checkpoint(1, saved=saved)
+    await scheduler.handle(
+        exited_event(await scheduler.task("one"), kind, now=40, checkpoint=checkpoint)
+    )
+    lost = {each: counted(LOST, cause=each) - was for each, was in before.items()}
+    assert lost == {each: seconds * gpus if each == cause else 0.0 for each in before}
+
+
+@pytest.mark.parametrize(("goal", "lost_s"), [(Goal.RUN, 30.0), (Goal.STOP, 0.0)])
+async def test_a_kill_without_a_checkpoint_loses_all_unless_the_owner_wanted_it(
+    goal: Goal, lost_s: float
+) -> None:
+    scheduler = await a_scheduler(1)
+    gpus, before = gauges()["gpus"]["free"], counted(LOST, cause="preemption")
+    await scheduler.handle(submitted_event(a_task("low", priority=Priority.LOW)))
+    await scheduler.settle()
+    await scheduler.handle(started_event(await scheduler.task("low")))
+    if goal is Goal.RUN:
+        await scheduler.handle(submitted_event(a_task("high", priority=Priority.HIGH)))
+    else:
+        await scheduler.handle(
+            GoalChanged(task_id="low", goal=goal, revision=9, changed_at=scheduler.clock.now())
+        )
+    await scheduler.settle()
+    scheduler.clock.move_to(30)
+    await scheduler.handle(exited_event(await scheduler.task("low"), ExitKind.KILLED, now=30))
+    assert counted(LOST, cause="preemption") - before == pytest.approx(lost_s * gpus)
 
 
 async def test_gpus_of_a_node_that_takes_no_runs_are_neither_used_nor_free() -> None:

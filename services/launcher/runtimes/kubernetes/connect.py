@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prometheus_client import Counter
-
 from libs.kube.client import CallLimits, KubeClient
 from libs.kube.transport import Transport
+from libs.service.metrics import Metrics
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 # Beside the calls there are four watches, and commands in containers.
 EXTRA_CONNECTIONS = 16
 
-CALLS = Counter(
+declare = Metrics("launcher in Kubernetes")
+CALLS = declare.counter(
     "shiftwork_launcher_kube_calls_total", "Calls to the API server", ["verb", "answer"]
 )
 

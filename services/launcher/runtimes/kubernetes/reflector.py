@@ -14,18 +14,20 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from prometheus_client import Counter
-
 from libs.kube.client import GONE, ApiError, KubeClient, LineTooLongError
 from libs.service import observability
 from libs.service.loop import Backoff
+from libs.service.metrics import Metrics
 from services.launcher.runtimes.port import RuntimeUnavailableError
 
 Json = dict[str, Any]
 EARLY_SECONDS = 2.0
 
-LISTS = Counter("shiftwork_launcher_kube_lists_total", "Full lists", ["kind", "why"])
-EVENTS = Counter("shiftwork_launcher_kube_watch_events_total", "Events of watches", ["kind"])
+declare = Metrics("launcher in Kubernetes")
+LISTS = declare.counter("shiftwork_launcher_kube_lists_total", "Full lists", ["kind", "why"])
+EVENTS = declare.counter(
+    "shiftwork_launcher_kube_watch_events_total", "Events of watches", ["kind"]
+)
 
 
 class Sink(Protocol):
