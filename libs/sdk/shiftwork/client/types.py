@@ -134,6 +134,7 @@ class BatchTaskBody(TypedDict):
     run_mode: NotRequired[Optional[Literal["normal", "debug", "pause"]]]
     cpus_request: NotRequired[Optional[float]]
     memory_request_bytes: NotRequired[Optional[int]]
+    secret_env: NotRequired[List[str]]
     command: NotRequired[List[str]]
     idempotency_key: NotRequired[str]
 
@@ -1553,6 +1554,7 @@ class Task(TypedDict):
     run_mode: str
     cpus_request: Optional[float]
     memory_request_bytes: Optional[int]
+    secret_env: List[str]
     id: str
     owner: str
     team: str
@@ -1625,6 +1627,7 @@ class TaskBody(TypedDict):
     run_mode: NotRequired[Optional[Literal["normal", "debug", "pause"]]]
     cpus_request: NotRequired[Optional[float]]
     memory_request_bytes: NotRequired[Optional[int]]
+    secret_env: NotRequired[List[str]]
     command: NotRequired[List[str]]
 
 
