@@ -124,7 +124,7 @@ GIVEN: dict[str, frozenset[str]] = {
             *("data_folder", "virtual_nodes", "slots_per_node", "nodes_file", "task_user"),
             *("task_users", "tasks_as_root"),
             *("task_path", "master_addr", "supervisor_call_seconds", "supervisor_idle_seconds"),
-            "output_keep_seconds",
+            *("output_keep_seconds", "secret_env_patterns"),
         }
     ),
     "log-collector": frozenset(
@@ -133,6 +133,8 @@ GIVEN: dict[str, frozenset[str]] = {
             *("agent_namespace", "agent_label", "agent_port", "agent_token_file"),
             # A Secret of the chart's `bucket` has them.
             *("bucket_key_id_file", "bucket_secret_file"),
+            # A ConfigMap of the chart's `errorPatterns`.
+            "error_patterns_file",
         }
     ),
     "quota": frozenset(),

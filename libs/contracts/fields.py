@@ -335,6 +335,11 @@ SHOWN: Mapping[str, Mapping[str, Shown]] = {
             unit="bytes",
         ),
         "continues": Shown(about="The ended task that it goes on with.", hidden=True),
+        "secret_env": Shown(
+            about="Variables whose values are masked in the output of processes.",
+            options=("--secret-env",),
+            metavar="NAME",
+        ),
     },
     "Continuation": {
         "task_id": Shown(about="The task that it goes on with."),

@@ -10,3 +10,7 @@ YIELD_REASON_MAX = 200
 LIFE_STATE_BYTES_MAX = 65_536
 # Of the tasks of one CreateTasks command.
 CREATE_TASKS_MAX = 1000
+# Of a secret, in characters: a shorter value cannot be masked, because it is part of other texts.
+SECRET_CHARACTERS_MIN = 6
+# Of the variables that a task declares as secrets.
+SECRET_ENV_MAX = 64

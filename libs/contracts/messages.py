@@ -526,6 +526,7 @@ class TaskSpec(Message):
     cpus_request: float | None = None
     memory_request_bytes: Int64 | None = None
     continues: Continuation | None = None
+    secret_env: tuple[str, ...] = ()
 
 
 class TaskWarning(Message):

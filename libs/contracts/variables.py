@@ -12,6 +12,8 @@ from libs.contracts.task_contracts import contract_of
 
 # The platform's own in every task; the task's contract reserves others.
 RESERVED_PREFIX = "SHIFTWORK_"
+# The platform's own secret in every task.
+RUN_TOKEN = f"{RESERVED_PREFIX}RUN_TOKEN"
 RESERVED_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 

@@ -375,3 +375,7 @@ class TaskSpecBody(Body):
         default=None,
         description="What each replica is planned with; left out: its limit. At most 1125899906842624 bytes.",
     )
+    secret_env: NamedTexts = Field(
+        default_factory=list,
+        description="Variables whose values are masked in the output of processes.",
+    )

@@ -141,6 +141,7 @@ def _site(settings: LauncherSettings) -> Site:
             path="",
             lang="",
             master_addr="",
+            secret_env_patterns=settings.secret_env_patterns,
         )
     return Site(
         url=settings.task_url,
@@ -148,6 +149,7 @@ def _site(settings: LauncherSettings) -> Site:
         path=settings.task_path,
         lang=settings.task_lang,
         master_addr=settings.master_addr,
+        secret_env_patterns=settings.secret_env_patterns,
     )
 
 

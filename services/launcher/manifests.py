@@ -12,6 +12,7 @@ from typing import Any
 
 from libs.contracts.ids import RunId
 from libs.contracts.task_contracts import TORCH, contract_of
+from libs.contracts.variables import RUN_TOKEN
 from libs.pods.field_errors import PodRefusedError
 from libs.pods.kubernetes_names import (
     DOMAIN,
@@ -29,7 +30,6 @@ from libs.pods.requester import Requester
 from libs.pods.role_requests import request_of
 from services.launcher.hosts import has_names
 from services.launcher.pod_spec import (
-    TOKEN,
     TOKEN_KEY,
     PodPlan,
     compact,
@@ -192,7 +192,7 @@ class _Maker:
         """The Secrets with token, context files and files of the contract, as few as possible, and
         each rank's Secret."""
         ranks = self.order.gang()
-        data: dict[str, str] = {TOKEN_KEY: ranks[0].env.get(TOKEN, "") if ranks else ""}
+        data: dict[str, str] = {TOKEN_KEY: ranks[0].env.get(RUN_TOKEN, "") if ranks else ""}
         size, held, secret_of = 0, [data], dict[int, str]()
         for rank in ranks:
             texts = {context_key(rank.rank): rank.context}

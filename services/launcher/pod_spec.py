@@ -15,6 +15,7 @@ from typing import Any
 
 from libs.contracts.messages import EnvSource, PodRequest, Role, TaskSpec
 from libs.contracts.rank_sizes import sizes_of
+from libs.contracts.variables import RUN_TOKEN
 from libs.pods.kubernetes_names import CONTEXT_FOLDER, HOME_FOLDER, MAIN, SDK_CONTAINER, SDK_FOLDER
 from libs.pods.pod_policy import Identity, PodPolicy
 from libs.pods.requester import Requester
@@ -24,7 +25,6 @@ from services.launcher.runtimes.port import RankOrder
 
 Json = dict[str, Any]
 
-TOKEN = "SHIFTWORK_RUN_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_KEY = "run-token"  # noqa: S105 - the key's name
 CONTEXT_PATH = f"{CONTEXT_FOLDER}/context.json"
 # Where the image of the SDK holds the Python package.
@@ -293,7 +293,7 @@ def _env(plan: PodPlan, rank: RankOrder, topology: Mapping[str, str]) -> Iterato
     for source in plan.request_of(rank).env_from:
         found[source.name] = {"valueFrom": _value_from(source)}
     token = {"name": plan.token_secret, "key": TOKEN_KEY}
-    found[TOKEN] = {"valueFrom": {"secretKeyRef": token}}
+    found[RUN_TOKEN] = {"valueFrom": {"secretKeyRef": token}}
     for name in sorted(found):
         yield {"name": name, **found[name]}
 

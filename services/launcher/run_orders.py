@@ -7,13 +7,15 @@ Nothing else reaches a task: no credential and no variable of the platform.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from libs.contracts.messages import Checkpoint, Placement, Role
 from libs.contracts.port_names import port_variable
 from libs.contracts.rank_sizes import limits_of, size_of
 from libs.contracts.run_token import make_run_token
+from libs.contracts.variables import RUN_TOKEN
 from services.launcher.contracts import renderer
 from services.launcher.domain import rank_restarts
 from services.launcher.domain.model import Run
@@ -39,6 +41,8 @@ class Site:
     lang: str
     # The address of ranks that share this machine's network.
     master_addr: str
+    # Variables of tasks with such names are secrets, in upper or lower case.
+    secret_env_patterns: tuple[str, ...] = ()
 
 
 def build_order(
@@ -91,6 +95,7 @@ class _RankBuilder:
         self._shared = _platform_variables(run, site, self._token)
         self._render = renderer(run.spec.contract, hosts)
         self._starts = rank_restarts.counts(run)
+        self._patterns = [each.upper() for each in site.secret_env_patterns]
 
     def __call__(self, place: Placement, host: Host) -> RankOrder:
         spec = self._spec
@@ -126,7 +131,16 @@ class _RankBuilder:
             start=start,
             notice=_restart_notice(role, start),
             ready=role.ready if role.ready is not None and role.ready.port else None,
+            secrets=(RUN_TOKEN, *self._secrets({**spec.env, **role.env})),
         )
+
+    def _secrets(self, env: Iterable[str]) -> Iterator[str]:
+        """Which of the task's own variables are secrets: those that it declares, and those whose
+        names are of a secret by the site's patterns."""
+        declared = frozenset(self._spec.secret_env)
+        for name in env:
+            if name in declared or any(fnmatchcase(name.upper(), each) for each in self._patterns):
+                yield name
 
 
 def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:
@@ -141,7 +155,7 @@ def _platform_variables(run: Run, site: Site, token: str) -> Mapping[str, str]:
         "SHIFTWORK_LOCAL_RANK": "0",
         "SHIFTWORK_RESUME_FROM": json.dumps(_saved(run.resume_from)) if run.resume_from else "",
         "SHIFTWORK_URL": site.url,
-        "SHIFTWORK_RUN_TOKEN": token,
+        RUN_TOKEN: token,
         **({"SHIFTWORK_FENCE_AFTER_SECONDS": str(fence)} if fence is not None else {}),
     }
 

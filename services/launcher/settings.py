@@ -20,6 +20,10 @@ from services.launcher.nodes_file import check_labels, check_taints
 # A group, or a namespace.
 NAME = f"^{NAME_FORM}$"
 NAMESPACE = f"^{DNS_LABEL_FORM}$"
+SECRET_ENV_PATTERNS = (
+    *("*TOKEN", "*PASSWORD", "*PASSWD", "*SECRET"),
+    *("*API_KEY", "*ACCESS_KEY", "*SECRET_KEY", "*PRIVATE_KEY"),
+)
 
 
 class LauncherSettings(BaseServiceSettings):
@@ -53,6 +57,9 @@ class LauncherSettings(BaseServiceSettings):
     # Begins with this interpreter's folder, so that `python train.py` finds the SDK.
     task_path: str = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     task_lang: str = "C.UTF-8"
+    # The values of tasks' variables with such names, in upper or lower case, are masked in their
+    # output, beside those that a task declares. Of processes only.
+    secret_env_patterns: tuple[str, ...] = SECRET_ENV_PATTERNS
     master_addr: str = "127.0.0.1"
     # Below the kernel's range of ephemeral ports.
     master_port_first: int = Field(default=MASTER_PORTS.first, ge=1024, le=65_535)

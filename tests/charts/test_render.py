@@ -350,6 +350,24 @@ def test_a_service_restarts_when_the_policy_it_reads_changes(helm: Helm) -> None
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True]
 
 
+def test_patterns_of_error_lines_are_a_file_and_a_change_restarts_the_service(helm: Helm) -> None:
+    def collector(text: str) -> tuple[list[Json], Json]:
+        objects = helm.template(UMBRELLA, {"log-collector": {"errorPatterns": text}})
+        return objects, named(objects, "Deployment", "shiftwork-log-collector")["spec"]["template"]
+
+    texts = ("", "fatal: ''\n", "data-loader: 'shard .* is missing'\n")
+    (_, without), (objects, pod), (_, other) = map(collector, texts)
+    (container,) = pod["spec"]["containers"]
+    path = Path(variables(container)["SHIFTWORK_LOG_COLLECTOR_ERROR_PATTERNS_FILE"])
+    (mount,) = (m for m in container["volumeMounts"] if m["mountPath"] == str(path.parent))
+    (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == mount["name"])
+    data = named(objects, "ConfigMap", volume["configMap"]["name"])["data"]
+    assert data == {path.name: texts[1]}
+    marks = [each["metadata"]["annotations"] for each in (without, pod, other)]
+    assert marks[0] != marks[1] != marks[2]
+    assert "ERROR_PATTERNS" not in str(without)
+
+
 def test_tasks_reach_the_gateway_and_one_another_and_nothing_else(
     rendered: dict[str, list[Json]],
 ) -> None:

@@ -168,3 +168,4 @@ class TaskSpec(_TaskSpecSecrets):
     run_mode: str
     cpus_request: float | None
     memory_request_bytes: int | None
+    secret_env: list[str]

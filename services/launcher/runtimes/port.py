@@ -84,6 +84,9 @@ class RankOrder:
     notice: str = ""
     # How a runtime with probes of its own learns that the rank is ready; None: it does not.
     ready: ReadyProbe | None = None
+    # The variables in ``env`` whose values are secrets: the process runtime masks these in the
+    # rank's output. Pods' output is not masked.
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

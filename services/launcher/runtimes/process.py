@@ -256,6 +256,7 @@ class ProcessRuntime:
             "memory_bytes": rank.memory_bytes,
             "start": rank.start,
             "notice": rank.notice,
+            "secrets": rank.secrets,
         }
 
 

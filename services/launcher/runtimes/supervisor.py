@@ -46,8 +46,9 @@ from services.launcher.runtimes.node.ranks import EndedError, Ranks, RefusedErro
 from services.launcher.runtimes.node.supervisor_log import report
 
 # 2: each rank's order names the user that it runs as. 3: and its files beside the context. 4: and
-# how often it was restarted, with a notice for its output.
-PROTOCOL = 4
+# how often it was restarted, with a notice for its output. 5: and which of its variables are
+# secrets, whose values are masked in its output.
+PROTOCOL = 5
 LINE_BYTES_MAX = 8 << 20
 CONNECTIONS_MAX = 32
 PR_SET_CHILD_SUBREAPER = 36

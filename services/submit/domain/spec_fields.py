@@ -21,6 +21,7 @@ from libs.contracts.ids import (
     is_taint,
 )
 from libs.contracts.kinds import kinds
+from libs.contracts.limits import SECRET_CHARACTERS_MIN, SECRET_ENV_MAX
 from libs.contracts.messages import (
     DebugProgram,
     FieldError,
@@ -220,6 +221,33 @@ def _variable(at: str, name: str, value: str) -> Errors:
         )
 
 
+def _secret_env(spec: TaskSpec, _limits: Limits) -> Errors:
+    """Variables that are declared as secrets: each is there, and its values can be masked."""
+    if len(spec.secret_env) > SECRET_ENV_MAX:
+        yield field_error(
+            "secret_env",
+            f"{len(spec.secret_env)} variables",
+            f"names more than {SECRET_ENV_MAX} variables",
+            "put the values in a file that the program reads",
+        )
+    environments = [spec.env]
+    for role in spec.roles:
+        environments += [role.env, *([role.resume.env] if role.resume else [])]
+    for index, name in enumerate(spec.secret_env[:SECRET_ENV_MAX]):
+        values = [env[name] for env in environments if name in env]
+        if not values:
+            fix = f"set it with env ({name}=VALUE), or remove it here"
+            yield field_error(f"secret_env[{index}]", name, "is no variable of the task", fix)
+        elif any(0 < len(value.strip()) < SECRET_CHARACTERS_MIN for value in values):
+            yield field_error(
+                f"secret_env[{index}]",
+                name,
+                f"has a value of fewer than {SECRET_CHARACTERS_MIN} characters, which cannot be"
+                " masked: other text holds it, too",
+                "use a longer value, or remove it here",
+            )
+
+
 def _labels(spec: TaskSpec, limits: Limits) -> Errors:
     # A task with as many labels as it may have can be submitted again.
     count = len(spec.labels.keys() - {RETRY_OF})
@@ -394,6 +422,7 @@ CHECKS: tuple[Callable[[TaskSpec, Limits], Errors], ...] = (
     _names,
     _roles,
     _task_environment,
+    _secret_env,
     _labels,
     _nodes_wanted,
     _working_directory,

@@ -233,6 +233,11 @@ def _nodes_to_come(case: Case) -> Iterator[Found]:
             yield Found(error.field, error.value, {"why": error.message})
 
 
+def _secret_env_in_pods(case: Case) -> Iterator[Found]:
+    if case.facts.has_pods and case.spec.secret_env:
+        yield Found("secret_env", ", ".join(case.spec.secret_env), {"group": case.spec.group})
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "waits-for-nodes",
@@ -247,6 +252,13 @@ RULES: tuple[Rule, ...] = (
         "the nodes run processes, not pods",
         "the nodes of group {group} run no pods: it is validated and then ignored",
         _pods_only,
+    ),
+    Rule(
+        "secret-env-in-pods",
+        "`secret_env`",
+        "the nodes run pods",
+        "the nodes of group {group} run pods, whose output is not masked: print no secret",
+        _secret_env_in_pods,
     ),
     Rule(
         "limits-not-enforced",

@@ -186,3 +186,25 @@ def test_only_the_role_that_has_an_override_changes() -> None:
     run = replace(a_run(RunState.ASSIGNED, ranks=2, spec=spec), attempt=2, placements=places)
     order = build_order(run, hosts_of(run), SITE)
     assert [rank.argv for rank in order.ranks] == [("lead", "-r"), ("train",)]
+
+
+def test_secrets_are_declared_or_named_like_secrets_or_the_run_token() -> None:
+    site = replace(SITE, secret_env_patterns=("*token", "*PASSWORD"))
+    env = {"DSN": "postgres://", "HF_TOKEN": "hf", "TOKENIZERS_PARALLELISM": "false"}
+    resume = Override(env={"db_password": "new"})
+    role = Role(name="worker", replicas=1, command=("train",), env={"X": "1"}, resume=resume)
+    other = role.model_copy(update={"name": "other", "resume": None})
+    spec = a_spec(2).model_copy(
+        update={"roles": (role, other), "env": env, "secret_env": ("DSN", "X")}
+    )
+    places = tuple(
+        Placement(rank=rank, role=name, role_index=0, node_id=f"local-{rank}", gpus=(0,))
+        for rank, name in enumerate(("worker", "other"))
+    )
+    run = replace(a_run(RunState.ASSIGNED, ranks=2, spec=spec), attempt=2, placements=places)
+    first, second = build_order(run, hosts_of(run), site).ranks
+    assert first.secrets == ("SHIFTWORK_RUN_TOKEN", "DSN", "HF_TOKEN", "X", "db_password")
+    assert second.secrets == ("SHIFTWORK_RUN_TOKEN", "DSN", "HF_TOKEN", "X")
+    assert set(first.secrets) <= set(first.env)
+    first, _ = build_order(run, hosts_of(run), SITE).ranks
+    assert first.secrets == ("SHIFTWORK_RUN_TOKEN", "DSN", "X")

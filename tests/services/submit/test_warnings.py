@@ -70,6 +70,12 @@ CASES: list[tuple[str, Facts, dict[str, Any], list[tuple[str, str]]]] = [
         ],
     ),
     (
+        "secret-env-in-pods",
+        PODS,
+        {"env": {"DSN": "postgres://x", "A": "abcdefgh"}, "secret_env": ("DSN", "A")},
+        [("secret_env", "DSN, A")],
+    ),
+    (
         "limits-not-enforced",
         LAX,
         {**roles(role(memory_bytes=GIB)), "cpus": 2.0},

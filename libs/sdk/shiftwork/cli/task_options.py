@@ -167,6 +167,14 @@ TASK_OPTIONS: tuple[TaskOption, ...] = (
         False,
         "Run its program, wait paused, or debug: people enter its nodes. Left out: normal.",
     ),
+    TaskOption(
+        "secret_env",
+        ("--secret-env",),
+        "text",
+        True,
+        "Variables whose values are masked in the output of processes. Repeatable.",
+        metavar="NAME",
+    ),
 )
 # Highest first.
 PRIORITIES = (

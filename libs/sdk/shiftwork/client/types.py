@@ -188,6 +188,7 @@ class BatchTaskBody(TypedDict):
     run_mode: NotRequired[Optional[Literal["normal", "debug", "pause"]]]
     cpus_request: NotRequired[Optional[float]]
     memory_request_bytes: NotRequired[Optional[int]]
+    secret_env: NotRequired[List[str]]
     command: NotRequired[List[str]]
     idempotency_key: NotRequired[str]
 
@@ -802,6 +803,7 @@ class EventTaskSpec(TypedDict):
     cpus_request: NotRequired[float]
     memory_request_bytes: NotRequired[int]
     continues: NotRequired[EventContinuation]
+    secret_env: List[str]
 
 
 class EventTaskWarning(TypedDict):
@@ -2607,6 +2609,7 @@ class Task(TypedDict):
     run_mode: str
     cpus_request: Optional[float]
     memory_request_bytes: Optional[int]
+    secret_env: List[str]
     id: str
     owner: str
     team: str
@@ -2679,6 +2682,7 @@ class TaskBody(TypedDict):
     run_mode: NotRequired[Optional[Literal["normal", "debug", "pause"]]]
     cpus_request: NotRequired[Optional[float]]
     memory_request_bytes: NotRequired[Optional[int]]
+    secret_env: NotRequired[List[str]]
     command: NotRequired[List[str]]
 
 

@@ -5,7 +5,8 @@ own because ranks must be able to go on writing whatever happens to the supervis
 supervisor it goes on until nothing can write into its pipes any more, and then leaves. A rank
 therefore never writes to a file itself, cannot truncate it by opening ``/dev/stderr``, and cannot
 fill the disk: output beyond ``bytes_max``, or without disk space, is dropped, and a note in the
-output reports it. A slow disk makes ranks wait; it loses nothing.
+output reports it. A slow disk makes ranks wait; it loses nothing. The values of a rank's secrets,
+which its folder names, are masked before anything is written.
 
 A rank that runs as our user can put anything in the place of its pipe and its file, or remove both.
 Then only its own output is lost, which the log reports.
@@ -35,16 +36,21 @@ from contextlib import suppress
 from typing import Any
 
 from libs.service.disk import spare_problem
+from libs.service.masking import Masker, secret_forms
 from services.launcher.runtimes.node import proc
 from services.launcher.runtimes.node.journal import take_lock
 from services.launcher.runtimes.node.supervisor_log import report
 
-PIPE, FILE = "output.pipe", "output.log"
+PIPE, FILE, SECRETS = "output.pipe", "output.log", "secrets.json"
 READ_BYTES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 1 << 16
+# No environment is larger.
+SECRETS_BYTES_MAX = 8 << 20
 # The time for a predecessor without a supervisor to exit.
 PREDECESSOR_SECONDS = 5.0
 POLL_SECONDS = 0.5
+# How long one or two letters with which a secret begins wait for what follows.
+HELD_SECONDS = 0.25
 # How long an output that is over waits for disk space for the note about missing bytes.
 ROOM_SECONDS = 60.0
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -64,6 +70,18 @@ def open_file(folder: str) -> int:
     """The file of a rank's output. OSError if what is there is none."""
     flags = os.O_WRONLY | os.O_CREAT
     return _opened(f"{folder}/{FILE}", flags, stat.S_ISREG, "the file was replaced")
+
+
+def secret_values(folder: str) -> list[str]:
+    """The values of a rank's secrets, which the supervisor has written there. OSError or ValueError
+    if they cannot be read."""
+    try:
+        fd = _opened(f"{folder}/{SECRETS}", os.O_RDONLY, stat.S_ISREG, "the secrets were replaced")
+    except FileNotFoundError:
+        return []
+    with os.fdopen(fd, "rb") as file:
+        values = json.loads(file.read(SECRETS_BYTES_MAX))
+    return [str(value) for value in values]
 
 
 def _opened(path: str, flags: int, is_right: Callable[[int], bool], otherwise: str) -> int:
@@ -96,14 +114,28 @@ class Output:
         self._lost, self._why = 0, ""
         # Notes that still have to be written.
         self._notes: list[str] = []
+        self._masker: Masker | None = None
+        self._read_at_s = 0.0
         try:
             self.pipe = open_pipe(folder)
+            self._masker = _masker(folder, resumed=resumed)
             if resumed:
                 self._notes.append(RESUMED)
         except FileNotFoundError:
             self.over = True
         except OSError as error:
             self.lose(error)
+
+    @property
+    def holds(self) -> bool:
+        """Whether ``release`` has something, now or soon."""
+        return self._masker is not None and self._masker.may_release
+
+    def release(self) -> None:
+        """Write what is held back and tells nothing of a secret, if nothing followed for a
+        while."""
+        if self._masker and self.holds and time.monotonic() - self._read_at_s >= HELD_SECONDS:
+            self.write(self._masker.release())
 
     def copy(self, bytes_max: int = READ_BYTES_MAX) -> int:
         """Move what is in the pipe to the file; the number of bytes. At the end of the pipe it is
@@ -112,10 +144,14 @@ class Output:
             data = os.read(self.pipe, bytes_max)
         except BlockingIOError:
             return 0
-        if data:
+        if not data:
+            self.close_pipe()
+        elif self._masker is None:
             self.write(data)
         else:
-            self.close_pipe()
+            self._read_at_s = time.monotonic()
+            if masked := self._masker.feed(data):
+                self.write(masked)
         return len(data)
 
     def drain(self) -> None:
@@ -165,16 +201,19 @@ class Output:
     def lose(self, error: OSError) -> None:
         """Give it up, with a note in its file."""
         report(f"the output in {self.folder} is lost: {error}")
+        self._flush()
         self._notes.append(BROKEN.format(error.strerror or error))
         self.close_pipe()
 
     def close_pipe(self) -> None:
         """Read no more."""
+        self._flush()
         if self.pipe >= 0:
             os.close(self.pipe)
             self.pipe = -1
-            with suppress(OSError):
-                os.unlink(f"{self.folder}/{PIPE}")  # noqa: PTH108 - small imports
+            for name in (PIPE, SECRETS):
+                with suppress(OSError):
+                    os.unlink(f"{self.folder}/{name}")  # noqa: PTH108 - small imports
 
     def close(self) -> None:
         """Close the pipe and the file."""
@@ -182,6 +221,11 @@ class Output:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _flush(self) -> None:
+        """Write what was held back as the beginning of a secret."""
+        if self._masker is not None and (rest := self._masker.flush()):
+            self.write(rest)
 
     def _lose(self, data: bytes, why: str) -> None:
         self._lost += len(data)
@@ -231,6 +275,16 @@ class Output:
             os.ftruncate(self._file, self._size)
 
 
+def _masker(folder: str, *, resumed: bool) -> Masker | None:
+    """What masks the secrets of a rank; None if it has none. OSError if they cannot be read: its
+    output is not written then."""
+    try:
+        forms = secret_forms(secret_values(folder))
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"the secrets are damaged: {error!r}") from None
+    return Masker(forms, resumed=resumed) if forms else None
+
+
 class Writer:
     """All outputs of a node. ``channel`` leads to the supervisor; None once that is gone."""
 
@@ -247,13 +301,16 @@ class Writer:
         control = self.channel.fileno()
         self.poll.register(control, select.EPOLLIN)
         while self._has_supervisor() or self.outputs:
-            waits = not self._has_supervisor() or any(o.pipe < 0 for o in self.outputs.values())
+            waits = not self._has_supervisor() or any(
+                output.pipe < 0 or output.holds for output in self.outputs.values()
+            )
             for fd, _ in self.poll.poll(POLL_SECONDS if waits else None):
                 if fd == control:
                     self._receive()
                 elif (output := self.by_pipe.get(fd)) is not None:
                     self._copy(output)
             for number, output in list(self.outputs.items()):
+                output.release()
                 if output.finishing or output.pipe < 0 or not self._has_supervisor():
                     self._tend(number, output)
 

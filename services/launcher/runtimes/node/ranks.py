@@ -9,6 +9,7 @@ follows a record is done when ``tend`` finds that the record is written.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from services.launcher.runtimes.node import proc, rank_processes
 from services.launcher.runtimes.node.cgroups import Cgroups
 from services.launcher.runtimes.node.exec_sessions import SESSIONS_MAX, ExecSession, ExecSessions
 from services.launcher.runtimes.node.journal import Journal, Record, Then
+from services.launcher.runtimes.node.output_writer import SECRETS
 from services.launcher.runtimes.node.outputs import Outputs
 from services.launcher.runtimes.node.spawn import Gated, Identity, Program, spawn
 from services.launcher.runtimes.node.supervisor_log import report
@@ -315,10 +317,11 @@ class Ranks:
             if error is not None:
                 done(RefusedError(f"cannot forget run {run}: {error}"))
                 return
-            contexts = [rank.context for rank in self._of(run)]
+            ranks = self._of(run)
             self._drop(run)
-            for context in contexts:
-                _unlink(context)
+            for rank in ranks:
+                _unlink(rank.context)
+                _unlink(f"{rank.folder}/{SECRETS}")
             if self.journal.has_grown:
                 self.journal.rewrite(self._records())
             done(None)
@@ -424,6 +427,9 @@ class Ranks:
         # Launchers of earlier versions order no files.
         for file, text in order.get("files", {}).items():
             self._write_private(f"{folder}/{file}", text, identity)
+        # For the writer of output alone, also for one that follows us.
+        secrets = json.dumps([order["env"][name] for name in order.get("secrets", ())])
+        self._write_private(f"{folder}/{SECRETS}", secrets, None)
         paths = {name: f"{folder}/{file}" for name, file in order.get("paths", {}).items()}
         name = f"{run}.{number}"
         groups = self.cgroups.create(name, order["cpus"], order["memory_bytes"])
@@ -498,7 +504,8 @@ class Ranks:
         return folder
 
     def _write_private(self, path: str, text: str, identity: Identity | None) -> None:
-        """Write a file that only the task may read."""
+        """Write a file that only the task may read, or only we (``identity`` None) if the task runs
+        as another user."""
         _unlink(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:

@@ -25,7 +25,7 @@ FREE_OPTIONS = frozenset(
         *("--limit", "--tail", "--rank", "--attempt", "--nodes", "--gpus", "--gpus-per-node"),
         *("--retries", "--ack-deadline", "--fence-after", "--max-run-time", "--shm"),
         *("--env", "--label", "--name", "--key", "--image", "--mount", "--resource", "--tolerate"),
-        *("--node-selector", "--file", "--pod-template", "--workdir", "--venv"),
+        *("--node-selector", "--file", "--pod-template", "--workdir", "--venv", "--secret-env"),
         *("--until", "--before", "--after", "-A", "-B", "-C"),
         *("--search", "--role of logs", "--role of exec", "--target", "--user of login"),
         *("--url", "--token", "--export", "--secret-file", "--signal", "--step"),

@@ -1,0 +1,207 @@
+"""Secrets in a stream are masked, however the stream is cut, and nothing else is changed."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from itertools import pairwise
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from libs.service.masking import FORMS_MAX, PART_CHARACTERS_MAX, Masker, secret_forms
+
+TOKEN = "hf_AbC+dEf/123 ä?"
+KEY = "-----BEGIN KEY-----\r\nMIIEvQIBADANBg\nkqhkiG9w0BAQEF\n-----END KEY-----\n"
+# Few letters, so that values overlap, repeat themselves and begin within each other.
+LETTERS = st.text("abc", min_size=6, max_size=12)
+VALUES = st.lists(st.one_of(LETTERS, st.text("ab /+\n", min_size=6, max_size=14)), min_size=1)
+FORMS = VALUES.map(secret_forms).filter(bool)
+
+
+def masked(pieces: Iterable[bytes], forms: tuple[bytes, ...]) -> bytes:
+    masker = Masker(forms)
+    return b"".join([*map(masker.feed, pieces), masker.flush()])
+
+
+def mask(text: str, *values: str) -> str:
+    return masked([text.encode()], secret_forms(values)).decode()
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[tuple[bytes, ...], bytes]:
+    """Values, and bytes with some of them, whole and in parts."""
+    forms = draw(FORMS)
+    parts = st.sampled_from(forms).flatmap(
+        lambda form: st.tuples(st.integers(0, len(form)), st.integers(0, len(form))).map(
+            lambda ends: form[min(ends) : max(ends)]
+        )
+    )
+    other = st.text("abc \n\r", max_size=8).map(str.encode)
+    pieces = draw(st.lists(st.one_of(st.sampled_from(forms), parts, other)))
+    return forms, b"".join(pieces)
+
+
+@given(streams(), st.data())
+def test_any_cut_of_the_stream_gives_the_same(
+    stream: tuple[tuple[bytes, ...], bytes], data: st.DataObject
+) -> None:
+    forms, text = stream
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)]) if begin < end]
+    assert masked(pieces, forms) == masked([text] if text else [], forms)
+
+
+@given(streams())
+def test_no_value_is_left(stream: tuple[tuple[bytes, ...], bytes]) -> None:
+    forms, text = stream
+    result = masked([bytes([byte]) for byte in text], forms)
+    assert [form for form in forms if form in result] == []
+
+
+@given(FORMS, st.binary())
+@example((b"secret",), b"secre")
+def test_what_holds_no_value_is_unchanged(forms: tuple[bytes, ...], data: bytes) -> None:
+    if any(form[:6] in data for form in forms):
+        return
+    assert masked([data] if data else [], forms) == data
+
+
+@given(FORMS, st.data())
+def test_less_than_the_longest_value_is_held_back(
+    forms: tuple[bytes, ...], data: st.DataObject
+) -> None:
+    text = data.draw(st.text("abc", max_size=60)).encode()
+    masker, passed = Masker(forms), b""
+    for byte in text:
+        passed += masker.feed(bytes([byte]))
+    if b"***" not in passed:
+        assert len(text) - len(passed) < max(map(len, forms))
+
+
+def test_lines_pass_at_once() -> None:
+    masker = Masker(secret_forms(["step-secret"]))
+    assert masker.feed(b"step 1\n") == b"step 1\n"
+    assert masker.feed(b"step 2\rstep 3\r") == b"step 2\rstep 3\r"
+    assert masker.feed(b"step") == b""
+    assert masker.feed(b" 4") == b"step 4"
+
+
+@pytest.mark.parametrize(
+    ("after", "result"),
+    [
+        (b"cret-of-ann.", b"***."),
+        (b"v", b"v"),
+        (b"cret-of", b"***"),
+        (b"cre", b"cre"),
+        (b"", b""),
+        (b"secret-of-ann", b"***"),
+    ],
+)
+def test_two_letters_may_be_shown_and_the_rest_is_masked(after: bytes, result: bytes) -> None:
+    masker = Masker(secret_forms(["secret-of-ann"]))
+    assert masker.feed(b"units") == b"unit"
+    assert masker.may_release
+    assert masker.release() == b"s"
+    assert not masker.may_release
+    assert masker.feed(b"e") == b""
+    assert masker.release() == b"e"
+    pieces = [bytes([byte]) for byte in after]
+    assert b"".join([*map(masker.feed, pieces), masker.flush()]) == result
+
+
+def test_three_letters_wait() -> None:
+    masker = Masker(secret_forms(["secret-of-ann"]))
+    masker.feed(b"sec")
+    assert not masker.may_release
+
+
+@given(streams(), st.data())
+def test_no_value_is_left_whenever_something_is_released(
+    stream: tuple[tuple[bytes, ...], bytes], data: st.DataObject
+) -> None:
+    forms, text = stream
+    masker, passed = Masker(forms), b""
+    for byte in text:
+        passed += masker.feed(bytes([byte]))
+        if masker.may_release and data.draw(st.booleans()):
+            passed += masker.release()
+    passed += masker.flush()
+    assert [form for form in forms if form in passed] == []
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        TOKEN,
+        quote(TOKEN),
+        quote(TOKEN, safe=""),
+        quote_plus(TOKEN),
+        json.dumps(TOKEN)[1:-1],
+        json.dumps({"token": TOKEN}),
+        repr(TOKEN),
+        base64.b64encode(TOKEN.encode()).decode(),
+        base64.urlsafe_b64encode(f"user:{TOKEN}".encode()).decode(),
+        base64.b64encode(f"me:{TOKEN}@host".encode()).decode(),
+        base64.b64encode(f"m:{TOKEN}@host".encode()).decode(),
+    ],
+)
+def test_encoded_forms_are_masked(form: str) -> None:
+    found = mask(f"< {form} >", TOKEN)
+    assert "***" in found
+    assert len(found) < 25
+    assert found.startswith("< ")
+    assert found.endswith(" >")
+
+
+def test_a_value_of_several_lines_is_masked_line_by_line() -> None:
+    assert mask("cat:\n  MIIEvQIBADANBg\r\nkqhkiG9w0BAQEF\nend", KEY) == "cat:\n  ***\r\n***\nend"
+    assert mask(repr(KEY), KEY) == "'***\\n'"
+    assert "MIIE" not in mask(json.dumps({"key": KEY}), KEY)
+
+
+def test_a_long_value_is_masked_in_parts() -> None:
+    value = "".join(f"{number:05d}-" for number in range(1000))
+    assert max(map(len, secret_forms([value]))) <= PART_CHARACTERS_MAX
+    assert set(mask(f"{value}\n", value)) == {"*", "\n"}
+
+
+def test_of_two_values_that_begin_alike_the_longer_one_is_masked() -> None:
+    forms = secret_forms(["secret", "secret-and-more"])
+    assert masked([b"secret-", b"and-more secret-", b"and."], forms) == b"*** ***-and."
+
+
+def test_short_values_are_not_masked() -> None:
+    assert secret_forms(["", "1", "true", "12345", " 1 \n 2 "]) == ()
+
+
+def test_an_end_within_a_value_is_masked() -> None:
+    assert masked([b"a secret-of-a"], secret_forms(["secret-of-ann"])) == b"a ***"
+    assert masked([b"a secr"], secret_forms(["secret-of-ann"])) == b"a secr"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "result"),
+    [
+        ([b"et-of-ann\nsecret-of-ann\n"], b"***\n***\n"),
+        ([b"et-", b"of-a", b"nn and"], b"*** and"),
+        ([b"et-of-bob\n"], b"et-of-bob\n"),
+        ([b"nn\n"], b"nn\n"),
+        ([b"all is well\n"], b"all is well\n"),
+        ([b"secret-of-ann"], b"***"),
+        ([b"cret-of"], b"***"),
+    ],
+)
+def test_a_stream_of_which_the_beginning_is_lost_shows_no_rest_of_a_value(
+    pieces: list[bytes], result: bytes
+) -> None:
+    masker = Masker(secret_forms(["secret-of-ann"]), resumed=True)
+    assert b"".join([*map(masker.feed, pieces), masker.flush()]) == result
+
+
+def test_values_come_before_their_encoded_forms_where_there_are_too_many() -> None:
+    values = [f"value-number-{number}" for number in range(FORMS_MAX)]
+    assert secret_forms(values) == tuple(value.encode() for value in values)
