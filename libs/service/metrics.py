@@ -24,7 +24,7 @@ LABELS: dict[str, str] = {
     "python": "the version of Python",
     "type": "a type of message",
     "kind": "a kind of rows, objects or decisions",
-    "outcome": "`done` or `refused`",
+    "outcome": "`done` or `refused`; of spans `exported`, `failed` or `dropped`",
     "part": "a loop of the service, its relay or its consumer",
     "loop": "a loop of the service",
     "what": "a kind of rows that are deleted by age",

@@ -89,6 +89,9 @@ UNREADABLE_ROWS = declare.counter(
     "Times that a stored row could not be decoded, and was left out or refused",
     ["service", "kind"],
 )
+TRACE_SPANS = declare.counter(
+    "shiftwork_trace_spans_total", "Spans by what became of them", ["service", "outcome"]
+)
 LEADS = declare.gauge("shiftwork_leads", "1 while this process leads the service", ["service"])
 TERMS_FAILED = declare.counter(
     "shiftwork_terms_failed_total",

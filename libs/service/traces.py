@@ -20,6 +20,7 @@ from opentelemetry.trace import SpanKind
 
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
+from libs.service.observability import TRACE_SPANS
 from libs.service.prune import PruneRule, aged
 from libs.service.settings import BaseServiceSettings
 from libs.service.token_bucket import TokenBucket
@@ -59,6 +60,7 @@ def tracing_of(service: str, settings: BaseServiceSettings) -> Tracing:
             ratio=settings.trace_ratio,
             queue_max=settings.trace_queue_max,
         ),
+        lambda outcome, count: TRACE_SPANS.labels(service, outcome).inc(count),
     )
 
 

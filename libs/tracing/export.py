@@ -27,14 +27,12 @@ from opentelemetry.sdk.trace.sampling import (
 )
 from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
-from prometheus_client import Counter
 
 from libs.tracing.spans import CHARACTERS_MAX, Tracing
 
-SPANS = Counter(
-    "shiftwork_trace_spans_total", "Spans by what became of them", ["service", "outcome"]
-)
 EXPORTED, FAILED, DROPPED = "exported", "failed", "dropped"
+# Called with what became of spans, and with their number.
+Count = Callable[[str, int], None]
 BATCH_MAX = 256
 EXPORT_SECONDS_MAX = 5.0
 STOP_SECONDS_MAX = 2.0
@@ -102,16 +100,14 @@ def _with_id(span_id: int) -> Generator[None]:
 class _Counted(SpanExporter):
     """Counts what the exporter below it does with the spans."""
 
-    def __init__(self, exporter: SpanExporter, service: str) -> None:
-        self._exporter = exporter
-        self._outcomes = {each: SPANS.labels(service, each) for each in (EXPORTED, FAILED)}
+    def __init__(self, exporter: SpanExporter, count: Count) -> None:
+        self._exporter, self._count = exporter, count
         self.taken = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.taken += len(spans)
         result = self._exporter.export(spans)
-        outcome = EXPORTED if result is SpanExportResult.SUCCESS else FAILED
-        self._outcomes[outcome].inc(len(spans))
+        self._count(EXPORTED if result is SpanExportResult.SUCCESS else FAILED, len(spans))
         return result
 
     def shutdown(self) -> None:
@@ -124,21 +120,20 @@ class _Counted(SpanExporter):
 class _Queue(BatchSpanProcessor):
     """The SDK's queue, which drops silently; this one counts what it drops."""
 
-    def __init__(self, exporter: _Counted, service: str, queue_max: int) -> None:
+    def __init__(self, exporter: _Counted, count: Count, queue_max: int) -> None:
         super().__init__(
             exporter,
             max_queue_size=queue_max,
             max_export_batch_size=min(BATCH_MAX, queue_max),
         )
-        self._below, self._queue_max = exporter, queue_max
-        self._dropped = SPANS.labels(service, DROPPED)
+        self._below, self._count, self._queue_max = exporter, count, queue_max
         self._entered = 0
         self._counting = threading.Lock()
 
     def on_end(self, span: ReadableSpan) -> None:
         with self._counting:
             if self._entered - self._below.taken >= self._queue_max:
-                self._dropped.inc()
+                self._count(DROPPED, 1)
                 return
             self._entered += 1
         super().on_end(span)
@@ -148,6 +143,7 @@ def tracing_to(
     service: str,
     version: str,
     collector: Collector,
+    count: Count,
     make_exporter: Callable[..., SpanExporter] = OTLPSpanExporter,
 ) -> Tracing:
     """The tracing of a service whose spans go to this collector. ``close`` ends it."""
@@ -156,7 +152,8 @@ def tracing_to(
         options["endpoint"] = f"{collector.endpoint.rstrip('/')}/v1/traces"
     if collector.headers:
         options["headers"] = dict(collector.headers)
-    queue = _Queue(_Counted(make_exporter(**options), service), service, collector.queue_max)
+    exporter = _Counted(make_exporter(**options), count)
+    queue = _Queue(exporter, count, collector.queue_max)
     provider = TracerProvider(
         sampler=ParentBased(Sampling(collector.ratio)),
         resource=Resource.create(

@@ -14,7 +14,9 @@ class Spans:
     def __init__(self, ratio: float = 1.0) -> None:
         self.exporter = InMemorySpanExporter()
         collector = Collector("", {}, ratio, 1000)
-        self.tracing = tracing_to("test", "1", collector, lambda **_: self.exporter)
+        self.tracing = tracing_to(
+            "test", "1", collector, lambda _outcome, _count: None, lambda **_: self.exporter
+        )
 
     def named(self) -> dict[str, ReadableSpan]:
         self.tracing.close()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import ConsumerInfo
 
 from libs.bus import deliveries
 from libs.bus.accounts import STREAMS_ACCOUNT
@@ -37,6 +38,7 @@ from tests.kit.builders import a_task, submitted_event
 from tests.kit.clock import at
 from tests.kit.example_messages import example_of
 from tests.kit.nats_server import NatsServer, StartNats
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.server
 
@@ -190,9 +192,12 @@ async def test_no_acknowledgement_brings_the_events_of_another_service(
     event = Envelope(id="1", source="submit", time=at(1), message=submitted_event(a_task("t1")))
     await submit.request(event.subject, event.body(), headers=event.headers(), timeout=5)
     # The server counts a stored event for the durables shortly after it has confirmed the event.
-    async with asyncio.timeout(10):
-        while (before := await admin.jetstream().consumer_info("EVT", "scheduler")).num_pending < 1:
-            await asyncio.sleep(0.01)
+
+    async def counted() -> ConsumerInfo | None:
+        found = await admin.jetstream().consumer_info("EVT", "scheduler")
+        return found if found.num_pending else None
+
+    before = await until(counted)
     received: list[str] = []
 
     async def take(message: Msg) -> None:
