@@ -28,6 +28,7 @@ from libs.store.dead_letters import DeadLetterBody, DeadLetterRow
 from libs.store.retention import deleted_by_age
 from libs.store.rows import Shape
 from libs.store.tables import Tables, table
+from libs.store.task_traces import TaskTrace
 from services.allinone.composition import WIRINGS
 from services.gateway import rows as gateway
 from services.gateway.store import HEAD
@@ -108,6 +109,7 @@ def request(column: str, other: str) -> Ages:
 REMOVED_NODES, REMOVED_QUOTAS = "removed_node_keep_seconds", "removed_quota_keep_seconds"
 AGES: Mapping[Kind, Sequence[Ages]] = {
     submit.TaskRow: [Ages("ended_at", "tasks_keep_seconds", live=[{"ended_at": None}])],
+    TaskTrace: [Ages("kept_at", "trace_keep_seconds")],
     submit.NodeRow: removed(REMOVED_NODES),
     submit.QuotaRow: removed(REMOVED_QUOTAS),
     scheduling.Node: removed(REMOVED_NODES),
