@@ -34,6 +34,7 @@ EXTERNAL: dict[str, Any] = {
 }
 MONITORED = {
     "global": {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "dashboards": {"enabled": True},
 }
 
 MATRIX: dict[str, dict[str, Any]] = {
