@@ -41,6 +41,7 @@ MONITORED = {
             "headersSecret": "collector-headers",
         },
     },
+    "dashboards": {"enabled": True},
 }
 
 MATRIX: dict[str, dict[str, Any]] = {

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 from prometheus_client import REGISTRY
 
-from libs.contracts.messages import CheckpointSaved, ExitKind, Goal, GoalChanged, Priority
+from libs.contracts.messages import (
+    CheckpointSaved,
+    ExitKind,
+    Goal,
+    GoalChanged,
+    Priority,
+    ReasonCode,
+    TaskState,
+)
 from services.scheduler.cluster_metrics import METRICS, ClusterMetrics
 from services.scheduler.domain.model.rows import Task
 from tests.kit.builders import (
@@ -136,7 +144,7 @@ async def test_work_that_a_failure_destroys_counts_from_the_last_checkpoint(
     assert lost == {each: seconds * gpus if each == cause else 0.0 for each in before}
 
 
-@pytest.mark.parametrize(("goal", "lost_s"), [(Goal.RUN, 30.0), (Goal.STOP, 0.0)])
+@pytest.mark.parametrize(("goal", "lost_s"), [(Goal.RUN, 600.0), (Goal.STOP, 0.0)])
 async def test_a_kill_without_a_checkpoint_loses_all_unless_the_owner_wanted_it(
     goal: Goal, lost_s: float
 ) -> None:
@@ -152,8 +160,12 @@ async def test_a_kill_without_a_checkpoint_loses_all_unless_the_owner_wanted_it(
             GoalChanged(task_id="low", goal=goal, revision=9, changed_at=scheduler.clock.now())
         )
     await scheduler.settle()
-    scheduler.clock.move_to(30)
-    await scheduler.handle(exited_event(await scheduler.task("low"), ExitKind.KILLED, now=30))
+    # It does not leave in time, which is the reason of its last request.
+    scheduler.clock.move_to(600)
+    await scheduler.settle()
+    low = await scheduler.task("low")
+    assert (low.state, low.reason.code) == (TaskState.KILLING, ReasonCode.NEVER_ASKED)
+    await scheduler.handle(exited_event(low, ExitKind.KILLED, now=600))
     assert counted(LOST, cause="preemption") - before == pytest.approx(lost_s * gpus)
 
 
