@@ -120,12 +120,12 @@ RETRIES = declare.counter(
 )
 
 
-_about: ContextVar[Envelope | Message | None] = ContextVar("about", default=None)
+_about: ContextVar[object] = ContextVar("about", default=None)
 
 
 @contextmanager
-def log_about(about: Envelope | Message) -> Generator[None]:
-    """Each line that is logged meanwhile names this event, or this command or query."""
+def log_about(about: object) -> Generator[None]:
+    """Each line that is logged meanwhile names this event, this command or query, or this run."""
     token = _about.set(about)
     try:
         yield
@@ -231,13 +231,13 @@ def set_up_logs(
     _forward_standard_logs(out, added, rendered)
 
 
-def ids_of(about: Envelope | Message | None) -> dict[str, str | int]:
-    """What a line of the log says of an event, or of a command or query."""
+def ids_of(about: object) -> dict[str, str | int]:
+    """What a line of the log says of an event, of a command or query, or of a run."""
     found: dict[str, str | int] = {}
     if isinstance(about, Envelope):
         found["event_id"] = about.id
         about = about.message
-    elif about is not None:
+    elif isinstance(about, Message):
         found["command"] = type(about).__name__
     for name, field in (("task", "task_id"), ("attempt", "attempt")):
         if value := getattr(about, field, None):

@@ -1,8 +1,8 @@
 """The place of the present work in a trace, and its text form ``traceparent`` (W3C Trace Context).
 
 OpenTelemetry keeps the current span in a context variable, so each asyncio task has its own. A text
-that is malformed or too long counts as none: it may come from anybody. ``tracestate``, other
-vendors' data, is neither read nor forwarded.
+that is malformed counts as none, however long it is: it may come from anybody. ``tracestate``,
+other vendors' data, is neither read nor forwarded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.trace import NonRecordingSpan, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-# Of this version a traceparent has 55 characters; later versions may append to it.
-TRACEPARENT_CHARACTERS_MAX = 128
 HEADER = "traceparent"
 
 _propagator = TraceContextTextMapPropagator()
@@ -24,7 +22,7 @@ _propagator = TraceContextTextMapPropagator()
 
 def read(traceparent: str) -> SpanContext | None:
     """The span that a traceparent names; None if it names none."""
-    if not traceparent or len(traceparent) > TRACEPARENT_CHARACTERS_MAX:
+    if not traceparent:
         return None
     found = _propagator.extract({HEADER: traceparent}, Context())
     span = trace.get_current_span(found).get_span_context()
@@ -80,7 +78,6 @@ def entered(context: Context) -> Generator[None]:
 
 __all__ = [
     "HEADER",
-    "TRACEPARENT_CHARACTERS_MAX",
     "Context",
     "SpanContext",
     "below",

@@ -442,7 +442,8 @@ class Launcher:
 
         async def one(task: PendingAction) -> Action | None:
             async with gate:
-                return await self._carry_out(task)
+                with observability.log_about(task.action.run_id):
+                    return await self._carry_out(task)
 
         await asyncio.gather(*(self._fence(node_id) for node_id in sorted(fences)))
         done = await asyncio.gather(*(one(task) for task in tasks))

@@ -38,7 +38,7 @@ MONITORED = {
         "traces": {
             "endpoint": "http://collector.monitoring:4318",
             "ratio": 0.1,
-            "headersSecret": "collector-headers",
+            "headersSecret": "our-collector",
         },
     },
     "dashboards": {"enabled": True},

@@ -240,6 +240,12 @@ def _place_files(objects: list[Json], deployment: Json, root: Path) -> None:
     (container,) = spec["containers"]
     where = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     for volume in spec["volumes"]:
+        for source in volume.get("projected", {}).get("sources", ()):
+            # The operator's own; the settings read no other file of a Secret at the start.
+            if source["secret"]["name"] == "our-collector":
+                folder = root / where[volume["name"]].lstrip("/")
+                folder.mkdir(parents=True)
+                (folder / source["secret"]["items"][0]["path"]).write_text("a: b")
         if "configMap" in volume:
             # Those of the authorities are the operator's.
             theirs = volume["name"] in ("database-ca", "nats-ca")
@@ -335,6 +341,26 @@ def test_servers_of_ones_own_take_the_place_of_the_bundled_ones(
             p["port"] for rule in policy["egress"] if "to" not in rule for p in rule["ports"]
         }
         assert {4222, 6432} <= anywhere
+
+
+def test_a_collector_of_traces_is_named_to_every_service_and_may_be_reached(
+    rendered: dict[str, list[Json]],
+) -> None:
+    for name, port in (("default", None), ("monitored", 4318)):
+        objects = rendered[name]
+        for service in (*LEADING, "log-collector"):
+            spec = named(objects, "Deployment", f"shiftwork-{service}")["spec"]["template"]["spec"]
+            (given,) = (variables(each) for each in spec["containers"])
+            endpoint = given.get(f"SHIFTWORK_{service.upper().replace('-', '_')}_OTLP_ENDPOINT")
+            assert endpoint == (port and f"http://collector.monitoring:{port}")
+            policy = named(objects, "NetworkPolicy", f"shiftwork-{service}")["spec"]
+            anywhere = {
+                each["port"]
+                for rule in policy["egress"]
+                if "to" not in rule
+                for each in rule["ports"]
+            }
+            assert (4318 in anywhere) == (port is not None)
 
 
 def test_a_service_restarts_when_the_policy_it_reads_changes(helm: Helm) -> None:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from random import Random
 from typing import Any
 
 import pytest
-import structlog
 from opentelemetry.trace import SpanKind
 
 from libs.contracts import messages as m
@@ -32,6 +27,7 @@ from libs.tracing.context import current, read
 from libs.tracing.spans import OFF, Tracing
 from tests.kit.clock import START
 from tests.kit.launcher_builders import a_preemption, a_spec, an_assignment
+from tests.kit.log_lines import log_lines
 from tests.kit.memory import MemoryPlatform, running
 from tests.kit.spans import Spans, ids, parent_of
 from tests.kit.virtual_time import LoopClock
@@ -109,16 +105,6 @@ class Platform(MemoryPlatform):
 
     def traces(self) -> list[TaskTrace]:
         return list(self.database.rows(TABLES, TaskTrace).values())
-
-
-@contextmanager
-def log_lines() -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    out = io.StringIO()
-    observability.set_up_logs("json", "info", out)
-    try:
-        yield lambda: [json.loads(line) for line in out.getvalue().splitlines()]
-    finally:
-        structlog.reset_defaults()
 
 
 async def test_a_handler_works_below_the_publication_and_a_loop_below_the_handler() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from libs.service import observability
 from libs.store.task_traces import TaskTrace
 from services.launcher.domain.model import RunState
 from services.launcher.run_orders import build_order
 from services.launcher.run_traces import RunTraces, run_traceparent
 from services.launcher.runtimes.port import RunOrder
 from tests.kit.launcher_builders import a_run, a_spec, an_assignment, run_id
+from tests.kit.log_lines import log_lines
 from tests.kit.spans import Spans, ids, parent_of
 from tests.kit.virtual_time import virtually
 from tests.services.launcher.launcher_harness import (
@@ -51,6 +53,7 @@ class TracedHarness(LauncherHarness):
 
         async def noted(order: RunOrder) -> None:
             self.ordered.append(order.ranks[0].env["TRACEPARENT"])
+            observability.log("launcher").info("launches")
             await launch(order)
             if len(self.ordered) == 1:
                 raise CrashError
@@ -68,7 +71,10 @@ def test_a_run_has_one_span_whatever_launches_it_again() -> None:
             await harness.handle(an_assignment())
             await harness.until_exited()
 
-    virtually(main())
+    with log_lines() as lines:
+        virtually(main())
+    (first, *_) = (each for each in lines() if each["event"] == "launches")
+    assert (first["task"], first["attempt"], first["trace_id"]) == ("task", 1, TRACE)
     ordered, spans = harness.ordered, harness.spans
     assert set(ordered) == {run_traceparent(run_id(), GOOD)}
     found = spans.named()
