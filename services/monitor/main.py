@@ -5,17 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from libs.contracts.messages import NodeSampled
+from libs.contracts.messages import NodeSampled, SetGoal, SetPriority, SetSchedulable
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
 from services.monitor import activities as activity
+from services.monitor.abnormal import store as abnormal
+from services.monitor.abnormal.acting import Acting
+from services.monitor.abnormal.evaluation import Evaluation
+from services.monitor.abnormal.queries import AbnormalQueries
+from services.monitor.abnormal.rules_file import read_rules
 from services.monitor.activities import Activities
 from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
 from services.monitor.export import COLLECTOR, Source
-from services.monitor.handlers import HANDLERS, READS, Handlers
+from services.monitor.handlers import CONSUMES, READS, Handlers
 from services.monitor.notifications import Commands
 from services.monitor.outgoing import Outgoing
 from services.monitor.series import store as series
@@ -40,7 +45,26 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
         tasks_max=settings.task_metrics_max,
     )
 
+    book = read_rules(
+        settings.rules_file,
+        idle_seconds=settings.idle_gpu_seconds,
+        quiet_seconds=settings.quiet_seconds,
+    )
+    evaluation = Evaluation(
+        ports.store, outgoing, book, settings.activity_limits(), settings.rules_tick_seconds
+    )
+    acting = Acting(
+        ports.store,
+        ports.bus,
+        book,
+        settings.action_limits(),
+        settings.rules_dry_run,
+        min(5.0, settings.rules_tick_seconds),
+    )
+    findings = AbnormalQueries(ports.store, book, settings.rules_dry_run)
+
     async def lead(epoch: int) -> None:
+        evaluation.after = ""
         await recorder.lead(epoch)
         COLLECTOR.source = exported
 
@@ -60,8 +84,11 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
         ports=ports,
         handlers=Handlers(outgoing).table(),
         reads=READS,
-        commands=Commands(settings, outgoing).table(),
-        queries=Queries(ports.store, recorder, answers, ports.clock.now).table(),
+        commands={**Commands(settings, outgoing).table(), **findings.commands()},
+        queries={
+            **Queries(ports.store, recorder, answers, ports.clock.now).table(),
+            **findings.table(),
+        },
         loops=(
             Loop("delivery", delivery.step, tick_seconds=settings.delivery_tick_seconds),
             Loop(
@@ -73,6 +100,8 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
             ),
             *recorder.loops(),
             recorder.activities.loop(),
+            evaluation.loop(),
+            acting.loop(),
             prune_loop(
                 "monitor",
                 ports.store,
@@ -83,6 +112,10 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
                 ),
                 series.prune_rule(),
                 activity.prune_rule(timedelta(seconds=settings.ended_tasks_keep_seconds)),
+                *abnormal.prune_rules(
+                    timedelta(seconds=settings.ended_tasks_keep_seconds),
+                    timedelta(seconds=settings.findings_keep_seconds),
+                ),
             ),
         ),
         on_lead=lead,
@@ -121,6 +154,7 @@ WIRING = Wiring(
     build=build,
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
-    consumes=tuple(HANDLERS),
+    consumes=CONSUMES,
+    requests=(SetGoal, SetPriority, SetSchedulable),
     hears=(NodeSampled,),
 )

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
+from services.monitor.domain.abnormal_actions import ActionLimits
 from services.monitor.domain.activity import Limits
 from services.monitor.domain.blocks import POINTS
 from services.monitor.domain.receivers import Network
@@ -98,6 +99,17 @@ class MonitorSettings(BaseServiceSettings):
     # idle.
     activity_publish_seconds: float = Field(default=600.0, gt=0)
 
+    # Rules that find abnormal tasks: a file (YAML or JSON) with what differs from the defaults.
+    rules_file: Path | None = None
+    # True: actions that change a task or a node are listed and not carried out.
+    rules_dry_run: bool = False
+    rules_tick_seconds: float = Field(default=30.0, gt=0, le=600)
+    # Actions beyond notify and tag that are carried out in an hour: of one rule, and of all.
+    rule_actions_per_hour: int = Field(default=10, ge=0, le=10_000)
+    rules_actions_per_hour: int = Field(default=20, ge=0, le=10_000)
+    # How long findings that are over and their actions are kept.
+    findings_keep_seconds: float = Field(default=30 * 86_400.0, ge=3600)
+
     def networks(self) -> tuple[Network, ...]:
         """The networks inside the site that webhooks may reach."""
         return tuple(ip_network(each) for each in self.webhook_networks.split())
@@ -110,6 +122,10 @@ class MonitorSettings(BaseServiceSettings):
             tries_max=self.delivery_tries_max,
             failing_seconds_max=self.delivery_failing_seconds_max,
         )
+
+    def action_limits(self) -> ActionLimits:
+        """How many actions of rules are carried out."""
+        return ActionLimits(self.rule_actions_per_hour, self.rules_actions_per_hour)
 
     def activity_limits(self) -> Limits:
         """What idle and quiet mean."""

@@ -11,6 +11,7 @@ from typing import Any, List, Optional
 import typer
 
 from shiftwork.cli import (
+    abnormal,
     audit,
     complete,
     context_commands,
@@ -62,6 +63,7 @@ NOUNS = (
         queue,
         top,
         metrics,
+        abnormal,
         debug,
         terminal,
         logs,

@@ -25,6 +25,58 @@ Outcome = Literal[
 ]
 
 
+class AbnormalAction(TypedDict):
+    """An action that follows a finding, and how far it is."""
+
+    action: str
+    node: Optional[str]
+    outcome: str
+    detail: str
+
+
+class AbnormalPage(TypedDict):
+    """In the order of the tasks' submission."""
+
+    items: List[AbnormalTask]
+    next_cursor: Optional[str]
+
+
+class AbnormalRule(TypedDict):
+    """A rule as the site has set it."""
+
+    name: str
+    detail: str
+    threshold: float
+    unit: str
+    off: bool
+    actions: List[str]
+    dry_run: bool
+    groups: List[str]
+
+
+class AbnormalRules(TypedDict):
+    """All rules, by name."""
+
+    items: List[AbnormalRule]
+
+
+class AbnormalTask(TypedDict):
+    """What a rule found about a task."""
+
+    task_id: str
+    name: str
+    owner: str
+    team: str
+    group: str
+    attempt: int
+    rule: str
+    began_at: str
+    ended_at: Optional[str]
+    detail: str
+    suggestion: str
+    actions: List[AbnormalAction]
+
+
 class AcceptedSamples(TypedDict):
     """How many samples were accepted."""
 
@@ -731,7 +783,9 @@ class NotificationBody(TypedDict):
 
     url: str
     occasions: List[
-        Literal["started", "preempted", "failed", "finished", "waiting", "quota_reached"]
+        Literal[
+            "started", "preempted", "failed", "finished", "waiting", "quota_reached", "abnormal"
+        ]
     ]
     tasks: NotRequired[Literal["own", "team", "all"]]
     secret: NotRequired[Optional[str]]
@@ -1573,6 +1627,7 @@ class Task(TypedDict):
     held_gpus: int
     held_nodes: int
     attempts_without_progress: int
+    abnormal: List[str]
     retries_used: RetriesUsed
     endpoints: List[Endpoint]
     warnings: List[TaskWarning]
