@@ -1832,7 +1832,7 @@ class AbnormalRule(Message):
     detail: str = ""
     threshold: float = 0.0
     unit: str = ""
-    off: bool = False
+    enabled: bool = False
     actions: tuple[AbnormalAction, ...] = ()
     dry_run: bool = False
     groups: tuple[str, ...] = ()

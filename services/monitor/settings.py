@@ -103,7 +103,7 @@ class MonitorSettings(BaseServiceSettings):
     rules_file: Path | None = None
     # True: actions that change a task or a node are listed and not carried out.
     rules_dry_run: bool = False
-    rules_tick_seconds: float = Field(default=30.0, gt=0, le=600)
+    rules_tick_seconds: float = Field(default=30.0, gt=0, le=30)
     # Actions beyond notify and tag that are carried out in an hour: of one rule, and of all.
     rule_actions_per_hour: int = Field(default=10, ge=0, le=10_000)
     rules_actions_per_hour: int = Field(default=20, ge=0, le=10_000)

@@ -97,7 +97,7 @@ def _rule(found: m.AbnormalRule) -> Json:
         "detail": found.detail,
         "threshold": found.threshold,
         "unit": found.unit,
-        "off": found.off,
+        "enabled": found.enabled,
         "actions": [enum_name(each) for each in found.actions],
         "dry_run": found.dry_run,
         "groups": list(found.groups),

@@ -52,7 +52,7 @@ class AbnormalRule(TypedDict):
     threshold: float
     # Of the threshold: s, or empty for a number.
     unit: str
-    off: bool
+    enabled: bool
     actions: list[str]
     # Actions beyond notify and tag are listed and not carried out.
     dry_run: bool

@@ -113,7 +113,7 @@ class Evaluation:
             if row.clearing_since_s is not None:
                 tx.put(replace(row, clearing_since_s=None))
             return True
-        over = facts.ended or setting.off or facts.attempt != row.attempt
+        over = facts.ended or not setting.enabled or facts.attempt != row.attempt
         if setting.rule.sampled and not over:
             since_s = now_s if row.clearing_since_s is None else row.clearing_since_s
             # An idle time counts again after so long: a gap in the samples is over by then.

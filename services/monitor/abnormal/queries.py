@@ -74,7 +74,7 @@ class AbnormalQueries:
                     detail=f"a task {setting.rule.fact}",
                     threshold=setting.threshold,
                     unit=setting.rule.unit,
-                    off=setting.off,
+                    enabled=setting.enabled,
                     actions=setting.actions,
                     dry_run=self.dry_run or setting.dry_run,
                     groups=tuple(group for group, own in self.book.groups.items() if name in own),

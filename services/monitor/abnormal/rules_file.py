@@ -30,7 +30,7 @@ class _Entry(BaseModel):
 
     threshold: Annotated[float, Field(gt=0, le=1e9)] | None = None
     actions: Annotated[list[ActionWord], Field(max_length=6)] | None = None
-    off: bool | None = None
+    enabled: bool | None = None
     dry_run: bool | None = None
 
 
@@ -116,7 +116,7 @@ def _changed(
             before.rule,
             before.threshold if entry.threshold is None else entry.threshold,
             before.actions if entry.actions is None else _actions(entry.actions),
-            before.off if entry.off is None else entry.off,
+            before.enabled if entry.enabled is None else entry.enabled,
             before.dry_run if entry.dry_run is None else entry.dry_run,
         )
     return changed

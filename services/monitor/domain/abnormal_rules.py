@@ -186,7 +186,7 @@ class Setting:
     rule: Rule
     threshold: float
     actions: tuple[AbnormalAction, ...] = HARMLESS
-    off: bool = False
+    enabled: bool = True
     dry_run: bool = False
 
 
@@ -209,10 +209,10 @@ def default_book() -> RuleBook:
 
 
 def evaluate(seen: Seen, settings: Mapping[str, Setting]) -> dict[str, Found]:
-    """Return what each rule finds that is not off."""
+    """Return what each rule finds that is enabled."""
     found: dict[str, Found] = {}
     for name, setting in settings.items():
-        if not setting.off and (result := setting.rule.read(seen, setting.threshold)) is not None:
+        if setting.enabled and (result := setting.rule.read(seen, setting.threshold)) is not None:
             suggestion = result.suggestion.replace("{task}", seen.facts.task_id)
             found[name] = replace(result, suggestion=suggestion)
     return found

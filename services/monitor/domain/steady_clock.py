@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-GAP_SECONDS_MAX = 600.0
+GAP_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)

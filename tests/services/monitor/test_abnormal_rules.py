@@ -293,13 +293,13 @@ def test_a_group_has_rules_of_its_own() -> None:
     book = parsed(
         {
             "idle_gpus": {"threshold": 7200, "actions": ["notify", "stop"]},
-            "groups": {"debug": {"idle_gpus": {"off": True}, "long_run": {"threshold": 3600}}},
+            "groups": {"debug": {"idle_gpus": {"enabled": False}, "long_run": {"threshold": 3600}}},
         }
     )
     setting = book.of("train")["idle_gpus"]
     stop = (AbnormalAction.NOTIFY, AbnormalAction.STOP)
-    assert (setting.threshold, setting.actions, setting.off) == (7200, stop, False)
-    assert book.of("debug")["idle_gpus"].off
+    assert (setting.threshold, setting.actions, setting.enabled) == (7200, stop, True)
+    assert not book.of("debug")["idle_gpus"].enabled
     assert book.of("debug")["long_run"].threshold == 3600
     assert book.of("train")["long_run"].threshold == 5 * DAY
     assert set(book.of("")) == set(RULES)

@@ -89,7 +89,7 @@ def _show_rules(found: dict[str, Any], *, as_json: bool) -> None:
         [
             [
                 each["name"],
-                "off" if each["off"] else f"{each['threshold']:g} {each['unit']}".strip(),
+                f"{each['threshold']:g} {each['unit']}".strip() if each["enabled"] else "off",
                 " ".join(each["actions"]) + (" (dry run)" if each["dry_run"] else ""),
                 " ".join(each["groups"]),
                 each["detail"],

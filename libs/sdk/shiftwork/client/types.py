@@ -48,7 +48,7 @@ class AbnormalRule(TypedDict):
     detail: str
     threshold: float
     unit: str
-    off: bool
+    enabled: bool
     actions: List[str]
     dry_run: bool
     groups: List[str]
