@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -81,7 +81,7 @@ def _mapping(name: str, found: object) -> Mapping[Any, Any]:
         return {}
     if not isinstance(found, dict):
         raise RulesFileError(f"{name}: {found!r} is no mapping; give names of rules with settings")
-    return found
+    return cast("dict[Any, Any]", found)
 
 
 def _changed(

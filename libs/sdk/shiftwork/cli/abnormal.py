@@ -53,6 +53,7 @@ def abnormal(  # noqa: PLR0917 - each is an option
             render.Column("OWNER", drop=4),
             render.Column("RULE"),
             render.Column("SINCE", drop=2),
+            render.Column("ENDED", drop=3),
             render.Column("ACTIONS", drop=1, least=8),
             render.Column("WHAT", least=20, wrap=True),
         ),
@@ -62,13 +63,13 @@ def abnormal(  # noqa: PLR0917 - each is an option
 
 
 def _row(found: dict[str, Any]) -> list[str | render.Cell]:
-    over = " (over)" if found["ended_at"] else ""
     short = f"{found['name']} {ids.short(found['task_id'])}"
     return [
         render.Cell(short, found["task_id"]),
         found["owner"],
         found["rule"],
-        render.when(found["began_at"]) + over,
+        render.when(found["began_at"]),
+        render.when(found["ended_at"]),
         "; ".join(findings.action(each) for each in found["actions"]),
         f"{found['detail']}. See: {found['suggestion']}",
     ]
