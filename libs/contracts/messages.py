@@ -850,8 +850,8 @@ class AbnormalTaskChanged(Message):
     changed_at: Time
 
 
-class AbnormalActionTaken(Message):
-    """AbnormalActionTaken: an action on an abnormal task or its node is settled."""
+class AbnormalActionSettled(Message):
+    """AbnormalActionSettled: an action on an abnormal task or its node is settled."""
 
     task_id: TaskIdText
     attempt: int = 0
@@ -861,7 +861,7 @@ class AbnormalActionTaken(Message):
     node_id: str = ""
     outcome: AbnormalOutcome = AbnormalOutcome.UNSPECIFIED
     detail: str = ""
-    taken_at: Time
+    settled_at: Time
 
 
 class FieldError(Message):

@@ -83,9 +83,9 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.EVENT,
         reply=None,
     ),
-    m.AbnormalActionTaken: Route(
-        type_name="shiftwork.task.v1.AbnormalActionTaken",
-        subject="evt.task.{task_id}.abnormal_action_taken",
+    m.AbnormalActionSettled: Route(
+        type_name="shiftwork.task.v1.AbnormalActionSettled",
+        subject="evt.task.{task_id}.abnormal_action_settled",
         owner="monitor",
         kind=Kind.EVENT,
         reply=None,

@@ -387,7 +387,7 @@ async def on_abnormal_task(tx: Tx, event: m.AbnormalTaskChanged) -> bool:
     return True
 
 
-async def on_abnormal_action(tx: Tx, event: m.AbnormalActionTaken) -> bool:
+async def on_abnormal_action(tx: Tx, event: m.AbnormalActionSettled) -> bool:
     """The audit trail has what a rule did, would have done, or was refused; the event log has also
     what came too late. A repetition of the event makes the same entry."""
     outcome = _AUDITED.get(event.outcome)
@@ -396,8 +396,8 @@ async def on_abnormal_action(tx: Tx, event: m.AbnormalActionTaken) -> bool:
         fact = f"{event.task_id}/{event.rule}/{event.version}/{action}/{event.node_id}"
         tx.put(
             AuditRow(
-                id=sortable_id(event.taken_at, crc32(fact.encode()).to_bytes(4, "big")),
-                at=event.taken_at,
+                id=sortable_id(event.settled_at, crc32(fact.encode()).to_bytes(4, "big")),
+                at=event.settled_at,
                 who=f"rule:{event.rule}",
                 action=f"abnormal.{action}",
                 target=event.node_id or event.task_id,
@@ -531,7 +531,7 @@ READS: Mapping[type[Message], Reads] = {
             m.TaskStateChanged,
             m.LifeStateSaved,
             m.AbnormalTaskChanged,
-            m.AbnormalActionTaken,
+            m.AbnormalActionSettled,
         ),
         _task_of,
     ),
@@ -579,7 +579,7 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.RunExited: _logged(on_run_exited),
     m.ErrorLinesFound: _logged(on_error_lines_found),
     m.AbnormalTaskChanged: _logged(on_abnormal_task),
-    m.AbnormalActionTaken: _logged(on_abnormal_action),
+    m.AbnormalActionSettled: _logged(on_abnormal_action),
     m.NodeChanged: _logged(on_node_changed),
     m.QuotaChanged: _logged(on_quota_changed),
     m.PolicyChanged: _logged(on_policy_changed),

@@ -36,8 +36,11 @@ class Handlers:
 
     def table(self) -> Mapping[type[Message], Handler]:
         """Return the handler of each event."""
-        own = {kind: partial(handler, self) for kind, handler in HANDLERS.items()}
-        return {**recording.HANDLERS, **own}
+        return {kind: partial(handler, self) for kind, handler in HANDLERS.items()}
+
+    async def on_fact(self, tx: Tx, event: Any) -> None:  # noqa: ANN401 - one that rules read
+        """Record what rules read."""
+        await record(tx, event)
 
     async def on_task_submitted(self, tx: Tx, event: TaskSubmitted) -> None:
         """Record the task's name, which the scheduler's events do not have."""
@@ -125,6 +128,7 @@ def _submitted(event: TaskSubmitted) -> TaskRow:
 
 
 HANDLERS: Mapping[type[Message], Callable[[Handlers, Tx, Any], Awaitable[None]]] = {
+    **dict.fromkeys(recording.CHANGES, Handlers.on_fact),
     TaskSubmitted: Handlers.on_task_submitted,
     TaskStateChanged: Handlers.on_task_state_changed,
 }
@@ -133,4 +137,3 @@ READS: Mapping[type[Message], Reads] = {
     TaskSubmitted: lambda event: [(TaskRow, event.task_id)],
     TaskStateChanged: lambda event: [(TaskRow, event.task_id), (FactsRow, event.task_id)],
 }
-CONSUMES = (*HANDLERS, *(kind for kind in recording.HANDLERS if kind not in HANDLERS))

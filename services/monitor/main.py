@@ -15,12 +15,11 @@ from services.monitor.abnormal import store as abnormal
 from services.monitor.abnormal.acting import Acting
 from services.monitor.abnormal.evaluation import Evaluation
 from services.monitor.abnormal.queries import AbnormalQueries
-from services.monitor.abnormal.rules_file import read_rules
 from services.monitor.activities import Activities
 from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
 from services.monitor.export import COLLECTOR, Source
-from services.monitor.handlers import CONSUMES, READS, Handlers
+from services.monitor.handlers import HANDLERS, READS, Handlers
 from services.monitor.notifications import Commands
 from services.monitor.outgoing import Outgoing
 from services.monitor.series import store as series
@@ -45,23 +44,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
         tasks_max=settings.task_metrics_max,
     )
 
-    book = read_rules(
-        settings.rules_file,
-        idle_seconds=settings.idle_gpu_seconds,
-        quiet_seconds=settings.quiet_seconds,
-    )
-    evaluation = Evaluation(
-        ports.store, outgoing, book, settings.activity_limits(), settings.rules_tick_seconds
-    )
-    acting = Acting(
-        ports.store,
-        ports.bus,
-        book,
-        settings.action_limits(),
-        settings.rules_dry_run,
-        min(5.0, settings.rules_tick_seconds),
-    )
-    findings = AbnormalQueries(ports.store, book, settings.rules_dry_run)
+    evaluation, acting, findings = _abnormal(settings, ports, outgoing)
 
     async def lead(epoch: int) -> None:
         evaluation.after = ""
@@ -102,25 +85,49 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
             recorder.activities.loop(),
             evaluation.loop(),
             acting.loop(),
-            prune_loop(
-                "monitor",
-                ports.store,
-                settings,
-                *prune_rules(
-                    timedelta(seconds=settings.ended_tasks_keep_seconds),
-                    timedelta(seconds=settings.messages_keep_seconds),
-                ),
-                series.prune_rule(),
-                activity.prune_rule(timedelta(seconds=settings.ended_tasks_keep_seconds)),
-                *abnormal.prune_rules(
-                    timedelta(seconds=settings.ended_tasks_keep_seconds),
-                    timedelta(seconds=settings.findings_keep_seconds),
-                ),
-            ),
+            _pruning(settings, ports),
         ),
         on_lead=lead,
         on_lead_end=lead_no_longer,
         tasks=(delivery.run, recorder.listen),
+    )
+
+
+def _abnormal(
+    settings: MonitorSettings, ports: Ports, outgoing: Outgoing
+) -> tuple[Evaluation, Acting, AbnormalQueries]:
+    """What finds abnormal tasks, acts on them and lists them, by the site's rules."""
+    book = settings.rule_book()
+    evaluation = Evaluation(
+        ports.store, outgoing, book, settings.activity_limits(), settings.rules_tick_seconds
+    )
+    acting = Acting(
+        ports.store,
+        ports.bus,
+        book,
+        settings.action_limits(),
+        settings.rules_dry_run,
+        min(5.0, settings.rules_tick_seconds),
+    )
+    return evaluation, acting, AbnormalQueries(ports.store, book, settings.rules_dry_run)
+
+
+def _pruning(settings: MonitorSettings, ports: Ports) -> Loop:
+    """The loop that deletes old rows."""
+    return prune_loop(
+        "monitor",
+        ports.store,
+        settings,
+        *prune_rules(
+            timedelta(seconds=settings.ended_tasks_keep_seconds),
+            timedelta(seconds=settings.messages_keep_seconds),
+        ),
+        series.prune_rule(),
+        activity.prune_rule(timedelta(seconds=settings.ended_tasks_keep_seconds)),
+        *abnormal.prune_rules(
+            timedelta(seconds=settings.ended_tasks_keep_seconds),
+            timedelta(seconds=settings.findings_keep_seconds),
+        ),
     )
 
 
@@ -154,7 +161,7 @@ WIRING = Wiring(
     build=build,
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
-    consumes=CONSUMES,
+    consumes=tuple(HANDLERS),
     requests=(SetGoal, SetPriority, SetSchedulable),
     hears=(NodeSampled,),
 )

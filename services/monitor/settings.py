@@ -11,7 +11,9 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
+from services.monitor.abnormal.rules_file import read_rules
 from services.monitor.domain.abnormal_actions import ActionLimits
+from services.monitor.domain.abnormal_rules import RuleBook
 from services.monitor.domain.activity import Limits
 from services.monitor.domain.blocks import POINTS
 from services.monitor.domain.receivers import Network
@@ -24,6 +26,12 @@ def _networks(text: str) -> str:
     for each in text.split():
         ip_network(each)
     return text
+
+
+def _rules(path: Path | None) -> Path | None:
+    """ValueError, with field, value and fix, for a file that cannot be used."""
+    read_rules(path, idle_seconds=0, quiet_seconds=0)
+    return path
 
 
 class MonitorSettings(BaseServiceSettings):
@@ -100,7 +108,7 @@ class MonitorSettings(BaseServiceSettings):
     activity_publish_seconds: float = Field(default=600.0, gt=0)
 
     # Rules that find abnormal tasks: a file (YAML or JSON) with what differs from the defaults.
-    rules_file: Path | None = None
+    rules_file: Annotated[Path | None, AfterValidator(_rules)] = None
     # True: actions that change a task or a node are listed and not carried out.
     rules_dry_run: bool = False
     rules_tick_seconds: float = Field(default=30.0, gt=0, le=30)
@@ -121,6 +129,14 @@ class MonitorSettings(BaseServiceSettings):
             most_seconds=self.delivery_pause_seconds_max,
             tries_max=self.delivery_tries_max,
             failing_seconds_max=self.delivery_failing_seconds_max,
+        )
+
+    def rule_book(self) -> RuleBook:
+        """The rules that find abnormal tasks. RulesFileError names what is wrong with the file."""
+        return read_rules(
+            self.rules_file,
+            idle_seconds=self.idle_gpu_seconds,
+            quiet_seconds=self.quiet_seconds,
         )
 
     def action_limits(self) -> ActionLimits:
@@ -144,6 +160,11 @@ class MonitorSettings(BaseServiceSettings):
             Resolution(self.series_middle_step_seconds, self.series_middle_keep_seconds),
             Resolution(self.series_coarse_step_seconds, self.series_keep_seconds),
         )
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        self.rule_book()
+        return self
 
     @model_validator(mode="after")
     def _check_series(self) -> Self:

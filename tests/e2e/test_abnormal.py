@@ -26,8 +26,17 @@ SETTINGS = {
     "SHIFTWORK_MONITOR_QUIET_SECONDS": "2",
     "SHIFTWORK_MONITOR_RULES_TICK_SECONDS": "0.5",
 }
-# Uses a little of a processor for ever; in rank 1 it ends at once.
-BUSY = 'test "$RANK" = 1 && exit 0; while :; do sleep 0.005; done'
+# Rank 0 uses a little of a processor for ever; rank 1 ends at once.
+LACKING = """
+name: lacking
+run_mode: debug
+roles:
+  - name: worker
+    replicas: 2
+    command: ["true"]
+    debug:
+      command: [sh, -c, 'test "$RANK" = 1 && exit 0; while :; do sleep 0.005; done']
+"""
 
 
 @pytest.fixture
@@ -56,9 +65,8 @@ def eventually(read: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 def test_tasks_that_idle_or_lack_a_rank_are_found_and_acted_on(own: Shiftwork) -> None:
     idle = own.submit("--name", "idle", "--gpus", "0", "--", "sleep", "600")
-    lacking = own.submit(
-        *("--name", "lacking", "--mode", "debug", "--nodes", "2", "--", "sh", "-c", BUSY)
-    )
+    (own.home / "lacking.yaml").write_text(LACKING)
+    lacking = own.submit("--file", str(own.home / "lacking.yaml"))
 
     def findings(task: str, *options: str) -> Any:
         return own.good("abnormal", task, *options, "--json").json["items"]
@@ -74,7 +82,11 @@ def test_tasks_that_idle_or_lack_a_rank_are_found_and_acted_on(own: Shiftwork) -
     assert by == ["rule:no_progress"]
     # The other one is tagged, and the dry run says what would be done.
     (found,) = eventually(
-        lambda: [e for e in findings(lacking) if e["actions"][0]["outcome"] == "dry_run"]
+        lambda: [
+            each
+            for each in findings(lacking)
+            if [step["outcome"] for step in each["actions"]] == ["dry_run"]
+        ]
     )
     assert found["rule"] == "ranks_missing"
     assert "ended: rank 1" in found["detail"]

@@ -19,7 +19,9 @@ from services.gateway.api.deps import (
     router_of,
 )
 from services.gateway.json_values import enum_name, rfc3339
+from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
+from services.gateway.rows import TaskRow
 from services.gateway.views import Json
 
 router = router_of("abnormal")
@@ -54,6 +56,17 @@ async def list_abnormal(
         limit=paging.limit,
     )
     reply = await parts.commands.ask(query, m.ListAbnormalTasksReply)
+    if not reply.tasks and paging.cursor is None:
+        async with parts.store.transaction() as tx:
+            await require_findable(
+                tx,
+                # Who may not see accounts learns neither which there are nor which are alike.
+                users={"owner": owner} if owner and caller.reaches_all(Action.READ_USERS) else {},
+                teams={"team": team} if team else {},
+                groups={"group": group} if group else {},
+                kept=[(TaskRow, field, field) for field in ("owner", "team", "group")],
+                sight=caller.sight,
+            )
     return answer_page(reply.tasks, _task, lambda each: each.task_id, reply.next or None)
 
 

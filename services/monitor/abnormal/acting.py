@@ -14,7 +14,7 @@ from libs.bus.port import Bus, BusError
 from libs.contracts.base import Message
 from libs.contracts.messages import (
     AbnormalAction,
-    AbnormalActionTaken,
+    AbnormalActionSettled,
     AbnormalOutcome,
     Fence,
     Goal,
@@ -176,7 +176,7 @@ def _settle(tx: Tx, row: ActionRow, outcome: AbnormalOutcome, detail: str) -> No
     """Record how an action went, with the event that the audit trail is made from."""
     tx.put(replace(row, outcome=outcome, detail=detail))
     tx.emit(
-        AbnormalActionTaken(
+        AbnormalActionSettled(
             task_id=row.task_id,
             attempt=row.attempt,
             rule=row.rule,
@@ -185,7 +185,7 @@ def _settle(tx: Tx, row: ActionRow, outcome: AbnormalOutcome, detail: str) -> No
             node_id=row.node_id,
             outcome=outcome,
             detail=detail,
-            taken_at=tx.now,
+            settled_at=tx.now,
         )
     )
 

@@ -14,7 +14,7 @@ from libs.contracts.messages import (
     RunStarted,
     TaskStateChanged,
 )
-from libs.service.definition import Handler, Reads
+from libs.service.definition import Reads
 from libs.store.port import Tx
 from services.monitor.abnormal.store import steady_now
 from services.monitor.domain import abnormal_facts as facts
@@ -39,7 +39,6 @@ async def record(tx: Tx, event: Any) -> None:  # noqa: ANN401 - one of CHANGES
         tx.put(after)
 
 
-HANDLERS: Mapping[type[Message], Handler] = dict.fromkeys(CHANGES, record)
 READS: Mapping[type[Message], Reads] = dict.fromkeys(
     CHANGES, lambda event: [(FactsRow, event.task_id)]
 )

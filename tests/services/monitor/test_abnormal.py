@@ -14,7 +14,7 @@ import pytest
 from libs.contracts import messages as m
 from libs.contracts.messages import (
     AbnormalAction,
-    AbnormalActionTaken,
+    AbnormalActionSettled,
     AbnormalOutcome,
     AbnormalTaskChanged,
     TaskState,
@@ -266,11 +266,11 @@ class Site:
         await misses_ranks(self.monitor, task_id=self.task_id)
         await pass_time(self.monitor, 90)
 
-    async def act(self) -> list[AbnormalActionTaken]:
+    async def act(self) -> list[AbnormalActionSettled]:
         """A step of the actions' loop; what was settled."""
         await self.monitor.step("abnormal-actions")
         found = await self.monitor.published()
-        return [each for each in found if isinstance(each, AbnormalActionTaken)]
+        return [each for each in found if isinstance(each, AbnormalActionSettled)]
 
     async def goals(self) -> list[tuple[m.Goal, str]]:
         """The changes that submit published."""

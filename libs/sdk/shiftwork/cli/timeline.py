@@ -292,7 +292,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         if d.get("ended_at")
         else f"abnormal by {d.get('rule')}: {d.get('detail')}"
     ),
-    "task.abnormal_action_taken": lambda d: (
+    "task.abnormal_action_settled": lambda d: (
         f"{str(d.get('action')).replace('_', ' ')} for {d.get('rule')}:"
         f" {str(d.get('outcome')).replace('_', ' ')}; {d.get('detail')}"
     ),
