@@ -32,6 +32,8 @@ from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
 from tests.kit.specs import asked
 from tests.services.monitor.events import a_change
+from tests.services.monitor.series.samples import TASK, a_rank, a_sample
+from tests.services.monitor.series.test_recording import hearing, send
 
 RULES = """
 ranks_missing: {threshold: 60, actions: [notify, tag, stop]}
@@ -55,7 +57,8 @@ def wiring() -> Wiring:
 
 @pytest.fixture
 async def service(platform: MemoryPlatform, store: Store, tmp_path: Path) -> ServiceHarness:
-    service = ServiceHarness(platform, WIRING, settings(tmp_path), store=store)
+    options = settings(tmp_path, prune_days_per_hour=0)
+    service = ServiceHarness(platform, WIRING, options, store=store)
     await service.lead()
     return service
 
@@ -507,3 +510,57 @@ async def test_open_findings_are_published_again_for_a_new_read_model(
     await service.published()
     assert (await service.ask(m.Reemit(service="monitor"))).events == 1
     assert await changes(service) == [("ranks_missing", 1, True)]
+
+
+async def samples(monitor: ServiceHarness, begin: int, end: int, percent: float) -> None:
+    """A GPU of a rank, sampled every 10 s; the loops run every 30 s."""
+    for t in range(begin, end, 10):
+        await send(monitor, a_sample(t, gpus=[percent], ranks=[a_rank(0, gpus=[0], cores=1.0)]))
+        if t % 30 == 20:
+            await monitor.step("activity")
+            await monitor.step("abnormal")
+
+
+async def test_a_gpu_that_idles_is_found_and_a_gap_in_the_samples_ends_nothing(
+    platform: MemoryPlatform, tmp_path: Path
+) -> None:
+    rules = "idle_gpus: {threshold: 180}\n"
+    options = settings(tmp_path, rules, idle_gpu_seconds=60, quiet_seconds=60)
+    monitor = ServiceHarness(platform, WIRING, options)
+    monitor.clock.move_to(0)
+    await monitor.lead()
+    await runs(monitor, TASK, held_gpus=1)
+    async with hearing(monitor):
+        await samples(monitor, 0, 180, 3.0)
+        assert await changes(monitor) == []
+        await samples(monitor, 180, 240, 3.0)
+        assert await changes(monitor) == [("idle_gpus", 1, True)]
+        (row,) = await monitor.rows(FindingRow)
+        assert row.detail.startswith("1 of 1 GPUs have been below 10 % for 3 min")
+        # Nothing is sampled for a while, and idle times begin again: it is the same finding.
+        monitor.clock.move_to(330)
+        await monitor.step("activity")
+        await monitor.step("abnormal")
+        await samples(monitor, 330, 600, 3.0)
+        assert await changes(monitor) == []
+        # It works again, for longer than an idle time takes to count.
+        await samples(monitor, 600, 690, 80.0)
+        assert await changes(monitor) == []
+        await samples(monitor, 690, 780, 80.0)
+        assert await changes(monitor) == [("idle_gpus", 2, False)]
+
+
+async def test_findings_that_are_over_are_pruned_and_those_that_last_stay(
+    service: ServiceHarness,
+) -> None:
+    for task_id in ("t1", "t2"):
+        await runs(service, task_id)
+        await misses_ranks(service, task_id=task_id)
+    await pass_time(service, 90)
+    await misses_ranks(service, 0, "t1")
+    await pass_time(service, 30)
+    await service.step("abnormal-actions")
+    service.clock.advance(31 * 86_400)
+    await service.step("prune")
+    assert [row.task_id for row in await service.rows(FindingRow)] == ["t2"]
+    assert [row.task_id for row in await service.rows(ActionRow)] == ["t2"]
