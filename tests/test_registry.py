@@ -67,6 +67,8 @@ def test_subjects_and_owners_are_as_published() -> None:
         "ModeChanged": "submit evt.task.{task_id}.mode_changed",
         "PriorityChanged": "submit evt.task.{task_id}.priority_changed",
         "TaskStateChanged": "scheduler evt.task.{task_id}.state_changed",
+        "AbnormalTaskChanged": "monitor evt.task.{task_id}.abnormal_changed",
+        "AbnormalActionSettled": "monitor evt.task.{task_id}.abnormal_action_settled",
         "RunAssigned": "scheduler evt.run.{task_id}.assigned",
         "RunResumed": "scheduler evt.run.{task_id}.resumed",
         "PreemptionRequested": "scheduler evt.run.{task_id}.preemption_requested",

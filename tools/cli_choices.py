@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.gateway import audit, usage
 from services.gateway.permissions import Role, Scope
+from services.monitor.domain.abnormal_rules import RULES
 from tools.task_forms import formatted
 
 HEAD = '''"""What the server takes for these options. Generated from the gateway by `make gen`."""
@@ -22,6 +23,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "USAGE_OUTCOMES": tuple(usage.Outcome),
     "AUDIT_ACTIONS": audit.ACTIONS,
     "AUDIT_OUTCOMES": audit.OUTCOMES,
+    "ABNORMAL_RULES": tuple(RULES),
 }
 
 

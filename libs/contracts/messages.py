@@ -236,6 +236,29 @@ class Unit(StrEnum):
     GPUS_OR_NODES = "UNIT_GPUS_OR_NODES"
 
 
+class AbnormalAction(StrEnum):
+    """AbnormalAction is what may follow when a rule finds a task abnormal."""
+
+    UNSPECIFIED = "ABNORMAL_ACTION_UNSPECIFIED"
+    NOTIFY = "ABNORMAL_ACTION_NOTIFY"
+    TAG = "ABNORMAL_ACTION_TAG"
+    LOWER_PRIORITY = "ABNORMAL_ACTION_LOWER_PRIORITY"
+    PREEMPT = "ABNORMAL_ACTION_PREEMPT"
+    STOP = "ABNORMAL_ACTION_STOP"
+    CORDON = "ABNORMAL_ACTION_CORDON"
+
+
+class AbnormalOutcome(StrEnum):
+    """AbnormalOutcome is how an action went."""
+
+    UNSPECIFIED = "ABNORMAL_OUTCOME_UNSPECIFIED"
+    WAITING = "ABNORMAL_OUTCOME_WAITING"
+    DONE = "ABNORMAL_OUTCOME_DONE"
+    REFUSED = "ABNORMAL_OUTCOME_REFUSED"
+    DRY_RUN = "ABNORMAL_OUTCOME_DRY_RUN"
+    WITHDRAWN = "ABNORMAL_OUTCOME_WITHDRAWN"
+
+
 class RefusalCode(StrEnum):
     """RefusalCode is the kind of refusal; the gateway maps it to an HTTP status."""
 
@@ -267,6 +290,7 @@ class Occasion(StrEnum):
     FINISHED = "OCCASION_FINISHED"
     WAITING = "OCCASION_WAITING"
     QUOTA_REACHED = "OCCASION_QUOTA_REACHED"
+    ABNORMAL = "OCCASION_ABNORMAL"
 
 
 class NotifiedTasks(StrEnum):
@@ -743,6 +767,104 @@ class TaskUtilization(Message):
     gpu_memory_used_bytes: float | None = None
 
 
+class TaskSubmitted(Message):
+    """TaskSubmitted: a valid task is stored and waits for the scheduler."""
+
+    task_id: TaskIdText
+    owner: NameText
+    team: str = ""
+    spec: TaskSpec
+    submitted_at: Time
+    revision: Int64 = 0
+    warnings: tuple[TaskWarning, ...] = ()
+
+
+class GoalChanged(Message):
+    """GoalChanged: the owner wants something else of the task."""
+
+    task_id: TaskIdText
+    goal: Goal = Goal.UNSPECIFIED
+    revision: Int64 = 0
+    changed_by: str = ""
+    changed_at: Time
+    now: bool = False
+
+
+class ModeChanged(Message):
+    """ModeChanged: debug mode was turned on or off. A pause is a goal."""
+
+    task_id: TaskIdText
+    mode: RunMode = RunMode.UNSPECIFIED
+    revision: Int64 = 0
+    changed_by: str = ""
+    changed_at: Time
+
+
+class PriorityChanged(Message):
+    """PriorityChanged: the task's level was changed after submission."""
+
+    task_id: TaskIdText
+    priority: Priority = Priority.UNSPECIFIED
+    revision: Int64 = 0
+    changed_by: str = ""
+    changed_at: Time
+
+
+class TaskStateChanged(Message):
+    """TaskStateChanged: the scheduler moved the task, or the reason for its waiting changed."""
+
+    task_id: TaskIdText
+    version: Int64 = 0
+    state: TaskState = TaskState.UNSPECIFIED
+    previous: TaskState = TaskState.UNSPECIFIED
+    reason: Reason
+    attempt: int = 0
+    observed_revision: Int64 = 0
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    checkpoint: Checkpoint | None = None
+    exit: RunExit | None = None
+    changed_at: Time
+    owner: str = ""
+    team: str = ""
+    group: str = ""
+    held_gpus: Int64 = 0
+    held_nodes: Int64 = 0
+    priority: Priority = Priority.UNSPECIFIED
+    attempts_without_progress: int = 0
+    retries_used: int = 0
+    class_retries: ClassRetries | None = None
+
+
+class AbnormalTaskChanged(Message):
+    """AbnormalTaskChanged: a rule found a task abnormal, or finds it so no longer."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    rule: str = ""
+    version: Int64 = 0
+    began_at: Time
+    ended_at: Time | None = None
+    detail: str = ""
+    suggestion: str = ""
+    tagged: bool = False
+    changed_at: Time
+
+
+class AbnormalActionSettled(Message):
+    """AbnormalActionSettled: an action on an abnormal task or its node is settled."""
+
+    task_id: TaskIdText
+    attempt: int = 0
+    rule: str = ""
+    version: Int64 = 0
+    action: AbnormalAction = AbnormalAction.UNSPECIFIED
+    node_id: str = ""
+    outcome: AbnormalOutcome = AbnormalOutcome.UNSPECIFIED
+    detail: str = ""
+    settled_at: Time
+
+
 class FieldError(Message):
     """FieldError names the field, the value and the fix."""
 
@@ -799,6 +921,14 @@ class CreateTasksReply(Message):
     replies: tuple[CreateTaskReply, ...] = ()
 
 
+class Fence(Message):
+    """Fence limits a command to the state in which its requester decided it."""
+
+    attempt: int = 0
+    request: str = ""
+    goal_revision: Int64 = 0
+
+
 class SetGoal(Message):
     """SetGoal asks that a task run, pause or stop."""
 
@@ -806,6 +936,7 @@ class SetGoal(Message):
     goal: Goal = Goal.UNSPECIFIED
     asked_by: str = ""
     now: bool = False
+    fence: Fence | None = None
 
 
 class SetGoalReply(Message):
@@ -813,6 +944,7 @@ class SetGoalReply(Message):
 
     refusal: Refusal | None = None
     revision: Int64 = 0
+    changed: bool = False
 
 
 class SetMode(Message):
@@ -837,6 +969,7 @@ class SetPriority(Message):
     task_id: str = ""
     priority: Priority = Priority.UNSPECIFIED
     asked_by: str = ""
+    fence: Fence | None = None
 
 
 class SetPriorityReply(Message):
@@ -1644,6 +1777,80 @@ class ReadUtilizationReply(Message):
     tasks: tuple[TaskUtilization, ...] = ()
 
 
+class AbnormalStep(Message):
+    """AbnormalStep is one action on an abnormal task, and how far it is."""
+
+    action: AbnormalAction = AbnormalAction.UNSPECIFIED
+    node_id: str = ""
+    outcome: AbnormalOutcome = AbnormalOutcome.UNSPECIFIED
+    detail: str = ""
+
+
+class AbnormalTask(Message):
+    """AbnormalTask is what a rule found about a task."""
+
+    task_id: str = ""
+    name: str = ""
+    owner: str = ""
+    team: str = ""
+    group: str = ""
+    attempt: int = 0
+    rule: str = ""
+    began_at: Time
+    ended_at: Time | None = None
+    detail: str = ""
+    suggestion: str = ""
+    actions: tuple[AbnormalStep, ...] = ()
+
+
+class ListAbnormalTasks(Message):
+    """ListAbnormalTasks asks which tasks rules have found."""
+
+    task_id: str = ""
+    owner: str = ""
+    team: str = ""
+    group: str = ""
+    rule: str = ""
+    seen_by: str = ""
+    seen_team: str = ""
+    ended: bool = False
+    after: str = ""
+    limit: int = 0
+
+
+class ListAbnormalTasksReply(Message):
+    """ListAbnormalTasksReply has them in the order of tasks' ids."""
+
+    refusal: Refusal | None = None
+    tasks: tuple[AbnormalTask, ...] = ()
+    next: str = ""
+
+
+class AbnormalRule(Message):
+    """AbnormalRule is a rule as the site has set it."""
+
+    name: str = ""
+    detail: str = ""
+    threshold: float = 0.0
+    unit: str = ""
+    enabled: bool = False
+    actions: tuple[AbnormalAction, ...] = ()
+    dry_run: bool = False
+    groups: tuple[str, ...] = ()
+
+
+class ListAbnormalRules(Message):
+    """ListAbnormalRules asks which rules there are."""
+
+
+
+class ListAbnormalRulesReply(Message):
+    """ListAbnormalRulesReply has them by name."""
+
+    refusal: Refusal | None = None
+    rules: tuple[AbnormalRule, ...] = ()
+
+
 class ExecEnd(Message):
     """ExecEnd is how the command of a session ended."""
 
@@ -1811,6 +2018,7 @@ class RankRestarted(Message):
     restarts_max: int = 0
     detail: str = ""
     noted_at: Time
+    node_id: str = ""
 
 
 class RankEnded(Message):
@@ -1904,72 +2112,3 @@ class RunActivityChanged(Message):
     idle_gpus: int = 0
     idle_since: Time | None = None
     quiet_since: Time | None = None
-
-
-class TaskSubmitted(Message):
-    """TaskSubmitted: a valid task is stored and waits for the scheduler."""
-
-    task_id: TaskIdText
-    owner: NameText
-    team: str = ""
-    spec: TaskSpec
-    submitted_at: Time
-    revision: Int64 = 0
-    warnings: tuple[TaskWarning, ...] = ()
-
-
-class GoalChanged(Message):
-    """GoalChanged: the owner wants something else of the task."""
-
-    task_id: TaskIdText
-    goal: Goal = Goal.UNSPECIFIED
-    revision: Int64 = 0
-    changed_by: str = ""
-    changed_at: Time
-    now: bool = False
-
-
-class ModeChanged(Message):
-    """ModeChanged: debug mode was turned on or off. A pause is a goal."""
-
-    task_id: TaskIdText
-    mode: RunMode = RunMode.UNSPECIFIED
-    revision: Int64 = 0
-    changed_by: str = ""
-    changed_at: Time
-
-
-class PriorityChanged(Message):
-    """PriorityChanged: the task's level was changed after submission."""
-
-    task_id: TaskIdText
-    priority: Priority = Priority.UNSPECIFIED
-    revision: Int64 = 0
-    changed_by: str = ""
-    changed_at: Time
-
-
-class TaskStateChanged(Message):
-    """TaskStateChanged: the scheduler moved the task, or the reason for its waiting changed."""
-
-    task_id: TaskIdText
-    version: Int64 = 0
-    state: TaskState = TaskState.UNSPECIFIED
-    previous: TaskState = TaskState.UNSPECIFIED
-    reason: Reason
-    attempt: int = 0
-    observed_revision: Int64 = 0
-    started_at: Time | None = None
-    finished_at: Time | None = None
-    checkpoint: Checkpoint | None = None
-    exit: RunExit | None = None
-    changed_at: Time
-    owner: str = ""
-    team: str = ""
-    group: str = ""
-    held_gpus: Int64 = 0
-    held_nodes: Int64 = 0
-    priority: Priority = Priority.UNSPECIFIED
-    attempts_without_progress: int = 0
-    retries_used: int = 0
-    class_retries: ClassRetries | None = None

@@ -30,6 +30,8 @@ def _each(action: str, words: Iterable[str]) -> tuple[str, ...]:
 
 # The filter finds an action by its beginning: ``task.goal`` finds ``task.goal.stop``.
 ACTIONS = (
+    # By rules, not by requests.
+    *("abnormal.cordon", "abnormal.lower_priority", "abnormal.preempt", "abnormal.stop"),
     *("dead-letters.discard", "dead-letters.replay"),
     *("login.cli", "login.oidc", "login.password"),
     *("node.drain", "node.labels", "node.schedulable.False", "node.schedulable.True"),
@@ -47,7 +49,7 @@ ACTIONS = (
 )
 # ``refused``: of several kinds, summed up. ``started`` and ``unknown``: it may have been done.
 OUTCOMES = (
-    *("done", "started", "unknown", "refused"),
+    *("done", "started", "unknown", "refused", "dry_run"),
     *sorted({kind.type for kind in vars(problems).values() if isinstance(kind, problems.Kind)}),
 )
 

@@ -255,7 +255,9 @@ class LoginCodeBody(Body):
     verifier: Annotated[str, Field(min_length=43, max_length=128)]
 
 
-OccasionWord = Literal["started", "preempted", "failed", "finished", "waiting", "quota_reached"]
+OccasionWord = Literal[
+    "started", "preempted", "failed", "finished", "waiting", "quota_reached", "abnormal"
+]
 
 
 class NotificationBody(Body):

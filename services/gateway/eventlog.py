@@ -50,6 +50,10 @@ FACTS: Mapping[type[Message], Fact] = {
     m.CheckpointSaved: Fact("checkpoint.saved_at", ("task_id", "checkpoint.no")),
     m.RunExited: Fact("exit.exited_at", ("task_id", "attempt")),
     m.ErrorLinesFound: Fact("found_at", ("task_id", "attempt")),
+    m.AbnormalTaskChanged: Fact("changed_at", ("task_id", "rule", "version")),
+    m.AbnormalActionSettled: Fact(
+        "settled_at", ("task_id", "rule", "version", "action", "node_id")
+    ),
     m.NodeChanged: Fact("changed_at", ("node_id", "version")),
     m.QuotaChanged: Fact("changed_at", ("version",)),
     m.PolicyChanged: Fact("changed_at", ("group", "version")),
@@ -58,7 +62,7 @@ FACTS: Mapping[type[Message], Fact] = {
 
 
 # Facts that only the event log keeps.
-NEVER_NEWS = frozenset({m.UsageRecorded, m.PolicyChanged})
+NEVER_NEWS = frozenset({m.UsageRecorded, m.PolicyChanged, m.AbnormalActionSettled})
 
 
 def type_name(kind: type[Message]) -> str:

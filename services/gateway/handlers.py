@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
+from zlib import crc32
 
 from libs.contracts import messages as m
 from libs.contracts.base import Message
@@ -376,6 +377,45 @@ async def on_error_lines_found(tx: Tx, event: m.ErrorLinesFound) -> bool:
     return True
 
 
+async def on_abnormal_task(tx: Tx, event: m.AbnormalTaskChanged) -> bool:
+    """The highest version of each rule wins."""
+    row = await _task(tx, event.task_id)
+    if event.version <= abs(row.abnormal.get(event.rule, 0)):
+        return False
+    version = event.version if event.tagged and event.ended_at is None else -event.version
+    tx.put(replace(row, abnormal={**row.abnormal, event.rule: version}))
+    return True
+
+
+async def on_abnormal_action(tx: Tx, event: m.AbnormalActionSettled) -> bool:
+    """The audit trail has what a rule did, would have done, or was refused; the event log has also
+    what came too late. A repetition of the event makes the same entry."""
+    outcome = _AUDITED.get(event.outcome)
+    if outcome is not None:
+        action = enum_name(event.action)
+        fact = f"{event.task_id}/{event.rule}/{event.version}/{action}/{event.node_id}"
+        tx.put(
+            AuditRow(
+                id=sortable_id(event.settled_at, crc32(fact.encode()).to_bytes(4, "big")),
+                at=event.settled_at,
+                who=f"rule:{event.rule}",
+                action=f"abnormal.{action}",
+                target=event.node_id or event.task_id,
+                outcome=outcome,
+                detail=f"{event.detail} (task {event.task_id}, attempt {event.attempt})",
+                address=PLATFORM,
+            )
+        )
+    return False
+
+
+_AUDITED = {
+    m.AbnormalOutcome.DONE: "done",
+    m.AbnormalOutcome.REFUSED: "refused",
+    m.AbnormalOutcome.DRY_RUN: "dry_run",
+}
+
+
 async def on_node_changed(tx: Tx, event: m.NodeChanged) -> bool:
     """The highest version wins."""
     row = await tx.get(NodeRow, event.node_id)
@@ -490,6 +530,8 @@ READS: Mapping[type[Message], Reads] = {
             m.PriorityChanged,
             m.TaskStateChanged,
             m.LifeStateSaved,
+            m.AbnormalTaskChanged,
+            m.AbnormalActionSettled,
         ),
         _task_of,
     ),
@@ -536,6 +578,8 @@ HANDLERS: Mapping[type[Message], Handler] = {
     m.CheckpointSaved: _logged(on_checkpoint_saved),
     m.RunExited: _logged(on_run_exited),
     m.ErrorLinesFound: _logged(on_error_lines_found),
+    m.AbnormalTaskChanged: _logged(on_abnormal_task),
+    m.AbnormalActionSettled: _logged(on_abnormal_action),
     m.NodeChanged: _logged(on_node_changed),
     m.QuotaChanged: _logged(on_quota_changed),
     m.PolicyChanged: _logged(on_policy_changed),

@@ -283,6 +283,8 @@ WIRING = Wiring(
         m.ListLogs,
         m.ReadSeries,
         m.ReadUtilization,
+        m.ListAbnormalTasks,
+        m.ListAbnormalRules,
         m.Reemit,
         m.ListDeadLetters,
         m.ReplayDeadLetters,

@@ -21,7 +21,7 @@ from services.gateway.problems import ProblemError
 from services.gateway.rows import RebuildRow
 from services.gateway.settings import GatewaySettings
 
-OWNERS = ("submit", "scheduler", "launcher", "quota")
+OWNERS = ("submit", "scheduler", "launcher", "quota", "monitor")
 # What the metrics of pruning call the event log.
 EVENTS = "events"
 _log = structlog.stdlib.get_logger(__name__)

@@ -86,6 +86,8 @@ class TaskRow:
     chain: str = ""
     # The size and time of its life state; the launcher has the content.
     life_state: LifeStateSaved | None = None
+    # By rule: the version of the last event about it. Negative: the task does not bear its name.
+    abnormal: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

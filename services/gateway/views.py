@@ -201,6 +201,7 @@ def task(row: TaskRow, *, secrets: bool, report: ProgressRow | None = None) -> J
         "held_gpus": row.held_gpus,
         "held_nodes": row.held_nodes,
         "attempts_without_progress": row.attempts_without_progress,
+        "abnormal": sorted(rule for rule, version in row.abnormal.items() if version > 0),
         "retries_used": retries_used(row),
         "endpoints": [endpoint(each) for each in row.endpoints],
         "warnings": [each.model_dump() for each in row.warnings],

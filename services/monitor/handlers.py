@@ -20,6 +20,9 @@ from libs.contracts.reasons import render
 from libs.contracts.task_states import TERMINAL
 from libs.service.definition import Handler, Reads
 from libs.store.port import Tx
+from services.monitor.abnormal import recording
+from services.monitor.abnormal.recording import record
+from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.domain.occasions import occasions_of, waits_for_quota
 from services.monitor.outgoing import Happening, Outgoing
 from services.monitor.store import TaskRow
@@ -35,6 +38,10 @@ class Handlers:
         """Return the handler of each event."""
         return {kind: partial(handler, self) for kind, handler in HANDLERS.items()}
 
+    async def on_fact(self, tx: Tx, event: Any) -> None:  # noqa: ANN401 - one that rules read
+        """Record what rules read."""
+        await record(tx, event)
+
     async def on_task_submitted(self, tx: Tx, event: TaskSubmitted) -> None:
         """Record the task's name, which the scheduler's events do not have."""
         before = await tx.get(TaskRow, event.task_id)
@@ -43,6 +50,7 @@ class Handlers:
     async def on_task_state_changed(self, tx: Tx, event: TaskStateChanged) -> None:
         """Record where the task stands, and notify. An older event than the last one changes
         nothing."""
+        await record(tx, event)
         before = await tx.get(TaskRow, event.task_id)
         if before is not None and before.version >= event.version:
             return
@@ -120,9 +128,12 @@ def _submitted(event: TaskSubmitted) -> TaskRow:
 
 
 HANDLERS: Mapping[type[Message], Callable[[Handlers, Tx, Any], Awaitable[None]]] = {
+    **dict.fromkeys(recording.CHANGES, Handlers.on_fact),
     TaskSubmitted: Handlers.on_task_submitted,
     TaskStateChanged: Handlers.on_task_state_changed,
 }
 READS: Mapping[type[Message], Reads] = {
-    kind: lambda event: [(TaskRow, event.task_id)] for kind in HANDLERS
+    **recording.READS,
+    TaskSubmitted: lambda event: [(TaskRow, event.task_id)],
+    TaskStateChanged: lambda event: [(TaskRow, event.task_id), (FactsRow, event.task_id)],
 }

@@ -5,12 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from libs.contracts.messages import NodeSampled
+from libs.contracts.messages import NodeSampled, SetGoal, SetPriority, SetSchedulable
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
 from services.monitor import activities as activity
+from services.monitor.abnormal import store as abnormal
+from services.monitor.abnormal.acting import Acting
+from services.monitor.abnormal.evaluation import Evaluation
+from services.monitor.abnormal.queries import AbnormalQueries
 from services.monitor.activities import Activities
 from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
@@ -40,7 +44,10 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
         tasks_max=settings.task_metrics_max,
     )
 
+    evaluation, acting, findings = _abnormal(settings, ports, outgoing)
+
     async def lead(epoch: int) -> None:
+        evaluation.after = ""
         await recorder.lead(epoch)
         COLLECTOR.source = exported
 
@@ -60,8 +67,11 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
         ports=ports,
         handlers=Handlers(outgoing).table(),
         reads=READS,
-        commands=Commands(settings, outgoing).table(),
-        queries=Queries(ports.store, recorder, answers, ports.clock.now).table(),
+        commands={**Commands(settings, outgoing).table(), **findings.commands()},
+        queries={
+            **Queries(ports.store, recorder, answers, ports.clock.now).table(),
+            **findings.table(),
+        },
         loops=(
             Loop("delivery", delivery.step, tick_seconds=settings.delivery_tick_seconds),
             Loop(
@@ -73,21 +83,51 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
             ),
             *recorder.loops(),
             recorder.activities.loop(),
-            prune_loop(
-                "monitor",
-                ports.store,
-                settings,
-                *prune_rules(
-                    timedelta(seconds=settings.ended_tasks_keep_seconds),
-                    timedelta(seconds=settings.messages_keep_seconds),
-                ),
-                series.prune_rule(),
-                activity.prune_rule(timedelta(seconds=settings.ended_tasks_keep_seconds)),
-            ),
+            evaluation.loop(),
+            acting.loop(),
+            _pruning(settings, ports),
         ),
         on_lead=lead,
         on_lead_end=lead_no_longer,
         tasks=(delivery.run, recorder.listen),
+    )
+
+
+def _abnormal(
+    settings: MonitorSettings, ports: Ports, outgoing: Outgoing
+) -> tuple[Evaluation, Acting, AbnormalQueries]:
+    """What finds abnormal tasks, acts on them and lists them, by the site's rules."""
+    book = settings.rule_book()
+    evaluation = Evaluation(
+        ports.store, outgoing, book, settings.activity_limits(), settings.rules_tick_seconds
+    )
+    acting = Acting(
+        ports.store,
+        ports.bus,
+        book,
+        settings.action_limits(),
+        settings.rules_dry_run,
+        min(5.0, settings.rules_tick_seconds),
+    )
+    return evaluation, acting, AbnormalQueries(ports.store, book, settings.rules_dry_run)
+
+
+def _pruning(settings: MonitorSettings, ports: Ports) -> Loop:
+    """The loop that deletes old rows."""
+    return prune_loop(
+        "monitor",
+        ports.store,
+        settings,
+        *prune_rules(
+            timedelta(seconds=settings.ended_tasks_keep_seconds),
+            timedelta(seconds=settings.messages_keep_seconds),
+        ),
+        series.prune_rule(),
+        activity.prune_rule(timedelta(seconds=settings.ended_tasks_keep_seconds)),
+        *abnormal.prune_rules(
+            timedelta(seconds=settings.ended_tasks_keep_seconds),
+            timedelta(seconds=settings.findings_keep_seconds),
+        ),
     )
 
 
@@ -122,5 +162,6 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
+    requests=(SetGoal, SetPriority, SetSchedulable),
     hears=(NodeSampled,),
 )

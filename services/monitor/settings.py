@@ -11,6 +11,9 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import BaseServiceSettings
+from services.monitor.abnormal.rules_file import read_rules
+from services.monitor.domain.abnormal_actions import ActionLimits
+from services.monitor.domain.abnormal_rules import RuleBook
 from services.monitor.domain.activity import Limits
 from services.monitor.domain.blocks import POINTS
 from services.monitor.domain.receivers import Network
@@ -23,6 +26,12 @@ def _networks(text: str) -> str:
     for each in text.split():
         ip_network(each)
     return text
+
+
+def _rules(path: Path | None) -> Path | None:
+    """ValueError, with field, value and fix, for a file that cannot be used."""
+    read_rules(path, idle_seconds=0, quiet_seconds=0)
+    return path
 
 
 class MonitorSettings(BaseServiceSettings):
@@ -98,6 +107,17 @@ class MonitorSettings(BaseServiceSettings):
     # idle.
     activity_publish_seconds: float = Field(default=600.0, gt=0)
 
+    # Rules that find abnormal tasks: a file (YAML or JSON) with what differs from the defaults.
+    rules_file: Annotated[Path | None, AfterValidator(_rules)] = None
+    # True: actions that change a task or a node are listed and not carried out.
+    rules_dry_run: bool = False
+    rules_tick_seconds: float = Field(default=30.0, gt=0, le=30)
+    # Actions beyond notify and tag that are carried out in an hour: of one rule, and of all.
+    rule_actions_per_hour: int = Field(default=10, ge=0, le=10_000)
+    rules_actions_per_hour: int = Field(default=20, ge=0, le=10_000)
+    # How long findings that are over and their actions are kept.
+    findings_keep_seconds: float = Field(default=30 * 86_400.0, ge=3600)
+
     def networks(self) -> tuple[Network, ...]:
         """The networks inside the site that webhooks may reach."""
         return tuple(ip_network(each) for each in self.webhook_networks.split())
@@ -110,6 +130,18 @@ class MonitorSettings(BaseServiceSettings):
             tries_max=self.delivery_tries_max,
             failing_seconds_max=self.delivery_failing_seconds_max,
         )
+
+    def rule_book(self) -> RuleBook:
+        """The rules that find abnormal tasks. RulesFileError names what is wrong with the file."""
+        return read_rules(
+            self.rules_file,
+            idle_seconds=self.idle_gpu_seconds,
+            quiet_seconds=self.quiet_seconds,
+        )
+
+    def action_limits(self) -> ActionLimits:
+        """How many actions of rules are carried out."""
+        return ActionLimits(self.rule_actions_per_hour, self.rules_actions_per_hour)
 
     def activity_limits(self) -> Limits:
         """What idle and quiet mean."""
@@ -128,6 +160,11 @@ class MonitorSettings(BaseServiceSettings):
             Resolution(self.series_middle_step_seconds, self.series_middle_keep_seconds),
             Resolution(self.series_coarse_step_seconds, self.series_keep_seconds),
         )
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        self.rule_book()
+        return self
 
     @model_validator(mode="after")
     def _check_series(self) -> Self:

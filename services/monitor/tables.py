@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from libs.store.retention import Retention, deleted_by_age, goes_with
 from libs.store.tables import Tables, index, table
+from services.monitor.abnormal.store import ActionRow, FindingRow
 from services.monitor.activities import ActivityRow
+from services.monitor.domain.abnormal_facts import FactsRow
+from services.monitor.domain.steady_clock import SteadyClockRow
 from services.monitor.series.store import SeriesRow
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, TaskRow
 
@@ -72,6 +75,46 @@ TABLES = Tables(
                 "kept_rows_max",
             ),
             rules=("series",),
+        ),
+    ),
+    table(
+        SteadyClockRow,
+        "steady_clock",
+        key="name",
+        retention=Retention("one row"),
+    ),
+    table(
+        FactsRow,
+        "facts",
+        index("task_id", name="facts_watched", where="watched"),
+        index("closed_at", name="facts_closed", where="closed_at IS NOT NULL"),
+        key="task_id",
+        recent=True,
+        retention=deleted_by_age("ended_tasks_keep_seconds", "the task's end", rule="facts"),
+    ),
+    table(
+        FindingRow,
+        "finding",
+        index("id", name="finding_open", where="ended_at IS NULL"),
+        index("ended_at", name="finding_old", where="ended_at IS NOT NULL"),
+        index("owner", "id"),
+        index("team", "id"),
+        index("task_id"),
+        key="id",
+        retention=deleted_by_age("findings_keep_seconds", "its end", rule="findings"),
+    ),
+    table(
+        ActionRow,
+        "action",
+        index(
+            "decided_at", "id", name="action_waiting", where="outcome = 'ABNORMAL_OUTCOME_WAITING'"
+        ),
+        index("decided_at", name="action_old", where="outcome <> 'ABNORMAL_OUTCOME_WAITING'"),
+        index("acted_s", where="acted_s IS NOT NULL", name="action_acted"),
+        index("finding_id"),
+        key="id",
+        retention=deleted_by_age(
+            "findings_keep_seconds", "the begin of the finding", rule="actions"
         ),
     ),
 )

@@ -16,6 +16,7 @@ from libs.contracts.messages import (
     CreateTaskReply,
     CreateTasks,
     CreateTasksReply,
+    Fence,
     Goal,
     GoalChanged,
     InventoryListed,
@@ -51,7 +52,15 @@ from services.submit import store
 from services.submit.domain.facts import Rules
 from services.submit.domain.fill import fill_in
 from services.submit.domain.fit import check_quota
-from services.submit.domain.goals import Change, decide_goal, decide_mode, decide_priority
+from services.submit.domain.goals import (
+    Carried,
+    Change,
+    check_fence,
+    decide_goal,
+    decide_mode,
+    decide_priority,
+    with_request,
+)
 from services.submit.domain.validate import (
     check_requester,
     check_same,
@@ -191,6 +200,11 @@ async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
     row = await tx.get(TaskRow, command.task_id)
     if row is None:
         return SetGoalReply(refusal=not_found("task_id", "task", command.task_id))
+    fenced = _fenced(row, command.fence)
+    if isinstance(fenced, Refusal):
+        return SetGoalReply(refusal=fenced, revision=row.revision)
+    if fenced is not None:
+        return SetGoalReply(revision=fenced.revision, changed=True)
     verdict = decide_goal(
         command.goal,
         current=row.goal,
@@ -203,9 +217,16 @@ async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
         return SetGoalReply(refusal=verdict, revision=row.revision)
     if verdict is Change.APPLY:
         row = _with_goal(row, command.goal, command.asked_by, tx.now, at_once=command.now)
+        row = replace(row, requests=with_request(row.requests, command.fence, row.revision))
         tx.put(row)
         tx.emit(_goal_changed(row))
-    return SetGoalReply(revision=row.revision)
+    return SetGoalReply(revision=row.revision, changed=verdict is Change.APPLY)
+
+
+def _fenced(row: TaskRow, fence: Fence | None) -> Carried | Refusal | None:
+    return check_fence(
+        fence, attempt=row.attempt, goal_revision=row.goal_revision, requests=row.requests
+    )
 
 
 def _with_goal(
@@ -264,6 +285,11 @@ async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
     row = await tx.get(TaskRow, command.task_id)
     if row is None:
         return SetPriorityReply(refusal=not_found("task_id", "task", command.task_id))
+    fenced = _fenced(row, command.fence)
+    if isinstance(fenced, Refusal):
+        return SetPriorityReply(refusal=fenced, revision=row.revision)
+    if fenced is not None:
+        return SetPriorityReply(revision=fenced.revision)
     verdict = decide_priority(command.priority, current=row.priority, state=row.state)
     if verdict is Change.APPLY:
         facts = await store.facts_for(tx, owner=row.owner, team=row.team, group=row.spec.group)
@@ -281,6 +307,7 @@ async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
             priority_changed_by=command.asked_by,
             priority_changed_at=tx.now,
         )
+        row = replace(row, requests=with_request(row.requests, command.fence, row.revision))
         tx.put(row)
         tx.emit(_priority_changed(row))
     return SetPriorityReply(revision=row.revision)
@@ -299,6 +326,7 @@ async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
             row,
             state=event.state,
             state_version=event.version,
+            attempt=max(row.attempt, event.attempt),
             ended=ended,
             ended_at=tx.now if ended else None,
         )

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from services.gateway.api import (
+    abnormal,
     audit_trail,
     cli_login,
     dead_letters,
@@ -57,7 +58,7 @@ ROUTERS = tuple(
     for module in (
         *(tasks, queue, logs, log_lines, events, exec_sessions, nodes, quotas, policies),
         *(people, runs, signals, usage, notifications, tokens, audit_trail),
-        *(dead_letters, sessions, login, cli_login),
+        *(dead_letters, sessions, login, cli_login, abnormal),
     )
 )
 DESCRIPTION = (

@@ -196,6 +196,8 @@ class Task(TaskSpec):
     held_gpus: int
     held_nodes: int
     attempts_without_progress: int
+    # The rules that find it abnormal now, as far as they tag tasks.
+    abnormal: list[str]
     retries_used: RetriesUsed
     # Where the declared ports of the live run are reached.
     endpoints: list[Endpoint]

@@ -155,10 +155,11 @@ def events(before: Run, run: Run, now: datetime) -> Iterator[RankRestarted]:
         return
     known = counts(before)
     roles = {role.name: role for role in run.spec.roles}
-    of_rank = {place.rank: place.role for place in run.placements}
+    of_rank = {place.rank: place for place in run.placements}
     for each in run.restarts:
         if each.count > known.get(each.rank, 0):
-            role = of_rank.get(each.rank, "")
+            place = of_rank.get(each.rank)
+            role = place.role if place else ""
             yield RankRestarted(
                 task_id=run.task_id,
                 attempt=run.attempt,
@@ -168,6 +169,7 @@ def events(before: Run, run: Run, now: datetime) -> Iterator[RankRestarted]:
                 restarts_max=restarts_max(roles[role]) if role in roles else each.count,
                 detail=each.detail,
                 noted_at=now,
+                node_id=place.node_id if place else "",
             )
 
 

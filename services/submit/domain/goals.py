@@ -6,10 +6,12 @@ scheduler's fact; submit learns it from TaskStateChanged and refuses what can no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from libs.contracts.messages import (
+    Fence,
     FieldError,
     Goal,
     Priority,
@@ -21,6 +23,9 @@ from libs.contracts.messages import (
 from libs.contracts.task_states import TERMINAL
 from libs.contracts.wording import field_error
 from services.submit.domain.validate import refusal
+
+# Of one task; rules have a few each.
+REQUESTS_KEPT_MAX = 20
 
 
 class Change(Enum):
@@ -96,6 +101,46 @@ def decide_mode(
         keeps = debug and state is TaskState.PAUSED and goal is not Goal.PAUSE
         return ModeWish(debug=changed, goal=Goal.PAUSE if keeps else None)
     return ModeWish(debug=changed, goal=Goal.RUN if goal is Goal.PAUSE else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A fenced command that was carried out before, and the revision of its change."""
+
+    revision: int
+
+
+def check_fence(
+    fence: Fence | None,
+    *,
+    attempt: int,
+    goal_revision: int,
+    requests: Sequence[tuple[str, int]],
+) -> Carried | Refusal | None:
+    """Whether a fenced command was carried out already, or comes too late; None: it may go on."""
+    if fence is None:
+        return None
+    for request, revision in requests:
+        if fence.request and request == fence.request:
+            return Carried(revision)
+    if fence.attempt > attempt:
+        detail = f"submit has not heard of attempt {fence.attempt} yet; try again"
+        return Refusal(code=RefusalCode.UNAVAILABLE, detail=detail)
+    if fence.attempt and fence.attempt != attempt:
+        detail = f"it was meant for attempt {fence.attempt}, and attempt {attempt} is the present"
+        return Refusal(code=RefusalCode.SUPERSEDED, detail=detail)
+    if fence.goal_revision and fence.goal_revision != goal_revision:
+        return Refusal(code=RefusalCode.SUPERSEDED, detail="another goal was set since")
+    return None
+
+
+def with_request(
+    requests: Sequence[tuple[str, int]], fence: Fence | None, revision: int
+) -> tuple[tuple[str, int], ...]:
+    """The last fenced commands of a task, with this one."""
+    if fence is None or not fence.request:
+        return tuple(requests)
+    return (*requests, (fence.request, revision))[-REQUESTS_KEPT_MAX:]
 
 
 def decide_priority(wanted: Priority, *, current: Priority, state: TaskState) -> Change | Refusal:

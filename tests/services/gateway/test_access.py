@@ -128,6 +128,8 @@ CASES = [
     Case("GET", "/v1/notifications/mine/undelivered?user=ann"),
     Case("POST", "/v1/notifications/mine/replay?user=ann", None, 202),
     Case("DELETE", "/v1/notifications/mine?user=ann", None, 204),
+    Case("GET", "/v1/abnormal"),
+    Case("GET", "/v1/abnormal/rules"),
     Case("GET", "/v1/policies"),
     Case("PUT", "/v1/policies", POLICIES),
     Case("GET", "/v1/policies/training"),

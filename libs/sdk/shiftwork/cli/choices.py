@@ -4,7 +4,15 @@
 from __future__ import annotations
 
 NOTIFIED_TASKS = ("own", "team", "all")
-OCCASIONS = ("started", "preempted", "failed", "finished", "waiting", "quota_reached")
+OCCASIONS = (
+    "started",
+    "preempted",
+    "failed",
+    "finished",
+    "waiting",
+    "quota_reached",
+    "abnormal",
+)
 SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway")
 PREEMPTIONS = ("sdk", "signal", "kill")
 SHELLS = ("bash", "zsh", "fish", "powershell")

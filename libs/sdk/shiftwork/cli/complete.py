@@ -127,6 +127,7 @@ usage_dimensions = _words(server_choices.USAGE_DIMENSIONS)
 usage_outcomes = _words(server_choices.USAGE_OUTCOMES)
 audit_actions = _words(server_choices.AUDIT_ACTIONS)
 audit_outcomes = _words(server_choices.AUDIT_OUTCOMES)
+abnormal_rules = _words(server_choices.ABNORMAL_RULES)
 quota_defaults = _words(("unlimited", "normal"))
 facts = _words(tuple(sorted(timeline.SENTENCES)))
 

@@ -26,7 +26,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "continue",
     ),
     "Nodes and sharing": ("nodes", "node", "group", "quota", "usage", "policy", "simulate"),
-    "Watching": ("metrics", "notify", "monitor-credentials"),
+    "Watching": ("metrics", "abnormal", "notify", "monitor-credentials"),
     "People and access": ("login", "logout", "whoami", "context", "user", "team", "token", "audit"),
     "The platform": ("down", "backup", "restore", "k8s", "dead-letters", "completion", "version"),
 }
@@ -125,6 +125,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "node label": ("node label n7 disk=nvme", "node label n7 disk --remove"),
     "node taint": ("node taint n7 reserved=vision",),
     "group ls": ("group ls",),
+    "abnormal": ("abnormal", "abnormal --team vision --rule idle_gpus", "abnormal --rules"),
     "notify ls": ("notify ls", "notify ls --all"),
     "notify set": (
         "notify set mine --to https://example.org/hook --on failed --on preempted",

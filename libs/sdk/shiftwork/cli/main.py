@@ -11,6 +11,7 @@ from typing import Any, List, Optional
 import typer
 
 from shiftwork.cli import (
+    abnormal,
     audit,
     complete,
     context_commands,
@@ -60,6 +61,7 @@ NOUNS = (
         queue,
         top,
         metrics,
+        abnormal,
         debug,
         terminal,
         logs,

@@ -21,6 +21,10 @@ USAGE_OUTCOMES = (
     "unknown",
 )
 AUDIT_ACTIONS = (
+    "abnormal.cordon",
+    "abnormal.lower_priority",
+    "abnormal.preempt",
+    "abnormal.stop",
     "dead-letters.discard",
     "dead-letters.replay",
     "login.cli",
@@ -85,6 +89,7 @@ AUDIT_OUTCOMES = (
     "started",
     "unknown",
     "refused",
+    "dry_run",
     "conflict",
     "forbidden",
     "gone",
@@ -99,4 +104,11 @@ AUDIT_OUTCOMES = (
     "too-many",
     "unauthenticated",
     "unavailable",
+)
+ABNORMAL_RULES = (
+    "long_run",
+    "idle_gpus",
+    "no_progress",
+    "ranks_missing",
+    "restarts_without_progress",
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from shiftwork.cli import (
     ending,
+    findings,
     ids,
     listening,
     modes,
@@ -115,6 +116,7 @@ def show(api: Api, found: dict[str, Any]) -> None:
             ("ranks", _ranks(runs, found)),
             ("progress", _reported(found)),
             ("activity", _activity(found)),
+            *findings.facts(api, found),
             ("checkpoint", _checkpoint(checkpoint, found)),
             ("life state", _life_state(found)),
             ("continues", found.get("continues") or ""),

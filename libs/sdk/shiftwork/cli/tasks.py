@@ -13,6 +13,7 @@ from shiftwork.cli import (
     complete,
     ending,
     explanation,
+    findings,
     follow,
     guide,
     ids,
@@ -388,7 +389,7 @@ def explain(
     render.line("")
     team = task_page.team(api, found)
     former = [("team", team)] if team != (found.get("team") or "") else []
-    render.facts([*explanation.facts(found, reply), *former])
+    render.facts([*explanation.facts(found, reply), *findings.facts(api, found), *former])
     task_page.show_ending(api, found, api.get(f"{path}/runs")["items"])
     if history:
         render.line("")

@@ -287,6 +287,15 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
         f"not started yet: {d['detail']}" if d.get("detail") else "nothing delays the start"
     ),
     "run.activity_changed": _activity,
+    "task.abnormal_changed": lambda d: (
+        f"no longer abnormal by {d.get('rule')}"
+        if d.get("ended_at")
+        else f"abnormal by {d.get('rule')}: {d.get('detail')}"
+    ),
+    "task.abnormal_action_settled": lambda d: (
+        f"{str(d.get('action')).replace('_', ' ')} for {d.get('rule')}:"
+        f" {str(d.get('outcome')).replace('_', ' ')}; {d.get('detail')}"
+    ),
     "run.started": lambda d: f"started on {_nodes(d)}",
     "run.rank_restarted": lambda d: (
         f"{d.get('detail')}; it is started again"

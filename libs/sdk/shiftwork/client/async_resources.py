@@ -18,6 +18,57 @@ if TYPE_CHECKING:
     from shiftwork.client import types
 
 
+class AsyncAbnormal(AsyncResource):
+    """``client.abnormal``."""
+
+    def list(
+        self,
+        *,
+        task_id: Optional[str] = None,
+        owner: Optional[str] = None,
+        team: Optional[str] = None,
+        group: Optional[str] = None,
+        rule: Optional[str] = None,
+        ended: Optional[bool] = None,
+        limit: Optional[int] = None,
+        cursor: Optional[str] = None,
+    ) -> AsyncListing[types.AbnormalTask, types.AbnormalPage]:
+        """Tasks that a rule finds abnormal, as far as the caller sees them.
+
+        GET /v1/abnormal
+
+        Args:
+            task_id: the task's id
+            owner: name of the user who submitted it
+            team: name of a team
+            group: name of a group of nodes
+            rule: such as idle_gpus
+            ended: also the last findings that are over
+            limit: at most 1000
+            cursor: next_cursor of the page before"""
+        return self._list(
+            Operation("GET", "/v1/abnormal", repeatable=True),
+            {},
+            {
+                "task_id": task_id,
+                "owner": owner,
+                "team": team,
+                "group": group,
+                "rule": rule,
+                "ended": ended,
+                "limit": limit,
+                "cursor": cursor,
+            },
+            {},
+        )
+
+    async def rules(self) -> types.AbnormalRules:
+        """The rules as the site has set them.
+
+        GET /v1/abnormal/rules"""
+        return await self._json(Operation("GET", "/v1/abnormal/rules", repeatable=True), {}, {}, {})
+
+
 class AsyncAudit(AsyncResource):
     """``client.audit``."""
 
@@ -1613,6 +1664,7 @@ class AsyncResources:
     """Every resource of the API."""
 
     def __init__(self, core: Core, workers: Workers) -> None:
+        self.abnormal = AsyncAbnormal(core, workers)
         self.audit = AsyncAudit(core, workers)
         self.dead_letters = AsyncDeadLetters(core, workers)
         self.events = AsyncEvents(core, workers)

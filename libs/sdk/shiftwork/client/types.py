@@ -31,6 +31,115 @@ Outcome = Literal[
 PodTemplate = Dict[str, Any]
 
 
+class AbnormalAction(TypedDict):
+    """An action that follows a finding, and how far it is."""
+
+    action: str
+    node: Optional[str]
+    outcome: str
+    detail: str
+
+
+class AbnormalActionSettledData(TypedDict):
+    """AbnormalActionSettled: an action on an abnormal task or its node is settled."""
+
+    task_id: str
+    attempt: int
+    rule: str
+    version: int
+    action: Literal["unspecified", "notify", "tag", "lower_priority", "preempt", "stop", "cordon"]
+    node_id: str
+    outcome: Literal["unspecified", "waiting", "done", "refused", "dry_run", "withdrawn"]
+    detail: str
+    settled_at: str
+
+
+class AbnormalActionSettledEvent(TypedDict):
+    """task.abnormal_action_settled: an action on an abnormal task or its node is settled."""
+
+    position: int
+    type: Literal["task.abnormal_action_settled"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: AbnormalActionSettledData
+
+
+class AbnormalPage(TypedDict):
+    """In the order of the tasks' submission."""
+
+    items: List[AbnormalTask]
+    next_cursor: Optional[str]
+
+
+class AbnormalRule(TypedDict):
+    """A rule as the site has set it."""
+
+    name: str
+    detail: str
+    threshold: float
+    unit: str
+    enabled: bool
+    actions: List[str]
+    dry_run: bool
+    groups: List[str]
+
+
+class AbnormalRules(TypedDict):
+    """All rules, by name."""
+
+    items: List[AbnormalRule]
+
+
+class AbnormalTask(TypedDict):
+    """What a rule found about a task."""
+
+    task_id: str
+    name: str
+    owner: str
+    team: str
+    group: str
+    attempt: int
+    rule: str
+    began_at: str
+    ended_at: Optional[str]
+    detail: str
+    suggestion: str
+    actions: List[AbnormalAction]
+
+
+class AbnormalTaskChangedData(TypedDict):
+    """AbnormalTaskChanged: a rule found a task abnormal, or finds it so no longer."""
+
+    task_id: str
+    attempt: int
+    rule: str
+    version: int
+    began_at: str
+    ended_at: NotRequired[str]
+    detail: str
+    suggestion: str
+    tagged: bool
+    changed_at: str
+
+
+class AbnormalTaskChangedEvent(TypedDict):
+    """task.abnormal_changed: a rule found a task abnormal, or finds it so no longer."""
+
+    position: int
+    type: Literal["task.abnormal_changed"]
+    task: str
+    attempt: Optional[int]
+    at: str
+    owner: Optional[str]
+    team: Optional[str]
+    group: Optional[str]
+    data: AbnormalTaskChangedData
+
+
 class AcceptedSamples(TypedDict):
     """How many samples were accepted."""
 
@@ -1322,7 +1431,9 @@ class NotificationBody(TypedDict):
 
     url: str
     occasions: List[
-        Literal["started", "preempted", "failed", "finished", "waiting", "quota_reached"]
+        Literal[
+            "started", "preempted", "failed", "finished", "waiting", "quota_reached", "abnormal"
+        ]
     ]
     tasks: NotRequired[Literal["own", "team", "all"]]
     secret: NotRequired[Optional[str]]
@@ -2070,6 +2181,7 @@ class RankRestartedData(TypedDict):
     restarts_max: int
     detail: str
     noted_at: str
+    node_id: str
 
 
 class RankRestartedEvent(TypedDict):
@@ -2630,6 +2742,7 @@ class Task(TypedDict):
     held_gpus: int
     held_nodes: int
     attempts_without_progress: int
+    abnormal: List[str]
     retries_used: RetriesUsed
     endpoints: List[Endpoint]
     warnings: List[TaskWarning]
@@ -3214,6 +3327,8 @@ Event = Union[
     CheckpointSavedEvent,
     RunExitedEvent,
     ErrorLinesFoundEvent,
+    AbnormalTaskChangedEvent,
+    AbnormalActionSettledEvent,
     NodeChangedEvent,
     QuotaChangedEvent,
     PolicyChangedEvent,

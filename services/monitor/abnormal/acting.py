@@ -1,0 +1,204 @@
+"""The loop that carries out actions on abnormal tasks, by the commands that people use.
+
+Each command is sent outside of a transaction, under the action's id and fenced by the attempt for
+which it was decided, and its outcome is committed with its event. A leader that dies in between
+sends the command again, and its owner carries it out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from libs.bus.port import Bus, BusError
+from libs.contracts.base import Message
+from libs.contracts.messages import (
+    AbnormalAction,
+    AbnormalActionSettled,
+    AbnormalOutcome,
+    Fence,
+    Goal,
+    Refusal,
+    RefusalCode,
+    SetGoal,
+    SetGoalReply,
+    SetPriority,
+    SetSchedulable,
+)
+from libs.service.loop import Loop
+from libs.store.port import Store, Tx
+from services.monitor.abnormal import store
+from services.monitor.abnormal.store import ActionRow, FindingRow
+from services.monitor.domain.abnormal_actions import (
+    HOUR_S,
+    LOWER_TO,
+    ActionLimits,
+    Decision,
+    Pending,
+    Step,
+    decide,
+    would,
+)
+from services.monitor.domain.abnormal_facts import FactsRow
+from services.monitor.domain.abnormal_rules import RuleBook
+
+ACTIONS_AT_ONCE = 200
+COMMAND_SECONDS = 5.0
+# The owner did not carry it out, and may do so later.
+AGAIN = frozenset({RefusalCode.UNAVAILABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    row: ActionRow
+    facts: FactsRow | None
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """One leader's actions."""
+
+    database: Store
+    bus: Bus
+    book: RuleBook
+    limits: ActionLimits
+    # The site only tries its rules.
+    dry_run: bool
+    tick_seconds: float
+
+    def loop(self) -> Loop:
+        """It waits for other services, and excludes nothing meanwhile."""
+        return Loop("abnormal-actions", self.step, tick_seconds=self.tick_seconds)
+
+    async def step(self, epoch: int) -> float | None:
+        """Decide about each action that waits; carry out one after the other."""
+        async with self.database.transaction(epoch=epoch) as tx:
+            waiting = await store.waiting_actions(tx, ACTIONS_AT_ONCE)
+        for row in waiting:
+            due = await self._decide(row, epoch)
+            if due is not None:
+                await self._carry_out(due, epoch)
+        return None
+
+    async def _decide(self, before: ActionRow, epoch: int) -> _Due | None:
+        """Read the rows again for each action: the one before has changed the counts."""
+        async with self.database.transaction(epoch=epoch) as tx:
+            row = await tx.get(ActionRow, before.id)
+            if row is None or row.outcome is not AbnormalOutcome.WAITING:
+                return None
+            now_s = await store.steady_now(tx)
+            acted = await store.acted_since(tx, now_s - HOUR_S, self.limits.in_all)
+            finding = await tx.get(FindingRow, row.finding_id)
+            facts = await tx.get(FactsRow, row.task_id)
+            decision = decide(
+                Pending(
+                    action=row.action,
+                    rule=row.rule,
+                    holds=finding is not None and finding.version == row.version,
+                    dry_run=self._is_dry(row, finding),
+                    paused=row.goal_revision > 0,
+                ),
+                facts,
+                [each.rule for each in acted],
+                self.limits,
+            )
+            if decision.step is Step.WAIT and decision.detail != row.detail:
+                tx.put(replace(row, detail=decision.detail))
+            elif decision.step is Step.WITHDRAW:
+                _settle(tx, row, AbnormalOutcome.WITHDRAWN, decision.detail)
+            elif decision.step is Step.TRY:
+                _settle(tx, row, AbnormalOutcome.DRY_RUN, decision.detail)
+        sends = decision.step in (Step.SEND, Step.RESUME)
+        return _Due(row, facts, decision) if sends else None
+
+    def _is_dry(self, row: ActionRow, finding: FindingRow | None) -> bool:
+        setting = self.book.of(finding.group if finding else "").get(row.rule)
+        return self.dry_run or setting is None or setting.dry_run
+
+    async def _carry_out(self, due: _Due, epoch: int) -> None:
+        row = due.row
+        attempt = due.facts.attempt if due.facts else 0
+        resumes = due.decision.step is Step.RESUME
+        command = _resume(row) if resumes else _command(row, attempt)
+        try:
+            reply = await self.bus.request(command, timeout_s=COMMAND_SECONDS)
+        except BusError:
+            await self._note(row, "the service that carries it out does not answer", epoch)
+            return
+        refusal: Refusal | None = getattr(reply, "refusal", None)
+        if refusal is not None and refusal.code in AGAIN:
+            await self._note(row, refusal.detail, epoch)
+            return
+        async with self.database.transaction(epoch=epoch) as tx:
+            now = await tx.get(ActionRow, row.id)
+            if now is None or now.outcome is not AbnormalOutcome.WAITING:
+                return
+            acted = replace(now, attempt=attempt, acted_s=await store.steady_now(tx), detail="")
+            if resumes:
+                kept = refusal is not None and refusal.code is RefusalCode.SUPERSEDED
+                left = "its run left; " + ("another goal was set since" if kept else "it is queued")
+                _settle(tx, now, AbnormalOutcome.DONE, left)
+            elif refusal is not None:
+                _settle(tx, now, AbnormalOutcome.REFUSED, _reason(refusal))
+            elif row.action is AbnormalAction.PREEMPT and isinstance(reply, SetGoalReply):
+                if reply.changed:
+                    tx.put(replace(acted, goal_revision=reply.revision))
+                else:
+                    _settle(tx, now, AbnormalOutcome.WITHDRAWN, "its owner has paused it")
+            else:
+                _settle(tx, acted, AbnormalOutcome.DONE, _did(row))
+
+    async def _note(self, row: ActionRow, detail: str, epoch: int) -> None:
+        if row.detail != detail:
+            async with self.database.transaction(epoch=epoch) as tx:
+                tx.put(replace(row, detail=detail))
+
+
+def _command(row: ActionRow, attempt: int) -> Message:
+    """The command of an action, as a person would send it."""
+    asked_by, fence = f"rule:{row.rule}", Fence(attempt=attempt, request=row.id)
+    if row.action is AbnormalAction.LOWER_PRIORITY:
+        return SetPriority(task_id=row.task_id, priority=LOWER_TO, asked_by=asked_by, fence=fence)
+    if row.action is AbnormalAction.CORDON:
+        return SetSchedulable(node_id=row.node_id, schedulable=False, asked_by=asked_by)
+    goal = Goal.STOP if row.action is AbnormalAction.STOP else Goal.PAUSE
+    return SetGoal(task_id=row.task_id, goal=goal, asked_by=asked_by, fence=fence)
+
+
+def _resume(row: ActionRow) -> SetGoal:
+    """The second half of a preemption; nothing, if somebody has set another goal meanwhile."""
+    fence = Fence(request=f"{row.id}.resume", goal_revision=row.goal_revision)
+    return SetGoal(task_id=row.task_id, goal=Goal.RUN, asked_by=f"rule:{row.rule}", fence=fence)
+
+
+def _settle(tx: Tx, row: ActionRow, outcome: AbnormalOutcome, detail: str) -> None:
+    """Record how an action went, with the event that the audit trail is made from."""
+    tx.put(replace(row, outcome=outcome, detail=detail))
+    tx.emit(
+        AbnormalActionSettled(
+            task_id=row.task_id,
+            attempt=row.attempt,
+            rule=row.rule,
+            version=row.version,
+            action=row.action,
+            node_id=row.node_id,
+            outcome=outcome,
+            detail=detail,
+            settled_at=tx.now,
+        )
+    )
+
+
+def _did(row: ActionRow) -> str:
+    if row.action is AbnormalAction.CORDON:
+        return f"{row.node_id} takes no new runs"
+    return {
+        AbnormalAction.LOWER_PRIORITY: "its priority is low now",
+        AbnormalAction.STOP: "it was asked to stop",
+    }.get(row.action, would(row.action))
+
+
+def _reason(refusal: Refusal) -> str:
+    errors: Sequence[str] = [f"{each.field}: {each.message}; {each.fix}" for each in refusal.errors]
+    return refusal.detail or "; ".join(errors) or refusal.code.name.lower()

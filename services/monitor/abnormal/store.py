@@ -1,0 +1,153 @@
+"""The rows of abnormal tasks and all queries on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from libs.contracts.messages import AbnormalAction, AbnormalOutcome
+from libs.service.prune import PruneRule, aged
+from libs.store.port import Op, Order, Tx, Where
+from services.monitor.domain.abnormal_facts import FactsRow
+from services.monitor.domain.steady_clock import CLOCK, SteadyClockRow, elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """What a rule found about a task: the present finding, or the last one. Earlier ones are in the
+    events."""
+
+    # Task and rule.
+    id: str
+    task_id: str
+    rule: str
+    owner: str
+    team: str
+    group: str
+    name: str
+    attempt: int
+    # Counts the changes: odd while it lasts.
+    version: int
+    began_at: datetime
+    detail: str
+    suggestion: str
+    tagged: bool
+    ended_at: datetime | None = None
+    # Steady seconds since which the rule has not held, while the finding is not ended yet.
+    clearing_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRow:
+    """One action that follows a finding: the outbox of commands."""
+
+    # Finding, version, action and node: each is decided once.
+    id: str
+    finding_id: str
+    task_id: str
+    rule: str
+    # Of the finding as it began.
+    version: int
+    action: AbnormalAction
+    node_id: str
+    outcome: AbnormalOutcome
+    decided_at: datetime
+    # Why it waits, or how it went.
+    detail: str = ""
+    # Set when its command was carried out: the attempt, and steady seconds.
+    attempt: int = 0
+    acted_s: float | None = None
+    # A preemption pauses the task and resumes it once it has left: the revision of the pause. 0: it
+    # is not paused by this action.
+    goal_revision: int = 0
+
+
+def finding_id(task_id: str, rule: str) -> str:
+    """The id of a task's finding by a rule."""
+    return f"{task_id}.{rule}"
+
+
+async def steady_now(tx: Tx) -> float:
+    """The steady clock's time in a transaction."""
+    return elapsed(await tx.get(SteadyClockRow, CLOCK), tx.now)
+
+
+async def watched(tx: Tx, after: str, limit: int) -> Sequence[FactsRow]:
+    """A page of the tasks that are evaluated."""
+    return await tx.select(
+        FactsRow,
+        Where("watched", Op.EQ, value=True),
+        Where("task_id", Op.GT, after),
+        order_by=[Order("task_id")],
+        limit=limit,
+    )
+
+
+async def waiting_actions(tx: Tx, limit: int) -> Sequence[ActionRow]:
+    """Actions that are still to be done, the first decided first."""
+    return await tx.select(
+        ActionRow,
+        Where("outcome", Op.EQ, AbnormalOutcome.WAITING),
+        order_by=[Order("decided_at"), Order("id")],
+        limit=limit,
+    )
+
+
+async def acted_since(tx: Tx, since_s: float, limit: int) -> Sequence[ActionRow]:
+    """Actions whose commands were carried out since a time of the steady clock."""
+    return await tx.select(
+        ActionRow, Where("acted_s", Op.GT, since_s), order_by=[Order("acted_s")], limit=limit
+    )
+
+
+async def actions_of(tx: Tx, findings: Sequence[FindingRow]) -> Sequence[ActionRow]:
+    """The actions that follow these findings."""
+    if not findings:
+        return ()
+    ids = [row.id for row in findings]
+    return await tx.select(
+        ActionRow, Where("finding_id", Op.IN, ids), order_by=[Order("decided_at"), Order("id")]
+    )
+
+
+async def findings(tx: Tx, *where: Where, limit: int) -> Sequence[FindingRow]:
+    """Findings in the order of their ids."""
+    return await tx.select(FindingRow, *where, order_by=[Order("id")], limit=limit)
+
+
+async def open_findings(tx: Tx, after: str, limit: int) -> Sequence[FindingRow]:
+    """Findings that last, a page."""
+    where = Where("ended_at", Op.IS_NULL), Where("id", Op.GT, after)
+    return await findings(tx, *where, limit=limit)
+
+
+def prune_rules(tasks_keep: timedelta, findings_keep: timedelta) -> tuple[PruneRule, ...]:
+    """Return what is pruned: findings that ended, actions that are settled, and facts of tasks that
+    ended."""
+    return (
+        aged(
+            "findings",
+            findings_keep,
+            FindingRow,
+            ["id"],
+            "ended_at",
+            Where("ended_at", Op.NOT_NULL),
+        ),
+        aged(
+            "actions",
+            findings_keep,
+            ActionRow,
+            ["id"],
+            "decided_at",
+            Where("outcome", Op.NE, AbnormalOutcome.WAITING),
+        ),
+        aged(
+            "facts",
+            tasks_keep,
+            FactsRow,
+            ["task_id"],
+            "closed_at",
+            Where("closed_at", Op.NOT_NULL),
+        ),
+    )

@@ -1,0 +1,110 @@
+"""What is done about an action that follows a finding: a decision from the rows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from libs.contracts.messages import AbnormalAction, Priority, TaskState
+from libs.contracts.wording import counted
+from services.monitor.domain.abnormal_facts import FactsRow
+
+HOUR_S = 3600.0
+LOWER_TO = Priority.LOW
+LOW_ALREADY = frozenset({Priority.LOW, Priority.IDLE})
+
+
+@dataclass(frozen=True, slots=True)
+class ActionLimits:
+    """How many actions are carried out in an hour: of one rule, and of all."""
+
+    per_rule: int
+    in_all: int
+
+
+class Step(Enum):
+    """What to do now."""
+
+    # Nothing yet.
+    WAIT = "wait"
+    # It is settled without being done.
+    WITHDRAW = "withdraw"
+    # Say what would be done.
+    TRY = "try"
+    # Send its command.
+    SEND = "send"
+    # Of a preemption: the task has left; resume it.
+    RESUME = "resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, and why."""
+
+    step: Step
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An action with what is known of its finding and task."""
+
+    action: AbnormalAction
+    rule: str
+    # The finding has not ended since it was decided.
+    holds: bool
+    dry_run: bool
+    # A preemption has paused the task.
+    paused: bool
+
+
+def decide(
+    pending: Pending, facts: FactsRow | None, acted: Sequence[str], limits: ActionLimits
+) -> Decision:
+    """Decide about one action. ``acted``: the rules of the actions of the last hour."""
+    if pending.paused:
+        return _decide_resume(facts)
+    if reason := _needless(pending, facts):
+        return Decision(Step.WITHDRAW, reason)
+    if pending.dry_run:
+        return Decision(Step.TRY, would(pending.action))
+    if acted.count(pending.rule) >= limits.per_rule:
+        done = counted(limits.per_rule, "action")
+        return Decision(Step.WAIT, f"{pending.rule} has had its {done} of this hour")
+    if len(acted) >= limits.in_all:
+        done = counted(limits.in_all, "action")
+        return Decision(Step.WAIT, f"all rules together have had their {done} of this hour")
+    return Decision(Step.SEND)
+
+
+def _needless(pending: Pending, facts: FactsRow | None) -> str:
+    """Why an action is no longer to be done; empty if it is."""
+    if facts is None or facts.ended:
+        return "the task has ended"
+    if not pending.holds:
+        return "the task was no longer abnormal"
+    if pending.action is AbnormalAction.PREEMPT and facts.state is not TaskState.RUNNING:
+        return "the task does not run"
+    if pending.action is AbnormalAction.LOWER_PRIORITY and facts.priority in LOW_ALREADY:
+        return "the task's priority is low already"
+    return ""
+
+
+def _decide_resume(facts: FactsRow | None) -> Decision:
+    if facts is None or facts.ended:
+        return Decision(Step.WITHDRAW, "the task has ended")
+    return Decision(Step.RESUME if facts.state is TaskState.PAUSED else Step.WAIT)
+
+
+_DOES = {
+    AbnormalAction.LOWER_PRIORITY: "lower its priority to low",
+    AbnormalAction.PREEMPT: "ask its run to save and leave, and put it back into the queue",
+    AbnormalAction.STOP: "stop it",
+    AbnormalAction.CORDON: "cordon the node",
+}
+
+
+def would(action: AbnormalAction) -> str:
+    """What a dry run says of an action."""
+    return f"would {_DOES[action]}"

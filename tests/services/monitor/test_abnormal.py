@@ -1,0 +1,566 @@
+"""Findings begin and end once, whatever dies in between, and their actions are carried out once by
+the commands of submit and the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.contracts import messages as m
+from libs.contracts.messages import (
+    AbnormalAction,
+    AbnormalActionSettled,
+    AbnormalOutcome,
+    AbnormalTaskChanged,
+    TaskState,
+)
+from libs.service.wiring import Wiring
+from libs.store.port import Store
+from services.monitor.abnormal.store import ActionRow, FindingRow
+from services.monitor.domain.abnormal_facts import FactsRow
+from services.monitor.main import WIRING
+from services.monitor.settings import MonitorSettings
+from services.monitor.store import MessageRow
+from services.submit import main as submit_main
+from services.submit.store import TaskRow as SubmitRow
+from tests.kit.memory import MemoryPlatform
+from tests.kit.service import ServiceHarness
+from tests.kit.specs import asked
+from tests.services.monitor.events import a_change
+from tests.services.monitor.series.samples import TASK, a_rank, a_sample
+from tests.services.monitor.series.test_recording import hearing, send
+
+RULES = """
+ranks_missing: {threshold: 60, actions: [notify, tag, stop]}
+long_run: {threshold: 600}
+restarts_without_progress: {threshold: 2, actions: [tag, cordon]}
+groups:
+  quiet: {ranks_missing: {enabled: false}}
+"""
+
+
+def settings(folder: Path, rules: str = RULES, **more: Any) -> MonitorSettings:
+    path = folder / "rules.yaml"
+    path.write_text(rules)
+    return MonitorSettings(database_url="-", nats_url="-", rules_file=path, **more)
+
+
+@pytest.fixture
+def wiring() -> Wiring:
+    return WIRING
+
+
+@pytest.fixture
+async def service(platform: MemoryPlatform, store: Store, tmp_path: Path) -> ServiceHarness:
+    options = settings(tmp_path, prune_days_per_hour=0)
+    service = ServiceHarness(platform, WIRING, options, store=store)
+    await service.lead()
+    return service
+
+
+async def runs(service: ServiceHarness, task_id: str = "t1", **more: Any) -> None:
+    await service.handle(a_change(service, 1, TaskState.RUNNING, task_id, attempt=1, **more))
+
+
+async def misses_ranks(service: ServiceHarness, ranks: int = 1, task_id: str = "t1") -> None:
+    await service.handle(
+        m.RunDelayed(
+            task_id=task_id,
+            attempt=1,
+            ranks=ranks,
+            detail="rank 1 on n1: no image" if ranks else "",
+            noted_at=service.clock.now(),
+            running=True,
+        )
+    )
+
+
+async def pass_time(service: ServiceHarness, seconds: float) -> None:
+    """Steps of the loop, as often as it ticks."""
+    for _ in range(round(seconds / 30)):
+        await service.step("abnormal")
+        service.clock.advance(30)
+    await service.step("abnormal")
+
+
+async def changes(service: ServiceHarness) -> list[tuple[str, int, bool]]:
+    return [
+        (each.rule, each.version, each.ended_at is None)
+        for each in await service.published()
+        if isinstance(each, AbnormalTaskChanged)
+    ]
+
+
+async def test_a_finding_begins_once_and_ends_once(service: ServiceHarness) -> None:
+    await runs(service)
+    await misses_ranks(service)
+    await pass_time(service, 30)
+    assert await changes(service) == []
+    await pass_time(service, 90)
+    assert await changes(service) == [("ranks_missing", 1, True)]
+    # The same report again, and an old state: nothing is raised again.
+    await misses_ranks(service)
+    await runs(service)
+    await pass_time(service, 90)
+    assert await changes(service) == []
+    (row,) = await service.rows(FindingRow)
+    assert (row.owner, row.team, row.attempt, row.ended_at) == ("ann", "vision", 1, None)
+    assert "rank 1 on n1: no image" in row.detail
+    assert row.suggestion == "shiftwork events t1"
+    await misses_ranks(service, 0)
+    await pass_time(service, 60)
+    assert await changes(service) == [("ranks_missing", 2, False)]
+    await misses_ranks(service)
+    await pass_time(service, 90)
+    assert await changes(service) == [("ranks_missing", 3, True)]
+
+
+async def test_the_end_of_the_task_ends_its_findings_and_its_evaluation(
+    service: ServiceHarness,
+) -> None:
+    await runs(service)
+    await misses_ranks(service)
+    await pass_time(service, 90)
+    await service.published()
+    await service.handle(a_change(service, 2, TaskState.FAILED, attempt=1))
+    await pass_time(service, 0)
+    assert await changes(service) == [("ranks_missing", 2, False)]
+    (facts,) = await service.rows(FactsRow)
+    assert (facts.watched, facts.open, facts.closed_at) == (False, (), service.clock.now())
+
+
+async def test_a_clock_that_jumps_raises_nothing(service: ServiceHarness) -> None:
+    await runs(service)
+    await misses_ranks(service)
+    await pass_time(service, 30)
+    for jump in (10 * 86_400, -20 * 86_400):
+        service.clock.advance(jump)
+        await service.step("abnormal")
+    # A minute at most is counted of a jump.
+    assert {rule for rule, _, _ in await changes(service)} <= {"ranks_missing"}
+
+
+async def test_time_in_the_queue_is_not_running(service: ServiceHarness) -> None:
+    await runs(service)
+    await pass_time(service, 300)
+    await service.handle(a_change(service, 2, TaskState.QUEUED, attempt=1))
+    await pass_time(service, 1200)
+    assert await changes(service) == []
+    await service.handle(a_change(service, 3, TaskState.RUNNING, attempt=2))
+    await pass_time(service, 330)
+    assert await changes(service) == [("long_run", 1, True)]
+
+
+async def test_a_group_has_rules_of_its_own(service: ServiceHarness) -> None:
+    await runs(service, group="quiet")
+    await misses_ranks(service)
+    await pass_time(service, 300)
+    assert await changes(service) == []
+
+
+async def test_a_finding_notifies_those_who_asked_for_it_once(service: ServiceHarness) -> None:
+    command = m.SetNotification(
+        owner="ann",
+        name="mine",
+        url="https://example.org/hook",
+        occasions=(m.Occasion.ABNORMAL,),
+        tasks=m.NotifiedTasks.OWN,
+    )
+    assert (await service.ask(command)).refusal is None
+    await runs(service)
+    await misses_ranks(service)
+    await pass_time(service, 300)
+    (message,) = await service.rows(MessageRow)
+    assert message.id == "t1.abnormal.ranks_missing-1.ann.mine"
+    assert '"rule": "ranks_missing"' in message.body
+
+
+async def test_a_leader_that_dies_before_its_commit_decides_again(
+    platform: MemoryPlatform, tmp_path: Path
+) -> None:
+    service = ServiceHarness(platform, WIRING, settings(tmp_path))
+    await service.lead()
+    await runs(service)
+    await misses_ranks(service)
+    await pass_time(service, 30)
+    service.clock.advance(30)
+    with dying(service.store):
+        await service.step("abnormal")
+    assert await service.rows(FindingRow) == []
+    await service.restart()
+    await pass_time(service, 60)
+    assert await changes(service) == [("ranks_missing", 1, True)]
+    await service.restart()
+    await pass_time(service, 60)
+    assert await changes(service) == []
+    (row,) = await service.rows(ActionRow)
+    assert (row.action, row.outcome) == (AbnormalAction.STOP, AbnormalOutcome.WAITING)
+
+
+class DiedError(Exception):
+    """The process is gone before a commit."""
+
+
+@contextlib.contextmanager
+def dying(store: Store, after: int = 0) -> Any:
+    """The process dies instead of its commit number ``after``."""
+    real, count = store.transaction, 0
+
+    @contextlib.asynccontextmanager
+    async def transaction(**options: Any) -> AsyncIterator[Any]:
+        nonlocal count
+        async with real(**options) as tx:
+            yield tx
+            count += 1
+            if count > after:
+                raise DiedError
+
+    store.transaction = transaction  # type: ignore[method-assign]
+    try:
+        yield
+    except DiedError:
+        pass
+    finally:
+        store.transaction = real  # type: ignore[method-assign]
+
+
+class Site:
+    """The monitor with a real submit, to which it sends its commands."""
+
+    def __init__(self, platform: MemoryPlatform, options: MonitorSettings) -> None:
+        self.platform = platform
+        self.monitor = ServiceHarness(platform, WIRING, options)
+        self.submit = ServiceHarness(platform, submit_main.WIRING)
+        self.nodes: list[m.SetSchedulable] = []
+        self.task_id = ""
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Site]:
+        async def cordon(command: m.SetSchedulable) -> m.SetSchedulableReply:
+            self.nodes.append(command)
+            return m.SetSchedulableReply()
+
+        serving: Any = {
+            "submit": dict.fromkeys((m.SetGoal, m.SetPriority), self.submit.ask),
+            "launcher": {m.SetSchedulable: cordon},
+        }
+        await self.monitor.lead()
+        await self.submit.lead()
+        made = await self.submit.ask(m.CreateTask(client_key="k", owner="ann", spec=asked()))
+        self.task_id = made.task_id
+        async with contextlib.AsyncExitStack() as stack:
+            for name, table in serving.items():
+                await stack.enter_async_context(self.platform.connection(name).serve(table))
+            yield self
+
+    async def moves(self, version: int, state: TaskState, attempt: int = 1, **more: Any) -> None:
+        """Both services receive the scheduler's event."""
+        event = a_change(self.monitor, version, state, self.task_id, attempt=attempt, **more)
+        await self.monitor.handle(event)
+        await self.submit.handle(event)
+
+    async def abnormal(self) -> None:
+        await self.moves(1, TaskState.RUNNING, priority=m.Priority.NORMAL)
+        await misses_ranks(self.monitor, task_id=self.task_id)
+        await pass_time(self.monitor, 90)
+
+    async def act(self) -> list[AbnormalActionSettled]:
+        """A step of the actions' loop; what was settled."""
+        await self.monitor.step("abnormal-actions")
+        found = await self.monitor.published()
+        return [each for each in found if isinstance(each, AbnormalActionSettled)]
+
+    async def goals(self) -> list[tuple[m.Goal, str]]:
+        """The changes that submit published."""
+        found = await self.submit.published()
+        return [(e.goal, e.changed_by) for e in found if isinstance(e, m.GoalChanged)]
+
+    async def row(self) -> SubmitRow:
+        (row,) = await self.submit.rows(SubmitRow)
+        return row
+
+
+def with_actions(*words: str, **more: Any) -> str:
+    return f"ranks_missing: {{threshold: 60, actions: [{', '.join(words)}]}}\n"
+
+
+@contextlib.asynccontextmanager
+async def a_site(folder: Path, *words: str, **more: Any) -> AsyncIterator[Site]:
+    site = Site(MemoryPlatform(), settings(folder, with_actions(*words), **more))
+    async with site.running():
+        yield site
+
+
+async def test_the_default_changes_no_task(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "notify", "tag") as site:
+        await site.abnormal()
+        assert await site.act() == []
+        assert await site.goals() == []
+        assert await site.monitor.rows(ActionRow) == []
+
+
+async def test_a_task_is_stopped_once_in_the_rules_name(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "tag", "stop") as site:
+        await site.abnormal()
+        (taken,) = await site.act()
+        assert (taken.action, taken.outcome, taken.attempt) == (
+            AbnormalAction.STOP,
+            AbnormalOutcome.DONE,
+            1,
+        )
+        assert await site.goals() == [(m.Goal.STOP, "rule:ranks_missing")]
+        assert await site.act() == []
+        assert await site.goals() == []
+
+
+@pytest.mark.parametrize("commits", range(4))
+@pytest.mark.parametrize("action", ["stop", "preempt", "lower_priority"])
+async def test_an_action_is_carried_out_once_wherever_the_leader_dies(
+    tmp_path: Path, commits: int, action: str
+) -> None:
+    async with a_site(tmp_path, action) as site:
+        await site.abnormal()
+        with dying(site.monitor.store, commits):
+            await site.monitor.step("abnormal-actions")
+        await site.monitor.restart()
+        await site.act()
+        await site.act()
+        row = await site.row()
+        assert row.revision == 2
+        if action == "preempt":
+            (pending,) = await site.monitor.rows(ActionRow)
+            assert pending.goal_revision == 2
+
+
+async def test_what_people_decide_meanwhile_is_not_undone_by_a_repetition(tmp_path: Path) -> None:
+    """The leader dies after submit has lowered the priority; its owner raises it again."""
+    async with a_site(tmp_path, "lower_priority") as site:
+        await site.abnormal()
+        with dying(site.monitor.store, 2):
+            await site.monitor.step("abnormal-actions")
+        assert (await site.row()).priority is m.Priority.LOW
+        raised = m.SetPriority(task_id=site.task_id, priority=m.Priority.HIGH, asked_by="ann")
+        await site.submit.ask(raised)
+        await site.monitor.restart()
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.DONE
+        assert (await site.row()).priority is m.Priority.HIGH
+
+
+async def test_a_preempted_task_goes_back_to_the_queue(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "preempt") as site:
+        await site.abnormal()
+        assert await site.act() == []
+        assert await site.goals() == [(m.Goal.PAUSE, "rule:ranks_missing")]
+        await site.moves(2, TaskState.PREEMPTING)
+        await pass_time(site.monitor, 30)
+        assert await site.act() == []
+        await site.moves(3, TaskState.PAUSED)
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.DONE
+        assert await site.goals() == [(m.Goal.RUN, "rule:ranks_missing")]
+
+
+async def test_a_preemption_does_not_resume_what_its_owner_paused(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "preempt") as site:
+        await site.abnormal()
+        await site.act()
+        for goal in (m.Goal.RUN, m.Goal.PAUSE):
+            await site.submit.ask(m.SetGoal(task_id=site.task_id, goal=goal, asked_by="ann"))
+        await site.goals()
+        await site.moves(2, TaskState.PAUSED)
+        (taken,) = await site.act()
+        assert "another goal was set since" in taken.detail
+        assert await site.goals() == []
+    async with a_site(tmp_path, "preempt") as site:
+        await site.abnormal()
+        pause = m.SetGoal(task_id=site.task_id, goal=m.Goal.PAUSE, asked_by="ann")
+        await site.submit.ask(pause)
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.WITHDRAWN
+
+
+async def test_an_action_for_an_attempt_that_is_over_is_refused(tmp_path: Path) -> None:
+    """Submit knows of the next attempt before the monitor does."""
+    async with a_site(tmp_path, "stop") as site:
+        await site.abnormal()
+        later = a_change(site.monitor, 5, TaskState.RUNNING, site.task_id, attempt=2)
+        await site.submit.handle(later)
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.REFUSED
+        assert await site.goals() == []
+
+
+async def test_an_action_waits_until_submit_knows_of_the_attempt(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "stop") as site:
+        await site.abnormal()
+        (row,) = await site.submit.rows(SubmitRow)
+        await site.submit.put(replace(row, attempt=0))
+        assert await site.act() == []
+        await site.submit.put(row)
+        assert len(await site.act()) == 1
+
+
+async def test_an_action_is_withdrawn_once_the_task_is_no_longer_abnormal(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "stop") as site:
+        await site.abnormal()
+        await misses_ranks(site.monitor, 0, site.task_id)
+        await pass_time(site.monitor, 30)
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.WITHDRAWN
+        assert await site.goals() == []
+
+
+async def test_a_dry_run_says_what_it_would_do(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "stop", "preempt", rules_dry_run=True) as site:
+        await site.abnormal()
+        taken = await site.act()
+        assert {each.outcome for each in taken} == {AbnormalOutcome.DRY_RUN}
+        assert taken[1].detail == "would stop it"
+        assert await site.goals() == []
+
+
+async def test_beyond_the_hours_limit_actions_wait(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "lower_priority", "stop", rule_actions_per_hour=1) as site:
+        await site.abnormal()
+        assert len(await site.act()) == 1
+        (waits,) = [e for e in await site.monitor.rows(ActionRow) if e.detail.startswith("ranks")]
+        assert waits.detail == "ranks_missing has had its 1 action of this hour"
+        # A clock that jumps ahead frees nothing.
+        site.monitor.clock.advance(86_400)
+        assert await site.act() == []
+        await pass_time(site.monitor, 3600)
+        assert len(await site.act()) == 1
+
+
+async def test_a_service_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+    site = Site(MemoryPlatform(), settings(tmp_path, with_actions("stop")))
+    async with site.running():
+        await site.abnormal()
+    assert await site.act() == []
+    (row,) = await site.monitor.rows(ActionRow)
+    assert row.outcome is AbnormalOutcome.WAITING
+    assert row.detail == "the service that carries it out does not answer"
+
+
+async def test_the_node_of_a_rank_that_keeps_failing_is_cordoned(tmp_path: Path) -> None:
+    site = Site(MemoryPlatform(), settings(tmp_path))
+    async with site.running():
+        await site.moves(1, TaskState.RUNNING)
+        for restarts in (1, 2):
+            await site.monitor.handle(
+                m.RankRestarted(
+                    task_id=site.task_id,
+                    attempt=1,
+                    rank=0,
+                    role="worker",
+                    restarts=restarts,
+                    restarts_max=9,
+                    noted_at=site.monitor.clock.now(),
+                    node_id="n7",
+                )
+            )
+        await pass_time(site.monitor, 0)
+        (taken,) = await site.act()
+        assert (taken.action, taken.node_id) == (AbnormalAction.CORDON, "n7")
+        (command,) = site.nodes
+        assert (command.node_id, command.schedulable) == ("n7", False)
+        assert command.asked_by == "rule:restarts_without_progress"
+
+
+async def test_lists_show_what_a_user_sees(service: ServiceHarness) -> None:
+    tasks = {"t1": "ann", "t2": "bob", "t3": "eve"}
+    for task_id, owner in tasks.items():
+        team = "" if owner == "eve" else "vision"
+        await runs(service, task_id, owner=owner, team=team)
+        await misses_ranks(service, task_id=task_id)
+    await pass_time(service, 90)
+
+    async def listed(**query: Any) -> list[str]:
+        reply = await service.ask(m.ListAbnormalTasks(**query))
+        return [each.task_id for each in reply.tasks]
+
+    assert await listed() == ["t1", "t2", "t3"]
+    assert await listed(seen_by="eve") == ["t3"]
+    assert await listed(seen_by="eve", seen_team="vision") == ["t1", "t2", "t3"]
+    assert await listed(seen_by="ann", seen_team="vision") == ["t1", "t2"]
+    assert await listed(seen_by="ann", owner="bob") == []
+    assert await listed(rule="ranks_missing", group="train", limit=2) == ["t1", "t2"]
+    first = await service.ask(m.ListAbnormalTasks(limit=2))
+    assert await listed(after=first.next) == ["t3"]
+    refused = await service.ask(m.ListAbnormalTasks(rule="ranks_mising"))
+    assert "did you mean ranks_missing?" in refused.refusal.detail
+    await misses_ranks(service, 0, "t1")
+    await pass_time(service, 30)
+    assert await listed(task_id="t1") == []
+    assert await listed(task_id="t1", ended=True) == ["t1"]
+
+
+async def test_open_findings_are_published_again_for_a_new_read_model(
+    service: ServiceHarness,
+) -> None:
+    await runs(service)
+    await misses_ranks(service)
+    await pass_time(service, 90)
+    await service.published()
+    assert (await service.ask(m.Reemit(service="monitor"))).events == 1
+    assert await changes(service) == [("ranks_missing", 1, True)]
+
+
+async def samples(monitor: ServiceHarness, begin: int, end: int, percent: float) -> None:
+    """A GPU of a rank, sampled every 10 s; the loops run every 30 s."""
+    for t in range(begin, end, 10):
+        await send(monitor, a_sample(t, gpus=[percent], ranks=[a_rank(0, gpus=[0], cores=1.0)]))
+        if t % 30 == 20:
+            await monitor.step("activity")
+            await monitor.step("abnormal")
+
+
+async def test_a_gpu_that_idles_is_found_and_a_gap_in_the_samples_ends_nothing(
+    platform: MemoryPlatform, tmp_path: Path
+) -> None:
+    rules = "idle_gpus: {threshold: 180}\n"
+    options = settings(tmp_path, rules, idle_gpu_seconds=60, quiet_seconds=60)
+    monitor = ServiceHarness(platform, WIRING, options)
+    monitor.clock.move_to(0)
+    await monitor.lead()
+    await runs(monitor, TASK, held_gpus=1)
+    async with hearing(monitor):
+        await samples(monitor, 0, 180, 3.0)
+        assert await changes(monitor) == []
+        await samples(monitor, 180, 240, 3.0)
+        assert await changes(monitor) == [("idle_gpus", 1, True)]
+        (row,) = await monitor.rows(FindingRow)
+        assert row.detail.startswith("1 of 1 GPUs have been below 10 % for 3 min")
+        # Nothing is sampled for a while, and idle times begin again: it is the same finding.
+        monitor.clock.move_to(330)
+        await monitor.step("activity")
+        await monitor.step("abnormal")
+        await samples(monitor, 330, 600, 3.0)
+        assert await changes(monitor) == []
+        # It works again, for longer than an idle time takes to count.
+        await samples(monitor, 600, 690, 80.0)
+        assert await changes(monitor) == []
+        await samples(monitor, 690, 780, 80.0)
+        assert await changes(monitor) == [("idle_gpus", 2, False)]
+
+
+async def test_findings_that_are_over_are_pruned_and_those_that_last_stay(
+    service: ServiceHarness,
+) -> None:
+    for task_id in ("t1", "t2"):
+        await runs(service, task_id)
+        await misses_ranks(service, task_id=task_id)
+    await pass_time(service, 90)
+    await misses_ranks(service, 0, "t1")
+    await pass_time(service, 30)
+    await service.step("abnormal-actions")
+    service.clock.advance(31 * 86_400)
+    await service.step("prune")
+    assert [row.task_id for row in await service.rows(FindingRow)] == ["t2"]
+    assert [row.task_id for row in await service.rows(ActionRow)] == ["t2"]
