@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 import pytest
 
 from libs.contracts.base import Message
-from libs.contracts.messages import TaskSpec
+from libs.contracts.messages import AbnormalOutcome, TaskSpec
 from libs.store.dead_letters import DeadLetterBody, DeadLetterRow
 from libs.store.retention import deleted_by_age
 from libs.store.rows import Shape
@@ -35,7 +35,9 @@ from services.gateway.store import HEAD
 from services.launcher.domain import model as launcher
 from services.log_collector import store as log_collector
 from services.monitor import store as monitor
+from services.monitor.abnormal import store as abnormal
 from services.monitor.activities import ActivityRow
+from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.series.store import SeriesRow
 from services.quota import store as quota
 from services.scheduler import store as scheduler
@@ -149,6 +151,14 @@ AGES: Mapping[Kind, Sequence[Ages]] = {
         for stage in (monitor.Stage.DELIVERED, monitor.Stage.DEAD)
     ],
     ActivityRow: [Ages("measured_until", "ended_tasks_keep_seconds")],
+    FactsRow: [Ages("closed_at", "ended_tasks_keep_seconds", live=[{"closed_at": None}])],
+    abnormal.FindingRow: [Ages("ended_at", "findings_keep_seconds", live=[{"ended_at": None}])],
+    abnormal.ActionRow: [
+        Ages("decided_at", "findings_keep_seconds", {"outcome": outcome}, [{"outcome": waiting}])
+        for waiting in (AbnormalOutcome.WAITING,)
+        for outcome in AbnormalOutcome
+        if outcome is not waiting
+    ],
     SeriesRow: [Ages("expires_at", timedelta(0))],
     gateway.TaskRow: [Ages("finished_at", "tasks_keep_seconds", live=[{"finished_at": None}])],
     gateway.AcceptedRow: [
