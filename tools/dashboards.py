@@ -51,8 +51,8 @@ def _by(labels: str, expression: str) -> str:
     return f"sum by ({labels}) ({expression})"
 
 
-def _rate(metric: str, where: str = NS) -> str:
-    return f"rate({metric}{{{where}}}{RATE})"
+def _rate(metric: str, where: str = NS, over: str = RATE) -> str:
+    return f"rate({metric}{{{where}}}{over})"
 
 
 def _hourly(metric: str, by: str = "") -> str:
@@ -71,9 +71,11 @@ def _quantiles(metric: str, by: str, where: str = NS, *, legend: str = "") -> di
     }
 
 
-_MEASURED = f"sum({_rate('shiftwork_held_gpu_measured_seconds_total', GROUP)})"
-_IDLE = f"sum({_rate('shiftwork_held_gpu_idle_seconds_total', GROUP)})"
-_BUSY = f"sum({_rate('shiftwork_held_gpu_busy_seconds_total', GROUP)})"
+# The monitor counts activity once a minute, so a shorter time shows steps.
+_MEASURED, _IDLE, _BUSY = (
+    f"sum({_rate(f'shiftwork_held_gpu_{what}_seconds_total', GROUP, '[5m]')})"
+    for what in ("measured", "idle", "busy")
+)
 _LOST = _by("cause", _rate("shiftwork_lost_gpu_seconds_total", GROUP))
 _HELD = f'sum(shiftwork_gpus{{{GROUP},state="used"}})'
 
