@@ -69,7 +69,9 @@ class Acting:
 
     def loop(self) -> Loop:
         """It waits for other services, and excludes nothing meanwhile."""
-        return Loop("abnormal-actions", self.step, tick_seconds=self.tick_seconds)
+        return Loop(
+            "abnormal-actions", self.step, tick_seconds=self.tick_seconds, wake_on_commit=False
+        )
 
     async def step(self, epoch: int) -> float | None:
         """Decide about each action that waits; carry out one after the other."""
