@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from libs.contracts.messages import NodeSampled
+from libs.contracts.messages import NodeSampled, ReadMailAddress
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
@@ -16,6 +16,7 @@ from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
 from services.monitor.export import COLLECTOR, Source
 from services.monitor.handlers import HANDLERS, READS, Handlers
+from services.monitor.mailing import Mailing, addresses
 from services.monitor.notifications import Commands
 from services.monitor.outgoing import Outgoing
 from services.monitor.series import store as series
@@ -29,8 +30,9 @@ from services.monitor.waiting import WaitingTasks
 
 def build(settings: MonitorSettings, ports: Ports) -> Service:
     """The service, not running."""
-    outgoing = Outgoing(settings.waiting_messages_max)
-    delivery = Delivery(ports.store, ports.clock, settings, outgoing)
+    outgoing = Outgoing(settings.waiting_messages_max, settings.mail_gather_seconds)
+    mailing = Mailing(ports.store, ports.clock, settings, addresses(ports.bus))
+    delivery = Delivery(ports.store, ports.clock, settings, outgoing, mailing)
     waiting = WaitingTasks(ports.store, outgoing, settings.waiting_seconds)
     recorder = _recorder(settings, ports)
     exported = Source(
@@ -85,6 +87,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
                 activity.prune_rule(timedelta(seconds=settings.ended_tasks_keep_seconds)),
             ),
         ),
+        warning=lambda: mailing.problem,
         on_lead=lead,
         on_lead_end=lead_no_longer,
         tasks=(delivery.run, recorder.listen),
@@ -122,5 +125,6 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
+    requests=(ReadMailAddress,),
     hears=(NodeSampled,),
 )

@@ -6,7 +6,13 @@ from libs.store.retention import Retention, deleted_by_age, goes_with
 from libs.store.tables import Tables, index, table
 from services.monitor.activities import ActivityRow
 from services.monitor.series.store import SeriesRow
-from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, TaskRow
+from services.monitor.store import (
+    MailboxRow,
+    MessageRow,
+    NotificationRow,
+    ReceiverRow,
+    TaskRow,
+)
 
 TABLES = Tables(
     "monitor",
@@ -41,6 +47,7 @@ TABLES = Tables(
     table(
         MessageRow,
         "message",
+        index("channel", "due_at", name="message_due_by", where="stage = 'waiting'"),
         index("due_at", name="message_due", where="stage = 'waiting'"),
         index("due_at", name="message_old", where="stage <> 'waiting'"),
         index("owner", "name", "stage", "due_at", name="message_of"),
@@ -48,6 +55,13 @@ TABLES = Tables(
         retention=deleted_by_age(
             "messages_keep_seconds", "its delivery, or the last try", rule="messages"
         ),
+    ),
+    table(
+        MailboxRow,
+        "mailbox",
+        index("rate_until"),
+        key="owner",
+        retention=deleted_by_age("messages_keep_seconds", "the last mail", rule="mailboxes"),
     ),
     table(
         ActivityRow,

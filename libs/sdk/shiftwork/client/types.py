@@ -716,7 +716,8 @@ class Notification(TypedDict):
 
     name: str
     user: str
-    url: str
+    channel: str
+    url: Optional[str]
     occasions: List[str]
     tasks: str
     changed_at: str
@@ -729,7 +730,8 @@ class Notification(TypedDict):
 class NotificationBody(TypedDict):
     """Where messages about tasks go."""
 
-    url: str
+    channel: NotRequired[Literal["webhook", "mail"]]
+    url: NotRequired[Optional[str]]
     occasions: List[
         Literal["started", "preempted", "failed", "finished", "waiting", "quota_reached"]
     ]
@@ -755,7 +757,8 @@ class NotificationSet(TypedDict):
 
     name: str
     user: str
-    url: str
+    channel: str
+    url: Optional[str]
     occasions: List[str]
     tasks: str
     changed_at: str
@@ -1828,6 +1831,7 @@ class User(TypedDict):
     archived: bool
     default_group: Optional[str]
     default_priority: Optional[str]
+    mail: Optional[str]
     created_at: str
 
 
@@ -1839,6 +1843,7 @@ class UserBody(TypedDict):
     name: str
     role: NotRequired[Literal["viewer", "user", "operator", "admin"]]
     team: NotRequired[Optional[str]]
+    mail: NotRequired[Optional[str]]
 
 
 class UserChangeBody(TypedDict):
@@ -1850,6 +1855,7 @@ class UserChangeBody(TypedDict):
     team: NotRequired[Optional[str]]
     disabled: NotRequired[Optional[bool]]
     archived: NotRequired[Optional[bool]]
+    mail: NotRequired[Optional[str]]
 
 
 class UserDetail(TypedDict):
@@ -1862,6 +1868,7 @@ class UserDetail(TypedDict):
     archived: bool
     default_group: Optional[str]
     default_priority: Optional[str]
+    mail: Optional[str]
     created_at: str
     accounts: List[LinkedAccount]
     password: Optional[PasswordFacts]
