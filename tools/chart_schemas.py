@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from pydantic_settings import BaseSettings
 
+from libs.bus.topology import MONITORING_NAME_FORM, MONITORING_USERS_MAX
 from libs.contracts.ids import DNS_LABEL_FORM
 from libs.pods.pod_policy import PodPolicy
 from services.allinone.composition import WIRINGS
@@ -71,6 +72,13 @@ RULES: dict[str, Schema] = {
         "type": "string",
         "pattern": "^((nats|tls)://[^,@ ]+(,(nats|tls)://[^,@ ]+)*)?$",
     },
+    "monitoringUsers": {
+        "type": "array",
+        "maxItems": MONITORING_USERS_MAX,
+        "uniqueItems": True,
+        "items": {"type": "string", "pattern": f"^{MONITORING_NAME_FORM}$"},
+    },
+    "monitoringFrom": LIST,
     "global.gateway.url": {"type": "string", "pattern": "^(https?://[^ /]+(/[^ ]*)?)?$"},
     "global.tasks.namespace": NAMESPACE,
     "global.networkPolicies.apiServerPorts": PORTS,

@@ -203,7 +203,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "asyncapi.json": events_page.asyncapi(about),
         GENERATED / "events.md": NOTE + events_page.page(about, consumers_of_events()),
         BENCHMARKS: NOTE + benchmark_page.page(),
-        NATS_ACCOUNTS: nats_config.accounts_block(WIRINGS),
+        NATS_ACCOUNTS: nats_config.accounts_template(WIRINGS),
         NATS_SERVER: nats_config.server(WIRINGS, cluster=False),
         GENERATED / "imports.md": NOTE + import_graph.page(),
         **schemas(),
