@@ -84,6 +84,7 @@ RULES: dict[str, Schema] = {
     "global.networkPolicies.apiServerPorts": PORTS,
     "global.networkPolicies.dns.ports": PORTS,
     "bucket.ports": PORTS,
+    "webhooks.ports": PORTS,
     "global.monitoring.labels": TEXTS,
     "global.monitoring.interval": {"type": "string", "pattern": "^[1-9][0-9]*(s|m)$"},
     "global.logFormat": {"enum": ["json", "console"]},

@@ -41,7 +41,7 @@ cluster {
 {{/* The users with a password: the services, the administrator who makes streams, and those who
 read events. */}}
 {{- define "nats.users" -}}
-{{- $users := list "admin" "submit" "scheduler" "launcher" "log_collector" "quota" "monitor" "gateway" -}}
+{{- $users := "[admin, submit, scheduler, launcher, log_collector, quota, monitor, gateway]" | fromYamlArray -}}
 {{- range include "nats.monitoring" . | fromYamlArray -}}
 {{- $users = append $users (printf "monitoring_%s" .) -}}
 {{- end -}}
