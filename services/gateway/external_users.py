@@ -78,8 +78,9 @@ def account_of(settings: GatewaySettings, claims: Mapping[str, Any]) -> Account:
 def _verified_address(claims: Mapping[str, Any]) -> str:
     """The account's address, if the provider has verified that it is this person's."""
     address = claims.get("email")
-    verified = claims.get("email_verified") is True and isinstance(address, str)
-    return address if verified and is_mail_address(address) else ""
+    if claims.get("email_verified") is not True or not isinstance(address, str):
+        return ""
+    return address if is_mail_address(address) else ""
 
 
 def _groups(value: object) -> set[str]:

@@ -23,7 +23,7 @@ from services.monitor.domain.retries import (
 from services.monitor.mailing import Mailing
 from services.monitor.outgoing import Outgoing
 from services.monitor.settings import MonitorSettings
-from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage
+from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, given_up
 from services.monitor.webhook import Outcome, Webhooks
 
 # Read at once; a receiver that fails has none among them, because its messages are held back.
@@ -130,7 +130,7 @@ class Delivery:
             return True
         now, tries = tx.now, message.tries + 1
         if removed:
-            tx.put(_dead(message, now, problem))
+            tx.put(given_up(message, now, problem))
             return True
         receiver = await tx.get(ReceiverRow, message.owner, message.name)
         if result is Result.DELIVERED:
@@ -139,7 +139,7 @@ class Delivery:
                 tx.delete(ReceiverRow, message.owner, message.name)
             return True
         if gives_up(self._pauses, tries):
-            tx.put(_dead(replace(message, tries=tries), now, problem))
+            tx.put(given_up(replace(message, tries=tries), now, problem))
         else:
             due_at = now + timedelta(seconds=pause_seconds(self._pauses, tries))
             tx.put(replace(message, due_at=due_at, tries=tries, problem=problem))
@@ -178,7 +178,7 @@ class Delivery:
             tx, message.owner, message.name, Stage.WAITING, most + DUE_MAX
         ):
             if paused:
-                tx.put(_dead(other, tx.now, f"the receiver is paused: {problem}"))
+                tx.put(given_up(other, tx.now, f"the receiver is paused: {problem}"))
             elif other.due_at < held_until:
                 tx.put(replace(other, due_at=held_until))
 
@@ -191,7 +191,3 @@ async def _webhook(tx: Tx, owner: str, name: str) -> NotificationRow | None:
 
 def _first(receiver: ReceiverRow | None, message: MessageRow) -> ReceiverRow:
     return receiver or ReceiverRow(message.owner, message.name)
-
-
-def _dead(message: MessageRow, now: datetime, problem: str) -> MessageRow:
-    return replace(message, stage=Stage.DEAD, due_at=now, problem=problem)

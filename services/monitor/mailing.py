@@ -30,7 +30,14 @@ from services.monitor.domain.retries import (
 )
 from services.monitor.mail import Mail, MailServer
 from services.monitor.settings import MonitorSettings
-from services.monitor.store import MailboxRow, MessageRow, NotificationRow, ReceiverRow, Stage
+from services.monitor.store import (
+    MailboxRow,
+    MessageRow,
+    NotificationRow,
+    ReceiverRow,
+    Stage,
+    given_up,
+)
 from services.monitor.webhook import Outcome
 
 # In one mail; what is beyond is in the next one.
@@ -124,7 +131,7 @@ class Mailing:
         for row in waiting:
             notification = await tx.get(NotificationRow, owner, row.name)
             if notification is None or notification.channel is not NotificationChannel.MAIL:
-                tx.put(_dead(row, tx.now, "the notification was removed"))
+                tx.put(given_up(row, tx.now, "the notification was removed"))
             elif row.mail_id == tried:
                 chosen.append(row)
         if tried or not chosen:
@@ -179,7 +186,7 @@ class Mailing:
             if result is Result.DELIVERED:
                 tx.put(replace(row, stage=Stage.DELIVERED, due_at=tx.now, problem=""))
             elif box is None or self._is_last(tx, row, result, box):
-                tx.put(_dead(row, tx.now, problem))
+                tx.put(given_up(row, tx.now, problem))
             else:
                 tx.put(replace(row, due_at=box.held_until or tx.now, problem=problem))
         for name in mail.notifications:
@@ -187,7 +194,7 @@ class Mailing:
         if result is Result.GONE:
             for row in await store.waiting_mail(tx, mail.owner, MESSAGES_MAX):
                 if row.name in mail.notifications:
-                    tx.put(_dead(row, tx.now, f"the mail is paused: {problem}"))
+                    tx.put(given_up(row, tx.now, f"the mail is paused: {problem}"))
 
     def _is_last(self, tx: Tx, row: MessageRow, result: Result, box: MailboxRow) -> bool:
         """True if the message was tried for long enough. Tries at a mail server that is down do not
@@ -253,13 +260,9 @@ def _well(box: MailboxRow) -> MailboxRow:
     return replace(box, held_until=None, failing_since=None, failures=0)
 
 
-def _dead(row: MessageRow, now: datetime, problem: str) -> MessageRow:
-    return replace(row, stage=Stage.DEAD, due_at=now, problem=problem)
-
-
 def _entry(row: MessageRow) -> Entry:
     data = json.loads(row.body)["data"]
-    why = [str(data.get(each, "")) for each in ("reason", "exit")]
+    reason, ended = data.get("reason", ""), data.get("exit", "")
     return Entry(
         notification=row.name,
         occasion=row.occasion,
@@ -267,5 +270,6 @@ def _entry(row: MessageRow) -> Entry:
         task_id=row.task_id,
         task_name=data["name"],
         owner=data["owner"],
-        reason="; ".join(each for each in why if each),
+        # The reason of most failures has how the run ended already.
+        reason=f"{reason}; {ended}" if ended and ended not in reason else reason,
     )

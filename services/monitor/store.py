@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -120,6 +120,11 @@ class MessageRow:
     channel: NotificationChannel = NotificationChannel.WEBHOOK
     # The mail that it is in, chosen before the first try, so that every try sends the same mail.
     mail_id: str = ""
+
+
+def given_up(message: MessageRow, now: datetime, problem: str) -> MessageRow:
+    """The message as one that is not tried any more, for this reason."""
+    return replace(message, stage=Stage.DEAD, due_at=now, problem=problem)
 
 
 _OF = ("owner", "name")

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import typer
 
 from shiftwork.cli import choices, complete, parse, render, session
-from shiftwork.cli.failures import usage
+from shiftwork.cli.failures import naming, usage
 
 
 def register(app: session.App) -> None:
@@ -130,7 +130,8 @@ def set_notification(
     if secret_file:
         body["secret"] = _read(secret_file)
     now = session.current()
-    found = now.api().put(_path(name), body)
+    with naming({"channel": "--to", "url": "--to"}):
+        found = now.api().put(_path(name), body)
     if now.json:
         render.document(found)
         return
