@@ -156,8 +156,8 @@ $(SUBSCRIBERS)/node_modules/.set-up: $(SUBSCRIBERS)/package.json $(SUBSCRIBERS)/
 	@touch $@
 
 .PHONY: test-login
-test-login: $(STAMP) $(PROVIDER)/node_modules/.set-up $(SUBSCRIBERS)/node_modules/.set-up ## With node: login at npm's oidc-provider, events with NATS's own client
-	@$(BIN)/python -m pytest -m "login and not keycloak" tests/login tests/integration/test_subscribers.py
+test-login: $(STAMP) $(PROVIDER)/node_modules/.set-up $(SUBSCRIBERS)/node_modules/.set-up ## With node: login at npm's oidc-provider, events with NATS's own client, AsyncAPI's schema
+	@$(BIN)/python -m pytest -m "login and not keycloak" tests/login tests/integration/test_subscribers.py tests/tools/test_events_page.py
 
 .PHONY: keycloak test-keycloak
 keycloak: $(STAMP) ## Only Keycloak's distribution, in the folder of caches (java, mvn)

@@ -4,6 +4,8 @@
 set -euo pipefail
 
 folder=${1:-$(dirname "$0")/secrets}
+# Users that read events and do nothing else.
+read -ra names <<< "${SHIFTWORK_MONITORING_USERS:-}"
 services=(submit scheduler launcher log_collector quota monitor gateway)
 
 # Letters and digits only: nats-server reads a variable's value like the text of its file.
@@ -30,10 +32,17 @@ for user in admin "${services[@]}"; do
   keep "$folder/postgres/$user" "$(mode_of "$user")" "$(random)"
   keep "$folder/nats/$user" "$(mode_of "$user")" "$(random)"
 done
+for name in "${names[@]}"; do
+  if [[ ! $name =~ ^[a-z][a-z0-9_]{0,30}$ ]]; then
+    printf 'SHIFTWORK_MONITORING_USERS: %q is no name; write [a-z][a-z0-9_]{0,30}\n' "$name" >&2
+    exit 2
+  fi
+  keep "$folder/nats/monitoring_$name" 0444 "$(random)"
+done
 keep "$folder/admin-token" 0444 "$(random)"
 keep "$folder/run-token-key" 0444 "$(random)"
 keep "$folder/launcher-run-token-key" 0400 "$(< "$folder/run-token-key")"
-for user in admin "${services[@]}"; do
+for user in admin "${services[@]}" "${names[@]/#/monitoring_}"; do
   printf 'NATS_PASSWORD_%s=%s\n' "${user^^}" "$(< "$folder/nats/$user")"
 done > "$folder/nats.env"
 printf 'Secrets are in %s; the first administrator has the token in admin-token.\n' "$folder"

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from pydantic_settings import BaseSettings
 
+from libs.bus.topology import MONITORING_NAME_FORM, MONITORING_USERS_MAX
 from libs.contracts.ids import DNS_LABEL_FORM
 from libs.pods.pod_policy import PodPolicy
 from services.allinone.composition import WIRINGS
@@ -71,11 +72,19 @@ RULES: dict[str, Schema] = {
         "type": "string",
         "pattern": "^((nats|tls)://[^,@ ]+(,(nats|tls)://[^,@ ]+)*)?$",
     },
+    "monitoringUsers": {
+        "type": "array",
+        "maxItems": MONITORING_USERS_MAX,
+        "uniqueItems": True,
+        "items": {"type": "string", "pattern": f"^{MONITORING_NAME_FORM}$"},
+    },
+    "monitoringFrom": LIST,
     "global.gateway.url": {"type": "string", "pattern": "^(https?://[^ /]+(/[^ ]*)?)?$"},
     "global.tasks.namespace": NAMESPACE,
     "global.networkPolicies.apiServerPorts": PORTS,
     "global.networkPolicies.dns.ports": PORTS,
     "bucket.ports": PORTS,
+    "webhooks.ports": PORTS,
     "global.monitoring.labels": TEXTS,
     "alerts.runbooks": {"type": "string", "pattern": "^(https?://[^ ]+)?$"},
     "global.monitoring.interval": {"type": "string", "pattern": "^[1-9][0-9]*(s|m)$"},

@@ -7,14 +7,12 @@ server lets a service publish only what its wiring declares.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from fastapi.routing import APIRoute, APIWebSocketRoute
 
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
-from libs.contracts.subjects import filter_of
 from libs.service.settings import BaseServiceSettings
 from services.allinone import nats_config
 from services.allinone.composition import WIRINGS
@@ -34,6 +32,7 @@ from tools import (
     cli_choices,
     client_library,
     dashboards,
+    events_page,
     import_graph,
     metrics_page,
     policy_schemas,
@@ -147,37 +146,6 @@ def permissions_page() -> str:
     return NOTE + "\n".join(lines) + "\n"
 
 
-def asyncapi_page() -> str:
-    """An AsyncAPI 3.0 description of events and telemetry, for tools."""
-    channels: dict[str, object] = {}
-    operations: dict[str, object] = {}
-    schemas: dict[str, object] = {}
-    for message, route in ROUTES.items():
-        if route.kind not in (Kind.EVENT, Kind.TELEMETRY):
-            continue
-        name = message.__name__
-        schema = message.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= schema.pop("$defs", {})
-        schemas[name] = schema
-        channels[name] = {
-            "address": filter_of(message),
-            "messages": {name: {"payload": {"$ref": f"#/components/schemas/{name}"}}},
-        }
-        operations[f"{route.owner}_publishes_{name}"] = {
-            "action": "send",
-            "channel": {"$ref": f"#/channels/{name}"},
-        }
-    page = {
-        "asyncapi": "3.0.0",
-        "info": {"title": "Shiftwork events", "version": "1"},
-        "defaultContentType": "application/json",
-        "channels": channels,
-        "operations": operations,
-        "components": {"schemas": dict(sorted(schemas.items()))},
-    }
-    return json.dumps(page, indent=1, sort_keys=False) + "\n"
-
-
 def settings_page() -> str:
     """Every environment variable of every service."""
     lines = [
@@ -216,6 +184,7 @@ def settings_page() -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated file with its text."""
+    about = events_page.comments()
     return {
         GENERATED / "lifecycle.md": NOTE
         + scheduler_lifecycle.render()
@@ -235,9 +204,10 @@ def pages() -> dict[Path, str]:
         GENERATED / "settings.md": settings_page(),
         GENERATED / "retention.md": NOTE + retention_page.page(),
         GENERATED / "metrics.md": NOTE + metrics_page.page(),
-        GENERATED / "asyncapi.json": asyncapi_page(),
+        GENERATED / "asyncapi.json": events_page.asyncapi(about),
+        GENERATED / "events.md": NOTE + events_page.page(about, consumers_of_events()),
         BENCHMARKS: NOTE + benchmark_page.page(),
-        NATS_ACCOUNTS: nats_config.accounts_block(WIRINGS),
+        NATS_ACCOUNTS: nats_config.accounts_template(WIRINGS),
         NATS_SERVER: nats_config.server(WIRINGS, cluster=False),
         GENERATED / "imports.md": NOTE + import_graph.page(),
         **schemas(),

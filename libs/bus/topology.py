@@ -30,6 +30,9 @@ LIVE = "live"
 HISTORY_DOMAIN = "shiftwork"
 # What the name of a monitoring user begins with: no service has such a name.
 MONITORING_PREFIX = "monitoring_"
+# The names that people give them. Each has an account, a durable and connections of its own.
+MONITORING_NAME_FORM = "[a-z][a-z0-9_]{0,30}"
+MONITORING_USERS_MAX = 32
 
 # How full the stream of events is: the subject at the server, and its name in the account of the
 # service that watches it: under its own name the server would answer for that account, which has

@@ -61,6 +61,8 @@ def _kind(name: str, hint: Any, shown: Shown | None) -> Kind:  # noqa: ANN401 - 
         hint = typing.get_args(hint)[0]
     mapped, repeated = _origin(hint) is Mapping, _origin(hint) is tuple
     of: Any = typing.get_args(hint)[1 if mapped else 0] if mapped or repeated else hint
+    if _origin(of) is typing.Annotated:
+        of = typing.get_args(of)[0]
     return Kind(name, of, repeated, mapped, optional, annotated and of is int, shown or Shown())
 
 

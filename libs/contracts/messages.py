@@ -302,6 +302,14 @@ class NotifiedTasks(StrEnum):
     ALL = "NOTIFIED_TASKS_ALL"
 
 
+class NotificationChannel(StrEnum):
+    """NotificationChannel is how messages about tasks are sent."""
+
+    UNSPECIFIED = "NOTIFICATION_CHANNEL_UNSPECIFIED"
+    WEBHOOK = "NOTIFICATION_CHANNEL_WEBHOOK"
+    MAIL = "NOTIFICATION_CHANNEL_MAIL"
+
+
 class ExecStream(StrEnum):
     """ExecStream says which stream the data of a frame belongs to."""
 
@@ -1652,6 +1660,7 @@ class Notification(Message):
     problem: str = ""
     waiting: Int64 = 0
     undelivered: Int64 = 0
+    channel: NotificationChannel = NotificationChannel.UNSPECIFIED
 
 
 class SetNotification(Message):
@@ -1664,6 +1673,7 @@ class SetNotification(Message):
     tasks: NotifiedTasks = NotifiedTasks.UNSPECIFIED
     team: str = ""
     secret: str = ""
+    channel: NotificationChannel = NotificationChannel.UNSPECIFIED
 
 
 class SetNotificationReply(Message):
@@ -1698,6 +1708,19 @@ class ListNotificationsReply(Message):
 
     refusal: Refusal | None = None
     notifications: tuple[Notification, ...] = ()
+
+
+class ReadMailAddress(Message):
+    """ReadMailAddress asks for the address to which a user's mail goes."""
+
+    user: str = ""
+
+
+class ReadMailAddressReply(Message):
+    """ReadMailAddressReply has it."""
+
+    refusal: Refusal | None = None
+    address: str = ""
 
 
 class Undelivered(Message):

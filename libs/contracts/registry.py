@@ -538,6 +538,20 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
+    m.ReadMailAddress: Route(
+        type_name="shiftwork.command.v1.ReadMailAddress",
+        subject="cmd.gateway.read_mail_address",
+        owner="gateway",
+        kind=Kind.COMMAND,
+        reply=m.ReadMailAddressReply,
+    ),
+    m.ReadMailAddressReply: Route(
+        type_name="shiftwork.command.v1.ReadMailAddressReply",
+        subject="",
+        owner="gateway",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
     m.ListUndeliveredMessages: Route(
         type_name="shiftwork.command.v1.ListUndeliveredMessages",
         subject="cmd.monitor.list_undelivered",

@@ -29,6 +29,11 @@ def subject_of(message: Message) -> str:
     return template.format_map({name: token(getattr(message, name)) for name in _fields(template)})
 
 
+def parameters_of(kind: type[Message]) -> tuple[str, ...]:
+    """The fields that the subjects of this type are made of."""
+    return _fields(ROUTES[kind].subject)
+
+
 def filter_of(kind: type[Message]) -> str:
     """The subject filter that matches every message of this type."""
     return _FIELD.sub("*", ROUTES[kind].subject)

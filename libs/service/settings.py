@@ -35,7 +35,7 @@ def secret_file(path: Path | None) -> Path | None:
     """A file with a token or a key. ValueError if there is none in it, which would let everybody
     in."""
     try:
-        if path is not None and not _secret(path):
+        if path is not None and not read_secret(path):
             raise ValueError(f"{path} is empty")
     except OSError as problem:
         raise ValueError(f"{path} cannot be read: {problem.strerror}") from None
@@ -150,7 +150,7 @@ class BaseServiceSettings(BaseSettings):
 
     def database_password(self) -> str | None:
         """The password, read now; None if the URL needs none."""
-        return _secret(self.database_password_file)
+        return read_secret(self.database_password_file)
 
     def http_limits(self) -> HttpLimits:
         """The bounds of HTTP connections."""
@@ -178,12 +178,13 @@ class BaseServiceSettings(BaseSettings):
 
     def metrics_token(self) -> str | None:
         """Read the token that /metrics requires; None if it requires none."""
-        return _secret(self.http_metrics_token_file)
+        return read_secret(self.http_metrics_token_file)
 
     def nats_password(self) -> str | None:
         """The password, read now; None if the server wants none."""
-        return _secret(self.nats_password_file)
+        return read_secret(self.nats_password_file)
 
 
-def _secret(path: Path | None) -> str | None:
+def read_secret(path: Path | None) -> str | None:
+    """A secret that is kept in a file, read now; None without a file."""
     return path.read_text().strip() if path else None

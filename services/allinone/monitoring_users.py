@@ -15,15 +15,14 @@ from pathlib import Path
 from libs.bus.topology import (
     HISTORY,
     HISTORY_DOMAIN,
+    MONITORING_NAME_FORM,
     MONITORING_PREFIX,
+    MONITORING_USERS_MAX,
     Permissions,
     monitoring_permissions,
 )
 from services.allinone.embedded.credentials import Credentials, private_folder, write_private
 
-NAME_FORM = "[a-z][a-z0-9_]{0,30}"
-# Each has an account, a durable and connections of its own.
-USERS_MAX = 32
 _SECRET_BYTES = 32
 
 
@@ -64,13 +63,17 @@ class MonitoringUsers:
     def add(self, name: str, url: str) -> Path:
         """Make a user, or write the document of one that exists again; returns its path.
         ValueError if there is no such name, or too many users."""
-        if not re.fullmatch(NAME_FORM, name):
-            raise ValueError(f"{name!r} is no name of a monitoring user; write {NAME_FORM}")
+        if not re.fullmatch(MONITORING_NAME_FORM, name):
+            raise ValueError(
+                f"{name!r} is no name of a monitoring user; write {MONITORING_NAME_FORM}"
+            )
         user = f"{MONITORING_PREFIX}{name}"
         kept = Credentials(self.data).nats_password_file(user)
         if not kept.exists():
-            if len(self.names()) >= USERS_MAX:
-                raise ValueError(f"there are {USERS_MAX} monitoring users already; remove one")
+            if len(self.names()) >= MONITORING_USERS_MAX:
+                raise ValueError(
+                    f"there are {MONITORING_USERS_MAX} monitoring users already; remove one"
+                )
             write_private(kept, f"{secrets.token_urlsafe(_SECRET_BYTES)}\n")
         document = {
             "url": url,

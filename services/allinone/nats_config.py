@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
-from typing import cast
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, cast
 
 from libs.bus.accounts import accounts_of
-from libs.bus.topology import STORE_BYTES
+from libs.bus.topology import (
+    MONITORING_NAME_FORM,
+    MONITORING_PREFIX,
+    MONITORING_USERS_MAX,
+    STORE_BYTES,
+    monitoring_permissions,
+)
 from libs.contracts.envelope import PAYLOAD_BYTES_MAX
 from libs.service.wiring import Wiring
 from services.allinone.embedded.credentials import NATS_ADMIN
@@ -64,12 +70,74 @@ def variable(user: str) -> str:
     return f"NATS_PASSWORD_{user.upper()}"
 
 
-def accounts_block(wirings: Collection[Wiring]) -> str:
-    """The accounts and their users: one for each service, and the one that holds the streams."""
-    users = {wiring.name: wiring.permissions for wiring in wirings}
-    accounts = accounts_of(users, NATS_ADMIN, lambda user: f"${variable(user)}")
+def monitoring_users(names: Iterable[str]) -> list[str]:
+    """The users of the bus for these monitoring users. ValueError for a wrong name, one that is
+    there twice, and too many."""
+    found = list(names)
+    for name in found:
+        if not re.fullmatch(MONITORING_NAME_FORM, name):
+            raise ValueError(
+                f"{name!r} is no name of a monitoring user; write {MONITORING_NAME_FORM}"
+            )
+        if found.count(name) > 1:
+            raise ValueError(f"{name} is named twice")
+    if len(found) > MONITORING_USERS_MAX:
+        raise ValueError(
+            f"{len(found)} monitoring users are too many; the most are {MONITORING_USERS_MAX}"
+        )
+    return [f"{MONITORING_PREFIX}{name}" for name in found]
+
+
+def accounts_block(wirings: Collection[Wiring], monitoring: Iterable[str] = ()) -> str:
+    """The accounts and their users: one for each service and monitoring user, and the one that
+    holds the streams."""
+    accounts = _accounts(wirings, monitoring)
     text = "\n".join(_account(name, parts) for name, parts in accounts.items())
     return f"{_HEAD}authorization {{ timeout: 5 }}\naccounts {{\n{text}\n}}\n"
+
+
+def accounts_template(wirings: Collection[Wiring]) -> str:
+    """The same as a template of Helm, whose monitoring users are in the chart's values."""
+    user = f"{MONITORING_PREFIX}{_ANY}"
+    accounts = _accounts(wirings, [user])
+    theirs = [_account(user, accounts.pop(user))]
+    text: list[str] = []
+    for name, parts in accounts.items():
+        exports = _list(parts["exports"])
+        shared = [each for each in exports if user in _list(each["accounts"])]
+        parts["exports"] = [each for each in exports if each not in shared]
+        lines = _account(name, parts).splitlines()
+        assert not any("{{" in line for line in lines), "Helm would read it as a template"
+        if shared:
+            # Each user's own line: the server joins the accounts of an export that comes twice.
+            at = lines.index("    exports: [") + 1
+            lines[at:at] = _for_each([f"      {json.dumps(each)}" for each in shared])
+        text += lines
+    body = "\n".join([*text, *_for_each(theirs)])
+    return f"{_HEAD}authorization {{ timeout: 5 }}\naccounts {{\n{body}\n}}\n"
+
+
+# Stands for the name of a monitoring user.
+_ANY = "any"
+_RANGE = '{{- range include "nats.monitoring" . | fromYamlArray }}'
+
+
+def _for_each(parts: list[str]) -> list[str]:
+    """Lines of a template: these, for each monitoring user."""
+    name = f"{MONITORING_PREFIX}{_ANY}"
+    text = "\n".join(parts).replace(variable(name), variable(MONITORING_PREFIX) + "{{ upper . }}")
+    text = text.replace(name, MONITORING_PREFIX + "{{ . }}")
+    return [_RANGE, *text.splitlines(), "{{- end }}"]
+
+
+def _list(value: object) -> list[Any]:
+    return cast("list[Any]", value)
+
+
+def _accounts(wirings: Collection[Wiring], monitoring: Iterable[str]) -> dict[str, dict[str, Any]]:
+    users = {wiring.name: wiring.permissions for wiring in wirings}
+    users |= {user: monitoring_permissions(user) for user in monitoring}
+    return accounts_of(users, NATS_ADMIN, lambda user: f"${variable(user)}")
 
 
 def _account(name: str, parts: Mapping[str, object]) -> str:
@@ -81,14 +149,21 @@ def _account(name: str, parts: Mapping[str, object]) -> str:
             items = cast("list[object]", value)
             lines += [f"    {key}: [", *(f"      {json.dumps(item)}" for item in items), "    ]"]
         else:
-            lines.append(f"    {key}: {value}")
+            shown = json.dumps(value) if isinstance(value, dict) else value
+            lines.append(f"    {key}: {shown}")
     text = "\n".join([*lines, "  }"])
     return re.sub(r'"(\$NATS_PASSWORD_\w+)"', r"\1", text)
 
 
-def server(wirings: Collection[Wiring], *, cluster: bool, store: str = STORE) -> str:
+def server(
+    wirings: Collection[Wiring],
+    *,
+    cluster: bool,
+    store: str = STORE,
+    monitoring: Iterable[str] = (),
+) -> str:
     """A whole configuration: one server, or one of several that know each other."""
-    accounts = accounts_block(wirings).removeprefix(_HEAD)
+    accounts = accounts_block(wirings, monitoring).removeprefix(_HEAD)
     alone = "\nserver_name: shiftwork\n"
     return (
         _HEAD

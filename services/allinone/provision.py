@@ -73,6 +73,11 @@ def _odd(replicas: int) -> int:
     return replicas
 
 
+def _readers(text: str) -> str:
+    nats_config.monitoring_users(text.split())
+    return text
+
+
 class ProvisionSettings(BaseSettings):
     """The settings of the provisioner."""
 
@@ -98,6 +103,9 @@ class ProvisionSettings(BaseSettings):
     # What the server's store may hold (its max_file_store): all streams together stay below it.
     store_bytes: int = Field(default=_KEPT.store_bytes, gt=0)
     stream_replicas: Annotated[int, AfterValidator(_odd)] = 1
+    # Users of NATS that read events and do nothing else, separated by spaces. The server's
+    # configuration has them, too (nats-config --monitoring).
+    monitoring_users: Annotated[str, AfterValidator(_readers)] = ""
     event_age_seconds: float = Field(default=_KEPT.event_age_s, gt=0)
     log_age_seconds: float = Field(default=_KEPT.log_age_s, gt=0)
     log_bytes: int = Field(default=_KEPT.log_bytes, gt=0)
@@ -277,11 +285,12 @@ async def _streams(
     urls = settings.nats_url.split(",")
     timeout = min(CONNECT_SECONDS_MAX, max(1.0, deadline.left_seconds))
     admin = Credentials(settings.nats_user, secret(settings.nats_password_file))
+    readers = nats_config.monitoring_users(settings.monitoring_users.split())
     try:
         done = await bus.provision(
             urls,
             admin,
-            topology(wirings, _limits(settings)),
+            topology(wirings, _limits(settings), readers),
             ca_file=settings.nats_ca_file,
             connect_timeout_s=timeout,
         )
@@ -312,6 +321,29 @@ async def _streams(
                 "server after a change."
             ) from problem
     report("every service's user enters NATS")
+    for reader in readers:
+        await _enter_reader(settings, urls, reader, settings.nats_passwords / reader)
+        report(f"{reader} reads events")
+
+
+async def _enter_reader(
+    settings: ProvisionSettings, urls: Sequence[str], user: str, file: Path
+) -> None:
+    """Check that a monitoring user can read. A server that does not know it yet is waited for:
+    nothing of the platform depends on that user."""
+    try:
+        await bus.enter(
+            urls,
+            Credentials(user, secret(file)),
+            ca_file=settings.nats_ca_file,
+            connect_timeout_s=CONNECT_SECONDS_MAX,
+            reads=True,
+        )
+    except BusDeniedError as problem:
+        raise BusUnavailableError(
+            f"{problem}; its configuration must have {user}, and {file} the password in"
+            f" ${nats_config.variable(user)}"
+        ) from problem
 
 
 def _limits(settings: ProvisionSettings) -> Limits:
@@ -357,16 +389,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     config.add_argument("--cluster", action="store_true", help="for one of several servers")
     config.add_argument("--users", action="store_true", help="only the users and what they may do")
+    config.add_argument(
+        "--monitoring",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="users that read events and do nothing else",
+    )
     config.add_argument("--store", default=nats_config.STORE, help="folder of JetStream")
     given = parser.parse_args(arguments)
 
     from services.allinone.composition import WIRINGS  # noqa: PLC0415 - imports every service
 
     if given.command == "nats-config":
+        try:
+            readers = nats_config.monitoring_users(given.monitoring)
+        except ValueError as problem:
+            config.error(f"--monitoring: {problem}")
         sys.stdout.write(
-            nats_config.accounts_block(WIRINGS)
+            nats_config.accounts_block(WIRINGS, readers)
             if given.users
-            else nats_config.server(WIRINGS, cluster=given.cluster, store=given.store)
+            else nats_config.server(
+                WIRINGS, cluster=given.cluster, store=given.store, monitoring=readers
+            )
         )
         return DONE
     settings = load()

@@ -28,6 +28,7 @@ from libs.contracts.limits import (
     LIFE_STATE_BYTES_MAX,
     YIELD_REASON_MAX,
 )
+from libs.contracts.mail_addresses import ADDRESS_MAX, ADDRESS_RULE, is_mail_address
 from libs.contracts.services import ServiceWord
 from services.gateway.body_types import (
     ENTRIES_MAX,
@@ -181,12 +182,27 @@ class DefaultsBody(Body):
     )
 
 
+def mail_address(text: str) -> str:
+    """Refuse what is no address; empty text removes one."""
+    if text and not is_mail_address(text):
+        raise ValueError(f"is no mail address; write {ADDRESS_RULE}")
+    return text
+
+
+MailAddress = Annotated[
+    str,
+    Field(max_length=ADDRESS_MAX, description="where mail about tasks goes; empty: nowhere"),
+    AfterValidator(mail_address),
+]
+
+
 class UserBody(DefaultsBody):
     """A new user."""
 
     name: Name
     role: AcceptedRole = "user"
     team: Annotated[str, Field(pattern=NAME)] | None = None
+    mail: MailAddress | None = None
 
 
 class UserChangeBody(DefaultsBody):
@@ -203,6 +219,7 @@ class UserChangeBody(DefaultsBody):
     archived: Flag | None = Field(
         default=None, description="true: disabled for good, and left out of lists; the name stays"
     )
+    mail: MailAddress | None = None
 
 
 class TeamChangeBody(DefaultsBody):
@@ -263,10 +280,16 @@ OccasionWord = Literal[
 class NotificationBody(Body):
     """Where messages about tasks go."""
 
-    url: Annotated[
-        str,
-        Field(min_length=1, max_length=2048, description="https://HOST/PATH that takes webhooks"),
-    ]
+    channel: Literal["webhook", "mail"] = Field(
+        default="webhook", description="mail goes to the address of the user"
+    )
+    url: (
+        Annotated[
+            str,
+            Field(min_length=1, max_length=2048, description="https://HOST/PATH of a webhook"),
+        ]
+        | None
+    ) = None
     occasions: Annotated[list[OccasionWord], FailFast(), Field(min_length=1, max_length=20)]
     tasks: Literal["own", "team", "all"] = "own"
     secret: Secret | None = Field(

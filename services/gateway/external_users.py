@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from libs.contracts.ids import NAME_RULE, is_name
+from libs.contracts.mail_addresses import is_mail_address
 from libs.store.port import Op, Tx, Where
 from services.gateway.auth import FIRST_ADMIN, forbidden, require_below_user_limit
 from services.gateway.permissions import Role
@@ -31,6 +32,8 @@ class Account:
     name: str
     role: Role | None
     team: str | None
+    # The address that the provider has verified; empty: none.
+    mail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,16 @@ def account_of(settings: GatewaySettings, claims: Mapping[str, Any]) -> Account:
         name=name if isinstance(name, str) else "",
         role=highest if settings.oidc_roles else None,
         team=team if settings.oidc_teams else None,
+        mail=_verified_address(claims),
     )
+
+
+def _verified_address(claims: Mapping[str, Any]) -> str:
+    """The account's address, if the provider has verified that it is this person's."""
+    address = claims.get("email")
+    if claims.get("email_verified") is not True or not isinstance(address, str):
+        return ""
+    return address if is_mail_address(address) else ""
 
 
 def _groups(value: object) -> set[str]:
@@ -147,12 +159,12 @@ async def _check_first_login(
 
 
 def _mapped(user: UserRow, account: Account) -> UserRow:
-    """With the role and team that the account's groups give."""
+    """With the role and team that the account's groups give, and the account's address."""
     if user.name == FIRST_ADMIN:
         return user
     role = user.role if account.role is None else account.role.value
     team = user.team if account.team is None else account.team
-    return replace(user, role=role, team=team)
+    return replace(user, role=role, team=team, mail=account.mail or user.mail)
 
 
 async def _new_team(tx: Tx, before: UserRow, after: UserRow) -> TeamRow | None:

@@ -28,6 +28,7 @@ from services.gateway.hints import Hints
 from services.gateway.ids import Mint, sortable_id
 from services.gateway.large_bodies import LargeBodies
 from services.gateway.listeners import Listeners
+from services.gateway.mail_addresses import MailAddresses
 from services.gateway.maintenance import HistoryPruning, ReadModelRebuild
 from services.gateway.oidc import Provider
 from services.gateway.passwords import Passwords
@@ -65,11 +66,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
     _warn_of_proxy(settings)
     live = _live(settings, ports)
     ports.store.observe(live.observe)
-    commands = Commands(
-        ports.bus,
-        timeout_seconds=settings.command_timeout_seconds,
-        retry_after_seconds=settings.retry_after_seconds,
-    )
+    commands = _commands(settings, ports)
     authenticator = _authenticator(settings, ports)
     made = mint or minting(ports.clock)
     rejections = _rejections(settings, ports, made)
@@ -124,12 +121,21 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         reads=READS,
         prepare=eventlog.read_ahead,
         commands={},
+        queries={m.ReadMailAddress: MailAddresses(ports.store).read},
         loops=_loops(settings, ports, commands, watch),
         commands_on_leader_only=False,
         warning=lambda: watch.warning,
         on_lead=on_lead,
         app=create_app(parts),
         tasks=(live.run, authenticator.watch, authenticator.record_uses, rejections.run, hints.run),
+    )
+
+
+def _commands(settings: GatewaySettings, ports: Ports) -> Commands:
+    return Commands(
+        ports.bus,
+        timeout_seconds=settings.command_timeout_seconds,
+        retry_after_seconds=settings.retry_after_seconds,
     )
 
 

@@ -318,6 +318,8 @@ class UserRow:
     # Where and how tasks are submitted that do not say so; empty: as the team's.
     default_group: str = ""
     default_priority: str = ""
+    # Where mail about tasks goes, set by an administrator or by the login provider; empty: nowhere.
+    mail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -532,6 +532,7 @@ def user(row: UserRow) -> Json:
         "archived": row.archived,
         "default_group": row.default_group or None,
         "default_priority": row.default_priority or None,
+        "mail": row.mail or None,
         "created_at": rfc3339(row.created_at),
     }
 

@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from libs.contracts.messages import NotificationChannel
 from libs.service import observability
 from libs.service.clock import Clock
 from libs.service.loop import Wake
@@ -19,9 +20,10 @@ from services.monitor.domain.retries import (
     pause_seconds,
     pauses_receiver,
 )
+from services.monitor.mailing import Mailing
 from services.monitor.outgoing import Outgoing
 from services.monitor.settings import MonitorSettings
-from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage
+from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, given_up
 from services.monitor.webhook import Outcome, Webhooks
 
 # Read at once; a receiver that fails has none among them, because its messages are held back.
@@ -39,6 +41,7 @@ class Delivery:
     clock: Clock
     settings: MonitorSettings
     outgoing: Outgoing
+    mailing: Mailing
     _busy: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _wake: Wake = field(default_factory=Wake)
     # The leader's; None: this process does not lead.
@@ -69,13 +72,14 @@ class Delivery:
                 if self._epoch is not None:
                     try:
                         await self.begin(self._epoch, group)
-                    except StoreUnavailableError as problem:
+                    except (NotLeaderError, StoreUnavailableError) as problem:
                         _log.info("messages cannot be read", problem=str(problem))
 
     async def begin(self, epoch: int, group: asyncio.TaskGroup) -> None:
         """Begin what is due at receivers that are not busy."""
+        await self.mailing.begin(epoch, group, self._wake.set)
         async with self.store.transaction() as tx:
-            rows = await store.due(tx, DUE_MAX)
+            rows = await store.due(tx, NotificationChannel.WEBHOOK, DUE_MAX)
             self._next_due = await store.next_due(tx)
             due: dict[tuple[str, str], list[MessageRow]] = {}
             for row in rows:
@@ -83,9 +87,7 @@ class Delivery:
                 if key not in self._busy:
                     due.setdefault(key, []).append(row)
             places = self.settings.webhooks_at_once - len(self._busy)
-            begun = {
-                key: (await tx.get(NotificationRow, *key), due[key]) for key in list(due)[:places]
-            }
+            begun = {key: (await _webhook(tx, *key), due[key]) for key in list(due)[:places]}
         for key, (row, waiting) in begun.items():
             self._busy.add(key)
             group.create_task(self._deliver(epoch, key, row, waiting))
@@ -128,7 +130,7 @@ class Delivery:
             return True
         now, tries = tx.now, message.tries + 1
         if removed:
-            tx.put(_dead(message, now, problem))
+            tx.put(given_up(message, now, problem))
             return True
         receiver = await tx.get(ReceiverRow, message.owner, message.name)
         if result is Result.DELIVERED:
@@ -137,7 +139,7 @@ class Delivery:
                 tx.delete(ReceiverRow, message.owner, message.name)
             return True
         if gives_up(self._pauses, tries):
-            tx.put(_dead(replace(message, tries=tries), now, problem))
+            tx.put(given_up(replace(message, tries=tries), now, problem))
         else:
             due_at = now + timedelta(seconds=pause_seconds(self._pauses, tries))
             tx.put(replace(message, due_at=due_at, tries=tries, problem=problem))
@@ -176,14 +178,16 @@ class Delivery:
             tx, message.owner, message.name, Stage.WAITING, most + DUE_MAX
         ):
             if paused:
-                tx.put(_dead(other, tx.now, f"the receiver is paused: {problem}"))
+                tx.put(given_up(other, tx.now, f"the receiver is paused: {problem}"))
             elif other.due_at < held_until:
                 tx.put(replace(other, due_at=held_until))
 
 
+async def _webhook(tx: Tx, owner: str, name: str) -> NotificationRow | None:
+    """The notification; None if it was removed, or sends mail now."""
+    row = await tx.get(NotificationRow, owner, name)
+    return row if row and row.channel is NotificationChannel.WEBHOOK else None
+
+
 def _first(receiver: ReceiverRow | None, message: MessageRow) -> ReceiverRow:
     return receiver or ReceiverRow(message.owner, message.name)
-
-
-def _dead(message: MessageRow, now: datetime, problem: str) -> MessageRow:
-    return replace(message, stage=Stage.DEAD, due_at=now, problem=problem)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from libs.contracts.messages import NodeSampled, SetGoal, SetPriority, SetSchedulable
+from libs.contracts.messages import (
+    NodeSampled,
+    ReadMailAddress,
+    SetGoal,
+    SetPriority,
+    SetSchedulable,
+)
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
 from libs.service.prune import prune_loop
@@ -20,6 +26,7 @@ from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
 from services.monitor.export import COLLECTOR, Source
 from services.monitor.handlers import HANDLERS, READS, Handlers
+from services.monitor.mailing import Mailing, addresses
 from services.monitor.notifications import Commands
 from services.monitor.outgoing import Outgoing
 from services.monitor.series import store as series
@@ -33,8 +40,9 @@ from services.monitor.waiting import WaitingTasks
 
 def build(settings: MonitorSettings, ports: Ports) -> Service:
     """The service, not running."""
-    outgoing = Outgoing(settings.waiting_messages_max)
-    delivery = Delivery(ports.store, ports.clock, settings, outgoing)
+    outgoing = Outgoing(settings.waiting_messages_max, settings.mail_gather_seconds)
+    mailing = Mailing(ports.store, ports.clock, settings, addresses(ports.bus))
+    delivery = Delivery(ports.store, ports.clock, settings, outgoing, mailing)
     waiting = WaitingTasks(ports.store, outgoing, settings.waiting_seconds)
     recorder = _recorder(settings, ports)
     exported = Source(
@@ -87,6 +95,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
             acting.loop(),
             _pruning(settings, ports),
         ),
+        warning=lambda: mailing.problem,
         on_lead=lead,
         on_lead_end=lead_no_longer,
         tasks=(delivery.run, recorder.listen),
@@ -162,6 +171,6 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
-    requests=(SetGoal, SetPriority, SetSchedulable),
+    requests=(ReadMailAddress, SetGoal, SetPriority, SetSchedulable),
     hears=(NodeSampled,),
 )

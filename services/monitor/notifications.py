@@ -15,6 +15,7 @@ from libs.contracts.messages import (
     ListUndeliveredMessages,
     ListUndeliveredMessagesReply,
     Notification,
+    NotificationChannel,
     NotifiedTasks,
     Occasion,
     Refusal,
@@ -64,7 +65,10 @@ class Commands:
         if refused is not None:
             return SetNotificationReply(refusal=refused)
         made = ""
-        if command.secret or (before and before.secret):
+        by_mail = command.channel is NotificationChannel.MAIL
+        if by_mail:
+            secret = ""
+        elif command.secret or (before and before.secret):
             secret = command.secret or (before.secret if before else "")
         else:
             secret = made = secret_of(secrets.token_bytes(SECRET_BYTES_MIN))
@@ -77,6 +81,7 @@ class Commands:
             team=command.team,
             secret=secret,
             changed_at=tx.now,
+            channel=NotificationChannel.MAIL if by_mail else NotificationChannel.WEBHOOK,
         )
         tx.put(row)
         tx.delete(ReceiverRow, row.owner, row.name)
@@ -87,12 +92,10 @@ class Commands:
 
     def _refusal(self, command: SetNotification) -> Refusal | None:
         """Return what is wrong with a command by itself."""
-        problem = problem_of(command.url, self.settings.networks())
         errors: list[FieldError] = []
         if not is_name(command.name):
             errors.append(_error("name", command.name, "is no name", f"write {NAME_RULE}"))
-        if problem is not None:
-            errors.append(_error("url", command.url, problem.message, problem.fix))
+        errors += self._target_errors(command)
         if not command.occasions or Occasion.UNSPECIFIED in command.occasions:
             known = ", ".join(word_of(each) for each in Occasion if each.value)
             errors.append(_error("occasions", "", "are missing", f"give some of {known}"))
@@ -108,6 +111,16 @@ class Commands:
             return None
         detail = f"{errors[0].field}: {errors[0].message}; {errors[0].fix}"
         return Refusal(code=RefusalCode.INVALID, detail=detail, errors=tuple(errors))
+
+    def _target_errors(self, command: SetNotification) -> list[FieldError]:
+        """What is wrong with where the messages are to go."""
+        if command.channel is NotificationChannel.MAIL:
+            if self.settings.mail_host:
+                return []
+            fix = "ask whoever runs the site for SHIFTWORK_MONITOR_MAIL_HOST, or give a webhook"
+            return [_error("channel", "mail", "is not set up on this site", fix)]
+        problem = problem_of(command.url, self.settings.networks())
+        return [_error("url", command.url, problem.message, problem.fix)] if problem else []
 
     async def _too_many(
         self, tx: Tx, command: SetNotification, before: NotificationRow | None
@@ -156,7 +169,7 @@ class Commands:
             return ReplayUndeliveredMessagesReply(refusal=_absent(command.owner, command.name))
         rows = await store.messages_of(tx, command.owner, command.name, Stage.DEAD, ROWS_MAX)
         for row in rows:
-            tx.put(replace(row, stage=Stage.WAITING, due_at=tx.now, tries=0))
+            tx.put(replace(row, stage=Stage.WAITING, due_at=tx.now, tries=0, mail_id=""))
         tx.delete(ReceiverRow, command.owner, command.name)
         self.outgoing.note_added()
         return ReplayUndeliveredMessagesReply(messages=len(rows))
@@ -187,6 +200,7 @@ async def _shown(tx: Tx, row: NotificationRow, receiver: ReceiverRow | None) -> 
         problem=receiver.problem if receiver else "",
         waiting=counts[0],
         undelivered=counts[1],
+        channel=row.channel,
     )
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from libs.contracts.messages import NotifiedTasks, Occasion
+from libs.contracts.messages import NotificationChannel, NotifiedTasks, Occasion
 from libs.store.port import Tx
 from services.monitor import store
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, TaskRow
@@ -43,6 +43,8 @@ class Outgoing:
     """Who is notified of what."""
 
     waiting_max: int
+    # Mail waits for what comes with it.
+    mail_gather_seconds: float = 0.0
     # Something was added since the delivery looked.
     _added: bool = False
 
@@ -79,6 +81,8 @@ class Outgoing:
             stage, problem = Stage.DEAD, f"{self.waiting_max} messages were waiting already"
         elif receiver is not None and receiver.held_until is not None:
             due_at = max(due_at, receiver.held_until)
+        if row.channel is NotificationChannel.MAIL:
+            due_at += timedelta(seconds=self.mail_gather_seconds)
         known.waiting[key] += stage is Stage.WAITING
         self.note_added()
         tx.put(
@@ -93,6 +97,7 @@ class Outgoing:
                 stage=stage,
                 due_at=due_at,
                 problem=problem,
+                channel=row.channel,
             )
         )
 

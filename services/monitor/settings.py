@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.service.settings import BaseServiceSettings
+from libs.contracts.mail_addresses import ADDRESS_RULE, is_mail_address
+from libs.service.settings import BaseServiceSettings, read_secret, secret_file
 from services.monitor.abnormal.rules_file import read_rules
 from services.monitor.domain.abnormal_actions import ActionLimits
 from services.monitor.domain.abnormal_rules import RuleBook
 from services.monitor.domain.activity import Limits
 from services.monitor.domain.blocks import POINTS
+from services.monitor.domain.mail_rates import MailRate
 from services.monitor.domain.receivers import Network
 from services.monitor.domain.resolution import Resolution, check_steps
 from services.monitor.domain.retries import Pauses
@@ -32,6 +34,16 @@ def _rules(path: Path | None) -> Path | None:
     """ValueError, with field, value and fix, for a file that cannot be used."""
     read_rules(path, idle_seconds=0, quiet_seconds=0)
     return path
+
+
+def _address(text: str) -> str:
+    """ValueError for what is no mail address; empty for none."""
+    if text and not is_mail_address(text):
+        raise ValueError(f"{text!r} is no mail address; write {ADDRESS_RULE}")
+    return text
+
+
+MailAddress = Annotated[str, AfterValidator(_address)]
 
 
 class MonitorSettings(BaseServiceSettings):
@@ -70,6 +82,33 @@ class MonitorSettings(BaseServiceSettings):
     delivery_pause_seconds_max: float = Field(default=8 * 3600.0, gt=0)
     # A receiver that has taken nothing for so long gets nothing more until its owner sets it again.
     delivery_failing_seconds_max: float = Field(default=3 * 86_400.0, gt=0)
+
+    # The site's mail server; without one there is no mail. Security: starttls, tls (from the first
+    # byte, usually on port 465), or none, for a server on this machine alone.
+    mail_host: str = ""
+    mail_port: int = Field(default=587, ge=1, le=65535)
+    mail_security: Literal["starttls", "tls", "none"] = "starttls"
+    # A file with the authority (PEM) that vouches for the mail server; without: the machine's own.
+    mail_ca_file: Path | None = None
+    # The login at the mail server, with the password in a file; empty: no login.
+    mail_user: str = ""
+    mail_password_file: Annotated[Path | None, AfterValidator(secret_file)] = None
+    # The sender of every mail, and where answers go; empty: to the sender.
+    mail_from: MailAddress = ""
+    mail_from_name: str = "Shiftwork"
+    mail_reply_to: MailAddress = ""
+    mail_seconds_max: float = Field(default=30.0, gt=0, le=300)
+    mails_at_once: int = Field(default=4, ge=1, le=64)
+    # A message waits so long for others that go in the same mail.
+    mail_gather_seconds: float = Field(default=10.0, ge=0, le=3600)
+    # Mails to one person: so many at once, then one in so many seconds, with all that has come
+    # meanwhile. The same for all mails of the site together.
+    mail_person_burst: int = Field(default=5, ge=1)
+    mail_person_seconds: float = Field(default=600.0, gt=0)
+    mail_site_burst: int = Field(default=60, ge=1)
+    mail_site_seconds: float = Field(default=1.0, gt=0)
+    # A mail lists so many messages, and counts the others.
+    mail_messages_shown_max: int = Field(default=50, ge=1, le=500)
 
     # Points of series at three distances, each a multiple of the one before, and how long they are
     # kept. The first distance is that of the launcher's samples.
@@ -142,6 +181,34 @@ class MonitorSettings(BaseServiceSettings):
     def action_limits(self) -> ActionLimits:
         """How many actions of rules are carried out."""
         return ActionLimits(self.rule_actions_per_hour, self.rules_actions_per_hour)
+
+    def mail_password(self) -> str | None:
+        """The mail server's password, read now; None if there is no login."""
+        return read_secret(self.mail_password_file)
+
+    def mail_rate_of_person(self) -> MailRate:
+        """How often one person gets mail."""
+        return MailRate(self.mail_person_burst, self.mail_person_seconds)
+
+    def mail_rate_of_site(self) -> MailRate:
+        """How often the site sends mail."""
+        return MailRate(self.mail_site_burst, self.mail_site_seconds)
+
+    @model_validator(mode="after")
+    def _check_mail(self) -> Self:
+        """Mail needs all of its parts, and fails at the start instead of at the first mail."""
+        if not self.mail_host:
+            return self
+        if not self.mail_from:
+            raise ValueError("mail_host needs mail_from, the sender's address")
+        if bool(self.mail_user) != bool(self.mail_password_file):
+            raise ValueError("give both mail_user and mail_password_file, or none of them")
+        if self.mail_user and self.mail_security == "none":
+            raise ValueError(
+                "mail_security is none, and would send the password unencrypted; choose starttls"
+                " or tls, or leave mail_user out"
+            )
+        return self
 
     def activity_limits(self) -> Limits:
         """What idle and quiet mean."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from libs.contracts.messages import NotifiedTasks, Occasion, ReasonCode, TaskState
+from libs.contracts.messages import (
+    NotificationChannel,
+    NotifiedTasks,
+    Occasion,
+    ReasonCode,
+    TaskState,
+)
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Tx, Where
 
@@ -42,14 +48,16 @@ class NotificationRow:
 
     owner: str
     name: str
+    # Empty for mail, which goes to the address that the owner has when it is sent.
     url: str
     # Names of occasions, separated by spaces.
     occasions: str
     tasks: NotifiedTasks
     team: str
-    # Signs what a webhook gets; never shown again.
+    # Signs what a webhook gets; never shown again. Empty for mail.
     secret: str = field(repr=False)
     changed_at: datetime
+    channel: NotificationChannel = NotificationChannel.WEBHOOK
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,20 @@ class ReceiverRow:
     # No more is sent until the notification is set again.
     paused_at: datetime | None = None
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxRow:
+    """How mail to a person goes. The one without an owner is about the site's mail server."""
+
+    owner: str
+    # The time up to which the rate is used; it lies ahead by as much as the burst allows.
+    rate_until: datetime
+    # Nothing is sent before; None: nothing holds it back.
+    held_until: datetime | None = None
+    # Since when every try has failed; how many in a row.
+    failing_since: datetime | None = None
+    failures: int = 0
 
 
 class Stage(StrEnum):
@@ -95,6 +117,14 @@ class MessageRow:
     due_at: datetime
     tries: int = 0
     problem: str = ""
+    channel: NotificationChannel = NotificationChannel.WEBHOOK
+    # The mail that it is in, chosen before the first try, so that every try sends the same mail.
+    mail_id: str = ""
+
+
+def given_up(message: MessageRow, now: datetime, problem: str) -> MessageRow:
+    """The message as one that is not tried any more, for this reason."""
+    return replace(message, stage=Stage.DEAD, due_at=now, problem=problem)
 
 
 _OF = ("owner", "name")
@@ -127,11 +157,12 @@ async def messages_of(
     )
 
 
-async def due(tx: Tx, limit: int) -> Sequence[MessageRow]:
+async def due(tx: Tx, channel: NotificationChannel, limit: int) -> Sequence[MessageRow]:
     """The messages to send now, the first due first."""
     return await tx.select(
         MessageRow,
         Where("stage", Op.EQ, Stage.WAITING),
+        Where("channel", Op.EQ, channel),
         Where("due_at", Op.LE, tx.now),
         order_by=[Order("due_at")],
         limit=limit,
@@ -144,6 +175,18 @@ async def next_due(tx: Tx) -> datetime | None:
         MessageRow, Where("stage", Op.EQ, Stage.WAITING), order_by=[Order("due_at")], limit=1
     )
     return rows[0].due_at if rows else None
+
+
+async def waiting_mail(tx: Tx, owner: str, limit: int) -> Sequence[MessageRow]:
+    """All that waits to be mailed to a person, the oldest first."""
+    return await tx.select(
+        MessageRow,
+        Where("owner", Op.EQ, owner),
+        Where("stage", Op.EQ, Stage.WAITING),
+        Where("channel", Op.EQ, NotificationChannel.MAIL),
+        order_by=[Order("happened_at"), Order("id")],
+        limit=limit,
+    )
 
 
 async def waiting_long(tx: Tx, before: datetime, limit: int) -> Sequence[TaskRow]:
@@ -176,4 +219,5 @@ def prune_rules(ended_keep: timedelta, message_keep: timedelta) -> tuple[PruneRu
             "due_at",
             Where("stage", Op.NE, Stage.WAITING),
         ),
+        aged("mailboxes", message_keep, MailboxRow, ["owner"], "rate_until"),
     )

@@ -9,7 +9,13 @@ from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.domain.steady_clock import SteadyClockRow
 from services.monitor.series.store import SeriesRow
-from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, TaskRow
+from services.monitor.store import (
+    MailboxRow,
+    MessageRow,
+    NotificationRow,
+    ReceiverRow,
+    TaskRow,
+)
 
 TABLES = Tables(
     "monitor",
@@ -44,6 +50,7 @@ TABLES = Tables(
     table(
         MessageRow,
         "message",
+        index("channel", "due_at", name="message_due_by", where="stage = 'waiting'"),
         index("due_at", name="message_due", where="stage = 'waiting'"),
         index("due_at", name="message_old", where="stage <> 'waiting'"),
         index("owner", "name", "stage", "due_at", name="message_of"),
@@ -51,6 +58,13 @@ TABLES = Tables(
         retention=deleted_by_age(
             "messages_keep_seconds", "its delivery, or the last try", rule="messages"
         ),
+    ),
+    table(
+        MailboxRow,
+        "mailbox",
+        index("rate_until"),
+        key="owner",
+        retention=deleted_by_age("messages_keep_seconds", "the last mail", rule="mailboxes"),
     ),
     table(
         ActivityRow,

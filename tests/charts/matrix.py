@@ -79,6 +79,12 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
     },
     "monitored": MONITORED,
+    "events-for-others": {
+        "nats": {
+            "monitoringUsers": ["grafana", "audit_2"],
+            "monitoringFrom": [{"namespaceSelector": {"matchLabels": {"name": "grafana"}}}],
+        },
+    },
     "open-networks": {
         "global": {"networkPolicies": {"enabled": False}},
         "tasks": {"networkPolicy": {"enabled": False}},

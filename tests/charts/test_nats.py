@@ -24,7 +24,8 @@ from services.allinone import nats_config
 from services.allinone.composition import WIRINGS
 from services.allinone.embedded.nats import program
 from services.allinone.service_processes import free_port
-from tests.charts.charts import CHARTS, UMBRELLA, Helm, Json, named
+from tests.charts.charts import CHARTS, UMBRELLA, Helm, HelmError, Json, named
+from tests.kit.monitoring import check_readers
 
 pytestmark = pytest.mark.kubernetes
 
@@ -92,7 +93,76 @@ def running(text: str, environment: dict[str, str], folder: Path) -> Generator[s
 
 def test_users_are_those_that_the_services_declare() -> None:
     kept = (CHARTS / "nats" / "files" / "accounts.conf").read_text()
-    assert kept == nats_config.accounts_block(WIRINGS), "run `make gen`"
+    assert kept == nats_config.accounts_template(WIRINGS), "run `make gen`"
+
+
+@pytest.mark.parametrize("names", [[], ["grafana", "audit_2"]])
+def test_the_chart_gives_each_user_what_the_platform_declares(helm: Helm, names: list[str]) -> None:
+    text, environment = server(helm.template(UMBRELLA, {"nats": {"monitoringUsers": names}}))
+    users = nats_config.monitoring_users(names)
+    wanted = nats_config.accounts_block(WIRINGS, users)
+    assert sorted(_exports(text)) == sorted(_exports(wanted))
+    for user in users:
+        (account,) = re.findall(rf"^  {user} \{{$.*?^  \}}$", text, re.MULTILINE | re.DOTALL)
+        assert account in wanted
+        assert environment[f"SECRET_{user.upper()}"]
+    if not names:
+        assert wanted.strip() in text
+
+
+def _exports(text: str) -> list[tuple[str, str]]:
+    """Each exported subject with each account that may use it."""
+    return [
+        (subject, account)
+        for subject, accounts in re.findall(
+            r'"(?:service|stream)": "(.*?)", "accounts": \[(.*?)\]', text
+        )
+        for account in accounts.split(", ")
+    ]
+
+
+async def test_monitoring_users_of_the_values_read_events_and_do_nothing_else(
+    helm: Helm, tmp_path: Path
+) -> None:
+    names = ["grafana", "audit_2"]
+    objects = helm.template(
+        UMBRELLA, {"nats": {"monitoringUsers": names, "monitoringFrom": [{"podSelector": {}}]}}
+    )
+    text, environment = server(objects)
+    (job,) = [
+        each
+        for each in objects
+        if each["kind"] == "Job" and each["metadata"]["name"].startswith("shiftwork-provision-")
+    ]
+    settings = job["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "SHIFTWORK_PROVISION_MONITORING_USERS", "value": "grafana audit_2"} in settings
+    policy = named(objects, "NetworkPolicy", "shiftwork-nats")["spec"]["ingress"]
+    assert {"podSelector": {}} in [peer for rule in policy for peer in rule["from"]]
+
+    def credentials(user: str) -> Credentials:
+        return Credentials(user, environment[f"SECRET_{user.upper()}"])
+
+    readers = nats_config.monitoring_users(names)
+    with running(text, environment, tmp_path) as url:
+        admin = credentials("admin")
+        await provision.provision([url], admin, topology(WIRINGS, monitoring=readers))
+        await check_readers(url, credentials("submit"), [credentials(each) for each in readers])
+        with pytest.raises(BusDeniedError):
+            await provision.enter([url], Credentials(readers[0], "wrong"))
+
+
+def test_without_monitoring_users_nobody_else_reaches_the_server(helm: Helm) -> None:
+    values = {"nats": {"monitoringFrom": [{"podSelector": {}}]}}
+    objects = helm.template(UMBRELLA, values)
+    policy = named(objects, "NetworkPolicy", "shiftwork-nats")["spec"]["ingress"]
+    assert {"podSelector": {}} not in [peer for rule in policy for peer in rule["from"]]
+    assert "monitoring_" not in named(objects, "ConfigMap", "shiftwork-nats")["data"]["nats.conf"]
+
+
+@pytest.mark.parametrize("name", ["Grafana", "a b", "a.b", "a}", "", "a" * 40])
+def test_a_name_that_could_change_the_configuration_is_refused(helm: Helm, name: str) -> None:
+    with pytest.raises(HelmError, match="monitoringUsers"):
+        helm.template(UMBRELLA, {"nats": {"monitoringUsers": [name]}})
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,9 @@ def test_secrets_are_files_or_references_and_nothing_else(objects: list[Json]) -
     for whose, each in containers(objects):
         for name, value in variables(each).items():
             if secret.search(name) and not name.endswith("_URL"):
-                is_file = value.startswith("/etc/shiftwork/secrets/")
+                is_file = value.startswith("/etc/shiftwork/")
                 # NATS's configuration names variables: each is a reference in quotes.
-                is_reference = re.fullmatch(r'"\$\(SECRET_[A-Z_]+\)"', value)
+                is_reference = re.fullmatch(r'"\$\(SECRET_[A-Z0-9_]+\)"', value)
                 assert is_file or is_reference, (whose, name)
             assert not re.search(r"://[^/@$]+:[^/@$]+@", value), (whose, name)
         assert not secret.search(" ".join(each.get("args", ()))), whose
@@ -497,3 +497,31 @@ def test_the_login_providers_secret_is_a_file_and_its_port_is_open(helm: Helm) -
     assert {"ports": [{"port": 8443, "protocol": "TCP"}]} in egress
     plain = named(helm.template(UMBRELLA, {}), "NetworkPolicy", name)["spec"]["egress"]
     assert len(plain) == len(egress) - 1
+
+
+def test_the_mail_servers_password_is_a_file_and_receivers_can_be_reached(helm: Helm) -> None:
+    values = {
+        "settings": {
+            "mail_host": "mail.example.org",
+            "mail_port": 465,
+            "mail_from": "shiftwork@example.org",
+            "mail_user": "shiftwork",
+        },
+        "mail": {"secret": "mail-login"},
+        "webhooks": {"ports": [443, 8443]},
+    }
+    objects = helm.template(UMBRELLA, {"monitor": values})
+    name = "shiftwork-monitor"
+    pod = named(objects, "Deployment", name)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    folder = "/etc/shiftwork/mail"
+    assert variables(container)["SHIFTWORK_MONITOR_MAIL_PASSWORD_FILE"] == f"{folder}/password"
+    assert folder in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert "mail-login" in [
+        each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each
+    ]
+    egress = named(objects, "NetworkPolicy", name)["spec"]["egress"]
+    ports = [{"port": port, "protocol": "TCP"} for port in (443, 8443, 465)]
+    assert {"ports": ports} in egress
+    plain = named(helm.template(UMBRELLA, {}), "NetworkPolicy", name)["spec"]["egress"]
+    assert {"ports": [{"port": 443, "protocol": "TCP"}]} in plain

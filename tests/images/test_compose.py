@@ -171,6 +171,39 @@ def test_the_message_server_takes_its_configuration(
     assert done.returncode == 0, done.stderr
 
 
+def test_monitoring_users_are_named_once_for_secrets_server_and_provisioner(
+    tmp_path: Path,
+) -> None:
+    folder, names = tmp_path / "secrets", "grafana audit_2"
+    named = {"SHIFTWORK_MONITORING_USERS": names}
+    command = [DOCKER / "secrets.sh", folder]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **named})
+    config = folder / "nats.conf"
+    printed = [sys.executable, "-m", "services.allinone.provision", "nats-config", "--monitoring"]
+    config.write_bytes(subprocess.check_output([*printed, *names.split()]))
+    variables = {**named, "SHIFTWORK_SECRETS": str(folder), "SHIFTWORK_NATS_CONFIG": str(config)}
+    document = read(variables)
+    assert targets(document["services"]["nats"])["/etc/nats/nats.conf"] == str(config)
+    environment = document["services"]["provision"]["environment"]
+    assert environment["SHIFTWORK_PROVISION_MONITORING_USERS"] == names
+    given = dict(line.split("=", 1) for line in (folder / "nats.env").read_text().splitlines())
+    assert set(re.findall(r"\$(NATS_\w+)", config.read_text())) == set(given)
+    for name in names.split():
+        password = (folder / "nats" / f"monitoring_{name}").read_text().strip()
+        assert given[f"NATS_PASSWORD_MONITORING_{name.upper()}"] == password
+    server = Path(sys.executable).parent / "nats-server"
+    check = [server, "--config", config, "-t"]
+    assert subprocess.run(check, env=given, capture_output=True, check=False).returncode == 0
+    refused = subprocess.run(
+        command,
+        env={**os.environ, "SHIFTWORK_MONITORING_USERS": "../x"},
+        capture_output=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert not (folder / "x").exists()
+
+
 def test_secrets_are_made_once_and_closed(secrets: Path) -> None:
     before = secrets_of(secrets)
     subprocess.run([DOCKER / "secrets.sh", secrets], check=True, stdout=subprocess.DEVNULL)

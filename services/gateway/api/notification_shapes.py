@@ -10,8 +10,10 @@ class Notification(TypedDict):
 
     name: str
     user: str
-    # Of another user's: only its host.
-    url: str
+    # webhook or mail.
+    channel: str
+    # Of another user's: only its host. Null: mail goes to the address of the user.
+    url: str | None
     occasions: list[str]
     tasks: str
     changed_at: str
@@ -40,7 +42,7 @@ class NotificationSet(Notification):
 class Undelivered(TypedDict):
     """A message that was given up."""
 
-    # The webhook-id, the same at every try.
+    # The same at every try; of a webhook it is the webhook-id.
     id: str
     task_id: str
     occasion: str

@@ -24,6 +24,7 @@ from services.gateway.permissions import (
     reach_of,
     refusal_to_reach_others,
 )
+from services.gateway.problems import invalid
 
 router = router_of("notifications")
 User = Annotated[
@@ -62,11 +63,14 @@ async def put_notification(
     async with parts.changing(caller, "notification.set", name) as change:
         owner = _owner(caller, body.user)
         team = await _require_sight(parts, caller, owner, body.tasks)
-        change.detail = f"for {owner}: {' '.join(body.occasions)} of {body.tasks}"
+        await _check_target(parts, body, owner)
+        words = " ".join(body.occasions)
+        change.detail = f"for {owner} by {body.channel}: {words} of {body.tasks}"
         command = m.SetNotification(
             owner=owner,
             name=name,
-            url=body.url,
+            channel=m.NotificationChannel[body.channel.upper()],
+            url=body.url or "",
             occasions=tuple(m.Occasion[word.upper()] for word in body.occasions),
             tasks=m.NotifiedTasks[body.tasks.upper()],
             team=team if body.tasks == "team" else "",
@@ -148,13 +152,33 @@ async def _require_sight(parts: Context, caller: Identity, owner: str, tasks: st
     return team
 
 
+async def _check_target(parts: Context, body: NotificationBody, owner: str) -> None:
+    """Raise a problem for a webhook without URL, and for mail to somebody without address."""
+    if body.channel == "webhook":
+        if body.url is None:
+            fix = 'give the https://HOST/PATH of a webhook, or "channel": "mail"'
+            raise invalid("url", "", "is missing", fix)
+        return
+    for field, given in (("url", body.url), ("secret", body.secret)):
+        if given is not None:
+            message = "is for webhooks; mail goes to the address of the user"
+            raise invalid(field, "", message, "leave it out")
+    async with parts.store.transaction() as tx:
+        row = await user_or_404(tx, owner, "user")
+    if not row.mail:
+        fix = f"an administrator sets it: shiftwork user set {owner} --mail ADDRESS"
+        raise invalid("channel", "mail", f"{owner} has no mail address", fix)
+
+
 def _shown(row: m.Notification, caller: Identity) -> dict[str, Any]:
     # The path of a webhook is often a secret by itself.
-    url = row.url if row.owner == caller.user else _host_of(row.url)
+    url = row.url if row.owner == caller.user or not row.url else _host_of(row.url)
     return {
         "name": row.name,
         "user": row.owner,
-        "url": url,
+        # A monitor of an earlier version names none, and has webhooks alone.
+        "channel": "mail" if row.channel is m.NotificationChannel.MAIL else "webhook",
+        "url": url or None,
         "occasions": [each.name.lower() for each in row.occasions],
         "tasks": row.tasks.name.lower(),
         "changed_at": rfc3339(row.changed_at),

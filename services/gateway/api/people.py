@@ -173,7 +173,8 @@ async def add_user(
         await _require_no_quotas(tx, "user", body.name, force=force)
         # Made while the user of that name before was removed.
         await _drop_tokens(tx, body.name)
-        row = _with_defaults(UserRow(body.name, body.role, body.team or "", False, tx.now), body)
+        made = UserRow(body.name, body.role, body.team or "", False, tx.now, mail=body.mail or "")
+        row = _with_defaults(made, body)
         tx.put(row)
         after = views.user(row)
         audit(
@@ -245,6 +246,7 @@ def _changed(row: UserRow, body: UserChangeBody, by: str, now: datetime) -> User
         _with_defaults(row, body),
         role=body.role or row.role,
         team=row.team if body.team is None else body.team,
+        mail=row.mail if body.mail is None else body.mail,
         archived=archived,
         disabled=disabled,
         disabled_by=(by if body.disabled or body.archived else row.disabled_by) * disabled,

@@ -45,6 +45,8 @@ class User(TypedDict):
     archived: bool
     default_group: str | None
     default_priority: str | None
+    # Where mail about tasks goes.
+    mail: str | None
     created_at: str
 
 

@@ -17,6 +17,8 @@ class Result(StrEnum):
     UNREACHABLE = "unreachable"
     # The receiver wants no messages any more.
     GONE = "gone"
+    # What stands between fails, such as the site's mail server: it is nothing about the receiver.
+    NO_WAY = "no_way"
 
 
 @dataclass(frozen=True, slots=True)

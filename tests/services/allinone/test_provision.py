@@ -16,6 +16,7 @@ from urllib.request import urlopen
 import pytest
 import pytest_asyncio
 
+from libs.bus.connection import Credentials
 from libs.store import migrate, roles
 from libs.store.connections import Address
 from services.allinone import nats_config
@@ -30,6 +31,7 @@ from services.allinone.provision import (
     url_of,
 )
 from services.allinone.service_processes import free_port
+from tests.kit.monitoring import check_readers
 from tests.kit.nats_server import NatsServer, StartNats
 from tests.kit.postgres import PostgresServer, StartPostgres
 
@@ -338,6 +340,60 @@ async def test_a_server_runs_on_the_printed_configuration(tmp_path: Path) -> Non
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.mark.server
+@pytest.mark.slow
+async def test_monitoring_users_of_a_printed_configuration_read_events(
+    blank: Blank, tmp_path: Path
+) -> None:
+    """As ``docker/compose.yaml`` and servers of one's own have them."""
+    names = ["grafana", "audit"]
+    command = [sys.executable, "-m", "services.allinone.provision", "nats-config"]
+    done = check([*command, "--store", str(tmp_path / "js"), "--monitoring", *names], {})
+    config = tmp_path / "nats.conf"
+    config.write_text(done.stdout)
+    readers = nats_config.monitoring_users(names)
+    passwords = {name: f"7{name.replace('_', '')}Zz0123456789" for name in ("admin", *NAMES)}
+    passwords |= {name: f"8{name.replace('_', '')}Zz0123456789" for name in readers}
+    folder = tmp_path / "passwords"
+    folder.mkdir()
+    for name, password in passwords.items():
+        (folder / name).write_text(password)
+    port = free_port()
+    process = start(
+        [str(program()), "-c", str(config), "-a", "127.0.0.1", "-p", str(port), "-m", "0"],
+        {nats_config.variable(name): password for name, password in passwords.items()},
+    )
+    url = f"nats://127.0.0.1:{port}"
+    settings = blank.settings(
+        nats_url=url,
+        nats_password_file=folder / "admin",
+        nats_passwords=folder,
+        monitoring_users=" ".join(names),
+    )
+    try:
+        reported: list[str] = []
+        await provision(settings, WIRINGS, reported.append)
+        assert "monitoring_grafana reads events" in reported
+        await check_readers(
+            url,
+            Credentials("submit", passwords["submit"]),
+            [Credentials(name, passwords[name]) for name in readers],
+        )
+        # One that is named no longer loses its durable.
+        fewer = settings.model_copy(update={"monitoring_users": "audit"})
+        await provision(fewer, WIRINGS, reported.append)
+        assert "durable HISTORY/monitoring_grafana removed" in reported
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.mark.parametrize("names", [["Grafana"], ["a b"], ["a", "a"], ["x" * 40]])
+def test_a_name_of_a_monitoring_user_that_is_none_is_refused(names: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"no name of a monitoring user|named twice"):
+        nats_config.monitoring_users(names)
 
 
 def test_a_cluster_takes_its_name_and_routes_from_the_environment(tmp_path: Path) -> None:

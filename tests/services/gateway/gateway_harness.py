@@ -32,6 +32,7 @@ from services.gateway.main import WIRING as GATEWAY
 from services.gateway.rows import AuditRow
 from services.gateway.settings import GatewaySettings
 from services.monitor.main import WIRING as MONITOR
+from services.monitor.settings import MonitorSettings
 from services.quota.main import WIRING as QUOTA
 from services.submit.main import WIRING as SUBMIT
 from tests.kit.clock import FakeClock, at
@@ -43,6 +44,9 @@ from tests.services.gateway.served_schemas import exact
 SEES_ALL = pytest.mark.parametrize("harness", [{"visibility": "all"}], indirect=True)
 ADMIN_TOKEN = "swt_the-first-administrators-token"
 NEW = {"command": ["python", "train.py"], "name": "first"}
+MAILS = MonitorSettings(
+    database_url="-", nats_url="-", mail_host="mail.lab.test", mail_from="shiftwork@lab.test"
+)
 RUN_KEY = "0123456789abcdef0123456789abcdef"
 
 
@@ -320,7 +324,8 @@ class GatewayHarness(MemoryPlatform):
                 await stack.enter_async_context(self.connection(name).serve(table))
             runners = [
                 Runner(self.gateway, self.settings),
-                *map(self.runner, (SUBMIT, QUOTA, MONITOR)),
+                *map(self.runner, (SUBMIT, QUOTA)),
+                self.runner(MONITOR, MAILS),
             ]
             await stack.enter_async_context(running(*runners))
             yield self

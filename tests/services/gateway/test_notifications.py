@@ -9,6 +9,7 @@ import sys
 import httpx
 import pytest
 
+from libs.contracts import messages as m
 from services.gateway.permissions import Role
 from tests.services.gateway.gateway_harness import ADMIN_TOKEN, GatewayHarness, served
 
@@ -69,13 +70,62 @@ async def test_what_is_wrong_has_its_field_value_and_fix(admin: httpx.AsyncClien
     assert missing.json()["detail"] == "admin has no notification named none"
 
 
+async def test_mail_goes_to_the_address_that_an_administrator_has_set(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    ann = await harness.member("ann", role=Role.USER)
+    body = {"channel": "mail", "occasions": ["failed"]}
+    monitor = harness.connection("monitor")
+
+    async def address() -> str:
+        reply = await monitor.request(m.ReadMailAddress(user="ann"), timeout_s=5)
+        assert isinstance(reply, m.ReadMailAddressReply)
+        return reply.address
+
+    async with harness.client(ann) as client:
+        refused = await client.put("/v1/notifications/mine", json=body)
+        assert refused.status_code == 422
+        (error,) = refused.json()["errors"]
+        assert error["message"] == "ann has no mail address"
+        assert "user set ann --mail" in error["fix"]
+        # Nobody gives an address to themselves, or mails somebody else.
+        own = await client.patch("/v1/users/ann", json={"mail": "ann@lab.test"})
+        assert own.status_code == 403
+        to = await client.put("/v1/notifications/x", json={**body, "url": "mailto:bob@lab.test"})
+        assert to.json()["errors"][0]["field"] == "url"
+        theirs = await client.put("/v1/notifications/x", json={**body, "user": "admin"})
+        assert theirs.status_code == 403
+        assert await address() == ""
+        set_ = await admin.patch("/v1/users/ann", json={"mail": "ann@lab.test"})
+        assert set_.json()["mail"] == "ann@lab.test"
+        made = (await client.put("/v1/notifications/mine", json=body)).json()
+        assert (made["channel"], made["url"], made["secret"]) == ("mail", None, None)
+        (listed,) = (await client.get("/v1/notifications")).json()["items"]
+        assert (listed["channel"], listed["url"]) == ("mail", None)
+    assert await address() == "ann@lab.test"
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    assert await address() == "", "who is disabled gets no mail"
+    await admin.patch("/v1/users/ann", json={"disabled": False, "mail": ""})
+    assert await address() == ""
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["nobody", "a b@lab.test", "a@lab.test\r\nBcc: b@lab.test", "a@lab.test,b@lab.test", "<a@b>"],
+)
+async def test_what_is_no_mail_address_is_refused(admin: httpx.AsyncClient, address: str) -> None:
+    reply = await admin.post("/v1/users", json={"name": "ann", "mail": address})
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] == "mail"
+
+
 @pytest.mark.slow
 async def test_each_command_of_the_command_line_reaches_the_monitor(
     harness: GatewayHarness,
 ) -> None:
-    async def notify(url: str, *words: str) -> str:
+    async def typed(url: str, *words: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "shiftwork", "--url", url, "notify", *words),
+            *(sys.executable, "-m", "shiftwork", "--url", url, *words),
             env={**os.environ, "SHIFTWORK_TOKEN": ADMIN_TOKEN},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -85,8 +135,12 @@ async def test_each_command_of_the_command_line_reaches_the_monitor(
         return out.decode()
 
     async with served(harness) as url:
-        assert "whsec_" in await notify(url, "set", "mine", "--to", URL, "--on", "failed")
-        assert URL in await notify(url, "ls")
-        assert "nothing was given up" in await notify(url, "undelivered", "mine")
-        assert "0 messages" in await notify(url, "replay", "mine", "--user", "admin")
-        assert "mine is removed" in await notify(url, "rm", "mine", "--user", "admin")
+        assert "whsec_" in await typed(url, "notify", "set", "mine", "--to", URL, "--on", "failed")
+        assert URL in await typed(url, "notify", "ls")
+        assert "nothing was given up" in await typed(url, "notify", "undelivered", "mine")
+        assert "0 messages" in await typed(url, "notify", "replay", "mine", "--user", "admin")
+        await typed(url, "user", "set", "admin", "--mail", "admin@lab.test")
+        assert "failed of own" in await typed(
+            url, "notify", "set", "mails", "--to", "mail", "--on", "failed"
+        )
+        assert "mine is removed" in await typed(url, "notify", "rm", "mine", "--user", "admin")

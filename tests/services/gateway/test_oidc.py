@@ -464,6 +464,23 @@ async def test_groups_give_role_and_team_at_each_login(
         assert (await logged_in(client, provider)).status_code == 401
 
 
+@options()
+async def test_a_login_sets_the_address_that_the_provider_has_verified(
+    harness: GatewayHarness, provider: FakeProvider
+) -> None:
+    async with browser(harness) as client, harness.client() as admin:
+        for claims, address in (
+            ({"email": "ann@lab.test", "email_verified": False}, None),
+            ({"email": "ann@lab.test", "email_verified": True}, "ann@lab.test"),
+            ({"email": "a@lab.test\r\nBcc: b@lab.test", "email_verified": True}, "ann@lab.test"),
+            ({"email": "other@evil.test", "email_verified": "true"}, "ann@lab.test"),
+            ({}, "ann@lab.test"),
+            ({"email": "ann@new.test", "email_verified": True}, "ann@new.test"),
+        ):
+            assert (await logged_in(client, provider, **claims)).status_code == 303
+            assert (await admin.get("/v1/users/ann")).json()["mail"] == address, claims
+
+
 @options(**ROLES)
 async def test_what_a_login_changes_is_in_the_audit_trail(
     harness: GatewayHarness, provider: FakeProvider

@@ -32,6 +32,7 @@ from libs.contracts.messages import (
 from libs.service.wiring import Wiring
 from libs.store.port import Store
 from services.monitor.delivery import Delivery
+from services.monitor.mailing import Mailing, addresses
 from services.monitor.main import WIRING
 from services.monitor.outgoing import Outgoing
 from services.monitor.settings import MonitorSettings
@@ -118,8 +119,10 @@ async def subscribe(service: ServiceHarness, url: str, name: str = "mine", **cha
     return reply
 
 
-def a_delivery(service: ServiceHarness) -> Delivery:
-    return Delivery(service.store, service.clock, SETTINGS, Outgoing(30))
+def a_delivery(service: ServiceHarness, settings: MonitorSettings = SETTINGS) -> Delivery:
+    ports = service.service.ports
+    mailing = Mailing(ports.store, ports.clock, settings, addresses(ports.bus))
+    return Delivery(ports.store, ports.clock, settings, Outgoing(30), mailing)
 
 
 async def deliver(service: ServiceHarness, delivery: Delivery | None = None) -> None:
@@ -298,7 +301,7 @@ async def test_a_name_that_leads_into_the_site_is_not_connected_to(
         settings = SETTINGS.model_copy(update={"webhook_networks": "10.1.0.0/16"})
         await subscribe(service, receiver.url.replace("127.0.0.1", "localhost"))
         await service.handle(a_change(service, 1, TaskState.RUNNING))
-        await deliver(service, Delivery(service.store, service.clock, settings, Outgoing(30)))
+        await deliver(service, a_delivery(service, settings))
         assert receiver.requests == []
         (row,) = await service.rows(MessageRow)
         assert "is no address that this site sends to" in row.problem

@@ -130,6 +130,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "notify set": (
         "notify set mine --to https://example.org/hook --on failed --on preempted",
         "notify set ops --to https://example.org/hook --tasks all",
+        "notify set mail --to mail --on failed --on waiting",
     ),
     "notify rm": ("notify rm mine",),
     "notify undelivered": ("notify undelivered mine",),
@@ -156,7 +157,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "policy unset": ("policy unset training",),
     "policy dry-run": ("policy dry-run policy.yaml",),
     "user add": ("user add ann --team vision", "user add olga --role operator"),
-    "user set": ("user set ann --disable", "user set ann --archive"),
+    "user set": (
+        "user set ann --disable",
+        "user set ann --archive",
+        "user set ann --mail ann@example.org",
+    ),
     "user show": ("user show ann",),
     "user rm": ("user rm ann",),
     "team add": ("team add vision", "team add vision --default-group a100"),

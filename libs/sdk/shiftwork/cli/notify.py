@@ -7,7 +7,7 @@ from urllib.parse import quote
 import typer
 
 from shiftwork.cli import choices, complete, parse, render, session
-from shiftwork.cli.failures import usage
+from shiftwork.cli.failures import naming, usage
 
 
 def register(app: session.App) -> None:
@@ -23,6 +23,7 @@ def register(app: session.App) -> None:
     app.add_typer(notify)
 
 
+MAIL = "mail"
 _NAME = typer.Argument(
     ..., metavar="NAME", help="As `notify ls` shows it.", autocompletion=complete.notifications
 )
@@ -75,7 +76,7 @@ def _row(found: Dict[str, Any]) -> List["str | render.Cell"]:
     return [
         found["name"],
         found["user"],
-        found["url"],
+        found["url"] or found.get("channel", MAIL),
         found["tasks"],
         " ".join(found["occasions"]),
         str(found["waiting"]),
@@ -88,7 +89,12 @@ def set_notification(
     name: str = typer.Argument(
         ..., metavar="NAME", help="Of your choice.", autocompletion=complete.notifications
     ),
-    url: str = typer.Option(..., "--to", metavar="URL", help="https://… that takes webhooks."),
+    to: str = typer.Option(
+        ...,
+        "--to",
+        metavar="mail|URL",
+        help="mail: to your own address; or https://… that takes webhooks.",
+    ),
     on: Optional[List[str]] = typer.Option(
         None,
         "--on",
@@ -108,13 +114,14 @@ def set_notification(
     ),
     user: str = _USER,
 ) -> None:
-    """Make a notification, or replace it. Prints the secret that signs its messages, once.
+    """Make a notification, or replace it. Of a webhook, prints the secret that signs its messages,
+    once. Mail goes to the address that `shiftwork user show` has.
 
     A notification that was paused because its receiver failed for days gets messages again.
     """
     occasions = [parse.choice(each, choices.OCCASIONS, "occasion", "--on") for each in on or []]
     body: Dict[str, Any] = {
-        "url": url,
+        **({"channel": MAIL} if to == MAIL else {"url": to}),
         "occasions": occasions or list(choices.OCCASIONS),
         "tasks": parse.choice(tasks, choices.NOTIFIED_TASKS, "choice", "--tasks"),
     }
@@ -123,7 +130,8 @@ def set_notification(
     if secret_file:
         body["secret"] = _read(secret_file)
     now = session.current()
-    found = now.api().put(_path(name), body)
+    with naming({"channel": "--to", "url": "--to"}):
+        found = now.api().put(_path(name), body)
     if now.json:
         render.document(found)
         return

@@ -37,6 +37,9 @@ def register(app: session.App) -> None:
 _ROLE = typer.Option(
     "", "--role", help="viewer, user, operator or admin.", autocompletion=complete.roles
 )
+_MAIL = typer.Option(
+    None, "--mail", metavar="ADDRESS", help='Where mail about tasks goes; "": nowhere.'
+)
 _GROUP = typer.Option(
     None,
     "--default-group",
@@ -90,6 +93,7 @@ def user_add(
     team: str = typer.Option("", "--team", autocompletion=complete.teams),
     role: str = _ROLE,
     admin: bool = _ADMIN,
+    mail: Optional[str] = _MAIL,
     default_group: Optional[str] = _GROUP,
     default_priority: Optional[str] = _LEVEL,
     force: bool = _FORCE,
@@ -102,6 +106,8 @@ def user_add(
     body.update(_defaults(default_group, default_priority))
     if team:
         body["team"] = team
+    if mail is not None:
+        body["mail"] = mail
     reply = now.api().create("/v1/users?force=true" if force else "/v1/users", body)
     if now.json:
         render.document(reply)
@@ -125,6 +131,7 @@ def user_set(
         False, "--archive", help="Disable for good, and leave out of lists; the name stays."
     ),
     unarchive: bool = typer.Option(False, "--unarchive", help="Bring back, still disabled."),
+    mail: Optional[str] = _MAIL,
     default_group: Optional[str] = _GROUP,
     default_priority: Optional[str] = _LEVEL,
     yes: bool = typer.Option(
@@ -141,6 +148,8 @@ def user_set(
         body["disabled"] = disable
     if _one_of(archive, "--archive", unarchive, "--unarchive"):
         body["archived"] = archive
+    if mail is not None:
+        body["mail"] = mail
     body.update(_defaults(default_group, default_priority))
     if not body:
         raise usage("there is nothing to change", fix="give --team, --role, --disable or another")
@@ -163,6 +172,8 @@ def user_set(
         state = ", ".join(["", _state(reply)]) if reply.get("disabled") else ""
         shown = _shown_defaults(reply)
         defaults = f", defaults: {shown}" if shown else ""
+        if mail is not None:
+            defaults += f", mail to {reply['mail'] or 'nowhere'}"
         render.note(f"{name}: {reply['role']}, team {reply.get('team') or 'none'}{state}{defaults}")
         if stopped:
             render.note(f"{render.counted(len(stopped), 'task')} to save and to be stopped")
@@ -278,6 +289,7 @@ def user_show(
             ("role", found["role"]),
             ("team", found.get("team") or ""),
             ("state", _state(found)),
+            ("mail", found.get("mail") or ""),
             ("default group", found.get("default_group") or ""),
             ("default priority", found.get("default_priority") or ""),
             ("since", render.timestamp(found.get("created_at"))),

@@ -1416,7 +1416,8 @@ class Notification(TypedDict):
 
     name: str
     user: str
-    url: str
+    channel: str
+    url: Optional[str]
     occasions: List[str]
     tasks: str
     changed_at: str
@@ -1429,7 +1430,8 @@ class Notification(TypedDict):
 class NotificationBody(TypedDict):
     """Where messages about tasks go."""
 
-    url: str
+    channel: NotRequired[Literal["webhook", "mail"]]
+    url: NotRequired[Optional[str]]
     occasions: List[
         Literal[
             "started", "preempted", "failed", "finished", "waiting", "quota_reached", "abnormal"
@@ -1457,7 +1459,8 @@ class NotificationSet(TypedDict):
 
     name: str
     user: str
-    url: str
+    channel: str
+    url: Optional[str]
     occasions: List[str]
     tasks: str
     changed_at: str
@@ -3160,6 +3163,7 @@ class User(TypedDict):
     archived: bool
     default_group: Optional[str]
     default_priority: Optional[str]
+    mail: Optional[str]
     created_at: str
 
 
@@ -3186,6 +3190,7 @@ class UserBody(TypedDict):
     name: str
     role: NotRequired[Literal["viewer", "user", "operator", "admin"]]
     team: NotRequired[Optional[str]]
+    mail: NotRequired[Optional[str]]
 
 
 class UserChangeBody(TypedDict):
@@ -3212,6 +3217,7 @@ class UserChangeBody(TypedDict):
     team: NotRequired[Optional[str]]
     disabled: NotRequired[Optional[bool]]
     archived: NotRequired[Optional[bool]]
+    mail: NotRequired[Optional[str]]
 
 
 class UserDetail(TypedDict):
@@ -3224,6 +3230,7 @@ class UserDetail(TypedDict):
     archived: bool
     default_group: Optional[str]
     default_priority: Optional[str]
+    mail: Optional[str]
     created_at: str
     accounts: List[LinkedAccount]
     password: Optional[PasswordFacts]

@@ -29,6 +29,7 @@ FREE_OPTIONS = frozenset(
         *("--until", "--before", "--after", "-A", "-B", "-C"),
         *("--search", "--role of logs", "--role of exec", "--target", "--user of login"),
         *("--url", "--token", "--export", "--secret-file", "--signal", "--step"),
+        "--mail",
     }
 )
 FREE_ARGUMENTS = frozenset(

@@ -27,7 +27,7 @@ cluster {
 }
 {{- end }}
 
-{{ .Files.Get "files/accounts.conf" }}
+{{ tpl (.Files.Get "files/accounts.conf") . }}
 {{- end -}}
 
 {{/* Nine tenths of the volume: streams are refused before the disk is full. */}}
@@ -38,7 +38,16 @@ cluster {
 {{- div (mul $number (get $units $unit | int64) 9) 10 -}}
 {{- end -}}
 
-{{/* The users with a password: the services, and the administrator who makes streams. */}}
+{{/* The users with a password: the services, the administrator who makes streams, and those who
+read events. */}}
 {{- define "nats.users" -}}
-[admin, submit, scheduler, launcher, log_collector, quota, monitor, gateway]
+{{- $users := "[admin, submit, scheduler, launcher, log_collector, quota, monitor, gateway]" | fromYamlArray -}}
+{{- range include "nats.monitoring" . | fromYamlArray -}}
+{{- $users = append $users (printf "monitoring_%s" .) -}}
+{{- end -}}
+{{- toYaml $users -}}
+{{- end -}}
+
+{{- define "nats.monitoring" -}}
+{{- toYaml (.Values.monitoringUsers | default list) -}}
 {{- end -}}

@@ -1,0 +1,641 @@
+"""Messages reach a real SMTP server, with STARTTLS and a login: as single mails and digests, tried
+again, given up, and the same mail after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email
+import email.policy
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from structlog.testing import capture_logs
+
+from libs.contracts.messages import (
+    ListNotifications,
+    ListUndeliveredMessages,
+    NotificationChannel,
+    NotifiedTasks,
+    Occasion,
+    ReadMailAddress,
+    ReadMailAddressReply,
+    RemoveNotification,
+    ReplayUndeliveredMessages,
+    SetNotification,
+    TaskState,
+)
+from libs.service.wiring import Wiring
+from libs.store.memory import MemoryStore
+from libs.store.port import Store
+from services.monitor.delivery import Delivery
+from services.monitor.domain.mail_texts import NAME_MAX, SUBJECT_MAX, Entry, one_line, render
+from services.monitor.mail import Mail, MailServer
+from services.monitor.mailing import Mailing, addresses
+from services.monitor.main import WIRING
+from services.monitor.outgoing import Outgoing
+from services.monitor.settings import MonitorSettings
+from services.monitor.store import MailboxRow, MessageRow, Stage
+from tests.kit.clock import at
+from tests.kit.memory import MemoryPlatform
+from tests.kit.service import ServiceHarness
+from tests.services.monitor.events import a_change, a_submission
+from tools.cluster.access import ensure_certificates
+
+PASSWORD = "correct-horse-battery"
+BASE: dict[str, Any] = {
+    "database_url": "-",
+    "nats_url": "-",
+    "mail_host": "127.0.0.1",
+    "mail_from": "shiftwork@lab.test",
+    "mail_reply_to": "operators@lab.test",
+    "mail_seconds_max": 1.0,
+    "mail_messages_shown_max": 5,
+    "delivery_tries_max": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    ensure_certificates(folder, ["127.0.0.1"])
+    (folder / "password").write_text(f"{PASSWORD}\n")
+    (folder / "wrong").write_text("not-the-password-at-all")
+    return folder
+
+
+@pytest.fixture
+def wiring() -> Wiring:
+    return WIRING
+
+
+@pytest.fixture
+def service(platform: MemoryPlatform, store: Store) -> ServiceHarness:
+    return ServiceHarness(platform, WIRING, MonitorSettings(**BASE), store=store)
+
+
+@dataclass
+class Received:
+    """A mail, and how it came."""
+
+    message: EmailMessage
+    raw: bytes
+    to: list[str]
+    encrypted: bool
+    user: str
+
+
+@dataclass
+class Smtp:
+    """A real SMTP server; ``data`` and ``recipient`` are what it answers."""
+
+    settings: MonitorSettings
+    recipient: str = "250 OK"
+    data: str = "250 taken"
+    mails: list[Received] = field(default_factory=list[Received])
+    connections: int = 0
+    # Called when a mail is taken, before that is answered.
+    on_taken: Callable[[], Awaitable[None]] | None = None
+
+    async def handle_EHLO(  # noqa: N802 - the library's name
+        self, server: SMTP, session: Session, envelope: Envelope, host: str, answers: list[str]
+    ) -> list[str]:
+        del server, envelope
+        self.connections += 1
+        session.host_name = host
+        return answers
+
+    async def handle_RCPT(  # noqa: N802 - the library's name
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        del server, session, options
+        if self.recipient.startswith("2"):
+            envelope.rcpt_tos.append(address)
+        return self.recipient
+
+    async def handle_DATA(  # noqa: N802 - the library's name
+        self, server: SMTP, session: Session, envelope: Envelope
+    ) -> str:
+        del server
+        raw = envelope.content
+        assert isinstance(raw, bytes)
+        if self.data.startswith("2"):
+            login = session.auth_data.decode() if session.auth_data else ""
+            message = email.message_from_bytes(raw, policy=email.policy.default)
+            assert isinstance(message, EmailMessage)
+            encrypted = session.ssl is not None
+            self.mails.append(Received(message, raw, envelope.rcpt_tos, encrypted, login))
+        if self.on_taken is not None:
+            await self.on_taken()
+        return self.data
+
+    def subjects(self) -> list[str]:
+        return [each.message["Subject"] for each in self.mails]
+
+    def ids(self) -> list[str]:
+        return [each.message["Message-ID"] for each in self.mails]
+
+
+def check_login(
+    server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any
+) -> AuthResult:
+    del server, session, envelope, mechanism
+    assert isinstance(data, LoginPassword)
+    right = data.password == PASSWORD.encode()
+    return AuthResult(success=right, handled=False, auth_data=data.login)
+
+
+@contextlib.asynccontextmanager
+async def serving(keys: Path, *, secure: bool = True, **changes: Any) -> AsyncGenerator[Smtp]:
+    options: dict[str, Any] = {}
+    if secure:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(keys / "server.crt", keys / "server.key")
+        options = {"tls_context": context, "require_starttls": True, "auth_required": True}
+        options["authenticator"] = check_login
+    smtp = Smtp(MonitorSettings(**BASE))
+
+    def connection() -> SMTP:
+        return SMTP(smtp, hostname="mail.lab.test", **options)
+
+    loop = asyncio.get_running_loop()
+    listening = await loop.create_server(connection, "127.0.0.1", 0)
+    login = {
+        "mail_user": "shiftwork",
+        "mail_password_file": keys / "password",
+        "mail_ca_file": keys / "ca.crt",
+    }
+    port = listening.sockets[0].getsockname()[1]
+    smtp.settings = MonitorSettings(**BASE | login | {"mail_port": port} | changes)
+    try:
+        yield smtp
+    finally:
+        listening.close()
+
+
+PLAIN: dict[str, Any] = {
+    "secure": False,
+    "mail_security": "none",
+    "mail_user": "",
+    "mail_password_file": None,
+}
+
+
+@contextlib.asynccontextmanager
+async def people(service: ServiceHarness, **found: str) -> AsyncGenerator[dict[str, str]]:
+    """The gateway, which knows these addresses."""
+
+    async def read(query: ReadMailAddress) -> ReadMailAddressReply:
+        return ReadMailAddressReply(address=found.get(query.user, ""))
+
+    table: Any = {ReadMailAddress: read}
+    async with service.platform.connection("gateway").serve(table):
+        yield found
+
+
+async def subscribe(service: ServiceHarness, name: str = "mine", **changes: Any) -> None:
+    command: dict[str, Any] = {
+        "owner": "ann",
+        "name": name,
+        "channel": NotificationChannel.MAIL,
+        "occasions": tuple(Occasion)[1:],
+        "tasks": NotifiedTasks.OWN,
+    }
+    reply = await service.ask(SetNotification(**(command | changes)))
+    assert reply.refusal is None, reply.refusal
+    assert reply.secret == "", "mail is not signed"
+
+
+def a_delivery(service: ServiceHarness, settings: MonitorSettings) -> Delivery:
+    ports = service.service.ports
+    mailing = Mailing(ports.store, ports.clock, settings, addresses(ports.bus))
+    return Delivery(ports.store, ports.clock, settings, Outgoing(500), mailing)
+
+
+async def deliver(
+    service: ServiceHarness, smtp: Smtp, delivery: Delivery | None = None, after: float = 11.0
+) -> None:
+    """What is due after a while, to the end."""
+    service.clock.advance(after)
+    await service.lead()
+    assert service.epoch is not None
+    async with asyncio.TaskGroup() as group:
+        await (delivery or a_delivery(service, smtp.settings)).begin(service.epoch, group)
+
+
+async def stages(service: ServiceHarness) -> list[tuple[str, Stage, int]]:
+    rows: list[MessageRow] = await service.rows(MessageRow)
+    return sorted((row.task_id, row.stage, row.tries) for row in rows)
+
+
+async def preempted(service: ServiceHarness, *tasks: str, version: int = 1) -> None:
+    changes = (a_change(service, version, TaskState.PREEMPTING, task) for task in tasks)
+    await service.handle(*changes)
+
+
+def body_of(received: Received) -> str:
+    return received.message.get_content()
+
+
+async def test_a_mail_is_encrypted_logged_in_and_says_how_to_stop_it(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys) as smtp, people(service, ann="ann@lab.test"):
+        await subscribe(service)
+        await service.handle(a_submission(service), a_change(service, 1, TaskState.RUNNING))
+        await deliver(service, smtp)
+        (mail,) = smtp.mails
+    assert (mail.to, mail.encrypted, mail.user) == (["ann@lab.test"], True, "shiftwork")
+    head = mail.message
+    assert head["From"] == "Shiftwork <shiftwork@lab.test>"
+    assert (head["To"], head["Reply-To"]) == ("ann@lab.test", "operators@lab.test")
+    assert head["Subject"] == "[Shiftwork] train started"
+    assert head["Message-ID"].endswith("@lab.test>")
+    assert head["Auto-Submitted"] == "auto-generated"
+    assert head.get_content_type() == "text/plain"
+    assert "train (t1, of ann)" in body_of(mail)
+    assert "shiftwork notify rm mine" in body_of(mail)
+    assert await stages(service) == [("t1", Stage.DELIVERED, 1)]
+
+
+async def test_a_burst_is_one_mail_of_a_bounded_size(service: ServiceHarness, keys: Path) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await subscribe(service)
+        await preempted(service, *(f"t{n}" for n in range(12)))
+        await service.handle(a_change(service, 1, TaskState.FAILED, "u1"))
+        await deliver(service, smtp)
+        (mail,) = smtp.mails
+    assert mail.message["Subject"] == "[Shiftwork] 12 tasks were preempted, u1 failed"
+    assert body_of(mail).count(", of ann)") == 5
+    assert "and 7 more" in body_of(mail)
+    assert len(await stages(service)) == 13
+    assert {stage for _, stage, _ in await stages(service)} == {Stage.DELIVERED}
+
+
+async def test_a_message_waits_for_those_that_come_with_it(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await subscribe(service)
+        await preempted(service, "t1")
+        await deliver(service, smtp, after=5)
+        assert smtp.mails == []
+        await preempted(service, "t2")
+        await deliver(service, smtp, after=6)
+        assert smtp.subjects() == ["[Shiftwork] 2 tasks were preempted"]
+
+
+async def test_a_person_gets_a_burst_of_mails_and_then_digests(
+    service: ServiceHarness, keys: Path
+) -> None:
+    limits = {"mail_person_burst": 2, "mail_person_seconds": 600}
+    async with (
+        serving(keys, **PLAIN, **limits) as smtp,
+        people(service, ann="a@lab.test", bob="b@lab.test"),
+    ):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        for number in range(6):
+            await preempted(service, f"t{number}")
+            await deliver(service, smtp)
+        assert len(smtp.mails) == 2
+        # One person's limit is not another's.
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        await deliver(service, smtp)
+        assert smtp.subjects()[2:] == ["[Shiftwork] b1 failed"]
+        # A new leader, which knows rows alone, grants no second burst.
+        await deliver(service, smtp)
+        assert len(smtp.mails) == 3
+        await deliver(service, smtp, after=600)
+        assert smtp.subjects()[3:] == ["[Shiftwork] 4 tasks were preempted"]
+
+
+async def test_the_site_sends_no_more_than_its_rate(service: ServiceHarness, keys: Path) -> None:
+    limits = {"mail_site_burst": 3, "mail_site_seconds": 60, "mails_at_once": 64}
+    names = [f"user{n}" for n in range(6)]
+    found = {name: f"{name}@lab.test" for name in names}
+    async with serving(keys, **PLAIN, **limits) as smtp, people(service, **found):
+        for name in names:
+            await subscribe(service, owner=name)
+            await service.handle(a_change(service, 1, TaskState.FAILED, f"t{name}", owner=name))
+        await deliver(service, smtp)
+        assert len(smtp.mails) == 3
+        for count in (4, 5, 6):
+            await deliver(service, smtp, after=61)
+            assert len(smtp.mails) == count
+    assert sorted(each.to[0] for each in smtp.mails) == sorted(found.values())
+
+
+async def test_a_mail_that_is_not_recorded_is_sent_again_with_the_same_id_and_text(
+    platform: MemoryPlatform, keys: Path
+) -> None:
+    """The process dies after the server has taken the mail, before the commit."""
+    service = ServiceHarness(platform, WIRING, MonitorSettings(**BASE))
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await subscribe(service)
+        await preempted(service, "t1", "t2")
+
+        async def die() -> None:
+            assert isinstance(service.store, MemoryStore)
+            service.store.crash()
+
+        smtp.on_taken = die
+        await deliver(service, smtp)
+        smtp.on_taken = None
+        await service.restart()
+        assert {stage for _, stage, _ in await stages(service)} == {Stage.WAITING}
+        # What comes meanwhile is in the next mail.
+        await preempted(service, "t3")
+        await deliver(service, smtp)
+        await deliver(service, smtp)
+    first, again, other = smtp.ids()
+    assert first == again != other
+    assert body_of(smtp.mails[0]) == body_of(smtp.mails[1])
+    assert smtp.subjects()[1:] == [
+        "[Shiftwork] 2 tasks were preempted",
+        "[Shiftwork] t3 was preempted",
+    ]
+
+
+async def test_an_address_that_is_refused_for_good_pauses_its_mail(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await subscribe(service)
+        await preempted(service, "t1", "t2")
+        smtp.recipient = "550 5.1.1 no such mailbox"
+        await deliver(service, smtp)
+        tried = smtp.connections
+        await preempted(service, "t3")
+        await deliver(service, smtp, after=86_400)
+        assert smtp.connections == tried, "an address that is not there is not tried again"
+        (shown,) = (await service.ask(ListNotifications(owner="ann"))).notifications
+        assert shown.paused_at is not None
+        assert "550" in shown.problem
+        dead = (await service.ask(ListUndeliveredMessages(owner="ann", name="mine"))).undelivered
+        assert sorted(each.task_id for each in dead) == ["t1", "t2", "t3"]
+        # The dead letters are those of webhooks, and are replayed in the same way.
+        smtp.recipient = "250 OK"
+        reply = await service.ask(ReplayUndeliveredMessages(owner="ann", name="mine"))
+        assert reply.messages == 3
+        await deliver(service, smtp)
+        assert smtp.subjects() == ["[Shiftwork] 3 tasks were preempted"]
+
+
+async def test_a_mail_that_is_refused_holds_back_no_other(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await subscribe(service)
+        await preempted(service, "t1")
+        smtp.data = "554 5.7.1 looks like spam"
+        await deliver(service, smtp)
+        assert await stages(service) == [("t1", Stage.DEAD, 1)]
+        smtp.data = "250 taken"
+        await preempted(service, "t2")
+        await deliver(service, smtp)
+        assert smtp.subjects() == ["[Shiftwork] t2 was preempted"]
+
+
+async def test_a_mail_that_is_refused_for_now_is_tried_again_as_the_same_and_given_up(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with (
+        serving(keys, **PLAIN) as smtp,
+        people(service, ann="ann@lab.test", bob="bob@lab.test"),
+    ):
+        await subscribe(service)
+        await preempted(service, "t1")
+        smtp.recipient = "451 4.7.1 greylisted"
+        await deliver(service, smtp)
+        await deliver(service, smtp, after=1)
+        assert await stages(service) == [("t1", Stage.WAITING, 1)], "not before the pause is over"
+        await preempted(service, "t2")
+        smtp.recipient = "250 OK"
+        await deliver(service, smtp)
+        await deliver(service, smtp)
+        assert smtp.subjects() == [
+            "[Shiftwork] t1 was preempted",
+            "[Shiftwork] t2 was preempted",
+        ]
+        smtp.recipient = "451 4.7.1 greylisted"
+        await preempted(service, "t3")
+        for _ in range(3):
+            await deliver(service, smtp, after=3600)
+        assert ("t3", Stage.DEAD, 3) in await stages(service)
+
+
+async def test_a_server_that_is_down_holds_back_mail_and_gives_up_none_for_days(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test", bob="b@lab.test"):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        await preempted(service, "t1")
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        down = smtp.settings.model_copy(update={"mail_port": 1, "mails_at_once": 1})
+        delivery = a_delivery(service, down)
+        for after in (11, 1, 1, 11):
+            await deliver(service, smtp, delivery, after)
+        assert "mail cannot be sent" in delivery.mailing.problem
+        tries = [tries for _, _, tries in await stages(service)]
+        assert sum(tries) == 2, "one probe for all, after each pause"
+        for _ in range(10):
+            await deliver(service, smtp, delivery, after=3600)
+        assert {stage for _, stage, _ in await stages(service)} == {Stage.WAITING}
+        back = a_delivery(service, smtp.settings)
+        await deliver(service, smtp, back, after=3600)
+        await deliver(service, smtp, back, after=3600)
+        assert sorted(smtp.subjects()) == ["[Shiftwork] b1 failed", "[Shiftwork] t1 was preempted"]
+        assert back.mailing.problem == ""
+
+
+async def test_a_server_that_is_down_for_longer_makes_dead_letters(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test"):
+        await subscribe(service)
+        await preempted(service, "t1")
+        down = smtp.settings.model_copy(update={"mail_port": 1})
+        for _ in range(5):
+            await deliver(service, smtp, a_delivery(service, down), after=86_400)
+        assert [stage for _, stage, _ in await stages(service)] == [Stage.DEAD]
+
+
+async def test_a_server_that_answers_slowly_is_left_in_time(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN, mail_seconds_max=0.2) as smtp, people(service, ann="a@b"):
+        await subscribe(service)
+        await preempted(service, "t1")
+
+        async def wait() -> None:
+            await asyncio.sleep(5)
+
+        smtp.on_taken = wait
+        begun = asyncio.get_running_loop().time()
+        await deliver(service, smtp)
+        assert asyncio.get_running_loop().time() - begun < 2
+        smtp.on_taken = None
+        await deliver(service, smtp)
+        # Its outcome was unknown; the server can recognize the second one.
+        assert len(smtp.mails) == 2
+        assert len(set(smtp.ids())) == 1
+        assert await stages(service) == [("t1", Stage.DELIVERED, 2)]
+
+
+@pytest.mark.parametrize(
+    ("secure", "changes", "problem"),
+    [
+        (True, {"mail_ca_file": None}, "certificate"),
+        (False, {}, "STARTTLS"),
+        (True, {"mail_password_file": "wrong"}, "535"),
+    ],
+)
+async def test_nothing_is_sent_to_a_server_that_is_not_the_one_or_refuses_the_login(
+    service: ServiceHarness,
+    keys: Path,
+    secure: bool,
+    changes: dict[str, Any],
+    problem: str,
+) -> None:
+    if "mail_password_file" in changes:
+        changes = {"mail_password_file": keys / "wrong"}
+    with capture_logs() as logs:
+        async with (
+            serving(keys, secure=secure, **changes) as smtp,
+            people(service, ann="ann@lab.test"),
+        ):
+            await subscribe(service)
+            await preempted(service, "t1")
+            delivery = a_delivery(service, smtp.settings)
+            await deliver(service, smtp, delivery)
+            assert smtp.mails == []
+            assert problem.lower() in delivery.mailing.problem.lower()
+    rows: list[Any] = [*await service.rows(MessageRow), *await service.rows(MailboxRow)]
+    for text in (repr(logs), repr(rows), repr(smtp.settings), delivery.mailing.problem):
+        assert PASSWORD not in text
+        assert "not-the-password-at-all" not in text
+
+
+async def test_who_has_no_address_gets_no_mail_and_the_reason_is_shown(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service) as found:
+        await subscribe(service)
+        await preempted(service, "t1")
+        await deliver(service, smtp)
+        assert smtp.connections == 0
+        (shown,) = (await service.ask(ListNotifications(owner="ann"))).notifications
+        assert shown.problem == "ann has no mail address, or is disabled"
+        # The address is read for each mail; nobody else's can be named.
+        found["ann"] = "new@lab.test"
+        await subscribe(service)
+        await preempted(service, "t2")
+        await deliver(service, smtp)
+        assert [each.to for each in smtp.mails] == [["new@lab.test"]]
+
+
+async def test_mail_waits_for_a_gateway_that_does_not_answer(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp:
+        await subscribe(service)
+        await preempted(service, "t1")
+        await deliver(service, smtp)
+        assert [stage for _, stage, _ in await stages(service)] == [Stage.WAITING]
+        async with people(service, ann="ann@lab.test"):
+            await deliver(service, smtp)
+        assert smtp.subjects() == ["[Shiftwork] t1 was preempted"]
+
+
+async def test_a_notification_that_is_removed_or_becomes_a_webhook_mails_no_more(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await subscribe(service)
+        await preempted(service, "t1")
+        assert (await service.ask(RemoveNotification(owner="ann", name="mine"))).refusal is None
+        await deliver(service, smtp)
+        assert smtp.connections == 0
+        assert [stage for _, stage, _ in await stages(service)] == [Stage.DEAD]
+
+
+async def test_a_site_without_a_mail_server_says_so(platform: MemoryPlatform, store: Store) -> None:
+    settings = MonitorSettings(database_url="-", nats_url="-")
+    service = ServiceHarness(platform, WIRING, settings, store=store)
+    command = SetNotification(
+        owner="ann",
+        name="mine",
+        channel=NotificationChannel.MAIL,
+        occasions=(Occasion.FAILED,),
+        tasks=NotifiedTasks.OWN,
+    )
+    (error,) = (await service.ask(command)).refusal.errors
+    assert (error.field, error.value) == ("channel", "mail")
+    assert "SHIFTWORK_MONITOR_MAIL_HOST" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"mail_from": ""}, "needs mail_from"),
+        ({"mail_from": "nobody"}, "is no mail address"),
+        ({"mail_from": "a@lab.test\r\nBcc: b@lab.test"}, "is no mail address"),
+        ({"mail_user": "x"}, "give both"),
+        ({"mail_user": "x", "mail_security": "none"}, "give both"),
+    ],
+)
+def test_settings_of_mail_are_checked_at_the_start(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        MonitorSettings(**BASE | changes)
+
+
+def test_a_password_is_not_sent_without_encryption(keys: Path) -> None:
+    login = {"mail_user": "x", "mail_password_file": keys / "password"}
+    with pytest.raises(ValidationError, match="unencrypted"):
+        MonitorSettings(**BASE | login | {"mail_security": "none"})
+
+
+NASTY = st.text(max_size=400) | st.sampled_from(
+    ["a\r\nBcc: evil@lab.test", "a\n\nbody", "\u202eabc", "=?utf-8?q?x?=", "🧪" * 200, "é" * 500]
+)
+
+
+@given(name=NASTY, reason=NASTY)
+def test_no_name_of_a_task_breaks_out_of_its_header_or_line(name: str, reason: str) -> None:
+    entry = Entry("mine", Occasion.FAILED, "2026-01-01 00:00:00 UTC", "t1", name, "ann", reason)
+    text = render([entry], 50)
+    mail = Mail("id", "ann", ("mine",), text)
+    message = MailServer(MonitorSettings(**BASE)).message(mail, "ann@lab.test", at(0))
+    raw = message.as_bytes()
+    found = email.message_from_bytes(raw, policy=email.policy.default)
+    assert [key for key, _ in found.items()] == [
+        "From",
+        "To",
+        "Reply-To",
+        "Subject",
+        "Date",
+        "Message-ID",
+        "Auto-Submitted",
+        "Content-Type",
+        "Content-Transfer-Encoding",
+        "MIME-Version",
+    ]
+    shown = one_line(name, NAME_MAX) or "t1"
+    assert found["To"] == "ann@lab.test"
+    assert isinstance(found, EmailMessage)
+    lines = found.get_content().splitlines()
+    assert lines[0] == f"{shown} failed:"
+    assert len(text.subject) <= SUBJECT_MAX
+    assert raw.isascii()
+    assert max(map(len, raw.split(b"\r\n"))) <= 998
