@@ -172,7 +172,7 @@ class BaseServiceSettings(BaseSettings):
 
     def otlp_headers(self) -> dict[str, str]:
         """The headers for the collector, read now."""
-        lines = (_secret(self.otlp_headers_file) or "").splitlines()
+        lines = (read_secret(self.otlp_headers_file) or "").splitlines()
         pairs = (line.partition(":") for line in lines if line.strip())
         return {name.strip(): value.strip() for name, _, value in pairs}
 

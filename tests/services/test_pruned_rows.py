@@ -150,6 +150,7 @@ AGES: Mapping[Kind, Sequence[Ages]] = {
         )
         for stage in (monitor.Stage.DELIVERED, monitor.Stage.DEAD)
     ],
+    monitor.MailboxRow: [Ages("rate_until", "messages_keep_seconds")],
     ActivityRow: [Ages("measured_until", "ended_tasks_keep_seconds")],
     FactsRow: [Ages("closed_at", "ended_tasks_keep_seconds", live=[{"closed_at": None}])],
     abnormal.FindingRow: [Ages("ended_at", "findings_keep_seconds", live=[{"ended_at": None}])],

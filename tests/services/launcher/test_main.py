@@ -128,10 +128,15 @@ async def test_a_gang_runs_to_its_end(launcher: RunningLauncher) -> None:
     assert "rank 0 of 2 at 2" in launcher.output.read_text()
 
 
-async def test_the_task_gets_a_token_that_the_gateway_accepts(launcher: RunningLauncher) -> None:
-    await launcher.publish(sh("echo $SHIFTWORK_RUN_TOKEN"))
+async def test_the_task_gets_a_token_that_the_gateway_accepts(
+    launcher: RunningLauncher, tmp_path: Path
+) -> None:
+    """And that its output does not show."""
+    written = tmp_path / "token"
+    await launcher.publish(sh(f"echo $SHIFTWORK_RUN_TOKEN | tee {written}"))
     await launcher.receive(RunExited)
-    assert verify_run_token(KEY, launcher.output.read_text().strip()) == run_id()
+    assert verify_run_token(KEY, written.read_text().strip()) == run_id()
+    assert launcher.output.read_text() == "***\n"
 
 
 async def test_the_platforms_python_finds_the_sdk(launcher: RunningLauncher) -> None:

@@ -139,17 +139,12 @@ def user_set(
     ),
 ) -> None:
     """Change a user's team or role, or shut the user out."""
-    body: Dict[str, Any] = {}
-    if team is not None:
-        body["team"] = team
-    if found := _role(role, admin, member):
-        body["role"] = found
+    texts = {"team": team, "role": _role(role, admin, member) or None, "mail": mail}
+    body: Dict[str, Any] = {field: text for field, text in texts.items() if text is not None}
     if _one_of(disable, "--disable", enable, "--enable"):
         body["disabled"] = disable
     if _one_of(archive, "--archive", unarchive, "--unarchive"):
         body["archived"] = archive
-    if mail is not None:
-        body["mail"] = mail
     body.update(_defaults(default_group, default_priority))
     if not body:
         raise usage("there is nothing to change", fix="give --team, --role, --disable or another")

@@ -73,17 +73,19 @@ async def client_of(server: NatsServer, name: str) -> Client:
     return client
 
 
-async def serve_everything(server: NatsServer, received: list[tuple[str, Msg]]) -> list[Client]:
-    """Each service with a subscriber to all of its commands."""
+async def serve_everything(server: NatsServer, received: list[tuple[str, str]]) -> list[Client]:
+    """Each service with a subscriber to all of its commands. ``received`` gets the service and the
+    subject of its subscription: a message that the server answers with keeps its own."""
     clients: list[Client] = []
     for name, allowed in USERS.items():
         client = await client_of(server, name)
         clients.append(client)
 
-        async def take(message: Msg, name: str = name) -> None:
-            received.append((name, message))
-
         for subject in allowed.serves:
+
+            async def take(_: Msg, name: str = name, subject: str = subject) -> None:
+                received.append((name, subject))
+
             await client.subscribe(subject, cb=take)
         await client.flush()
         await client.flush()
@@ -130,7 +132,7 @@ async def test_no_answer_of_the_server_reaches_another_service_or_the_streams(
     nats_start: StartNats, thief: str
 ) -> None:
     server = await a_server(nats_start)
-    received: list[tuple[str, Msg]] = []
+    received: list[tuple[str, str]] = []
     clients = await serve_everything(server, received)
     stolen = await client_of(server, thief)
     # A body that other services would take for a command, stored as an event of the thief's own.
@@ -145,7 +147,7 @@ async def test_no_answer_of_the_server_reaches_another_service_or_the_streams(
     await stolen.flush()
     await stolen.flush()
     await asyncio.sleep(0.2)
-    reached = {message.subject for name, message in received if name != thief}
+    reached = {subject for name, subject in received if name != thief}
     assert {subject for subject in reached if not may_request(thief, subject)} == set()
     assert await state_of_the_streams(server) == before
     # The confirmation of what is stored would be read as a request to delete all before it.
@@ -296,7 +298,7 @@ async def test_a_stolen_password_requests_no_command_and_answers_none_of_another
     """The account identifies the requester and the responder of a command, not the headers that
     they send."""
     server = await a_server(nats_start)
-    received: list[tuple[str, Msg]] = []
+    received: list[tuple[str, str]] = []
     clients = await serve_everything(server, received)
     stolen, answers = await client_of(server, thief), list[Msg]()
 
@@ -322,7 +324,7 @@ async def test_a_stolen_password_requests_no_command_and_answers_none_of_another
             await stolen.publish(f"_INBOX.{name}.answer", b"{}")
     await stolen.flush()
     await asyncio.sleep(0.2)
-    reached = {message.subject for name, message in received if name != thief}
+    reached = {subject for name, subject in received if name != thief}
     assert {subject for subject in reached if not may_request(thief, subject)} == set()
     assert answers == []
     for client in (stolen, *clients):
