@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 
 from libs.contracts.messages import FieldError, Refusal, RefusalCode
 
 # Of a value in an error. Names that are longer are no typing errors, and comparing takes time.
 VALUE_SHOWN_MAX = 80
+# So many names are compared with a misspelt one: each takes up to 0.1 ms.
+COMPARED_MAX = 200
+# So many errors of one answer have a suggestion. Callers count.
+SUGGESTED_MAX = 10
+# Names below this part of each other's length are never near.
+_LENGTHS = 3 / 7
 
 
 def cut(text: str, characters_max: int = VALUE_SHOWN_MAX) -> str:
@@ -48,10 +55,18 @@ def are(number: float) -> str:
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """``did you mean NAME?`` for the known name that is nearest; empty if none is near."""
-    if len(word) > VALUE_SHOWN_MAX:
+    """``did you mean NAME?`` for the known name that is nearest; empty if none is near.
+
+    It compares the first ``COMPARED_MAX`` names of a similar length. Who gives names without a
+    limit chooses them before; who calls this for words without a limit stops after
+    ``SUGGESTED_MAX``.
+    """
+    if not word or len(word) > VALUE_SHOWN_MAX:
         return ""
-    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    shortest, longest = len(word) * _LENGTHS, min(VALUE_SHOWN_MAX, len(word) / _LENGTHS)
+    similar = (each for each in known if shortest <= len(each) <= longest)
+    compared = list(islice(similar, COMPARED_MAX))
+    near = get_close_matches(word, compared, n=1, cutoff=0.6) if compared else []
     return f"did you mean {near[0]}?" if near else ""
 
 

@@ -52,6 +52,7 @@ SUPERSEDED = Kind("superseded", 409, "This attempt is over")
 GONE = Kind("gone", 410, "This part of the event log is not kept")
 TIMEOUT = Kind("timeout", 408, "The request did not arrive in time")
 TOO_LARGE = Kind("too-large", 413, "The request is too large")
+URI_TOO_LONG = Kind("uri-too-long", 414, "The address is too long")
 INVALID = Kind("invalid", 422, "A field is not valid")
 TOO_MANY = Kind("too-many", 429, "Too many at once")
 INTERNAL = Kind("internal", 500, "The gateway has failed")
@@ -78,6 +79,7 @@ BY_STATUS: Mapping[int, Kind] = {
         TIMEOUT,
         CONFLICT,
         TOO_LARGE,
+        URI_TOO_LONG,
         INVALID,
         TOO_MANY,
         INTERNAL,

@@ -102,6 +102,7 @@ async def topic_of(
         async with parts.store.transaction() as tx:
             await require_findable(
                 tx,
+                caller,
                 users={"owner": owner} if owner else {},
                 teams={"team": team} if team else {},
                 groups={"group": group} if group else {},

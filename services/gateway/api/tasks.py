@@ -330,12 +330,11 @@ async def list_tasks(
         if not page.rows and paging.cursor is None:
             await require_findable(
                 tx,
-                # Who may not see accounts learns neither which there are nor which are alike.
-                users={"owner": owner} if owner and caller.reaches_all(Action.READ_USERS) else {},
+                caller,
+                users={"owner": owner} if owner else {},
                 teams={"team": team} if team else {},
                 groups={"group": group} if group else {},
                 kept=[(TaskRow, field, field) for field in ("owner", "team", "group")],
-                sight=caller.sight,
             )
         ids = [row.task_id for row in page.rows]
         ran = await rows_of.run_seconds(tx, ids if run_seconds else [])
