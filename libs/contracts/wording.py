@@ -13,11 +13,12 @@ from itertools import islice
 
 from libs.contracts.messages import FieldError, Refusal, RefusalCode
 
-# Of a value in an error. Names that are longer are no typing errors, and comparing takes time.
+# Of a value in an error.
 VALUE_SHOWN_MAX = 80
-# So many names are compared with a misspelt one: each takes up to 0.1 ms.
-COMPARED_MAX = 200
-# So many errors of one answer have a suggestion. Callers count.
+# A misspelt name is compared with so many names, none of them longer: each takes up to 0.2 ms.
+COMPARED_MAX = 128
+COMPARED_CHARACTERS_MAX = 48
+# Of one answer so many names are compared with those that are known.
 SUGGESTED_MAX = 10
 # Names below this part of each other's length are never near.
 _LENGTHS = 3 / 7
@@ -57,17 +58,31 @@ def are(number: float) -> str:
 def meant(word: str, known: Iterable[str]) -> str:
     """``did you mean NAME?`` for the known name that is nearest; empty if none is near.
 
-    It compares the first ``COMPARED_MAX`` names of a similar length. Who gives names without a
-    limit chooses them before; who calls this for words without a limit stops after
-    ``SUGGESTED_MAX``.
+    It compares the first ``COMPARED_MAX`` names of a similar length. Callers with more names choose
+    some; callers with more than one word use ``Suggestions``.
     """
-    if not word or len(word) > VALUE_SHOWN_MAX:
+    if len(word) > COMPARED_CHARACTERS_MAX:
         return ""
-    shortest, longest = len(word) * _LENGTHS, min(VALUE_SHOWN_MAX, len(word) / _LENGTHS)
+    shortest, longest = len(word) * _LENGTHS, min(COMPARED_CHARACTERS_MAX, len(word) / _LENGTHS)
     similar = (each for each in known if shortest <= len(each) <= longest)
     compared = list(islice(similar, COMPARED_MAX))
     near = get_close_matches(word, compared, n=1, cutoff=0.6) if compared else []
     return f"did you mean {near[0]}?" if near else ""
+
+
+class Suggestions:
+    """``meant`` for the first ``SUGGESTED_MAX`` words of one answer alone: a document with thousands
+    of misspelt names occupies the process no longer than one with a few."""
+
+    def __init__(self) -> None:
+        self.left = SUGGESTED_MAX
+
+    def meant(self, word: str, known: Iterable[str]) -> str:
+        """The same as ``meant``; empty for further words."""
+        if not self.left:
+            return ""
+        self.left -= 1
+        return meant(word, known)
 
 
 def no_such(field: str, kind: str, name: str, known: Iterable[str] = ()) -> FieldError:

@@ -34,7 +34,7 @@ from starlette.responses import Response
 from libs.bus.port import Bus
 from libs.contracts.ids import RunId
 from libs.contracts.messages import FieldError, Message
-from libs.contracts.wording import SUGGESTED_MAX, cut, meant
+from libs.contracts.wording import Suggestions, cut
 from libs.service.clock import Clock
 from libs.store.port import ConflictError, Store, Tx, UnreadableRow
 from services.gateway import store as rows_of
@@ -364,6 +364,7 @@ def require_query(given: QueryParams, known: Collection[str], lists: Collection[
     they may be secrets. Strangers choose the names: the guard bounds how many there are, and the
     first ones alone are compared with those of the route."""
     errors: list[FieldError] = []
+    suggestions = Suggestions()
     for name in given:
         if name in known and (name in lists or len(given.getlist(name)) == 1):
             continue
@@ -371,8 +372,7 @@ def require_query(given: QueryParams, known: Collection[str], lists: Collection[
         if name not in known:
             message = "there is no such query parameter"
             has = f"this route has {', '.join(sorted(known))}" if known else "this route has none"
-            near = meant(name, known) if len(errors) < SUGGESTED_MAX else ""
-            fix = f"{near} {has}".strip()
+            fix = f"{suggestions.meant(name, known)} {has}".strip()
         errors.append(FieldError(field=cut(name), value="", message=message, fix=fix))
     if errors:
         first, more = errors[0], f" (and {len(errors) - 1} more)" if errors[1:] else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from fastapi.routing import APIRoute
 
 from libs.contracts import messages as m
-from libs.contracts import wording
 from libs.contracts.wording import SUGGESTED_MAX
 from libs.store.port import Tx
 from services.gateway.api.app import PREFIX, ROUTERS
@@ -22,6 +20,7 @@ from services.gateway.audit import ACTIONS
 from services.gateway.known_names import NEIGHBOURS_MAX, names_near
 from services.gateway.permissions import Action
 from services.gateway.rows import NodeRow, UserRow
+from tests.kit.comparisons import counted_comparisons
 from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, run_token
 
 ROOT = Path(__file__).parents[3]
@@ -135,15 +134,7 @@ async def test_a_query_parameter_that_a_route_does_not_have_is_an_error(
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many names each comparison with a misspelt name has gone through."""
-    found: list[int] = []
-
-    def counted(word: str, known: list[str], n: int, cutoff: float) -> list[str]:
-        found.append(len(known))
-        return get_close_matches(word, known, n, cutoff)
-
-    monkeypatch.setattr(wording, "get_close_matches", counted)
-    return found
+    return counted_comparisons(monkeypatch)
 
 
 async def test_few_query_names_of_strangers_are_compared_and_long_queries_are_refused_unread(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import cycle, product
@@ -656,16 +657,60 @@ async def test_who_sees_no_accounts_learns_no_team_no_amount_and_no_name(
     assert same[0] == same[1]
 
 
+def filters(described: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str]]:
+    """Each list of the API with each of these filters that it has."""
+    for path, methods in described["paths"].items():
+        if path != "/v1/quotas/explain" and "{" not in path:
+            for each in methods.get("get", {}).get("parameters", ()):
+                if each["in"] == "query" and each["name"] in names:
+                    yield path, each["name"]
+
+
+async def test_no_filter_tells_who_sees_no_accounts_which_users_there_are(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    """On each list: the same answer for a user who is there as for one who is not."""
+    tokens = await everybody(harness)
+    described = (await admin.get("/v1/openapi.json")).json()
+    lists = [*filters(described, "owner", "user", "who", "requester")]
+    assert {path for path, _ in lists} >= {"/v1/tasks", "/v1/events", "/v1/quotas", "/v1/usage"}
+    for who in ("vic", "bob"):
+        async with harness.client(tokens[who]) as client:
+            for path, name in lists:
+                replies = [await client.get(f"{path}?{name}={user}") for user in ("dan", "daan")]
+                first, second = (
+                    (each.status_code, re.sub('[^,]*_at".*|"(from|to)":[^,]*', "", each.text))
+                    for each in replies
+                )
+                assert (first[0], first[1]) == (second[0], second[1].replace("daan", "dan")), path
+                assert "did you mean" not in replies[1].text, path
+
+
 @pytest.mark.parametrize("harness", [{"visibility": "own"}], indirect=True)
-async def test_a_filter_does_not_tell_of_tasks_that_are_not_seen(harness: GatewayHarness) -> None:
-    """A team that was removed is known where a task that is seen names it."""
+async def test_a_filter_does_not_tell_of_tasks_that_are_not_seen(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    """On each list: a team or a group that was removed is known where a task that is seen names
+    it."""
     tokens = await everybody(harness)
     await hidden_task(harness, tokens["ann"])
     async with harness.store(TABLES).transaction() as tx:
         (row,) = await tx.select(TaskRow)
-        tx.put(replace(row, team="gone"))
-    found: dict[str, int] = {}
-    for who in ("ann", "bob", "olga"):
-        async with harness.client(tokens[who]) as client:
-            found[who] = (await client.get("/v1/tasks?team=gone&name=nothing")).status_code
-    assert found == {"ann": 200, "bob": 422, "olga": 200}
+        tx.put(replace(row, team="gone", group="gone"))
+    lists = [*filters((await admin.get("/v1/openapi.json")).json(), "team", "group")]
+    checked: set[str] = set()
+    for path, name in lists:
+        found: dict[str, int] = {}
+        for who in ("ann", "bob", "olga"):
+            async with harness.client(tokens[who]) as client:
+                url = f"{path}?{name}=gone" + ("&name=nothing" if path == "/v1/tasks" else "")
+                found[who] = (await client.get(url)).status_code
+        # Usage of a team is its members', and users are listed to those who see accounts.
+        if found["olga"] == 200 and found["bob"] != 403:
+            expected = {"ann": 200, "bob": 422, "olga": 200}
+            assert found == expected, (path, name)
+            checked.add(f"{path} {name}")
+    assert {
+        f"/v1/{each} group" for each in ("tasks", "queue", "nodes", "events", "usage")
+    } < checked
+    assert {"/v1/tasks team", "/v1/quotas team", "/v1/events team"} < checked

@@ -99,4 +99,5 @@ AUDIT_OUTCOMES = (
     "too-many",
     "unauthenticated",
     "unavailable",
+    "uri-too-long",
 )
