@@ -365,8 +365,12 @@ def require_query(given: QueryParams, known: Collection[str], lists: Collection[
     first ones alone are compared with those of the route."""
     errors: list[FieldError] = []
     suggestions = Suggestions()
+    count = 0
     for name in given:
         if name in known and (name in lists or len(given.getlist(name)) == 1):
+            continue
+        count += 1
+        if count > ERRORS_MAX:
             continue
         message, fix = "is given more than once", "give it once"
         if name not in known:
@@ -375,9 +379,9 @@ def require_query(given: QueryParams, known: Collection[str], lists: Collection[
             fix = f"{suggestions.meant(name, known)} {has}".strip()
         errors.append(FieldError(field=cut(name), value="", message=message, fix=fix))
     if errors:
-        first, more = errors[0], f" (and {len(errors) - 1} more)" if errors[1:] else ""
+        first, more = errors[0], f" (and {count - 1} more)" if count > 1 else ""
         detail = f"{first.field}: {first.message}; {first.fix}{more}"
-        raise ProblemError(INVALID, detail, errors[:ERRORS_MAX])
+        raise ProblemError(INVALID, detail, errors)
 
 
 def _queries_of(route: APIRoute) -> dict[str, bool]:
