@@ -71,8 +71,8 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 
 class Suggestions:
-    """``meant`` for the first ``SUGGESTED_MAX`` words of one answer alone: a document with thousands
-    of misspelt names occupies the process no longer than one with a few."""
+    """``meant`` for the first ``SUGGESTED_MAX`` words of one answer alone: a document with many
+    misspelt names occupies the process no longer than one with a few."""
 
     def __init__(self) -> None:
         self.left = SUGGESTED_MAX

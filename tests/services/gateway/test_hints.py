@@ -301,7 +301,7 @@ async def test_a_new_leader_says_that_it_has_changed_events_of_an_earlier_one(
                 if writes == "on_lead":
                     tx.put(*(TaskRow(each.task_id, owner="ann") for each in rows))
             written += 3
-            await until(lambda: any(each.position == written for each in hints))
+            await until(lambda end=written: any(each.position == end for each in hints))
             assert not hints[-1].rewritten
             hints.clear()
             await leadership.release()

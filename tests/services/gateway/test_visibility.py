@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import cycle, product
 from typing import Any
@@ -38,6 +38,7 @@ from tests.services.gateway.gateway_harness import (
     a_node,
     a_spec,
     assigned,
+    preemption,
     served,
     sse,
     state,
@@ -227,6 +228,55 @@ async def test_explain_names_only_tasks_that_are_seen(harness: GatewayHarness) -
     assert (found["victims"], found["remedies"]) == (["hidden-1", own], ["stop hidden-1, or wait"])
     assert found["holders"][0]["task"] == "hidden-1"
     assert (found["position"], found["queue_length"], found["holders_count"]) == (2, 3, 1)
+
+
+@pytest.mark.parametrize("preemptor_of", ["ann", "dan"])
+async def test_reasons_name_only_tasks_that_are_seen(
+    harness: GatewayHarness, preemptor_of: str
+) -> None:
+    """In each answer that has reasons, pages and live streams. ann's task is preempted for another
+    one of hers, or for one of dan's, which she does not see."""
+    tokens = await everybody(harness)
+    task = await hidden_task(harness, tokens["ann"])
+    async with harness.client(tokens[preemptor_of]) as client:
+        preemptor = (await harness.submitted(client))["id"]
+    names = {"task": preemptor, "priority": "PRIORITY_HIGH"}
+    reason = m.Reason(code=m.ReasonCode.PREEMPTED_BY, names=names)
+    harness.others.decisions.append(
+        m.DecisionRecord(
+            no=1, decided_at=at(1), task_id=task, attempt=1, kind="preempt", reason=reason
+        )
+    )
+    paths = [
+        *(f"/v1/tasks/{task}", "/v1/tasks?state=preempting", f"/v1/tasks/{task}/decisions"),
+        *(f"/v1/tasks/{task}/runs", "/v1/events?type=preemption_requested"),
+        f"/v1/events?task={task}&type=run",
+    ]
+    streams = ("type=preemption_requested", f"type=preemption_requested&task={task}")
+    answers: list[tuple[str, str, Any]] = []
+    async with served(harness) as url, AsyncExitStack() as stack, asyncio.timeout(20):
+        live = [
+            (who, query, await stack.enter_async_context(opened))
+            for who, query in product(("ann", "olga"), streams)
+            for opened in [events_of(url, tokens[who], f"from=latest&{query}")]
+        ]
+        await until(lambda: sum(each.is_idle for each in harness_readers(harness)) == len(live))
+        await harness.project(
+            preemption(task).model_copy(update={"reason": reason}),
+            state(task, m.TaskState.PREEMPTING, 3, attempt=1, reason=reason),
+        )
+        answers += [(who, query, (await anext(stream)).data) for who, query, stream in live]
+        for who, query in product(("ann", "olga"), streams):
+            async with socket_at(url, f"/v1/events?{query}", tokens[who]) as socket:
+                answers.append((who, "socket", json.loads(await socket.recv())))
+        for who, path in product(("ann", "olga"), paths):
+            async with harness.client(tokens[who]) as client:
+                answers.append((who, path, (await client.get(path)).json()))
+    for who, source, answer in answers:
+        named = "hidden-1" if (who, preemptor_of) == ("ann", "dan") else preemptor
+        assert f"for task {named} at level high" in str(answer), (who, source, answer)
+        assert f"'task': '{named}'" in str(answer), (who, source)
+        assert (preemptor in str(answer)) == (named == preemptor), (who, source)
 
 
 # Streams
