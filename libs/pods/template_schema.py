@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, cast
 
 from libs.contracts.messages import FieldError
+from libs.contracts.wording import meant
 from libs.pods.field_errors import field_error
 from libs.pods.pod_policy import Permission, PodPolicy
 from libs.pods.requester import Requester
@@ -36,7 +36,6 @@ class View:
 
 
 HIDDEN = "(not shown)"
-NAME_COMPARED_MAX = 64
 Validator = Callable[[str, Any, View], FieldErrors]
 KINDS: Mapping[str, Callable[[object], bool]] = {
     "a text": lambda value: isinstance(value, str),
@@ -211,11 +210,8 @@ def check_value(node: Node, field: str, value: Any, view: View) -> FieldErrors: 
 
 
 def _near(name: str, node: Struct) -> str:
-    """Return the fix for an unknown field. Long names are not compared: the comparison takes time
-    in proportion to their length, and no known name is long.
-    """
-    near = get_close_matches(name, node.fields, 1) if len(name) <= NAME_COMPARED_MAX else []
-    return f"did you mean {near[0]}?" if near else "leave it out"
+    """Return the fix for an unknown field."""
+    return meant(name, node.fields) or "leave it out"
 
 
 def _shown(value: object) -> object:

@@ -7,7 +7,7 @@ no environment and no process list holds them.
 from __future__ import annotations
 
 import os
-from ipaddress import ip_network
+from ipaddress import IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,14 +42,27 @@ def secret_file(path: Path | None) -> Path | None:
     return path
 
 
+# Networks of proxies have at least so long a prefix: they are of one site. IPv4 as IPv6 writes it.
+_BITS_MIN = {4: 8, 6: 32}
+_MAPPED = IPv6Network("::ffff:0:0/96")
+
+
 def _proxies(text: str) -> str:
-    """Addresses and networks of proxies. ValueError for anything else: also for ``*``, with which
-    whoever reaches the port names any address."""
+    """Addresses and networks of proxies. ValueError for anything else: also for ``*`` and networks
+    of half the world, with which whoever reaches the port names any address."""
     for each in filter(None, (each.strip() for each in text.split(","))):
         try:
-            ip_network(each)
+            network = ip_network(each)
         except ValueError as problem:
             raise ValueError(f"{problem}; give addresses such as 10.0.0.7 or 10.1.0.0/16") from None
+        least = _BITS_MIN[network.version]
+        if isinstance(network, IPv6Network) and network.overlaps(_MAPPED):
+            least = _MAPPED.prefixlen + _BITS_MIN[4]
+        if network.prefixlen < least:
+            raise ValueError(
+                f"{each} has more addresses than a site has proxies; give addresses such as"
+                " 10.0.0.7 or 10.1.0.0/16"
+            )
     return text
 
 

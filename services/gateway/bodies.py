@@ -372,7 +372,7 @@ class LifeStateBody(Body):
     media_type: Literal["application/json", "application/octet-stream"] = "application/octet-stream"
 
 
-MetricName = Annotated[str, Field(min_length=1, max_length=128)]
+MetricName = Annotated[Label, Field(min_length=1, max_length=128)]
 
 
 class SampleBody(Body):

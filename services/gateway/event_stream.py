@@ -31,6 +31,7 @@ from libs.store.port import (
 from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.concurrency import ConcurrencyLimit
+from services.gateway.hidden_tasks import events_for, named_in
 from services.gateway.problems import GONE, TOO_MANY, ProblemError
 from services.gateway.rows import EventHeadRow, EventRow, RunRow, TaskRow
 from services.gateway.sight import ANY, EVERY_TASK, Conditions, Sight, key_of, meets
@@ -61,6 +62,8 @@ class EventFilter:
     team: str = ""
     group: str = ""
     sight: Sight = EVERY_TASK
+    # The tasks that an event may name beside its own.
+    names: Sight = EVERY_TASK
 
     def takes(self, row: EventRow) -> bool:
         """True if the reader wants this event."""
@@ -137,11 +140,12 @@ class Reader:
         """True if everything that was fed to it was emitted, and it waits for more."""
         return self.waiting and not self.behind and not self.pending
 
-    def give(self, position: int, document: bytes) -> None:
-        """Queue an event. A reader whose queue is full reads the table later instead."""
+    def give(self, position: int, document: bytes | None) -> None:
+        """Queue an event. A reader whose queue is full reads the table later instead, and so does
+        one that gets no document."""
         if self.is_idle:
             self.after = max(self.after, position - 1)
-        if len(self.pending) >= self.pending_max:
+        if document is None or len(self.pending) >= self.pending_max:
             self.reset()
         elif not self.behind:
             self.pending.append((position, document))
@@ -250,9 +254,10 @@ class EventPages:
             rows = await rows_of.events(tx, *where, after=after, limit=limit, seen=seen)
             # Read last: what was pruned before this is not on the page.
             ends = await rows_of.head(tx)
+            shown = await events_for(tx, rows, wanted.names)
         if after < ends.oldest - 1:
             raise gone(after, f"events before {ends.oldest} are not kept", ends.oldest)
-        events = tuple((row.position, document_of(row)) for row in rows)
+        events = tuple((row.position, document_of(row)) for row in shown)
         size = PAGE_OVERHEAD_BYTES + sum(len(document) for _, document in events)
         return Page(events, None if len(rows) == limit else known_end or 0, size)
 
@@ -476,8 +481,11 @@ class LiveEvents:
     def _deliver(self, row: EventRow) -> None:
         readers = self._readers.of(row)
         document = document_of(row) if readers else b""
+        names_others = bool(readers) and bool(named_in(row))
         for reader in readers:
-            reader.give(row.position, document)
+            # Which of the other tasks a reader sees, the rows tell.
+            hides = names_others and not reader.wanted.names.is_full
+            reader.give(row.position, None if hides else document)
 
     def _wake_task(self, task_id: str) -> None:
         for event in self._waiters.get(task_id, ()):

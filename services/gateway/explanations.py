@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
-
-import orjson
+from collections.abc import Sequence
 
 from libs.contracts.messages import (
     ChosenVictim,
@@ -16,34 +13,18 @@ from libs.contracts.messages import (
     RunDelayed,
     TaskState,
 )
+from services.gateway import hidden_tasks
 from services.gateway.json_values import enum_name, rfc3339
 from services.gateway.rows import TaskRow
 from services.gateway.views import Json, delay, reason
 
 # So many of the other tasks that an answer is about are named in it.
 NAMED_MAX = 100
-_ID = re.compile(r"\bt[a-z2-7]{20}\b")
 
 
 def ids_in(reply: ExplainReply) -> list[str]:
     """The ids of the tasks that the answer is about, in its fields or its sentences."""
-    found = _ID.findall(reply.model_dump_json())
-    return list(dict.fromkeys(found))[:NAMED_MAX]
-
-
-def without_hidden(document: Json, shown: Collection[str]) -> Json:
-    """The same with ``hidden-1`` and so on instead of the ids of tasks that are not among
-    ``shown``: an id tells when its task was submitted."""
-    names: dict[str, str] = {}
-
-    def called(found: re.Match[str]) -> str:
-        if found[0] in shown:
-            return found[0]
-        return names.setdefault(found[0], f"hidden-{len(names) + 1}")
-
-    text = orjson.dumps(document).decode()
-    changed: Json = orjson.loads(_ID.sub(called, text))
-    return changed
+    return hidden_tasks.ids_in(reply.model_dump_json())[:NAMED_MAX]
 
 
 # The states in which ranks may still have to start.

@@ -55,10 +55,15 @@ class Hints:
         self._position = 0
         self._people = False
         self._rewritten = False
-        # The last event of all commits so far.
+        # The last event of all commits so far, those of earlier leaders included.
         self._end = 0
         self._changed = Wake()
         ports.store.observe(self._on_commit)
+
+    def lead(self, position: int) -> None:
+        """A term begins, when the event log ends at this position: what the term writes up to there
+        was written before."""
+        self._end = max(self._end, position)
 
     def _on_commit(self, delta: Delta) -> None:
         positions = [row.position for row in delta.put if isinstance(row, EventRow)]

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from libs.contracts.messages import FieldError
-from libs.contracts.wording import no_such
-from libs.store.port import Op, Tx, Where
+from libs.contracts.wording import SUGGESTED_MAX, no_such
+from libs.store.port import Op, Order, Tx, Where
+from services.gateway.auth import Identity
+from services.gateway.permissions import Action
 from services.gateway.problems import INVALID, ProblemError
 from services.gateway.rows import AuditRow, NodeRow, TaskRow, TeamRow, UsageRow, UserRow
-from services.gateway.sight import EVERY_TASK, Sight
 
-# So many names are compared with a misspelt one.
-COMPARED_MAX = 10_000
+# So many names before a misspelt one in their order, and behind it, are compared with it.
+NEIGHBOURS_MAX = 50
+# Of groups so many. Each takes a query, because a group may have thousands of nodes.
+GROUPS_MAX = 8
 ERRORS_MAX = 50
 NOBODY: Mapping[str, str] = {}
 
@@ -67,12 +70,12 @@ async def unknown_names(
         (NodeRow, "group", groups),
     ):
         unknown = {*named.values()} - await _there(tx, kind, {*named.values()})
-        there = await names_of(tx, kind) if unknown else []
-        if not there:
+        if not unknown or not await tx.select(kind, limit=1):
             continue
         for field, name in named.items():
             if name in unknown:
-                error = no_such(field, word, name, there)
+                near = await names_near(tx, kind, name) if len(errors) < SUGGESTED_MAX else ()
+                error = no_such(field, word, name, near)
                 fix = f"{error.fix}; force accepts a {word} that is to come"
                 errors.append(error.model_copy(update={"fix": fix}) if forcible else error)
     return errors
@@ -80,20 +83,24 @@ async def unknown_names(
 
 async def require_findable(
     tx: Tx,
+    caller: Identity,
     *,
     users: Mapping[str, str] = NOBODY,
     teams: Mapping[str, str] = NOBODY,
     groups: Mapping[str, str] = NOBODY,
     kept: Sequence[tuple[type[TaskRow | UsageRow | AuditRow], str, str]] = (),
-    sight: Sight = EVERY_TASK,
 ) -> None:
     """Raise a problem that names each user, team and group of a list's filters that neither exists
     nor is named by anything that is kept. Called for a list that is empty: a misspelt name is not
     taken for one that has nothing.
 
-    ``kept`` has for a field the rows that may name what was removed since, and their column;
-    ``sight`` is which tasks of them the caller sees.
+    ``kept`` has for a field the rows that may name what was removed since, and their column. Of
+    tasks those count that the caller sees. Who may not see accounts learns neither which users
+    there are nor which names are similar: the answer stays empty.
     """
+    if not caller.reaches_all(Action.READ_USERS):
+        users = NOBODY
+    sight = caller.sight
     unknown = await unknown_names(tx, users=users, teams=teams, groups=groups)
     names = {**users, **teams, **groups}
     errors: list[FieldError] = []
@@ -123,9 +130,24 @@ async def _there(tx: Tx, kind: Named, names: Collection[str]) -> set[str]:
     return {_name(row) for row in rows}
 
 
-async def names_of(tx: Tx, kind: Named) -> list[str]:
-    """The names of all users, teams or groups, as far as a misspelt one is compared with them."""
-    return sorted({_name(row) for row in await tx.select(kind, limit=COMPARED_MAX)})
+async def names_near(tx: Tx, kind: Named, name: str) -> list[str]:
+    """The names of users, teams or groups with which a misspelt one is compared: those that stand
+    next to it in their order, which are all if there are few. With many users it costs the same."""
+    column, queries, limit = "name", 1, NEIGHBOURS_MAX
+    if kind is NodeRow:
+        column, queries, limit = "group", GROUPS_MAX, 1
+    found: list[str] = []
+    for op, descending in ((Op.LT, True), (Op.GT, False)):
+        last = name
+        for _ in range(queries):
+            rows = await tx.select(
+                kind, Where(column, op, last), order_by=[Order(column, descending)], limit=limit
+            )
+            found += map(_name, rows)
+            if len(rows) < limit:
+                break
+            last = _name(rows[-1])
+    return found
 
 
 def _name(row: UserRow | TeamRow | NodeRow) -> str:

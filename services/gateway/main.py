@@ -37,7 +37,7 @@ from services.gateway.rate_limits import RateLimits
 from services.gateway.rejected_requests import RejectionAudit
 from services.gateway.rows import EventHeadRow
 from services.gateway.settings import GatewaySettings
-from services.gateway.store import prune_rules
+from services.gateway.store import head, prune_rules
 from services.gateway.tables import TABLES
 
 TOKEN_PREFIX = "swt_"  # noqa: S105 - what a token begins with is no secret
@@ -109,6 +109,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         authenticator.forget()
         await ports.store.make_resident(EventHeadRow)
         async with ports.store.transaction(epoch=epoch) as tx:
+            hints.lead((await head(tx)).position)
             await ensure_first_admin(tx)
             await eventlog.claim_all(tx, EVENTS_CLAIMED_MAX)
 

@@ -15,7 +15,7 @@ from libs.contracts.kinds import kinds
 from libs.contracts.messages import TaskSpec
 from libs.contracts.rank_sizes import ROLE_FIELDS
 from libs.contracts.shown import Read
-from libs.contracts.wording import meant
+from libs.contracts.wording import Suggestions
 from services.gateway.spec_bodies import RoleBody, TaskSpecBody
 
 # Words of other tools, and short forms: the field that does it.
@@ -69,12 +69,12 @@ def _options(kind: type[Message], above: str) -> Iterator[tuple[str, str]]:
             yield from _options(field.message, f"{path}.")
 
 
-def advice(part: type[BaseModel] | None, name: str, value: object) -> str:
+def advice(part: type[BaseModel] | None, name: str, value: object, suggestions: Suggestions) -> str:
     """What may have been meant by a field that ``part`` of a body does not have; empty if nothing
     is near."""
     fields = part.model_fields if part is not None else {}
     if part is None or not issubclass(part, TaskSpecBody | RoleBody):
-        return meant(name, fields)
+        return suggestions.meant(name, fields)
     if name in MODES and isinstance(value, bool) and issubclass(part, TaskSpecBody):
         return f"did you mean run_mode? Write {example('run_mode', MODES[name])}."
     known = {**ALIASES, **_fields_of_options()}
@@ -87,7 +87,7 @@ def advice(part: type[BaseModel] | None, name: str, value: object) -> str:
     if path:
         return _meant_field(part, path, value)
     names = {**known, **{each: each for each in (*_fields_elsewhere(part), *fields)}}
-    near = meant(name, names)
+    near = suggestions.meant(name, names)
     found = next((path for each, path in names.items() if near == f"did you mean {each}?"), "")
     return _meant_field(part, found, None) if found else ""
 

@@ -21,7 +21,7 @@ from libs.contracts.ids import NAME_RULE
 from libs.contracts.kinds import kinds
 from libs.contracts.messages import FieldError, Refusal, RefusalCode, TaskSpec
 from libs.contracts.shown import Shown
-from libs.contracts.wording import as_text, meant, not_found
+from libs.contracts.wording import Suggestions, as_text, not_found
 from services.gateway import misnamed
 from services.gateway.bodies import body_around, body_in
 from services.gateway.body_types import NAME
@@ -52,6 +52,7 @@ SUPERSEDED = Kind("superseded", 409, "This attempt is over")
 GONE = Kind("gone", 410, "This part of the event log is not kept")
 TIMEOUT = Kind("timeout", 408, "The request did not arrive in time")
 TOO_LARGE = Kind("too-large", 413, "The request is too large")
+URI_TOO_LONG = Kind("uri-too-long", 414, "The address is too long")
 INVALID = Kind("invalid", 422, "A field is not valid")
 TOO_MANY = Kind("too-many", 429, "Too many at once")
 INTERNAL = Kind("internal", 500, "The gateway has failed")
@@ -78,6 +79,7 @@ BY_STATUS: Mapping[int, Kind] = {
         TIMEOUT,
         CONFLICT,
         TOO_LARGE,
+        URI_TOO_LONG,
         INVALID,
         TOO_MANY,
         INTERNAL,
@@ -195,7 +197,8 @@ def of_validation(
 
     ``body`` is what the route takes.
     """
-    errors = [_field_error(detail, body) for detail in details[:ERRORS_MAX]]
+    suggestions = Suggestions()
+    errors = [_field_error(detail, body, suggestions) for detail in details[:ERRORS_MAX]]
     for detail in details[:1]:
         if detail["type"] == "json_invalid":
             why = (detail.get("ctx") or {}).get("error", "it is not JSON")
@@ -213,7 +216,9 @@ def shown(value: object) -> str:
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 1] + "…"
 
 
-def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldError:
+def _field_error(
+    detail: ErrorDetails, body: type[BaseModel] | None, suggestions: Suggestions
+) -> FieldError:
     place = detail["loc"][1:] if len(detail["loc"]) > 1 else detail["loc"]
     secret = bool(SECRET_FIELDS & set(place)) or detail["type"] in {"missing", "json_invalid"}
     last = str(place[-1]) if place else ""
@@ -229,11 +234,11 @@ def _field_error(detail: ErrorDetails, body: type[BaseModel] | None) -> FieldErr
         message, fix = _NAME
     if detail["type"] == "extra_forbidden":
         part = body_around(body, place)
-        near = misnamed.advice(part, field_path(place[-1:]), detail["input"])
+        near = misnamed.advice(part, field_path(place[-1:]), detail["input"], suggestions)
         fix = f"{near} Else {fix}" if near else fix
     if detail["type"] == "literal_error" and isinstance(detail["input"], str):
         choices = _QUOTED.findall(context["expected"])
-        fix = f"{meant(detail['input'].lower(), choices)} {fix}".strip()
+        fix = f"{suggestions.meant(detail['input'].lower(), choices)} {fix}".strip()
     if detail["type"] in _OF_FIELDS and place != ("body",):
         message, fix = _OBJECT[0], f"write {_as_fields(detail, place, body)}"
     if message == _NUMBER[0] and last.endswith("_seconds"):

@@ -84,6 +84,9 @@ class GatewaySettings(BaseServiceSettings):
     # once, and how many bodies are parsed at a time in all; one of each caller.
     large_bodies_per_caller_max: int = Field(default=32, ge=1)
     large_bodies_parsed_max: int = Field(default=2, ge=1, le=64)
+    # The bytes of a path, and of a query; and the parameters of a query.
+    url_bytes_max: int = Field(default=16_384, ge=1024, le=65_536)
+    query_parameters_max: int = Field(default=500, ge=10, le=10_000)
     # What somebody without a token may send to log in.
     login_bytes_max: int = Field(default=16_384, ge=1024)
     batch_tasks_max: int = Field(default=1000, ge=1, le=10_000)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from libs.contracts.messages import FieldError
-from libs.contracts.wording import meant
 from services.scheduler import policy_fields as f
 from services.scheduler.domain.model.group_policy import (
     Demotion,
@@ -138,7 +137,8 @@ def validate(
         if name is None:
             continue
         if capacity is not None and name not in capacity:
-            fix = f"{meant(name, capacity)} GET /v1/groups lists those with nodes".strip()
+            near = problems.suggestions.meant(name, capacity)
+            fix = f"{near} GET /v1/groups lists those with nodes".strip()
             problems.warn(path, name, "is a group without known nodes", fix)
         if value is None:
             removed.append(name)
@@ -159,7 +159,8 @@ def _groups(document: object, problems: Problems) -> dict[object, object]:
     top = f.mapping(document, "document", problems)
     for key in top:
         if key != "groups":
-            problems.add(at("", key), top[key], "is no key here", f.closest(key, ("groups",)))
+            fix = f.closest(key, ("groups",), problems)
+            problems.add(at("", key), top[key], "is no key here", fix)
     if top.get("groups") is None and not problems.errors:
         problems.add("groups", None, "is missing", "write groups: {NAME: {policy: timeshare}}")
     groups = f.mapping(top.get("groups"), "groups", problems)
@@ -263,7 +264,7 @@ def _is_tree(clusters: Sequence[VirtualCluster], places: list[str], problems: Pr
         sound = sound and not above
         if one.parent and one.parent not in parents:
             message = "is no virtual cluster of this group"
-            fix = f.closest(one.parent, parents.keys() - {one.name})
+            fix = f.closest(one.parent, parents.keys() - {one.name}, problems)
         elif above == one.name:
             message = f"is a cycle of parents: {' > '.join([*line, one.name])}"
             fix = "let one of them have no parent"

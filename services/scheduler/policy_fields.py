@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from libs.contracts.ids import NAME_FORM, NAME_RULE, is_name
 from libs.contracts.messages import FieldError, Priority
-from libs.contracts.wording import cut, meant
+from libs.contracts.wording import Suggestions, cut
 
 PROBLEMS_MAX = 100
 KNOWN_SHOWN_MAX = 24
@@ -37,8 +37,9 @@ class Problems:
 
     errors: list[FieldError] = field(default_factory=list[FieldError])
     warnings: list[FieldError] = field(default_factory=list[FieldError])
-    # Beyond FAULTS_MAX they are only counted.
+    # Beyond PROBLEMS_MAX they are only counted.
     more: int = 0
+    suggestions: Suggestions = field(default_factory=Suggestions)
 
     def add(self, path: str, value: object, message: str, fix: str) -> None:
         """Add an error: the value is rejected."""
@@ -78,9 +79,11 @@ def nth(path: str, index: int) -> str:
     return f"{path}[{index}]"
 
 
-def closest(word: object, known: Collection[str]) -> str:
+def closest(word: object, known: Collection[str], problems: Problems) -> str:
     """The fix for a word that is not known."""
-    near = meant(str(word).lower(), known)
+    if len(problems.errors) >= PROBLEMS_MAX:
+        return ""
+    near = problems.suggestions.meant(str(word).lower(), known)
     if near:
         return near
     names = sorted(known)
@@ -149,7 +152,7 @@ def section(
         below = at(path, key)
         one = fields.get(key) if isinstance(key, str) else None
         if one is None:
-            problems.add(below, given, "is no key of this section", closest(key, fields))
+            problems.add(below, given, "is no key of this section", closest(key, fields, problems))
         elif given is not None:
             read = one.read(given, below, problems)
             if read is not None:
@@ -303,7 +306,7 @@ def one_of(message: str, choices: Mapping[str, Any]) -> Reader:
     def read(value: object, path: str, problems: Problems) -> Any:  # noqa: ANN401 - any value
         if isinstance(value, str) and value in choices:
             return choices[value]
-        problems.add(path, value, message, closest(value, choices))
+        problems.add(path, value, message, closest(value, choices, problems))
         return None
 
     return read

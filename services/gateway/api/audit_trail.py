@@ -54,7 +54,6 @@ async def audit_trail(
     ] = None,
 ) -> Response:
     """Entries that meet every filter, newest first."""
-    del caller
     require_known(action, outcome)
     where = [
         Where(column, op, value)
@@ -73,7 +72,7 @@ async def audit_trail(
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, AuditRow, where, NEWEST, paging)
         if not page.rows and paging.cursor is None and who:
-            await require_findable(tx, users={"who": who}, kept=[(AuditRow, "who", "who")])
+            await require_findable(tx, caller, users={"who": who}, kept=[(AuditRow, "who", "who")])
         if not page.rows and paging.cursor is None and target:
             await _require_target(tx, target)
     return answer_page(

@@ -33,7 +33,7 @@ from starlette.responses import Response
 from libs.bus.port import Bus
 from libs.contracts.ids import RunId
 from libs.contracts.messages import FieldError, Message
-from libs.contracts.wording import cut, meant
+from libs.contracts.wording import Suggestions, cut
 from libs.service.clock import Clock
 from libs.service.metrics import Metrics
 from libs.store.port import ConflictError, Store, Tx, UnreadableRow
@@ -361,21 +361,27 @@ def any_query(endpoint: Endpoint) -> Endpoint:
 def require_query(given: QueryParams, known: Collection[str], lists: Collection[str] = ()) -> None:
     """422 for query parameters that a route does not have, or that are given twice and are not
     among ``lists``: a misspelt filter would be no filter. Their values are not repeated, because
-    they may be secrets."""
+    they may be secrets. Strangers choose the names: the guard bounds how many there are, and the
+    first ones alone are compared with those of the route."""
     errors: list[FieldError] = []
+    suggestions = Suggestions()
+    count = 0
     for name in given:
         if name in known and (name in lists or len(given.getlist(name)) == 1):
+            continue
+        count += 1
+        if count > ERRORS_MAX:
             continue
         message, fix = "is given more than once", "give it once"
         if name not in known:
             message = "there is no such query parameter"
             has = f"this route has {', '.join(sorted(known))}" if known else "this route has none"
-            fix = f"{meant(name, known)} {has}".strip()
+            fix = f"{suggestions.meant(name, known)} {has}".strip()
         errors.append(FieldError(field=cut(name), value="", message=message, fix=fix))
     if errors:
-        first, more = errors[0], f" (and {len(errors) - 1} more)" if errors[1:] else ""
+        first, more = errors[0], f" (and {count - 1} more)" if count > 1 else ""
         detail = f"{first.field}: {first.message}; {first.fix}{more}"
-        raise ProblemError(INVALID, detail, errors[:ERRORS_MAX])
+        raise ProblemError(INVALID, detail, errors)
 
 
 def _queries_of(route: APIRoute) -> dict[str, bool]:

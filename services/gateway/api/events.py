@@ -37,6 +37,7 @@ from services.gateway.auth import Identity
 from services.gateway.browser_sessions import CSRF_PROTOCOL
 from services.gateway.event_stream import Emit, Encoded, EventFilter, Reader, gone
 from services.gateway.eventlog import TYPES
+from services.gateway.hidden_tasks import events_for
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
 from services.gateway.problems import ProblemError, invalid
@@ -102,6 +103,7 @@ async def topic_of(
         async with parts.store.transaction() as tx:
             await require_findable(
                 tx,
+                caller,
                 users={"owner": owner} if owner else {},
                 teams={"team": team} if team else {},
                 groups={"group": group} if group else {},
@@ -112,7 +114,7 @@ async def topic_of(
             if await rows_of.seen_task(tx, task, sight) is not None:
                 # Events that came before the task's submission have no owner.
                 sight = Sight()
-    return EventFilter(task, frozenset(wanted), owner, team, group, sight)
+    return EventFilter(task, frozenset(wanted), owner, team, group, sight, caller.sight)
 
 
 async def start_of(parts: Context, begin: str | None, last_event_id: str | None) -> int:
@@ -221,9 +223,10 @@ async def _page(parts: Context, wanted: EventFilter, after: int, limit: int) -> 
             until=ends.position,
             seen=wanted.seen(),
         )
+        shown = await events_for(tx, rows, wanted.names)
     full = len(rows) == limit
     return answer_page(
-        rows,
+        shown,
         views.event,
         lambda row: str(row.position),
         str(rows[-1].position) if full else None,

@@ -34,9 +34,11 @@ from services.gateway.problems import (
     TOO_LARGE,
     TOO_MANY,
     UNAUTHENTICATED,
+    URI_TOO_LONG,
     ProblemError,
 )
 from services.gateway.rejected_requests import RejectedRequest
+from services.gateway.settings import GatewaySettings
 from services.gateway.strict_input import InvalidInputError, text_of
 
 declare = Metrics("gateway")
@@ -94,7 +96,7 @@ class Guard:
         if scope["path"] in self._templates.public:
             most = settings.login_bytes_max
         try:
-            _check_target(scope)
+            _check_target(scope, settings)
             await self._authenticate(scope)
             _check_length(scope, most)
         except ProblemError as problem:
@@ -107,7 +109,7 @@ class Guard:
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A WebSocket: its route authenticates the caller, who may have no header for a token."""
         try:
-            _check_target(scope)
+            _check_target(scope, self._parts.settings)
         except ProblemError as problem:
             await refuse_upgrade(WebSocket(scope, receive, send), problem)
         else:
@@ -215,14 +217,21 @@ def note_refusal(parts: Context, scope: Scope, problem: ProblemError) -> None:
     parts.rejections.note(RejectedRequest(str(name), address_of(scope), target, problem.kind.type))
 
 
-def _check_target(scope: Scope) -> None:
-    """400 for a path or query that is no text."""
+def _check_target(scope: Scope, settings: GatewaySettings) -> None:
+    """400 for a path or query that is no text; 414 for one that is too long, before anything of it
+    is read: strangers send it."""
     for what, encoded in (("path", scope.get("raw_path")), ("query", scope["query_string"])):
+        if len(encoded or b"") > settings.url_bytes_max:
+            detail = f"the {what} has more than {settings.url_bytes_max} bytes; shorten it"
+            raise ProblemError(URI_TOO_LONG, detail, headers=CLOSE)
         try:
             text_of(encoded or b"")
         except InvalidInputError as problem:
             detail = f"the {what} {problem}; send UTF-8 without NUL, percent-encoded"
             raise ProblemError(MALFORMED, detail) from None
+    if scope["query_string"].count(b"&") >= settings.query_parameters_max:
+        detail = f"the query has more than {settings.query_parameters_max} parameters; give fewer"
+        raise ProblemError(URI_TOO_LONG, detail, headers=CLOSE)
 
 
 def _check_length(scope: Scope, most: int) -> None:

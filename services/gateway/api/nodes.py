@@ -69,7 +69,9 @@ async def list_nodes(
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, NodeRow, where, BY_ID, paging)
         if not page.rows and paging.cursor is None and group:
-            await require_findable(tx, groups={"group": group}, kept=[(TaskRow, "group", "group")])
+            await require_findable(
+                tx, caller, groups={"group": group}, kept=[(TaskRow, "group", "group")]
+            )
         held = await rows_of.held(tx, LIVE_RUNS_MAX)
         seen = await _seen(tx, caller, [held.get(row.node_id, {}) for row in page.rows])
     return answer_page(

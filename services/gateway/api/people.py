@@ -46,7 +46,7 @@ from services.gateway.bodies import (
 )
 from services.gateway.browser_sessions import end_all
 from services.gateway.json_values import rfc3339
-from services.gateway.known_names import names_of, require_findable, require_known
+from services.gateway.known_names import names_near, require_findable, require_known
 from services.gateway.passwords import Line
 from services.gateway.permissions import (
     Action,
@@ -149,7 +149,9 @@ async def list_users(
     async with parts.store.transaction() as tx:
         page = await rows_of.page(tx, UserRow, where, BY_NAME, paging)
         if not page.rows and paging.cursor is None and team:
-            await require_findable(tx, teams={"team": team}, kept=[(TaskRow, "team", "team")])
+            await require_findable(
+                tx, caller, teams={"team": team}, kept=[(TaskRow, "team", "team")]
+            )
     return answer_page(
         page.rows, views.user, lambda row: row.name, page.next_cursor, left_out=tx.unreadable
     )
@@ -339,7 +341,7 @@ async def user_or_404(tx: Tx, name: str, field: str = "name") -> UserRow:
     """A user, or the problem that there is none."""
     row = await tx.get(UserRow, name)
     if row is None:
-        raise absent(field, "user", name, await names_of(tx, UserRow))
+        raise absent(field, "user", name, await names_near(tx, UserRow, name))
     return row
 
 
@@ -361,7 +363,7 @@ async def _check_group(tx: Tx, body: DefaultsBody) -> None:
 
 async def _check_team(tx: Tx, team: str) -> None:
     if not await team_exists(tx, team):
-        error = no_such("team", "team", team, await names_of(tx, TeamRow))
+        error = no_such("team", "team", team, await names_near(tx, TeamRow, team))
         fix = f"{error.fix}; add it with POST /v1/teams, or leave it out"
         raise invalid("team", team, error.message, fix)
 
@@ -461,7 +463,7 @@ async def change_team(name: str, body: TeamChangeBody, caller: Caller, parts: Pa
     async with parts.store.transaction() as tx:
         row = await tx.get(TeamRow, name)
         if row is None:
-            raise absent("name", "team", name, await names_of(tx, TeamRow))
+            raise absent("name", "team", name, await names_near(tx, TeamRow, name))
         await _check_group(tx, body)
         after = _with_defaults(row, body)
         tx.put(after)
@@ -485,7 +487,7 @@ async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
     async with parts.store.transaction() as tx:
         row = await tx.get(TeamRow, name)
         if row is None:
-            raise absent("name", "team", name, await names_of(tx, TeamRow))
+            raise absent("name", "team", name, await names_near(tx, TeamRow, name))
         members = await tx.select(UserRow, Where("team", Op.EQ, name), limit=1)
         if members:
             user = members[0].name

@@ -56,10 +56,7 @@ async def queue(
     if group and not reply.tasks and paging.cursor is None:
         async with parts.store.transaction() as tx:
             await require_findable(
-                tx,
-                groups={"group": group},
-                kept=[(TaskRow, "group", "group")],
-                sight=caller.sight,
+                tx, caller, groups={"group": group}, kept=[(TaskRow, "group", "group")]
             )
     listed_at = reply.listed_at or parts.clock.now()
     return answer_page(

@@ -26,7 +26,7 @@ from services.gateway.api.query_parameters import NameQuery
 from services.gateway.bodies import QuotaBody
 from services.gateway.command_client import set_quota
 from services.gateway.conversion import quota_row
-from services.gateway.known_names import names_of, require_findable, require_known
+from services.gateway.known_names import names_near, require_findable, require_known
 from services.gateway.permissions import Action
 from services.gateway.problems import CONFLICT, ProblemError, absent, invalid
 from services.gateway.rows import QuotaRow, TaskRow, UserRow
@@ -50,7 +50,6 @@ async def list_quotas(
     team: NameQuery = None,
 ) -> Response:
     """Every cap and grant, oldest change first. A filter finds rows with just that name."""
-    del caller
     where = [Where("removed", Op.EQ, False)]
     for column, value in (("group", group), ("user", user), ("team", team)):
         if value is not None:
@@ -60,6 +59,7 @@ async def list_quotas(
         if not page.rows and paging.cursor is None:
             await require_findable(
                 tx,
+                caller,
                 users={"user": user} if user else {},
                 teams={"team": team} if team else {},
                 groups={"group": group} if group else {},
@@ -93,7 +93,8 @@ async def explain_quota(
     async with parts.store.transaction() as tx:
         row = await tx.get(UserRow, name)
         if row is None and user:
-            raise absent("user", "user", name, await names_of(tx, UserRow) if sees_users else ())
+            near = await names_near(tx, UserRow, name) if sees_users else ()
+            raise absent("user", "user", name, near)
         await require_known(tx, groups={"group": group} if group else {})
     team = row.team if row is not None else ""
     query = m.ExplainQuota(user=name, team=team, group=group or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Header, Query
@@ -39,7 +40,8 @@ from services.gateway.command_client import (
     set_mode,
     set_priority,
 )
-from services.gateway.explanations import explanation, ids_in, without_hidden
+from services.gateway.explanations import explanation, ids_in
+from services.gateway.hidden_tasks import hiding, without_hidden
 from services.gateway.json_values import PRIORITIES, STATES
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
@@ -330,18 +332,19 @@ async def list_tasks(
         if not page.rows and paging.cursor is None:
             await require_findable(
                 tx,
-                # Who may not see accounts learns neither which there are nor which are alike.
-                users={"owner": owner} if owner and caller.reaches_all(Action.READ_USERS) else {},
+                caller,
+                users={"owner": owner} if owner else {},
                 teams={"team": team} if team else {},
                 groups={"group": group} if group else {},
                 kept=[(TaskRow, field, field) for field in ("owner", "team", "group")],
-                sight=caller.sight,
             )
         ids = [row.task_id for row in page.rows]
         ran = await rows_of.run_seconds(tx, ids if run_seconds else [])
         progress = await rows_of.progress_of(tx, ids)
+        hide = await hiding(tx, caller.sight, (row.reason for row in page.rows))
 
     def view(row: TaskRow) -> dict[str, Any]:
+        row = replace(row, reason=hide(row.reason))
         found = views.task(row, secrets=sees_secrets(caller, row), report=progress.get(row.task_id))
         return found | ({"run_seconds": ran[row.task_id]} if run_seconds else {})
 
@@ -392,6 +395,8 @@ async def show(task_id: str, caller: Caller, parts: Parts) -> Response:
         row = await task_or_404(tx, task_id, caller.sight)
         report = (await rows_of.progress_of(tx, [task_id])).get(task_id)
         run = await tx.get(RunRow, task_id, row.attempt)
+        hide = await hiding(tx, caller.sight, [row.reason])
+    row = replace(row, reason=hide(row.reason))
     secrets = sees_secrets(caller, row)
     used = run.activity if run is not None and run.live else None
     return answer_one(
@@ -492,7 +497,14 @@ async def decisions(task_id: str, caller: Caller, parts: Parts, paging: PageQuer
         m.Decisions(task_id=task_id, after=after, limit=paging.limit), m.DecisionsReply
     )
     more = str(reply.decisions[-1].no) if reply.more and reply.decisions else None
-    return answer_page(reply.decisions, views.decision, lambda record: str(record.no), more)
+    async with parts.store.transaction() as tx:
+        hide = await hiding(tx, caller.sight, (each.reason for each in reply.decisions))
+    return answer_page(
+        reply.decisions,
+        lambda record: views.decision(record.model_copy(update={"reason": hide(record.reason)})),
+        lambda record: str(record.no),
+        more,
+    )
 
 
 def number_cursor(cursor: str | None) -> int:
@@ -513,7 +525,16 @@ async def runs(task_id: str, caller: Caller, parts: Parts, paging: PageQuery) ->
     async with parts.store.transaction() as tx:
         await task_or_404(tx, task_id, caller.sight)
         rows = await rows_of.runs(tx, task_id, after, paging.limit + 1)
+        reasons = (each for row in rows for each in (row.preempt_reason, row.kill_reason))
+        hide = await hiding(tx, caller.sight, reasons)
+
+    def view(row: RunRow) -> dict[str, Any]:
+        kept = replace(
+            row, preempt_reason=hide(row.preempt_reason), kill_reason=hide(row.kill_reason)
+        )
+        return views.run(kept)
+
     more = str(rows[paging.limit - 1].attempt) if len(rows) > paging.limit else None
     return answer_page(
-        rows[: paging.limit], views.run, lambda row: str(row.attempt), more, left_out=tx.unreadable
+        rows[: paging.limit], view, lambda row: str(row.attempt), more, left_out=tx.unreadable
     )

@@ -113,6 +113,7 @@ async def get_usage(
         async with parts.store.transaction() as tx:
             await require_findable(
                 tx,
+                caller,
                 users={"user": user} if user else {},
                 teams={"team": team} if team else {},
                 groups={"group": group} if group else {},
@@ -120,7 +121,6 @@ async def get_usage(
                     *((UsageRow, field, field) for field in ("user", "team")),
                     (TaskRow, "group", "group"),
                 ],
-                sight=caller.sight,
             )
     if form == "csv" or (form is None and CSV in accept):
         return Response(_csv(selection.group_by, found), media_type=CSV)

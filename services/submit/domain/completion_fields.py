@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from libs.contracts import completion
 from libs.contracts.completion import Condition, Rule
 from libs.contracts.messages import FieldError, TaskSpec
-from libs.contracts.wording import field_error, meant
+from libs.contracts.wording import Suggestions, field_error
 from services.submit.domain.facts import Limits
 
 RULES_MAX = 64
@@ -30,6 +30,7 @@ def check_completion(spec: TaskSpec, _limits: Limits) -> Errors:
         return
     given = {"success": spec.completion.success, "failure": spec.completion.failure}
     conditions = 0
+    suggestions = Suggestions()
     for name, rules in given.items():
         at = f"completion.{name}"
         if len(rules) > RULES_MAX:
@@ -52,7 +53,9 @@ def check_completion(spec: TaskSpec, _limits: Limits) -> Errors:
                 fix = f"use at most {CONDITIONS_MAX} in all rules together"
                 yield field_error("completion", value, "are too many", fix)
                 return
-            yield from _rule(f"{at}[{index}]", rule, spec, of_failure=name == "failure")
+            yield from _rule(
+                f"{at}[{index}]", rule, spec, suggestions, of_failure=name == "failure"
+            )
 
 
 def _fix(text: str) -> str:
@@ -62,7 +65,9 @@ def _fix(text: str) -> str:
     return f"write {completion.FORM}, such as worker[all]"
 
 
-def _rule(at: str, rule: Rule, spec: TaskSpec, *, of_failure: bool) -> Errors:
+def _rule(
+    at: str, rule: Rule, spec: TaskSpec, suggestions: Suggestions, *, of_failure: bool
+) -> Errors:
     if rule == completion.NEVER:
         if not of_failure:
             fix = "leave it out, or write a condition such as worker[all]"
@@ -74,15 +79,15 @@ def _rule(at: str, rule: Rule, spec: TaskSpec, *, of_failure: bool) -> Errors:
         fix += " when all ranks have ended and no rule for success is met"
         yield field_error(at, completion.text_of(rule), why, fix)
     for condition in rule:
-        yield from _condition(at, condition, spec)
+        yield from _condition(at, condition, spec, suggestions)
 
 
-def _condition(at: str, condition: Condition, spec: TaskSpec) -> Errors:
+def _condition(at: str, condition: Condition, spec: TaskSpec, suggestions: Suggestions) -> Errors:
     name, which = condition
     text = completion.text_of((condition,))
     replicas = {role.name: role.replicas for role in spec.roles}
     if name not in replicas:
-        fix = f"{meant(name, replicas)} use one of {', '.join(replicas)}".strip()
+        fix = f"{suggestions.meant(name, replicas)} use one of {', '.join(replicas)}".strip()
         yield field_error(at, text, f"there is no role {name}", fix)
         return
     count = replicas[name]

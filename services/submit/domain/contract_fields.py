@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from libs.contracts.messages import FieldError, TaskSpec
 from libs.contracts.task_contracts import TaskContract, contract_of
 from libs.contracts.variables import is_platforms, is_reserved
-from libs.contracts.wording import field_error, meant
+from libs.contracts.wording import Suggestions, field_error
 from services.submit.domain.facts import Limits
 
 Errors = Iterator[FieldError]
@@ -47,9 +47,10 @@ def _roles_there(spec: TaskSpec, contract: TaskContract) -> Errors:
 
 
 def _roles_known(spec: TaskSpec, contract: TaskContract) -> Errors:
+    suggestions = Suggestions()
     for index, role in enumerate(spec.roles if contract.roles else ()):
         if role.name not in contract.roles:
-            near = meant(role.name, contract.roles)
+            near = suggestions.meant(role.name, contract.roles)
             fix = f"use one of {', '.join(contract.roles)}, or {OTHER_CONTRACT}"
             yield field_error(
                 f"roles[{index}].name",

@@ -22,7 +22,7 @@ from libs.contracts.rank_sizes import (
 )
 from libs.contracts.reasons import level_name
 from libs.contracts.whole_nodes import Nodes, kinds_for
-from libs.contracts.wording import are, as_text, counted, field_error, meant
+from libs.contracts.wording import Suggestions, are, as_text, counted, field_error, meant
 from services.submit.domain.facts import Facts, Shape
 from services.submit.domain.fill import DEFAULT_ROLE
 
@@ -299,7 +299,8 @@ def _near_taint(spec: TaskSpec, taints: Sequence[str]) -> str:
     """Return ``did you mean TAINT?`` for a toleration that no taint has; empty if none is near."""
     known = {*taints, *(taint.partition("=")[0] for taint in taints)}
     unknown = [each for each in spec.tolerations if each not in known]
-    return next(filter(None, (meant(each, taints) for each in unknown)), "")
+    suggestions = Suggestions()
+    return next(filter(None, (suggestions.meant(each, taints) for each in unknown)), "")
 
 
 def check_quota(spec: TaskSpec, owner: str, team: str, facts: Facts) -> Iterator[FieldError]:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from libs.contracts.messages import FieldError, Role, TaskSpec
 from libs.contracts.start_order import find_cycle
-from libs.contracts.wording import cut, field_error, meant
+from libs.contracts.wording import Suggestions, cut, field_error
 from services.submit.domain.facts import Limits
 
 Errors = Iterator[FieldError]
@@ -19,9 +19,11 @@ def check_start(spec: TaskSpec, limits: Limits) -> Errors:
     """Every error in what roles wait for."""
     names = [role.name for role in spec.roles]
     errors = 0
+    suggestions = Suggestions()
     for index, role in enumerate(spec.roles[: limits.roles_max]):
-        yield from _ready(f"roles[{index}].ready", role)
-        for error in _starts_after(f"roles[{index}].starts_after", role, names, limits):
+        yield from _ready(f"roles[{index}].ready", role, suggestions)
+        at = f"roles[{index}].starts_after"
+        for error in _starts_after(at, role, names, limits, suggestions):
             errors += 1
             yield error
     cycle = () if errors or len(names) > limits.roles_max else find_cycle(spec.roles)
@@ -34,7 +36,9 @@ def check_start(spec: TaskSpec, limits: Limits) -> Errors:
         )
 
 
-def _starts_after(at: str, role: Role, names: list[str], limits: Limits) -> Errors:
+def _starts_after(
+    at: str, role: Role, names: list[str], limits: Limits, suggestions: Suggestions
+) -> Errors:
     if len(role.starts_after) > limits.roles_max:
         fix = "name each role once"
         why = f"has more than {limits.roles_max} roles"
@@ -47,21 +51,21 @@ def _starts_after(at: str, role: Role, names: list[str], limits: Limits) -> Erro
         elif each.role not in names:
             others = [name for name in names if name != role.name]
             known = f"use one of {', '.join(others)}" if others else "the task has no other role"
-            fix = f"{meant(each.role, others)} {known}".strip()
+            fix = f"{suggestions.meant(each.role, others)} {known}".strip()
             yield field_error(field, each.role, f"there is no role {each.role}", fix)
         elif each.role in seen:
             yield field_error(field, each.role, "is named twice", "name each role once")
         seen.add(each.role)
 
 
-def _ready(at: str, role: Role) -> Errors:
+def _ready(at: str, role: Role, suggestions: Suggestions) -> Errors:
     probe = role.ready
     if probe is None:
         return
     ports = [port.name for port in role.ports]
     if probe.port and probe.port not in ports:
         known = f"use one of {', '.join(ports)}" if ports else "declare it in the role's ports"
-        fix = f"{meant(probe.port, ports)} {known}".strip()
+        fix = f"{suggestions.meant(probe.port, ports)} {known}".strip()
         yield field_error(f"{at}.port", probe.port, f"role {role.name} has no such port", fix)
     if not probe.path:
         return

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from difflib import get_close_matches
 from typing import Any
 
 import pytest
 
-from libs.pods import template_schema
 from libs.pods.pod_policy import Permission, PodPolicy
 from libs.pods.pod_template import merged, read_template
 from libs.pods.request_validation import check_pod
+from tests.kit.comparisons import counted_comparisons
 from tests.libs.pods.makers import ADA, OPEN, a_request, a_task, errors_of
 from tests.libs.pods.oracle import violations
 
@@ -555,13 +554,7 @@ def test_what_was_granted_makes_a_pod_that_kubernetes_takes() -> None:
 def test_a_template_with_thousands_of_errors_costs_no_more_than_one_with_fifty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compared: list[str] = []
-
-    def counted(name: str, *more: Any) -> list[str]:
-        compared.append(name)
-        return get_close_matches(name, *more)
-
-    monkeypatch.setattr(template_schema, "get_close_matches", counted)
+    compared = counted_comparisons(monkeypatch)
     for fields in (
         {f"containres{number}": 1 for number in range(3000)},
         {"spec": {f"containres{number}": 1 for number in range(3000)}},

@@ -268,7 +268,13 @@ async def test_the_word_of_proxies_that_are_named_counts_and_of_nobody_else(
         writer.close()
 
 
-@pytest.mark.parametrize("proxies", ["*", "proxy.example.org", "10.0.0.1/8"])
+@pytest.mark.parametrize(
+    "proxies",
+    [
+        *("*", "proxy.example.org", "10.0.0.1/8", "0.0.0.0/0", "::/0", "10.0.0.7, 128.0.0.0/1"),
+        *("fc00::/7", "::ffff:0:0/96", "::ffff:10.0.0.0/103"),
+    ],
+)
 def test_a_proxy_is_named_by_its_address(proxies: str) -> None:
     with pytest.raises(ValidationError, match=r"10\.1\.0\.0/16"):
         BaseServiceSettings(database_url="-", nats_url="-", http_trusted_proxies=proxies)

@@ -5,15 +5,22 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from libs.contracts import messages as m
+from libs.contracts.wording import SUGGESTED_MAX
+from libs.store.port import Tx
 from services.gateway.api.app import PREFIX, ROUTERS
 from services.gateway.api.deps import action_of
 from services.gateway.audit import ACTIONS
+from services.gateway.known_names import NEIGHBOURS_MAX, names_near
 from services.gateway.permissions import Action
+from services.gateway.rows import NodeRow, UserRow
+from tests.kit.comparisons import counted_comparisons
 from tests.services.gateway.gateway_harness import GatewayHarness, a_node, assigned, run_token
 
 ROOT = Path(__file__).parents[3]
@@ -123,6 +130,79 @@ async def test_a_query_parameter_that_a_route_does_not_have_is_an_error(
                     assert "SECRET" not in reply.text
                     near += f"did you mean {name[:-1]}?" in reply.json()["errors"][0]["fix"]
     assert near > 40
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return counted_comparisons(monkeypatch)
+
+
+async def test_few_query_names_of_strangers_are_compared_and_long_queries_are_refused_unread(
+    harness: GatewayHarness, compared: list[int]
+) -> None:
+    async with harness.client(token=None) as stranger:
+        for path in ("/v1/login", "/v1/login/oidc", "/v1/login/oidc/callback", "/v1/whoami"):
+            long = await stranger.get(f"{path}?" + "&".join(f"limi{n}" for n in range(7000)))
+            assert (long.status_code, long.json()["type"]) == (414, "uri-too-long"), path
+            many = await stranger.get(f"{path}?" + "&".join(f"a{n}" for n in range(501)))
+            assert (many.status_code, many.json()["type"]) == (414, "uri-too-long"), path
+        long = await stranger.get("/v1/" + "a" * 16_385)
+        assert long.status_code == 414
+    assert compared == []
+    async with harness.client() as admin:
+        reply = await admin.get("/v1/tasks?" + "&".join(f"limi{n}" for n in range(500)))
+    assert (reply.status_code, len(reply.json()["errors"])) == (422, 50)
+    assert "did you mean limit?" in reply.json()["detail"]
+    assert "(and 499 more)" in reply.json()["detail"]
+    assert len(compared) == SUGGESTED_MAX
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks?owner=", "/v1/quotas?user=", "/v1/users/"])
+async def test_a_misspelt_name_is_compared_with_few_of_many_users(
+    harness: GatewayHarness,
+    admin: httpx.AsyncClient,
+    compared: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+) -> None:
+    async with harness.gateway.ports.store.transaction() as tx:
+        for n in range(1000):
+            tx.put(UserRow(f"user-{n:04}", "user", "", False, tx.now))
+    read = 0
+    select = Tx.select
+
+    async def counted(tx: Tx, *query: Any, **options: Any) -> Any:
+        nonlocal read
+        rows = await select(tx, *query, **options)
+        read += sum(isinstance(row, UserRow) for row in rows)
+        return rows
+
+    monkeypatch.setattr(Tx, "select", counted)
+    reply = await admin.get(f"{path}user-05000")
+    assert "did you mean user-0500?" in reply.json()["errors"][0]["fix"], reply.text
+    assert 0 < sum(compared) <= 2 * NEIGHBOURS_MAX
+    assert 0 < read <= 2 * NEIGHBOURS_MAX + 3
+
+
+async def test_a_policy_with_many_unknown_names_costs_few_comparisons(
+    harness: GatewayHarness, admin: httpx.AsyncClient, compared: list[int]
+) -> None:
+    await harness.member("ann")
+    names = {f"users[{n}]": f"an{n}" for n in range(200)}
+    harness.others.policy_set = m.SetPolicyReply(users=names)
+    reply = await admin.put("/v1/policies", content="groups: {}")
+    assert (reply.status_code, len(reply.json()["errors"])) == (422, 50), reply.text
+    assert "and 199 more" in reply.json()["detail"]
+    assert len(compared) == SUGGESTED_MAX
+
+
+async def test_a_misspelt_group_is_compared_with_each_of_few_groups_of_many_nodes(
+    harness: GatewayHarness,
+) -> None:
+    nodes = [a_node(f"{group}-{n}", group=group) for group in ("a100", "h100") for n in range(20)]
+    await harness.project(*nodes)
+    async with harness.gateway.ports.store.transaction() as tx:
+        assert await names_near(tx, NodeRow, "b100") == ["a100", "h100"]
 
 
 async def test_several_wrong_query_parameters_are_named_and_one_given_twice(

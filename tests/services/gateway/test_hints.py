@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -21,7 +22,8 @@ from services.gateway import store as rows_of
 from services.gateway.browser_sessions import COOKIE, begin
 from services.gateway.event_stream import Encoded, EventFilter
 from services.gateway.hints import ROUTE
-from services.gateway.rows import EventRow
+from services.gateway.rows import EventHeadRow, EventRow, TaskRow
+from services.gateway.store import HEAD
 from tests.kit.waiting import until
 from tests.services.gateway.gateway_harness import GatewayHarness, Sent, a_node, served
 from tests.services.gateway.test_events import streaming, take
@@ -251,6 +253,64 @@ async def test_a_process_listens_again_soon_after_the_bus_was_away(
         assert refused == [ROUTE.subject]
         await harness.publish(a_node("n0"))
         assert await arrives(stream, SOON)
+
+
+@pytest.mark.parametrize("writes", ["on_lead", "a first commit"])
+async def test_a_new_leader_says_that_it_has_changed_events_of_an_earlier_one(
+    tmp_path: Path, writes: str
+) -> None:
+    """Also together with new events, and when a process leads again after another one."""
+    harness = GatewayHarness(tmp_path, SELDOM)
+    hints: list[m.GatewayHint] = []
+
+    async def listen() -> None:
+        async with harness.connection("gateway").listen(ROUTE.subject) as received:
+            async for envelope in received:
+                assert isinstance(envelope.message, m.GatewayHint)
+                hints.append(envelope.message)
+
+    listener = asyncio.ensure_future(listen())
+    gateways = [harness.new_gateway(), harness.new_gateway()]
+    tasks = [asyncio.ensure_future(run()) for each in gateways for run in each.tasks]
+    written = 0
+    try:
+        await until(lambda: listening(harness) == 3)
+        for gateway in (*gateways, gateways[0]):
+            store = gateway.ports.store
+            leadership = await store.lead()
+            assert gateway.on_lead is not None
+            await gateway.on_lead(leadership.epoch)
+            if writes == "a first commit" and written:
+                async with store.transaction(epoch=leadership.epoch) as tx:
+                    old = await tx.get(EventRow, written)
+                    assert old is not None
+                    at_end = written + 1
+                    new = replace(old, position=at_end, fact=f"f{at_end}")
+                    tx.put(replace(old, owner="ann"), new, EventHeadRow(HEAD, at_end, 1))
+                written += 1
+            if written:
+                await until(lambda: bool(hints))
+                assert hints[0].rewritten, (writes, hints)
+            async with store.transaction(epoch=leadership.epoch) as tx:
+                # With their tasks, the next leader makes their owners known.
+                rows = [
+                    EventRow(n, "run.exited", f"f{n}", f"t{n}", 1, tx.now, {})
+                    for n in range(written + 1, written + 4)
+                ]
+                tx.put(*rows, EventHeadRow(HEAD, written + 3, 1))
+                if writes == "on_lead":
+                    tx.put(*(TaskRow(each.task_id, owner="ann") for each in rows))
+            written += 3
+            await until(lambda end=written: any(each.position == end for each in hints))
+            assert not hints[-1].rewritten
+            hints.clear()
+            await leadership.release()
+    finally:
+        for each in (*tasks, listener):
+            each.cancel()
+        await asyncio.gather(*tasks, listener, return_exceptions=True)
+        for gateway in gateways:
+            await gateway.ports.store.close()
 
 
 @pytest.mark.parametrize("harness", [{**SELDOM, "hint_gap_seconds": 0.2}], indirect=True)

@@ -499,6 +499,7 @@ async def test_the_tasks_progress_shows_the_latest_values_of_rank_0(
         ({"samples": []}, "samples"),
         ({"samples": [{"values": {}}]}, "samples[0].values"),
         ({"samples": [{"values": {"a": "x"}}]}, "samples[0].values.a"),
+        ({"samples": [{"values": {"a\x1b": 1}}]}, "samples[0].values.a\x1b.[key]"),
         ({"samples": [{"values": {"a": 1}}] * 3}, "samples"),
         ({"samples": [{"values": {"a": 1, "b": 2, "c": 3}}]}, "samples[0].values"),
         ({"samples": [{"at": "2026-01-01T00:00:00", "values": {"a": 1}}]}, "samples[0].at"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import cycle, product
 from typing import Any
@@ -37,6 +38,7 @@ from tests.services.gateway.gateway_harness import (
     a_node,
     a_spec,
     assigned,
+    preemption,
     served,
     sse,
     state,
@@ -226,6 +228,55 @@ async def test_explain_names_only_tasks_that_are_seen(harness: GatewayHarness) -
     assert (found["victims"], found["remedies"]) == (["hidden-1", own], ["stop hidden-1, or wait"])
     assert found["holders"][0]["task"] == "hidden-1"
     assert (found["position"], found["queue_length"], found["holders_count"]) == (2, 3, 1)
+
+
+@pytest.mark.parametrize("preemptor_of", ["ann", "dan"])
+async def test_reasons_name_only_tasks_that_are_seen(
+    harness: GatewayHarness, preemptor_of: str
+) -> None:
+    """In each answer that has reasons, pages and live streams. ann's task is preempted for another
+    one of hers, or for one of dan's, which she does not see."""
+    tokens = await everybody(harness)
+    task = await hidden_task(harness, tokens["ann"])
+    async with harness.client(tokens[preemptor_of]) as client:
+        preemptor = (await harness.submitted(client))["id"]
+    names = {"task": preemptor, "priority": "PRIORITY_HIGH"}
+    reason = m.Reason(code=m.ReasonCode.PREEMPTED_BY, names=names)
+    harness.others.decisions.append(
+        m.DecisionRecord(
+            no=1, decided_at=at(1), task_id=task, attempt=1, kind="preempt", reason=reason
+        )
+    )
+    paths = [
+        *(f"/v1/tasks/{task}", "/v1/tasks?state=preempting", f"/v1/tasks/{task}/decisions"),
+        *(f"/v1/tasks/{task}/runs", "/v1/events?type=preemption_requested"),
+        f"/v1/events?task={task}&type=run",
+    ]
+    streams = ("type=preemption_requested", f"type=preemption_requested&task={task}")
+    answers: list[tuple[str, str, Any]] = []
+    async with served(harness) as url, AsyncExitStack() as stack, asyncio.timeout(20):
+        live = [
+            (who, query, await stack.enter_async_context(opened))
+            for who, query in product(("ann", "olga"), streams)
+            for opened in [events_of(url, tokens[who], f"from=latest&{query}")]
+        ]
+        await until(lambda: sum(each.is_idle for each in harness_readers(harness)) == len(live))
+        await harness.project(
+            preemption(task).model_copy(update={"reason": reason}),
+            state(task, m.TaskState.PREEMPTING, 3, attempt=1, reason=reason),
+        )
+        answers += [(who, query, (await anext(stream)).data) for who, query, stream in live]
+        for who, query in product(("ann", "olga"), streams):
+            async with socket_at(url, f"/v1/events?{query}", tokens[who]) as socket:
+                answers.append((who, "socket", json.loads(await socket.recv())))
+        for who, path in product(("ann", "olga"), paths):
+            async with harness.client(tokens[who]) as client:
+                answers.append((who, path, (await client.get(path)).json()))
+    for who, source, answer in answers:
+        named = "hidden-1" if (who, preemptor_of) == ("ann", "dan") else preemptor
+        assert f"for task {named} at level high" in str(answer), (who, source, answer)
+        assert f"'task': '{named}'" in str(answer), (who, source)
+        assert (preemptor in str(answer)) == (named == preemptor), (who, source)
 
 
 # Streams
@@ -656,16 +707,60 @@ async def test_who_sees_no_accounts_learns_no_team_no_amount_and_no_name(
     assert same[0] == same[1]
 
 
+def filters(described: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str]]:
+    """Each list of the API with each of these filters that it has."""
+    for path, methods in described["paths"].items():
+        if path != "/v1/quotas/explain" and "{" not in path:
+            for each in methods.get("get", {}).get("parameters", ()):
+                if each["in"] == "query" and each["name"] in names:
+                    yield path, each["name"]
+
+
+async def test_no_filter_tells_who_sees_no_accounts_which_users_there_are(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    """On each list: the same answer for a user who is there as for one who is not."""
+    tokens = await everybody(harness)
+    described = (await admin.get("/v1/openapi.json")).json()
+    lists = [*filters(described, "owner", "user", "who", "requester")]
+    assert {path for path, _ in lists} >= {"/v1/tasks", "/v1/events", "/v1/quotas", "/v1/usage"}
+    for who in ("vic", "bob"):
+        async with harness.client(tokens[who]) as client:
+            for path, name in lists:
+                replies = [await client.get(f"{path}?{name}={user}") for user in ("dan", "daan")]
+                first, second = (
+                    (each.status_code, re.sub('[^,]*_at".*|"(from|to)":[^,]*', "", each.text))
+                    for each in replies
+                )
+                assert (first[0], first[1]) == (second[0], second[1].replace("daan", "dan")), path
+                assert "did you mean" not in replies[1].text, path
+
+
 @pytest.mark.parametrize("harness", [{"visibility": "own"}], indirect=True)
-async def test_a_filter_does_not_tell_of_tasks_that_are_not_seen(harness: GatewayHarness) -> None:
-    """A team that was removed is known where a task that is seen names it."""
+async def test_a_filter_does_not_tell_of_tasks_that_are_not_seen(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    """On each list: a team or a group that was removed is known where a task that is seen names
+    it."""
     tokens = await everybody(harness)
     await hidden_task(harness, tokens["ann"])
     async with harness.store(TABLES).transaction() as tx:
         (row,) = await tx.select(TaskRow)
-        tx.put(replace(row, team="gone"))
-    found: dict[str, int] = {}
-    for who in ("ann", "bob", "olga"):
-        async with harness.client(tokens[who]) as client:
-            found[who] = (await client.get("/v1/tasks?team=gone&name=nothing")).status_code
-    assert found == {"ann": 200, "bob": 422, "olga": 200}
+        tx.put(replace(row, team="gone", group="gone"))
+    lists = [*filters((await admin.get("/v1/openapi.json")).json(), "team", "group")]
+    checked: set[str] = set()
+    for path, name in lists:
+        found: dict[str, int] = {}
+        for who in ("ann", "bob", "olga"):
+            async with harness.client(tokens[who]) as client:
+                url = f"{path}?{name}=gone" + ("&name=nothing" if path == "/v1/tasks" else "")
+                found[who] = (await client.get(url)).status_code
+        # Usage of a team is its members', and users are listed to those who see accounts.
+        if found["olga"] == 200 and found["bob"] != 403:
+            expected = {"ann": 200, "bob": 422, "olga": 200}
+            assert found == expected, (path, name)
+            checked.add(f"{path} {name}")
+    assert {
+        f"/v1/{each} group" for each in ("tasks", "queue", "nodes", "events", "usage")
+    } < checked
+    assert {"/v1/tasks team", "/v1/quotas team", "/v1/events team"} < checked

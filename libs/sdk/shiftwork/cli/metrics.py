@@ -1,13 +1,12 @@
 """``shiftwork metrics`` and ``node metrics``: what was measured and reported, as charts."""
 
-import csv
 import sys
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import typer
 
-from shiftwork.cli import charts, complete, parse, render, session, tasks
+from shiftwork.cli import charts, complete, csv_output, parse, render, session, tasks
 from shiftwork.cli.failures import Failure, naming
 from shiftwork.client.paths import part
 
@@ -82,7 +81,7 @@ def metrics(
         return
     rows = [(each, series) for each in page["items"] for series in each["series"]]
     if as_csv:
-        _write_csv(rows)
+        csv_output.write(CSV_COLUMNS, _csv_rows(rows))
         return
     if page.get("series_problem"):
         render.warning(page["series_problem"])
@@ -107,7 +106,7 @@ def node_metrics(
         return
     rows: List[Row] = [({}, series) for series in found["series"]]
     if as_csv:
-        _write_csv(rows)
+        csv_output.write(CSV_COLUMNS, _csv_rows(rows))
         return
     _draw(rows, f"nothing was measured of {node} in this time")
 
@@ -139,7 +138,8 @@ def mean_gpu(used: Dict[str, Any]) -> Optional[float]:
     return sum(known) / len(known) if known else None
 
 
-IDS_AT_ONCE = 100
+# Ids of nodes may be long, and a URL has a limit.
+IDS_AT_ONCE = 50
 # The server is older, or its monitor does not answer.
 _MISSING = (404, 503)
 
@@ -204,12 +204,6 @@ def _draw(rows: Sequence[Row], empty: str) -> None:
 
 def _clock(at_seconds: float) -> str:
     return f"{datetime.fromtimestamp(at_seconds, timezone.utc):%Y-%m-%d %H:%M:%S}Z"
-
-
-def _write_csv(rows: Sequence[Row]) -> None:
-    writer = csv.DictWriter(sys.stdout, CSV_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_csv_rows(rows))
 
 
 def _csv_rows(rows: Sequence[Row]) -> Iterator[Dict[str, Any]]:

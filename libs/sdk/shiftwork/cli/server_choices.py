@@ -104,6 +104,7 @@ AUDIT_OUTCOMES = (
     "too-many",
     "unauthenticated",
     "unavailable",
+    "uri-too-long",
 )
 ABNORMAL_RULES = (
     "long_run",

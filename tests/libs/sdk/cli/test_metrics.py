@@ -118,6 +118,24 @@ def test_metrics_as_csv_have_a_line_for_each_point(shiftwork: Shiftwork) -> None
 
 @server_test
 @pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("command", [("metrics", "train"), ("node", "metrics", "n0")])
+def test_what_metrics_write_as_csv_is_no_formula(
+    shiftwork: Shiftwork, server: CliServer, command: tuple[str, ...]
+) -> None:
+    named = [a_series(name, [-1]) for name in ("=1+1", "@x", "loss\x1b]0;title\x07")]
+    server.metrics["items"][0]["series"] = named
+    if command[0] == "node":
+        server.metrics = {"node": "n0", "series": named}
+    out = shiftwork(*command, "--csv").out
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["signal"][:2] for row in rows] == ["'=", "'@", "lo"]
+    # Numbers stay numbers.
+    assert {row["average"] for row in rows} == {"-1"}
+    assert not {"\x1b", "\x07"} & set(out)
+
+
+@server_test
+@pytest.mark.usefixtures("measured")
 def test_missing_samples_are_said_and_what_was_reported_is_shown(
     shiftwork: Shiftwork, server: CliServer
 ) -> None:
