@@ -60,12 +60,11 @@ async def list_abnormal(
         async with parts.store.transaction() as tx:
             await require_findable(
                 tx,
-                # Who may not see accounts learns neither which there are nor which are alike.
-                users={"owner": owner} if owner and caller.reaches_all(Action.READ_USERS) else {},
+                caller,
+                users={"owner": owner} if owner else {},
                 teams={"team": team} if team else {},
                 groups={"group": group} if group else {},
                 kept=[(TaskRow, field, field) for field in ("owner", "team", "group")],
-                sight=caller.sight,
             )
     return answer_page(reply.tasks, _task, lambda each: each.task_id, reply.next or None)
 
