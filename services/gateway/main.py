@@ -14,6 +14,7 @@ from libs.service.loop import Loop
 from libs.service.prune import prune_loop
 from libs.service.stream_watch import StreamWatch
 from libs.service.wiring import Wiring
+from libs.store.port import Tx
 from services.gateway import eventlog
 from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
@@ -112,9 +113,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         authenticator.forget()
         await ports.store.make_resident(EventHeadRow)
         async with ports.store.transaction(epoch=epoch) as tx:
-            hints.lead((await head(tx)).position)
-            await ensure_first_admin(tx)
-            await eventlog.claim_all(tx, EVENTS_CLAIMED_MAX)
+            await _begin_term(tx, hints)
 
     watch = StreamWatch("gateway", ports.bus)
     hints = Hints(ports, settings.hint_gap_seconds, live, authenticator.forget)
@@ -132,6 +131,12 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         app=create_app(parts),
         tasks=(live.run, authenticator.watch, authenticator.record_uses, rejections.run, hints.run),
     )
+
+
+async def _begin_term(tx: Tx, hints: Hints) -> None:
+    hints.lead((await head(tx)).position)
+    await ensure_first_admin(tx)
+    await eventlog.claim_all(tx, EVENTS_CLAIMED_MAX)
 
 
 def _queue_cursors(settings: GatewaySettings) -> QueueCursors:
