@@ -14,6 +14,7 @@ from libs.service.loop import Loop
 from libs.service.prune import prune_loop
 from libs.service.stream_watch import StreamWatch
 from libs.service.wiring import Wiring
+from libs.store.port import Tx
 from services.gateway import eventlog
 from services.gateway.api.app import create_app
 from services.gateway.api.deps import Context
@@ -109,9 +110,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         authenticator.forget()
         await ports.store.make_resident(EventHeadRow)
         async with ports.store.transaction(epoch=epoch) as tx:
-            hints.lead((await head(tx)).position)
-            await ensure_first_admin(tx)
-            await eventlog.claim_all(tx, EVENTS_CLAIMED_MAX)
+            await _begin_term(tx, hints)
 
     watch = StreamWatch("gateway", ports.bus)
     hints = Hints(ports, settings.hint_gap_seconds, live, authenticator.forget)
@@ -138,6 +137,12 @@ def _commands(settings: GatewaySettings, ports: Ports) -> Commands:
         timeout_seconds=settings.command_timeout_seconds,
         retry_after_seconds=settings.retry_after_seconds,
     )
+
+
+async def _begin_term(tx: Tx, hints: Hints) -> None:
+    hints.lead((await head(tx)).position)
+    await ensure_first_admin(tx)
+    await eventlog.claim_all(tx, EVENTS_CLAIMED_MAX)
 
 
 def _queue_cursors(settings: GatewaySettings) -> QueueCursors:

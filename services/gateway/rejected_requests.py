@@ -5,7 +5,7 @@ minute costs a few rows and hides no other caller's. Called by ``api/guard.py`` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import structlog
@@ -129,4 +129,4 @@ class RejectionAudit:
 
 def _rest_of(refused: RejectedRequest) -> RejectedRequest:
     """What the rejections of one budget are summed up as that have no entry of their own."""
-    return RejectedRequest(refused.requester, "", "", "refused", refused.by_others)
+    return replace(refused, address="", target="", outcome="refused")

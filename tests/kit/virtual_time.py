@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from tests.kit.clock import at
 
 T = TypeVar("T")
+P = ParamSpec("P")
 START_SECONDS = 1000.0
 # A correct simulation takes less than a hundredth of these iterations for one point in time.
 TURNS_MAX = 50_000
@@ -38,6 +40,19 @@ class NumberedTask(asyncio.Task[Any]):
         return self is other
 
 
+class InlineExecutor(ThreadPoolExecutor):
+    """Runs at once what other loops run in a thread, which takes real time: the order of events
+    would depend on the machine."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - any of the function's
+            future.set_exception(error)
+        return future
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Jumps to the next timer as soon as nothing else is left to do."""
 
@@ -46,6 +61,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._turns = 0
         super().__init__()
         self._selector.select = self._pass_time  # type: ignore[method-assign]
+        self.set_default_executor(InlineExecutor(max_workers=1))
         numbers = itertools.count(1)
         self.set_task_factory(
             lambda loop, coro, **options: NumberedTask(next(numbers), coro, loop=loop, **options)

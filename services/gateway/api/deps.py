@@ -48,6 +48,7 @@ from services.gateway.event_stream import LiveEvents, StreamLimit
 from services.gateway.ids import Mint
 from services.gateway.large_bodies import LARGE_BYTES, LargeBodies
 from services.gateway.listeners import Listeners
+from services.gateway.login_delays import network_of
 from services.gateway.oidc import Provider
 from services.gateway.passwords import Passwords
 from services.gateway.permissions import Action, Role
@@ -318,7 +319,7 @@ def _counted_as(request: Request) -> str:
         return f"task {caller.task_id}"
     if isinstance(caller, Identity):
         return caller.user
-    return f"address {request.client.host if request.client else ''}"
+    return f"address {network_of(request.client.host if request.client else '')}"
 
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])

@@ -17,6 +17,7 @@ from services.gateway.rows import (
     PasswordRow,
     SessionRow,
     TokenRow,
+    UserRow,
 )
 from services.gateway.tables import TABLES
 from tests.kit.clock import at
@@ -65,6 +66,8 @@ class Made:
     tokens: dict[str, TokenRow]
     # Sessions, passwords, codes and accounts: whoever has one can do all that its user may.
     whole: dict[tuple[str, str], object]
+    # The role of each user.
+    roles: dict[str, str]
 
     @classmethod
     def of(cls, harness: GatewayHarness) -> Made:
@@ -76,7 +79,8 @@ class Made:
             for kind in kinds
             for key, row in tables.rows(TABLES, kind).items()
         }
-        return cls(dict(tables.rows(TABLES, TokenRow)), whole)
+        roles = {row.name: row.role for row in tables.rows(TABLES, UserRow).values()}
+        return cls(dict(tables.rows(TABLES, TokenRow)), whole, roles)
 
 
 @pytest.mark.parametrize("role", [Role.USER, Role.ADMIN])
@@ -114,6 +118,10 @@ async def test_no_request_with_a_limited_token_makes_a_credential_that_is_less_l
                 await client.request(method, at_task, json=body)
         after = Made.of(harness)
         assert after.whole == before.whole, (scopes, seconds)
+        # A role is no credential: an administrator gives it with any token that changes people,
+        # and it stays when the token is over.
+        gives_roles = role is Role.ADMIN and (not scopes or Scope.PEOPLE in scopes)
+        assert gives_roles or after.roles == before.roles, (scopes, seconds)
         for key, row in after.tokens.items():
             if key in before.tokens:
                 continue

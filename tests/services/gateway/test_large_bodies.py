@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from services.gateway import large_bodies
+from services.gateway.api import deps
 from services.gateway.large_bodies import LARGE_BYTES, REST_FACTOR, LargeBodies
 from services.gateway.problems import ProblemError
 from tests.kit.waiting import until
@@ -45,6 +47,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowParser:
     parser = SlowParser()
     monkeypatch.setattr(large_bodies, "json_of", parser)
     return parser
+
+
+def test_bodies_of_strangers_count_by_the_network_of_one_customer() -> None:
+    def counted(address: str) -> str:
+        return deps._counted_as(Request({"type": "http", "headers": [], "client": (address, 1)}))
+
+    assert counted("2001:db8::1") == counted("2001:db8::2") != counted("2001:db8:0:1::1")
+    assert counted("192.0.2.1") == counted("::ffff:192.0.2.1") != counted("192.0.2.2")
 
 
 @pytest.mark.parametrize("harness", [{"large_bodies_per_caller_max": 4}], indirect=True)

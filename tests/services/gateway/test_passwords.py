@@ -537,6 +537,47 @@ async def test_guesses_at_an_account_take_no_entry_of_its_own_in_the_audit_trail
     assert "quota.set" in actions()
 
 
+@pytest.mark.parametrize(
+    "harness",
+    [
+        {
+            "passwords": True,
+            "password_tries_free": 100,
+            "refusal_entries_burst": 1,
+            "refusal_entries_per_second": 0.001,
+            "refusals_seconds": 0.05,
+        }
+    ],
+    indirect=True,
+)
+async def test_guesses_beyond_the_limit_of_entries_are_found_by_their_action(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await set_password(harness)
+
+    async def guesses() -> list[str]:
+        found = (await admin.get("/v1/audit?who=ann&action=login.password")).json()["items"]
+        return [each["detail"] for each in found]
+
+    async with harness.client(None) as guesser:
+        assert (await log_in(guesser, "wrong")).status_code == 401
+
+        async def is_entered() -> bool:
+            return len(await guesses()) == 1
+
+        await until(is_entered)
+        for _ in range(7):
+            assert (await log_in(guesser, "wrong")).status_code == 401
+    await asyncio.sleep(0.2)
+    assert len(await guesses()) == 1
+    harness.clock.advance(3600)
+
+    async def are_entered() -> bool:
+        return "7 times, summed up" in await guesses()
+
+    await until(are_entered)
+
+
 def test_a_clock_that_is_set_back_does_not_lengthen_a_delay() -> None:
     clock = FakeClock()
     clock.advance(86_400 * 365)
