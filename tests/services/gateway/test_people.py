@@ -133,6 +133,41 @@ async def test_the_token_of_a_disabled_user_is_refused_with_what_helps(
     assert refused.headers["www-authenticate"].startswith("Bearer")
 
 
+@pytest.mark.parametrize("harness", [{"refusals_seconds": 0.02}], indirect=True)
+async def test_refusals_of_a_genuine_token_are_entered_under_its_user(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    """Of a disabled user, revoked, expired, and a good one at a route of runs; of a token that
+    nobody has, nobody is named."""
+    revoked = await token(admin, user="ann")
+    await admin.delete(f"/v1/tokens/{revoked['id']}")
+    expired = await token(admin, user="ann", expires_in_seconds=60)
+    harness.clock.advance(61)
+    assert (await ann.get("/v1/run")).status_code == 403
+    shown = {"/v1/tokens": revoked["token"], "/v1/users": expired["token"], "/v1/queue": "swt_x"}
+    for path, secret in shown.items():
+        async with harness.client(secret) as client:
+            assert (await client.get(path)).status_code == 401
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    assert (await ann.get("/v1/whoami")).status_code == 401
+
+    async def entered() -> dict[str, str]:
+        found = (await admin.get("/v1/audit?action=request")).json()["items"]
+        return {each["target"].rpartition(" ")[2]: each["who"] for each in found}
+
+    async def complete() -> bool:
+        return len(await entered()) == 5
+
+    await until(complete)
+    assert await entered() == {
+        "/v1/run": "ann",
+        "/v1/tokens": "ann",
+        "/v1/users": "ann",
+        "/v1/queue": "",
+        "/v1/whoami": "ann",
+    }
+
+
 @pytest.mark.parametrize("harness", [{"token_uses_seconds": 0.02}], indirect=True)
 async def test_the_last_use_of_a_token_is_shown(
     harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient

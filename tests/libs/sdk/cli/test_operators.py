@@ -197,6 +197,7 @@ def test_quota_explain_shows_what_decides(shiftwork: Shiftwork, server: CliServe
     nothing = {"held": None, "free": None}
     cap = {"team": "(hidden)", "limit": 8, "unit": "gpus", **nothing}
     hidden = {**permission, **nothing, "gpus_held": None, "nodes_held": None, "caps": [cap]}
+    hidden.update(binds="cap", granted={**nothing, "limit": 4, "unit": "gpus"})
     server.permissions = {"user": "ann", "team": None, "permissions": [hidden]}
     out = shiftwork("quota", "explain", "--user", "ann").out
     assert "team (hidden) in every group: 8 gpus" in out
