@@ -125,6 +125,11 @@ class Identity:
         team = self.team if reach is Reach.TEAM else ""
         return Sight() if reach is Reach.ALL else Sight(self.user, team)
 
+    @property
+    def sees_team(self) -> bool:
+        """True if the caller sees what the team's other members submit: who they are is known."""
+        return bool(self.team) and (self.sight.is_full or bool(self.sight.team))
+
     def reaches_all(self, action: Action) -> bool:
         """True if the caller may do this to the things of everybody."""
         reach = reach_of(action, self.role, self.scopes, self.visibility)
@@ -219,8 +224,9 @@ class Authenticator:
     async def person(self, token: str, address: str) -> Identity:
         """The user behind a token; raises 401, or 403 for a genuine run token."""
         if token.startswith(RUN_PREFIX):
-            self._verified_run(token)
-            raise forbidden("a run token is good for /v1/run alone; use a user's token here")
+            run = self._verified_run(token)
+            detail = "a run token is good for /v1/run alone; use a user's token here"
+            raise forbidden(detail).of(run.task_id)
         return await self._person(token_hash(token), address, self._look_up)
 
     async def session(self, secret: str, address: str) -> Identity:
@@ -244,8 +250,8 @@ class Authenticator:
                 self._uses[identity.token_id] = (self._clock.now(), address)
         if identity.expires_at is not None and identity.expires_at <= self._clock.now():
             if identity.is_session:
-                raise unauthenticated(SESSION_OVER)
-            raise unauthenticated(f"this token has expired; {ANOTHER}")
+                raise unauthenticated(SESSION_OVER).of(identity.user)
+            raise unauthenticated(f"this token has expired; {ANOTHER}").of(identity.user)
         return replace(identity, visibility=self._visibility)
 
     async def _first_admin(self, digest: str) -> Identity:
@@ -308,8 +314,9 @@ class Authenticator:
         is over is the routes' to ask: its token ends with it.
         """
         if not token.startswith(RUN_PREFIX):
-            await self.person(token, address)
-            raise forbidden("only a run's own token (SHIFTWORK_RUN_TOKEN) is good for /v1/run")
+            person = await self.person(token, address)
+            detail = "only a run's own token (SHIFTWORK_RUN_TOKEN) is good for /v1/run"
+            raise forbidden(detail).of(person.user)
         return self._verified_run(token)
 
     def _verified_run(self, token: str) -> RunId:
@@ -327,7 +334,7 @@ class Authenticator:
         if row is None or user is None:
             raise unauthenticated("this token is not known")
         if row.revoked_at is not None:
-            raise unauthenticated(f"this token was revoked; {ANOTHER}")
+            raise unauthenticated(f"this token was revoked; {ANOTHER}").of(row.user)
         return _identity(
             user, team, row.id, row.name, row.expires_at, digest=digest, scopes=row.scopes
         )
@@ -505,7 +512,8 @@ def _disabled(name: str) -> ProblemError:
     message = f"user {name} is disabled"
     fix = f"ask an administrator to enable the user: PATCH /v1/users/{name} with disabled: false"
     error = FieldError(field="", value="", message=message, fix=fix)
-    return ProblemError(UNAUTHENTICATED, f"{message}; {fix}", [error], headers=CHALLENGE)
+    detail = f"{message}; {fix}"
+    return ProblemError(UNAUTHENTICATED, detail, [error], headers=CHALLENGE).of(name)
 
 
 def _identity(
@@ -528,7 +536,7 @@ def _identity(
     except ValueError as problem:
         raise unauthenticated(
             f"this version does not know what {user.name} may do: {problem}; ask an administrator"
-        ) from None
+        ).of(user.name) from None
     return Identity(
         user.name,
         role,

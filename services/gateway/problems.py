@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_origin
+from typing import Self, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -153,6 +153,13 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
         # True once the audit trail has it: the refusal of a change is entered with the change.
         self.audited = False
+        # Whose token was shown, which is genuine and not good here. For the audit trail alone.
+        self.user = ""
+
+    def of(self, user: str) -> Self:
+        """The same, of the user or task whose genuine token was shown."""
+        self.user = user
+        return self
 
     def document(self) -> dict[str, object]:
         """The problem as JSON."""

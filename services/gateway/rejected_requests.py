@@ -34,16 +34,16 @@ class RejectedRequest:
     address: str
     target: str
     outcome: str
-    # Somebody else may have sent it, such as a guess at this user's password: it takes no entry
-    # of the user's own.
-    by_others: bool = False
+    # The user whose password was guessed, or whose token is not good any more: somebody else may
+    # have sent it, so it takes no entry of the user's own.
+    account: str = ""
     # What was refused, where that is known.
     action: str = ACTION
 
     @property
     def budget(self) -> str:
         """Whose entries it takes."""
-        return f"others at {self.requester}" if self.by_others else self.requester
+        return f"others at {self.account}" if self.account else self.requester
 
 
 @dataclass
@@ -129,4 +129,6 @@ class RejectionAudit:
 
 def _rest_of(refused: RejectedRequest) -> RejectedRequest:
     """What the rejections of one budget are summed up as that have no entry of their own."""
-    return replace(refused, address="", target="", outcome="refused")
+    # Of guesses the target alone names the account.
+    target = "" if refused.requester else refused.account
+    return replace(refused, address="", target=target, outcome="refused")

@@ -416,7 +416,8 @@ def permission(given: QuotaAllowance, *, amounts: bool = True, team: bool = True
 
     ``limit`` to ``free`` are of the row that stops further runs first; ``binds`` says which kind of
     row that is, and a cap that binds comes first in ``caps``. Without ``amounts`` what is held is
-    null, and so is what binds: ``limit`` is the grant's. Without ``team`` no team is named.
+    null, and the row that permits the least is taken for the first. Without ``team`` no team is
+    named.
     """
     decides = given.decides
     grant = decides.quota if decides is not None else Quota(grant=True, unlimited=True)
@@ -424,15 +425,16 @@ def permission(given: QuotaAllowance, *, amounts: bool = True, team: bool = True
         grant = grant.model_copy(update={"team": HIDDEN_TEAM})
     granted = _granted(given, grant)
     caps = [_cap(each, team=team) for each in given.caps]
-    first, binds = granted, None
-    if amounts:
-        caps.sort(key=_binding_order)
-        limiting = [*([] if granted is None else [granted]), *caps[:1]]
-        # A grant that forbids the level does so whatever a cap leaves.
-        first = granted if given.forbidden else min(limiting, key=_binding_order, default=None)
-        binds = None if first is None else "grant" if first is granted else "cap"
-    else:
-        for row in ([] if granted is None else [granted]) + caps:
+    rows = [*([] if granted is None else [granted]), *caps]
+    if not amounts:
+        for row in rows:
+            row.update(held=0, free=row["limit"])
+    caps.sort(key=_binding_order)
+    # A grant that forbids the level does so whatever a cap leaves.
+    first = granted if given.forbidden else min(rows, key=_binding_order, default=None)
+    binds = None if first is None else "grant" if first is granted else "cap"
+    if not amounts:
+        for row in rows:
             row.update(held=None, free=None)
     numbers = ("limit", "unit", "held", "free")
     return {

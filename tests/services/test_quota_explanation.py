@@ -80,3 +80,18 @@ def test_a_level_that_is_not_permitted_is_so_whatever_a_cap_leaves() -> None:
     row, admitted = explained(site, a_limit(0, user="ann"))
     assert admitted == []
     assert (row["permitted"], row["binds"], row["free"]) == (False, "grant", 0)
+
+
+@given(st.lists(st.fixed_dictionaries({**LIMIT, "unit": UNITS_OF_GPUS}), max_size=4))
+def test_without_amounts_the_limit_is_that_of_the_row_that_permits_least(
+    drawn: list[dict[str, Any]],
+) -> None:
+    limits = {each.key: each for each in (drawn_limit(**fields) for fields in drawn)}
+    snapshot = a_snapshot([HELD], [a_node("n0")], limits=tuple(limits.values()))
+    rows = permissions(snapshot.index, *ANN)
+    row = views.permission(next(each for each in rows if each.priority is NORMAL), amounts=False)
+    own = [] if row["granted"] is None else [row["granted"]]
+    least = min((each["limit"] for each in [*own, *row["caps"]]), default=None)
+    assert row["limit"] == (0 if own and not row["permitted"] else least)
+    held = {each[name] for each in [row, *own, *row["caps"]] for name in ("held", "free")}
+    assert held <= {None}

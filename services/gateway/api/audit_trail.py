@@ -12,7 +12,7 @@ from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import audit_shapes as shapes
 from services.gateway.api.deps import Caller, PageQuery, Parts, allows, answer_page, router_of
-from services.gateway.api.query_parameters import time_parameter
+from services.gateway.api.query_parameters import require_before, time_parameter
 from services.gateway.audit import require_known
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action
@@ -55,6 +55,8 @@ async def audit_trail(
 ) -> Response:
     """Entries that meet every filter, newest first."""
     require_known(action, outcome)
+    first, last = time_parameter("from", begin), time_parameter("to", end)
+    require_before("from", first, last)
     where = [
         Where(column, op, value)
         for column, op, value in (
@@ -64,8 +66,8 @@ async def audit_trail(
             ("outcome", Op.EQ, outcome),
             ("address", Op.EQ, address),
             ("token", Op.EQ, token),
-            ("at", Op.GE, time_parameter("from", begin)),
-            ("at", Op.LT, time_parameter("to", end)),
+            ("at", Op.GE, first),
+            ("at", Op.LT, last),
         )
         if value is not None
     ]

@@ -214,7 +214,14 @@ def note_refusal(parts: Context, scope: Scope, problem: ProblemError) -> None:
     method = method if method in {*METHODS, "WEBSOCKET"} else "OTHER"
     # Without ids, which would make each refusal a kind of its own.
     target = f"{method} {scope[TEMPLATES].of(scope['path'])}"
-    parts.rejections.note(RejectedRequest(str(name), address_of(scope), target, problem.kind.type))
+    shown = RejectedRequest(
+        str(name) or problem.user,
+        address_of(scope),
+        target,
+        problem.kind.type,
+        account="" if name else problem.user,
+    )
+    parts.rejections.note(shown)
 
 
 def _check_target(scope: Scope, settings: GatewaySettings) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from libs.contracts import messages as m
 from services.gateway.api.deps import Caller, Parts, allows, answer, router_of, task_or_404
-from services.gateway.api.query_parameters import time_parameter
+from services.gateway.api.query_parameters import require_before, time_parameter
 from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Action
 from services.gateway.problems import TOO_MANY, ProblemError, invalid
@@ -117,6 +117,8 @@ async def log_lines(
     if given[1:]:
         fix = "give one of after, before and last"
         raise invalid(given[0], after or before, f"stands beside {given[1]}", fix)
+    begin, end = time_parameter("since", since), time_parameter("until", until)
+    require_before("since", begin, end)
     query = m.ReadLogLines(
         task_id=task_id,
         attempt=attempt or 0,
@@ -127,8 +129,8 @@ async def log_lines(
         ignore_case=ignore_case,
         lines_before=lines_before,
         lines_after=lines_after,
-        since=time_parameter("since", since),
-        until=time_parameter("until", until),
+        since=begin,
+        until=end,
         by_time=order == "time",
         after=after,
         before=before,

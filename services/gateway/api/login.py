@@ -52,7 +52,7 @@ from services.gateway.problems import (
     UNAUTHENTICATED,
     ProblemError,
 )
-from services.gateway.rejected_requests import RejectedRequest
+from services.gateway.rejected_requests import NOBODY, RejectedRequest
 from services.gateway.rows import (
     LoginUseRow,
     PasswordRow,
@@ -209,15 +209,10 @@ async def log_in(request: Request, body: PasswordLoginBody, parts: Parts) -> Res
         return await _log_in(request, body, parts, address)
     except ProblemError as problem:
         if problem.kind in (UNAUTHENTICATED, TOO_MANY):
-            # Under the account, if it exists: other names may be passwords in the wrong field.
-            name = body.user if passwords.is_user(body.user) else ""
+            # At the account, if it exists: other names may be passwords in the wrong field.
+            name = body.user if passwords.is_user(body.user) else UNKNOWN_USER
             refused = RejectedRequest(
-                name,
-                address,
-                name or UNKNOWN_USER,
-                problem.kind.type,
-                by_others=True,
-                action=LOGIN_ACTION,
+                NOBODY, address, name, problem.kind.type, account=name, action=LOGIN_ACTION
             )
             parts.rejections.note(refused)
             problem.audited = True

@@ -14,7 +14,7 @@ from services.gateway import store as rows_of
 from services.gateway import views
 from services.gateway.api import shapes
 from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of, task_or_404
-from services.gateway.api.query_parameters import time_parameter
+from services.gateway.api.query_parameters import require_before, time_parameter
 from services.gateway.auth import Identity
 from services.gateway.output_stream import OutputFilter, OutputFollower, read_range
 from services.gateway.permissions import Action
@@ -70,6 +70,8 @@ async def logs(
     async with parts.store.transaction() as tx:
         await task_or_404(tx, task_id, caller.sight)
     _check(parts, limit_bytes, tail)
+    begin, end = time_parameter("since", since), time_parameter("until", until)
+    require_before("since", begin, end)
     wanted = OutputFilter(
         task_id,
         attempt,
@@ -77,10 +79,10 @@ async def logs(
         role,
         offset or 0,
         tail,
-        time_parameter("since", since),
+        begin,
         timestamps=timestamps,
         before=before,
-        until=time_parameter("until", until),
+        until=end,
     )
     if follow:
         for name, value in (("before", before), ("until", until)):

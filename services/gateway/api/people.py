@@ -91,7 +91,12 @@ LIMITED = NotPermitted(
 HasQuotas = Annotated[
     bool, Query(alias="force", description="accept a name that quotas name already")
 ]
+DryRun = Annotated[
+    bool, Query(description="check the change, answer as if it were made, and change nothing")
+]
 R = TypeVar("R", UserRow, TeamRow)
+# Of a team that cannot be removed, so many members are named.
+MEMBERS_NAMED_MAX = 10
 BY_NAME = Sort("name", False, "name", False)
 
 
@@ -206,7 +211,9 @@ async def show_user(name: str, caller: Caller, parts: Parts) -> Response:
 
 @router.patch("/users/{name}", response_model=shapes.User)
 @allows(Action.CHANGE_PEOPLE)
-async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Parts) -> Response:
+async def change_user(
+    name: str, body: UserChangeBody, caller: Caller, parts: Parts, *, dry_run: DryRun = False
+) -> Response:
     """Another role or team, or shut out. The tasks of a user who is disabled or archived save and
     are stopped, soon after this answers."""
     async with parts.store.transaction() as tx:
@@ -219,6 +226,8 @@ async def change_user(name: str, body: UserChangeBody, caller: Caller, parts: Pa
             raise ProblemError(CONFLICT, message, [error])
         await _check_team(tx, body.team or "")
         await _check_group(tx, body)
+        if dry_run:
+            return answer(views.user(after))
         tx.put(after)
         audit(
             tx,
@@ -488,11 +497,12 @@ async def remove_team(name: str, caller: Caller, parts: Parts) -> Response:
         row = await tx.get(TeamRow, name)
         if row is None:
             raise absent("name", "team", name, await names_near(tx, TeamRow, name))
-        members = await tx.select(UserRow, Where("team", Op.EQ, name), limit=1)
+        members = await tx.select(UserRow, Where("team", Op.EQ, name), limit=MEMBERS_NAMED_MAX + 1)
         if members:
-            user = members[0].name
-            message = f"{user} and perhaps others are in {name}"
-            fix = f"move them first: PATCH /v1/users/{user} with another team"
+            users = [each.name for each in members[:MEMBERS_NAMED_MAX]]
+            named = ", ".join(users) + (" and more" if len(members) > len(users) else "")
+            message = f"{named} {'is' if len(members) == 1 else 'are'} in {name}"
+            fix = f"move them first: PATCH /v1/users/{users[0]} with another team"
             error = FieldError(field="name", value=name, message=message, fix=fix)
             raise ProblemError(CONFLICT, f"{message}; {fix}", [error])
         if (held := await _held_by(tx, "team", name)) is not None:

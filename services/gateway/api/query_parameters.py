@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Query
 
+from services.gateway.json_values import rfc3339
 from services.gateway.problems import invalid
 from services.gateway.strict_input import parse_time
 
@@ -22,3 +23,10 @@ def time_parameter(field: str, text: str | None) -> datetime | None:
     except ValueError:
         fix = "write it like 2026-01-31T12:00:00Z"
         raise invalid(field, text, "is not a time with a zone", fix) from None
+
+
+def require_before(field: str, begin: datetime | None, end: datetime | None) -> None:
+    """Raise a problem that names ``field`` for a range that ends before it begins, or is empty."""
+    if begin is not None and end is not None and begin >= end:
+        message = f"is not before the end of the range, {rfc3339(end)}"
+        raise invalid(field, rfc3339(begin), message, "give an earlier time")

@@ -50,7 +50,7 @@ class QuotaAllowance(TypedDict):
     free: int | None
     binds: str | None
     # What the user holds in this group at this level; null where the caller may not see the usage
-    # of others, with every other amount that is held, and with what binds.
+    # of others, with every other amount that is held.
     gpus_held: int | None
     nodes_held: int | None
     # The grant that decides, in words; ``site``: it is the site's default.

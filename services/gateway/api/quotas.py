@@ -85,7 +85,7 @@ async def explain_quota(
 ) -> Response:
     """What a user may hold in each group at each level, and which rows decide that; left out: the
     caller. The scheduler computes it as it decides. Of others, who may not see everybody's usage
-    sees no amount that is held, and who may not see accounts no team."""
+    sees no amount that is held, and who may not see accounts no team but the own."""
     name = user or caller.user
     is_own = name == caller.user
     sees_usage = is_own or caller.reaches_all(Action.READ_USAGE)
@@ -97,15 +97,16 @@ async def explain_quota(
             raise absent("user", "user", name, near)
         await require_known(tx, groups={"group": group} if group else {})
     team = row.team if row is not None else ""
+    sees_team = sees_users or (team == caller.team and caller.sees_team)
     query = m.ExplainQuota(user=name, team=team, group=group or "")
     reply = await parts.commands.ask(query, m.ExplainQuotaReply)
     return answer(
         {
             "user": name,
-            "team": (team or None) if sees_users else None,
+            "team": (team or None) if sees_team else None,
             "explained_at": views.rfc3339(reply.explained_at),
             "permissions": [
-                views.permission(each, amounts=sees_usage, team=sees_users)
+                views.permission(each, amounts=sees_usage, team=sees_team)
                 for each in reply.permissions
             ],
         }

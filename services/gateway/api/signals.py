@@ -25,7 +25,7 @@ from services.gateway.api.deps import (
     router_of,
     task_or_404,
 )
-from services.gateway.api.query_parameters import time_parameter
+from services.gateway.api.query_parameters import require_before, time_parameter
 from services.gateway.api.tasks import number_cursor
 from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Action
@@ -265,11 +265,10 @@ def _wanted(
     end = time_parameter("to", to)
     assert end is not None, "it has a default"
     begin = time_parameter("from", since) or default_begin or end - RANGE_DEFAULT
-    if begin >= end:
-        raise invalid("from", rfc3339(begin), "is not before to", "give an earlier time")
+    require_before("from", begin, end)
     if end - begin > RANGE_MAX:
-        fix = "give a later time"
-        raise invalid("from", rfc3339(begin), f"is more than {RANGE_MAX.days} days before to", fix)
+        message, fix = f"is more than {RANGE_MAX.days} days before the end", "give a later time"
+        raise invalid("from", rfc3339(begin), message, fix)
     return Wanted(_split(signal), begin, end, step_seconds or 0)
 
 

@@ -16,7 +16,7 @@ from libs.contracts.wording import meant
 from services.gateway import usage, views
 from services.gateway.api import usage_shapes as shapes
 from services.gateway.api.deps import Caller, Context, Parts, allows, answer, router_of
-from services.gateway.api.query_parameters import NameQuery, time_parameter
+from services.gateway.api.query_parameters import NameQuery, require_before, time_parameter
 from services.gateway.auth import Identity
 from services.gateway.known_names import require_findable
 from services.gateway.permissions import Action, Reach, whom_to_ask
@@ -151,12 +151,11 @@ def _dimensions(text: str) -> tuple[str, ...]:
 
 def _check_range(parts: Context, selection: Selection) -> None:
     since, until = selection.since, selection.until
-    if since >= until:
-        raise invalid("from", views.rfc3339(since), "is not before to", "give an earlier time")
+    require_before("from", since, until)
     most = parts.settings.usage_days_max
     if DAY in selection.group_by and until - since > timedelta(days=most):
         fix = "give a shorter range, or leave day out of group_by"
-        raise invalid("from", views.rfc3339(since), f"is more than {most} days before to", fix)
+        raise invalid("from", views.rfc3339(since), f"is more than {most} days before the end", fix)
 
 
 async def _sums(parts: Context, user: str, selection: Selection) -> list[Sums]:

@@ -363,12 +363,16 @@ def _too_much(
     """Return the error of a task that needs more than a row permits; an operator would raise the
     row ``more``."""
     most, noun = row.limit, "node" if row.unit is Unit.NODES else "GPU"
-    field, value = _counted_by(spec, row.unit, needed, facts)
+    field, value = _counted_by(spec, row, needed, facts)
+    whole = row.unit is Unit.GPUS and not has_given_roles(spec) and spec.gpus_per_node is None
+    nodes = f" ({counted(spec.nodes, 'whole node')})" if whole else ""
+    in_all = "" if has_given_roles(spec) or spec.nodes == 1 else " in all"
+    less = f"ask for at most {counted(most, noun)}{in_all}, choose" if most else "choose"
     return field_error(
         field,
         value,
-        f"the task needs {counted(needed, noun)}, {permits}",
-        f"ask for at most {counted(most, noun)}, choose another priority or group, "
+        f"the task needs {counted(needed, noun)}{nodes}, {permits}",
+        f"{less} another priority or group, "
         f"or ask an operator for more: {_set_to(more, needed, row.unit)}",
     )
 
@@ -381,13 +385,16 @@ def _in_its_unit(row: Quota, spec: TaskSpec, facts: Facts) -> Quota:
     return row.model_copy(update={"unit": unit})
 
 
-def _counted_by(spec: TaskSpec, unit: Unit, needed: int, facts: Facts) -> tuple[str, int]:
-    """Return the field, and its value, that a quota is exceeded by: of the role that needs most."""
+def _counted_by(spec: TaskSpec, row: Quota, needed: int, facts: Facts) -> tuple[str, object]:
+    """Return the field that a quota is exceeded by, and its value: of the role that needs most.
+
+    GPUs are exceeded by the nodes where one node alone stays within the quota.
+    """
+    unit = row.unit
     if not has_given_roles(spec):
-        by_nodes = unit is Unit.NODES or not spec.gpus_per_node
-        return "nodes" if by_nodes else "gpus_per_node", (
-            spec.nodes if unit is Unit.NODES else needed
-        )
+        if unit is Unit.NODES or (spec.nodes > 1 and needed <= row.limit * spec.nodes):
+            return "nodes", spec.nodes
+        return "gpus_per_node", "" if spec.gpus_per_node is None else spec.gpus_per_node
     alone = role_specs(spec)
     index = max(
         range(len(alone)),

@@ -133,6 +133,41 @@ async def test_the_token_of_a_disabled_user_is_refused_with_what_helps(
     assert refused.headers["www-authenticate"].startswith("Bearer")
 
 
+@pytest.mark.parametrize("harness", [{"refusals_seconds": 0.02}], indirect=True)
+async def test_refusals_of_a_genuine_token_are_entered_under_its_user(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    """Of a disabled user, revoked, expired, and a good one at a route of runs; of a token that
+    nobody has, nobody is named."""
+    revoked = await token(admin, user="ann")
+    await admin.delete(f"/v1/tokens/{revoked['id']}")
+    expired = await token(admin, user="ann", expires_in_seconds=60)
+    harness.clock.advance(61)
+    assert (await ann.get("/v1/run")).status_code == 403
+    shown = {"/v1/tokens": revoked["token"], "/v1/users": expired["token"], "/v1/queue": "swt_x"}
+    for path, secret in shown.items():
+        async with harness.client(secret) as client:
+            assert (await client.get(path)).status_code == 401
+    await admin.patch("/v1/users/ann", json={"disabled": True})
+    assert (await ann.get("/v1/whoami")).status_code == 401
+
+    async def entered() -> dict[str, str]:
+        found = (await admin.get("/v1/audit?action=request")).json()["items"]
+        return {each["target"].rpartition(" ")[2]: each["who"] for each in found}
+
+    async def complete() -> bool:
+        return len(await entered()) == 5
+
+    await until(complete)
+    assert await entered() == {
+        "/v1/run": "ann",
+        "/v1/tokens": "ann",
+        "/v1/users": "ann",
+        "/v1/queue": "",
+        "/v1/whoami": "ann",
+    }
+
+
 @pytest.mark.parametrize("harness", [{"token_uses_seconds": 0.02}], indirect=True)
 async def test_the_last_use_of_a_token_is_shown(
     harness: GatewayHarness, ann: httpx.AsyncClient, admin: httpx.AsyncClient
@@ -745,3 +780,42 @@ async def test_environments_and_life_states_need_a_scope_of_their_own(
             again = await client.post(f"/v1/tasks/{task}/retry")
             if again.status_code == 201:
                 assert ("hush" in again.text) == sees
+
+
+async def test_a_dry_run_of_a_change_of_a_user_checks_all_and_changes_nothing(
+    harness: GatewayHarness, admin: httpx.AsyncClient, ann: httpx.AsyncClient
+) -> None:
+    before = (await admin.get("/v1/users/ann")).json()
+    entries = (await admin.get("/v1/audit")).json()["items"]
+    checked = await admin.patch("/v1/users/ann?dry_run=true", json={"disabled": True})
+    assert (checked.status_code, checked.json()["disabled"]) == (200, True)
+    assert (await admin.get("/v1/users/ann")).json() == before
+    assert (await ann.get("/v1/whoami")).status_code == 200
+    assert (await admin.get("/v1/audit")).json()["items"] == entries
+    for path, body in (
+        ("/v1/users/admin", {"disabled": True}),
+        ("/v1/users/nobody", {"disabled": True}),
+        ("/v1/users/ann", {"team": "none"}),
+    ):
+        wanted = await admin.patch(path, json=body)
+        found = await admin.patch(f"{path}?dry_run=true", json=body)
+        assert wanted.status_code >= 400
+        assert (found.status_code, found.json()) == (wanted.status_code, wanted.json())
+    assert (
+        await ann.patch("/v1/users/bob?dry_run=true", json={"disabled": True})
+    ).status_code == 403
+
+
+async def test_the_members_of_a_team_that_cannot_be_removed_are_named(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await admin.post("/v1/teams", json={"name": "vision"})
+    for count, wanted in (
+        (1, "m10 is in vision"),
+        (3, "m10, m11, m12 are in vision"),
+        (11, ", ".join(f"m{each}" for each in range(10, 20)) + " and more are in vision"),
+    ):
+        for each in range(10, 10 + count):
+            await admin.post("/v1/users", json={"name": f"m{each}", "team": "vision"})
+        refused = await admin.delete("/v1/teams/vision")
+        assert (refused.status_code, refused.json()["errors"][0]["message"]) == (409, wanted)

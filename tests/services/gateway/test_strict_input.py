@@ -432,3 +432,28 @@ async def test_the_same_key_in_several_objects_is_accepted(harness: GatewayHarne
         headers = {"content-type": "application/json"}
         reply = await client.post("/v1/tasks", content=body, headers=headers)
     assert reply.status_code == 201, reply.text
+
+
+async def test_a_range_that_ends_before_it_begins_is_refused_on_every_route_that_takes_one(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    task = (await harness.submitted(admin))["id"]
+    await harness.project(a_node("n1"))
+    paths = (await admin.get("/v1/openapi.json")).json()["paths"]
+    ranges = {"from": "to", "since": "until"}
+    tried = set[str]()
+    for path, methods in paths.items():
+        names = {each["name"] for each in methods.get("get", {}).get("parameters", ())}
+        for begin, end in ranges.items():
+            if not {begin, end} <= names:
+                continue
+            tried.add(path)
+            filled = path.replace("{task_id}", task).replace("{node_id}", "n1")
+            query = {begin: "2026-01-02T00:00:00Z", end: "2026-01-01T00:00:00Z"}
+            query |= {"rank": "0"} if path.endswith("/logs") else {}
+            reply = await admin.get(filled, params=query)
+            assert reply.status_code == 422, (path, reply.text)
+            (error,) = reply.json()["errors"]
+            assert (error["field"], error["value"]) == (begin, query[begin]), path
+            assert error["message"] == f"is not before the end of the range, {query[end]}"
+    assert {"/v1/audit", "/v1/usage", "/v1/tasks/{task_id}/logs"} <= tried

@@ -8,7 +8,7 @@ import pytest
 from libs.contracts.messages import Priority, Quota, Refusal, Role, TaskSpec, Unit
 from services.submit.domain.facts import Defaults, Facts, Limits, Shape
 from services.submit.domain.fill import fill_in
-from services.submit.domain.fit import demand
+from services.submit.domain.fit import check_quota, demand
 from services.submit.domain.validate import validate
 from tests.kit.specs import TASK_ID, asked
 
@@ -316,13 +316,13 @@ def limit(number: int, *, unit: Unit = Unit.GPUS, **changes: Any) -> Quota:
         (limit(0), {"gpus_per_node": 0}, []),
         # Whole nodes: the smallest ones have 4 GPUs.
         (limit(4), {"nodes": 1}, []),
-        (limit(3), {"nodes": 1}, ["nodes"]),
+        (limit(3), {"nodes": 1}, ["gpus_per_node"]),
         # A group without GPUs takes nothing of a quota of GPUs.
         (limit(2), {"nodes": 3, "group": "cpu"}, []),
         (limit(2, unit=Unit.NODES), {"nodes": 3, "group": "cpu"}, ["nodes"]),
         # Every level but one has quota left.
         (limit(0, priority=Priority.NORMAL), {"priority": Priority.AUTO}, []),
-        (limit(0), {"priority": Priority.AUTO}, ["nodes"]),
+        (limit(0), {"priority": Priority.AUTO}, ["gpus_per_node"]),
     ],
 )
 def test_a_task_that_a_quota_can_never_admit_is_refused(
@@ -347,6 +347,27 @@ def test_the_quota_error_has_the_numbers_of_the_tightest_row() -> None:
     assert found.errors[0].message == (
         "the task needs 8 GPUs, and the quota of user ann at priority normal in group default is 4"
     )
+
+
+@pytest.mark.parametrize(
+    ("most", "changes", "field", "value", "message", "fix"),
+    [
+        (2, {"nodes": 1}, "gpus_per_node", "", "4 GPUs (1 whole node)", "2 GPUs, "),
+        (3, {"nodes": 2}, "gpus_per_node", "", "8 GPUs (2 whole nodes)", "3 GPUs in all, "),
+        (4, {"nodes": 2}, "nodes", "2", "8 GPUs (2 whole nodes)", "4 GPUs in all, "),
+        (4, {"nodes": 3, "gpus_per_node": 2}, "nodes", "3", "6 GPUs", "4 GPUs in all, "),
+        (4, {"nodes": 2, "gpus_per_node": 5}, "gpus_per_node", "5", "10 GPUs", "4 GPUs in all, "),
+    ],
+)
+def test_a_quota_error_has_the_value_that_its_field_has_in_the_task(  # noqa: PLR0917
+    most: int, changes: dict[str, Any], field: str, value: str, message: str, fix: str
+) -> None:
+    facts = Facts(shapes=SHAPES, inventory_known=True, quotas=(limit(most, user="ann"),))
+    filled = fill_in(asked(**changes), task_id=TASK_ID, defaults=Defaults())
+    (error,) = check_quota(filled, "ann", "", facts)
+    assert (error.field, error.value) == (field, value)
+    assert error.message.startswith(f"the task needs {message}, and the quota of user ann")
+    assert error.fix.startswith(f"ask for at most {fix}")
 
 
 def test_whole_nodes_count_with_the_smallest_kind_of_which_there_are_enough() -> None:

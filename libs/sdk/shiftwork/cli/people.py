@@ -158,6 +158,9 @@ def user_set(
     stopped: List[Any] = []
     if disable or archive:
         deed = "disable" if disable else "archive"
+        with naming(typed):
+            # What the server refuses is an error before anything is asked about it.
+            api.patch(f"/v1/users/{part(name)}?dry_run=true", body)
         stopped = _tasks_to_stop(api, name, deed, yes=yes)
     with naming(typed):
         reply = api.patch(f"/v1/users/{part(name)}", body)
@@ -180,8 +183,6 @@ def user_set(
 
 def _tasks_to_stop(api: Api, name: str, deed: str, *, yes: bool) -> List[Any]:
     """The tasks that go on until this user is disabled or archived, once the caller is sure."""
-    # First, so that a wrong name is an error of this command and not of the list.
-    api.get(f"/v1/users/{part(name)}")
     live = api.items("/v1/tasks", {"all": "false", "owner": name}, asking.STOPPED_MAX)["items"]
     found = [task for task in live if task["goal"] != "stop"]
     if found and not yes:

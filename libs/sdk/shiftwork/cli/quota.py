@@ -323,7 +323,7 @@ def _because(each: Dict[str, Any], until: str) -> str:
     if each.get("binds") != "cap":
         rows = [granted + (f", until {until}" if until else ""), *caps]
     else:
-        if own is not None:
+        if own is not None and own["held"] is not None:
             granted += f" ({own['held']} held)"
         rows = [*caps[:1], granted + (f", until {until}" if until else ""), *caps[1:]]
     return "; ".join(rows)

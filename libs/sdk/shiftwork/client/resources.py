@@ -666,7 +666,7 @@ class Quotas(Resource):
     ) -> types.QuotaExplanation:
         """What a user may hold in each group at each level, and which rows decide that; left out: the
         caller. The scheduler computes it as it decides. Of others, who may not see everybody's usage
-        sees no amount that is held, and who may not see accounts no team.
+        sees no amount that is held, and who may not see accounts no team but the own.
 
         GET /v1/quotas/explain
 
@@ -1573,13 +1573,22 @@ class Users(Resource):
             Operation("GET", "/v1/users/{name}", repeatable=True), {"name": name}, {}, {}
         )
 
-    def update(self, name: str, body: types.UserChangeBody) -> types.User:
+    def update(
+        self, name: str, body: types.UserChangeBody, *, dry_run: Optional[bool] = None
+    ) -> types.User:
         """Another role or team, or shut out. The tasks of a user who is disabled or archived save and
         are stopped, soon after this answers.
 
-        PATCH /v1/users/{name}"""
+        PATCH /v1/users/{name}
+
+        Args:
+            dry_run: check the change, answer as if it were made, and change nothing"""
         return self._json(
-            Operation("PATCH", "/v1/users/{name}", repeatable=True), {"name": name}, {}, {}, body
+            Operation("PATCH", "/v1/users/{name}", repeatable=True),
+            {"name": name},
+            {"dry_run": dry_run},
+            {},
+            body,
         )
 
     def delete(self, name: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from libs.contracts.messages import Forecast, ReasonCode
+from libs.contracts.messages import Forecast, Reason, ReasonCode
 from libs.contracts.reasons import duration
 from libs.contracts.wording import counted
 from services.scheduler.domain.explain.group_simulation import (
@@ -42,7 +42,10 @@ def forecast(
     ``alone``: the index has no tasks of other groups, because no limit counts several groups.
     """
     unknown = _UNKNOWN.get(base.why.code) if base.why else None
-    if unknown is not None:
+    if base.why is not None and _never(base.why) and base.task is not None:
+        # A task at AUTO may count at another level when runs end.
+        unknown = unknown or ("" if base.task.is_auto else _UNKNOWN[ReasonCode.QUOTA_NEVER_FITS])
+    if unknown:
         return Forecast(unknown=unknown)
     rounds_max += base.rounds
 
@@ -70,6 +73,14 @@ def forecast(
             "assumptions": (*found.assumptions, RANGE),
         }
     )
+
+
+def _never(why: Reason) -> bool:
+    """True for a quota that permits less than the task needs, whatever ends."""
+    if why.code is not ReasonCode.WAITS_FOR_QUOTA:
+        return False
+    limit = why.numbers["limit"]
+    return why.numbers["need"] > limit or ("grant" in why.names and limit == 0)
 
 
 RANGE = (

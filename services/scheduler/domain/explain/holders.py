@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from libs.contracts.messages import Holder, Priority, ReasonCode
 from services.scheduler.domain.explain.group_simulation import GroupSimulation
 from services.scheduler.domain.facts.pool import Pool
-from services.scheduler.domain.limits.quota_usage import account_of
+from services.scheduler.domain.limits.quota_usage import Account, account_of, exceeds
 from services.scheduler.domain.model.lifecycle import KILLING, PREEMPTING
 from services.scheduler.domain.model.rows import Task
 
@@ -34,18 +34,21 @@ def holders(base: GroupSimulation, task: Task, level: Priority) -> tuple[tuple[H
     if why.code not in _HELD:
         return (), 0
     pool = base.index.pools[task.group]
-    found = [run for run in base.index.held.values() if _holds(base, task, level, run, why.code)]
+    runs = base.index.held.values()
+    if why.code is ReasonCode.WAITS_FOR_QUOTA:
+        accounts = _accounts(base, task, level)
+        found = [run for run in runs if _counts(base, run, accounts)]
+    else:
+        found = [run for run in runs if _holds(base, task, run, why.code)]
     first = heapq.nsmallest(
         HOLDERS_MAX, (_holder(pool, run, base.now) for run in found), key=_sooner
     )
     return tuple(first), len(found)
 
 
-def _holds(base: GroupSimulation, task: Task, level: Priority, run: Task, code: ReasonCode) -> bool:
-    """True if the end of the run releases some of what the task waits for."""
+def _holds(base: GroupSimulation, task: Task, run: Task, code: ReasonCode) -> bool:
+    """True if the end of the run releases some of the nodes that the task waits for."""
     index = base.index
-    if code is ReasonCode.WAITS_FOR_QUOTA:
-        return _under_limit(base, task, level, run)
     if run.group != task.group:
         return False
     if code is ReasonCode.WAITS_FOR_VIRTUAL_CLUSTER:
@@ -59,11 +62,22 @@ def _holds(base: GroupSimulation, task: Task, level: Priority, run: Task, code: 
     return any(node is not None and selector <= set(node.labels) for node in nodes)
 
 
-def _under_limit(base: GroupSimulation, task: Task, level: Priority, run: Task) -> bool:
-    """True if one of the limits that count the task counts the run, for the same subject."""
-    quota_usage = base.index.quota_usage
-    wanted = {account_of(row, task) for row in quota_usage.rows(task, level)}
-    return any(account_of(row, run) in wanted for row in quota_usage.rows(run, run.level))
+def _accounts(base: GroupSimulation, task: Task, level: Priority) -> frozenset[Account]:
+    """Of which limits the end of a run releases what the task waits for: none if one of them
+    permits less than the task needs, whatever ends."""
+    usage, need = base.index.quota_usage, base.index.totals.need(task.shape)
+    rows = usage.rows(task, level)
+    over = [row for row in rows if exceeds(row, usage.held(row, task), need.of(row.unit))]
+    # A task at AUTO may count at another level when runs end.
+    if not task.is_auto and any(row.forbids or need.of(row.unit) > row.limit for row in over):
+        return frozenset()
+    return frozenset(account_of(row, task) for row in over or rows)
+
+
+def _counts(base: GroupSimulation, run: Task, accounts: frozenset[Account]) -> bool:
+    """True if one of these limits counts the run, for the same subject."""
+    rows = base.index.quota_usage.rows(run, run.level)
+    return any(account_of(row, run) in accounts for row in rows)
 
 
 def _holder(pool: Pool, run: Task, now: datetime) -> Holder:

@@ -416,9 +416,12 @@ class Remedies:
             raised[row.key] = more
             to = amount(more.limit, row.unit)
             texts.append(f"raise the quota from {row.limit} to {to} (`{_quota_set(more)}`)")
-        change = Change(put=tuple(raised.values()))
+        change, text = Change(put=tuple(raised.values())), " and ".join(texts)
         if texts and self._helps(change) is not None:
-            yield Remedy(" and ".join(texts), change)
+            yield Remedy(text, change)
+        elif texts and (wanted > limit.limit or limit.forbids):
+            # Without the change the task never starts, whatever else it waits for.
+            yield from self._runs(self._runs_by_end(), put=change.put, beside=f"{text}; and ")
 
     def _own_grant(self, row: Limit, level: Priority, need: Need) -> Limit:
         """A grant for the task's owner alone that admits the task where ``row`` does not."""

@@ -197,6 +197,7 @@ def test_quota_explain_shows_what_decides(shiftwork: Shiftwork, server: CliServe
     nothing = {"held": None, "free": None}
     cap = {"team": "(hidden)", "limit": 8, "unit": "gpus", **nothing}
     hidden = {**permission, **nothing, "gpus_held": None, "nodes_held": None, "caps": [cap]}
+    hidden.update(binds="cap", granted={**nothing, "limit": 4, "unit": "gpus"})
     server.permissions = {"user": "ann", "team": None, "permissions": [hidden]}
     out = shiftwork("quota", "explain", "--user", "ann").out
     assert "team (hidden) in every group: 8 gpus" in out
@@ -274,6 +275,29 @@ def test_teams(shiftwork: Shiftwork, server: CliServer) -> None:
     assert server.asked("DELETE", "/v1/teams/lab").body is None
 
 
+def changes(server: CliServer) -> list[Any]:
+    """The requests that change a user."""
+    return [each for each in server.seen if each.method == "PATCH" and not each.query]
+
+
+@pytest.mark.parametrize("option", ["--disable", "--archive"])
+@pytest.mark.parametrize("more", [(), ("--yes",)])
+def test_nothing_is_asked_about_a_change_of_a_user_that_the_server_refuses(
+    shiftwork: Shiftwork, server: CliServer, option: str, more: tuple[str, ...]
+) -> None:
+    server.tasks = {"ta": a_task("ta", name="one", owner="bob")}
+    fix = "ask an administrator"
+    wrong = {"field": "", "value": "", "message": "op may not change users and teams", "fix": fix}
+    detail = f"{wrong['message']}; {fix}"
+    server.first["PATCH", "/v1/users/bob"] = [problem(403, "forbidden", detail, wrong)]
+    refused = shiftwork("user", "set", "bob", option, *more)
+    assert refused.code != 0
+    assert refused.err.startswith("error: op may not change users and teams\n")
+    assert f"fix:   {fix}\n" in refused.err
+    assert "stop" not in refused.err
+    assert not changes(server)
+
+
 @pytest.mark.parametrize("option", ["--disable", "--archive"])
 def test_shutting_a_user_out_says_how_many_tasks_it_stops_and_asks(
     shiftwork: Shiftwork, server: CliServer, monkeypatch: pytest.MonkeyPatch, option: str
@@ -289,7 +313,7 @@ def test_shutting_a_user_out_says_how_many_tasks_it_stops_and_asks(
     assert refused.code == 2
     wanted = f"this would {deed} bob and stop 2 tasks, which save first: two, one"
     assert (wanted in refused.err, "add --yes" in refused.err) == (True, True), refused.err
-    assert not [each for each in server.seen if each.method == "PATCH"]
+    assert not changes(server)
 
     shown: list[str] = []
     monkeypatch.setattr(render, "is_terminal", lambda _stream: True)
@@ -306,7 +330,7 @@ def test_shutting_a_user_out_says_how_many_tasks_it_stops_and_asks(
 
     monkeypatch.setattr("typer.confirm", no)
     assert shiftwork("user", "set", "bob", option).code == INTERRUPTED
-    assert not [each for each in server.seen if each.method == "PATCH"]
+    assert not changes(server)
 
     assert shiftwork("user", "set", "bob", option, "--yes", "--json").json["stopped_tasks"] == 2
     # Nothing is stopped: nothing is asked.

@@ -140,6 +140,28 @@ def test_a_grant_that_binds_is_named_and_may_be_raised() -> None:
     assert [each.task_id for each in reply.holders] == ["held"]
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("grant", [True, False], ids=["grant", "cap"])
+def test_nothing_that_ends_helps_a_task_whose_quota_never_allows_it(
+    nodes: int, *, grant: bool
+) -> None:
+    """A run began before its owner's row was set to nothing; the task was accepted before, too."""
+    held = running(a_task("held", priority=Priority.HIGH), {"n0": ALL})
+    none = a_limit(0, user="ann", unit=Unit.NODES, grant=grant)
+    waits = a_task("q", submitted=1, priority=Priority.HIGH)
+    reply = about("q", held, waits, nodes=nodes, limits=(none,))
+    assert reply.reason is not None
+    assert reply.reason.code is ReasonCode.WAITS_FOR_QUOTA
+    assert (reply.holders, reply.holders_count) == ((), 0)
+    assert reply.forecast is not None
+    assert reply.forecast.unknown == "its quota never allows it"
+    raised = (
+        "raise the quota from 0 to 2 nodes"
+        f" (`shiftwork quota set {'--grant ' * grant}--user ann --nodes 2`)"
+    )
+    assert reply.remedies[0] == raised + ("; and 1 run ends: held" if nodes == 1 else "")
+
+
 def test_who_is_not_permitted_a_level_needs_a_grant_of_their_own() -> None:
     site = a_limit(
         0,
@@ -202,8 +224,11 @@ def test_a_task_that_waits_for_quota_is_explained_under_every_default_of_the_sit
     assert reply.order is not None
     assert reply.forecast is not None
     if reply.order.level is Priority.NORMAL:
-        assert [each.task_id for each in reply.holders] == ["held"]
-        assert reply.forecast.unknown.startswith("nobody knows how long")
+        # Under a cap the site's default still decides.
+        never = up_to is LEVELS[-1] and not binding.grant and priority is Priority.NORMAL
+        assert [each.task_id for each in reply.holders] == ([] if never else ["held"])
+        unknown = "its quota never allows it" if never else "nobody knows how long"
+        assert reply.forecast.unknown.startswith(unknown)
 
 
 def test_a_quota_that_can_never_be_met_is_not_waited_for() -> None:

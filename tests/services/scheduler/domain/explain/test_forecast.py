@@ -189,9 +189,7 @@ def test_a_limit_is_waited_for() -> None:
 
 def test_there_is_no_forecast_if_a_limit_never_admits_the_task() -> None:
     harness = decided("fifo", waits("q", nodes=2), limits=(a_limit(8, user="ann"),))
-    assert forecast(harness, "q").unknown == (
-        "not even when everything that runs has ended: others before it or limits are in its way"
-    )
+    assert forecast(harness, "q").unknown == "its quota never allows it"
 
 
 def test_protected_lower_runs_are_waited_for_and_get_their_time_to_save() -> None:
