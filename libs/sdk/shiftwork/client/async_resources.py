@@ -668,7 +668,7 @@ class AsyncQuotas(AsyncResource):
     ) -> types.QuotaExplanation:
         """What a user may hold in each group at each level, and which rows decide that; left out: the
         caller. The scheduler computes it as it decides. Of others, who may not see everybody's usage
-        sees no amount that is held, and who may not see accounts no team.
+        sees no amount that is held, and who may not see accounts no team but the own.
 
         GET /v1/quotas/explain
 
