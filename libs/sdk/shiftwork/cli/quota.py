@@ -143,7 +143,9 @@ def set_limit(
         body["expires_at"] = parse.timestamp(expires, "--expires", render.now(), ahead=True)
     removes = remove or (unlimited and not grant)
     silent = removes or session.current().json
-    rows = [] if silent else session.current().api().items("/v1/quotas")["items"]
+    rows: List[Dict[str, Any]] = []
+    if not silent:
+        rows = session.current().api().items("/v1/quotas")["items"]
     _put(body, force=force)
     if not expires:
         _note_no_end(rows, body)
