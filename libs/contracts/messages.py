@@ -1426,7 +1426,7 @@ class Reemit(Message):
 
 
 class ReemitReply(Message):
-    """ReemitReply counts what will be said again."""
+    """ReemitReply counts the facts that will be published again."""
 
     refusal: Refusal | None = None
     events: Int64 = 0
@@ -1948,7 +1948,7 @@ class NodeChanged(Message):
 
 
 class InventoryListed(Message):
-    """InventoryListed: one full list of the nodes was received and told, node by node."""
+    """InventoryListed: one full list of the nodes was received, and each node was reported."""
 
     runtime: str = ""
     node_ids: tuple[NodeIdText, ...] = ()
@@ -2110,7 +2110,7 @@ class ErrorLinesFound(Message):
 
 
 class RunExited(Message):
-    """RunExited: no process of the run is left; said once per run."""
+    """RunExited: no process of the run is left; published once per run."""
 
     task_id: TaskIdText
     attempt: int = 0

@@ -138,7 +138,7 @@ def _quota(given: Values) -> str:
     if "grant" in given.names:
         return _grant(given)
     unit = "node" if given.names["unit"] == "UNIT_NODES" else "GPU"
-    need, limit = given.count("need", unit), given.number("limit")
+    need, limit = given.count("need", unit), given.count("limit", unit)
     if given.numbers["need"] > given.numbers["limit"]:
         return f"needs {need}, more than the quota of {given.subject()} ever allows ({limit})"
     return f"waits for the quota of {given.subject()}: {limit} at once, it needs {need}"

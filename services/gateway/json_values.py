@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import Enum
 
+from libs.contracts.grants import ASCENDING
 from libs.contracts.messages import Goal, PreemptMode, Priority, RunMode, TaskState, Unit
 
 PRIORITIES: Mapping[str, Priority] = {level.name.lower(): level for level in Priority}
@@ -16,18 +17,8 @@ STATES: Mapping[str, TaskState] = {state.name.lower(): state for state in TaskSt
 MODES: Mapping[str, PreemptMode] = {mode.name.lower(): mode for mode in PreemptMode}
 UNITS: Mapping[str, Unit] = {unit.name.lower(): unit for unit in Unit}
 
-# The queue's order of levels, lowest first; the weights behind them are the scheduler's.
-_PRIORITIES_ASCENDING = (
-    Priority.AUTO,
-    Priority.IDLE,
-    Priority.LOW,
-    Priority.BELOW_NORMAL,
-    Priority.NORMAL,
-    Priority.ABOVE_NORMAL,
-    Priority.HIGH,
-    Priority.VERY_HIGH,
-    Priority.EXTREME_HIGH,
-)
+# The order of levels, lowest first; the weights behind them are the scheduler's.
+_PRIORITIES_ASCENDING = (Priority.AUTO, *ASCENDING)
 PRIORITY_ORDER: Mapping[Priority, int] = {
     Priority.UNSPECIFIED: _PRIORITIES_ASCENDING.index(Priority.NORMAL),
     **{level: place for place, level in enumerate(_PRIORITIES_ASCENDING)},

@@ -88,7 +88,7 @@ def test_quotas_refuse_delay_and_go_away(shiftwork: Shiftwork) -> None:
     assert shiftwork.good("quota", "ls").out == ""
     output = shiftwork.good("events", "--type", "quota.changed", "--from", "0").out
     assert "quota of admin in group default: at most 1 GPU, by admin" in output
-    assert "quota of admin in group default: no limit, by admin" in output
+    assert "quota of admin in group default: removed, by admin" in output
 
 
 def test_grants_permit_expire_and_are_explained(shiftwork: Shiftwork) -> None:

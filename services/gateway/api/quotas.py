@@ -157,7 +157,7 @@ def _require_one_amount(body: QuotaBody) -> None:
 def _amount(body: QuotaBody) -> str:
     """The change for the audit trail: ``4 gpus until 2026-12-01 00:00:00+00:00``."""
     if body.removes:
-        return "removed" if body.grant else "unlimited"
+        return "removed"
     up_to = f" up to {body.level_max}" if body.level_max else ""
     amount = f"unlimited{up_to}" if body.unlimited else f"{body.limit} {body.unit or 'gpus'}"
     return amount + (f" until {body.expires_at}" if body.expires_at else "")

@@ -59,9 +59,11 @@ def test_the_quotas_sentence_names_its_owner_and_whether_waiting_helps() -> None
     code = ReasonCode.WAITS_FOR_QUOTA
     numbers = {"limit": 8.0, "need": 4.0}
     text = rendered(code, numbers, user="ann", group="train", unit="UNIT_GPUS")
-    assert text == "waits for the quota of user ann in group train: 8 at once, it needs 4 GPUs"
+    assert text == "waits for the quota of user ann in group train: 8 GPUs at once, it needs 4 GPUs"
     text = rendered(code, {"limit": 1, "need": 2}, unit="UNIT_NODES", priority="PRIORITY_HIGH")
-    assert text == ("needs 2 nodes, more than the quota of each user at level high ever allows (1)")
+    assert text == (
+        "needs 2 nodes, more than the quota of each user at level high ever allows (1 node)"
+    )
 
 
 def test_levels_are_written_as_people_write_them() -> None:

@@ -46,6 +46,9 @@ async def test_a_person_logs_in_with_a_password_and_out_again(url: str, tmp_path
     code, printed = await run(url, home, "login", "--user", "ann", typed="wrong wrong wrong\n")
     assert (code, "user or password are wrong" in printed) == (1, True), printed
     assert not (home / ".config/shiftwork/tokens").exists()
+    # A piped password is never taken for a name.
+    code, printed = await run(url, home, "login", typed=f"{PASSWORD}\n")
+    assert (code, "give --user NAME" in printed, PASSWORD in printed) == (2, True, False), printed
 
     code, printed = await run(url, home, "login", "--user", "ann", typed=f"{PASSWORD}\n")
     assert (code, "you are ann" in printed) == (0, True), printed

@@ -147,6 +147,9 @@ async def test_a_quota_is_set_listed_and_removed(
     gone = {"group": "default", "user": "ann", "unit": "gpus", "unlimited": True}
     assert (await admin.put("/v1/quotas", json=gone)).status_code == 200
     assert await listed(admin, 0) == []
+    # Grants still limit: nothing is unlimited.
+    (entry, *_) = (await admin.get("/v1/audit?action=quota.set")).json()["items"]
+    assert (entry["detail"], entry["after"]) == ("removed", None)
 
 
 async def test_a_grant_is_set_beside_a_cap_and_removed(

@@ -90,6 +90,9 @@ def _by_browser(api: Api, *, open_it: bool) -> Mapping[str, Any]:
 
 
 def _by_password(api: Api, user: str) -> Mapping[str, Any]:
+    if not user and not sys.stdin.isatty():
+        fix = "give --user NAME; standard input has the password alone"
+        raise usage("nobody is named who logs in", where="--user", fix=fix)
     user = user or _asked("User: ", hidden=False)
     password = _asked("Password: ", hidden=True)
     return api.token_by_password(user, password, f"login {platform.node()[:60]}".strip())

@@ -141,16 +141,30 @@ def set_limit(
         body["limit"] = gpus if gpus is not None else nodes
     if expires:
         body["expires_at"] = parse.timestamp(expires, "--expires", render.now(), ahead=True)
-    replaces = grant and not (remove or priority or session.current().json)
-    default = _site_default() if replaces else None
+    removes = remove or (unlimited and not grant)
+    silent = removes or session.current().json
+    rows: List[Dict[str, Any]] = []
+    if not silent:
+        rows = session.current().api().items("/v1/quotas")["items"]
     _put(body, force=force)
-    if default is not None:
+    if not expires:
+        _note_no_end(rows, body)
+    default = next((each for each in rows if _kind(each) == "default"), None)
+    if default is not None and grant and not priority:
         _note_replaced(default, body)
 
 
-def _site_default() -> Optional[Dict[str, Any]]:
-    rows = session.current().api().items("/v1/quotas")["items"]
-    return next((each for each in rows if _kind(each) == "default"), None)
+def _note_no_end(rows: List[Dict[str, Any]], body: Dict[str, Any]) -> None:
+    """Say that the row which is replaced had an end, and that the new one has none."""
+    names = ("user", "team", "group", "priority", "grant")
+    for row in rows:
+        if all((row.get(name) or None) == (body.get(name) or None) for name in names):
+            if until := _until(row):
+                render.warning(
+                    f"it does not expire any more: the row that it replaces ended {until};"
+                    " to keep that, set it again with --expires"
+                )
+            return
 
 
 def _note_replaced(default: Dict[str, Any], grant: Dict[str, Any]) -> None:
@@ -215,11 +229,10 @@ def default(
     elif setting.isdecimal():
         body.update(limit=int(setting), unit="gpus_or_nodes")
     else:
-        raise usage(
-            f"{setting!r} is no default",
-            where="quota default",
-            fix="write unlimited, normal or a number of GPUs",
-        )
+        fix = "write unlimited, normal or a number of GPUs"
+        if parse.is_priority(setting):
+            fix = f"write: shiftwork quota default unlimited --up-to {setting}"
+        raise usage(f"{setting!r} is no default", where="quota default", fix=fix)
     if up_to:
         body["level_max"] = parse.priority(up_to, "--up-to")
     with naming({"level_max": "--up-to"}):

@@ -216,7 +216,7 @@ def quota_text(quota: Data, *, removed: bool = False, expired: bool = False) -> 
     if expired:
         text = "expired"
     elif removed:
-        text = "removed" if grant else "no limit"
+        text = "removed"
     else:
         text = _limit(quota)
     until = parse.at(quota.get("expires_at")) if not removed else None

@@ -2457,7 +2457,7 @@ class RunDelayedEvent(TypedDict):
 
 
 class RunExitedData(TypedDict):
-    """RunExited: no process of the run is left; said once per run."""
+    """RunExited: no process of the run is left; published once per run."""
 
     task_id: str
     attempt: int
@@ -2468,7 +2468,7 @@ class RunExitedData(TypedDict):
 
 
 class RunExitedEvent(TypedDict):
-    """run.exited: no process of the run is left; said once per run."""
+    """run.exited: no process of the run is left; published once per run."""
 
     position: int
     type: Literal["run.exited"]

@@ -128,6 +128,38 @@ def test_quota_ls(shiftwork: Shiftwork, server: CliServer) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", [(), ("--grant",)], ids=["cap", "grant"])
+def test_a_row_that_loses_its_end_is_warned_of(
+    shiftwork: Shiftwork, server: CliServer, kind: tuple[str, ...]
+) -> None:
+    row = {"user": "eve", "limit": 1, "unit": "nodes", "expires_at": "2030-01-02T03:04:05Z"}
+    server.quotas = [{**row, "grant": bool(kind), "priority": "high"}]
+    line = ("quota", "set", *kind, "--user", "eve", "--priority", "high")
+    lost = "it does not expire any more: the row that it replaces ended 2030-01-02 03:04Z"
+    assert lost in shiftwork(*line, "--nodes", "0").err
+    # With an end of its own, of another row, and removed.
+    for other in (
+        (*line, "--nodes", "0", "--expires", "1h"),
+        (*line, "--group", "dev", "--nodes", "0"),
+        (*line, "--remove"),
+    ):
+        done = shiftwork(*other)
+        assert (done.code, "any more" in done.err) == (0, False)
+
+
+def test_a_cap_that_is_removed_is_not_called_no_limit(shiftwork: Shiftwork) -> None:
+    """Grants still limit."""
+    for how in ("--remove", "--unlimited"):
+        done = shiftwork("quota", "set", "--user", "ann", how)
+        assert done.err == "quota of ann in every group: removed\n"
+
+
+def test_a_priority_is_no_default_and_the_fix_has_the_option(shiftwork: Shiftwork) -> None:
+    refused = shiftwork("quota", "default", "high")
+    assert refused.code == 2
+    assert "write: shiftwork quota default unlimited --up-to high" in refused.err
+
+
 def test_grants_are_set_with_an_end_and_removed(shiftwork: Shiftwork, server: CliServer) -> None:
     line = "quota set --grant --user bob --priority high --gpus 4 --expires 2030-01-02T03:04:05Z"
     done = shiftwork(*line.split())

@@ -64,7 +64,7 @@ NODE = {"ready": True, "schedulable": True, "draining": False}
         (
             "quota.changed",
             {"quota": {**QUOTA, "unit": "nodes"}, "removed": True, "changed_by": "admin"},
-            "quota of every user in every group: no limit, by admin",
+            "quota of every user in every group: removed, by admin",
         ),
         ("node.changed", {"node_id": "n0", "node": NODE}, "node n0 ready"),
         ("node.changed", {"node_id": "n0", "node": {**NODE, "ready": False}}, "node n0 lost"),
