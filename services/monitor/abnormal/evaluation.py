@@ -90,7 +90,7 @@ class Evaluation:
         still = [
             name
             for name in row.open
-            if await self._remains(tx, facts, settings[name], now_s, holds=name in found)
+            if await self._remains(tx, facts, name, settings.get(name), now_s, holds=name in found)
         ]
         new = [name for name in found if name not in row.open]
         for name in new:
@@ -103,18 +103,26 @@ class Evaluation:
             tx.put(after)
 
     async def _remains(
-        self, tx: Tx, facts: FactsRow, setting: Setting, now_s: float, *, holds: bool
+        self,
+        tx: Tx,
+        facts: FactsRow,
+        name: str,
+        setting: Setting | None,
+        now_s: float,
+        *,
+        holds: bool,
     ) -> bool:
-        """Whether an open finding stays open; ends it if it does not."""
-        row = await tx.get(FindingRow, finding_id(facts.task_id, setting.rule.name))
+        """Whether an open finding stays open; ends it if it does not. There is no setting of a rule
+        that another version has."""
+        row = await tx.get(FindingRow, finding_id(facts.task_id, name))
         if row is None:
             return False
         if holds:
             if row.clearing_since_s is not None:
                 tx.put(replace(row, clearing_since_s=None))
             return True
-        over = facts.ended or not setting.enabled or facts.attempt != row.attempt
-        if setting.rule.sampled and not over:
+        over = facts.ended or facts.attempt != row.attempt
+        if setting is not None and setting.enabled and setting.rule.sampled and not over:
             since_s = now_s if row.clearing_since_s is None else row.clearing_since_s
             # An idle time counts again after so long: a gap in the samples is over by then.
             lasts_s = max(self.limits.idle_seconds, self.limits.quiet_seconds)

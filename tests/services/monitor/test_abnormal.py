@@ -120,6 +120,22 @@ async def test_a_finding_begins_once_and_ends_once(service: ServiceHarness) -> N
     assert await changes(service) == [("ranks_missing", 3, True)]
 
 
+async def test_a_finding_of_a_rule_that_another_version_has_ends(service: ServiceHarness) -> None:
+    await runs(service)
+    await misses_ranks(service)
+    await pass_time(service, 90)
+    (finding,) = await service.rows(FindingRow)
+    (facts,) = await service.rows(FactsRow)
+    foreign = replace(finding, id="t1.of_later", rule="of_later")
+    async with service.store.transaction() as tx:
+        tx.put(foreign, replace(facts, open=("of_later", *facts.open)))
+    await service.published()
+    await pass_time(service, 30)
+    assert await changes(service) == [("of_later", 2, False)]
+    (facts,) = await service.rows(FactsRow)
+    assert facts.open == ("ranks_missing",)
+
+
 async def test_the_end_of_the_task_ends_its_findings_and_its_evaluation(
     service: ServiceHarness,
 ) -> None:
