@@ -557,7 +557,7 @@ async def test_guesses_beyond_the_limit_of_entries_are_found_by_their_action(
     await set_password(harness)
 
     async def guesses() -> list[str]:
-        found = (await admin.get("/v1/audit?who=ann&action=login.password")).json()["items"]
+        found = (await admin.get("/v1/audit?target=ann&action=login.password")).json()["items"]
         return [each["detail"] for each in found]
 
     async with harness.client(None) as guesser:
