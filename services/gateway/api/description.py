@@ -29,6 +29,7 @@ from services.gateway.problems import (
     TOO_MANY,
     UNAUTHENTICATED,
     UNAVAILABLE,
+    URI_TOO_LONG,
     Kind,
 )
 
@@ -172,9 +173,17 @@ def _describe_errors(path: str, method: str, operation: dict[str, Any]) -> None:
 
 def kinds_of(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[Kind]:
     """The problems that a route can answer with, from what it takes."""
-    yield from (MALFORMED, UNAUTHENTICATED, FORBIDDEN, TOO_MANY, INTERNAL, UNAVAILABLE)
-    # Of any request the body's length is checked, also where none is read.
-    yield TOO_LARGE
+    yield from (
+        MALFORMED,
+        UNAUTHENTICATED,
+        FORBIDDEN,
+        URI_TOO_LONG,
+        TOO_MANY,
+        INTERNAL,
+        UNAVAILABLE,
+    )
+    # Of any request the lengths of address and body are checked, also where none is read.
+    yield from (TOO_LARGE, URI_TOO_LONG)
     if operation.get("parameters") or operation.get("requestBody"):
         yield INVALID
     if operation.get("requestBody"):
