@@ -3,7 +3,7 @@ what follows. ``acting.py`` carries that out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -82,11 +82,9 @@ class Evaluation:
             if unknown:
                 tx.put(replace(row, watched=False, closed_at=tx.now))
             return
-        usage = _usage(await tx.get(ActivityRow, row.task_id, row.attempt))
-        counts_after = (self.limits.idle_seconds, self.limits.quiet_seconds)
-        facts = with_usage(row, usage, now_s, counts_after)
+        activity = await tx.get(ActivityRow, row.task_id, row.attempt)
         settings = self.book.of(task.group)
-        found = evaluate(Seen(facts, usage, now_s, self.limits.idle_percent), settings)
+        facts, found = compare(row, activity, settings, now_s, self.limits)
         still = [
             name
             for name in row.open
@@ -118,8 +116,10 @@ class Evaluation:
         if row is None:
             return False
         if holds:
-            if row.clearing_since_s is not None:
-                tx.put(replace(row, clearing_since_s=None))
+            # It is of the attempt in which it was last seen: actions are fenced by that one.
+            confirmed = replace(row, attempt=facts.attempt, clearing_since_s=None)
+            if confirmed != row:
+                tx.put(confirmed)
             return True
         over = facts.ended or facts.attempt != row.attempt
         if setting is not None and setting.enabled and setting.rule.sampled and not over:
@@ -167,6 +167,19 @@ class Evaluation:
                 details=details,
             )
             await self.outgoing.put(tx, happening)
+
+
+def compare(
+    row: FactsRow,
+    activity: ActivityRow | None,
+    settings: Mapping[str, Setting],
+    now_s: float,
+    limits: Limits,
+) -> tuple[FactsRow, dict[str, Found]]:
+    """The facts of a task with what its samples show, and what each rule finds in them."""
+    usage = _usage(activity)
+    facts = with_usage(row, usage, now_s, (limits.idle_seconds, limits.quiet_seconds))
+    return facts, evaluate(Seen(facts, usage, now_s, limits.idle_percent), settings)
 
 
 def changed(row: FindingRow) -> AbnormalTaskChanged:

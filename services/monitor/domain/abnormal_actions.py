@@ -52,8 +52,12 @@ class Pending:
 
     action: AbnormalAction
     rule: str
+    # The site still has this action for the rule.
+    configured: bool
     # The finding has not ended since it was decided.
     holds: bool
+    # Why nothing is known yet that would justify it now; empty: the rule holds at this moment.
+    unconfirmed: str
     dry_run: bool
     # A preemption has paused the task.
     paused: bool
@@ -67,6 +71,8 @@ def decide(
         return _decide_resume(facts)
     if reason := _needless(pending, facts):
         return Decision(Step.WITHDRAW, reason)
+    if pending.unconfirmed:
+        return Decision(Step.WAIT, pending.unconfirmed)
     if pending.dry_run:
         return Decision(Step.TRY, would(pending.action))
     if acted.count(pending.rule) >= limits.per_rule:
@@ -82,6 +88,8 @@ def _needless(pending: Pending, facts: FactsRow | None) -> str:
     """Why an action is no longer to be done; empty if it is."""
     if facts is None or facts.ended:
         return "the task has ended"
+    if not pending.configured:
+        return "the rules no longer have this action"
     if not pending.holds:
         return "the task was no longer abnormal"
     if pending.action is AbnormalAction.PREEMPT and facts.state is not TaskState.RUNNING:

@@ -432,6 +432,98 @@ async def test_an_action_is_withdrawn_once_the_task_is_no_longer_abnormal(tmp_pa
         assert await site.goals() == []
 
 
+async def test_an_action_waits_while_its_rule_does_not_hold(tmp_path: Path) -> None:
+    """The loop has not evaluated the task since its ranks came back."""
+    async with a_site(tmp_path, "stop") as site:
+        await site.abnormal()
+        await misses_ranks(site.monitor, 0, site.task_id)
+        assert await site.act() == []
+        (row,) = await site.monitor.rows(ActionRow)
+        assert row.detail == "the rule does not hold at the moment"
+        assert await site.goals() == []
+
+
+async def test_a_task_whose_gpus_work_again_is_not_stopped(tmp_path: Path) -> None:
+    """What samples show ends its finding late, and no action is sent meanwhile."""
+    rules = "idle_gpus: {threshold: 180, actions: [stop]}\n"
+    options = settings(tmp_path, rules, idle_gpu_seconds=60, quiet_seconds=60)
+    site = Site(MemoryPlatform(), options)
+    site.monitor.clock.move_to(0)
+    async with site.running(), hearing(site.monitor):
+        await site.moves(1, TaskState.RUNNING, held_gpus=1)
+        await samples(site.monitor, 0, 240, 3.0, site.task_id)
+        await samples(site.monitor, 240, 300, 95.0, site.task_id)
+        (finding,) = await site.monitor.rows(FindingRow)
+        assert finding.ended_at is None
+        assert await site.act() == []
+
+
+async def test_a_new_leader_does_not_act_on_old_samples(tmp_path: Path) -> None:
+    rules = "idle_gpus: {threshold: 180, actions: [stop]}\n"
+    options = settings(tmp_path, rules, idle_gpu_seconds=60, quiet_seconds=60)
+    site = Site(MemoryPlatform(), options)
+    site.monitor.clock.move_to(0)
+    async with site.running():
+        await site.moves(1, TaskState.RUNNING, held_gpus=1)
+        async with hearing(site.monitor):
+            await samples(site.monitor, 0, 240, 3.0, site.task_id)
+        site.monitor.clock.advance(600)
+        await site.monitor.restart()
+        await site.monitor.step("abnormal")
+        assert await site.act() == []
+
+
+async def test_an_action_waits_until_its_finding_is_confirmed_for_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    async with a_site(tmp_path, "stop") as site:
+        await site.abnormal()
+        await site.moves(2, TaskState.QUEUED)
+        await site.moves(3, TaskState.RUNNING, attempt=2)
+        assert await site.act() == []
+        (row,) = await site.monitor.rows(ActionRow)
+        assert row.detail == "attempt 2 is not evaluated yet"
+        await pass_time(site.monitor, 0)
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.WITHDRAWN
+        assert await site.goals() == []
+
+
+async def test_a_finding_that_goes_on_in_the_next_attempt_is_acted_on_in_that_one(
+    tmp_path: Path,
+) -> None:
+    rules = "long_run: {threshold: 60, actions: [stop]}\n"
+    site = Site(MemoryPlatform(), settings(tmp_path, rules))
+    async with site.running():
+        await site.moves(1, TaskState.RUNNING)
+        await pass_time(site.monitor, 90)
+        await site.moves(2, TaskState.QUEUED)
+        await site.moves(3, TaskState.RUNNING, attempt=2)
+        assert await site.act() == []
+        await pass_time(site.monitor, 0)
+        (taken,) = await site.act()
+        assert (taken.attempt, taken.outcome) == (2, AbnormalOutcome.DONE)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        with_actions("notify", "tag"),
+        "ranks_missing: {threshold: 60, actions: [stop], enabled: false}\n",
+        with_actions("stop") + "groups: {train: {ranks_missing: {actions: [tag]}}}\n",
+    ],
+)
+async def test_an_action_that_the_site_takes_back_is_withdrawn(tmp_path: Path, rules: str) -> None:
+    async with a_site(tmp_path, "stop") as site:
+        await site.abnormal()
+        site.monitor.settings = settings(tmp_path, rules)
+        await site.monitor.restart()
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.WITHDRAWN
+        assert taken.detail == "the rules no longer have this action"
+        assert await site.goals() == []
+
+
 async def test_a_dry_run_says_what_it_would_do(tmp_path: Path) -> None:
     async with a_site(tmp_path, "stop", "preempt", rules_dry_run=True) as site:
         await site.abnormal()
@@ -528,10 +620,13 @@ async def test_open_findings_are_published_again_for_a_new_read_model(
     assert await changes(service) == [("ranks_missing", 1, True)]
 
 
-async def samples(monitor: ServiceHarness, begin: int, end: int, percent: float) -> None:
+async def samples(
+    monitor: ServiceHarness, begin: int, end: int, percent: float, task_id: str = TASK
+) -> None:
     """A GPU of a rank, sampled every 10 s; the loops run every 30 s."""
     for t in range(begin, end, 10):
-        await send(monitor, a_sample(t, gpus=[percent], ranks=[a_rank(0, gpus=[0], cores=1.0)]))
+        rank = a_rank(0, gpus=[0], cores=1.0, task_id=task_id)
+        await send(monitor, a_sample(t, gpus=[percent], ranks=[rank]))
         if t % 30 == 20:
             await monitor.step("activity")
             await monitor.step("abnormal")
@@ -564,6 +659,41 @@ async def test_a_gpu_that_idles_is_found_and_a_gap_in_the_samples_ends_nothing(
         assert await changes(monitor) == []
         await samples(monitor, 690, 780, 80.0)
         assert await changes(monitor) == [("idle_gpus", 2, False)]
+
+
+async def test_a_gpu_that_idles_again_keeps_its_finding(
+    platform: MemoryPlatform, tmp_path: Path
+) -> None:
+    """Each time that it works counts from its own begin."""
+    rules = "idle_gpus: {threshold: 60}\n"
+    options = settings(tmp_path, rules, idle_gpu_seconds=60, quiet_seconds=60)
+    monitor = ServiceHarness(platform, WIRING, options)
+    monitor.clock.move_to(0)
+    await monitor.lead()
+    await runs(monitor, TASK, held_gpus=1)
+    async with hearing(monitor):
+        await samples(monitor, 0, 90, 3.0)
+        assert await changes(monitor) == [("idle_gpus", 1, True)]
+        for begin in (90, 240, 390):
+            await samples(monitor, begin, begin + 30, 80.0)
+            (row,) = await monitor.rows(FindingRow)
+            assert row.clearing_since_s is not None
+            await samples(monitor, begin + 30, begin + 150, 3.0)
+            (row,) = await monitor.rows(FindingRow)
+            assert row.clearing_since_s is None
+        assert await changes(monitor) == []
+
+
+async def test_every_page_of_tasks_is_evaluated(
+    service: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.monitor.abnormal.evaluation.TASKS_AT_ONCE", 2)
+    for number in range(5):
+        await runs(service, f"t{number}")
+        await misses_ranks(service, task_id=f"t{number}")
+    await pass_time(service, 300)
+    found = {row.task_id for row in await service.rows(FindingRow)}
+    assert found == {f"t{number}" for number in range(5)}
 
 
 async def test_findings_that_are_over_are_pruned_and_those_that_last_stay(
