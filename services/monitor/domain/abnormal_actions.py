@@ -75,13 +75,18 @@ def decide(
         return Decision(Step.WAIT, pending.unconfirmed)
     if pending.dry_run:
         return Decision(Step.TRY, would(pending.action))
-    if acted.count(pending.rule) >= limits.per_rule:
-        done = counted(limits.per_rule, "action")
-        return Decision(Step.WAIT, f"{pending.rule} has had its {done} of this hour")
+    used_up = _used_up(pending.rule, acted, limits)
+    return Decision(Step.WAIT if used_up else Step.SEND, used_up)
+
+
+def _used_up(rule: str, acted: Sequence[str], limits: ActionLimits) -> str:
+    """Which limit of the hour is reached; empty if none is."""
+    if acted.count(rule) >= limits.per_rule:
+        return f"{rule} has had its {counted(limits.per_rule, 'action')} of this hour"
     if len(acted) >= limits.in_all:
         done = counted(limits.in_all, "action")
-        return Decision(Step.WAIT, f"all rules together have had their {done} of this hour")
-    return Decision(Step.SEND)
+        return f"all rules together have had their {done} of this hour"
+    return ""
 
 
 def _needless(pending: Pending, facts: FactsRow | None) -> str:

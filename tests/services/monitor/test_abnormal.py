@@ -401,6 +401,34 @@ async def test_a_preemption_does_not_resume_what_its_owner_paused(tmp_path: Path
         assert taken.outcome is AbnormalOutcome.WITHDRAWN
 
 
+@pytest.mark.parametrize(
+    "pause",
+    [
+        m.SetGoal(goal=m.Goal.PAUSE, asked_by="ann"),
+        m.SetMode(mode=m.RunMode.PAUSE, asked_by="ann"),
+        m.SetMode(mode=m.RunMode.NORMAL, stay_paused=True, asked_by="ann"),
+    ],
+)
+async def test_a_preemption_does_not_resume_what_its_owner_pauses_meanwhile(
+    tmp_path: Path, pause: m.SetGoal | m.SetMode
+) -> None:
+    async with a_site(tmp_path, "preempt") as site:
+        await site.abnormal()
+        await site.act()
+        reply = await site.submit.ask(pause.model_copy(update={"task_id": site.task_id}))
+        assert reply.revision == 3
+        assert await site.goals() == [
+            (m.Goal.PAUSE, "rule:ranks_missing"),
+            (m.Goal.PAUSE, "ann"),
+        ]
+        # It is that person's now: the same again changes nothing.
+        await site.submit.ask(pause.model_copy(update={"task_id": site.task_id}))
+        await site.moves(2, TaskState.PAUSED)
+        (taken,) = await site.act()
+        assert "another goal was set since" in taken.detail
+        assert await site.goals() == []
+
+
 async def test_an_action_for_an_attempt_that_is_over_is_refused(tmp_path: Path) -> None:
     """Submit knows of the next attempt before the monitor does."""
     async with a_site(tmp_path, "stop") as site:
