@@ -16,6 +16,7 @@ from libs.contracts.messages import (
 from libs.service.loop import Loop
 from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
+from services.monitor.abnormal.apart import EVALUATION, WHOLE_STEP, apart
 from services.monitor.abnormal.store import ActionRow, FindingRow, finding_id
 from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_facts import FactsRow
@@ -54,7 +55,7 @@ class Evaluation:
     def loop(self) -> Loop:
         """No event of a task comes between the reads of a step and its commit."""
         return Loop(
-            "abnormal",
+            EVALUATION,
             self.step,
             tick_seconds=self.tick_seconds,
             exclusive=True,
@@ -63,17 +64,35 @@ class Evaluation:
 
     async def step(self, epoch: int) -> float | None:
         """Evaluate the next page of tasks; at once the next one while there is one."""
+        if not self.after:
+            # The clock goes on whatever becomes of the tasks.
+            async with self.database.transaction(epoch=epoch) as tx:
+                tx.put(advanced(await tx.get(SteadyClockRow, CLOCK), tx.now))
         async with self.database.transaction(epoch=epoch) as tx:
-            clock = advanced(await tx.get(SteadyClockRow, CLOCK), tx.now)
-            if not self.after:
-                tx.put(clock)
             page = await store.watched(tx, self.after, TASKS_AT_ONCE)
-            await tx.load(ActivityRow, *((row.task_id, row.attempt) for row in page))
-            await tx.load(TaskRow, *((row.task_id,) for row in page))
+        if not await self._evaluate_all(page, epoch):
             for row in page:
-                await self._evaluate(tx, row, clock.elapsed_s)
+                with apart(EVALUATION, row.task_id):
+                    async with self.database.transaction(epoch=epoch) as tx:
+                        await self._evaluate(tx, row, await store.steady_now(tx))
         self.after = page[-1].task_id if len(page) == TASKS_AT_ONCE else ""
         return 0.0 if self.after else None
+
+    async def _evaluate_all(self, page: Sequence[FactsRow], epoch: int) -> bool:
+        """Evaluate these tasks in one transaction; False: one of them cannot be evaluated, and
+        nothing is stored."""
+        try:
+            async with self.database.transaction(epoch=epoch) as tx:
+                now_s = await store.steady_now(tx)
+                await tx.load(ActivityRow, *((row.task_id, row.attempt) for row in page))
+                await tx.load(TaskRow, *((row.task_id,) for row in page))
+                for row in page:
+                    await self._evaluate(tx, row, now_s)
+        except WHOLE_STEP:
+            raise
+        except Exception:  # noqa: BLE001 - which task it is shows one at a time
+            return False
+        return True
 
     async def _evaluate(self, tx: Tx, row: FactsRow, now_s: float) -> None:
         task = await tx.get(TaskRow, row.task_id)
