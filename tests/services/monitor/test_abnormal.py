@@ -21,11 +21,14 @@ from libs.contracts.messages import (
 )
 from libs.service.wiring import Wiring
 from libs.store.port import Store
+from services.monitor.abnormal.apart import FAILED
 from services.monitor.abnormal.store import ActionRow, FindingRow
+from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.main import WIRING
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MessageRow
+from services.monitor.tables import TABLES
 from services.submit import main as submit_main
 from services.submit.store import TaskRow as SubmitRow
 from tests.kit.memory import MemoryPlatform
@@ -722,6 +725,78 @@ async def test_every_page_of_tasks_is_evaluated(
     await pass_time(service, 300)
     found = {row.task_id for row in await service.rows(FindingRow)}
     assert found == {f"t{number}" for number in range(5)}
+
+
+async def test_a_task_with_an_unreadable_row_leaves_the_others_evaluated(tmp_path: Path) -> None:
+    platform = MemoryPlatform()
+    monitor = ServiceHarness(platform, WIRING, settings(tmp_path))
+    await monitor.lead()
+    now = monitor.clock.now()
+    await monitor.put(ActivityRow("t2", 1, now, now, 0.0, 0.0, (), (), now, 0, False, False))
+    for task_id in ("t1", "t2", "t3"):
+        await runs(monitor, task_id)
+        await misses_ranks(monitor, task_id=task_id)
+    platform.database.break_row(TABLES, ActivityRow, "t2", 1, column="idle")
+    before = failures("abnormal")
+    await pass_time(monitor, 90)
+    found = {row.task_id for row in await monitor.rows(FindingRow)}
+    assert found == {"t1", "t3"}
+    assert failures("abnormal") > before
+    platform.database.schema(TABLES.schema).table(TABLES.shape(ActivityRow)).broken.clear()
+    await pass_time(monitor, 0)
+    assert len(await monitor.rows(FindingRow)) == 3
+
+
+async def test_an_action_with_an_unreadable_row_leaves_the_others_done(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "stop") as site:
+        await runs(site.monitor, "a1")
+        await misses_ranks(site.monitor, task_id="a1")
+        await site.abnormal()
+        key = "a1.ranks_missing"
+        site.platform.database.break_row(TABLES, FindingRow, key, column="version")
+        before = failures("abnormal-actions")
+        (taken,) = await site.act()
+        assert (taken.task_id, taken.outcome) == (site.task_id, AbnormalOutcome.DONE)
+        assert failures("abnormal-actions") > before
+
+
+def failures(loop: str) -> float:
+    return FAILED.labels(loop)._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+async def test_actions_at_their_limit_do_not_hold_up_those_of_other_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.monitor.abnormal.acting.ACTIONS_AT_ONCE", 2)
+    rules = with_actions("stop") + "long_run: {threshold: 120, actions: [stop]}\n"
+    site = Site(MemoryPlatform(), settings(tmp_path, rules, rule_actions_per_hour=1))
+    async with site.running():
+        await site.abnormal()
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.DONE
+        for number in range(4):
+            await runs(site.monitor, f"b{number}")
+            await misses_ranks(site.monitor, task_id=f"b{number}")
+        await pass_time(site.monitor, 120)
+        assert {each.rule for each in await site.act()} == {"long_run"}
+        waits = [each.rule for each in await site.monitor.rows(ActionRow) if not each.acted_s]
+        assert waits.count("ranks_missing") == 4
+
+
+async def test_actions_that_only_wait_cost_one_transaction(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "lower_priority", "stop", rule_actions_per_hour=0) as site:
+        await site.abnormal()
+        await site.act()
+        real, count = site.monitor.store.transaction, 0
+
+        def transaction(**options: Any) -> Any:
+            nonlocal count
+            count += 1
+            return real(**options)
+
+        site.monitor.store.transaction = transaction  # type: ignore[method-assign]
+        await site.monitor.step("abnormal-actions")
+        assert count == 1
 
 
 async def test_findings_that_are_over_are_pruned_and_those_that_last_stay(
