@@ -117,6 +117,9 @@ def _abnormal(
         settings.action_limits(),
         settings.rules_dry_run,
         min(5.0, settings.rules_tick_seconds),
+        settings.activity_limits(),
+        # As for the activity of runs: what has no newer sample is not measured.
+        2 * settings.series_write_seconds,
     )
     return evaluation, acting, AbnormalQueries(ports.store, book, settings.rules_dry_run)
 

@@ -59,6 +59,7 @@ from services.submit.domain.goals import (
     decide_goal,
     decide_mode,
     decide_priority,
+    takes_over,
     with_request,
 )
 from services.submit.domain.validate import (
@@ -212,6 +213,7 @@ async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
         now=command.now,
         current_now=row.goal_now,
         debugs=row.debug,
+        takes_over=takes_over(command.asked_by, row.goal_changed_by),
     )
     if isinstance(verdict, Refusal):
         return SetGoalReply(refusal=verdict, revision=row.revision)
@@ -254,6 +256,7 @@ async def set_mode(tx: Tx, command: SetMode) -> SetModeReply:
         goal=row.goal,
         state=row.state,
         stay_paused=command.stay_paused,
+        takes_over=takes_over(command.asked_by, row.goal_changed_by),
     )
     if isinstance(wish, Refusal):
         return SetModeReply(refusal=wish, revision=row.revision)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from libs.bus.port import Bus, BusError
 from libs.contracts.base import Message
@@ -28,7 +29,10 @@ from libs.contracts.messages import (
 from libs.service.loop import Loop
 from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
+from services.monitor.abnormal.apart import ACTIONS, apart
+from services.monitor.abnormal.evaluation import compare
 from services.monitor.abnormal.store import ActionRow, FindingRow
+from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_actions import (
     HOUR_S,
     LOWER_TO,
@@ -40,8 +44,10 @@ from services.monitor.domain.abnormal_actions import (
     would,
 )
 from services.monitor.domain.abnormal_facts import FactsRow
-from services.monitor.domain.abnormal_rules import RuleBook
+from services.monitor.domain.abnormal_rules import RULES, RuleBook, Setting
+from services.monitor.domain.activity import Limits
 
+# Of one rule: those of others do not wait for them.
 ACTIONS_AT_ONCE = 200
 COMMAND_SECONDS = 5.0
 # The owner did not carry it out, and may do so later.
@@ -51,7 +57,8 @@ AGAIN = frozenset({RefusalCode.UNAVAILABLE})
 @dataclass(frozen=True, slots=True)
 class _Due:
     row: ActionRow
-    facts: FactsRow | None
+    # For which it is done.
+    attempt: int
     decision: Decision
 
 
@@ -66,45 +73,49 @@ class Acting:
     # The site only tries its rules.
     dry_run: bool
     tick_seconds: float
+    activity: Limits
+    # Samples that are older do not justify an action.
+    samples_fresh_seconds: float
 
     def loop(self) -> Loop:
         """It waits for other services, and excludes nothing meanwhile."""
-        return Loop(
-            "abnormal-actions", self.step, tick_seconds=self.tick_seconds, wake_on_commit=False
-        )
+        return Loop(ACTIONS, self.step, tick_seconds=self.tick_seconds, wake_on_commit=False)
 
     async def step(self, epoch: int) -> float | None:
         """Decide about each action that waits; carry out one after the other."""
-        async with self.database.transaction(epoch=epoch) as tx:
-            waiting = await store.waiting_actions(tx, ACTIONS_AT_ONCE)
-        for row in waiting:
-            due = await self._decide(row, epoch)
-            if due is not None:
-                await self._carry_out(due, epoch)
+        for row in await self._changing(epoch):
+            with apart(ACTIONS, row.id):
+                due = await self._settle_or_send(row, epoch)
+                if due is not None:
+                    await self._carry_out(due, epoch)
         return None
 
-    async def _decide(self, before: ActionRow, epoch: int) -> _Due | None:
-        """Read the rows again for each action: the one before has changed the counts."""
+    async def _changing(self, epoch: int) -> Sequence[ActionRow]:
+        """Return the actions about which there is something to do; the others go on waiting."""
+        changing: list[ActionRow] = []
+        async with self.database.transaction(epoch=epoch) as tx:
+            waiting = await store.waiting_actions(tx, RULES, ACTIONS_AT_ONCE)
+            await tx.load(FindingRow, *((row.finding_id,) for row in waiting))
+            await tx.load(FactsRow, *((row.task_id,) for row in waiting))
+            now_s = await store.steady_now(tx)
+            acted = await store.acted_since(tx, now_s - HOUR_S, self.limits.in_all)
+            for row in waiting:
+                with apart(ACTIONS, row.id):
+                    _, decision = await self._decide(tx, row, now_s, acted)
+                    if decision != Decision(Step.WAIT, row.detail):
+                        changing.append(row)
+        return changing
+
+    async def _settle_or_send(self, before: ActionRow, epoch: int) -> _Due | None:
+        """Read the rows again for each action: the one before has changed the counts. Returns it
+        if its command is to be sent."""
         async with self.database.transaction(epoch=epoch) as tx:
             row = await tx.get(ActionRow, before.id)
             if row is None or row.outcome is not AbnormalOutcome.WAITING:
                 return None
             now_s = await store.steady_now(tx)
             acted = await store.acted_since(tx, now_s - HOUR_S, self.limits.in_all)
-            finding = await tx.get(FindingRow, row.finding_id)
-            facts = await tx.get(FactsRow, row.task_id)
-            decision = decide(
-                Pending(
-                    action=row.action,
-                    rule=row.rule,
-                    holds=finding is not None and finding.version == row.version,
-                    dry_run=self._is_dry(row, finding),
-                    paused=row.goal_revision > 0,
-                ),
-                facts,
-                [each.rule for each in acted],
-                self.limits,
-            )
+            attempt, decision = await self._decide(tx, row, now_s, acted)
             if decision.step is Step.WAIT and decision.detail != row.detail:
                 tx.put(replace(row, detail=decision.detail))
             elif decision.step is Step.WITHDRAW:
@@ -112,15 +123,52 @@ class Acting:
             elif decision.step is Step.TRY:
                 _settle(tx, row, AbnormalOutcome.DRY_RUN, decision.detail)
         sends = decision.step in (Step.SEND, Step.RESUME)
-        return _Due(row, facts, decision) if sends else None
+        return _Due(row, attempt, decision) if sends else None
 
-    def _is_dry(self, row: ActionRow, finding: FindingRow | None) -> bool:
+    async def _decide(
+        self, tx: Tx, row: ActionRow, now_s: float, acted: Sequence[ActionRow]
+    ) -> tuple[int, Decision]:
+        """Return the attempt that was evaluated last, and what to do."""
+        finding = await tx.get(FindingRow, row.finding_id)
+        facts = await tx.get(FactsRow, row.task_id)
         setting = self.book.of(finding.group if finding else "").get(row.rule)
-        return self.dry_run or setting is None or setting.dry_run
+        pending = Pending(
+            action=row.action,
+            rule=row.rule,
+            configured=setting is not None and setting.enabled and row.action in setting.actions,
+            holds=finding is not None and finding.version == row.version,
+            unconfirmed=await self._unconfirmed(tx, finding, facts, setting, now_s),
+            dry_run=self.dry_run or setting is None or setting.dry_run,
+            paused=row.goal_revision > 0,
+        )
+        decision = decide(pending, facts, [each.rule for each in acted], self.limits)
+        return finding.attempt if finding else 0, decision
+
+    async def _unconfirmed(
+        self,
+        tx: Tx,
+        finding: FindingRow | None,
+        facts: FactsRow | None,
+        setting: Setting | None,
+        now_s: float,
+    ) -> str:
+        """Why the rule is not known to hold now, although its finding lasts; empty if it is. A
+        finding ends only when the loop evaluates it, and one from samples later than that."""
+        if finding is None or facts is None or setting is None:
+            return ""
+        if facts.attempt != finding.attempt:
+            return f"attempt {facts.attempt} is not evaluated yet"
+        activity = await tx.get(ActivityRow, facts.task_id, facts.attempt)
+        fresh = timedelta(seconds=self.samples_fresh_seconds)
+        if activity is not None and tx.now - activity.measured_until > fresh:
+            activity = None
+        settings = {finding.rule: setting}
+        _, found = compare(facts, activity, settings, now_s, self.activity)
+        return "" if found else "the rule does not hold at the moment"
 
     async def _carry_out(self, due: _Due, epoch: int) -> None:
         row = due.row
-        attempt = due.facts.attempt if due.facts else 0
+        attempt = due.attempt
         resumes = due.decision.step is Step.RESUME
         command = _resume(row) if resumes else _command(row, attempt)
         try:

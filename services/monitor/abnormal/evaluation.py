@@ -3,7 +3,7 @@ what follows. ``acting.py`` carries that out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -16,6 +16,7 @@ from libs.contracts.messages import (
 from libs.service.loop import Loop
 from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
+from services.monitor.abnormal.apart import EVALUATION, WHOLE_STEP, apart
 from services.monitor.abnormal.store import ActionRow, FindingRow, finding_id
 from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_facts import FactsRow
@@ -54,7 +55,7 @@ class Evaluation:
     def loop(self) -> Loop:
         """No event of a task comes between the reads of a step and its commit."""
         return Loop(
-            "abnormal",
+            EVALUATION,
             self.step,
             tick_seconds=self.tick_seconds,
             exclusive=True,
@@ -63,17 +64,35 @@ class Evaluation:
 
     async def step(self, epoch: int) -> float | None:
         """Evaluate the next page of tasks; at once the next one while there is one."""
+        if not self.after:
+            # The clock goes on whatever becomes of the tasks.
+            async with self.database.transaction(epoch=epoch) as tx:
+                tx.put(advanced(await tx.get(SteadyClockRow, CLOCK), tx.now))
         async with self.database.transaction(epoch=epoch) as tx:
-            clock = advanced(await tx.get(SteadyClockRow, CLOCK), tx.now)
-            if not self.after:
-                tx.put(clock)
             page = await store.watched(tx, self.after, TASKS_AT_ONCE)
-            await tx.load(ActivityRow, *((row.task_id, row.attempt) for row in page))
-            await tx.load(TaskRow, *((row.task_id,) for row in page))
+        if not await self._evaluate_all(page, epoch):
             for row in page:
-                await self._evaluate(tx, row, clock.elapsed_s)
+                with apart(EVALUATION, row.task_id):
+                    async with self.database.transaction(epoch=epoch) as tx:
+                        await self._evaluate(tx, row, await store.steady_now(tx))
         self.after = page[-1].task_id if len(page) == TASKS_AT_ONCE else ""
         return 0.0 if self.after else None
+
+    async def _evaluate_all(self, page: Sequence[FactsRow], epoch: int) -> bool:
+        """Evaluate these tasks in one transaction; False: one of them cannot be evaluated, and
+        nothing is stored."""
+        try:
+            async with self.database.transaction(epoch=epoch) as tx:
+                now_s = await store.steady_now(tx)
+                await tx.load(ActivityRow, *((row.task_id, row.attempt) for row in page))
+                await tx.load(TaskRow, *((row.task_id,) for row in page))
+                for row in page:
+                    await self._evaluate(tx, row, now_s)
+        except WHOLE_STEP:
+            raise
+        except Exception:  # noqa: BLE001 - which task it is shows one at a time
+            return False
+        return True
 
     async def _evaluate(self, tx: Tx, row: FactsRow, now_s: float) -> None:
         task = await tx.get(TaskRow, row.task_id)
@@ -82,11 +101,9 @@ class Evaluation:
             if unknown:
                 tx.put(replace(row, watched=False, closed_at=tx.now))
             return
-        usage = _usage(await tx.get(ActivityRow, row.task_id, row.attempt))
-        counts_after = (self.limits.idle_seconds, self.limits.quiet_seconds)
-        facts = with_usage(row, usage, now_s, counts_after)
+        activity = await tx.get(ActivityRow, row.task_id, row.attempt)
         settings = self.book.of(task.group)
-        found = evaluate(Seen(facts, usage, now_s, self.limits.idle_percent), settings)
+        facts, found = compare(row, activity, settings, now_s, self.limits)
         still = [
             name
             for name in row.open
@@ -118,8 +135,10 @@ class Evaluation:
         if row is None:
             return False
         if holds:
-            if row.clearing_since_s is not None:
-                tx.put(replace(row, clearing_since_s=None))
+            # It is of the attempt in which it was last seen: actions are fenced by that one.
+            confirmed = replace(row, attempt=facts.attempt, clearing_since_s=None)
+            if confirmed != row:
+                tx.put(confirmed)
             return True
         over = facts.ended or facts.attempt != row.attempt
         if setting is not None and setting.enabled and setting.rule.sampled and not over:
@@ -167,6 +186,19 @@ class Evaluation:
                 details=details,
             )
             await self.outgoing.put(tx, happening)
+
+
+def compare(
+    row: FactsRow,
+    activity: ActivityRow | None,
+    settings: Mapping[str, Setting],
+    now_s: float,
+    limits: Limits,
+) -> tuple[FactsRow, dict[str, Found]]:
+    """The facts of a task with what its samples show, and what each rule finds in them."""
+    usage = _usage(activity)
+    facts = with_usage(row, usage, now_s, (limits.idle_seconds, limits.quiet_seconds))
+    return facts, evaluate(Seen(facts, usage, now_s, limits.idle_percent), settings)
 
 
 def changed(row: FindingRow) -> AbnormalTaskChanged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -84,14 +84,18 @@ async def watched(tx: Tx, after: str, limit: int) -> Sequence[FactsRow]:
     )
 
 
-async def waiting_actions(tx: Tx, limit: int) -> Sequence[ActionRow]:
-    """Actions that are still to be done, the first decided first."""
-    return await tx.select(
-        ActionRow,
-        Where("outcome", Op.EQ, AbnormalOutcome.WAITING),
-        order_by=[Order("decided_at"), Order("id")],
-        limit=limit,
-    )
+async def waiting_actions(tx: Tx, rules: Iterable[str], limit: int) -> Sequence[ActionRow]:
+    """Actions that are still to be done, the first decided first: so many of each rule, and of
+    those that only another version has."""
+    names = tuple(rules)
+    waiting = Where("outcome", Op.EQ, AbnormalOutcome.WAITING)
+    conditions = [[Where("rule", Op.EQ, name)] for name in names]
+    conditions.append([Where("rule", Op.NE, name) for name in names])
+    found: list[ActionRow] = []
+    for where in conditions:
+        order = [Order("decided_at"), Order("id")]
+        found += await tx.select(ActionRow, waiting, *where, order_by=order, limit=limit)
+    return sorted(found, key=lambda row: (row.decided_at, row.id))
 
 
 async def acted_since(tx: Tx, since_s: float, limit: int) -> Sequence[ActionRow]:

@@ -52,8 +52,12 @@ class Pending:
 
     action: AbnormalAction
     rule: str
+    # The site still has this action for the rule.
+    configured: bool
     # The finding has not ended since it was decided.
     holds: bool
+    # Why nothing is known yet that would justify it now; empty: the rule holds at this moment.
+    unconfirmed: str
     dry_run: bool
     # A preemption has paused the task.
     paused: bool
@@ -67,21 +71,30 @@ def decide(
         return _decide_resume(facts)
     if reason := _needless(pending, facts):
         return Decision(Step.WITHDRAW, reason)
+    if pending.unconfirmed:
+        return Decision(Step.WAIT, pending.unconfirmed)
     if pending.dry_run:
         return Decision(Step.TRY, would(pending.action))
-    if acted.count(pending.rule) >= limits.per_rule:
-        done = counted(limits.per_rule, "action")
-        return Decision(Step.WAIT, f"{pending.rule} has had its {done} of this hour")
+    used_up = _used_up(pending.rule, acted, limits)
+    return Decision(Step.WAIT if used_up else Step.SEND, used_up)
+
+
+def _used_up(rule: str, acted: Sequence[str], limits: ActionLimits) -> str:
+    """Which limit of the hour is reached; empty if none is."""
+    if acted.count(rule) >= limits.per_rule:
+        return f"{rule} has had its {counted(limits.per_rule, 'action')} of this hour"
     if len(acted) >= limits.in_all:
         done = counted(limits.in_all, "action")
-        return Decision(Step.WAIT, f"all rules together have had their {done} of this hour")
-    return Decision(Step.SEND)
+        return f"all rules together have had their {done} of this hour"
+    return ""
 
 
 def _needless(pending: Pending, facts: FactsRow | None) -> str:
     """Why an action is no longer to be done; empty if it is."""
     if facts is None or facts.ended:
         return "the task has ended"
+    if not pending.configured:
+        return "the rules no longer have this action"
     if not pending.holds:
         return "the task was no longer abnormal"
     if pending.action is AbnormalAction.PREEMPT and facts.state is not TaskState.RUNNING:

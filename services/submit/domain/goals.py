@@ -26,6 +26,8 @@ from services.submit.domain.validate import refusal
 
 # Of one task; rules have a few each.
 REQUESTS_KEPT_MAX = 20
+# Begins the name of what a rule of the monitor asks for.
+RULE_PREFIX = "rule:"
 
 
 class Change(Enum):
@@ -51,12 +53,15 @@ def decide_goal(
     now: bool = False,
     current_now: bool = False,
     debugs: bool = False,
+    takes_over: bool = False,
 ) -> Change | Refusal:
     """Apply it, leave it (it is so already), or refuse it. ``now``: end a run without asking it to
     save. What was to be done at once is not asked for more gently any more.
 
     ``debugs``: it is in debug mode. The scheduler may have paused it when its attempt ended, which
     submit may not have heard yet: it is resumed each time that somebody asks for it.
+    ``takes_over``: a person asks, and a rule set the goal that the task has. A pause becomes that
+    person's, so that the rule does not end it.
     """
     if wanted is Goal.UNSPECIFIED:
         fault = field_error("goal", short(wanted), "is not a goal", "use run, pause or stop")
@@ -69,6 +74,7 @@ def decide_goal(
     if state in TERMINAL:
         return refusal(RefusalCode.CONFLICT, _ended("goal", short(wanted), state))
     same = wanted is current and (current_now or not now) and not (debugs and wanted is Goal.RUN)
+    same = same and not (takes_over and wanted is Goal.PAUSE)
     return Change.NOTHING if same else Change.APPLY
 
 
@@ -81,24 +87,31 @@ class ModeWish:
 
 
 def decide_mode(
-    wanted: RunMode, *, debug: bool, goal: Goal, state: TaskState, stay_paused: bool = False
+    wanted: RunMode,
+    *,
+    debug: bool,
+    goal: Goal,
+    state: TaskState,
+    stay_paused: bool = False,
+    takes_over: bool = False,
 ) -> ModeWish | Refusal:
     """What has to change so that a task with this debug mode and goal has the wanted mode, or why
     it is refused. ``stay_paused``: the normal mode resumes nothing, not even a task that the
-    scheduler has paused because its attempt in debug mode ended; the pause becomes its goal."""
+    scheduler has paused because its attempt in debug mode ended; the pause becomes its goal.
+    ``takes_over``: as for a goal."""
     if wanted is RunMode.UNSPECIFIED:
         fault = field_error("mode", short(wanted), "is not a mode", "use normal, debug or pause")
         return refusal(RefusalCode.INVALID, fault)
     if state in TERMINAL:
         return refusal(RefusalCode.CONFLICT, _ended("mode", short(wanted), state))
     if wanted is RunMode.PAUSE:
-        return ModeWish(goal=None if goal is Goal.PAUSE else Goal.PAUSE)
+        return ModeWish(goal=None if goal is Goal.PAUSE and not takes_over else Goal.PAUSE)
     debug_wanted = wanted is RunMode.DEBUG
     changed = None if debug is debug_wanted else debug_wanted
     if debug_wanted:
         return ModeWish(debug=changed)
     if stay_paused:
-        keeps = debug and state is TaskState.PAUSED and goal is not Goal.PAUSE
+        keeps = takes_over if goal is Goal.PAUSE else debug and state is TaskState.PAUSED
         return ModeWish(debug=changed, goal=Goal.PAUSE if keeps else None)
     return ModeWish(debug=changed, goal=Goal.RUN if goal is Goal.PAUSE else None)
 
@@ -108,6 +121,11 @@ class Carried:
     """A fenced command that was carried out before, and the revision of its change."""
 
     revision: int
+
+
+def takes_over(asked_by: str, set_by: str) -> bool:
+    """Whether a person asks for something that a rule has set."""
+    return set_by.startswith(RULE_PREFIX) and not asked_by.startswith(RULE_PREFIX)
 
 
 def check_fence(

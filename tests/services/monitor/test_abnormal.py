@@ -21,11 +21,14 @@ from libs.contracts.messages import (
 )
 from libs.service.wiring import Wiring
 from libs.store.port import Store
+from services.monitor.abnormal.apart import FAILED
 from services.monitor.abnormal.store import ActionRow, FindingRow
+from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.main import WIRING
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MessageRow
+from services.monitor.tables import TABLES
 from services.submit import main as submit_main
 from services.submit.store import TaskRow as SubmitRow
 from tests.kit.memory import MemoryPlatform
@@ -401,6 +404,34 @@ async def test_a_preemption_does_not_resume_what_its_owner_paused(tmp_path: Path
         assert taken.outcome is AbnormalOutcome.WITHDRAWN
 
 
+@pytest.mark.parametrize(
+    "pause",
+    [
+        m.SetGoal(goal=m.Goal.PAUSE, asked_by="ann"),
+        m.SetMode(mode=m.RunMode.PAUSE, asked_by="ann"),
+        m.SetMode(mode=m.RunMode.NORMAL, stay_paused=True, asked_by="ann"),
+    ],
+)
+async def test_a_preemption_does_not_resume_what_its_owner_pauses_meanwhile(
+    tmp_path: Path, pause: m.SetGoal | m.SetMode
+) -> None:
+    async with a_site(tmp_path, "preempt") as site:
+        await site.abnormal()
+        await site.act()
+        reply = await site.submit.ask(pause.model_copy(update={"task_id": site.task_id}))
+        assert reply.revision == 3
+        assert await site.goals() == [
+            (m.Goal.PAUSE, "rule:ranks_missing"),
+            (m.Goal.PAUSE, "ann"),
+        ]
+        # It is that person's now: the same again changes nothing.
+        await site.submit.ask(pause.model_copy(update={"task_id": site.task_id}))
+        await site.moves(2, TaskState.PAUSED)
+        (taken,) = await site.act()
+        assert "another goal was set since" in taken.detail
+        assert await site.goals() == []
+
+
 async def test_an_action_for_an_attempt_that_is_over_is_refused(tmp_path: Path) -> None:
     """Submit knows of the next attempt before the monitor does."""
     async with a_site(tmp_path, "stop") as site:
@@ -429,6 +460,98 @@ async def test_an_action_is_withdrawn_once_the_task_is_no_longer_abnormal(tmp_pa
         await pass_time(site.monitor, 30)
         (taken,) = await site.act()
         assert taken.outcome is AbnormalOutcome.WITHDRAWN
+        assert await site.goals() == []
+
+
+async def test_an_action_waits_while_its_rule_does_not_hold(tmp_path: Path) -> None:
+    """The loop has not evaluated the task since its ranks came back."""
+    async with a_site(tmp_path, "stop") as site:
+        await site.abnormal()
+        await misses_ranks(site.monitor, 0, site.task_id)
+        assert await site.act() == []
+        (row,) = await site.monitor.rows(ActionRow)
+        assert row.detail == "the rule does not hold at the moment"
+        assert await site.goals() == []
+
+
+async def test_a_task_whose_gpus_work_again_is_not_stopped(tmp_path: Path) -> None:
+    """What samples show ends its finding late, and no action is sent meanwhile."""
+    rules = "idle_gpus: {threshold: 180, actions: [stop]}\n"
+    options = settings(tmp_path, rules, idle_gpu_seconds=60, quiet_seconds=60)
+    site = Site(MemoryPlatform(), options)
+    site.monitor.clock.move_to(0)
+    async with site.running(), hearing(site.monitor):
+        await site.moves(1, TaskState.RUNNING, held_gpus=1)
+        await samples(site.monitor, 0, 240, 3.0, site.task_id)
+        await samples(site.monitor, 240, 300, 95.0, site.task_id)
+        (finding,) = await site.monitor.rows(FindingRow)
+        assert finding.ended_at is None
+        assert await site.act() == []
+
+
+async def test_a_new_leader_does_not_act_on_old_samples(tmp_path: Path) -> None:
+    rules = "idle_gpus: {threshold: 180, actions: [stop]}\n"
+    options = settings(tmp_path, rules, idle_gpu_seconds=60, quiet_seconds=60)
+    site = Site(MemoryPlatform(), options)
+    site.monitor.clock.move_to(0)
+    async with site.running():
+        await site.moves(1, TaskState.RUNNING, held_gpus=1)
+        async with hearing(site.monitor):
+            await samples(site.monitor, 0, 240, 3.0, site.task_id)
+        site.monitor.clock.advance(600)
+        await site.monitor.restart()
+        await site.monitor.step("abnormal")
+        assert await site.act() == []
+
+
+async def test_an_action_waits_until_its_finding_is_confirmed_for_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    async with a_site(tmp_path, "stop") as site:
+        await site.abnormal()
+        await site.moves(2, TaskState.QUEUED)
+        await site.moves(3, TaskState.RUNNING, attempt=2)
+        assert await site.act() == []
+        (row,) = await site.monitor.rows(ActionRow)
+        assert row.detail == "attempt 2 is not evaluated yet"
+        await pass_time(site.monitor, 0)
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.WITHDRAWN
+        assert await site.goals() == []
+
+
+async def test_a_finding_that_goes_on_in_the_next_attempt_is_acted_on_in_that_one(
+    tmp_path: Path,
+) -> None:
+    rules = "long_run: {threshold: 60, actions: [stop]}\n"
+    site = Site(MemoryPlatform(), settings(tmp_path, rules))
+    async with site.running():
+        await site.moves(1, TaskState.RUNNING)
+        await pass_time(site.monitor, 90)
+        await site.moves(2, TaskState.QUEUED)
+        await site.moves(3, TaskState.RUNNING, attempt=2)
+        assert await site.act() == []
+        await pass_time(site.monitor, 0)
+        (taken,) = await site.act()
+        assert (taken.attempt, taken.outcome) == (2, AbnormalOutcome.DONE)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        with_actions("notify", "tag"),
+        "ranks_missing: {threshold: 60, actions: [stop], enabled: false}\n",
+        with_actions("stop") + "groups: {train: {ranks_missing: {actions: [tag]}}}\n",
+    ],
+)
+async def test_an_action_that_the_site_takes_back_is_withdrawn(tmp_path: Path, rules: str) -> None:
+    async with a_site(tmp_path, "stop") as site:
+        await site.abnormal()
+        site.monitor.settings = settings(tmp_path, rules)
+        await site.monitor.restart()
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.WITHDRAWN
+        assert taken.detail == "the rules no longer have this action"
         assert await site.goals() == []
 
 
@@ -528,10 +651,13 @@ async def test_open_findings_are_published_again_for_a_new_read_model(
     assert await changes(service) == [("ranks_missing", 1, True)]
 
 
-async def samples(monitor: ServiceHarness, begin: int, end: int, percent: float) -> None:
+async def samples(
+    monitor: ServiceHarness, begin: int, end: int, percent: float, task_id: str = TASK
+) -> None:
     """A GPU of a rank, sampled every 10 s; the loops run every 30 s."""
     for t in range(begin, end, 10):
-        await send(monitor, a_sample(t, gpus=[percent], ranks=[a_rank(0, gpus=[0], cores=1.0)]))
+        rank = a_rank(0, gpus=[0], cores=1.0, task_id=task_id)
+        await send(monitor, a_sample(t, gpus=[percent], ranks=[rank]))
         if t % 30 == 20:
             await monitor.step("activity")
             await monitor.step("abnormal")
@@ -564,6 +690,113 @@ async def test_a_gpu_that_idles_is_found_and_a_gap_in_the_samples_ends_nothing(
         assert await changes(monitor) == []
         await samples(monitor, 690, 780, 80.0)
         assert await changes(monitor) == [("idle_gpus", 2, False)]
+
+
+async def test_a_gpu_that_idles_again_keeps_its_finding(
+    platform: MemoryPlatform, tmp_path: Path
+) -> None:
+    """Each time that it works counts from its own begin."""
+    rules = "idle_gpus: {threshold: 60}\n"
+    options = settings(tmp_path, rules, idle_gpu_seconds=60, quiet_seconds=60)
+    monitor = ServiceHarness(platform, WIRING, options)
+    monitor.clock.move_to(0)
+    await monitor.lead()
+    await runs(monitor, TASK, held_gpus=1)
+    async with hearing(monitor):
+        await samples(monitor, 0, 90, 3.0)
+        assert await changes(monitor) == [("idle_gpus", 1, True)]
+        for begin in (90, 240, 390):
+            await samples(monitor, begin, begin + 30, 80.0)
+            (row,) = await monitor.rows(FindingRow)
+            assert row.clearing_since_s is not None
+            await samples(monitor, begin + 30, begin + 150, 3.0)
+            (row,) = await monitor.rows(FindingRow)
+            assert row.clearing_since_s is None
+        assert await changes(monitor) == []
+
+
+async def test_every_page_of_tasks_is_evaluated(
+    service: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.monitor.abnormal.evaluation.TASKS_AT_ONCE", 2)
+    for number in range(5):
+        await runs(service, f"t{number}")
+        await misses_ranks(service, task_id=f"t{number}")
+    await pass_time(service, 300)
+    found = {row.task_id for row in await service.rows(FindingRow)}
+    assert found == {f"t{number}" for number in range(5)}
+
+
+async def test_a_task_with_an_unreadable_row_leaves_the_others_evaluated(tmp_path: Path) -> None:
+    platform = MemoryPlatform()
+    monitor = ServiceHarness(platform, WIRING, settings(tmp_path))
+    await monitor.lead()
+    now = monitor.clock.now()
+    await monitor.put(ActivityRow("t2", 1, now, now, 0.0, 0.0, (), (), now, 0, False, False))
+    for task_id in ("t1", "t2", "t3"):
+        await runs(monitor, task_id)
+        await misses_ranks(monitor, task_id=task_id)
+    platform.database.break_row(TABLES, ActivityRow, "t2", 1, column="idle")
+    before = failures("abnormal")
+    await pass_time(monitor, 90)
+    found = {row.task_id for row in await monitor.rows(FindingRow)}
+    assert found == {"t1", "t3"}
+    assert failures("abnormal") > before
+    platform.database.schema(TABLES.schema).table(TABLES.shape(ActivityRow)).broken.clear()
+    await pass_time(monitor, 0)
+    assert len(await monitor.rows(FindingRow)) == 3
+
+
+async def test_an_action_with_an_unreadable_row_leaves_the_others_done(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "stop") as site:
+        await runs(site.monitor, "a1")
+        await misses_ranks(site.monitor, task_id="a1")
+        await site.abnormal()
+        key = "a1.ranks_missing"
+        site.platform.database.break_row(TABLES, FindingRow, key, column="version")
+        before = failures("abnormal-actions")
+        (taken,) = await site.act()
+        assert (taken.task_id, taken.outcome) == (site.task_id, AbnormalOutcome.DONE)
+        assert failures("abnormal-actions") > before
+
+
+def failures(loop: str) -> float:
+    return FAILED.labels(loop)._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+async def test_actions_at_their_limit_do_not_hold_up_those_of_other_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.monitor.abnormal.acting.ACTIONS_AT_ONCE", 2)
+    rules = with_actions("stop") + "long_run: {threshold: 120, actions: [stop]}\n"
+    site = Site(MemoryPlatform(), settings(tmp_path, rules, rule_actions_per_hour=1))
+    async with site.running():
+        await site.abnormal()
+        (taken,) = await site.act()
+        assert taken.outcome is AbnormalOutcome.DONE
+        for number in range(4):
+            await runs(site.monitor, f"b{number}")
+            await misses_ranks(site.monitor, task_id=f"b{number}")
+        await pass_time(site.monitor, 120)
+        assert {each.rule for each in await site.act()} == {"long_run"}
+        waits = [each.rule for each in await site.monitor.rows(ActionRow) if not each.acted_s]
+        assert waits.count("ranks_missing") == 4
+
+
+async def test_actions_that_only_wait_cost_one_transaction(tmp_path: Path) -> None:
+    async with a_site(tmp_path, "lower_priority", "stop", rule_actions_per_hour=0) as site:
+        await site.abnormal()
+        await site.act()
+        real, count = site.monitor.store.transaction, 0
+
+        def transaction(**options: Any) -> Any:
+            nonlocal count
+            count += 1
+            return real(**options)
+
+        site.monitor.store.transaction = transaction  # type: ignore[method-assign]
+        await site.monitor.step("abnormal-actions")
+        assert count == 1
 
 
 async def test_findings_that_are_over_are_pruned_and_those_that_last_stay(

@@ -251,7 +251,15 @@ LIMITS = ActionLimits(per_rule=2, in_all=3)
 
 
 def pending(**changes: Any) -> Pending:
-    known = Pending(AbnormalAction.STOP, "idle_gpus", holds=True, dry_run=False, paused=False)
+    known = Pending(
+        AbnormalAction.STOP,
+        "idle_gpus",
+        configured=True,
+        holds=True,
+        unconfirmed="",
+        dry_run=False,
+        paused=False,
+    )
     return replace(known, **changes)
 
 
@@ -268,6 +276,10 @@ def test_no_action_is_sent_beyond_the_limits(acted: list[str]) -> None:
         ({"holds": False}, running(), Step.WITHDRAW),
         ({}, running(state=TaskState.FAILED), Step.WITHDRAW),
         ({}, None, Step.WITHDRAW),
+        ({"configured": False}, running(), Step.WITHDRAW),
+        ({"unconfirmed": "not now"}, running(), Step.WAIT),
+        ({"unconfirmed": "not now", "dry_run": True}, running(), Step.WAIT),
+        ({"unconfirmed": "not now", "holds": False}, running(), Step.WITHDRAW),
         ({"dry_run": True}, running(), Step.TRY),
         ({"action": AbnormalAction.PREEMPT}, running(state=TaskState.QUEUED), Step.WITHDRAW),
         ({"action": AbnormalAction.PREEMPT}, running(), Step.SEND),
@@ -276,6 +288,7 @@ def test_no_action_is_sent_beyond_the_limits(acted: list[str]) -> None:
         # The second half of a preemption waits for the run to leave, whatever else is.
         ({"paused": True, "holds": False}, running(state=TaskState.PREEMPTING), Step.WAIT),
         ({"paused": True, "holds": False}, running(state=TaskState.PAUSED), Step.RESUME),
+        ({"paused": True, "configured": False}, running(state=TaskState.PAUSED), Step.RESUME),
         ({"paused": True}, running(state=TaskState.STOPPED), Step.WITHDRAW),
     ],
 )

@@ -23,10 +23,15 @@ TASK = "t1"
 
 
 def a_rank(
-    rank: int = 0, *, gpus: Sequence[int] = (), attempt: int = 1, cores: float = 1.0
+    rank: int = 0,
+    *,
+    gpus: Sequence[int] = (),
+    attempt: int = 1,
+    cores: float = 1.0,
+    task_id: str = TASK,
 ) -> RankSample:
     return RankSample(
-        task_id=TASK,
+        task_id=task_id,
         attempt=attempt,
         rank=rank,
         gpus=tuple(gpus),
