@@ -262,7 +262,8 @@ def _well(box: MailboxRow) -> MailboxRow:
 
 def _entry(row: MessageRow) -> Entry:
     data = json.loads(row.body)["data"]
-    reason, ended = data.get("reason", ""), data.get("exit", "")
+    # Of an abnormal task, the finding says what was found.
+    reason, ended = data.get("reason") or data.get("detail", ""), data.get("exit", "")
     return Entry(
         notification=row.name,
         occasion=row.occasion,
@@ -272,4 +273,5 @@ def _entry(row: MessageRow) -> Entry:
         owner=data["owner"],
         # The reason of most failures has how the run ended already.
         reason=f"{reason}; {ended}" if ended and ended not in reason else reason,
+        suggestion=data.get("suggestion", ""),
     )

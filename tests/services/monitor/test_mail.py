@@ -42,9 +42,9 @@ from services.monitor.domain.mail_texts import NAME_MAX, SUBJECT_MAX, Entry, one
 from services.monitor.mail import Mail, MailServer
 from services.monitor.mailing import Mailing, addresses
 from services.monitor.main import WIRING
-from services.monitor.outgoing import Outgoing
+from services.monitor.outgoing import Happening, Outgoing
 from services.monitor.settings import MonitorSettings
-from services.monitor.store import MailboxRow, MessageRow, Stage
+from services.monitor.store import MailboxRow, MessageRow, Stage, TaskRow
 from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
@@ -265,6 +265,47 @@ async def test_a_mail_is_encrypted_logged_in_and_says_how_to_stop_it(
     assert "train (t1, of ann)" in body_of(mail)
     assert "shiftwork notify rm mine" in body_of(mail)
     assert await stages(service) == [("t1", Stage.DELIVERED, 1)]
+
+
+async def happens(service: ServiceHarness, occasion: Occasion, **details: str) -> None:
+    """An occasion of the task t1, as the monitor's loops and handlers add it."""
+    async with service.store.transaction() as tx:
+        task = await tx.get(TaskRow, "t1")
+        assert task is not None
+        happening = Happening(task, occasion, tx.now, occasion.name, details)
+        await Outgoing(500).put(tx, happening)
+
+
+@pytest.mark.parametrize("occasion", tuple(Occasion)[1:])
+async def test_a_mail_says_what_happened_for_every_occasion(
+    service: ServiceHarness, keys: Path, occasion: Occasion
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await service.handle(a_submission(service))
+        await subscribe(service)
+        await happens(service, occasion, reason="the reason of it")
+        await deliver(service, smtp)
+        (mail,) = smtp.mails
+    subject = mail.message["Subject"]
+    assert subject.startswith("[Shiftwork] train "), subject
+    assert f"{subject.removeprefix('[Shiftwork] ')}:" in body_of(mail).splitlines()
+    assert "train (t1, of ann)" in body_of(mail)
+    assert "the reason of it" in body_of(mail)
+
+
+async def test_a_mail_about_an_abnormal_task_says_what_was_found_and_what_to_do(
+    service: ServiceHarness, keys: Path
+) -> None:
+    found = {"rule": "idle_gpus", "detail": "2 GPUs were idle", "suggestion": "end the task"}
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await service.handle(a_submission(service))
+        await subscribe(service)
+        await happens(service, Occasion.ABNORMAL, **found)
+        await deliver(service, smtp)
+        (mail,) = smtp.mails
+    assert mail.message["Subject"] == "[Shiftwork] train is abnormal"
+    assert "2 GPUs were idle" in body_of(mail)
+    assert "end the task" in body_of(mail)
 
 
 async def test_a_burst_is_one_mail_of_a_bounded_size(service: ServiceHarness, keys: Path) -> None:
