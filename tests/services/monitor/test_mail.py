@@ -9,7 +9,7 @@ import email
 import email.policy
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ from services.monitor.mailing import Mailing, addresses
 from services.monitor.main import WIRING
 from services.monitor.outgoing import Happening, Outgoing
 from services.monitor.settings import MonitorSettings
-from services.monitor.store import MailboxRow, MessageRow, Stage, TaskRow
+from services.monitor.store import MailboxRow, MessageRow, NotificationRow, Stage, TaskRow
+from services.monitor.tables import TABLES
 from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
@@ -597,6 +598,70 @@ async def test_mail_waits_for_a_gateway_that_does_not_answer(
         async with people(service, ann="ann@lab.test"):
             await deliver(service, smtp)
         assert smtp.subjects() == ["[Shiftwork] t1 was preempted"]
+
+
+@pytest.mark.parametrize("owner", ["ann", ""])
+async def test_a_mailbox_that_cannot_be_read_holds_back_nobody(
+    platform: MemoryPlatform, keys: Path, owner: str
+) -> None:
+    service = ServiceHarness(platform, WIRING, MonitorSettings(**BASE))
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test", bob="b@lab.test"):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        for version in (1, 2):
+            state = (TaskState.PREEMPTING, TaskState.FAILED)[version - 1]
+            for name in ("ann", "bob"):
+                change = a_change(service, version, state, f"t{name}", owner=name)
+                await service.handle(change)
+            await deliver(service, smtp)
+            platform.database.break_row(TABLES, MailboxRow, owner, column="failures")
+        to = [each.to[0] for each in smtp.mails]
+        assert sorted(to) == ["a@lab.test", "a@lab.test", "b@lab.test", "b@lab.test"]
+
+
+async def test_a_message_or_notification_that_cannot_be_read_holds_back_no_other(
+    platform: MemoryPlatform, keys: Path
+) -> None:
+    service = ServiceHarness(platform, WIRING, MonitorSettings(**BASE))
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test", bob="b@lab.test"):
+        await subscribe(service)
+        await subscribe(service, "bad")
+        await subscribe(service, owner="bob")
+        await preempted(service, "t1", "t2")
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        platform.database.break_row(TABLES, NotificationRow, "ann", "bad", column="tasks")
+        async with service.store.transaction() as tx:
+            message = await tx.get(MessageRow, "t1.preempted.1.ann.mine")
+            assert message is not None
+            tx.put(replace(message, body="[]"))
+        await deliver(service, smtp)
+        subjects = ["[Shiftwork] b1 failed", "[Shiftwork] t2 was preempted"]
+        assert sorted(smtp.subjects()) == subjects
+        rows: list[MessageRow] = await service.rows(MessageRow)
+        problems = {row.id: (row.stage, row.problem) for row in rows if row.problem}
+        apart = (Stage.WAITING, "the notification cannot be read")
+        assert problems == {
+            "t1.preempted.1.ann.mine": (Stage.DEAD, "the message cannot be read"),
+            "t1.preempted.1.ann.bad": apart,
+            "t2.preempted.1.ann.bad": apart,
+        }
+
+
+async def test_an_address_that_no_mail_can_be_written_to_holds_back_nobody_else(
+    service: ServiceHarness, keys: Path
+) -> None:
+    found = {"ann": "no address", "bob": "b@lab.test"}
+    async with serving(keys, **PLAIN, mails_at_once=1) as smtp, people(service, **found):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        await preempted(service, "t1")
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        await deliver(service, smtp)
+        await deliver(service, smtp, after=1)
+        assert smtp.subjects() == ["[Shiftwork] b1 failed"]
+        rows: list[MessageRow] = await service.rows(MessageRow)
+        (kept,) = [row for row in rows if row.owner == "ann"]
+        assert "cannot be written" in kept.problem
 
 
 async def test_a_notification_that_is_removed_or_becomes_a_webhook_mails_no_more(
