@@ -84,6 +84,7 @@ class Delivery:
         """Begin what is due at receivers that are not busy. What cannot be read is read again
         later: the delivery is a task of the process, which would end with it."""
         parts = {
+            "due times": lambda: self._bring_forward(epoch),
             "mail": lambda: self.mailing.begin(epoch, group, self._wake.set),
             "delivery": lambda: self._begin_webhooks(epoch, group),
         }
@@ -95,6 +96,17 @@ class Delivery:
             except Exception:  # noqa: BLE001 - a defect of one part stops neither the other one nor the process
                 observability.RETRIES.labels("monitor", name).inc()
                 _log.exception("messages cannot be read", part=name)
+
+    async def _bring_forward(self, epoch: int) -> None:
+        """Let messages be tried now that wait for longer than any pause: the clock was set back
+        since."""
+        async with self.store.transaction() as tx:
+            if not await store.due_after(tx, tx.now + self.mailing.longest_wait, 1):
+                return
+        async with self.store.transaction(epoch=epoch) as tx:
+            time = tx.now + self.mailing.longest_wait
+            for row in await store.due_after(tx, time, DUE_MAX):
+                tx.put(replace(row, due_at=tx.now))
 
     async def _begin_webhooks(self, epoch: int, group: asyncio.TaskGroup) -> None:
         async with self.store.transaction() as tx:

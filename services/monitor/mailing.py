@@ -106,11 +106,11 @@ class Mailing:
         due: dict[str, list[MessageRow]] = {}
         for row in await store.due(tx, NotificationChannel.MAIL, MESSAGES_MAX):
             due.setdefault(row.owner, []).append(row)
-        site = await mailbox(tx, SITE)
+        site = await self._site_box(tx)
         for owner, rows in due.items():
             if owner in self._busy or self._set_aside.has(owner, self.clock.now()):
                 continue
-            box = await mailbox(tx, owner)
+            box = await self._box(tx, owner)
             ready_at = max(_ready(site, self._site), _ready(box, self._person))
             if ready_at > tx.now:
                 tx.put(*(replace(row, due_at=ready_at) for row in rows))
@@ -126,6 +126,22 @@ class Mailing:
         if begun:
             tx.put(site)
         return begun
+
+    async def _site_box(self, tx: Tx) -> MailboxRow:
+        return _counted(await mailbox(tx, SITE), self._site, SERVER_PAUSE_SECONDS_MAX, tx.now)
+
+    async def _box(self, tx: Tx, owner: str) -> MailboxRow:
+        most_seconds = self._pauses.most_seconds
+        return _counted(await mailbox(tx, owner), self._person, most_seconds, tx.now)
+
+    @property
+    def longest_wait(self) -> timedelta:
+        """No message waits for longer than that until it is tried."""
+        rates = max(self._person.longest, self._site.longest)
+        pauses = max(
+            SERVER_PAUSE_SECONDS_MAX, self._pauses.most_seconds, self.settings.mail_gather_seconds
+        )
+        return max(rates, timedelta(seconds=pauses))
 
     async def _choose(self, tx: Tx, owner: str) -> Sequence[MessageRow]:
         """The messages of the next mail to a person: those of a mail that was tried, or all."""
@@ -222,7 +238,7 @@ class Mailing:
     async def _fail(self, tx: Tx, mail: Mail, result: Result) -> MailboxRow | None:
         """Hold back the person, or everybody if it is the server that fails; or end that. None: it
         was taken, or refused for good."""
-        site, box = await mailbox(tx, SITE), await mailbox(tx, mail.owner)
+        site, box = await self._site_box(tx), await self._box(tx, mail.owner)
         if result is Result.NO_WAY:
             if site.held_until is None or site.held_until <= tx.now:
                 site = _held(site, tx.now, self._pauses, SERVER_PAUSE_SECONDS_MAX)
@@ -254,6 +270,14 @@ class Mailing:
         if found and not self.problem:
             _log.warning("mail cannot be sent", problem=problem)
         self.problem = found
+
+
+def _counted(box: MailboxRow, rate: MailRate, most_seconds: float, now: datetime) -> MailboxRow:
+    """The mailbox without times that lie too far ahead: the clock was set back since."""
+    held = box.held_until
+    if held is not None and held > now + timedelta(seconds=most_seconds):
+        held = None
+    return replace(box, rate_until=rate.counted(box.rate_until, now), held_until=held)
 
 
 def _ready(box: MailboxRow, rate: MailRate) -> datetime:

@@ -201,6 +201,13 @@ async def due(tx: Tx, channel: NotificationChannel, limit: int) -> Sequence[Mess
     )
 
 
+async def due_after(tx: Tx, time: datetime, limit: int) -> Sequence[MessageRow]:
+    """The messages that wait for a time after this one."""
+    return await tx.select(
+        MessageRow, Where("stage", Op.EQ, Stage.WAITING), Where("due_at", Op.GT, time), limit=limit
+    )
+
+
 async def next_due(tx: Tx) -> datetime | None:
     """When the next message is due."""
     rows = await tx.select(

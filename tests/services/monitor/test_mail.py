@@ -377,6 +377,61 @@ async def test_the_site_sends_no_more_than_its_rate(service: ServiceHarness, key
     assert sorted(each.to[0] for each in smtp.mails) == sorted(found.values())
 
 
+MONTH = 30 * 86_400.0
+
+
+async def test_mails_sent_while_the_clock_was_ahead_hold_back_nobody(
+    service: ServiceHarness, keys: Path
+) -> None:
+    limits = {"mail_site_burst": 2, "mail_site_seconds": 60, "mail_person_burst": 1}
+    async with (
+        serving(keys, **PLAIN, **limits) as smtp,
+        people(service, ann="a@lab.test", bob="b@lab.test"),
+    ):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        service.clock.advance(MONTH)
+        await preempted(service, "t1")
+        await deliver(service, smtp)
+        # Put off by the rate, in the time of the clock that is ahead.
+        await preempted(service, "t2")
+        await deliver(service, smtp)
+        assert smtp.subjects() == ["[Shiftwork] t1 was preempted"]
+        service.clock.advance(-MONTH)
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        for _ in range(3):
+            await deliver(service, smtp, after=61)
+        assert sorted(smtp.subjects()[1:]) == [
+            "[Shiftwork] b1 failed",
+            "[Shiftwork] t2 was preempted",
+        ]
+        # The rates count again.
+        await preempted(service, "t3")
+        await deliver(service, smtp)
+        assert len(smtp.mails) == 3
+
+
+@pytest.mark.parametrize("down", [True, False])
+async def test_pauses_from_a_clock_that_was_ahead_hold_back_nobody(
+    service: ServiceHarness, keys: Path, down: bool
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test", bob="b@lab.test"):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        service.clock.advance(MONTH)
+        await preempted(service, "t1")
+        smtp.recipient = "451 4.7.1 greylisted"
+        there = smtp.settings.model_copy(update={"mail_port": 1}) if down else smtp.settings
+        await deliver(service, smtp, a_delivery(service, there))
+        service.clock.advance(-MONTH)
+        smtp.recipient = "250 OK"
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        await deliver(service, smtp)
+        await deliver(service, smtp, after=61)
+        subjects = ["[Shiftwork] b1 failed", "[Shiftwork] t1 was preempted"]
+        assert sorted(smtp.subjects()) == subjects
+
+
 async def test_a_mail_that_is_not_recorded_is_sent_again_with_the_same_id_and_text(
     platform: MemoryPlatform, keys: Path
 ) -> None:
