@@ -12,6 +12,7 @@ import re
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heapreplace
+from itertools import zip_longest
 from math import ceil
 from urllib.parse import quote, quote_plus
 
@@ -21,7 +22,8 @@ MASK = b"***"
 # A longer line of a value is searched in parts of about the same length, so that little is held
 # back.
 PART_CHARACTERS_MAX = 256
-# So many texts are searched, because each costs time; the values themselves before encoded forms.
+# So many texts are searched, because each costs time; the values themselves before encoded forms,
+# and of each value the first ones before more of another one.
 FORMS_MAX = 256
 # So much of the beginning of a value may be shown: an unfinished line often ends with a letter
 # with which some value begins.
@@ -33,9 +35,21 @@ REST_BYTES_MIN = 4
 def secret_forms(values: Iterable[str]) -> tuple[bytes, ...]:
     """The texts by which values are found: each line of a value, and the value in the encodings in
     which programs print it. What is too short is left out: it would be found everywhere."""
-    found = dict.fromkeys(form for value in values for form in _lines(value))
-    found |= dict.fromkeys(form for value in values for form in _encoded(value))
-    return tuple(form for form in found if len(form) >= SECRET_CHARACTERS_MIN)[:FORMS_MAX]
+    values = tuple(values)
+    found = dict.fromkeys(_in_turn(_long(_lines(value)) for value in values))
+    found |= dict.fromkeys(_in_turn(_long(_encoded(value)) for value in values))
+    return tuple(found)[:FORMS_MAX]
+
+
+def _long(forms: Iterable[bytes]) -> Iterable[bytes]:
+    return dict.fromkeys(form for form in forms if len(form) >= SECRET_CHARACTERS_MIN)
+
+
+def _in_turn(forms: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """The first form of each value, the second of each, and so on: a value of many lines leaves
+    room for the others."""
+    for turn in zip_longest(*forms):
+        yield from (form for form in turn if form is not None)
 
 
 def _lines(value: str) -> Iterator[bytes]:

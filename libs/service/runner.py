@@ -75,10 +75,20 @@ class Runner:
         self.relay = Relay(self.service, self.settings)
         self._led_at: float | None = None
         self.log = observability.log(self.service.name)
-        observability.TERMS_FAILED.labels(self.service.name)
+        self._begin_series()
         # Named in the log once each, as often as they may be met.
         self._unreadable: dict[str, None] = {}
         self.service.ports.store.on_unreadable(self._note_unreadable)
+
+    def _begin_series(self) -> None:
+        """Begin the series of what alerts count: one that begins at its first event shows them no
+        increase."""
+        name = self.service.name
+        observability.TERMS_FAILED.labels(name)
+        observability.DEAD_LETTERS.labels(name)
+        observability.EVENTS_SET_APART.labels(name)
+        for kind in self.service.ports.store.kinds:
+            observability.UNREADABLE_ROWS.labels(name, kind.__name__)
 
     def _note_unreadable(self, row: UnreadableRow) -> None:
         kind = row.kind.__name__

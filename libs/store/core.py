@@ -392,6 +392,11 @@ class Store(ABC):
             for row in rows.values():
                 self._memory.report(row)
 
+    @property
+    def kinds(self) -> Sequence[type[object]]:
+        """The kinds of rows that this store has."""
+        return tuple(self._tables.shapes)
+
     def unreadable(self, kind: type[object]) -> Sequence[UnreadableRow]:
         """Return the rows of a resident table that could not be decoded and were not written since.
         ``get`` raises UnreadableRowError for them. The caller must not act on what they concern."""

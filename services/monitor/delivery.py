@@ -11,19 +11,26 @@ from libs.contracts.messages import NotificationChannel
 from libs.service import observability
 from libs.service.clock import Clock
 from libs.service.loop import Wake
-from libs.store.port import NotLeaderError, Store, StoreUnavailableError, Tx
+from libs.store.port import Store, StoreUnavailableError, TermOverError, Tx, UnreadableRowError
 from services.monitor import store
 from services.monitor.domain.retries import (
     Pauses,
     Result,
-    gives_up,
     pause_seconds,
     pauses_receiver,
 )
 from services.monitor.mailing import Mailing
 from services.monitor.outgoing import Outgoing
+from services.monitor.set_aside import SetAside
 from services.monitor.settings import MonitorSettings
-from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, given_up
+from services.monitor.store import (
+    MessageRow,
+    NotificationRow,
+    ReceiverRow,
+    Stage,
+    given_up,
+    tried_in_vain,
+)
 from services.monitor.webhook import Outcome, Webhooks
 
 # Read at once; a receiver that fails has none among them, because its messages are held back.
@@ -43,6 +50,7 @@ class Delivery:
     outgoing: Outgoing
     mailing: Mailing
     _busy: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    _set_aside: SetAside = field(default_factory=SetAside)
     _wake: Wake = field(default_factory=Wake)
     # The leader's; None: this process does not lead.
     _epoch: int | None = None
@@ -70,21 +78,44 @@ class Delivery:
             while True:
                 await self._wake.wait(self.settings.delivery_tick_seconds)
                 if self._epoch is not None:
-                    try:
-                        await self.begin(self._epoch, group)
-                    except (NotLeaderError, StoreUnavailableError) as problem:
-                        _log.info("messages cannot be read", problem=str(problem))
+                    await self.begin(self._epoch, group)
 
     async def begin(self, epoch: int, group: asyncio.TaskGroup) -> None:
-        """Begin what is due at receivers that are not busy."""
-        await self.mailing.begin(epoch, group, self._wake.set)
+        """Begin what is due at receivers that are not busy. What cannot be read is read again
+        later: the delivery is a task of the process, which would end with it."""
+        parts = {
+            "due times": lambda: self._bring_forward(epoch),
+            "mail": lambda: self.mailing.begin(epoch, group, self._wake.set),
+            "delivery": lambda: self._begin_webhooks(epoch, group),
+        }
+        for name, part in parts.items():
+            try:
+                await part()
+            except (TermOverError, StoreUnavailableError) as problem:
+                _log.info("messages cannot be read", part=name, problem=str(problem))
+            except Exception:  # noqa: BLE001 - a defect of one part stops neither the other one nor the process
+                observability.RETRIES.labels("monitor", name).inc()
+                _log.exception("messages cannot be read", part=name)
+
+    async def _bring_forward(self, epoch: int) -> None:
+        """Let messages be tried now that wait for longer than any pause: the clock was set back
+        since."""
+        async with self.store.transaction() as tx:
+            if not await store.due_after(tx, tx.now + self.mailing.longest_wait, 1):
+                return
+        async with self.store.transaction(epoch=epoch) as tx:
+            time = tx.now + self.mailing.longest_wait
+            for row in await store.due_after(tx, time, DUE_MAX):
+                tx.put(replace(row, due_at=tx.now))
+
+    async def _begin_webhooks(self, epoch: int, group: asyncio.TaskGroup) -> None:
         async with self.store.transaction() as tx:
             rows = await store.due(tx, NotificationChannel.WEBHOOK, DUE_MAX)
             self._next_due = await store.next_due(tx)
             due: dict[tuple[str, str], list[MessageRow]] = {}
             for row in rows:
                 key = row.owner, row.name
-                if key not in self._busy:
+                if key not in self._busy and not self._set_aside.has(key, self.clock.now()):
                     due.setdefault(key, []).append(row)
             places = self.settings.webhooks_at_once - len(self._busy)
             begun = {key: (await _webhook(tx, *key), due[key]) for key in list(due)[:places]}
@@ -100,21 +131,30 @@ class Delivery:
         self,
         epoch: int,
         key: tuple[str, str],
-        row: NotificationRow | None,
+        row: NotificationRow | UnreadableRowError | None,
         waiting: list[MessageRow],
     ) -> None:
         """Send what waits for one receiver until it fails, and record how it went."""
         try:
             for message in waiting:
                 outcome: Outcome = (Result.GONE, "the notification was removed")
-                if row is not None:
+                if isinstance(row, UnreadableRowError):
+                    outcome = (Result.UNREACHABLE, "the notification cannot be read")
+                elif row is not None:
                     outcome = await self._webhooks.send(row, message, self.clock.now())
                 async with self.store.transaction(epoch=epoch) as tx:
                     goes_on = await self._record(tx, message, outcome, removed=row is None)
                 if not goes_on:
                     return
-        except (NotLeaderError, StoreUnavailableError) as problem:
+        except (TermOverError, StoreUnavailableError) as problem:
             _log.info("a delivery is not recorded and will be repeated", problem=str(problem))
+        except Exception:  # noqa: BLE001 - the other deliveries go on
+            self._set_aside.add(key, self.clock.now())
+            observability.RETRIES.labels("monitor", "delivery").inc()
+            owner, name = key
+            _log.exception(
+                "a delivery is not recorded and will be repeated", owner=owner, notification=name
+            )
         finally:
             self._busy.discard(key)
             # There may be more for it, or for another one that found no place.
@@ -125,24 +165,21 @@ class Delivery:
     ) -> bool:
         """Record a try; False if the receiver is to be left alone now."""
         result, problem = outcome[0], outcome[1][:PROBLEM_MAX]
-        if await tx.get(MessageRow, message.id) != message:
+        if await store.message(tx, message.id) != message:
             # Replayed, or tried by a leader before this one.
             return True
-        now, tries = tx.now, message.tries + 1
+        now = tx.now
         if removed:
             tx.put(given_up(message, now, problem))
             return True
-        receiver = await tx.get(ReceiverRow, message.owner, message.name)
+        receiver = await store.receiver(tx, message.owner, message.name)
         if result is Result.DELIVERED:
-            tx.put(replace(message, stage=Stage.DELIVERED, due_at=now, tries=tries, problem=""))
+            delivered = replace(message, tries=message.tries + 1, problem="")
+            tx.put(replace(delivered, stage=Stage.DELIVERED, due_at=now))
             if receiver is not None:
                 tx.delete(ReceiverRow, message.owner, message.name)
             return True
-        if gives_up(self._pauses, tries):
-            tx.put(given_up(replace(message, tries=tries), now, problem))
-        else:
-            due_at = now + timedelta(seconds=pause_seconds(self._pauses, tries))
-            tx.put(replace(message, due_at=due_at, tries=tries, problem=problem))
+        tx.put(tried_in_vain(message, self._pauses, now, problem))
         if result is Result.REFUSED:
             # It answers: the message may be at fault, and the others go.
             tx.put(replace(_first(receiver, message), problem=problem))
@@ -183,9 +220,12 @@ class Delivery:
                 tx.put(replace(other, due_at=held_until))
 
 
-async def _webhook(tx: Tx, owner: str, name: str) -> NotificationRow | None:
+async def _webhook(tx: Tx, owner: str, name: str) -> NotificationRow | UnreadableRowError | None:
     """The notification; None if it was removed, or sends mail now."""
-    row = await tx.get(NotificationRow, owner, name)
+    try:
+        row = await tx.get(NotificationRow, owner, name)
+    except UnreadableRowError as unreadable:
+        return unreadable
     return row if row and row.channel is NotificationChannel.WEBHOOK else None
 
 

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from email.errors import MessageError
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.utils import format_datetime
@@ -64,8 +65,12 @@ class MailServer:
         """Send a mail once, within the settings' time."""
         seconds = self.settings.mail_seconds_max
         try:
+            message = self.message(mail, address, now)
+        except (ValueError, MessageError) as problem:
+            return Result.UNREACHABLE, _shown(f"the mail cannot be written: {problem}")
+        try:
             async with asyncio.timeout(seconds):
-                await self._send(self.message(mail, address, now), address)
+                await self._send(message, address)
         except TimeoutError:
             return Result.NO_WAY, f"the mail server did not take it within {seconds:g} s"
         except aiosmtplib.SMTPException as problem:

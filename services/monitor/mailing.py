@@ -17,7 +17,7 @@ from libs.bus.port import Bus, BusError
 from libs.contracts.messages import NotificationChannel, ReadMailAddress, ReadMailAddressReply
 from libs.service import observability
 from libs.service.clock import Clock
-from libs.store.port import NotLeaderError, Store, StoreUnavailableError, Tx
+from libs.store.port import Store, StoreUnavailableError, TermOverError, Tx, UnreadableRowError
 from services.monitor import store
 from services.monitor.domain.mail_rates import MailRate
 from services.monitor.domain.mail_texts import Entry, render
@@ -29,6 +29,7 @@ from services.monitor.domain.retries import (
     pauses_receiver,
 )
 from services.monitor.mail import Mail, MailServer
+from services.monitor.set_aside import SetAside
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import (
     MailboxRow,
@@ -37,6 +38,8 @@ from services.monitor.store import (
     ReceiverRow,
     Stage,
     given_up,
+    mailbox,
+    tried_in_vain,
 )
 from services.monitor.webhook import Outcome
 
@@ -75,6 +78,7 @@ class Mailing:
     # Why the last mail could not be sent through the site's server; empty: it could.
     problem: str = ""
     _busy: set[str] = field(default_factory=set[str])
+    _set_aside: SetAside = field(default_factory=SetAside)
 
     def __post_init__(self) -> None:
         self._server = MailServer(self.settings)
@@ -102,11 +106,11 @@ class Mailing:
         due: dict[str, list[MessageRow]] = {}
         for row in await store.due(tx, NotificationChannel.MAIL, MESSAGES_MAX):
             due.setdefault(row.owner, []).append(row)
-        site = await _mailbox(tx, SITE)
+        site = await self._site_box(tx)
         for owner, rows in due.items():
-            if owner in self._busy:
+            if owner in self._busy or self._set_aside.has(owner, self.clock.now()):
                 continue
-            box = await _mailbox(tx, owner)
+            box = await self._box(tx, owner)
             ready_at = max(_ready(site, self._site), _ready(box, self._person))
             if ready_at > tx.now:
                 tx.put(*(replace(row, due_at=ready_at) for row in rows))
@@ -123,15 +127,39 @@ class Mailing:
             tx.put(site)
         return begun
 
+    async def _site_box(self, tx: Tx) -> MailboxRow:
+        return _counted(await mailbox(tx, SITE), self._site, SERVER_PAUSE_SECONDS_MAX, tx.now)
+
+    async def _box(self, tx: Tx, owner: str) -> MailboxRow:
+        most_seconds = self._pauses.most_seconds
+        return _counted(await mailbox(tx, owner), self._person, most_seconds, tx.now)
+
+    @property
+    def longest_wait(self) -> timedelta:
+        """No message waits for longer than that until it is tried."""
+        rates = max(self._person.longest, self._site.longest)
+        pauses = max(
+            SERVER_PAUSE_SECONDS_MAX, self._pauses.most_seconds, self.settings.mail_gather_seconds
+        )
+        return max(rates, timedelta(seconds=pauses))
+
     async def _choose(self, tx: Tx, owner: str) -> Sequence[MessageRow]:
         """The messages of the next mail to a person: those of a mail that was tried, or all."""
         waiting = await store.waiting_mail(tx, owner, MESSAGES_MAX)
         tried = next((row.mail_id for row in waiting if row.mail_id), "")
         chosen: list[MessageRow] = []
         for row in waiting:
-            notification = await tx.get(NotificationRow, owner, row.name)
+            try:
+                notification = await tx.get(NotificationRow, owner, row.name)
+            except UnreadableRowError:
+                if row.due_at <= tx.now:
+                    problem = "the notification cannot be read"
+                    tx.put(tried_in_vain(row, self._pauses, tx.now, problem))
+                continue
             if notification is None or notification.channel is not NotificationChannel.MAIL:
                 tx.put(given_up(row, tx.now, "the notification was removed"))
+            elif not _has_text(row):
+                tx.put(given_up(row, tx.now, "the message cannot be read"))
             elif row.mail_id == tried:
                 chosen.append(row)
         if tried or not chosen:
@@ -155,8 +183,12 @@ class Mailing:
             outcome = await self._try(mail)
             async with self.store.transaction(epoch=epoch) as tx:
                 await self._record(tx, mail, rows, outcome)
-        except (NotLeaderError, StoreUnavailableError) as problem:
+        except (TermOverError, StoreUnavailableError) as problem:
             _log.info("a mail is not recorded and will be repeated", problem=str(problem))
+        except Exception:  # noqa: BLE001 - the other mails go
+            self._set_aside.add(mail.owner, self.clock.now())
+            observability.RETRIES.labels("monitor", "mail").inc()
+            _log.exception("a mail is not recorded and will be repeated", owner=mail.owner)
         finally:
             self._busy.discard(mail.owner)
             when_done()
@@ -179,7 +211,7 @@ class Mailing:
         box = await self._fail(tx, mail, result)
         for before in rows:
             # Replayed, or put off when its notification was set again, in the meantime.
-            row = await tx.get(MessageRow, before.id)
+            row = await store.message(tx, before.id)
             if row is None or row.stage is not Stage.WAITING or row.mail_id != mail.id:
                 continue
             row = replace(row, tries=row.tries + 1)
@@ -206,7 +238,7 @@ class Mailing:
     async def _fail(self, tx: Tx, mail: Mail, result: Result) -> MailboxRow | None:
         """Hold back the person, or everybody if it is the server that fails; or end that. None: it
         was taken, or refused for good."""
-        site, box = await _mailbox(tx, SITE), await _mailbox(tx, mail.owner)
+        site, box = await self._site_box(tx), await self._box(tx, mail.owner)
         if result is Result.NO_WAY:
             if site.held_until is None or site.held_until <= tx.now:
                 site = _held(site, tx.now, self._pauses, SERVER_PAUSE_SECONDS_MAX)
@@ -224,7 +256,7 @@ class Mailing:
 
     async def _show(self, tx: Tx, owner: str, name: str, result: Result, problem: str) -> None:
         """Let the list of notifications show how it went."""
-        receiver = await tx.get(ReceiverRow, owner, name)
+        receiver = await store.receiver(tx, owner, name)
         if result is Result.DELIVERED:
             if receiver is not None:
                 tx.delete(ReceiverRow, owner, name)
@@ -240,8 +272,12 @@ class Mailing:
         self.problem = found
 
 
-async def _mailbox(tx: Tx, owner: str) -> MailboxRow:
-    return await tx.get(MailboxRow, owner) or MailboxRow(owner, tx.now)
+def _counted(box: MailboxRow, rate: MailRate, most_seconds: float, now: datetime) -> MailboxRow:
+    """The mailbox without times that lie too far ahead: the clock was set back since."""
+    held = box.held_until
+    if held is not None and held > now + timedelta(seconds=most_seconds):
+        held = None
+    return replace(box, rate_until=rate.counted(box.rate_until, now), held_until=held)
 
 
 def _ready(box: MailboxRow, rate: MailRate) -> datetime:
@@ -260,9 +296,18 @@ def _well(box: MailboxRow) -> MailboxRow:
     return replace(box, held_until=None, failing_since=None, failures=0)
 
 
+def _has_text(row: MessageRow) -> bool:
+    try:
+        _entry(row)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return True
+
+
 def _entry(row: MessageRow) -> Entry:
     data = json.loads(row.body)["data"]
-    reason, ended = data.get("reason", ""), data.get("exit", "")
+    # Of an abnormal task, the finding says what was found.
+    reason, ended = data.get("reason") or data.get("detail", ""), data.get("exit", "")
     return Entry(
         notification=row.name,
         occasion=row.occasion,
@@ -272,4 +317,5 @@ def _entry(row: MessageRow) -> Entry:
         owner=data["owner"],
         # The reason of most failures has how the run ended already.
         reason=f"{reason}; {ended}" if ended and ended not in reason else reason,
+        suggestion=data.get("suggestion", ""),
     )

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from libs.contracts.messages import NotificationChannel, NotifiedTasks, Occasion
-from libs.store.port import Tx
+from libs.store.port import Tx, UnreadableRowError
 from services.monitor import store
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, TaskRow
 
@@ -68,7 +68,11 @@ class Outgoing:
         key = row.owner, row.name
         task, word = happening.task, word_of(happening.occasion)
         message_id = f"{task.task_id}.{word}.{happening.number}.{row.owner}.{row.name}"
-        if await tx.get(MessageRow, message_id) is not None:
+        try:
+            if await tx.get(MessageRow, message_id) is not None:
+                return
+        except UnreadableRowError:
+            # It was added before.
             return
         if key not in known.waiting:
             waiting = await store.messages_of(tx, *key, Stage.WAITING, self.waiting_max)

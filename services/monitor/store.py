@@ -15,7 +15,8 @@ from libs.contracts.messages import (
     TaskState,
 )
 from libs.service.prune import PruneRule, aged
-from libs.store.port import Op, Order, Tx, Where
+from libs.store.port import Op, Order, Tx, UnreadableRowError, Where
+from services.monitor.domain.retries import Pauses, gives_up, pause_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,38 @@ def given_up(message: MessageRow, now: datetime, problem: str) -> MessageRow:
     return replace(message, stage=Stage.DEAD, due_at=now, problem=problem)
 
 
-_OF = ("owner", "name")
+def tried_in_vain(message: MessageRow, pauses: Pauses, now: datetime, problem: str) -> MessageRow:
+    """The message after a try that failed: to be tried again later, or given up."""
+    message = replace(message, tries=message.tries + 1)
+    if gives_up(pauses, message.tries):
+        return given_up(message, now, problem)
+    due_at = now + timedelta(seconds=pause_seconds(pauses, message.tries))
+    return replace(message, due_at=due_at, problem=problem)
+
+
+async def message(tx: Tx, message_id: str) -> MessageRow | None:
+    """A message; None: it is not there, or cannot be read and is not selected again."""
+    try:
+        return await tx.get(MessageRow, message_id)
+    except UnreadableRowError:
+        return None
+
+
+async def receiver(tx: Tx, owner: str, name: str) -> ReceiverRow | None:
+    """How the deliveries of a notification go. A row that cannot be read counts as absent, so that
+    the delivery writes it again: it has nothing that the next tries would not show."""
+    try:
+        return await tx.get(ReceiverRow, owner, name)
+    except UnreadableRowError:
+        return None
+
+
+async def mailbox(tx: Tx, owner: str) -> MailboxRow:
+    """How mail to a person goes. A row that cannot be read is written again in the same way."""
+    try:
+        return await tx.get(MailboxRow, owner) or MailboxRow(owner, tx.now)
+    except UnreadableRowError:
+        return MailboxRow(owner, tx.now)
 
 
 def _of(owner: str, name: str) -> tuple[Where, ...]:
@@ -166,6 +198,13 @@ async def due(tx: Tx, channel: NotificationChannel, limit: int) -> Sequence[Mess
         Where("due_at", Op.LE, tx.now),
         order_by=[Order("due_at")],
         limit=limit,
+    )
+
+
+async def due_after(tx: Tx, time: datetime, limit: int) -> Sequence[MessageRow]:
+    """The messages that wait for a time after this one."""
+    return await tx.select(
+        MessageRow, Where("stage", Op.EQ, Stage.WAITING), Where("due_at", Op.GT, time), limit=limit
     )
 
 

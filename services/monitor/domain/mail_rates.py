@@ -16,6 +16,18 @@ class MailRate:
     burst: int
     seconds: float
 
+    @property
+    def longest(self) -> timedelta:
+        """How far ahead the rate can be used."""
+        return timedelta(seconds=self.burst * self.seconds)
+
+    def counted(self, until: datetime, now: datetime) -> datetime:
+        """The time up to which the rate is used. One that lies too far ahead was written before
+        the clock was set back: the burst counts as used, and the next mail may go."""
+        if until <= now + self.longest:
+            return until
+        return now + timedelta(seconds=(self.burst - 1) * self.seconds)
+
     def free_at(self, until: datetime) -> datetime:
         """When the next mail may go. ``until``: the time up to which the rate is used."""
         return until - timedelta(seconds=(self.burst - 1) * self.seconds)

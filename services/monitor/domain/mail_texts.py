@@ -21,6 +21,7 @@ _VERBS: dict[Occasion, tuple[str, str]] = {
     Occasion.FINISHED: ("finished", "finished"),
     Occasion.WAITING: ("has waited for long", "have waited for long"),
     Occasion.QUOTA_REACHED: ("waits for a quota", "wait for a quota"),
+    Occasion.ABNORMAL: ("is abnormal", "are abnormal"),
 }
 # They join letters and emoji; all other characters without a shape are left out.
 _JOINERS = "\u200c\u200d"
@@ -38,6 +39,8 @@ class Entry:
     owner: str
     # Why, and how the task ended; empty: nothing is known.
     reason: str
+    # What the owner may do; empty: nothing is suggested.
+    suggestion: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,8 @@ def _name(entry: Entry) -> str:
 
 def _lines(entry: Entry) -> list[str]:
     lines = [f"  {entry.happened_at}  {_name(entry)} ({entry.task_id}, of {entry.owner})"]
-    reason = one_line(entry.reason, REASON_MAX)
-    return [*lines, f"    {reason}"] if reason else lines
+    more = (one_line(text, REASON_MAX) for text in (entry.reason, entry.suggestion))
+    return [*lines, *(f"    {line}" for line in more if line)]
 
 
 def _ending(entries: Sequence[Entry]) -> list[str]:

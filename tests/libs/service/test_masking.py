@@ -205,3 +205,17 @@ def test_a_stream_of_which_the_beginning_is_lost_shows_no_rest_of_a_value(
 def test_values_come_before_their_encoded_forms_where_there_are_too_many() -> None:
     values = [f"value-number-{number}" for number in range(FORMS_MAX)]
     assert secret_forms(values) == tuple(value.encode() for value in values)
+
+
+def test_a_value_of_many_lines_leaves_the_other_values_masked() -> None:
+    long = "\n".join(f"line-of-the-key-{number}" for number in range(FORMS_MAX + 50))
+    for values in ([long, "hunter2secret"], ["hunter2secret", long]):
+        assert mask("password=hunter2secret\n", *values) == "password=***\n"
+        assert mask("line-of-the-key-7\n", *values) == "***\n"
+
+
+def test_a_value_of_some_lines_leaves_the_encoded_forms_of_others_masked() -> None:
+    # Those of the long value alone are more than the texts that are searched.
+    long = "\n".join(f"line-of-the-key-{number:03d}-{'x' * 200}" for number in range(200))
+    encoded = base64.b64encode(b"hunter2secret").decode()
+    assert encoded[:-4] not in mask(f"{encoded}\n", long, "hunter2secret")

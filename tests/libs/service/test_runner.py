@@ -7,12 +7,14 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from libs.bus.memory_broker import Faults
 from libs.bus.port import BusError
 from libs.contracts import messages as m
 from libs.service import observability
 from libs.service.loop import Loop
+from libs.service.runner import Runner
 from libs.store.port import (
     Delta,
     NotLeaderError,
@@ -141,6 +143,25 @@ def test_a_row_that_cannot_be_read_harms_only_the_events_that_concern_it() -> No
         await stopped(task)
 
     virtually(main())
+
+
+def test_series_that_alerts_count_begin_before_their_first_event() -> None:
+    """An increase over a series that begins at 1 is 0, so the alert would miss the first event."""
+    runner = CountingService().runner()
+    name = "counts-from-nothing"
+    Runner(replace(runner.service, name=name), runner.settings)
+    samples = {
+        (sample.name, sample.labels.get("kind", "")): sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.labels.get("service") == name
+    }
+    found = {
+        ("shiftwork_dead_letters_total", ""): 0.0,
+        ("shiftwork_events_set_apart_total", ""): 0.0,
+        ("shiftwork_unreadable_rows_total", "Count"): 0.0,
+    }
+    assert found.items() <= samples.items()
 
 
 def test_a_leader_that_cannot_do_its_work_is_not_ready_and_reports_why() -> None:

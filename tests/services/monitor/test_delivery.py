@@ -30,13 +30,15 @@ from libs.contracts.messages import (
     TaskState,
 )
 from libs.service.wiring import Wiring
-from libs.store.port import Store
+from libs.store.memory_database import Point
+from libs.store.port import DatabaseFaultError, Store
 from services.monitor.delivery import Delivery
 from services.monitor.mailing import Mailing, addresses
 from services.monitor.main import WIRING
 from services.monitor.outgoing import Outgoing
 from services.monitor.settings import MonitorSettings
-from services.monitor.store import MessageRow, Stage
+from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage
+from services.monitor.tables import TABLES
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
 from tests.kit.waiting import until
@@ -373,6 +375,81 @@ async def test_a_task_that_waits_for_long_is_notified_once(service: ServiceHarne
     await service.step("waiting")
     (row,) = await service.rows(MessageRow)
     assert json.loads(row.body)["data"]["waited_seconds"] == 3601
+
+
+async def test_a_notification_that_cannot_be_read_holds_back_no_other(
+    platform: MemoryPlatform,
+) -> None:
+    service = ServiceHarness(platform, WIRING, SETTINGS)
+    async with receiving() as receiver:
+        await subscribe(service, receiver.url, "bad")
+        await subscribe(service, receiver.url, "good", owner="bob", tasks=NotifiedTasks.ALL)
+        await service.handle(a_change(service, 1, TaskState.RUNNING))
+        platform.database.break_row(TABLES, NotificationRow, "ann", "bad", column="tasks")
+        await deliver(service)
+        assert receiver.ids() == ["t1.started.1.bob.good"]
+        rows: list[MessageRow] = await service.rows(MessageRow)
+        (kept,) = [row for row in rows if row.name == "bad"]
+        assert (kept.stage, kept.problem) == (Stage.WAITING, "the notification cannot be read")
+
+
+async def test_a_receiver_whose_row_cannot_be_read_gets_messages_again(
+    platform: MemoryPlatform,
+) -> None:
+    service = ServiceHarness(platform, WIRING, SETTINGS)
+    async with receiving(503) as failing, receiving() as receiver:
+        await subscribe(service, failing.url, "bad")
+        await subscribe(service, receiver.url, "good", owner="bob", tasks=NotifiedTasks.ALL)
+        await service.handle(a_change(service, 1, TaskState.RUNNING))
+        await deliver(service)
+        platform.database.break_row(TABLES, ReceiverRow, "ann", "bad", column="failures")
+        await service.handle(a_change(service, 2, TaskState.FAILED))
+        for _ in range(2):
+            service.clock.advance(10)
+            await deliver(service)
+        assert receiver.ids() == ["t1.started.1.bob.good", "t1.failed.2.bob.good"]
+        (row,) = await service.rows(ReceiverRow)
+        assert (row.name, "503" in row.problem) == ("bad", True)
+
+
+@pytest.mark.parametrize("point", [Point.BEGIN, Point.BEFORE_COMMIT])
+async def test_a_fault_of_the_database_does_not_end_the_delivery(
+    platform: MemoryPlatform, point: Point
+) -> None:
+    service = ServiceHarness(platform, WIRING, SETTINGS)
+    faults = 0
+
+    async def fault(reached: Point, schema: str) -> None:
+        nonlocal faults
+        del schema
+        if reached is point:
+            faults += 1
+            raise DatabaseFaultError("InsufficientPrivilegeError (42501): permission denied")
+
+    async with receiving() as receiver:
+        await subscribe(service, receiver.url)
+        await service.handle(a_change(service, 1, TaskState.RUNNING))
+        await service.lead()
+        assert service.epoch is not None
+        quick = SETTINGS.model_copy(update={"delivery_tick_seconds": 0.02})
+        delivery = a_delivery(service, quick)
+        no_fault, platform.database.fault = platform.database.fault, fault
+        await delivery.step(service.epoch)
+        running = asyncio.ensure_future(delivery.run())
+        await until(lambda: faults > 0 or running.done())
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        assert len(receiver.requests) <= 1, "what was not recorded is not sent again at once"
+        platform.database.fault = no_fault
+        service.clock.advance(61)
+
+        def delivered() -> bool:
+            (row,) = platform.database.rows(TABLES, MessageRow).values()
+            return row.stage is Stage.DELIVERED
+
+        await until(delivered)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_notifications_are_bounded_and_a_removed_one_gets_nothing(

@@ -9,7 +9,7 @@ import email
 import email.policy
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,10 @@ from services.monitor.domain.mail_texts import NAME_MAX, SUBJECT_MAX, Entry, one
 from services.monitor.mail import Mail, MailServer
 from services.monitor.mailing import Mailing, addresses
 from services.monitor.main import WIRING
-from services.monitor.outgoing import Outgoing
+from services.monitor.outgoing import Happening, Outgoing
 from services.monitor.settings import MonitorSettings
-from services.monitor.store import MailboxRow, MessageRow, Stage
+from services.monitor.store import MailboxRow, MessageRow, NotificationRow, Stage, TaskRow
+from services.monitor.tables import TABLES
 from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
@@ -267,6 +268,47 @@ async def test_a_mail_is_encrypted_logged_in_and_says_how_to_stop_it(
     assert await stages(service) == [("t1", Stage.DELIVERED, 1)]
 
 
+async def happens(service: ServiceHarness, occasion: Occasion, **details: str) -> None:
+    """An occasion of the task t1, as the monitor's loops and handlers add it."""
+    async with service.store.transaction() as tx:
+        task = await tx.get(TaskRow, "t1")
+        assert task is not None
+        happening = Happening(task, occasion, tx.now, occasion.name, details)
+        await Outgoing(500).put(tx, happening)
+
+
+@pytest.mark.parametrize("occasion", tuple(Occasion)[1:])
+async def test_a_mail_says_what_happened_for_every_occasion(
+    service: ServiceHarness, keys: Path, occasion: Occasion
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await service.handle(a_submission(service))
+        await subscribe(service)
+        await happens(service, occasion, reason="the reason of it")
+        await deliver(service, smtp)
+        (mail,) = smtp.mails
+    subject = mail.message["Subject"]
+    assert subject.startswith("[Shiftwork] train "), subject
+    assert f"{subject.removeprefix('[Shiftwork] ')}:" in body_of(mail).splitlines()
+    assert "train (t1, of ann)" in body_of(mail)
+    assert "the reason of it" in body_of(mail)
+
+
+async def test_a_mail_about_an_abnormal_task_says_what_was_found_and_what_to_do(
+    service: ServiceHarness, keys: Path
+) -> None:
+    found = {"rule": "idle_gpus", "detail": "2 GPUs were idle", "suggestion": "end the task"}
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
+        await service.handle(a_submission(service))
+        await subscribe(service)
+        await happens(service, Occasion.ABNORMAL, **found)
+        await deliver(service, smtp)
+        (mail,) = smtp.mails
+    assert mail.message["Subject"] == "[Shiftwork] train is abnormal"
+    assert "2 GPUs were idle" in body_of(mail)
+    assert "end the task" in body_of(mail)
+
+
 async def test_a_burst_is_one_mail_of_a_bounded_size(service: ServiceHarness, keys: Path) -> None:
     async with serving(keys, **PLAIN) as smtp, people(service, ann="ann@lab.test"):
         await subscribe(service)
@@ -333,6 +375,61 @@ async def test_the_site_sends_no_more_than_its_rate(service: ServiceHarness, key
             await deliver(service, smtp, after=61)
             assert len(smtp.mails) == count
     assert sorted(each.to[0] for each in smtp.mails) == sorted(found.values())
+
+
+MONTH = 30 * 86_400.0
+
+
+async def test_mails_sent_while_the_clock_was_ahead_hold_back_nobody(
+    service: ServiceHarness, keys: Path
+) -> None:
+    limits = {"mail_site_burst": 2, "mail_site_seconds": 60, "mail_person_burst": 1}
+    async with (
+        serving(keys, **PLAIN, **limits) as smtp,
+        people(service, ann="a@lab.test", bob="b@lab.test"),
+    ):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        service.clock.advance(MONTH)
+        await preempted(service, "t1")
+        await deliver(service, smtp)
+        # Put off by the rate, in the time of the clock that is ahead.
+        await preempted(service, "t2")
+        await deliver(service, smtp)
+        assert smtp.subjects() == ["[Shiftwork] t1 was preempted"]
+        service.clock.advance(-MONTH)
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        for _ in range(3):
+            await deliver(service, smtp, after=61)
+        assert sorted(smtp.subjects()[1:]) == [
+            "[Shiftwork] b1 failed",
+            "[Shiftwork] t2 was preempted",
+        ]
+        # The rates count again.
+        await preempted(service, "t3")
+        await deliver(service, smtp)
+        assert len(smtp.mails) == 3
+
+
+@pytest.mark.parametrize("down", [True, False])
+async def test_pauses_from_a_clock_that_was_ahead_hold_back_nobody(
+    service: ServiceHarness, keys: Path, down: bool
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test", bob="b@lab.test"):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        service.clock.advance(MONTH)
+        await preempted(service, "t1")
+        smtp.recipient = "451 4.7.1 greylisted"
+        there = smtp.settings.model_copy(update={"mail_port": 1}) if down else smtp.settings
+        await deliver(service, smtp, a_delivery(service, there))
+        service.clock.advance(-MONTH)
+        smtp.recipient = "250 OK"
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        await deliver(service, smtp)
+        await deliver(service, smtp, after=61)
+        subjects = ["[Shiftwork] b1 failed", "[Shiftwork] t1 was preempted"]
+        assert sorted(smtp.subjects()) == subjects
 
 
 async def test_a_mail_that_is_not_recorded_is_sent_again_with_the_same_id_and_text(
@@ -556,6 +653,70 @@ async def test_mail_waits_for_a_gateway_that_does_not_answer(
         async with people(service, ann="ann@lab.test"):
             await deliver(service, smtp)
         assert smtp.subjects() == ["[Shiftwork] t1 was preempted"]
+
+
+@pytest.mark.parametrize("owner", ["ann", ""])
+async def test_a_mailbox_that_cannot_be_read_holds_back_nobody(
+    platform: MemoryPlatform, keys: Path, owner: str
+) -> None:
+    service = ServiceHarness(platform, WIRING, MonitorSettings(**BASE))
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test", bob="b@lab.test"):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        for version in (1, 2):
+            state = (TaskState.PREEMPTING, TaskState.FAILED)[version - 1]
+            for name in ("ann", "bob"):
+                change = a_change(service, version, state, f"t{name}", owner=name)
+                await service.handle(change)
+            await deliver(service, smtp)
+            platform.database.break_row(TABLES, MailboxRow, owner, column="failures")
+        to = [each.to[0] for each in smtp.mails]
+        assert sorted(to) == ["a@lab.test", "a@lab.test", "b@lab.test", "b@lab.test"]
+
+
+async def test_a_message_or_notification_that_cannot_be_read_holds_back_no_other(
+    platform: MemoryPlatform, keys: Path
+) -> None:
+    service = ServiceHarness(platform, WIRING, MonitorSettings(**BASE))
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test", bob="b@lab.test"):
+        await subscribe(service)
+        await subscribe(service, "bad")
+        await subscribe(service, owner="bob")
+        await preempted(service, "t1", "t2")
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        platform.database.break_row(TABLES, NotificationRow, "ann", "bad", column="tasks")
+        async with service.store.transaction() as tx:
+            message = await tx.get(MessageRow, "t1.preempted.1.ann.mine")
+            assert message is not None
+            tx.put(replace(message, body="[]"))
+        await deliver(service, smtp)
+        subjects = ["[Shiftwork] b1 failed", "[Shiftwork] t2 was preempted"]
+        assert sorted(smtp.subjects()) == subjects
+        rows: list[MessageRow] = await service.rows(MessageRow)
+        problems = {row.id: (row.stage, row.problem) for row in rows if row.problem}
+        apart = (Stage.WAITING, "the notification cannot be read")
+        assert problems == {
+            "t1.preempted.1.ann.mine": (Stage.DEAD, "the message cannot be read"),
+            "t1.preempted.1.ann.bad": apart,
+            "t2.preempted.1.ann.bad": apart,
+        }
+
+
+async def test_an_address_that_no_mail_can_be_written_to_holds_back_nobody_else(
+    service: ServiceHarness, keys: Path
+) -> None:
+    found = {"ann": "no address", "bob": "b@lab.test"}
+    async with serving(keys, **PLAIN, mails_at_once=1) as smtp, people(service, **found):
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        await preempted(service, "t1")
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        await deliver(service, smtp)
+        await deliver(service, smtp, after=1)
+        assert smtp.subjects() == ["[Shiftwork] b1 failed"]
+        rows: list[MessageRow] = await service.rows(MessageRow)
+        (kept,) = [row for row in rows if row.owner == "ann"]
+        assert "cannot be written" in kept.problem
 
 
 async def test_a_notification_that_is_removed_or_becomes_a_webhook_mails_no_more(
