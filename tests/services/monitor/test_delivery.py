@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,6 +23,7 @@ from libs.contracts.messages import (
     ListUndeliveredMessages,
     NotifiedTasks,
     Occasion,
+    Reason,
     ReasonCode,
     RemoveNotification,
     ReplayUndeliveredMessages,
@@ -340,6 +342,46 @@ async def test_a_notification_is_about_the_tasks_and_occasions_that_it_names(
         ("team", "t1"),
         ("team", "t2"),
     ]
+
+
+async def test_a_message_names_no_other_task_that_its_notification_does_not_reach(
+    service: ServiceHarness,
+) -> None:
+    """The API calls such a task ``hidden-1``, so a message does too."""
+    url = "https://example.org/"
+    for owner, tasks in (
+        ("ann", NotifiedTasks.OWN),
+        ("bob", NotifiedTasks.OWN),
+        ("eve", NotifiedTasks.TEAM),
+        ("root", NotifiedTasks.ALL),
+    ):
+        team = "vision" if tasks is NotifiedTasks.TEAM else ""
+        occasions = (Occasion.PREEMPTED,)
+        await subscribe(service, url, owner=owner, tasks=tasks, team=team, occasions=occasions)
+    anns, bobs, speechs, unknown = (f"t{letter * 20}" for letter in "abcd")
+    await service.handle(
+        a_change(service, 1, TaskState.RUNNING, anns),
+        a_change(service, 1, TaskState.RUNNING, bobs, owner="bob"),
+        a_change(service, 1, TaskState.RUNNING, speechs, owner="amy", team="speech"),
+    )
+    for version, other in enumerate((anns, bobs, speechs, unknown), start=1):
+        event = a_change(service, version, TaskState.PREEMPTING, anns)
+        reason = Reason(code=ReasonCode.RECLAIMED_BY, names={"task": other, "cluster": "vision"})
+        await service.handle(
+            event.model_copy(update={"version": 2 * version, "reason": reason}),
+            a_change(service, 2 * version + 1, TaskState.RUNNING, anns),
+        )
+    found: dict[str, list[str]] = {}
+    for row in sorted(await service.rows(MessageRow), key=lambda row: row.id):
+        data = json.loads(row.body)["data"]
+        assert data["task_id"] == anns
+        named = re.findall(r"hidden-\d|t[a-z]{20}", data["reason"])
+        found.setdefault(row.owner, []).extend(named)
+    assert found == {
+        "ann": [anns, "hidden-1", "hidden-1", "hidden-1"],
+        "eve": [anns, bobs, "hidden-1", "hidden-1"],
+        "root": [anns, bobs, speechs, "hidden-1"],
+    }
 
 
 async def test_a_quota_that_is_used_up_is_notified_once_for_each_stay_in_the_queue(
