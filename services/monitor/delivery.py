@@ -24,10 +24,11 @@ from services.monitor.mailing import Mailing
 from services.monitor.outgoing import Outgoing
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, given_up
+from services.monitor.turns import Turns
 from services.monitor.webhook import Outcome, Webhooks
 
-# Read at once; a receiver that fails has none among them, because its messages are held back.
-DUE_MAX = 1000
+# So many of a receiver's messages are held back at once, beyond those that may wait.
+HELD_MORE_MAX = 1000
 PROBLEM_MAX = 300
 _log = observability.log("monitor")
 
@@ -55,6 +56,7 @@ class Delivery:
             self.settings.webhook_seconds_max,
         )
         self._pauses: Pauses = self.settings.pauses()
+        self._turns = Turns(self.settings.webhooks_at_once)
 
     async def step(self, epoch: int) -> float | None:
         """Wake the delivery if something may be due; most commits bring no message."""
@@ -79,15 +81,9 @@ class Delivery:
         """Begin what is due at receivers that are not busy."""
         await self.mailing.begin(epoch, group, self._wake.set)
         async with self.store.transaction() as tx:
-            rows = await store.due(tx, NotificationChannel.WEBHOOK, DUE_MAX)
             self._next_due = await store.next_due(tx)
-            due: dict[tuple[str, str], list[MessageRow]] = {}
-            for row in rows:
-                key = row.owner, row.name
-                if key not in self._busy:
-                    due.setdefault(key, []).append(row)
-            places = self.settings.webhooks_at_once - len(self._busy)
-            begun = {key: (await _webhook(tx, *key), due[key]) for key in list(due)[:places]}
+            due = await self._turns.choose(tx, self._busy)
+            begun = {key: (await _webhook(tx, *key), rows) for key, rows in due.items()}
         for key, (row, waiting) in begun.items():
             self._busy.add(key)
             group.create_task(self._deliver(epoch, key, row, waiting))
@@ -175,7 +171,7 @@ class Delivery:
         )
         most = self.settings.waiting_messages_max
         for other in await store.messages_of(
-            tx, message.owner, message.name, Stage.WAITING, most + DUE_MAX
+            tx, message.owner, message.name, Stage.WAITING, most + HELD_MORE_MAX
         ):
             if paused:
                 tx.put(given_up(other, tx.now, f"the receiver is paused: {problem}"))

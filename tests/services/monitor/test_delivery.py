@@ -38,7 +38,7 @@ from services.monitor.mailing import Mailing, addresses
 from services.monitor.main import WIRING
 from services.monitor.outgoing import Outgoing
 from services.monitor.settings import MonitorSettings
-from services.monitor.store import MessageRow, Stage
+from services.monitor.store import MessageRow, NotificationRow, Stage
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
 from tests.kit.waiting import until
@@ -53,6 +53,7 @@ SETTINGS = MonitorSettings(
     waiting_messages_max=30,
     notifications_per_owner_max=2,
 )
+SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 
 
 @pytest.fixture
@@ -214,6 +215,42 @@ async def test_a_slow_receiver_and_a_dead_one_delay_no_other(service: ServiceHar
         # What failed once holds back what waits for the same receiver, and nothing else.
         await deliver(service, delivery)
         assert (len(slow.requests), len(quick.requests)) == (1, 20)
+
+
+async def test_slow_receivers_with_many_messages_leave_places_to_other_owners(
+    service: ServiceHarness,
+) -> None:
+    """They take everything, slowly, and were first: more of theirs is due than is read at once, and
+    they have more receivers than there are places."""
+    settings = SETTINGS.model_copy(update={"webhooks_at_once": 4, "webhook_seconds_max": 5.0})
+    async with receiving(seconds=0.5) as slow, receiving() as quick:
+        now = service.clock.now()
+        for owner, name in [(f"eve{n % 2}", f"n{n}") for n in range(8)]:
+            row = NotificationRow(owner, name, slow.url, "", NotifiedTasks.ALL, "", SECRET, now)
+            ids = [f"t{n}.{owner}.{name}" for n in range(150)]
+            await service.put(
+                row,
+                *(
+                    MessageRow(
+                        each, owner, name, "t1", Occasion.STARTED, "{}", now, Stage.WAITING, now
+                    )
+                    for each in ids
+                ),
+            )
+        service.clock.advance(60)
+        await subscribe(service, quick.url, "quick", owner="bob")
+        await service.handle(a_change(service, 1, TaskState.RUNNING, "b1", owner="bob"))
+        await service.lead()
+        assert service.epoch is not None
+        delivery = a_delivery(service, settings)
+        await delivery.step(service.epoch)
+        running = asyncio.create_task(delivery.run())
+        try:
+            await until(lambda: len(quick.requests) == 1)
+            assert slow.requests
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 400, 404, 500, 503])
