@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NewType
 
@@ -23,6 +24,23 @@ _NAME = re.compile(NAME_FORM)
 def is_task_id(text: str) -> bool:
     """True if ``text`` has the form of a task id: a letter, then letters and digits, at most 26."""
     return _TASK_ID.fullmatch(text) is not None
+
+
+# As submit makes them: found within a text.
+_ID_IN_TEXT = re.compile(r"\bt[a-z2-7]{20}\b")
+
+
+def ids_in(text: str) -> list[str]:
+    """The ids of tasks in a text, in their order."""
+    return list(dict.fromkeys(_ID_IN_TEXT.findall(text)))
+
+
+def without_hidden_ids(text: str, shown: Collection[str]) -> str:
+    """The text with ``hidden-1`` and so on instead of the ids of tasks that are not among
+    ``shown``."""
+    hidden = [each for each in ids_in(text) if each not in shown]
+    names = {each: f"hidden-{number}" for number, each in enumerate(hidden, start=1)}
+    return _ID_IN_TEXT.sub(lambda found: names.get(found[0], found[0]), text)
 
 
 # The label of a task that was submitted again: the id of the task before.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from libs.contracts import ids
 from libs.contracts.messages import (
     ChosenVictim,
     ExplainReply,
@@ -13,7 +14,6 @@ from libs.contracts.messages import (
     RunDelayed,
     TaskState,
 )
-from services.gateway import hidden_tasks
 from services.gateway.json_values import enum_name, rfc3339
 from services.gateway.rows import TaskRow
 from services.gateway.views import Json, delay, reason
@@ -24,7 +24,7 @@ NAMED_MAX = 100
 
 def ids_in(reply: ExplainReply) -> list[str]:
     """The ids of the tasks that the answer is about, in its fields or its sentences."""
-    return hidden_tasks.ids_in(reply.model_dump_json())[:NAMED_MAX]
+    return ids.ids_in(reply.model_dump_json())[:NAMED_MAX]
 
 
 # The states in which ranks may still have to start.

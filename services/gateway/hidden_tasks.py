@@ -5,7 +5,6 @@ the place of their ids, which tell when a task was submitted. Called by the rout
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from libs.contracts.ids import ids_in, without_hidden_ids
 from libs.contracts.messages import Reason
 from libs.store.port import Tx
 from services.gateway import store as rows_of
@@ -20,27 +20,14 @@ from services.gateway.rows import EventRow
 from services.gateway.sight import Sight
 from services.gateway.views import Json
 
-_ID = re.compile(r"\bt[a-z2-7]{20}\b")
 Hide = Callable[[Reason | None], Reason | None]
-
-
-def ids_in(text: str) -> list[str]:
-    """The ids of tasks in a text, in their order."""
-    return list(dict.fromkeys(_ID.findall(text)))
 
 
 def without_hidden(document: Json, shown: Collection[str]) -> Json:
     """The same with ``hidden-1`` and so on instead of the ids of tasks that are not among
     ``shown``."""
-    names: dict[str, str] = {}
-
-    def called(found: re.Match[str]) -> str:
-        if found[0] in shown:
-            return found[0]
-        return names.setdefault(found[0], f"hidden-{len(names) + 1}")
-
     text = orjson.dumps(document).decode()
-    changed: Json = orjson.loads(_ID.sub(called, text))
+    changed: Json = orjson.loads(without_hidden_ids(text, shown))
     return changed
 
 
@@ -49,12 +36,12 @@ async def hiding(tx: Tx, sight: Sight, reasons: Iterable[Reason | None]) -> Hide
     if sight.is_full:
         return lambda reason: reason
     named = {each for reason in reasons if reason for each in reason.names.values()}
-    ids = sorted(filter(_ID.fullmatch, named))
+    ids = sorted({each for name in named for each in ids_in(name)})
     return partial(_hidden, {row.task_id for row in await rows_of.seen_tasks(tx, ids, sight)})
 
 
 def _hidden(shown: Collection[str], reason: Reason | None) -> Reason | None:
-    if reason is None or not any(map(_ID.fullmatch, reason.names.values())):
+    if reason is None or not any(map(ids_in, reason.names.values())):
         return reason
     return reason.model_copy(update={"names": without_hidden(dict(reason.names), shown)})
 

@@ -31,10 +31,13 @@ from services.monitor.store import (
     given_up,
     tried_in_vain,
 )
+from services.monitor.turns import Turns
 from services.monitor.webhook import Outcome, Webhooks
 
-# Read at once; a receiver that fails has none among them, because its messages are held back.
-DUE_MAX = 1000
+# So many of a receiver's messages are held back at once, beyond those that may wait.
+HELD_MORE_MAX = 1000
+# So many at once whose time lies beyond any pause.
+BROUGHT_FORWARD_MAX = 1000
 PROBLEM_MAX = 300
 _log = observability.log("monitor")
 
@@ -50,7 +53,7 @@ class Delivery:
     outgoing: Outgoing
     mailing: Mailing
     _busy: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    _set_aside: SetAside = field(default_factory=SetAside)
+    _set_aside: SetAside[tuple[str, str]] = field(default_factory=SetAside[tuple[str, str]])
     _wake: Wake = field(default_factory=Wake)
     # The leader's; None: this process does not lead.
     _epoch: int | None = None
@@ -63,6 +66,7 @@ class Delivery:
             self.settings.webhook_seconds_max,
         )
         self._pauses: Pauses = self.settings.pauses()
+        self._turns = Turns(self.settings.webhooks_at_once)
 
     async def step(self, epoch: int) -> float | None:
         """Wake the delivery if something may be due; most commits bring no message."""
@@ -105,20 +109,15 @@ class Delivery:
                 return
         async with self.store.transaction(epoch=epoch) as tx:
             time = tx.now + self.mailing.longest_wait
-            for row in await store.due_after(tx, time, DUE_MAX):
+            for row in await store.due_after(tx, time, BROUGHT_FORWARD_MAX):
                 tx.put(replace(row, due_at=tx.now))
 
     async def _begin_webhooks(self, epoch: int, group: asyncio.TaskGroup) -> None:
         async with self.store.transaction() as tx:
-            rows = await store.due(tx, NotificationChannel.WEBHOOK, DUE_MAX)
             self._next_due = await store.next_due(tx)
-            due: dict[tuple[str, str], list[MessageRow]] = {}
-            for row in rows:
-                key = row.owner, row.name
-                if key not in self._busy and not self._set_aside.has(key, self.clock.now()):
-                    due.setdefault(key, []).append(row)
-            places = self.settings.webhooks_at_once - len(self._busy)
-            begun = {key: (await _webhook(tx, *key), due[key]) for key in list(due)[:places]}
+            aside = self._set_aside.all(self.clock.now())
+            due = await self._turns.choose(tx, self._busy | aside)
+            begun = {key: (await _webhook(tx, *key), rows) for key, rows in due.items()}
         for key, (row, waiting) in begun.items():
             self._busy.add(key)
             group.create_task(self._deliver(epoch, key, row, waiting))
@@ -212,7 +211,7 @@ class Delivery:
         )
         most = self.settings.waiting_messages_max
         for other in await store.messages_of(
-            tx, message.owner, message.name, Stage.WAITING, most + DUE_MAX
+            tx, message.owner, message.name, Stage.WAITING, most + HELD_MORE_MAX
         ):
             if paused:
                 tx.put(given_up(other, tx.now, f"the receiver is paused: {problem}"))

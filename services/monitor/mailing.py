@@ -17,7 +17,15 @@ from libs.bus.port import Bus, BusError
 from libs.contracts.messages import NotificationChannel, ReadMailAddress, ReadMailAddressReply
 from libs.service import observability
 from libs.service.clock import Clock
-from libs.store.port import Store, StoreUnavailableError, TermOverError, Tx, UnreadableRowError
+from libs.store.port import (
+    Op,
+    Store,
+    StoreUnavailableError,
+    TermOverError,
+    Tx,
+    UnreadableRowError,
+    Where,
+)
 from services.monitor import store
 from services.monitor.domain.mail_rates import MailRate
 from services.monitor.domain.mail_texts import Entry, render
@@ -78,7 +86,7 @@ class Mailing:
     # Why the last mail could not be sent through the site's server; empty: it could.
     problem: str = ""
     _busy: set[str] = field(default_factory=set[str])
-    _set_aside: SetAside = field(default_factory=SetAside)
+    _set_aside: SetAside[str] = field(default_factory=SetAside[str])
 
     def __post_init__(self) -> None:
         self._server = MailServer(self.settings)
@@ -104,12 +112,17 @@ class Mailing:
         is not in the way of others."""
         begun: list[tuple[Mail, Sequence[MessageRow]]] = []
         due: dict[str, list[MessageRow]] = {}
-        for row in await store.due(tx, NotificationChannel.MAIL, MESSAGES_MAX):
-            due.setdefault(row.owner, []).append(row)
+        left_out = self._busy | self._set_aside.all(self.clock.now())
+        for _ in range(self.settings.mails_at_once):
+            # One person's messages are not in the way of another's.
+            others = (Where("owner", Op.NE, each) for each in sorted(left_out | set(due)))
+            rows = await store.due(tx, NotificationChannel.MAIL, MESSAGES_MAX, *others)
+            for row in rows:
+                due.setdefault(row.owner, []).append(row)
+            if len(rows) < MESSAGES_MAX:
+                break
         site = await self._site_box(tx)
         for owner, rows in due.items():
-            if owner in self._busy or self._set_aside.has(owner, self.clock.now()):
-                continue
             box = await self._box(tx, owner)
             ready_at = max(_ready(site, self._site), _ready(box, self._person))
             if ready_at > tx.now:

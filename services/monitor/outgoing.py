@@ -4,11 +4,12 @@ in their transactions."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from libs.contracts.ids import ids_in, without_hidden_ids
 from libs.contracts.messages import NotificationChannel, NotifiedTasks, Occasion
 from libs.store.port import Tx, UnreadableRowError
 from services.monitor import store
@@ -96,7 +97,7 @@ class Outgoing:
                 name=row.name,
                 task_id=task.task_id,
                 occasion=happening.occasion,
-                body=json.dumps(_body(happening)),
+                body=json.dumps(_body(happening, await _details_for(tx, row, happening))),
                 happened_at=happening.at,
                 stage=stage,
                 due_at=due_at,
@@ -117,9 +118,13 @@ async def _known(tx: Tx) -> _Known:
 
 def concerns(row: NotificationRow, happening: Happening) -> bool:
     """True if the notification is about this occasion of this task."""
-    task = happening.task
     if word_of(happening.occasion) not in row.occasions.split():
         return False
+    return _reaches(row, happening.task)
+
+
+def _reaches(row: NotificationRow, task: TaskRow) -> bool:
+    """True if the notification may be about this task."""
     if row.tasks is NotifiedTasks.ALL:
         return True
     if row.tasks is NotifiedTasks.TEAM:
@@ -132,7 +137,20 @@ def word_of(occasion: Occasion) -> str:
     return occasion.name.lower()
 
 
-def _body(happening: Happening) -> dict[str, Any]:
+async def _details_for(tx: Tx, row: NotificationRow, happening: Happening) -> Mapping[str, Any]:
+    """The details with ``hidden-1`` and so on instead of the other tasks that the notification does
+    not reach: its owner may not see them, whatever the site shows of tasks."""
+    text = json.dumps(happening.details)
+    shown = {happening.task.task_id}
+    for task_id in ids_in(text):
+        task = await tx.get(TaskRow, task_id)
+        if task is not None and _reaches(row, task):
+            shown.add(task_id)
+    hidden: dict[str, Any] = json.loads(without_hidden_ids(text, shown))
+    return hidden
+
+
+def _body(happening: Happening, details: Mapping[str, Any]) -> dict[str, Any]:
     """The payload of a webhook: type, timestamp and data, as Standard Webhooks has them."""
     task = happening.task
     return {
@@ -145,6 +163,6 @@ def _body(happening: Happening) -> dict[str, Any]:
             "team": task.team or None,
             "group": task.group or None,
             "attempt": task.attempt,
-            **happening.details,
+            **details,
         },
     }

@@ -189,13 +189,14 @@ async def messages_of(
     )
 
 
-async def due(tx: Tx, channel: NotificationChannel, limit: int) -> Sequence[MessageRow]:
-    """The messages to send now, the first due first."""
+async def due(tx: Tx, channel: NotificationChannel, limit: int, *where: Where) -> list[MessageRow]:
+    """The messages to send now that meet the conditions, the first due first."""
     return await tx.select(
         MessageRow,
         Where("stage", Op.EQ, Stage.WAITING),
         Where("channel", Op.EQ, channel),
         Where("due_at", Op.LE, tx.now),
+        *where,
         order_by=[Order("due_at")],
         limit=limit,
     )

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,6 +23,7 @@ from libs.contracts.messages import (
     ListUndeliveredMessages,
     NotifiedTasks,
     Occasion,
+    Reason,
     ReasonCode,
     RemoveNotification,
     ReplayUndeliveredMessages,
@@ -53,6 +55,7 @@ SETTINGS = MonitorSettings(
     waiting_messages_max=30,
     notifications_per_owner_max=2,
 )
+SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 
 
 @pytest.fixture
@@ -216,6 +219,42 @@ async def test_a_slow_receiver_and_a_dead_one_delay_no_other(service: ServiceHar
         assert (len(slow.requests), len(quick.requests)) == (1, 20)
 
 
+async def test_slow_receivers_with_many_messages_leave_places_to_other_owners(
+    service: ServiceHarness,
+) -> None:
+    """They take everything, slowly, and were first: more of theirs is due than is read at once, and
+    they have more receivers than there are places."""
+    settings = SETTINGS.model_copy(update={"webhooks_at_once": 4, "webhook_seconds_max": 5.0})
+    async with receiving(seconds=0.5) as slow, receiving() as quick:
+        now = service.clock.now()
+        for owner, name in [(f"eve{n % 2}", f"n{n}") for n in range(8)]:
+            row = NotificationRow(owner, name, slow.url, "", NotifiedTasks.ALL, "", SECRET, now)
+            ids = [f"t{n}.{owner}.{name}" for n in range(150)]
+            await service.put(
+                row,
+                *(
+                    MessageRow(
+                        each, owner, name, "t1", Occasion.STARTED, "{}", now, Stage.WAITING, now
+                    )
+                    for each in ids
+                ),
+            )
+        service.clock.advance(60)
+        await subscribe(service, quick.url, "quick", owner="bob")
+        await service.handle(a_change(service, 1, TaskState.RUNNING, "b1", owner="bob"))
+        await service.lead()
+        assert service.epoch is not None
+        delivery = a_delivery(service, settings)
+        await delivery.step(service.epoch)
+        running = asyncio.create_task(delivery.run())
+        try:
+            await until(lambda: len(quick.requests) == 1)
+            assert slow.requests
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 400, 404, 500, 503])
 async def test_what_is_refused_is_tried_again_given_up_and_replayed_with_the_same_id(
     service: ServiceHarness, status: int
@@ -342,6 +381,46 @@ async def test_a_notification_is_about_the_tasks_and_occasions_that_it_names(
         ("team", "t1"),
         ("team", "t2"),
     ]
+
+
+async def test_a_message_names_no_other_task_that_its_notification_does_not_reach(
+    service: ServiceHarness,
+) -> None:
+    """The API calls such a task ``hidden-1``, so a message does too."""
+    url = "https://example.org/"
+    for owner, tasks in (
+        ("ann", NotifiedTasks.OWN),
+        ("bob", NotifiedTasks.OWN),
+        ("eve", NotifiedTasks.TEAM),
+        ("root", NotifiedTasks.ALL),
+    ):
+        team = "vision" if tasks is NotifiedTasks.TEAM else ""
+        occasions = (Occasion.PREEMPTED,)
+        await subscribe(service, url, owner=owner, tasks=tasks, team=team, occasions=occasions)
+    anns, bobs, speechs, unknown = (f"t{letter * 20}" for letter in "abcd")
+    await service.handle(
+        a_change(service, 1, TaskState.RUNNING, anns),
+        a_change(service, 1, TaskState.RUNNING, bobs, owner="bob"),
+        a_change(service, 1, TaskState.RUNNING, speechs, owner="amy", team="speech"),
+    )
+    for version, other in enumerate((anns, bobs, speechs, unknown), start=1):
+        event = a_change(service, version, TaskState.PREEMPTING, anns)
+        reason = Reason(code=ReasonCode.RECLAIMED_BY, names={"task": other, "cluster": "vision"})
+        await service.handle(
+            event.model_copy(update={"version": 2 * version, "reason": reason}),
+            a_change(service, 2 * version + 1, TaskState.RUNNING, anns),
+        )
+    found: dict[str, list[str]] = {}
+    for row in sorted(await service.rows(MessageRow), key=lambda row: row.id):
+        data = json.loads(row.body)["data"]
+        assert data["task_id"] == anns
+        named = re.findall(r"hidden-\d|t[a-z]{20}", data["reason"])
+        found.setdefault(row.owner, []).extend(named)
+    assert found == {
+        "ann": [anns, "hidden-1", "hidden-1", "hidden-1"],
+        "eve": [anns, bobs, "hidden-1", "hidden-1"],
+        "root": [anns, bobs, speechs, "hidden-1"],
+    }
 
 
 async def test_a_quota_that_is_used_up_is_notified_once_for_each_stay_in_the_queue(
