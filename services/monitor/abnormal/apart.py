@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from libs.bus.port import BusError
 from libs.service import observability
@@ -30,7 +30,7 @@ WHOLE_STEP = (StoreUnavailableError, DatabaseFaultError, ConflictError, TermOver
 
 
 @contextlib.contextmanager
-def apart(loop: str, what: str) -> Iterator[None]:
+def apart(loop: str, what: str) -> Generator[None]:
     """Log and count what goes wrong with one task or action; the others go on, and this one is
     tried again with the next step."""
     try:
