@@ -104,7 +104,11 @@ TABLES = Tables(
         index("closed_at", name="facts_closed", where="closed_at IS NOT NULL"),
         key="task_id",
         recent=True,
-        retention=deleted_by_age("ended_tasks_keep_seconds", "the task's end", rule="facts"),
+        retention=Retention(
+            "by age after the task's end, and by number",
+            ("findings_keep_seconds", "ended_tasks_keep_seconds", "kept_rows_max"),
+            rules=("facts",),
+        ),
     ),
     table(
         FindingRow,
@@ -115,7 +119,7 @@ TABLES = Tables(
         index("team", "id"),
         index("task_id"),
         key="id",
-        retention=deleted_by_age("findings_keep_seconds", "its end", rule="findings"),
+        retention=goes_with(FactsRow, "with the facts of its task, after the task's end"),
     ),
     table(
         ActionRow,

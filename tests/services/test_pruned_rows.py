@@ -152,8 +152,7 @@ AGES: Mapping[Kind, Sequence[Ages]] = {
     ],
     monitor.MailboxRow: [Ages("rate_until", "messages_keep_seconds")],
     ActivityRow: [Ages("measured_until", "ended_tasks_keep_seconds")],
-    FactsRow: [Ages("closed_at", "ended_tasks_keep_seconds", live=[{"closed_at": None}])],
-    abnormal.FindingRow: [Ages("ended_at", "findings_keep_seconds", live=[{"ended_at": None}])],
+    FactsRow: [Ages("closed_at", "findings_keep_seconds", live=[{"closed_at": None}])],
     abnormal.ActionRow: [
         Ages("decided_at", "findings_keep_seconds", {"outcome": outcome}, [{"outcome": waiting}])
         for waiting in (AbnormalOutcome.WAITING,)
@@ -255,7 +254,11 @@ class Made:
     def beside(self, row: object, kind: Kind, fields: Fields, what: str, *, goes: bool) -> Any:
         """A row of another kind whose key begins as this one's, or is the beginning of it."""
         shared = key_of(self.tables.shape(type(row)), row)
-        key = dict(zip(self.tables.shape(kind).key, shared, strict=False))
+        named = dict(zip(self.tables.shape(type(row)).key, shared, strict=True))
+        # Its columns of the same names say of which row it is.
+        columns = {each.name for each in dataclasses.fields(kind)}
+        key = {name: value for name, value in named.items() if name in columns}
+        key |= dict(zip(self.tables.shape(kind).key, shared, strict=False))
         return self.add(kind, FUTURE if goes else PAST, {**key, **fields}, what, goes=goes)
 
 

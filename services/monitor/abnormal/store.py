@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from libs.contracts.messages import AbnormalAction, AbnormalOutcome
@@ -127,17 +127,25 @@ async def open_findings(tx: Tx, after: str, limit: int) -> Sequence[FindingRow]:
 
 
 def prune_rules(tasks_keep: timedelta, findings_keep: timedelta) -> tuple[PruneRule, ...]:
-    """Return what is pruned: findings that ended, actions that are settled, and facts of tasks that
-    ended."""
+    """Return what is pruned: facts of tasks that ended together with their findings, and actions
+    that are settled. A finding stays while its task lives: the next one counts on from its version,
+    which names actions and decides which event is newer."""
+    ended = Where("closed_at", Op.NOT_NULL)
+    keep = max(tasks_keep, findings_keep)
+    facts = aged("facts", keep, FactsRow, ["task_id"], "closed_at", ended)
+
+    async def drop(tx: Tx, before: datetime, limit: int) -> int:
+        old = Where("closed_at", Op.LT, before)
+        rows = await tx.select(FactsRow, ended, old, order_by=[Order("closed_at")], limit=limit)
+        ids = [row.task_id for row in rows]
+        for finding in await tx.select(FindingRow, Where("task_id", Op.IN, ids)) if ids else ():
+            tx.delete(FindingRow, finding.id)
+        for task_id in ids:
+            tx.delete(FactsRow, task_id)
+        return len(rows)
+
     return (
-        aged(
-            "findings",
-            findings_keep,
-            FindingRow,
-            ["id"],
-            "ended_at",
-            Where("ended_at", Op.NOT_NULL),
-        ),
+        replace(facts, drop=drop),
         aged(
             "actions",
             findings_keep,
@@ -145,13 +153,5 @@ def prune_rules(tasks_keep: timedelta, findings_keep: timedelta) -> tuple[PruneR
             ["id"],
             "decided_at",
             Where("outcome", Op.NE, AbnormalOutcome.WAITING),
-        ),
-        aged(
-            "facts",
-            tasks_keep,
-            FactsRow,
-            ["task_id"],
-            "closed_at",
-            Where("closed_at", Op.NOT_NULL),
         ),
     )

@@ -112,6 +112,9 @@ def with_state(row: FactsRow, event: TaskStateChanged, now_s: float) -> FactsRow
             attempts_without_progress=event.attempts_without_progress,
             ran_s=ran_s,
             runs_since_s=since_s,
+            # It may have been closed while nothing was known of it.
+            watched=row.watched or event.state not in TERMINAL,
+            closed_at=row.closed_at if event.state in TERMINAL else None,
         ),
         now_s,
     )

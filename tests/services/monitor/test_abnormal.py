@@ -799,17 +799,35 @@ async def test_actions_that_only_wait_cost_one_transaction(tmp_path: Path) -> No
         assert count == 1
 
 
-async def test_findings_that_are_over_are_pruned_and_those_that_last_stay(
-    service: ServiceHarness,
-) -> None:
+async def test_findings_are_pruned_after_the_end_of_their_task(service: ServiceHarness) -> None:
     for task_id in ("t1", "t2"):
         await runs(service, task_id)
         await misses_ranks(service, task_id=task_id)
     await pass_time(service, 90)
-    await misses_ranks(service, 0, "t1")
+    await misses_ranks(service, 0, "t2")
+    await service.handle(a_change(service, 2, TaskState.FAILED, "t1", attempt=1))
     await pass_time(service, 30)
     await service.step("abnormal-actions")
     service.clock.advance(31 * 86_400)
     await service.step("prune")
     assert [row.task_id for row in await service.rows(FindingRow)] == ["t2"]
-    assert [row.task_id for row in await service.rows(ActionRow)] == ["t2"]
+    assert [row.task_id for row in await service.rows(FactsRow)] == ["t2"]
+    assert await service.rows(ActionRow) == []
+    # The next finding of a task that lives counts on.
+    await service.published()
+    await misses_ranks(service, task_id="t2")
+    await pass_time(service, 120)
+    assert ("ranks_missing", 3, True) in await changes(service)
+
+
+async def test_a_task_whose_state_comes_late_is_evaluated_again(service: ServiceHarness) -> None:
+    await misses_ranks(service)
+    service.clock.advance(86_460)
+    await service.step("abnormal")
+    (facts,) = await service.rows(FactsRow)
+    assert not facts.watched
+    await runs(service)
+    await pass_time(service, 120)
+    assert await changes(service) == [("ranks_missing", 1, True)]
+    (facts,) = await service.rows(FactsRow)
+    assert (facts.watched, facts.closed_at) == (True, None)
