@@ -222,6 +222,7 @@ class Mailing:
         result, problem = outcome
         self._note(result, problem)
         box = await self._fail(tx, mail, result)
+        happened_at = max(row.happened_at for row in rows)
         for before in rows:
             # Replayed, or put off when its notification was set again, in the meantime.
             row = await store.message(tx, before.id)
@@ -230,10 +231,13 @@ class Mailing:
             row = replace(row, tries=row.tries + 1)
             if result is Result.DELIVERED:
                 tx.put(replace(row, stage=Stage.DELIVERED, due_at=tx.now, problem=""))
-            elif box is None or self._is_last(tx, row, result, box):
+            elif box is None or self._is_last(tx, row.tries, happened_at, result, box):
                 tx.put(given_up(row, tx.now, problem))
             else:
-                tx.put(replace(row, due_at=box.held_until or tx.now, problem=problem))
+                due_at = box.held_until or tx.now
+                if result is Result.NO_WAY:
+                    due_at = max(due_at, tx.now + self._server_pause(row.tries))
+                tx.put(replace(row, due_at=due_at, problem=problem))
         for name in mail.notifications:
             await self._show(tx, mail.owner, name, result, problem)
         if result is Result.GONE:
@@ -241,12 +245,24 @@ class Mailing:
                 if row.name in mail.notifications:
                     tx.put(given_up(row, tx.now, f"the mail is paused: {problem}"))
 
-    def _is_last(self, tx: Tx, row: MessageRow, result: Result, box: MailboxRow) -> bool:
-        """True if the message was tried for long enough. Tries at a mail server that is down do not
-        count, but its time does."""
+    def _server_pause(self, tries: int) -> timedelta:
+        """The pause of a mail for which the server fails: others may go meanwhile, and end the
+        pause of all mail."""
+        seconds = min(SERVER_PAUSE_SECONDS_MAX, pause_seconds(self._pauses, tries))
+        return timedelta(seconds=seconds)
+
+    def _is_last(
+        self, tx: Tx, tries: int, happened_at: datetime, result: Result, box: MailboxRow
+    ) -> bool:
+        """True if a message was tried for long enough. Tries at a mail server that is down do not
+        count, but its time does: for all mail, and for one that the server does not take while it
+        takes others. ``happened_at``: the newest of its mail, so that the mail stays whole."""
         if pauses_receiver(self._pauses, result, box.failing_since, tx.now):
             return True
-        return result is Result.UNREACHABLE and gives_up(self._pauses, row.tries)
+        if not gives_up(self._pauses, tries):
+            return False
+        longest = timedelta(seconds=self._pauses.failing_seconds_max)
+        return result is Result.UNREACHABLE or tx.now - happened_at >= longest
 
     async def _fail(self, tx: Tx, mail: Mail, result: Result) -> MailboxRow | None:
         """Hold back the person, or everybody if it is the server that fails; or end that. None: it

@@ -101,6 +101,8 @@ class Smtp:
 
     settings: MonitorSettings
     recipient: str = "250 OK"
+    # It closes the connection for this address.
+    failing: str = ""
     data: str = "250 taken"
     mails: list[Received] = field(default_factory=list[Received])
     connections: int = 0
@@ -119,6 +121,8 @@ class Smtp:
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
         del server, session, options
+        if address == self.failing:
+            return "421 4.7.0 try again later"
         if self.recipient.startswith("2"):
             envelope.rcpt_tos.append(address)
         return self.recipient
@@ -566,6 +570,25 @@ async def test_a_server_that_is_down_for_longer_makes_dead_letters(
         for _ in range(5):
             await deliver(service, smtp, a_delivery(service, down), after=86_400)
         assert [stage for _, stage, _ in await stages(service)] == [Stage.DEAD]
+
+
+async def test_a_mail_for_which_the_server_always_fails_is_given_up_while_others_go(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test", bob="b@lab.test"):
+        smtp.failing = "a@lab.test"
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        await preempted(service, "t1")
+        for number in range(8):
+            change = a_change(service, 1, TaskState.FAILED, f"b{number}", owner="bob")
+            await service.handle(change)
+            await deliver(service, smtp)
+            await deliver(service, smtp, after=43_200)
+        assert sorted(smtp.subjects()) == [f"[Shiftwork] b{number} failed" for number in range(8)]
+        (row,) = [each for each in await stages(service) if each[0] == "t1"]
+        assert row[1] is Stage.DEAD
+        assert 3 < row[2] <= 16, "the pauses grow"
 
 
 async def test_a_server_that_answers_slowly_is_left_in_time(
