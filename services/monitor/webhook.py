@@ -87,9 +87,14 @@ class Webhooks:
         return _outcome(reply.status_code)
 
     async def _resolve(self, host: str, port: int, *, encrypted: bool) -> Address | None:
-        """The one address to connect to; None: none of this host's may be reached."""
+        """The one address to connect to; None: this host has none, or none that may be
+        reached."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            # The same answer for both: it must not tell which names the site's name server knows.
+            return None
         literals = [literal_address(str(each[4][0]).partition("%")[0]) for each in found]
         addresses = [each for each in literals if each is not None]
         return first_allowed(addresses, self.networks, encrypted=encrypted)

@@ -10,7 +10,13 @@ from typing import Annotated, Literal, TypeVar
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from libs.contracts.messages import FieldError
+from libs.contracts.messages import (
+    FieldError,
+    ListNotifications,
+    ListNotificationsReply,
+    RemoveNotification,
+    RemoveNotificationReply,
+)
 from libs.contracts.wording import no_such
 from libs.store.port import Op, Tx, Where
 from services.gateway import store as rows_of
@@ -271,23 +277,40 @@ async def remove_user(name: str, caller: Caller, parts: Parts) -> Response:
     """Remove a disabled user, with all tokens, if nothing names the user any more.
 
     A user with tasks, usage or quotas is archived instead: the next user of that name would own
-    them.
+    them. The user's notifications go first, for the same reason.
     """
     async with parts.store.transaction() as tx:
-        row = await user_or_404(tx, name)
-        if name == FIRST_ADMIN:
-            message, fix = f"{FIRST_ADMIN} stays: the admin token's file is its own", "name another"
-            error = FieldError(field="name", value=name, message=message, fix=fix)
-            raise ProblemError(CONFLICT, message, [error])
-        if (held := await _held_by(tx, "user", name)) is not None:
-            fix = f"archive the user: PATCH /v1/users/{name} with archived: true"
-            error = FieldError(field="name", value=name, message=f"has {held}", fix=fix)
-            raise ProblemError(CONFLICT, f"{name} has {held}; {fix}", [error])
-        _require_shut_out(row, tx.now, parts.settings.auth_cache_seconds)
+        await _removable(tx, name, parts.settings.auth_cache_seconds)
+    await _remove_notifications(parts, name)
+    async with parts.store.transaction() as tx:
+        row = await _removable(tx, name, parts.settings.auth_cache_seconds)
         await _drop_tokens(tx, name)
         tx.delete(UserRow, name)
         audit(tx, parts.mint, caller, action="user.remove", target=name, before=views.user(row))
     return Response(status_code=204)
+
+
+async def _remove_notifications(parts: Context, name: str) -> None:
+    """Ask the monitor to remove all notifications of a user; 503 if it does not answer."""
+    listed = await parts.commands.ask(ListNotifications(owner=name), ListNotificationsReply)
+    for each in listed.notifications:
+        command = RemoveNotification(owner=name, name=each.name)
+        await parts.commands.ask(command, RemoveNotificationReply)
+
+
+async def _removable(tx: Tx, name: str, cache_seconds: float) -> UserRow:
+    """The row of a user who can be removed; otherwise a problem."""
+    row = await user_or_404(tx, name)
+    if name == FIRST_ADMIN:
+        message, fix = f"{FIRST_ADMIN} stays: the admin token's file is its own", "name another"
+        error = FieldError(field="name", value=name, message=message, fix=fix)
+        raise ProblemError(CONFLICT, message, [error])
+    if (held := await _held_by(tx, "user", name)) is not None:
+        fix = f"archive the user: PATCH /v1/users/{name} with archived: true"
+        error = FieldError(field="name", value=name, message=f"has {held}", fix=fix)
+        raise ProblemError(CONFLICT, f"{name} has {held}; {fix}", [error])
+    _require_shut_out(row, tx.now, cache_seconds)
+    return row
 
 
 def _require_shut_out(row: UserRow, now: datetime, cache_seconds: float) -> None:

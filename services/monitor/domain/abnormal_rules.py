@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -130,11 +131,13 @@ def _restarts(seen: Seen, threshold: float) -> Found | None:
         what = f"{counted(attempts, 'attempt')} in a row ended without a newer checkpoint"
     else:
         what = f"its ranks were restarted {counted(in_place, 'time')} since the last checkpoint"
-    nodes = {node: count for _, count, node in facts.restarts if node}
+    nodes: Counter[str] = Counter()
+    for _, count, node in facts.restarts:
+        nodes[node] += count if node else 0
     return Found(
         f"{what}; the limit is {threshold:g}",
         "shiftwork logs {task} --tail 50",
-        (max(sorted(nodes), key=lambda node: nodes[node]),) if nodes else (),
+        (max(sorted(nodes), key=lambda node: nodes[node]),) if nodes.total() else (),
     )
 
 

@@ -428,11 +428,16 @@ async def test_only_a_user_whom_nothing_names_is_removed(
         assert (enabled.status_code, "is not disabled" in enabled.text) == (409, True)
         await admin.patch("/v1/users/eve", json={"disabled": True})
         assert (await admin.delete("/v1/users/eve")).headers["retry-after"]
+        hook = {"url": "https://example.org/", "occasions": ["failed"], "user": "eve"}
+        assert (await admin.put("/v1/notifications/mine", json=hook)).status_code == 200
         harness.clock.advance(3 * harness.settings.auth_cache_seconds)
         assert (await admin.delete("/v1/users/eve")).status_code == 204
         assert (await eve.get("/v1/whoami")).status_code == 401
         assert (await admin.post("/v1/users", json={"name": "eve"})).status_code == 201
         assert (await eve.get("/v1/whoami")).status_code == 401
+        # Messages about the next eve's tasks would go there.
+        listed = await admin.get("/v1/notifications?user=eve")
+        assert (listed.status_code, listed.json()["items"]) == (200, [])
 
 
 async def test_a_clock_that_is_set_back_does_not_keep_a_disabled_user_from_being_removed(

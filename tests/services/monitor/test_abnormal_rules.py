@@ -237,6 +237,10 @@ def test_restarts_are_counted_in_place_and_by_attempts() -> None:
     (found,) = evaluate(Seen(row, Usage(), 0, 10), default_book().settings).values()
     assert found.detail.startswith("its ranks were restarted 3 times since the last checkpoint")
     assert found.nodes == ("n2",)
+    # All ranks of a node count.
+    row = running(restarts=((0, 5, "n1"), (1, 1, "n1"), (2, 2, "n2"), (3, 9, "")))
+    (found,) = evaluate(Seen(row, Usage(), 0, 10), default_book().settings).values()
+    assert found.nodes == ("n1",)
     assert found_by("restarts_without_progress", running(attempts_without_progress=3), 0)
     assert not found_by("restarts_without_progress", running(attempts_without_progress=2), 0)
 

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import re
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -346,6 +347,28 @@ async def test_a_name_that_leads_into_the_site_is_not_connected_to(
         assert receiver.requests == []
         (row,) = await service.rows(MessageRow)
         assert "is no address that this site sends to" in row.problem
+
+
+async def test_an_error_does_not_tell_which_names_the_site_knows(
+    service: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    names = {"known.lab.test": "10.9.9.9"}
+
+    async def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        if host not in names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (names[host], port))]
+
+    monkeypatch.setattr(loop, "getaddrinfo", resolve)
+    hosts = ("known.lab.test", "unknown.lab.test")
+    for number, host in enumerate(hosts):
+        await subscribe(service, f"https://{host}/", f"n{number}")
+    await service.handle(a_change(service, 1, TaskState.RUNNING))
+    await deliver(service)
+    rows = sorted(await service.rows(MessageRow), key=lambda row: row.name)
+    found = [row.problem.replace(host, "HOST") for row, host in zip(rows, hosts, strict=True)]
+    assert found == ["HOST is no address that this site sends to"] * 2
 
 
 async def test_no_more_messages_wait_for_a_receiver_than_the_setting_says(

@@ -80,7 +80,13 @@ def secret_values(folder: str) -> list[str]:
     except FileNotFoundError:
         return []
     with os.fdopen(fd, "rb") as file:
-        values = json.loads(file.read(SECRETS_BYTES_MAX))
+        text = file.read(SECRETS_BYTES_MAX)
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise ValueError("lists in lists without end") from None
+    if not isinstance(values, list):
+        raise ValueError("no list")  # noqa: TRY004 - what the file holds, not what a caller gave
     return [str(value) for value in values]
 
 

@@ -130,14 +130,15 @@ async def test_values_are_in_a_private_file_while_the_rank_writes(box: Box) -> N
     assert VALUE not in (box.node / "journal").read_text()
 
 
-async def test_output_is_not_written_if_its_secrets_cannot_be_read(box: Box) -> None:
+@pytest.mark.parametrize("text", ["{", "5", "null", '{"a": "b"}', "[" * 100_000])
+async def test_output_is_not_written_if_its_secrets_cannot_be_read(box: Box, text: str) -> None:
     await box.sh(
         f"echo ready; until [ -e {box.folder / 'go'} ]; do sleep 0.01; done; echo $HF_TOKEN",
         env=ENV,
         secrets=NAMES,
     )
     await box.started()
-    (box.rank_folder / SECRETS).write_text("{")
+    (box.rank_folder / SECRETS).write_text(text)
     kill_writer(box)
     (box.folder / "go").touch()
     await box.over()
