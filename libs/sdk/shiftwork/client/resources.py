@@ -1595,7 +1595,7 @@ class Users(Resource):
         """Remove a disabled user, with all tokens, if nothing names the user any more.
 
         A user with tasks, usage or quotas is archived instead: the next user of that name would own
-        them.
+        them. The user's notifications go first, for the same reason.
 
         DELETE /v1/users/{name}"""
         self._json(Operation("DELETE", "/v1/users/{name}", repeatable=True), {"name": name}, {}, {})
