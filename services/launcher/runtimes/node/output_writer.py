@@ -33,7 +33,7 @@ import termios
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from libs.service.disk import spare_problem
 from libs.service.masking import Masker, secret_forms
@@ -82,12 +82,12 @@ def secret_values(folder: str) -> list[str]:
     with os.fdopen(fd, "rb") as file:
         text = file.read(SECRETS_BYTES_MAX)
     try:
-        values = json.loads(text)
+        values: object = json.loads(text)
     except RecursionError:
         raise ValueError("lists in lists without end") from None
     if not isinstance(values, list):
         raise ValueError("no list")  # noqa: TRY004 - what the file holds, not what a caller gave
-    return [str(value) for value in values]
+    return [str(value) for value in cast("list[object]", values)]
 
 
 def _opened(path: str, flags: int, is_right: Callable[[int], bool], otherwise: str) -> int:
