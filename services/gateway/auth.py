@@ -508,7 +508,7 @@ def _role_or_none(user: UserRow) -> Role | None:
 
 
 def _disabled(name: str) -> ProblemError:
-    """The 401 for a genuine token or session of a disabled user, whom no other token helps."""
+    """The 401 for a genuine token or session of a disabled user. Another token would not help."""
     message = f"user {name} is disabled"
     fix = f"ask an administrator to enable the user: PATCH /v1/users/{name} with disabled: false"
     error = FieldError(field="", value="", message=message, fix=fix)

@@ -114,9 +114,9 @@ class LoginDelays:
     Three counts: of an account at one address, of an address, and of an account at addresses from
     which it has never logged in. The last one has a short longest delay. Where the account has
     logged in before, the first one alone holds: an attacker elsewhere slows a person's first login
-    at a new address by seconds. The first count is of everybody at that address, whom nothing
-    distinguishes: a neighbour who guesses on delays a person who is known there, by the longest
-    delay each time. Sessions and tokens that exist go on.
+    at a new address by seconds. Everybody at one address shares the first count, because nothing
+    distinguishes them: a neighbour who keeps guessing delays a person who is known there, by the
+    longest delay each time. Sessions and tokens that exist go on.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class Mailing:
     async def begin(
         self, epoch: int, group: asyncio.TaskGroup, when_done: Callable[[], None]
     ) -> None:
-        """Begin the mails that are due, for people to whom none is under way."""
+        """Begin the mails that are due, at most one at a time for each person."""
         async with self.store.transaction() as tx:
             if not await store.due(tx, NotificationChannel.MAIL, 1):
                 return

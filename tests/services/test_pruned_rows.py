@@ -129,7 +129,7 @@ AGES: Mapping[Kind, Sequence[Ages]] = {
         Ages("exited_at", "keep_days", {"collected": True}, [{"collected": False}]),
     ],
     quota.QuotaRow: removed("ledger_keep_seconds"),
-    # Those without a run; the others go with their last one, whenever they were heard of.
+    # Those without a run; the others go with their last one, whenever they became known.
     quota.TaskRow: [Ages("heard_at", "ledger_keep_seconds", live=[{"heard_at": None}])],
     quota.RunRow: [
         Ages(

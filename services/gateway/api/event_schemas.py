@@ -1,5 +1,5 @@
-"""JSON schemas of events, from the messages that they hold: one type for each type of event, told
-apart by ``type``. Called by ``description.py``.
+"""JSON schemas of events, from the messages that they hold: one schema for each type of event, and
+``type`` as the discriminator. Called by ``description.py``.
 
 ``data`` is what ``views.plain`` makes of the message, so a schema has a branch for each branch
 there. Events go out as they are stored: nothing here runs when they do.

@@ -246,7 +246,7 @@ SCHEMAS: Mapping[str, Any] = {
     },
     "PolicyTimeshare": {
         "title": "PolicyTimeshare",
-        "description": "The numbers of the ``timeshare`` discipline; seconds unless said otherwise.",
+        "description": "The parameters of the ``timeshare`` discipline; times are in seconds.",
         "type": "object",
         "properties": {
             "pass": {

@@ -36,7 +36,7 @@ from services.monitor.outgoing import Happening, Outgoing
 from services.monitor.store import TaskRow
 
 TASKS_AT_ONCE = 200
-# A task whose state no event has told for so long is not there.
+# A task whose state no event has brought for so long does not exist.
 UNKNOWN_KEPT = timedelta(days=1)
 
 

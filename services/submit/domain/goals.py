@@ -142,7 +142,7 @@ def check_fence(
         if fence.request and request == fence.request:
             return Carried(revision)
     if fence.attempt > attempt:
-        detail = f"submit has not heard of attempt {fence.attempt} yet; try again"
+        detail = f"submit has not received attempt {fence.attempt} yet; try again"
         return Refusal(code=RefusalCode.UNAVAILABLE, detail=detail)
     if fence.attempt and fence.attempt != attempt:
         detail = f"it was meant for attempt {fence.attempt}, and attempt {attempt} is the present"

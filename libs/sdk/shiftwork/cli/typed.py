@@ -184,7 +184,7 @@ def _summarize(
     if failure.what.startswith(f"{fields[0]}: "):
         found.what = first.sentence() + (f" (and {more} more)" if more else "")
     elif first.fix and found.what.endswith(f"; {first.fix}"):
-        # The fix is not said twice.
+        # The message has the fix already.
         found.what = found.what[: -len(first.fix) - 2]
     found.fix = "\n         ".join(each.advice(alone=not more) for each in errors)
     of_file = next((each.field for each in errors if not each.option), None)

@@ -57,7 +57,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Timeshare:
-    """The numbers of the ``timeshare`` discipline; seconds unless said otherwise."""
+    """The parameters of the ``timeshare`` discipline; times are in seconds."""
 
     # How often a waiting task may preempt a running one of its own level.
     pass_seconds: float = 60.0
@@ -136,7 +136,7 @@ class GroupPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """The numbers of the policy; seconds unless said otherwise."""
+    """The parameters of the policy; times are in seconds."""
 
     # The discipline of groups without a policy of their own.
     policy: str = "timeshare"

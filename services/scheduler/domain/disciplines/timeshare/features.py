@@ -33,7 +33,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class PredictorSettings:
-    """The numbers of the predictor; seconds unless said otherwise."""
+    """The parameters of the predictor; times are in seconds."""
 
     # Bins of running time: the first ends at ``first_seconds``, each next one ``ratio`` later.
     bins: int = 42
