@@ -54,6 +54,9 @@ def short_retention(keep_seconds: float) -> dict[str, str]:
             values["keep_days"] = keep_seconds / 86_400
         if wiring.name == "launcher":
             values["sample_seconds"] = 0
+        if wiring.name == "monitor":
+            # Facts of a task grow old once its rules were compared for the last time.
+            values["rules_tick_seconds"] = 1.0
         if wiring.name == "gateway":
             values |= {"requests_burst": 100_000, "events_kept_max": 1000}
         found |= {f"{prefix}{name.upper()}": f"{value:g}" for name, value in values.items()}

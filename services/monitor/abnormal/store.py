@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from libs.contracts.messages import AbnormalAction, AbnormalOutcome
 from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Tx, Where
+from services.monitor.domain.abnormal_actions import HOUR_S
 from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.domain.steady_clock import CLOCK, SteadyClockRow, elapsed
 
@@ -148,7 +149,8 @@ def prune_rules(tasks_keep: timedelta, findings_keep: timedelta) -> tuple[PruneR
         replace(facts, drop=drop),
         aged(
             "actions",
-            findings_keep,
+            # The limits of an hour are counted from these rows.
+            max(findings_keep, timedelta(seconds=HOUR_S)),
             ActionRow,
             ["id"],
             "decided_at",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from libs.contracts.messages import (
 from libs.service.wiring import Wiring
 from libs.store.port import Store
 from services.monitor.abnormal.apart import FAILED
-from services.monitor.abnormal.store import ActionRow, FindingRow
+from services.monitor.abnormal.store import ActionRow, FindingRow, prune_rules
 from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_facts import FactsRow
 from services.monitor.main import WIRING
@@ -121,6 +122,13 @@ async def test_a_finding_begins_once_and_ends_once(service: ServiceHarness) -> N
     await misses_ranks(service)
     await pass_time(service, 90)
     assert await changes(service) == [("ranks_missing", 3, True)]
+
+
+def test_actions_are_kept_for_the_hour_in_which_limits_count_them() -> None:
+    keeps = {each.what: each.keep for each in prune_rules(timedelta(0), timedelta(seconds=60))}
+    assert keeps == {"facts": timedelta(seconds=60), "actions": timedelta(hours=1)}
+    keeps = {each.what: each.keep for each in prune_rules(timedelta(0), timedelta(days=2))}
+    assert keeps["actions"] == timedelta(days=2)
 
 
 async def test_a_finding_of_a_rule_that_another_version_has_ends(service: ServiceHarness) -> None:
