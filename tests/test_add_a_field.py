@@ -85,6 +85,7 @@ def run(command: list[str], where: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_declared_field_travels_is_checked_and_is_shown(copy: Path) -> None:
     run([sys.executable, "-c", ROUND_TRIP], copy)
 

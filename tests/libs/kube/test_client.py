@@ -185,7 +185,7 @@ async def test_a_refused_token_is_renewed_once(server: Server, client: KubeClien
 
 
 async def test_a_call_has_a_timeout(server: Server, client: KubeClient) -> None:
-    server.slow = 5.0
+    server.slow = 2.5
     with pytest.raises(UnavailableError, match="does not answer"):
         await asyncio.wait_for(client.get(PODS), 5)
 

@@ -207,6 +207,7 @@ def test_the_minimal_script_leaves_and_resumes(server: RunServer, tmp_path: Path
     assert out == f"sum {held['sum'] + 1 / 100:.12f}\n"
 
 
+@pytest.mark.slow
 def test_the_script_in_the_readme_runs_as_copied_leaves_and_resumes(
     server: RunServer, tmp_path: Path
 ) -> None:

@@ -252,6 +252,7 @@ def test_losing_contact_for_too_long_ends_the_process_if_the_task_has_a_fence(
     assert "out of touch with the platform for 0.4 s" in err
 
 
+@pytest.mark.slow
 def test_a_fence_shorter_than_the_poll_spares_a_process_in_touch(
     server: RunServer, tmp_path: Path
 ) -> None:
@@ -461,6 +462,7 @@ def test_the_end_of_a_program_waits_for_its_report_of_readiness(
     assert server.ready == [{"rank": 0, "restarts": 0}]
 
 
+@pytest.mark.slow
 def test_the_end_of_a_program_does_not_wait_for_ever_for_a_platform_that_is_away(
     server: RunServer,
 ) -> None:

@@ -170,6 +170,7 @@ def test_in_the_background_every_line_is_json(tmp_path: Path, start: Start) -> N
     assert f"Administrator's token: {tmp_path}/data/admin-token" in events
 
 
+@pytest.mark.slow
 def test_a_process_in_the_background_that_cannot_start_reports_it_in_json(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "data" / "thesis").touch()
@@ -338,6 +339,7 @@ def test_a_start_that_takes_too_long_is_left_with_how_to_end_it(
     assert f"`shiftwork down {data}`" in failed.value.fix
 
 
+@pytest.mark.slow
 def test_what_keeps_a_platform_for_developers_from_starting_is_reported_with_its_fix(
     tmp_path: Path,
 ) -> None:

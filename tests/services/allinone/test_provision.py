@@ -248,6 +248,7 @@ async def test_roles_made_by_somebody_else_are_only_migrated(blank: Blank) -> No
     assert sum(text.startswith("schema") for text in messages) == len(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.server
 async def test_a_server_that_comes_late_is_waited_for_and_one_that_never_does_is_named(
     blank: Blank,

@@ -165,6 +165,7 @@ async def test_workers_start_when_the_server_listens_and_leave_before_it(
     assert {rank.signal for rank in ended.exit.ranks} == {9}
 
 
+@pytest.mark.slow
 async def test_a_server_is_started_again_in_its_place(
     machine: LauncherHarness, tmp_path: Path
 ) -> None:

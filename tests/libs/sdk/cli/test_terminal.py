@@ -116,6 +116,7 @@ def exits(server: CliServer, task_id: str, kind: str, state: str, attempt: int =
     server.move(task_id, state, exit=an_exit(kind, code))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("height", [24, 4])
 def test_bars_erase_no_line_of_one_rank(terminal: Terminal, server: CliServer, height: int) -> None:
     """Lines that are longer than the terminal, wide characters, nested bars, no last newline."""

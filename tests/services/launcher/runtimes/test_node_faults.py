@@ -252,6 +252,7 @@ def python_of_nobody() -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a setuid program")
 async def test_a_process_that_may_not_be_ended_delays_no_other(tmp_path: Path) -> None:
     """A setuid program under a platform that is not root."""
@@ -300,6 +301,7 @@ async def test_a_process_that_may_not_be_ended_delays_no_other(tmp_path: Path) -
 # A supervisor that is slow
 
 
+@pytest.mark.slow
 async def test_a_supervisor_that_is_silent_but_lives_keeps_its_ranks(box: Box) -> None:
     await box.sh("echo $$ ready; sleep 300")
     await box.started()
