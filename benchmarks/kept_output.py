@@ -491,7 +491,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--gigabytes", type=float, default=10.0)
-    parser.add_argument("--parts", type=parts_of, default=list(PARTS), help="all: " + ",".join(PARTS))
+    parser.add_argument(
+        "--parts", type=parts_of, default=list(PARTS), help="all: " + ",".join(PARTS)
+    )
     asked = parser.parse_args()
     sizes = {
         "firehose": f"{asked.megabytes:,} MB",
