@@ -351,7 +351,7 @@ class FileArchive:
         for write in writes:
             written: set[str] = set()
             unchecked += len(write.data) + TIMESTAMP_BYTES * len(write.timestamps)
-            check_space = unchecked > SPACE_CHECK_BYTES
+            check_space = unchecked >= SPACE_CHECK_BYTES
             if write.timestamps:
                 times, at = self._place(write.key, TIMES), write.number * TIMESTAMP_BYTES
                 _put(times, at, packed(write.timestamps), check_space=check_space)
