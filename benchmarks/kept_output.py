@@ -53,6 +53,7 @@ from libs.contracts.messages import (
 from libs.service.clock import SystemClock
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
+from libs.service.run import collect_rarely
 from libs.store.connections import Address
 from libs.store.migrate import upgrade
 from libs.store.sql import SqlStore
@@ -182,6 +183,7 @@ async def collect(place: Place, ranks: int) -> None:
     await handle(service, leadership.epoch, start)
     assert service.on_lead is not None
     await service.on_lead(leadership.epoch)
+    collect_rarely()
     async with asyncio.TaskGroup() as group:
         for loop in service.loops:
             group.create_task(turn(loop, leadership.epoch))
