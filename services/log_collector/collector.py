@@ -278,7 +278,7 @@ class Collector:
                 tail.address,
                 tail.source_offset + len(tail.line),
                 bytes_max,
-                (tail.last + tail.line)[-LAST_BYTES:],
+                (tail.last + tail.line)[-LAST_BYTES:] if tail.line else tail.last,
                 sure=tail.exited_at is not None,
             )
             for tail in open_tails

@@ -349,20 +349,20 @@ class FileArchive:
         self._check(epoch)
         unchecked = SPACE_CHECK_BYTES
         for write in writes:
-            written: set[str] = set()
+            written: list[str] = []
             unchecked += len(write.data) + TIMESTAMP_BYTES * len(write.timestamps)
             check_space = unchecked >= SPACE_CHECK_BYTES
             if write.timestamps:
                 times, at = self._place(write.key, TIMES), write.number * TIMESTAMP_BYTES
                 _put(times, at, packed(write.timestamps), check_space=check_space)
-                written.add(times)
+                written.append(times)
             for at, data in _cut(write.offset, write.data, self._segment_bytes):
                 path, begin = self._as_written(write.key, at // self._segment_bytes)
                 if begin and at > begin and not os.path.exists(path):  # noqa: PTH110 - the hot path
                     # Only a process that does not lead any more can be so far behind.
                     raise ArchiveError(f"{path} was sealed and released")
                 _put(path, at - begin, data, check_space=check_space)
-                written.add(path)
+                written.append(path)
             if check_space:
                 unchecked = 0
             with self._lock:
@@ -561,10 +561,9 @@ def _put(path: str, at: int, data: bytes, *, check_space: bool) -> None:
         if check_space and (problem := spare_problem(number)):
             # The output stays with its source, and is written when there is space again.
             raise OSError(errno.ENOSPC, problem)
-        left = memoryview(data)
-        while left:
-            done = os.pwrite(number, left, at)
-            at, left = at + done, left[done:]
+        done = os.pwrite(number, data, at) if data else 0
+        while done < len(data):
+            done += os.pwrite(number, memoryview(data)[done:], at + done)
     finally:
         os.close(number)
 

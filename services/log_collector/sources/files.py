@@ -22,10 +22,10 @@ NOTHING_NEW = ReadResult()
 
 def output_path(runs_dir: Path, address: Address) -> Path:
     """The path at which a node's supervisor writes a rank's output."""
-    return Path(_folder_of(runs_dir, address), NAME)
+    return Path(_folder_of(str(runs_dir), address), NAME)
 
 
-def _folder_of(runs_dir: Path, address: Address) -> str:
+def _folder_of(runs_dir: str, address: Address) -> str:
     """The folder of that file; its parts are joined as text, because each pass needs them all."""
     key = address.key
     return f"{runs_dir}/{address.node_id}/runs/{key.task_id}.{key.attempt}/{key.rank}"
@@ -35,7 +35,7 @@ class FileSource:
     """Reads output files below one folder."""
 
     def __init__(self, runs_dir: Path) -> None:
-        self._runs_dir = runs_dir
+        self._runs_dir = str(runs_dir)
 
     def tasks(self) -> Sequence[Callable[[], Awaitable[None]]]:
         """Return no tasks: this source needs no background work."""
