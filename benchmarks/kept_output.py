@@ -1,6 +1,7 @@
 """How fast output is kept, how soon it is seen, and how soon any part of it is found again.
 
     python -m benchmarks.kept_output [--megabytes 2000] [--streams 1000] [--gigabytes 10]
+        [--parts firehose,tail,seek]
 
 The collector is a process of its own, with the real archive and database; ranks are files that
 another process writes, as the process runtime has them. First eight ranks write without a pause and
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -52,6 +53,7 @@ from libs.contracts.messages import (
 from libs.service.clock import SystemClock
 from libs.service.definition import Ports, Service
 from libs.service.loop import Loop
+from libs.service.run import collect_rarely
 from libs.store.connections import Address
 from libs.store.migrate import upgrade
 from libs.store.sql import SqlStore
@@ -94,6 +96,8 @@ BENCHMARK = Benchmark(
         "0.2",
     ),
 )
+# What is measured, and the beginning of the names of its figures.
+PARTS = {"firehose": ("stored", "lost"), "tail": ("tail",), "seek": ("seek",)}
 FIREHOSES, KILLS, SEEKS = 8, 3, 200
 SEEK_BYTES = 65_536
 LINES_PER_SECOND = 10
@@ -179,6 +183,7 @@ async def collect(place: Place, ranks: int) -> None:
     await handle(service, leadership.epoch, start)
     assert service.on_lead is not None
     await service.on_lead(leadership.epoch)
+    collect_rarely()
     async with asyncio.TaskGroup() as group:
         for loop in service.loops:
             group.create_task(turn(loop, leadership.epoch))
@@ -444,7 +449,7 @@ async def measure_seek(folder: Path, gigabytes: float, report: Report) -> None:
 
 
 async def measure(asked: argparse.Namespace, report: Report) -> None:
-    """All parts, one after the other."""
+    """The parts that are asked for, one after the other."""
     folder = Path(tempfile.mkdtemp(prefix="shiftwork-bench-output-"))
     try:
         with postgres(folder / "database") as server:
@@ -457,17 +462,28 @@ async def measure(asked: argparse.Namespace, report: Report) -> None:
                 await upgrade(Address(url, password), TABLES, WIRING.migrations)
                 for name in ("firehose", "tail"):
                     (folder / name).mkdir()
-                fire = Place(folder / "firehose", url, password, "t1")
-                await measure_firehose(fire, server, asked.megabytes, report)
-                (fire.folder / "ended").unlink()
-                shutil.rmtree(fire.folder)
-                tail = Place(folder / "tail", url, password, "t2")
-                await measure_tail(tail, asked.streams, asked.seconds, report)
+                if "firehose" in asked.parts:
+                    fire = Place(folder / "firehose", url, password, "t1")
+                    await measure_firehose(fire, server, asked.megabytes, report)
+                    (fire.folder / "ended").unlink()
+                    shutil.rmtree(fire.folder)
+                if "tail" in asked.parts:
+                    tail = Place(folder / "tail", url, password, "t2")
+                    await measure_tail(tail, asked.streams, asked.seconds, report)
             finally:
                 await server.stop()
-        await measure_seek(folder / "seek", asked.gigabytes, report)
+        if "seek" in asked.parts:
+            await measure_seek(folder / "seek", asked.gigabytes, report)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def parts_of(text: str) -> Sequence[str]:
+    """The parts of an option's value."""
+    parts = text.split(",")
+    if unknown := set(parts) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"{unknown.pop()!r} is none of {', '.join(PARTS)}")
+    return parts
 
 
 def main() -> None:
@@ -477,9 +493,19 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--gigabytes", type=float, default=10.0)
+    parser.add_argument(
+        "--parts", type=parts_of, default=list(PARTS), help="all: " + ",".join(PARTS)
+    )
     asked = parser.parse_args()
-    title = f"{asked.megabytes:,} MB, {asked.streams:,} streams, {asked.gigabytes:g} GB"
-    report = Report(BENCHMARK, title, BENCHMARK.goals)
+    sizes = {
+        "firehose": f"{asked.megabytes:,} MB",
+        "tail": f"{asked.streams:,} streams",
+        "seek": f"{asked.gigabytes:g} GB",
+    }
+    figures = tuple(each for part in asked.parts for each in PARTS[part])
+    goals = tuple(goal for goal in BENCHMARK.goals if goal.figure.startswith(figures))
+    title = ", ".join(size for part, size in sizes.items() if part in asked.parts)
+    report = Report(BENCHMARK, title, goals)
     asyncio.run(measure(asked, report))
     report.publish()
 

@@ -18,6 +18,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import islice
 
 from libs.bus.port import Bus, BusError
 from libs.contracts.envelope import Envelope
@@ -41,6 +42,8 @@ from services.log_collector.sources.port import LogSource, ReadRequest, ReadResu
 from services.log_collector.state import SERVICE, Run, State, Tail, keys_of
 from services.log_collector.store import OutputRow, RunRow
 
+# So many outputs are written to the archive and published at a time.
+KEEP_OUTPUTS_MAX = 128
 # So many of the last kept bytes are shown to the source with each question.
 LAST_BYTES = 64
 # The least interval of publishing the state of a line that is being rewritten.
@@ -275,7 +278,7 @@ class Collector:
                 tail.address,
                 tail.source_offset + len(tail.line),
                 bytes_max,
-                (tail.last + tail.line)[-LAST_BYTES:],
+                (tail.last + tail.line)[-LAST_BYTES:] if tail.line else tail.last,
                 sure=tail.exited_at is not None,
             )
             for tail in open_tails
@@ -289,11 +292,14 @@ class Collector:
             if result is not None
         ]
         fresh = [(tail, result) for tail, result in found if result.data]
-        if fresh:
-            await self._keep([(tail, _folded(tail, result)) for tail, result in fresh])
+        # A batch at a time: live readers of the first outputs do not wait for the last one's disk.
+        rest = iter(fresh)
+        while batch := list(islice(rest, KEEP_OUTPUTS_MAX)):
+            await self._keep([(tail, _folded(tail, result)) for tail, result in batch])
         await self._keep_lines()
         for tail, result in found:
-            await self._check_end(tail, result)
+            if tail.exited_at is not None or result.problem != tail.problem:
+                await self._check_end(tail, result)
         for tail in tails.values():
             # Nothing is kept beyond the limit, so the exit is the end.
             if tail.full and tail.exited_at is not None:

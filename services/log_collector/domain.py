@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from pydantic import BaseModel, Field
@@ -79,7 +79,7 @@ class Pace(BaseModel):
     idle_seconds_min: float = Field(default=0.1, gt=0, le=60)
     idle_seconds_max: float = Field(default=1.0, gt=0, le=60)
     # A wait for each open output bounds an idle collector's cost.
-    idle_seconds_for_each: float = Field(default=0.001, ge=0)
+    idle_seconds_for_each: float = Field(default=0.0001, ge=0)
     # Outputs stay quick for so long after their last byte.
     linger_seconds: float = Field(default=2.0, ge=0)
 
@@ -190,21 +190,25 @@ def fold_stamped(
     timestamps: Sequence[Timestamp],
 ) -> Folded:
     """Fold the bytes of each time stamp individually, so that what is kept of them keeps it."""
+    if len(timestamps) == 1 and timestamps[0].offset <= 0:  # most of the reads of a file
+        folded = folding(line, data)
+        stamps = (Timestamp(0, timestamps[0].at),) if folded.data else ()
+        return Folded(folded.data, folded.source, folded.line, stamps)
     begins = [*(max(0, each.offset) for each in timestamps), len(data)]
     if not timestamps or begins[0] > 0:
         begins, timestamps = [0, *begins], [Timestamp(0, NEVER), *timestamps]
     kept: list[bytes] = []
     source: list[bytes] = []
-    stamps: list[Timestamp] = []
+    found: list[Timestamp] = []
     size = 0
     for begin, end, stamp in zip(begins, begins[1:], timestamps, strict=False):
         folded = folding(line, data[begin:end])
         if folded.data and stamp.at is not NEVER:
-            stamps.append(Timestamp(size, stamp.at))
+            found.append(Timestamp(size, stamp.at))
         kept.append(folded.data)
         source.append(folded.source)
         size, line = size + len(folded.data), folded.line
-    return Folded(b"".join(kept), b"".join(source), line, tuple(stamps))
+    return Folded(b"".join(kept), b"".join(source), line, tuple(found))
 
 
 def is_text(data: bytes) -> bool:
@@ -325,6 +329,8 @@ def stamped(
 
 def covering(timestamps: Sequence[Timestamp], start: int, end: int) -> list[Timestamp]:
     """The time stamps of the bytes from ``start`` to ``end``; the first one begins at ``start``."""
+    if timestamps and timestamps[0].offset == start and timestamps[-1].offset < end:
+        return list(timestamps)
     before = [each for each in timestamps if each.offset <= start]
     inside = [each for each in timestamps if start < each.offset < end]
     return [*(Timestamp(start, each.at) for each in before[-1:]), *inside]
@@ -349,7 +355,7 @@ def index(last: Entry | None, offset: int, now: datetime, grain: IndexGrain) -> 
     """The entry that covers bytes collected now from ``offset`` on: ``last``, or a new one."""
     if last is None or _is_full(last, offset, now, grain):
         return Entry(offset, now, now)
-    return replace(last, last_at=max(now, last.last_at))
+    return Entry(last.offset, last.first_at, max(now, last.last_at))
 
 
 def _is_full(entry: Entry, offset: int, now: datetime, grain: IndexGrain) -> bool:

@@ -1,7 +1,8 @@
-"""Makes copied output durable: syncs it, then records the sizes in one transaction.
+"""Makes copied output durable: syncs it, then records the sizes, a batch of outputs in each
+transaction.
 
 A loop of its own beside the collector's, because a disk may take seconds to sync a thousand files
-and live readers must not wait for it.
+and live readers must not wait for it; nor for a transaction with the rows of a thousand outputs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 
 from libs.service.clock import Clock
 from libs.service.loop import Wake
@@ -23,6 +25,10 @@ from services.log_collector.store import EntryRow, OutputRow, RunRow
 
 # Beyond every offset.
 NO_MORE = 2**62
+# One transaction records so many outputs: making its rows keeps the event loop for milliseconds.
+OUTPUTS_MAX = 128
+# A tail, and its state as rows.
+Noted = tuple[Tail, OutputRow, list[EntryRow]]
 
 
 @dataclass
@@ -58,21 +64,18 @@ class Recorder:
         ended = any(tail.complete and not tail.closed for tail in state.tails.values())
         if not (finished or ended or self._is_due(now)):
             return
-        mark_recorded = [_noted(tail, now) for tail in state.tails.values() if tail.is_due]
+        noted = [_noted(tail, now) for tail in state.tails.values() if tail.is_due]
         # What comes while this waits for the disk is for the next time.
         state.unrecorded_bytes = 0
-        await self.archive.sync(
-            [tail.key for tail, row, _ in mark_recorded if row.size != tail.recorded]
-        )
-        if mark_recorded or finished:
+        await self.archive.sync([tail.key for tail, row, _ in noted if row.size != tail.recorded])
+        rest = iter(noted)
+        while batch := list(islice(rest, OUTPUTS_MAX)):
+            await self._commit(batch, epoch)
+        if finished:
             async with self.database.transaction(epoch=epoch) as tx:
-                for _, row, entries in mark_recorded:
-                    tx.put(row, *entries)
                 for row in finished:
                     await _collect(tx, row, state)
         self.recorded_at = now
-        for tail, row, entries in mark_recorded:
-            tail.mark_recorded(row, entries)
         for row in finished:
             state.close(row)
         whole = self.archive.segment_bytes
@@ -80,13 +83,21 @@ class Recorder:
             self.seal.set()
         for wake in self.collected if finished else ():
             wake.set()
+
+    async def _commit(self, noted: Sequence[Noted], epoch: int) -> None:
+        """Make what is synced of some outputs count, and report it to the source."""
+        async with self.database.transaction(epoch=epoch) as tx:
+            for _, row, entries in noted:
+                tx.put(row, *entries)
+        for tail, row, entries in noted:
+            tail.mark_recorded(row, entries)
         # Of a full output nothing more is wanted, however much comes.
         await self.source.stored(
             [
                 Stored(
                     tail.address, NO_MORE if row.full else row.size + row.skipped, done=row.complete
                 )
-                for tail, row, _ in mark_recorded
+                for tail, row, _ in noted
             ]
         )
 
@@ -109,7 +120,7 @@ async def _collect(tx: Tx, row: RunRow, state: State) -> None:
     await store.add_to_owner(tx, row.owner, size)
 
 
-def _noted(tail: Tail, now: datetime) -> tuple[Tail, OutputRow, list[EntryRow]]:
+def _noted(tail: Tail, now: datetime) -> Noted:
     """The current state of a tail, as rows."""
     key: OutputKey = tail.key
     row = OutputRow(

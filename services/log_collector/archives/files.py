@@ -63,6 +63,8 @@ FILE_MODE, FOLDER_MODE = 0o600, 0o700
 WRITER, WRITER_BYTES_MAX = ".writer", 32
 # A copy of this size is held in memory while bytes move.
 COPY_BYTES = 1_048_576
+# The space that is left on the disk is checked once for so many bytes.
+SPACE_CHECK_BYTES = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,15 @@ class FileArchive:
         self, logs_dir: Path, bucket: Bucket | None = None, *, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         self._logs_dir = logs_dir
+        # Joined as text: every write needs two paths.
+        self._root = str(logs_dir)
         self._bucket = bucket
         self._segment_bytes = segment_bytes
         self._sealed = SealedFiles()
         # Outputs whose folder entries are on disk.
         self._entered: set[OutputKey] = set()
         # Files that were written to since they were synced.
-        self._unsynced: dict[OutputKey, set[Path]] = {}
+        self._unsynced: dict[OutputKey, set[str]] = {}
         self._lock = Lock()
 
     @property
@@ -120,7 +124,7 @@ class FileArchive:
 
     def path(self, key: OutputKey, number: int = 0) -> Path:
         """The path of an output's bytes as written, from a segment on."""
-        return self._folder(key) / file_name(key.rank, number)
+        return Path(self._place(key, number))
 
     def times_path(self, key: OutputKey) -> Path:
         """The path of its time stamps as written."""
@@ -140,8 +144,11 @@ class FileArchive:
 
     async def sync(self, keys: Sequence[OutputKey]) -> None:
         """Return when everything written to these outputs is on disk."""
+        # What a process before this one wrote was perhaps not synced.
+        new = [key for key in keys if key not in self._entered]
+        earlier = await _in_thread(partial(self._kept, new)) if new else {}
         parts = [keys[start::SYNC_THREADS] for start in range(min(SYNC_THREADS, len(keys)))]
-        await asyncio.gather(*(_in_thread(partial(self._sync, part)) for part in parts))
+        await asyncio.gather(*(_in_thread(partial(self._sync, part, earlier)) for part in parts))
 
     async def read(self, key: OutputKey, offset: int, bytes_max: int) -> bytes:
         """Up to so many bytes from an offset on; empty if there are none."""
@@ -297,12 +304,12 @@ class FileArchive:
             # Between the two attempts it may have been sealed, and what was written removed.
         return None
 
-    def _as_written(self, key: OutputKey, number: int) -> tuple[Path, int]:
+    def _as_written(self, key: OutputKey, number: int) -> tuple[str, int]:
         """The file for the bytes of a segment as written, and the offset of its first byte."""
-        first, begin = self.path(key), number * self._segment_bytes
+        first, begin = self._place(key), number * self._segment_bytes
         if number == 0 or _size(first) > begin:
             return first, 0
-        return self.path(key, number), begin
+        return self._place(key, number), begin
 
     async def _read_times(self, key: OutputKey, at: int, count: int) -> bytes:
         found = await _in_thread(lambda: self._read_times_here(key, at, count))
@@ -320,7 +327,10 @@ class FileArchive:
         return None
 
     def _folder(self, key: OutputKey) -> Path:
-        return self._logs_dir / key.task_id / str(key.attempt)
+        return Path(f"{self._root}/{key.task_id}/{key.attempt}")
+
+    def _place(self, key: OutputKey, number: int = 0) -> str:
+        return f"{self._root}/{key.task_id}/{key.attempt}/{file_name(key.rank, number)}"
 
     def _admit(self, epoch: int) -> None:
         path = self._logs_dir / WRITER
@@ -337,31 +347,37 @@ class FileArchive:
 
     def _write(self, writes: Sequence[Write], epoch: int) -> None:
         self._check(epoch)
+        unchecked = SPACE_CHECK_BYTES
         for write in writes:
-            written: set[Path] = set()
+            written: list[str] = []
+            unchecked += len(write.data) + TIMESTAMP_BYTES * len(write.timestamps)
+            check_space = unchecked >= SPACE_CHECK_BYTES
             if write.timestamps:
-                times = self.times_path(write.key)
-                _put(times, write.number * TIMESTAMP_BYTES, packed(write.timestamps))
-                written.add(times)
+                times, at = self._place(write.key, TIMES), write.number * TIMESTAMP_BYTES
+                _put(times, at, packed(write.timestamps), check_space=check_space)
+                written.append(times)
             for at, data in _cut(write.offset, write.data, self._segment_bytes):
                 path, begin = self._as_written(write.key, at // self._segment_bytes)
-                if begin and at > begin and not path.exists():
+                if begin and at > begin and not os.path.exists(path):  # noqa: PTH110 - the hot path
                     # Only a process that does not lead any more can be so far behind.
                     raise ArchiveError(f"{path} was sealed and released")
-                _put(path, at - begin, data)
-                written.add(path)
+                _put(path, at - begin, data, check_space=check_space)
+                written.append(path)
+            if check_space:
+                unchecked = 0
             with self._lock:
                 self._unsynced.setdefault(write.key, set()).update(written)
 
-    def _sync(self, keys: Sequence[OutputKey]) -> None:
+    def _sync(self, keys: Sequence[OutputKey], earlier: Mapping[OutputKey, list[Kept]]) -> None:
+        """Sync outputs; of those in ``earlier`` also these files and the folder entries."""
         folders: set[Path] = set()
         for key in keys:
             with self._lock:
                 paths = self._unsynced.pop(key, set())
             files = set(paths)
-            if key not in self._entered:
-                # What a process before this one wrote was perhaps not synced.
-                files |= {kept.path for kept in self._kept([key])[key]} | {self.times_path(key)}
+            if key in earlier:
+                files |= {str(kept.path) for kept in earlier[key]}
+                files.add(self._place(key, TIMES))
             try:
                 for path in files:
                     _sync_if_there(path)
@@ -369,12 +385,14 @@ class FileArchive:
                 with self._lock:
                     self._unsynced.setdefault(key, set()).update(paths)
                 raise
-            folder = self._folder(key)
-            known = key in self._entered
-            if folder.exists() and (not known or any(path.name.count(".") > 1 for path in paths)):
-                folders |= {folder, folder.parent, self._logs_dir}
-        for folder in folders:
+            has_new_file = any(path.rpartition("/")[2].count(".") > 1 for path in paths)
+            if key in earlier or has_new_file:
+                folders.add(self._folder(key))
+        folders = {folder for folder in folders if folder.exists()}
+        for folder in {*folders, *(folder.parent for folder in folders)}:
             _sync_path(folder, os.O_RDONLY | os.O_DIRECTORY)
+        if folders:
+            _sync_path(self._logs_dir, os.O_RDONLY | os.O_DIRECTORY)
         self._entered.update(keys)
 
     def _sizes(self, keys: Sequence[OutputKey]) -> list[int]:
@@ -533,25 +551,24 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def _put(path: Path, at: int, data: bytes) -> None:
+def _put(path: str, at: int, data: bytes, *, check_space: bool) -> None:
     try:
         number = os.open(path, _WRITE, FILE_MODE)
     except FileNotFoundError:
-        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        Path(path).parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         number = os.open(path, _WRITE, FILE_MODE)
     try:
-        if problem := spare_problem(number):
+        if check_space and (problem := spare_problem(number)):
             # The output stays with its source, and is written when there is space again.
             raise OSError(errno.ENOSPC, problem)
-        left = memoryview(data)
-        while left:
-            done = os.pwrite(number, left, at)
-            at, left = at + done, left[done:]
+        done = os.pwrite(number, data, at) if data else 0
+        while done < len(data):
+            done += os.pwrite(number, memoryview(data)[done:], at + done)
     finally:
         os.close(number)
 
 
-def _read(path: Path, offset: int, bytes_max: int) -> bytes | None:
+def _read(path: Path | str, offset: int, bytes_max: int) -> bytes | None:
     try:
         number = os.open(path, _READ)
     except FileNotFoundError:
@@ -562,9 +579,9 @@ def _read(path: Path, offset: int, bytes_max: int) -> bytes | None:
         os.close(number)
 
 
-def _size(path: Path) -> int:
+def _size(path: Path | str) -> int:
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size  # noqa: PTH116 - the hot path: no Path object
     except FileNotFoundError:
         return 0
 
@@ -574,14 +591,14 @@ def _truncate(path: Path, size: int) -> None:
         os.truncate(path, max(0, size))
 
 
-def _sync_if_there(path: Path) -> None:
+def _sync_if_there(path: str) -> None:
     try:
         _sync_path(path, os.O_WRONLY)
     except FileNotFoundError:
         return  # an output without a byte has no file, and an old one perhaps no time stamps
 
 
-def _sync_path(path: Path, flags: int) -> None:
+def _sync_path(path: Path | str, flags: int) -> None:
     number = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(number)

@@ -12,22 +12,30 @@ import stat
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from libs.contracts.ids import RunId, TaskId
 from services.log_collector.domain import Address, Timestamp, datetime_of
 from services.log_collector.sources.port import ReadRequest, ReadResult, Stored
+
+NAME = "output.log"
+# The answer of nearly every file at nearly every read.
+NOTHING_NEW = ReadResult()
 
 
 def output_path(runs_dir: Path, address: Address) -> Path:
     """The path at which a node's supervisor writes a rank's output."""
-    run_id = RunId(TaskId(address.key.task_id), address.key.attempt)
-    return runs_dir / address.node_id / "runs" / str(run_id) / str(address.key.rank) / "output.log"
+    return Path(_folder_of(str(runs_dir), address), NAME)
+
+
+def _folder_of(runs_dir: str, address: Address) -> str:
+    """The folder of that file; its parts are joined as text, because each pass needs them all."""
+    key = address.key
+    return f"{runs_dir}/{address.node_id}/runs/{key.task_id}.{key.attempt}/{key.rank}"
 
 
 class FileSource:
     """Reads output files below one folder."""
 
     def __init__(self, runs_dir: Path) -> None:
-        self._runs_dir = runs_dir
+        self._runs_dir = str(runs_dir)
 
     def tasks(self) -> Sequence[Callable[[], Awaitable[None]]]:
         """Return no tasks: this source needs no background work."""
@@ -49,25 +57,25 @@ class FileSource:
             if left <= 0:
                 answers.append(None)
                 continue
-            result = _read_one(output_path(self._runs_dir, request.address), request, left)
+            result = _read_one(_folder_of(self._runs_dir, request.address), request, left)
             left -= len(result.data)
             answers.append(result)
         return answers
 
 
-def _read_one(path: Path, request: ReadRequest, bytes_max: int) -> ReadResult:
+def _read_one(path: str, request: ReadRequest, bytes_max: int) -> ReadResult:
     try:
         # A cheap check that ends most reads; nothing else depends on it.
-        size = os.stat(path).st_size  # noqa: PTH116 - the hot path: no Path object
+        size = os.stat(f"{path}/{NAME}").st_size  # noqa: PTH116 - the hot path: no Path object
         if size == request.offset:
-            return ReadResult()
+            return NOTHING_NEW
         if size < request.offset:
             return ReadResult(
                 problem=f"its file was cut to {size} of {request.offset} bytes", lost=True
             )
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            return _read_in(folder, path.name, request.offset, min(request.bytes_max, bytes_max))
+            return _read_in(folder, request.offset, min(request.bytes_max, bytes_max))
         finally:
             os.close(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -78,21 +86,22 @@ def _read_one(path: Path, request: ReadRequest, bytes_max: int) -> ReadResult:
         return ReadResult(problem=error.strerror or str(error))
 
 
-def _read_in(folder: int, name: str, offset: int, bytes_max: int) -> ReadResult:
-    """Read one file of a folder that the task itself may write to.
+def _read_in(folder: int, offset: int, bytes_max: int) -> ReadResult:
+    """Read the output file of a folder that the task itself may write to.
 
     A link there could name a file that the task may not read, and a pipe would block: only a
     regular file with a single hard link is read.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(name, flags, dir_fd=folder)
+    descriptor = os.open(NAME, flags, dir_fd=folder)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             return ReadResult(problem="it is not a plain file of its own")
-        data = os.pread(descriptor, bytes_max, offset)
+        # No more than is there: memory for a whole ``bytes_max`` costs more than all the rest.
+        data = os.pread(descriptor, max(0, min(bytes_max, status.st_size - offset)), offset)
         # These bytes were written at the time of the last write or before it.
-        written_at = datetime_of(os.fstat(descriptor).st_mtime_ns // 1000)
+        written_at = datetime_of(status.st_mtime_ns // 1000)
         return ReadResult(data, timestamps=(Timestamp(0, written_at),))
     finally:
         os.close(descriptor)

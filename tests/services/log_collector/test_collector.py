@@ -8,10 +8,13 @@ import pytest
 
 from libs.bus.port import BusUnavailableError
 from libs.contracts.envelope import Envelope
-from libs.store.port import Store, TermOverError
+from libs.store.memory import Point, no_fault
+from libs.store.port import Store, StoreUnavailableError, TermOverError
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.archives.port import ArchiveError, Write
+from services.log_collector.collector import KEEP_OUTPUTS_MAX
 from services.log_collector.domain import Address, OutputKey, limit_line
+from services.log_collector.recorder import OUTPUTS_MAX
 from services.log_collector.sources.files import FileSource, output_path
 from services.log_collector.sources.memory import MemorySource
 from services.log_collector.sources.port import ReadRequest, ReadResult
@@ -246,6 +249,62 @@ async def test_a_full_disk_is_waited_out(source: MemorySource) -> None:
     archive.full = False
     await harness.settle()
     assert await stored(archive) == b"all of it"
+
+
+class RefusesSecond(MemoryArchive):
+    """Refuses the second batch of writes."""
+
+    batches = 0
+
+    async def write(self, writes: Sequence[Write], *, epoch: int) -> None:
+        self.batches += 1
+        if self.batches == 2:
+            raise ArchiveError("[Errno 28] No space left on device")
+        await super().write(writes, epoch=epoch)
+
+
+async def test_live_readers_of_the_first_outputs_do_not_wait_for_the_disk_of_the_last(
+    source: MemorySource,
+) -> None:
+    ranks = KEEP_OUTPUTS_MAX + 1
+    harness = await collecting(source, archive := RefusesSecond())
+    await harness.handle(started(ranks))
+    for rank in range(ranks):
+        source.append(key_of(rank), b"a line\n")
+    assert await harness.step("copy") == 5.0
+    assert len(harness.chunks) == KEEP_OUTPUTS_MAX
+    await harness.handle(exited(ranks))
+    await harness.settle()
+    assert sorted(chunk.rank for chunk in harness.chunks) == list(range(ranks))
+    assert {await stored(archive, rank) for rank in range(ranks)} == {b"a line\n"}
+
+
+async def test_outputs_are_recorded_in_batches_each_of_which_counts(source: MemorySource) -> None:
+    ranks, commits = OUTPUTS_MAX + 1, 0
+    platform = MemoryPlatform()
+    harness = await collecting(source, archive := MemoryArchive(), platform=platform)
+    await harness.handle(started(ranks))
+    for rank in range(ranks):
+        source.append(key_of(rank), b"a line\n")
+    await harness.step("copy")
+
+    async def second(point: Point, _schema: str) -> None:
+        nonlocal commits
+        commits += point is Point.BEFORE_COMMIT
+        if commits == 2:
+            raise StoreUnavailableError("gone")
+
+    platform.database.fault = second
+    with pytest.raises(StoreUnavailableError):
+        await harness.step("record")
+    platform.database.fault = no_fault
+    assert len(await harness.rows(OutputRow)) == OUTPUTS_MAX
+    await harness.restart()
+    await harness.handle(exited(ranks))
+    await harness.settle()
+    assert {row.size for row in await harness.rows(OutputRow)} == {7}
+    assert {await stored(archive, rank) for rank in range(ranks)} == {b"a line\n"}
+    assert [row.collected for row in await harness.rows(RunRow)] == [True]
 
 
 class SlowDisk(MemoryArchive):

@@ -215,8 +215,8 @@ PACE = Pace()
         (5, True, 0.0, 0.0),
         (5, False, 1.0, 0.05),
         (5, False, 2.0, 0.1),
-        (500, False, 9.0, 0.5),
-        (5000, False, 9.0, 1.0),
+        (5000, False, 9.0, 0.5),
+        (50_000, False, 9.0, 1.0),
     ],
 )
 def test_the_scan_interval_depends_on_outputs_and_silence(

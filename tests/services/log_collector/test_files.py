@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import os
 import stat
+import tracemalloc
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from services.log_collector.archives import files
 from services.log_collector.archives.files import FileArchive
 from services.log_collector.archives.memory import MemoryArchive
 from services.log_collector.archives.port import ArchiveError, Write
@@ -66,6 +68,55 @@ async def test_a_refusing_disk_is_an_archive_error(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where a folder should be")
     with pytest.raises(ArchiveError):
         await FileArchive(tmp_path / "logs").write([Write(key_of(), 0, b"x")], epoch=0)
+
+
+async def test_a_first_sync_lists_a_folder_once_for_all_its_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, keys = FileArchive(tmp_path / "logs"), [key_of(rank) for rank in range(20)]
+    await archive.write([stamped(key, 0, 0, b"x", 0) for key in keys], epoch=0)
+    listed, scandir = list[object](), os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    await archive.sync(keys)
+    assert len(listed) == 1
+    await archive.write([stamped(key, 1, 1, b"y", 1) for key in keys], epoch=0)
+    await archive.sync(keys)
+    assert len(listed) == 1
+
+
+async def test_the_space_that_is_left_is_checked_once_for_each_mebibyte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = 0
+
+    def spare_problem(place: int | str) -> str:
+        nonlocal checks
+        checks += 1
+        return "" if checks <= 3 else "no space left"
+
+    monkeypatch.setattr(files, "spare_problem", spare_problem)
+    archive = FileArchive(tmp_path / "logs")
+    await archive.write([Write(key_of(rank), 0, b"a line\n") for rank in range(50)], epoch=0)
+    assert checks == 1
+    data = bytes(files.SPACE_CHECK_BYTES)
+    with pytest.raises(ArchiveError, match="no space left"):
+        await archive.write([Write(key_of(rank), 7, data) for rank in range(50)], epoch=0)
+    assert sum(await archive.sizes([key_of(rank) for rank in range(50)])) < 4 * len(data)
+
+
+async def test_a_read_takes_memory_for_what_is_there(tmp_path: Path) -> None:
+    path = output_path(tmp_path, address())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"a line\n")
+    tracemalloc.start()
+    try:
+        (result,) = await FileSource(tmp_path).read([ReadRequest(address(), 0, 1 << 26)], 1 << 26)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert result is not None
+    assert result.data == b"a line\n"
+    assert peak < 1 << 20
 
 
 def address(rank: int = 0) -> Address:
