@@ -36,9 +36,11 @@ from libs.service.wiring import Wiring
 from libs.store.memory_database import Point
 from libs.store.port import DatabaseFaultError, Store
 from services.monitor.delivery import Delivery
-from services.monitor.mailing import Mailing, addresses
+from services.monitor.mailing import Mailing
 from services.monitor.main import WIRING
+from services.monitor.names import Names
 from services.monitor.outgoing import Outgoing
+from services.monitor.recipients import Recipients
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage
 from services.monitor.tables import TABLES
@@ -46,6 +48,8 @@ from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
 from tests.kit.waiting import until
 from tests.services.monitor.events import a_change, a_submission
+from tests.services.monitor.people import People
+from tests.services.monitor.people import serving as answering
 
 SETTINGS = MonitorSettings(
     database_url="-",
@@ -67,6 +71,13 @@ def wiring() -> Wiring:
 @pytest.fixture
 def service(platform: MemoryPlatform, store: Store) -> ServiceHarness:
     return ServiceHarness(platform, WIRING, SETTINGS, store=store)
+
+
+@pytest.fixture(autouse=True)
+async def people(platform: MemoryPlatform) -> AsyncGenerator[People]:
+    """The gateway; everybody is there."""
+    async with answering(platform, People(everybody=True)) as found:
+        yield found
 
 
 @dataclass
@@ -125,10 +136,15 @@ async def subscribe(service: ServiceHarness, url: str, name: str = "mine", **cha
     return reply
 
 
-def a_delivery(service: ServiceHarness, settings: MonitorSettings = SETTINGS) -> Delivery:
+def a_delivery(
+    service: ServiceHarness, settings: MonitorSettings = SETTINGS, names: Names | None = None
+) -> Delivery:
     ports = service.service.ports
-    mailing = Mailing(ports.store, ports.clock, settings, addresses(ports.bus))
-    return Delivery(ports.store, ports.clock, settings, Outgoing(30), mailing)
+    recipients = Recipients(ports.bus, ports.store)
+    mailing = Mailing(ports.store, ports.clock, settings, recipients)
+    return Delivery(
+        *(ports.store, ports.clock, settings, Outgoing(30), mailing, recipients), names or Names()
+    )
 
 
 async def deliver(service: ServiceHarness, delivery: Delivery | None = None) -> None:
