@@ -87,11 +87,14 @@ class Delivery:
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await self._wake.wait(self.settings.delivery_tick_seconds)
-                if self._epoch is not None:
-                    await self.begin(self._epoch, group)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await self._wake.wait(self.settings.delivery_tick_seconds)
+                    if self._epoch is not None:
+                        await self.begin(self._epoch, group)
+        finally:
+            await self.names.close()
 
     async def begin(self, epoch: int, group: asyncio.TaskGroup) -> None:
         """Begin what is due at receivers that are not busy. What cannot be read is read again

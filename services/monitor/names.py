@@ -28,6 +28,12 @@ class Names:
     servers: Sequence[str] = ()
     _resolver: aiodns.DNSResolver | None = field(default=None, repr=False)
 
+    async def close(self) -> None:
+        """End what is being looked up."""
+        if self._resolver is not None:
+            await self._resolver.close()
+            self._resolver = None
+
     async def addresses(self, host: str, port: int) -> list[Address]:
         """The addresses of a name. Raises NameUnknownError."""
         literal = literal_address(host)
