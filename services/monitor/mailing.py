@@ -238,11 +238,12 @@ class Mailing:
         if tried.result is Result.FORBIDDEN:
             return
         left = [row for row in waiting if row.id not in tried.refused]
-        note(MAIL, tried.result, len(left))
         if tried.result is Result.UNKNOWN:
+            note(MAIL, tried.result, len(left))
             await self._wait_for_gateway(tx, owner, left, tried.problem)
             return
         box, result = await self._fail(tx, owner, tried.result)
+        note(MAIL, result, len(left))
         self._note(result, tried.problem)
         happened_at = max(row.happened_at for row in rows)
         for before in left:
