@@ -47,7 +47,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
     recipients = Recipients(ports.bus, ports.store)
     mailing = Mailing(ports.store, ports.clock, settings, recipients)
     delivery = Delivery(ports.store, ports.clock, settings, outgoing, mailing, recipients)
-    messages = WaitingMessages(ports.store)
+    messages = WaitingMessages(ports.store, settings.delivery_tick_seconds)
     waiting = WaitingTasks(ports.store, outgoing, settings.waiting_seconds)
     recorder = _recorder(settings, ports)
     exported = Source(
@@ -95,18 +95,8 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
                 exclusive=True,
                 wake_on_commit=False,
             ),
-            Loop(
-                "owners",
-                Owners(ports.store, recipients).step,
-                tick_seconds=settings.owners_tick_seconds,
-                wake_on_commit=False,
-            ),
-            Loop(
-                "messages",
-                messages.step,
-                tick_seconds=settings.delivery_tick_seconds,
-                wake_on_commit=False,
-            ),
+            Owners(ports.store, recipients, settings.owners_tick_seconds).loop(),
+            messages.loop(),
             *recorder.loops(),
             recorder.activities.loop(),
             evaluation.loop(),

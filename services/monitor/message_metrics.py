@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from libs.contracts.messages import NotificationChannel
+from libs.service.loop import Loop
 from libs.service.metrics import Metrics
 from libs.store.port import Store
 from services.monitor import store
@@ -85,6 +86,11 @@ class WaitingMessages:
     """The gauges of what waits, on the leader."""
 
     store: Store
+    tick_seconds: float
+
+    def loop(self) -> Loop:
+        """The loop of the leader."""
+        return Loop("messages", self.step, tick_seconds=self.tick_seconds, wake_on_commit=False)
 
     async def step(self, _epoch: int) -> float | None:
         """Set them."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from libs.contracts.messages import NotifiedTasks, Recipient
 from libs.service import observability
+from libs.service.loop import Loop
 from libs.store.port import Store
 from services.monitor import store
 from services.monitor.domain.recipients import is_of
@@ -24,6 +25,11 @@ class Owners:
 
     store: Store
     recipients: Recipients
+    tick_seconds: float
+
+    def loop(self) -> Loop:
+        """The loop of the leader."""
+        return Loop("owners", self.step, tick_seconds=self.tick_seconds, wake_on_commit=False)
 
     async def step(self, epoch: int) -> float | None:
         """Compare all of them. Nothing changes while the gateway does not answer."""
