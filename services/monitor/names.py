@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiodns
 
@@ -50,7 +51,12 @@ class Names:
             )
         except (aiodns.error.DNSError, UnicodeError, ValueError) as problem:
             raise NameUnknownError(host) from problem
-        texts = [node.addr[0] for node in found.nodes]
-        texts = [text.decode() if isinstance(text, bytes) else text for text in texts]
-        literals = [literal_address(text.partition("%")[0]) for text in texts]
+        nodes: Any = found.nodes
+        literals = [_address(node.addr[0]) for node in nodes]
         return [each for each in literals if each is not None]
+
+
+def _address(text: str | bytes) -> Address | None:
+    """The address of an answer, without the interface that a link-local one has."""
+    text = text.decode() if isinstance(text, bytes) else text
+    return literal_address(text.partition("%")[0])
