@@ -412,6 +412,43 @@ SIGNALS = Board(
                 {"blocks": f"sum(shiftwork_monitor_series_open{{{NS}}})"},
             ),
         ),
+        "Messages about tasks": (
+            Panel(
+                "Sent, and tries that failed",
+                "short",
+                {
+                    "{{channel}} sent": _hourly("shiftwork_monitor_messages_sent_total", "channel"),
+                    "{{channel}}: {{why}}": _hourly(
+                        "shiftwork_monitor_message_tries_failed_total", "channel, why"
+                    ),
+                },
+                "In an hour.",
+            ),
+            Panel(
+                "Waiting, and given up",
+                "short",
+                {
+                    "{{channel}} waiting": _by(
+                        "channel", f"shiftwork_monitor_messages_waiting{{{NS}}}"
+                    ),
+                    "{{channel}} given up: {{why}}": _hourly(
+                        "shiftwork_monitor_messages_given_up_total", "channel, why"
+                    ),
+                },
+                "Given up in an hour; they can be replayed.",
+            ),
+            Panel(
+                "The oldest that waits, and the one due first",
+                "s",
+                {
+                    "{{channel}} oldest": "max by (channel)"
+                    f" (shiftwork_monitor_messages_oldest_age_seconds{{{NS}}})",
+                    "{{channel}} overdue": "max by (channel)"
+                    f" (shiftwork_monitor_messages_overdue_seconds{{{NS}}})",
+                },
+                "Messages for a receiver that fails are due later: they are old, and not overdue.",
+            ),
+        ),
         "Output of tasks": (
             Panel(
                 "Compressed and uploaded",

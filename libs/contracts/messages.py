@@ -1674,6 +1674,7 @@ class SetNotification(Message):
     team: str = ""
     secret: str = ""
     channel: NotificationChannel = NotificationChannel.UNSPECIFIED
+    owner_added_at: Time | None = None
 
 
 class SetNotificationReply(Message):
@@ -1710,17 +1711,29 @@ class ListNotificationsReply(Message):
     notifications: tuple[Notification, ...] = ()
 
 
-class ReadMailAddress(Message):
-    """ReadMailAddress asks for the address to which a user's mail goes."""
+class ReadRecipients(Message):
+    """ReadRecipients asks what users may be sent now. The monitor asks for every message."""
+
+    users: tuple[str, ...] = ()
+
+
+class Recipient(Message):
+    """Recipient is a user as one that messages go to."""
 
     user: str = ""
+    added_at: Time
+    disabled: bool = False
+    sees: NotifiedTasks = NotifiedTasks.UNSPECIFIED
+    team: str = ""
+    mail: str = ""
 
 
-class ReadMailAddressReply(Message):
-    """ReadMailAddressReply has it."""
+class ReadRecipientsReply(Message):
+    """ReadRecipientsReply has those that are there."""
 
     refusal: Refusal | None = None
-    address: str = ""
+    recipients: tuple[Recipient, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 class Undelivered(Message):

@@ -538,15 +538,15 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
-    m.ReadMailAddress: Route(
-        type_name="shiftwork.command.v1.ReadMailAddress",
-        subject="cmd.gateway.read_mail_address",
+    m.ReadRecipients: Route(
+        type_name="shiftwork.command.v1.ReadRecipients",
+        subject="cmd.gateway.read_recipients",
         owner="gateway",
         kind=Kind.COMMAND,
-        reply=m.ReadMailAddressReply,
+        reply=m.ReadRecipientsReply,
     ),
-    m.ReadMailAddressReply: Route(
-        type_name="shiftwork.command.v1.ReadMailAddressReply",
+    m.ReadRecipientsReply: Route(
+        type_name="shiftwork.command.v1.ReadRecipientsReply",
         subject="",
         owner="gateway",
         kind=Kind.REPLY,

@@ -29,6 +29,7 @@ LABELS: dict[str, str] = {
     "loop": "a loop of the service",
     "what": "a kind of rows that are deleted by age",
     "why": "a cause, of a fixed list",
+    "channel": "`webhook` or `mail`",
     "fault": "a check of plans",
     "cause": "`preemption` or `failure`",
     "reason": "a reason code, such as `preempted_by` or `node_drained`",

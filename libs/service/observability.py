@@ -11,7 +11,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 import structlog.stdlib
@@ -217,6 +217,7 @@ def set_up_logs(
         )
         if form == "json"
         else structlog.processors.format_exc_info,
+        *([] if form == "json" else [_escape]),
         renderer,
     ]
     structlog.configure(
@@ -252,6 +253,37 @@ def _add_ids(
     for name, value in (ids_of(_about.get()) | trace_ids(current_span())).items():
         event_dict.setdefault(name, value)
     return event_dict
+
+
+def _escape(
+    _logger: object, _method: str, event_dict: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Escape what a terminal obeys: readable lines go to one, and have text of other people.
+    Tracebacks keep their line breaks, and are indented, so that none of them looks like a line of
+    the log."""
+    found: dict[str, Any] = {}
+    for name, value in event_dict.items():
+        if name in _SEVERAL_LINES:
+            lines = str(value).split("\n")
+            found[_escaped(name)] = "\n".join(f"  {_escaped(line)}" for line in lines)
+        elif isinstance(value, str):
+            found[_escaped(name)] = _escaped(value)
+        else:
+            shown = repr(value)
+            found[_escaped(name)] = value if shown.isprintable() else _escaped(shown)
+    return found
+
+
+_SEVERAL_LINES = ("exception", "stack")
+
+
+def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode()
+        for each in text
+    )
 
 
 _HANDLER_NAME = "shiftwork"

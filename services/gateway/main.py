@@ -29,12 +29,12 @@ from services.gateway.hints import Hints
 from services.gateway.ids import Mint, sortable_id
 from services.gateway.large_bodies import LargeBodies
 from services.gateway.listeners import Listeners
-from services.gateway.mail_addresses import MailAddresses
 from services.gateway.maintenance import HistoryPruning, ReadModelRebuild
 from services.gateway.oidc import Provider
 from services.gateway.passwords import Passwords
 from services.gateway.queue_cursors import QueueCursors
 from services.gateway.rate_limits import RateLimits
+from services.gateway.recipients import Recipients
 from services.gateway.rejected_requests import RejectionAudit
 from services.gateway.rows import EventHeadRow
 from services.gateway.settings import GatewaySettings
@@ -121,7 +121,7 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         reads=READS,
         prepare=eventlog.read_ahead,
         commands={},
-        queries={m.ReadMailAddress: MailAddresses(ports.store).read},
+        queries={m.ReadRecipients: Recipients(ports.store, settings.visibility).read},
         loops=_loops(settings, ports, commands, watch),
         commands_on_leader_only=False,
         warning=lambda: watch.warning,

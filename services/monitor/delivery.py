@@ -4,6 +4,7 @@ delays no other."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -20,7 +21,10 @@ from services.monitor.domain.retries import (
     pauses_receiver,
 )
 from services.monitor.mailing import Mailing
+from services.monitor.message_metrics import GivenUp, note, note_given_up
+from services.monitor.names import Names
 from services.monitor.outgoing import Outgoing
+from services.monitor.recipients import Recipients, RecipientUnknownError
 from services.monitor.set_aside import SetAside
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import (
@@ -39,6 +43,8 @@ HELD_MORE_MAX = 1000
 # So many at once whose time lies beyond any pause.
 BROUGHT_FORWARD_MAX = 1000
 PROBLEM_MAX = 300
+# After it was not known whether a message may be sent.
+UNKNOWN_PAUSE_SECONDS = 60.0
 _log = observability.log("monitor")
 
 
@@ -52,6 +58,8 @@ class Delivery:
     settings: MonitorSettings
     outgoing: Outgoing
     mailing: Mailing
+    recipients: Recipients
+    names: Names = field(default_factory=Names)
     _busy: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _set_aside: SetAside[tuple[str, str]] = field(default_factory=SetAside[tuple[str, str]])
     _wake: Wake = field(default_factory=Wake)
@@ -64,6 +72,7 @@ class Delivery:
             self.settings.networks(),
             self.settings.webhook_ca_file,
             self.settings.webhook_seconds_max,
+            self.names,
         )
         self._pauses: Pauses = self.settings.pauses()
         self._turns = Turns(self.settings.webhooks_at_once)
@@ -78,11 +87,14 @@ class Delivery:
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await self._wake.wait(self.settings.delivery_tick_seconds)
-                if self._epoch is not None:
-                    await self.begin(self._epoch, group)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await self._wake.wait(self.settings.delivery_tick_seconds)
+                    if self._epoch is not None:
+                        await self.begin(self._epoch, group)
+        finally:
+            await self.names.close()
 
     async def begin(self, epoch: int, group: asyncio.TaskGroup) -> None:
         """Begin what is due at receivers that are not busy. What cannot be read is read again
@@ -117,32 +129,21 @@ class Delivery:
             self._next_due = await store.next_due(tx)
             aside = self._set_aside.all(self.clock.now())
             due = await self._turns.choose(tx, self._busy | aside)
-            begun = {key: (await _webhook(tx, *key), rows) for key, rows in due.items()}
-        for key, (row, waiting) in begun.items():
+        for key, waiting in due.items():
             self._busy.add(key)
-            group.create_task(self._deliver(epoch, key, row, waiting))
+            group.create_task(self._deliver(epoch, key, waiting))
 
     def stop(self) -> None:
         """Begin nothing more: another process leads now."""
         self._epoch = None
 
-    async def _deliver(
-        self,
-        epoch: int,
-        key: tuple[str, str],
-        row: NotificationRow | UnreadableRowError | None,
-        waiting: list[MessageRow],
-    ) -> None:
+    async def _deliver(self, epoch: int, key: tuple[str, str], waiting: list[MessageRow]) -> None:
         """Send what waits for one receiver until it fails, and record how it went."""
         try:
             for message in waiting:
-                outcome: Outcome = (Result.GONE, "the notification was removed")
-                if isinstance(row, UnreadableRowError):
-                    outcome = (Result.UNREACHABLE, "the notification cannot be read")
-                elif row is not None:
-                    outcome = await self._webhooks.send(row, message, self.clock.now())
+                outcome = await self._try(message)
                 async with self.store.transaction(epoch=epoch) as tx:
-                    goes_on = await self._record(tx, message, outcome, removed=row is None)
+                    goes_on = await self._record(tx, message, outcome)
                 if not goes_on:
                     return
         except (TermOverError, StoreUnavailableError) as problem:
@@ -159,17 +160,34 @@ class Delivery:
             # There may be more for it, or for another one that found no place.
             self._wake.set()
 
-    async def _record(
-        self, tx: Tx, message: MessageRow, outcome: Outcome, *, removed: bool
-    ) -> bool:
+    async def _try(self, message: MessageRow) -> Outcome:
+        """Send a message, if its notification is there and its owner may be sent it now."""
+        async with self.store.transaction() as tx:
+            row = await _webhook(tx, message.owner, message.name)
+        if isinstance(row, UnreadableRowError):
+            return Result.UNREACHABLE, "the notification cannot be read"
+        if row is None or row.key != message.notification:
+            return Result.FORBIDDEN, "the notification was removed"
+        try:
+            sifted = await self.recipients.sift(row.owner, [(message, row)])
+        except RecipientUnknownError as problem:
+            return Result.UNKNOWN, str(problem)
+        if message.id in sifted.refused:
+            return Result.FORBIDDEN, sifted.refused[message.id]
+        (allowed,) = sifted.messages
+        return await self._webhooks.send(row, allowed, self.clock.now())
+
+    async def _record(self, tx: Tx, message: MessageRow, outcome: Outcome) -> bool:
         """Record a try; False if the receiver is to be left alone now."""
         result, problem = outcome[0], outcome[1][:PROBLEM_MAX]
         if await store.message(tx, message.id) != message:
             # Replayed, or tried by a leader before this one.
             return True
         now = tx.now
-        if removed:
+        note(NotificationChannel.WEBHOOK, result, 1)
+        if result is Result.FORBIDDEN:
             tx.put(given_up(message, now, problem))
+            note_given_up(NotificationChannel.WEBHOOK, GivenUp.NOT_WANTED)
             return True
         receiver = await store.receiver(tx, message.owner, message.name)
         if result is Result.DELIVERED:
@@ -178,7 +196,16 @@ class Delivery:
             if receiver is not None:
                 tx.delete(ReceiverRow, message.owner, message.name)
             return True
-        tx.put(tried_in_vain(message, self._pauses, now, problem))
+        if result is Result.UNKNOWN:
+            # Nothing was tried, and nothing is wrong with the receiver.
+            held_until = now + timedelta(seconds=UNKNOWN_PAUSE_SECONDS)
+            tx.put(replace(message, problem=problem))
+            await self._put_off(tx, message, held_until)
+            return False
+        tried = tried_in_vain(message, self._pauses, now, problem)
+        if tried.stage is Stage.DEAD:
+            note_given_up(NotificationChannel.WEBHOOK, GivenUp.FAILED)
+        tx.put(tried)
         if result is Result.REFUSED:
             # It answers: the message may be at fault, and the others go.
             tx.put(replace(_first(receiver, message), problem=problem))
@@ -209,14 +236,24 @@ class Delivery:
                 problem=problem,
             )
         )
-        most = self.settings.waiting_messages_max
-        for other in await store.messages_of(
-            tx, message.owner, message.name, Stage.WAITING, most + HELD_MORE_MAX
-        ):
-            if paused:
-                tx.put(given_up(other, tx.now, f"the receiver is paused: {problem}"))
-            elif other.due_at < held_until:
-                tx.put(replace(other, due_at=held_until))
+        if not paused:
+            await self._put_off(tx, message, held_until)
+            return
+        others = await self._waiting(tx, message)
+        for other in others:
+            tx.put(given_up(other, tx.now, f"the receiver is paused: {problem}"))
+        note_given_up(NotificationChannel.WEBHOOK, GivenUp.FAILED, len(others))
+
+    async def _put_off(self, tx: Tx, message: MessageRow, until: datetime) -> None:
+        """Let all that waits for a receiver be due later, so that it is in nobody's way."""
+        for other in await self._waiting(tx, message):
+            if other.due_at < until:
+                tx.put(replace(other, due_at=until))
+
+    async def _waiting(self, tx: Tx, message: MessageRow) -> Sequence[MessageRow]:
+        """All that waits for the receiver of a message."""
+        most = self.settings.waiting_messages_max + HELD_MORE_MAX
+        return await store.messages_of(tx, message.notification, Stage.WAITING, most)
 
 
 async def _webhook(tx: Tx, owner: str, name: str) -> NotificationRow | UnreadableRowError | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import email.policy
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from email.errors import MessageError
@@ -33,9 +32,6 @@ class Mail:
     """One mail. The same ``id`` and the same text at every try."""
 
     id: str
-    # The person, whose address is read for every try.
-    owner: str
-    notifications: Sequence[str]
     text: MailText
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from libs.bus.port import Bus, BusError
-from libs.contracts.messages import NotificationChannel, ReadMailAddress, ReadMailAddressReply
+from libs.contracts.messages import NotificationChannel
 from libs.service import observability
 from libs.service.clock import Clock
 from libs.store.port import (
@@ -37,6 +36,8 @@ from services.monitor.domain.retries import (
     pauses_receiver,
 )
 from services.monitor.mail import Mail, MailServer
+from services.monitor.message_metrics import GivenUp, note, note_given_up
+from services.monitor.recipients import Recipients, RecipientUnknownError
 from services.monitor.set_aside import SetAside
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import (
@@ -49,30 +50,30 @@ from services.monitor.store import (
     mailbox,
     tried_in_vain,
 )
-from services.monitor.webhook import Outcome
 
 # In one mail; what is beyond is in the next one.
 MESSAGES_MAX = 1000
 ID_DIGITS = 32
-ADDRESS_SECONDS_MAX = 5.0
 # A mail server that is down is tried so often at least.
 SERVER_PAUSE_SECONDS_MAX = 600.0
 # The mailbox of the site's mail server.
 SITE = ""
+MAIL = NotificationChannel.MAIL
+# After it was not known whether a person may be sent anything.
+UNKNOWN_PAUSE_SECONDS = 60.0
 _log = observability.log("monitor")
-AddressOf = Callable[[str], Awaitable[str]]
+# What a mail may hold, each message with its notification.
+Chosen = Sequence[tuple[MessageRow, NotificationRow]]
 
 
-def addresses(bus: Bus) -> AddressOf:
-    """Ask the gateway, which has the users, for an address. Raises BusError if none answers."""
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """How a mail went."""
 
-    async def address_of(user: str) -> str:
-        query = ReadMailAddress(user=user)
-        reply = await bus.request(query, timeout_s=ADDRESS_SECONDS_MAX)
-        assert isinstance(reply, ReadMailAddressReply), "the declared reply"
-        return reply.address
-
-    return address_of
+    result: Result
+    problem: str
+    # Messages that the owner may not be sent, which are not in the mail, and why.
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Mailing:
     store: Store
     clock: Clock
     settings: MonitorSettings
-    address_of: AddressOf
+    recipients: Recipients
     # Why the last mail could not be sent through the site's server; empty: it could.
     problem: str = ""
     _busy: set[str] = field(default_factory=set[str])
@@ -99,24 +100,24 @@ class Mailing:
     ) -> None:
         """Begin the mails that are due, at most one at a time for each person."""
         async with self.store.transaction() as tx:
-            if not await store.due(tx, NotificationChannel.MAIL, 1):
+            if not await store.due(tx, MAIL, 1):
                 return
         async with self.store.transaction(epoch=epoch) as tx:
             begun = await self._compose(tx)
-        for mail, rows in begun:
-            self._busy.add(mail.owner)
-            group.create_task(self._deliver(epoch, mail, rows, when_done))
+        for owner, chosen in begun.items():
+            self._busy.add(owner)
+            group.create_task(self._deliver(epoch, owner, chosen, when_done))
 
-    async def _compose(self, tx: Tx) -> list[tuple[Mail, Sequence[MessageRow]]]:
+    async def _compose(self, tx: Tx) -> dict[str, Chosen]:
         """Choose what is sent now. What may not be sent yet is put off until it may be, so that it
         is not in the way of others."""
-        begun: list[tuple[Mail, Sequence[MessageRow]]] = []
+        begun: dict[str, Chosen] = {}
         due: dict[str, list[MessageRow]] = {}
         left_out = self._busy | self._set_aside.all(self.clock.now())
         for _ in range(self.settings.mails_at_once):
             # One person's messages are not in the way of another's.
             others = (Where("owner", Op.NE, each) for each in sorted(left_out | set(due)))
-            rows = await store.due(tx, NotificationChannel.MAIL, MESSAGES_MAX, *others)
+            rows = await store.due(tx, MAIL, MESSAGES_MAX, *others)
             for row in rows:
                 due.setdefault(row.owner, []).append(row)
             if len(rows) < MESSAGES_MAX:
@@ -133,7 +134,7 @@ class Mailing:
             chosen = await self._choose(tx, owner)
             if not chosen:
                 continue
-            begun.append((self._mail(owner, chosen), chosen))
+            begun[owner] = chosen
             tx.put(replace(box, rate_until=self._person.used(box.rate_until, tx.now)))
             site = replace(site, rate_until=self._site.used(site.rate_until, tx.now))
         if begun:
@@ -156,94 +157,125 @@ class Mailing:
         )
         return max(rates, timedelta(seconds=pauses))
 
-    async def _choose(self, tx: Tx, owner: str) -> Sequence[MessageRow]:
+    async def _choose(self, tx: Tx, owner: str) -> Chosen:
         """The messages of the next mail to a person: those of a mail that was tried, or all."""
         waiting = await store.waiting_mail(tx, owner, MESSAGES_MAX)
         tried = next((row.mail_id for row in waiting if row.mail_id), "")
-        chosen: list[MessageRow] = []
+        chosen: list[tuple[MessageRow, NotificationRow]] = []
         for row in waiting:
             try:
                 notification = await tx.get(NotificationRow, owner, row.name)
             except UnreadableRowError:
                 if row.due_at <= tx.now:
                     problem = "the notification cannot be read"
-                    tx.put(tried_in_vain(row, self._pauses, tx.now, problem))
+                    after = tried_in_vain(row, self._pauses, tx.now, problem)
+                    tx.put(after)
+                    if after.stage is Stage.DEAD:
+                        note_given_up(MAIL, GivenUp.FAILED)
                 continue
-            if notification is None or notification.channel is not NotificationChannel.MAIL:
+            if not _is_for(notification, row):
                 tx.put(given_up(row, tx.now, "the notification was removed"))
+                note_given_up(MAIL, GivenUp.NOT_WANTED)
             elif not _has_text(row):
                 tx.put(given_up(row, tx.now, "the message cannot be read"))
-            elif row.mail_id == tried:
-                chosen.append(row)
+                note_given_up(MAIL, GivenUp.UNREADABLE)
+            elif row.mail_id == tried and notification is not None:
+                chosen.append((row, notification))
         if tried or not chosen:
             return chosen
-        ids = "\n".join(row.id for row in chosen)
+        ids = "\n".join(row.id for row, _ in chosen)
         mail_id = hashlib.sha256(ids.encode()).hexdigest()[:ID_DIGITS]
-        chosen = [replace(row, mail_id=mail_id) for row in chosen]
-        tx.put(*chosen)
+        chosen = [(replace(row, mail_id=mail_id), notification) for row, notification in chosen]
+        tx.put(*(row for row, _ in chosen))
         return chosen
 
-    def _mail(self, owner: str, rows: Sequence[MessageRow]) -> Mail:
-        names = tuple(dict.fromkeys(row.name for row in rows))
-        text = render([_entry(row) for row in rows], self.settings.mail_messages_shown_max)
-        return Mail(rows[0].mail_id, owner, names, text)
-
     async def _deliver(
-        self, epoch: int, mail: Mail, rows: Sequence[MessageRow], when_done: Callable[[], None]
+        self, epoch: int, owner: str, chosen: Chosen, when_done: Callable[[], None]
     ) -> None:
         """Send a mail, and record how it went."""
+        rows = [row for row, _ in chosen]
         try:
-            outcome = await self._try(mail)
+            tried = await self._try(owner, chosen)
             async with self.store.transaction(epoch=epoch) as tx:
-                await self._record(tx, mail, rows, outcome)
+                await self._record(tx, owner, rows, tried)
         except (TermOverError, StoreUnavailableError) as problem:
             _log.info("a mail is not recorded and will be repeated", problem=str(problem))
         except Exception:  # noqa: BLE001 - the other mails go
-            self._set_aside.add(mail.owner, self.clock.now())
+            self._set_aside.add(owner, self.clock.now())
             observability.RETRIES.labels("monitor", "mail").inc()
-            _log.exception("a mail is not recorded and will be repeated", owner=mail.owner)
+            _log.exception("a mail is not recorded and will be repeated", owner=owner)
         finally:
-            self._busy.discard(mail.owner)
+            self._busy.discard(owner)
             when_done()
 
-    async def _try(self, mail: Mail) -> Outcome:
+    async def _try(self, owner: str, chosen: Chosen) -> _Tried:
+        """Send what the owner may be sent now. A mail that was tried before keeps its id without
+        the messages that its owner may not be sent any more."""
         try:
-            address = await self.address_of(mail.owner)
-        except BusError as problem:
-            return Result.NO_WAY, f"the gateway does not answer where the mail goes: {problem}"
-        if not address:
-            return Result.GONE, f"{mail.owner} has no mail address, or is disabled"
-        return await self._server.send(mail, address, self.clock.now())
+            sifted = await self.recipients.sift(owner, chosen)
+        except RecipientUnknownError as problem:
+            return _Tried(Result.UNKNOWN, str(problem))
+        if not sifted.messages:
+            return _Tried(Result.FORBIDDEN, "", sifted.refused)
+        if not sifted.mail:
+            return _Tried(Result.GONE, f"{owner} has no mail address", sifted.refused)
+        entries = [_entry(row) for row in sifted.messages]
+        text = render(entries, self.settings.mail_messages_shown_max)
+        mail = Mail(sifted.messages[0].mail_id, text)
+        result, problem = await self._server.send(mail, sifted.mail, self.clock.now())
+        return _Tried(result, problem, sifted.refused)
 
-    async def _record(
-        self, tx: Tx, mail: Mail, rows: Sequence[MessageRow], outcome: Outcome
-    ) -> None:
+    async def _record(self, tx: Tx, owner: str, rows: Sequence[MessageRow], tried: _Tried) -> None:
         """Record a try."""
-        result, problem = outcome
-        self._note(result, problem)
-        box = await self._fail(tx, mail, result)
+        mail_id, names = rows[0].mail_id, list(dict.fromkeys(row.name for row in rows))
+        # Replayed, or put off when their notifications were set again, in the meantime.
+        now = [await store.message(tx, row.id) for row in rows]
+        waiting = [each for each in now if each and each.stage is Stage.WAITING]
+        waiting = [row for row in waiting if row.mail_id == mail_id]
+        forbidden = [row for row in waiting if row.id in tried.refused]
+        tx.put(*(given_up(row, tx.now, tried.refused[row.id]) for row in forbidden))
+        note_given_up(MAIL, GivenUp.NOT_WANTED, len(forbidden))
+        if tried.result is Result.FORBIDDEN:
+            return
+        left = [row for row in waiting if row.id not in tried.refused]
+        if tried.result is Result.UNKNOWN:
+            note(MAIL, tried.result, len(left))
+            await self._wait_for_gateway(tx, owner, left, tried.problem)
+            return
+        box, result = await self._fail(tx, owner, tried.result)
+        note(MAIL, result, len(left))
+        self._note(result, tried.problem)
         happened_at = max(row.happened_at for row in rows)
-        for before in rows:
-            # Replayed, or put off when its notification was set again, in the meantime.
-            row = await store.message(tx, before.id)
-            if row is None or row.stage is not Stage.WAITING or row.mail_id != mail.id:
-                continue
-            row = replace(row, tries=row.tries + 1)
+        for before in left:
+            row = replace(before, tries=before.tries + 1)
             if result is Result.DELIVERED:
                 tx.put(replace(row, stage=Stage.DELIVERED, due_at=tx.now, problem=""))
             elif box is None or self._is_last(tx, row.tries, happened_at, result, box):
-                tx.put(given_up(row, tx.now, problem))
+                tx.put(given_up(row, tx.now, tried.problem))
+                note_given_up(MAIL, GivenUp.FAILED)
             else:
                 due_at = box.held_until or tx.now
                 if result is Result.NO_WAY:
                     due_at = max(due_at, tx.now + self._server_pause(row.tries))
-                tx.put(replace(row, due_at=due_at, problem=problem))
-        for name in mail.notifications:
-            await self._show(tx, mail.owner, name, result, problem)
+                tx.put(replace(row, due_at=due_at, problem=tried.problem))
+        for name in names:
+            await self._show(tx, owner, name, result, tried.problem)
         if result is Result.GONE:
-            for row in await store.waiting_mail(tx, mail.owner, MESSAGES_MAX):
-                if row.name in mail.notifications:
-                    tx.put(given_up(row, tx.now, f"the mail is paused: {problem}"))
+            others = await store.waiting_mail(tx, owner, MESSAGES_MAX)
+            paused = [row for row in others if row.name in names]
+            tx.put(*(given_up(r, tx.now, f"the mail is paused: {tried.problem}") for r in paused))
+            note_given_up(MAIL, GivenUp.FAILED, len(paused))
+
+    async def _wait_for_gateway(
+        self, tx: Tx, owner: str, rows: Sequence[MessageRow], problem: str
+    ) -> None:
+        """Hold back a person of whom the gateway does not say what may be sent. Nothing was sent:
+        neither a try nor the rate is used up."""
+        tx.put(*(replace(row, problem=problem) for row in rows))
+        box = await self._box(tx, owner)
+        held_until = tx.now + timedelta(seconds=UNKNOWN_PAUSE_SECONDS)
+        rate_until = self._person.given_back(box.rate_until)
+        tx.put(replace(box, held_until=held_until, rate_until=rate_until))
 
     def _server_pause(self, tries: int) -> timedelta:
         """The pause of a mail for which the server fails: others may go meanwhile, and end the
@@ -264,24 +296,32 @@ class Mailing:
         longest = timedelta(seconds=self._pauses.failing_seconds_max)
         return result is Result.UNREACHABLE or tx.now - happened_at >= longest
 
-    async def _fail(self, tx: Tx, mail: Mail, result: Result) -> MailboxRow | None:
+    async def _fail(self, tx: Tx, owner: str, result: Result) -> tuple[MailboxRow | None, Result]:
         """Hold back the person, or everybody if it is the server that fails; or end that. None: it
-        was taken, or refused for good."""
-        site, box = await self._site_box(tx), await self._box(tx, mail.owner)
+        was taken, or refused for good.
+
+        A server that fails for one person while it takes the mail of others is at fault for that
+        person alone: UNREACHABLE.
+        """
+        site, box = await self._site_box(tx), await self._box(tx, owner)
         if result is Result.NO_WAY:
-            if site.held_until is None or site.held_until <= tx.now:
-                site = _held(site, tx.now, self._pauses, SERVER_PAUSE_SECONDS_MAX)
-                tx.put(site)
-            return site
-        if site.failures:
+            since = box.failing_since
+            if since is None or (site.failing_since and site.failing_since <= since):
+                if site.held_until is None or site.held_until <= tx.now:
+                    site = _held(site, tx.now, self._pauses, SERVER_PAUSE_SECONDS_MAX)
+                    tx.put(site)
+                tx.put(replace(box, failing_since=since or tx.now))
+                return site, result
+            result = Result.UNREACHABLE
+        elif site.failures:
             tx.put(_well(site))
         if result is Result.UNREACHABLE:
             box = _held(box, tx.now, self._pauses, self._pauses.most_seconds)
             tx.put(box)
-            return box
-        if box.failures:
+            return box, result
+        if box.failing_since:
             tx.put(_well(box))
-        return None
+        return None, result
 
     async def _show(self, tx: Tx, owner: str, name: str, result: Result, problem: str) -> None:
         """Let the list of notifications show how it went."""
@@ -323,6 +363,13 @@ def _held(box: MailboxRow, now: datetime, pauses: Pauses, most_seconds: float) -
 
 def _well(box: MailboxRow) -> MailboxRow:
     return replace(box, held_until=None, failing_since=None, failures=0)
+
+
+def _is_for(notification: NotificationRow | None, row: MessageRow) -> bool:
+    """True for the notification that the message was put for, and that sends mail."""
+    if notification is None or notification.channel is not MAIL:
+        return False
+    return notification.key == row.notification
 
 
 def _has_text(row: MessageRow) -> bool:

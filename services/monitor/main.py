@@ -7,7 +7,7 @@ from pathlib import Path
 
 from libs.contracts.messages import (
     NodeSampled,
-    ReadMailAddress,
+    ReadRecipients,
     SetGoal,
     SetPriority,
     SetSchedulable,
@@ -26,9 +26,12 @@ from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
 from services.monitor.export import COLLECTOR, Source
 from services.monitor.handlers import HANDLERS, READS, Handlers
-from services.monitor.mailing import Mailing, addresses
+from services.monitor.mailing import Mailing
+from services.monitor.message_metrics import WaitingMessages
 from services.monitor.notifications import Commands
 from services.monitor.outgoing import Outgoing
+from services.monitor.owners import Owners
+from services.monitor.recipients import Recipients
 from services.monitor.series import store as series
 from services.monitor.series.queries import Answers, Queries
 from services.monitor.series.recorder import Bounds, Recorder
@@ -41,8 +44,10 @@ from services.monitor.waiting import WaitingTasks
 def build(settings: MonitorSettings, ports: Ports) -> Service:
     """The service, not running."""
     outgoing = Outgoing(settings.waiting_messages_max, settings.mail_gather_seconds)
-    mailing = Mailing(ports.store, ports.clock, settings, addresses(ports.bus))
-    delivery = Delivery(ports.store, ports.clock, settings, outgoing, mailing)
+    recipients = Recipients(ports.bus, ports.store)
+    mailing = Mailing(ports.store, ports.clock, settings, recipients)
+    delivery = Delivery(ports.store, ports.clock, settings, outgoing, mailing, recipients)
+    messages = WaitingMessages(ports.store, settings.delivery_tick_seconds)
     waiting = WaitingTasks(ports.store, outgoing, settings.waiting_seconds)
     recorder = _recorder(settings, ports)
     exported = Source(
@@ -61,6 +66,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
 
     def lead_no_longer() -> None:
         delivery.stop()
+        messages.clear()
         recorder.lead_no_longer()
         if COLLECTOR.source is exported:
             COLLECTOR.source = None
@@ -89,6 +95,8 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
                 exclusive=True,
                 wake_on_commit=False,
             ),
+            Owners(ports.store, recipients, settings.owners_tick_seconds).loop(),
+            messages.loop(),
             *recorder.loops(),
             recorder.activities.loop(),
             evaluation.loop(),
@@ -174,6 +182,6 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
-    requests=(ReadMailAddress, SetGoal, SetPriority, SetSchedulable),
+    requests=(ReadRecipients, SetGoal, SetPriority, SetSchedulable),
     hears=(NodeSampled,),
 )

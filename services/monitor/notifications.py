@@ -32,6 +32,7 @@ from libs.service.definition import CommandHandler
 from libs.store.port import Tx
 from services.monitor import store
 from services.monitor.domain.receivers import problem_of
+from services.monitor.domain.recipients import is_of
 from services.monitor.domain.signature import SECRET_BYTES_MIN, key_of, secret_of
 from services.monitor.outgoing import Outgoing, word_of
 from services.monitor.settings import MonitorSettings
@@ -61,6 +62,9 @@ class Commands:
     async def set(self, tx: Tx, command: SetNotification) -> SetNotificationReply:
         """Make or replace a notification; a receiver that was paused gets messages again."""
         before = await tx.get(NotificationRow, command.owner, command.name)
+        if before and not is_of(command.owner_added_at, before.changed_at, before.owner_added_at):
+            # Of an earlier user of that name: its secret and its messages are not this one's.
+            before = None
         refused = self._refusal(command) or await self._too_many(tx, command, before)
         if refused is not None:
             return SetNotificationReply(refusal=refused)
@@ -82,10 +86,12 @@ class Commands:
             secret=secret,
             changed_at=tx.now,
             channel=NotificationChannel.MAIL if by_mail else NotificationChannel.WEBHOOK,
+            made_at=before.made_at if before else tx.now,
+            owner_added_at=command.owner_added_at or (before and before.owner_added_at),
         )
         tx.put(row)
         tx.delete(ReceiverRow, row.owner, row.name)
-        for message in await store.messages_of(tx, row.owner, row.name, Stage.WAITING, ROWS_MAX):
+        for message in await store.messages_of(tx, row.key, Stage.WAITING, ROWS_MAX):
             tx.put(replace(message, due_at=tx.now))
         self.outgoing.note_added()
         return SetNotificationReply(notification=await _shown(tx, row, None), secret=made)
@@ -156,18 +162,20 @@ class Commands:
         self, tx: Tx, command: ListUndeliveredMessages
     ) -> ListUndeliveredMessagesReply:
         """What was given up, the newest first."""
-        if await tx.get(NotificationRow, command.owner, command.name) is None:
+        found = await tx.get(NotificationRow, command.owner, command.name)
+        if found is None:
             return ListUndeliveredMessagesReply(refusal=_absent(command.owner, command.name))
-        rows = await store.messages_of(tx, command.owner, command.name, Stage.DEAD, ROWS_MAX)
+        rows = await store.messages_of(tx, found.key, Stage.DEAD, ROWS_MAX)
         return ListUndeliveredMessagesReply(undelivered=tuple(_undelivered(row) for row in rows))
 
     async def replay(
         self, tx: Tx, command: ReplayUndeliveredMessages
     ) -> ReplayUndeliveredMessagesReply:
         """Let what was given up be tried again, and the receiver with it."""
-        if await tx.get(NotificationRow, command.owner, command.name) is None:
+        found = await tx.get(NotificationRow, command.owner, command.name)
+        if found is None:
             return ReplayUndeliveredMessagesReply(refusal=_absent(command.owner, command.name))
-        rows = await store.messages_of(tx, command.owner, command.name, Stage.DEAD, ROWS_MAX)
+        rows = await store.messages_of(tx, found.key, Stage.DEAD, ROWS_MAX)
         for row in rows:
             tx.put(replace(row, stage=Stage.WAITING, due_at=tx.now, tries=0, mail_id=""))
         tx.delete(ReceiverRow, command.owner, command.name)
@@ -185,7 +193,7 @@ def _absent(owner: str, name: str) -> Refusal:
 
 async def _shown(tx: Tx, row: NotificationRow, receiver: ReceiverRow | None) -> Notification:
     counts = [
-        len(await store.messages_of(tx, row.owner, row.name, stage, ROWS_MAX))
+        len(await store.messages_of(tx, row.key, stage, ROWS_MAX))
         for stage in (Stage.WAITING, Stage.DEAD)
     ]
     return Notification(

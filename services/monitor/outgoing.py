@@ -10,9 +10,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from libs.contracts.ids import ids_in, without_hidden_ids
-from libs.contracts.messages import NotificationChannel, NotifiedTasks, Occasion
+from libs.contracts.messages import NotificationChannel, Occasion
 from libs.store.port import Tx, UnreadableRowError
 from services.monitor import store
+from services.monitor.domain.recipients import is_about
+from services.monitor.message_metrics import GivenUp, note_given_up
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage, TaskRow
 
 _MEMO = "notifications and receivers"
@@ -76,7 +78,7 @@ class Outgoing:
             # It was added before.
             return
         if key not in known.waiting:
-            waiting = await store.messages_of(tx, *key, Stage.WAITING, self.waiting_max)
+            waiting = await store.messages_of(tx, row.key, Stage.WAITING, self.waiting_max)
             known.waiting[key] = len(waiting)
         receiver = known.receivers.get(key)
         stage, problem, due_at = Stage.WAITING, "", tx.now
@@ -103,8 +105,11 @@ class Outgoing:
                 due_at=due_at,
                 problem=problem,
                 channel=row.channel,
+                notification_made_at=row.made_at,
             )
         )
+        if stage is Stage.DEAD:
+            note_given_up(row.channel, GivenUp.NO_ROOM)
 
 
 async def _known(tx: Tx) -> _Known:
@@ -125,11 +130,7 @@ def concerns(row: NotificationRow, happening: Happening) -> bool:
 
 def _reaches(row: NotificationRow, task: TaskRow) -> bool:
     """True if the notification may be about this task."""
-    if row.tasks is NotifiedTasks.ALL:
-        return True
-    if row.tasks is NotifiedTasks.TEAM:
-        return bool(task.team) and task.team == row.team
-    return task.owner == row.owner
+    return is_about(row.tasks, row.owner, row.team, task_owner=task.owner, task_team=task.team)
 
 
 def word_of(occasion: Occasion) -> str:

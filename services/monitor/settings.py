@@ -61,6 +61,8 @@ class MonitorSettings(BaseServiceSettings):
     # How often the tasks that wait are compared with that.
     waiting_tick_seconds: float = Field(default=30.0, gt=0)
 
+    # How often notifications follow their owners to another team.
+    owners_tick_seconds: float = Field(default=60.0, gt=0, le=3600)
     notifications_per_owner_max: int = Field(default=20, ge=0, le=1000)
     notifications_max: int = Field(default=1000, ge=0, le=10_000)
     # Messages of one notification that wait; beyond, new ones are given up at once.

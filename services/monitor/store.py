@@ -18,6 +18,9 @@ from libs.service.prune import PruneRule, aged
 from libs.store.port import Op, Order, Tx, UnreadableRowError, Where
 from services.monitor.domain.retries import Pauses, gives_up, pause_seconds
 
+# Owner, name, and when it was made.
+NotificationKey = tuple[str, str, datetime | None]
+
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
@@ -59,6 +62,16 @@ class NotificationRow:
     secret: str = field(repr=False)
     changed_at: datetime
     channel: NotificationChannel = NotificationChannel.WEBHOOK
+    # When it was made: one that was removed and made again is another one. None: by an earlier
+    # version.
+    made_at: datetime | None = None
+    # When its owner was added as a user; None: set through a gateway of an earlier version.
+    owner_added_at: datetime | None = None
+
+    @property
+    def key(self) -> NotificationKey:
+        """What its messages have of it."""
+        return self.owner, self.name, self.made_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +134,13 @@ class MessageRow:
     channel: NotificationChannel = NotificationChannel.WEBHOOK
     # The mail that it is in, chosen before the first try, so that every try sends the same mail.
     mail_id: str = ""
+    # The ``made_at`` of the notification that it was put for.
+    notification_made_at: datetime | None = None
+
+    @property
+    def notification(self) -> NotificationKey:
+        """The ``key`` of the notification that it was put for."""
+        return self.owner, self.name, self.notification_made_at
 
 
 def given_up(message: MessageRow, now: datetime, problem: str) -> MessageRow:
@@ -162,10 +182,6 @@ async def mailbox(tx: Tx, owner: str) -> MailboxRow:
         return MailboxRow(owner, tx.now)
 
 
-def _of(owner: str, name: str) -> tuple[Where, ...]:
-    return Where("owner", Op.EQ, owner), Where("name", Op.EQ, name)
-
-
 async def notifications(tx: Tx, owner: str = "") -> Sequence[NotificationRow]:
     """All notifications, or those of one owner."""
     return await tx.select(NotificationRow, *([Where("owner", Op.EQ, owner)] if owner else []))
@@ -177,13 +193,19 @@ async def receivers(tx: Tx) -> Mapping[tuple[str, str], ReceiverRow]:
 
 
 async def messages_of(
-    tx: Tx, owner: str, name: str, stage: Stage, limit: int
+    tx: Tx, notification: NotificationKey, stage: Stage, limit: int
 ) -> Sequence[MessageRow]:
-    """The messages of a notification in one stage, the newest first."""
+    """The messages of a notification in one stage, the newest first. Those of one of the same name
+    that was removed before are not among them."""
+    owner, name, made_at = notification
     return await tx.select(
         MessageRow,
-        *_of(owner, name),
+        Where("owner", Op.EQ, owner),
+        Where("name", Op.EQ, name),
         Where("stage", Op.EQ, stage),
+        Where("notification_made_at", Op.EQ, made_at)
+        if made_at
+        else Where("notification_made_at", Op.IS_NULL),
         order_by=[Order("due_at", descending=True)],
         limit=limit,
     )
@@ -193,8 +215,7 @@ async def due(tx: Tx, channel: NotificationChannel, limit: int, *where: Where) -
     """The messages to send now that meet the conditions, the first due first."""
     return await tx.select(
         MessageRow,
-        Where("stage", Op.EQ, Stage.WAITING),
-        Where("channel", Op.EQ, channel),
+        *_waiting(channel),
         Where("due_at", Op.LE, tx.now),
         *where,
         order_by=[Order("due_at")],
@@ -215,6 +236,21 @@ async def next_due(tx: Tx) -> datetime | None:
         MessageRow, Where("stage", Op.EQ, Stage.WAITING), order_by=[Order("due_at")], limit=1
     )
     return rows[0].due_at if rows else None
+
+
+async def oldest_waiting(tx: Tx, channel: NotificationChannel) -> MessageRow | None:
+    """The message of a channel that has waited for the longest time."""
+    rows = await tx.select(MessageRow, *_waiting(channel), order_by=[Order("happened_at")], limit=1)
+    return rows[0] if rows else None
+
+
+async def count_waiting(tx: Tx, channel: NotificationChannel, most: int) -> int:
+    """How many messages of a channel wait, up to ``most``."""
+    return len(await tx.select(MessageRow, *_waiting(channel), limit=most))
+
+
+def _waiting(channel: NotificationChannel) -> tuple[Where, ...]:
+    return Where("stage", Op.EQ, Stage.WAITING), Where("channel", Op.EQ, channel)
 
 
 async def waiting_mail(tx: Tx, owner: str, limit: int) -> Sequence[MessageRow]:

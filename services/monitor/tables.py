@@ -52,6 +52,7 @@ TABLES = Tables(
         "message",
         index("channel", "due_at", name="message_due_by", where="stage = 'waiting'"),
         index("due_at", name="message_due", where="stage = 'waiting'"),
+        index("channel", "happened_at", name="message_oldest", where="stage = 'waiting'"),
         index("due_at", name="message_old", where="stage <> 'waiting'"),
         index("owner", "name", "stage", "due_at", name="message_of"),
         key="id",

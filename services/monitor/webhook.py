@@ -4,7 +4,6 @@ was checked before the connection was made."""
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,10 +20,10 @@ from services.monitor.domain.receivers import (
     Address,
     Network,
     first_allowed,
-    literal_address,
 )
 from services.monitor.domain.retries import Result
 from services.monitor.domain.signature import headers_of
+from services.monitor.names import Names, NameUnknownError
 from services.monitor.store import MessageRow, NotificationRow
 
 # Of an answer's body nothing is used.
@@ -39,6 +38,7 @@ class Webhooks:
     networks: tuple[Network, ...]
     ca_file: Path | None
     seconds_max: float
+    names: Names
 
     async def send(self, row: NotificationRow, message: MessageRow, now: datetime) -> Outcome:
         """Send a message once. Redirects are not followed."""
@@ -89,14 +89,11 @@ class Webhooks:
     async def _resolve(self, host: str, port: int, *, encrypted: bool) -> Address | None:
         """The one address to connect to; None: this host has none, or none that may be
         reached."""
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
+            addresses = await self.names.addresses(host, port)
+        except NameUnknownError:
             # The same answer for both: it must not tell which names the site's name server knows.
             return None
-        literals = [literal_address(str(each[4][0]).partition("%")[0]) for each in found]
-        addresses = [each for each in literals if each is not None]
         return first_allowed(addresses, self.networks, encrypted=encrypted)
 
 

@@ -113,6 +113,20 @@ def checkpoints(quick: str, all_: str) -> list[dict[str, str]]:
     return [series(name, values, group="a100", le=le) for le, values in bounds.items()]
 
 
+def tries_failed(values: str, why: str, channel: str = "mail") -> dict[str, str]:
+    name = "shiftwork_monitor_message_tries_failed_total"
+    return series(name, values, channel=channel, why=why)
+
+
+def sent(values: str, channel: str) -> dict[str, str]:
+    return series("shiftwork_monitor_messages_sent_total", values, channel=channel)
+
+
+def given_up(values: str, why: str) -> dict[str, str]:
+    name = "shiftwork_monitor_messages_given_up_total"
+    return series(name, values, channel="webhook", why=why)
+
+
 LED = [series("shiftwork_leads", "1x20", service=name, pod="a") for name in SERVICES[1:]]
 # What Prometheus saw, a value a minute; after so many minutes; the alert, with its labels.
 CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
@@ -336,6 +350,30 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         {"severity": "warning"},
     ),
     (
+        "ShiftworkMailNotSent",
+        [tries_failed("0x5 1 2 3 4 5 5 5 5 5 6x20", "no_way"), sent("9x40", "mail")],
+        "25m",
+        {"severity": "warning"},
+    ),
+    (
+        "ShiftworkMessagesLate",
+        [series("shiftwork_monitor_messages_overdue_seconds", "0 301+60x30", channel="mail")],
+        "15m",
+        {"severity": "warning", "channel": "mail"},
+    ),
+    (
+        "ShiftworkMessagesGivenUp",
+        [given_up("0+1x60", "failed"), sent("0x30 5x30", "webhook")],
+        "50m",
+        {"severity": "warning", "channel": "webhook"},
+    ),
+    (
+        "ShiftworkRecipientsUnknown",
+        [tries_failed("0+1x40", "unknown", "webhook")],
+        "35m",
+        {"severity": "warning"},
+    ),
+    (
         "ShiftworkLogLinesLost",
         [series("shiftwork_log_lines_lost_total", "0x5 40x20", pod="a")],
         "8m",
@@ -444,6 +482,22 @@ CALM: dict[str, list[dict[str, str]]] = {
     "ShiftworkOutputNotCompressed": [
         series("shiftwork_log_seal_failures_total", "0x5 1x20", pod="a")
     ],
+    # The server fails for one person, and takes the mail of others.
+    "ShiftworkMailNotSent": [tries_failed("0+1x40", "no_way"), sent("0+1x40", "mail")],
+    # Many at once, and then none.
+    "ShiftworkMessagesLate": [
+        series(
+            "shiftwork_monitor_messages_overdue_seconds", "0 400 460 520 0 400 0x30", channel="mail"
+        )
+    ],
+    # Some receivers fail, and users who were disabled get nothing.
+    "ShiftworkMessagesGivenUp": [
+        given_up("0+1x60", "failed"),
+        given_up("0+9x60", "not permitted or removed"),
+        sent("0+2x60", "webhook"),
+    ],
+    # A gateway that was restarted.
+    "ShiftworkRecipientsUnknown": [tries_failed("0 4 8 12 12x40", "unknown", "webhook")],
     "ShiftworkLogLinesLost": [series("shiftwork_log_lines_lost_total", "40x20", pod="a")],
 }
 

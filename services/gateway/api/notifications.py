@@ -21,10 +21,11 @@ from services.gateway.permissions import (
     NotPermitted,
     Reach,
     Role,
-    reach_of,
     refusal_to_reach_others,
 )
 from services.gateway.problems import invalid
+from services.gateway.recipients import reach_on_tasks
+from services.gateway.rows import UserRow
 
 router = router_of("notifications")
 User = Annotated[
@@ -62,8 +63,8 @@ async def put_notification(
     made is in this answer and nowhere else, ever."""
     async with parts.changing(caller, "notification.set", name) as change:
         owner = _owner(caller, body.user)
-        team = await _require_sight(parts, caller, owner, body.tasks)
-        await _check_target(parts, body, owner)
+        row = await _require_sight(parts, owner, body.tasks)
+        _check_target(body, row)
         words = " ".join(body.occasions)
         change.detail = f"for {owner} by {body.channel}: {words} of {body.tasks}"
         command = m.SetNotification(
@@ -73,8 +74,9 @@ async def put_notification(
             url=body.url or "",
             occasions=tuple(m.Occasion[word.upper()] for word in body.occasions),
             tasks=m.NotifiedTasks[body.tasks.upper()],
-            team=team if body.tasks == "team" else "",
+            team=row.team if body.tasks == "team" else "",
             secret=body.secret.get_secret_value() if body.secret else "",
+            owner_added_at=row.created_at,
         )
         reply = await change.ask(command, m.SetNotificationReply)
     assert reply.notification is not None, "the monitor returns what it stored"
@@ -138,21 +140,17 @@ def _owner(caller: Identity, user: str | None) -> str:
     return user or caller.user
 
 
-async def _require_sight(parts: Context, caller: Identity, owner: str, tasks: str) -> str:
-    """Raise a problem unless the owner sees these tasks; returns the owner's team."""
-    role, team = caller.role, caller.team
-    if owner != caller.user:
-        async with parts.store.transaction() as tx:
-            row = await user_or_404(tx, owner, "user")
-        role, team = Role(row.role), row.team
-    sees = reach_of(Action.READ_TASKS, role, (), parts.settings.visibility)
-    if sees < _NEEDS[tasks]:
+async def _require_sight(parts: Context, owner: str, tasks: str) -> UserRow:
+    """The owner's row. Raises a problem unless the owner sees these tasks."""
+    async with parts.store.transaction() as tx:
+        row = await user_or_404(tx, owner, "user")
+    if reach_on_tasks(Role(row.role), parts.settings.visibility) < _NEEDS[tasks]:
         message = f"{owner} may not see the tasks of {'everybody' if tasks == 'all' else 'others'}"
         raise not_permitted(NotPermitted(message, "give tasks: own"))
-    return team
+    return row
 
 
-async def _check_target(parts: Context, body: NotificationBody, owner: str) -> None:
+def _check_target(body: NotificationBody, owner: UserRow) -> None:
     """Raise a problem for a webhook without URL, and for mail to somebody without address."""
     if body.channel == "webhook":
         if body.url is None:
@@ -163,11 +161,9 @@ async def _check_target(parts: Context, body: NotificationBody, owner: str) -> N
         if given is not None:
             message = "is for webhooks; mail goes to the address of the user"
             raise invalid(field, "", message, "leave it out")
-    async with parts.store.transaction() as tx:
-        row = await user_or_404(tx, owner, "user")
-    if not row.mail:
-        fix = f"an administrator sets it: shiftwork user set {owner} --mail ADDRESS"
-        raise invalid("channel", "mail", f"{owner} has no mail address", fix)
+    if not owner.mail:
+        fix = f"an administrator sets it: shiftwork user set {owner.name} --mail ADDRESS"
+        raise invalid("channel", "mail", f"{owner.name} has no mail address", fix)
 
 
 def _shown(row: m.Notification, caller: Identity) -> dict[str, Any]:

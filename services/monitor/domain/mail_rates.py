@@ -32,6 +32,10 @@ class MailRate:
         """When the next mail may go. ``until``: the time up to which the rate is used."""
         return until - timedelta(seconds=(self.burst - 1) * self.seconds)
 
+    def given_back(self, until: datetime) -> datetime:
+        """The time up to which the rate is used without the last mail, which was not sent."""
+        return until - timedelta(seconds=self.seconds)
+
     def used(self, until: datetime, now: datetime) -> datetime:
         """The time up to which the rate is used after a mail that goes now."""
         return max(until, now) + timedelta(seconds=self.seconds)

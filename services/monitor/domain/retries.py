@@ -19,6 +19,10 @@ class Result(StrEnum):
     GONE = "gone"
     # What stands between fails, such as the site's mail server: it is nothing about the receiver.
     NO_WAY = "no_way"
+    # Whether it may be sent is not known now, so nothing was tried.
+    UNKNOWN = "unknown"
+    # Its owner may not be sent it any more.
+    FORBIDDEN = "forbidden"
 
 
 @dataclass(frozen=True, slots=True)

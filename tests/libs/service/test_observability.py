@@ -40,6 +40,42 @@ def test_a_traceback_contains_no_local_variables(form: str) -> None:
         assert json.loads(output)["level"] == "error"
 
 
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\r\u2028\ud800"
+
+
+def fail_with(text: str) -> None:
+    raise ValueError(text)
+
+
+class Strange:
+    def __repr__(self) -> str:
+        return HOSTILE
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_nothing_that_a_terminal_obeys_reaches_the_log(form: str) -> None:
+    """Texts of other people come into errors: the answer of a receiver, the name of a task."""
+    out = io.StringIO()
+    observability.set_up_logs(form, "info", out)
+    try:
+        try:
+            fail_with(f"{HOSTILE}\n2026-01-01 [info     ] a line that was never logged")
+        except ValueError:
+            structlog.get_logger(service="x").exception(HOSTILE, **{HOSTILE: 1}, answer=HOSTILE)
+            # What libraries log goes the same way, and objects have texts of their own.
+            logging.getLogger("library").exception("%s", HOSTILE)
+            structlog.get_logger().info("object", found=Strange(), listed=[HOSTILE])
+    finally:
+        structlog.reset_defaults()
+    output = out.getvalue()
+    assert output.count("owned") >= 5
+    assert [each for each in output if not each.isprintable() and each != "\n"] == []
+    # Only the platform's own lines begin where lines begin.
+    begun = [line for line in output.split("\n") if line and not line.startswith(" ")]
+    assert [line for line in begun if "never logged" in line and form == "console"] == []
+    assert output.count("Traceback") + output.count("exc_type") >= 2
+
+
 class Disk(io.StringIO):
     """Refuses what is written while it is full."""
 

@@ -5,16 +5,71 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
 
 from libs.contracts import messages as m
+from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Role
+from services.gateway.rows import UserRow
 from tests.services.gateway.gateway_harness import ADMIN_TOKEN, GatewayHarness, served
 
 URL = "https://example.org/hook/path-that-is-a-secret"
 BODY = {"url": URL, "occasions": ["failed"]}
+
+
+async def recipients(harness: GatewayHarness, *users: str) -> dict[str, m.Recipient]:
+    """What the gateway answers the monitor."""
+    query = m.ReadRecipients(users=users)
+    reply = await harness.connection("monitor").request(query, timeout_s=5)
+    assert isinstance(reply, m.ReadRecipientsReply)
+    assert (reply.refusal, reply.unreadable) == (None, ())
+    return {each.user: each for each in reply.recipients}
+
+
+@pytest.mark.parametrize("harness", [{"visibility": "team"}], indirect=True)
+async def test_the_monitor_learns_who_a_user_is_now_and_whose_tasks_the_user_sees(
+    harness: GatewayHarness, admin: httpx.AsyncClient
+) -> None:
+    await admin.post("/v1/teams", json={"name": "vision"})
+    await harness.member("ann", role=Role.USER)
+    changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"sees": m.NotifiedTasks.TEAM, "team": "", "disabled": False}),
+        ({"team": "vision"}, {"sees": m.NotifiedTasks.TEAM, "team": "vision"}),
+        ({"role": "operator"}, {"sees": m.NotifiedTasks.ALL}),
+        ({"role": "viewer"}, {"sees": m.NotifiedTasks.TEAM}),
+        ({"archived": True}, {"disabled": True}),
+    ]
+    for change, expected in changes:
+        assert (await admin.patch("/v1/users/ann", json=change)).status_code == 200
+        found = await recipients(harness, "ann", "nobody")
+        assert found.keys() == {"ann"}
+        assert {name: getattr(found["ann"], name) for name in expected} == expected
+    shown = (await admin.get("/v1/users/ann")).json()
+    assert rfc3339(found["ann"].added_at) == shown["created_at"]
+
+
+async def test_a_user_who_cannot_be_read_is_not_taken_for_one_who_is_not_there(
+    harness: GatewayHarness,
+) -> None:
+    await harness.member("ann", role=Role.USER)
+    async with harness.gateway.ports.store.transaction() as tx:
+        row = await tx.get(UserRow, "ann")
+        assert row is not None
+        tx.put(replace(row, role="emperor"))
+    monitor = harness.connection("monitor")
+    reply = await monitor.request(m.ReadRecipients(users=("ann", "admin")), timeout_s=5)
+    assert isinstance(reply, m.ReadRecipientsReply)
+    assert [each.user for each in reply.recipients] == ["admin"]
+    assert reply.unreadable == ("ann",)
+    many = m.ReadRecipients(users=("ann",) * 201)
+    refused = await monitor.request(many, timeout_s=5)
+    assert isinstance(refused, m.ReadRecipientsReply)
+    assert refused.refusal is not None
+    assert refused.refusal.detail == "users: 201 are too many; give at most 200"
 
 
 @pytest.mark.parametrize("harness", [{"visibility": "team"}], indirect=True)
@@ -75,12 +130,9 @@ async def test_mail_goes_to_the_address_that_an_administrator_has_set(
 ) -> None:
     ann = await harness.member("ann", role=Role.USER)
     body = {"channel": "mail", "occasions": ["failed"]}
-    monitor = harness.connection("monitor")
 
     async def address() -> str:
-        reply = await monitor.request(m.ReadMailAddress(user="ann"), timeout_s=5)
-        assert isinstance(reply, m.ReadMailAddressReply)
-        return reply.address
+        return (await recipients(harness, "ann"))["ann"].mail
 
     async with harness.client(ann) as client:
         refused = await client.put("/v1/notifications/mine", json=body)
@@ -104,7 +156,7 @@ async def test_mail_goes_to_the_address_that_an_administrator_has_set(
         assert (listed["channel"], listed["url"]) == ("mail", None)
     assert await address() == "ann@lab.test"
     await admin.patch("/v1/users/ann", json={"disabled": True})
-    assert await address() == "", "who is disabled gets no mail"
+    assert (await recipients(harness, "ann"))["ann"].disabled
     await admin.patch("/v1/users/ann", json={"disabled": False, "mail": ""})
     assert await address() == ""
 

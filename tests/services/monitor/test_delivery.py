@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import json
 import re
-import socket
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -36,9 +36,11 @@ from libs.service.wiring import Wiring
 from libs.store.memory_database import Point
 from libs.store.port import DatabaseFaultError, Store
 from services.monitor.delivery import Delivery
-from services.monitor.mailing import Mailing, addresses
+from services.monitor.mailing import Mailing
 from services.monitor.main import WIRING
+from services.monitor.names import Names
 from services.monitor.outgoing import Outgoing
+from services.monitor.recipients import Recipients
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MessageRow, NotificationRow, ReceiverRow, Stage
 from services.monitor.tables import TABLES
@@ -46,6 +48,9 @@ from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
 from tests.kit.waiting import until
 from tests.services.monitor.events import a_change, a_submission
+from tests.services.monitor.name_server import name_server
+from tests.services.monitor.people import People
+from tests.services.monitor.people import serving as answering
 
 SETTINGS = MonitorSettings(
     database_url="-",
@@ -67,6 +72,13 @@ def wiring() -> Wiring:
 @pytest.fixture
 def service(platform: MemoryPlatform, store: Store) -> ServiceHarness:
     return ServiceHarness(platform, WIRING, SETTINGS, store=store)
+
+
+@pytest.fixture(autouse=True)
+async def people(platform: MemoryPlatform) -> AsyncGenerator[People]:
+    """The gateway; everybody is there."""
+    async with answering(platform, People(everybody=True)) as found:
+        yield found
 
 
 @dataclass
@@ -125,10 +137,15 @@ async def subscribe(service: ServiceHarness, url: str, name: str = "mine", **cha
     return reply
 
 
-def a_delivery(service: ServiceHarness, settings: MonitorSettings = SETTINGS) -> Delivery:
+def a_delivery(
+    service: ServiceHarness, settings: MonitorSettings = SETTINGS, names: Names | None = None
+) -> Delivery:
     ports = service.service.ports
-    mailing = Mailing(ports.store, ports.clock, settings, addresses(ports.bus))
-    return Delivery(ports.store, ports.clock, settings, Outgoing(30), mailing)
+    recipients = Recipients(ports.bus, ports.store)
+    mailing = Mailing(ports.store, ports.clock, settings, recipients)
+    return Delivery(
+        *(ports.store, ports.clock, settings, Outgoing(30), mailing, recipients), names or Names()
+    )
 
 
 async def deliver(service: ServiceHarness, delivery: Delivery | None = None) -> None:
@@ -350,25 +367,65 @@ async def test_a_name_that_leads_into_the_site_is_not_connected_to(
 
 
 async def test_an_error_does_not_tell_which_names_the_site_knows(
-    service: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+    service: ServiceHarness,
 ) -> None:
-    loop = asyncio.get_running_loop()
-    names = {"known.lab.test": "10.9.9.9"}
-
-    async def resolve(host: str, port: int, **_: Any) -> list[Any]:
-        if host not in names:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (names[host], port))]
-
-    monkeypatch.setattr(loop, "getaddrinfo", resolve)
-    hosts = ("known.lab.test", "unknown.lab.test")
-    for number, host in enumerate(hosts):
-        await subscribe(service, f"https://{host}/", f"n{number}")
-    await service.handle(a_change(service, 1, TaskState.RUNNING))
-    await deliver(service)
-    rows = sorted(await service.rows(MessageRow), key=lambda row: row.name)
+    # One that leads into the site as well as elsewhere is no receiver either.
+    known = {"known": ["10.9.9.9"], "both": ["127.0.0.1", "10.9.9.9"]}
+    async with name_server(**known) as server, closing_names(server.where) as names:
+        hosts = ("known.lab.test", "both.lab.test", "unknown.lab.test")
+        for number, host in enumerate(hosts):
+            await subscribe(service, f"https://{host}/", owner=f"user{number}")
+            change = a_change(service, 1, TaskState.RUNNING, f"t{number}", owner=f"user{number}")
+            await service.handle(change)
+        await deliver(service, a_delivery(service, names=names))
+        assert {host for host in hosts if host in server.asked} == set(hosts)
+    rows = sorted(await service.rows(MessageRow), key=lambda row: row.owner)
     found = [row.problem.replace(host, "HOST") for row, host in zip(rows, hosts, strict=True)]
-    assert found == ["HOST is no address that this site sends to"] * 2
+    assert found == ["HOST is no address that this site sends to"] * 3
+
+
+async def test_a_name_server_that_does_not_answer_delays_the_webhooks_of_that_name_alone(
+    service: ServiceHarness,
+) -> None:
+    slow = [f"slow{number}" for number in range(20)]
+    async with (
+        receiving() as receiver,
+        name_server(*slow, quick=["127.0.0.1"]) as server,
+        closing_names(server.where) as names,
+    ):
+        port = receiver.url.rpartition(":")[2]
+        for name in slow:
+            await subscribe(service, f"http://{name}.lab.test:{port}", owner=name)
+            await service.handle(a_change(service, 1, TaskState.RUNNING, f"t{name}", owner=name))
+        service.clock.advance(1)
+        await subscribe(service, f"http://quick.lab.test:{port}", owner="bob")
+        await service.handle(a_change(service, 1, TaskState.RUNNING, "b1", owner="bob"))
+        await service.lead()
+        assert service.epoch is not None
+        threads = threading.active_count()
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            await a_delivery(service, names=names).begin(service.epoch, group)
+            await until(lambda: len(receiver.requests) == 1)
+            await until(lambda: {f"{name}.lab.test" for name in slow} <= set(server.asked))
+            # Whatever uses the threads of the process goes on, too.
+            assert threading.active_count() <= threads + 1
+            begun = loop.time()
+            await asyncio.to_thread(int)
+            assert loop.time() - begun < 0.3
+        assert receiver.ids() == ["b1.started.1.bob.mine"]
+        rows: list[MessageRow] = await service.rows(MessageRow)
+        problems = {row.problem for row in rows if row.owner != "bob"}
+        assert problems == {"no answer within 0.5 s"}
+
+
+@contextlib.asynccontextmanager
+async def closing_names(server: str) -> AsyncGenerator[Names]:
+    names = Names([server])
+    try:
+        yield names
+    finally:
+        await names.close()
 
 
 async def test_no_more_messages_wait_for_a_receiver_than_the_setting_says(

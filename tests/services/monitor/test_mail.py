@@ -10,6 +10,7 @@ import email.policy
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,6 @@ from libs.contracts.messages import (
     NotificationChannel,
     NotifiedTasks,
     Occasion,
-    ReadMailAddress,
-    ReadMailAddressReply,
     RemoveNotification,
     ReplayUndeliveredMessages,
     SetNotification,
@@ -40,9 +39,10 @@ from libs.store.port import Store
 from services.monitor.delivery import Delivery
 from services.monitor.domain.mail_texts import NAME_MAX, SUBJECT_MAX, Entry, one_line, render
 from services.monitor.mail import Mail, MailServer
-from services.monitor.mailing import Mailing, addresses
+from services.monitor.mailing import Mailing
 from services.monitor.main import WIRING
 from services.monitor.outgoing import Happening, Outgoing
+from services.monitor.recipients import Recipients
 from services.monitor.settings import MonitorSettings
 from services.monitor.store import MailboxRow, MessageRow, NotificationRow, Stage, TaskRow
 from services.monitor.tables import TABLES
@@ -50,6 +50,8 @@ from tests.kit.clock import at
 from tests.kit.memory import MemoryPlatform
 from tests.kit.service import ServiceHarness
 from tests.services.monitor.events import a_change, a_submission
+from tests.services.monitor.people import People, a_user
+from tests.services.monitor.people import serving as answering
 from tools.cluster.access import ensure_certificates
 
 PASSWORD = "correct-horse-battery"
@@ -196,15 +198,11 @@ PLAIN: dict[str, Any] = {
 
 
 @contextlib.asynccontextmanager
-async def people(service: ServiceHarness, **found: str) -> AsyncGenerator[dict[str, str]]:
+async def people(service: ServiceHarness, **found: str) -> AsyncGenerator[People]:
     """The gateway, which knows these addresses."""
-
-    async def read(query: ReadMailAddress) -> ReadMailAddressReply:
-        return ReadMailAddressReply(address=found.get(query.user, ""))
-
-    table: Any = {ReadMailAddress: read}
-    async with service.platform.connection("gateway").serve(table):
-        yield found
+    users = People(*(a_user(name, mail=mail) for name, mail in found.items()), everybody=True)
+    async with answering(service.platform, users):
+        yield users
 
 
 async def subscribe(service: ServiceHarness, name: str = "mine", **changes: Any) -> None:
@@ -222,8 +220,9 @@ async def subscribe(service: ServiceHarness, name: str = "mine", **changes: Any)
 
 def a_delivery(service: ServiceHarness, settings: MonitorSettings) -> Delivery:
     ports = service.service.ports
-    mailing = Mailing(ports.store, ports.clock, settings, addresses(ports.bus))
-    return Delivery(ports.store, ports.clock, settings, Outgoing(500), mailing)
+    recipients = Recipients(ports.bus, ports.store)
+    mailing = Mailing(ports.store, ports.clock, settings, recipients)
+    return Delivery(ports.store, ports.clock, settings, Outgoing(500), mailing, recipients)
 
 
 async def deliver(
@@ -586,9 +585,39 @@ async def test_a_mail_for_which_the_server_always_fails_is_given_up_while_others
             await deliver(service, smtp)
             await deliver(service, smtp, after=43_200)
         assert sorted(smtp.subjects()) == [f"[Shiftwork] b{number} failed" for number in range(8)]
-        (row,) = [each for each in await stages(service) if each[0] == "t1"]
-        assert row[1] is Stage.DEAD
-        assert 3 < row[2] <= 16, "the pauses grow"
+        assert ("t1", Stage.DEAD, 3) in await stages(service)
+
+
+async def due_in(service: ServiceHarness, owner: str, seconds: float) -> None:
+    due_at = service.clock.now() + timedelta(seconds=seconds)
+    rows: list[MessageRow] = await service.rows(MessageRow)
+    waiting = [row for row in rows if row.owner == owner and row.stage is Stage.WAITING]
+    await service.put(*(replace(row, due_at=due_at) for row in waiting))
+
+
+async def test_a_server_that_fails_for_one_person_delays_nobody_else(
+    service: ServiceHarness, keys: Path
+) -> None:
+    async with serving(keys, **PLAIN) as smtp, people(service, ann="a@lab.test", bob="b@lab.test"):
+        smtp.failing = "a@lab.test"
+        delivery = a_delivery(service, smtp.settings)
+        await subscribe(service)
+        await subscribe(service, owner="bob")
+        await preempted(service, "t1")
+        await deliver(service, smtp, delivery)
+        assert "421" in delivery.mailing.problem, "it may be the server, so all mail waits"
+        await due_in(service, "ann", 60)
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b0", owner="bob"))
+        await deliver(service, smtp, delivery)
+        # The server takes mail: the next failure is about ann alone.
+        await due_in(service, "ann", 0)
+        await deliver(service, smtp, delivery, after=0)
+        assert ("t1", Stage.WAITING, 2) in await stages(service)
+        assert delivery.mailing.problem == ""
+        await service.handle(a_change(service, 1, TaskState.FAILED, "b1", owner="bob"))
+        await due_in(service, "bob", 0)
+        await deliver(service, smtp, delivery, after=0)
+        assert smtp.subjects() == ["[Shiftwork] b0 failed", "[Shiftwork] b1 failed"]
 
 
 async def test_a_server_that_answers_slowly_is_left_in_time(
@@ -656,9 +685,9 @@ async def test_who_has_no_address_gets_no_mail_and_the_reason_is_shown(
         await deliver(service, smtp)
         assert smtp.connections == 0
         (shown,) = (await service.ask(ListNotifications(owner="ann"))).notifications
-        assert shown.problem == "ann has no mail address, or is disabled"
+        assert shown.problem == "ann has no mail address"
         # The address is read for each mail; nobody else's can be named.
-        found["ann"] = "new@lab.test"
+        found["ann"] = a_user("ann", mail="new@lab.test")
         await subscribe(service)
         await preempted(service, "t2")
         await deliver(service, smtp)
@@ -671,10 +700,14 @@ async def test_mail_waits_for_a_gateway_that_does_not_answer(
     async with serving(keys, **PLAIN) as smtp:
         await subscribe(service)
         await preempted(service, "t1")
-        await deliver(service, smtp)
-        assert [stage for _, stage, _ in await stages(service)] == [Stage.WAITING]
+        # For longer than a mail server may be down, and for more tries than there are.
+        for _ in range(5):
+            await deliver(service, smtp, after=86_400)
+        assert await stages(service) == [("t1", Stage.WAITING, 0)], "nothing was tried"
         async with people(service, ann="ann@lab.test"):
-            await deliver(service, smtp)
+            await deliver(service, smtp, after=1)
+            assert smtp.mails == [], "not before the pause is over"
+            await deliver(service, smtp, after=61)
         assert smtp.subjects() == ["[Shiftwork] t1 was preempted"]
 
 
@@ -799,7 +832,7 @@ NASTY = st.text(max_size=400) | st.sampled_from(
 def test_no_name_of_a_task_breaks_out_of_its_header_or_line(name: str, reason: str) -> None:
     entry = Entry("mine", Occasion.FAILED, "2026-01-01 00:00:00 UTC", "t1", name, "ann", reason)
     text = render([entry], 50)
-    mail = Mail("id", "ann", ("mine",), text)
+    mail = Mail("id", text)
     message = MailServer(MonitorSettings(**BASE)).message(mail, "ann@lab.test", at(0))
     raw = message.as_bytes()
     found = email.message_from_bytes(raw, policy=email.policy.default)
