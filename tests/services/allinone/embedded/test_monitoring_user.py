@@ -16,13 +16,14 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from libs.bus.jetstream import JetStreamBus
-from libs.bus.port import Consumer
+from libs.bus.port import BusUnavailableError, Consumer
 from libs.bus.provision import provision
 from libs.bus.topology import HISTORY, HISTORY_DOMAIN, monitoring_permissions
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
 from libs.service.wiring import topology
 from services.allinone.composition import WIRINGS
+from services.monitor.event_copies import EventCopies
 from tests.kit.builders import a_task, submitted_event
 from tests.kit.clock import at
 from tests.kit.nats_server import NatsServer, StartNats
@@ -69,16 +70,6 @@ async def monitored(nats_start: StartNats) -> AsyncGenerator[Monitored]:
     readers = {name: monitoring_permissions(name) for name in (READER, OTHER)}
     server = await nats_start(USERS | readers)
     await provision([server.url], server.admin, topology(WIRINGS, monitoring=readers))
-
-    async def copying() -> bool:
-        """The copy is a consumer of the events: what was published before it is not in it."""
-        info = await admin.jetstream().stream_info("EVT")
-        return info.state.consumer_count == len(WIRINGS) + 1
-
-    # One connection: a library that is interrupted while it connects may forget the time limit.
-    admin = await client_of(server, "admin")
-    await until(copying, 90)
-    await admin.close()
     refused: list[str] = []
 
     async def refuse(error: Exception) -> None:
@@ -87,12 +78,27 @@ async def monitored(nats_start: StartNats) -> AsyncGenerator[Monitored]:
     user = server.user(READER)
     # As a stock client connects: nothing of the platform in it.
     reader = await nats.connect(server.url, user=user.user, password=user.password, error_cb=refuse)
-    submit = await bus_of(server, "submit")
+    submit, monitor = await bus_of(server, "submit"), await bus_of(server, "monitor")
+    copying = asyncio.create_task(copy_for_ever(monitor))
     try:
         yield Monitored(server, submit, reader, refused)
     finally:
+        if copying.done():
+            copying.result()
+        copying.cancel()
         await reader.close()
         await submit.close()
+        await monitor.close()
+
+
+async def copy_for_ever(monitor: JetStreamBus) -> None:
+    """What the monitor's loop does."""
+    copies = EventCopies(monitor)
+    while True:
+        # The durable may just have been removed.
+        with contextlib.suppress(BusUnavailableError):
+            await copies.step(1)
+        await asyncio.sleep(0.01)
 
 
 def stream_of(reader: Client) -> JetStreamContext:
