@@ -54,9 +54,7 @@ class HistoryCopy:
         try:
             await self._bus.store([copy])
         except BusTooLargeError as problem:
-            _log.error(
-                "an event is not copied for monitoring users", problem=str(problem)
-            )
+            _log.error("an event is not copied for monitoring users", problem=str(problem))
 
 
 def copy_of(envelope: Envelope) -> Stored:

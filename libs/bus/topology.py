@@ -304,7 +304,6 @@ def copier() -> ConsumerSpec:
     return ConsumerSpec(
         durable=COPIER,
         filters=(_everything(Kind.EVENT),),
-        ack_wait_s=10.0,
         # What failed comes again before anything newer.
         max_ack_pending=COPIED_AT_ONCE,
     )

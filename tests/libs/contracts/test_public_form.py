@@ -30,7 +30,22 @@ PROTO = Path(__file__).parents[3] / "proto"
 # ``withheld``.
 PUBLIC_TEXTS = """
 AbnormalActionSettled.detail AbnormalActionSettled.node_id AbnormalActionSettled.rule
-AbnormalTaskChanged.detail AbnormalTaskChanged.rule AbnormalTaskChanged.suggestion
+AbnormalTaskChanged.detail AbnormalTaskChanged.rule AbnormalTaskChanged.suggestion Checkpoint.digest
+Checkpoint.task_id Completion.failure Completion.success Continuation.state_of Endpoint.address
+Endpoint.name Endpoint.role EnvSource.config_map EnvSource.field EnvSource.key EnvSource.name
+EnvSource.secret GoalChanged.changed_by InventoryListed.runtime ModeChanged.changed_by
+Node.gpu_model Node.group Node.labels Node.taints Placement.role PodRequest.capabilities
+PodRequest.image PodRequest.image_pull_policy PodRequest.image_pull_secrets PodRequest.resources
+PodRequest.storage PolicyChanged.group PolicyRecord.changed_by PolicyRecord.document
+PolicyRecord.group PolicyRecord.policy Port.name PreemptionPolicy.signal PriorityChanged.changed_by
+Quota.group Quota.team Quota.user QuotaChanged.changed_by QuotaChanged.group_token RankEnded.role
+RankErrorLines.kind RankErrorLines.role RankRestarted.node_id RankRestarted.role ReadyProbe.path
+ReadyProbe.port Reason.names Reason.numbers RestartRule.exit_codes Role.image Role.name
+Role.working_directory RunAssigned.team RunExited.owner RunResumed.team RunStarted.owner
+StartsAfter.role TaskSpec.group TaskSpec.labels TaskSpec.name TaskSpec.node_selector
+TaskSpec.secret_env TaskSpec.tolerations TaskSpec.working_directory TaskStateChanged.group
+TaskStateChanged.owner TaskStateChanged.team TaskSubmitted.team TaskWarning.code TaskWarning.field
+TaskWarning.message UsageRecorded.group UsageRecorded.owner UsageRecorded.task_id UsageRecorded.team
 """
 
 
@@ -94,6 +109,7 @@ NUMBERS = {"TYPE_BOOL": True, "TYPE_INT32": 1, "TYPE_INT64": "1", "TYPE_DOUBLE":
 class Filled:
     """A message with a text of its own in every field, in the order of the declaration."""
 
+    mark: str = ""
     texts: dict[str, Declared] = field(default_factory=dict[str, Declared])
     # The texts in a field that is withheld, or in a message in such a field.
     hidden: set[str] = field(default_factory=set[str])
@@ -123,7 +139,7 @@ class Filled:
         return self.message(each.of, hidden=hidden)
 
     def _text(self, each: Declared, hidden: bool) -> str:
-        text = f"text-{len(self.texts)}-"
+        text = f"text-{self.mark}{len(self.texts)}-"
         self.texts[text] = each
         if hidden:
             self.hidden.add(text)
@@ -137,8 +153,9 @@ def without_enums(value: Any) -> Any:
     return [without_enums(each) for each in value] if isinstance(value, list) else value
 
 
-def filled(kind: type[Message]) -> tuple[Filled, Message]:
-    made = Filled()
+def filled(kind: type[Message], mark: str = "") -> tuple[Filled, Message]:
+    """A message of this type, and its texts, which begin with the mark."""
+    made = Filled(mark)
     return made, kind.model_validate(without_enums(made.message(kind.__name__)))
 
 
@@ -171,7 +188,7 @@ def test_a_task_is_published_without_its_environment_template_and_commands() -> 
 def test_every_text_of_an_event_is_withheld_or_decided_to_be_public() -> None:
     public = {
         made.texts[text].key
-        for made, _ in map(filled, EVENTS)
+        for made, _ in [filled(kind) for kind in EVENTS]
         for text in set(made.texts) - made.hidden
     }
     assert sorted(public) == PUBLIC_TEXTS.split()
