@@ -90,7 +90,8 @@ class JetStreamBus:
         if self.config.consumes:
             spec = consumer_of(self.service, self.config.consumes)
             self._consumer = JetStreamConsumer(self, self._client, spec)
-        self._copy = HistoryCopy(self, self._client) if self.config.copies else None
+        # None: this service does not copy events for monitoring users.
+        self.copying = HistoryCopy(self, self._client) if self.config.copies else None
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         """Pipelined, a window at a time, in order; each is stored once under its envelope's id."""
@@ -205,13 +206,13 @@ class JetStreamBus:
 
     async def copy_events(self, wait_s: float) -> int | None:
         """See ``port.Bus``; only a service whose wiring sets ``copies`` may call this."""
-        if self._copy is None:
+        if self.copying is None:
             raise BusDeniedError(f"{self.service} may not copy events for monitoring users")
-        return await self._copy.step(wait_s)
+        return await self.copying.step(wait_s)
 
     @property
     def _consumers(self) -> list[JetStreamConsumer]:
-        copying = self._copy.consumer if self._copy else None
+        copying = self.copying.consumer if self.copying else None
         return [each for each in (self._consumer, copying) if each is not None]
 
     @contextlib.asynccontextmanager

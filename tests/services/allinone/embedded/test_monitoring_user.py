@@ -16,7 +16,6 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import StreamSource
 
-from libs.bus.history_copy import HistoryCopy
 from libs.bus.jetstream import JetStreamBus
 from libs.bus.port import BusUnavailableError, Consumer
 from libs.bus.provision import provision
@@ -324,6 +323,10 @@ async def test_users_that_are_removed_leave_no_durable_and_no_copy(nats_start: S
             f"stream {HISTORY} removed: there is no monitoring user"
         ]
         assert await provision(*again, topology(WIRINGS)) == []
+        # Nothing keeps events for the copy any more.
+        admin = await client_of(site.server, "admin")
+        assert COPIER not in {each.name for each in await admin.jetstream().consumers_info("EVT")}
+        await admin.close()
 
 
 async def everything_readable(site: Monitored, count: int) -> bytes:
@@ -378,6 +381,36 @@ async def test_nothing_that_is_withheld_is_in_any_byte_that_it_reads(
 
 
 @pytest.mark.slow
+async def test_an_event_whose_copy_was_not_stored_is_copied_later(nats_start: StartNats) -> None:
+    """The monitor dies before it has stored the copies."""
+    async with monitored(nats_start, copying=False) as site:
+        await site.publish("t1", "t2")
+        monitor = await bus_of(site.server, "monitor")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(monitor, "store", _dies)
+            with pytest.raises(RuntimeError):
+                await monitor.copy_events(1)
+        await monitor.close()
+        await all_are_copied(site)
+        found = await history(site.reader, 2)
+        assert [(each.headers or {})["ce-id"] for each in found] == ["id-t1", "id-t2"]
+
+
+async def all_are_copied(site: Monitored) -> None:
+    """Copy until no event waits for it."""
+    admin, monitor = await client_of(site.server, "admin"), await bus_of(site.server, "monitor")
+
+    async def copied_all() -> bool:
+        await monitor.copy_events(1)
+        info = await admin.jetstream().consumer_info("EVT", COPIER)
+        return not info.num_pending and not info.num_ack_pending
+
+    await until(copied_all, 30)
+    await admin.close()
+    await monitor.close()
+
+
+@pytest.mark.slow
 async def test_an_event_that_was_copied_already_is_not_copied_again(
     nats_start: StartNats,
 ) -> None:
@@ -385,24 +418,15 @@ async def test_an_event_that_was_copied_already_is_not_copied_again(
     async with monitored(nats_start, copying=False) as site:
         await site.publish("t1", "t2")
         monitor = await bus_of(site.server, "monitor")
-        crashing = HistoryCopy(monitor, monitor._client)  # pyright: ignore[reportPrivateUsage]
-        crashing.consumer.ack = _dies  # type: ignore[method-assign]
-        with pytest.raises(RuntimeError):
-            await crashing.step(1)
+        assert monitor.copying is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(monitor.copying.consumer, "ack", _dies)
+            with pytest.raises(RuntimeError):
+                await monitor.copy_events(1)
         await monitor.close()
         assert await copied(site, 2)
         await site.publish("t3")
-        monitor = await bus_of(site.server, "monitor")
-
-        async def all_copied() -> bool:
-            await monitor.copy_events(1)
-            admin = await client_of(site.server, "admin")
-            info = await admin.jetstream().consumer_info("EVT", COPIER)
-            await admin.close()
-            return not info.num_pending and not info.num_ack_pending
-
-        await until(all_copied, 30)
-        await monitor.close()
+        await all_are_copied(site)
         found = await history(site.reader, 3)
         assert [(each.headers or {})["ce-id"] for each in found] == ["id-t1", "id-t2", "id-t3"]
         assert await copied(site, 3)
