@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -16,8 +16,9 @@ from libs.contracts import messages as m
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
 from libs.contracts.kinds import Kind as Field
-from libs.contracts.kinds import kinds
-from libs.contracts.registry import ROUTES
+from libs.contracts.kinds import every_kind, kinds
+from libs.contracts.public_form import public_body
+from libs.contracts.registry import ROUTES, WITHHELD
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import parameters_of, types_of
 
@@ -129,6 +130,7 @@ def asyncapi(about: Mapping[tuple[str, str], str]) -> str:
         schemas |= schema.pop("$defs", {})
         schemas[name] = schema
         sent = envelope(message)
+        body = public_body(sent.message) if route.kind is Kind.EVENT else sent.body()
         channels[name] = {
             "address": route.subject,
             "parameters": {
@@ -142,7 +144,7 @@ def asyncapi(about: Mapping[tuple[str, str], str]) -> str:
                     "contentType": "application/json",
                     "headers": {"$ref": "#/components/schemas/CloudEventHeaders"},
                     "payload": {"$ref": f"#/components/schemas/{name}"},
-                    "examples": [{"headers": sent.headers(), "payload": json.loads(sent.body())}],
+                    "examples": [{"headers": sent.headers(), "payload": json.loads(body)}],
                 }
             },
         }
@@ -151,6 +153,9 @@ def asyncapi(about: Mapping[tuple[str, str], str]) -> str:
             "channel": {"$ref": f"#/channels/{name}"},
             "messages": [{"$ref": f"#/channels/{name}/messages/{name}"}],
         }
+    for kind, fields in WITHHELD.items():
+        for field in fields if kind.__name__ in schemas else ():
+            schemas[kind.__name__]["properties"].pop(field)
     for name, schema in schemas.items():
         for field, described in schema.get("properties", {}).items():
             if text := about.get((name, field)):
@@ -208,7 +213,8 @@ What the platform publishes about tasks, runs, nodes, quotas and policies. Other
 An event is a message on NATS: a JSON object with the headers of CloudEvents. Numbers of 64 bits are
 written as text, which every language reads without loss. A field that is left out has its default:
 0, an empty text, an empty list, or nothing. A reader ignores fields that it does not know: later
-versions add some. An event may come twice, with the same `ce-id`.
+versions add some. An event may come twice, with the same `ce-id`. [Some fields](#what-is-left-out),
+such as environments and commands, are not in what monitoring users get.
 
 """
 
@@ -231,11 +237,36 @@ def page(about: Mapping[tuple[str, str], str], consumers: Mapping[str, list[str]
         lines.append(f"| {link} | `{route.subject}` | {route.owner} |")
     for kind in events:
         lines += ["", *_event(kind, about, consumers)]
-    lines += ["", "## Parts of events", ""]
+    lines += ["", *_withheld(events, about), "## Parts of events", ""]
     parts = {part.__name__: part for kind in events for part in _parts(kind)}
     for name in sorted(parts):
         lines += [f"### {name}", "", summary(parts[name]), "", *_table(parts[name], about), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _withheld(events: Sequence[type[Message]], about: Mapping[tuple[str, str], str]) -> list[str]:
+    """The fields that this page leaves out elsewhere, and the events that hold them."""
+    lines = [
+        "## What is left out",
+        "",
+        "Monitoring users do not get these fields, wherever they are: they may hold a secret,",
+        "words of a command, or what a program or the cluster wrote. The services get them.",
+        "",
+        "| field | in the events | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for kind, fields in WITHHELD.items():
+        within = [each.__name__ for each in events if kind is each or kind in _every_part(each)]
+        for name in fields if within else ():
+            text = _cell(about.get((kind.__name__, name), ""))
+            lines.append(f"| `{kind.__name__}.{name}` | {', '.join(within)} | {text} |")
+    return [*lines, ""]
+
+
+def _every_part(kind: type[Message]) -> set[type[Message]]:
+    """The messages in a message, at any depth."""
+    inner = {field.message for field in every_kind(kind).values() if field.message}
+    return inner.union(*(_every_part(each) for each in inner))
 
 
 def _event(
@@ -246,7 +277,7 @@ def _event(
     route, sent = ROUTES[kind], envelope(kind)
     readers = ", ".join(consumers.get(kind.__name__, [])) or "nobody of the platform"
     headers = [f"{name}: {value}" for name, value in sent.headers().items()]
-    body = json.dumps(json.loads(sent.body()), indent=1)
+    body = json.dumps(json.loads(public_body(sent.message)), indent=1)
     return [
         f"## {kind.__name__}",
         "",
@@ -274,6 +305,7 @@ def _table(kind: type[Message], about: Mapping[tuple[str, str], str]) -> list[st
     rows = [
         f"| `{field.name}` | {_type(field)} | {_cell(about.get((kind.__name__, field.name), ''))} |"
         for field in kinds(kind).values()
+        if field.name not in WITHHELD.get(kind, ())
     ]
     return ["| field | type | meaning |", "| --- | --- | --- |", *rows]
 

@@ -58,6 +58,8 @@ class BusConfig:
     credentials: Credentials
     # The event types of this service's durable.
     consumes: tuple[type[Message], ...] = ()
+    # It copies events for monitoring users.
+    copies: bool = False
     # For tls:// addresses: the authority (PEM) that vouches for the servers; None: the machine's.
     ca_file: Path | None = None
     connect_timeout_s: float = 30.0

@@ -30,6 +30,7 @@ from libs.bus.port import (
     BusDeniedError,
     BusUnavailableError,
     Delivery,
+    NoDurableError,
     RawMessage,
 )
 from libs.bus.topology import ConsumerSpec
@@ -41,6 +42,7 @@ CONFLICT = "409"
 DENIED = "403"
 NO_MESSAGES = "404"
 PULL_EXPIRED = "408"
+MISSING = "it does not exist (yet)"
 # The server's status when a pull has brought as many bytes as it may.
 BYTES_REACHED = "MaxBytes"
 # The server keeps an entry of about 700 bytes for each pull from another account until the subject
@@ -116,6 +118,11 @@ class JetStreamDelivery:
         await self._bus.request_raw(self._message.reply, verb, None)
 
 
+def _pattern(subject_filter: str) -> str:
+    """A filter of subjects as a regular expression."""
+    return re.escape(subject_filter).replace(r"\*", "[^.]+").replace(">", ".+")
+
+
 class JetStreamConsumer:
     """Pulls from the service's durable. One fetch at a time.
 
@@ -125,8 +132,7 @@ class JetStreamConsumer:
 
     def __init__(self, bus: ServerConnection, client: ServerClient, spec: ConsumerSpec) -> None:
         self._bus, self._client, self._spec = bus, client, spec
-        pattern = "|".join(re.escape(each).replace(r"\*", "[^.]+") for each in spec.handled)
-        self._handled = re.compile(pattern)
+        self._handled = re.compile("|".join(_pattern(each) for each in spec.handled))
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.durable}"
         self._inbox = ""
         self._subscription: Subscription | None = None
@@ -216,7 +222,8 @@ class JetStreamConsumer:
             raise BusDeniedError(f"this service may not request {self._next}")
         if code in (NO_RESPONDERS, CONFLICT):
             durable = f"durable {self._spec.durable} of stream {self._spec.stream}"
-            raise BusUnavailableError(f"{durable}: {description}")
+            kind = NoDurableError if description == MISSING else BusUnavailableError
+            raise kind(f"{durable}: {description}")
 
     async def _receive(self, message: Msg) -> None:
         found = status(message)
@@ -230,9 +237,7 @@ class JetStreamConsumer:
                 # There is more: the next pull brings it.
                 self._end_pull("", "")
                 return
-            self._end_pull(
-                found, "it does not exist (yet)" if found == NO_RESPONDERS else description
-            )
+            self._end_pull(found, MISSING if found == NO_RESPONDERS else description)
 
     def _end_pull(self, code: str, description: str) -> None:
         """End the current pull."""

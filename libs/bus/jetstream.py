@@ -45,6 +45,7 @@ from libs.bus.connection import (
     raise_refused,
 )
 from libs.bus.deliveries import JetStreamConsumer
+from libs.bus.history_copy import HistoryCopy
 from libs.bus.port import (
     Backlog,
     BusDeniedError,
@@ -89,6 +90,8 @@ class JetStreamBus:
         if self.config.consumes:
             spec = consumer_of(self.service, self.config.consumes)
             self._consumer = JetStreamConsumer(self, self._client, spec)
+        # None: this service does not copy events for monitoring users.
+        self.copying = HistoryCopy(self, self._client) if self.config.copies else None
 
     async def publish(self, envelopes: Sequence[Envelope]) -> None:
         """Pipelined, a window at a time, in order; each is stored once under its envelope's id."""
@@ -201,6 +204,17 @@ class JetStreamBus:
             raise ValueError(f"{self.service} was connected without any event types to consume")
         return self._consumer
 
+    async def copy_events(self, wait_s: float) -> int | None:
+        """See ``port.Bus``; only a service whose wiring sets ``copies`` may call this."""
+        if self.copying is None:
+            raise BusDeniedError(f"{self.service} may not copy events for monitoring users")
+        return await self.copying.step(wait_s)
+
+    @property
+    def _consumers(self) -> list[JetStreamConsumer]:
+        copying = self.copying.consumer if self.copying else None
+        return [each for each in (self._consumer, copying) if each is not None]
+
     @contextlib.asynccontextmanager
     async def listen(self, subject_filter: str) -> AsyncGenerator[AsyncIterator[Envelope]]:
         """Telemetry from a bounded queue of ``listen_max``; what cannot be read is left out."""
@@ -266,16 +280,16 @@ class JetStreamBus:
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             async with asyncio.timeout(self.config.close_timeout_s):
                 if self._client.is_connected:
-                    if self._consumer is not None:
-                        await self._consumer.release()
+                    for consumer in self._consumers:
+                        await consumer.release()
                     await self._client.flush()
         self._lost()
         await self._client.close()
 
     def _lost(self) -> None:
         self._requests.fail("the connection to the bus server was lost")
-        if self._consumer is not None:
-            self._consumer.lost()
+        for consumer in self._consumers:
+            consumer.lost()
 
     def _failed(self, error: Exception) -> None:
         """The server reports refused publications only here, not to the call that published."""
@@ -285,8 +299,8 @@ class JetStreamBus:
         what, subject = refused.group(1).lower(), refused.group(2).lower()
         if what == "publish":
             self._requests.deny(subject)
-            if self._consumer is not None:
-                self._consumer.deny(subject)
+            for consumer in self._consumers:
+                consumer.deny(subject)
         else:
             self._denied_subscriptions.add(subject)
 

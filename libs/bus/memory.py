@@ -241,6 +241,12 @@ class MemoryBus:
             raise ValueError(f"{self.service} was connected without any event types to consume")
         return _MemoryConsumer(self, self._durable)
 
+    async def copy_events(self, wait_s: float) -> int | None:
+        """This bus has no monitoring users."""
+        del wait_s
+        self.check_open()
+        return None
+
     @contextlib.asynccontextmanager
     async def listen(self, subject_filter: str) -> AsyncGenerator[AsyncIterator[Envelope]]:
         """Telemetry from a bounded queue."""

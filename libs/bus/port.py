@@ -36,6 +36,10 @@ class BusUnavailableError(BusError):
     """No server, no answer in time, or nobody serves the command."""
 
 
+class NoDurableError(BusUnavailableError):
+    """The server has no durable of this name (yet)."""
+
+
 class BusDeniedError(BusError):
     """The server refused: this service may not publish or receive that subject."""
 
@@ -154,6 +158,12 @@ class Bus(Protocol):
 
     def consumer(self) -> Consumer:
         """This service's durable consumer."""
+        ...
+
+    async def copy_events(self, wait_s: float) -> int | None:
+        """Copy the next events, in their public form, for monitoring users; returns how many.
+        None, at once, while there is no monitoring user. BusDeniedError for a service that may
+        not copy. A crash before all are acknowledged copies them again, under the same ids."""
         ...
 
     def listen(self, subject_filter: str) -> AbstractAsyncContextManager[AsyncIterator[Envelope]]:

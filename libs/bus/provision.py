@@ -6,6 +6,7 @@ services only use what is there. Safe to call again: what is as it should be is 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,15 +21,26 @@ from nats.js.api import (
     RetentionPolicy,
     StorageType,
     StreamConfig,
-    StreamSource,
+    SubjectTransform,
 )
 from nats.js.errors import APIError, NotFoundError
 
 from libs.bus.connection import REFUSED, BusConfig, Credentials, open_client
 from libs.bus.port import BusDeniedError, BusUnavailableError
-from libs.bus.topology import HISTORY, HISTORY_DOMAIN, ConsumerSpec, Full, StreamSpec, Topology
+from libs.bus.topology import (
+    COPIER,
+    EVENTS,
+    HISTORY,
+    HISTORY_DOMAIN,
+    ConsumerSpec,
+    Full,
+    StreamSpec,
+    Topology,
+)
 
 UNLIMITED = -1
+# Under which key of its metadata a stream has the form of its messages.
+FORM = "form"
 # The server's numbers for what trying again does not mend: a configuration that cannot be, a name
 # or subjects that another stream has, several replicas where there is one server, more bytes than
 # the store has.
@@ -66,6 +78,7 @@ async def provision(
         # A stream that keeps only what a durable still has to receive would drop what is published
         # before the durables are there: it becomes such a stream after them. Dying in between
         # leaves a stream that keeps everything; the next call goes on from there.
+        done += [each for stream in topology.streams for each in await _purge(jetstream, stream)]
         made = {stream.name: await _make_stream(jetstream, stream) for stream in topology.streams}
         done += [f"stream {name} made" for name, new in made.items() if new]
         for consumer in topology.consumers:
@@ -130,21 +143,26 @@ def _stream_config(spec: StreamSpec) -> StreamConfig:
     keeps_pending = spec.full is Full.REFUSE_NEW
     return StreamConfig(
         name=spec.name,
-        subjects=None if spec.mirrors else list(spec.subjects),
+        subjects=list(spec.published_subjects),
         storage=StorageType.FILE,
         retention=RetentionPolicy.INTEREST if keeps_pending else RetentionPolicy.LIMITS,
         discard=DiscardPolicy.NEW if keeps_pending else DiscardPolicy.OLD,
         max_age=spec.max_age_s,
         max_bytes=spec.max_bytes,
-        # The stream that is copied has no duplicates.
-        duplicate_window=0 if spec.mirrors else spec.duplicate_window_s,
+        duplicate_window=spec.duplicate_window_s,
         num_replicas=spec.replicas,
         no_ack=spec.no_ack,
-        mirror=StreamSource(name=spec.mirrors) if spec.mirrors else None,
+        subject_transform=_stored(spec) if spec.published_as else None,
         republish=_sent(spec) if spec.sends_as else None,
         # Single messages are read by their numbers, without a consumer.
-        allow_direct=bool(spec.mirrors),
+        allow_direct=bool(spec.sends_as),
+        metadata={FORM: spec.form} if spec.form else None,
     )
+
+
+def _stored(spec: StreamSpec) -> SubjectTransform:
+    (subject,), (published,) = spec.subjects, spec.published_subjects
+    return SubjectTransform(src=published, dest=subject)
 
 
 def _sent(spec: StreamSpec) -> RePublish:
@@ -155,6 +173,10 @@ def _sent(spec: StreamSpec) -> RePublish:
 async def _forget_readers(jetstream: JetStreamContext, topology: Topology) -> list[str]:
     """Remove the durables of monitoring users that are gone, and their stream with the last one."""
     wanted = {each.durable for each in topology.consumers if each.stream == HISTORY}
+    if not wanted:
+        # It would keep every event in EVT, for nobody.
+        with contextlib.suppress(NotFoundError):
+            await jetstream.delete_consumer(EVENTS, COPIER)
     try:
         found = [info.name for info in await jetstream.consumers_info(HISTORY)]
         if not wanted:
@@ -166,6 +188,21 @@ async def _forget_readers(jetstream: JetStreamContext, topology: Topology) -> li
     for name in gone:
         await jetstream.delete_consumer(HISTORY, name)
     return [f"durable {HISTORY}/{name} removed" for name in gone]
+
+
+async def _purge(jetstream: JetStreamContext, spec: StreamSpec) -> list[str]:
+    """Remove a stream whose messages have another form than they should: those of a version that
+    withheld less must not be read any more."""
+    if not spec.form:
+        return []
+    try:
+        found = (await jetstream.stream_info(spec.name)).config
+    except NotFoundError:
+        return []
+    if (found.metadata or {}).get(FORM) == spec.form:
+        return []
+    await jetstream.delete_stream(spec.name)
+    return [f"stream {spec.name} removed: its messages have the form of another version"]
 
 
 async def _make_stream(jetstream: JetStreamContext, spec: StreamSpec) -> bool:

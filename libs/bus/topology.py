@@ -13,6 +13,7 @@ from enum import Enum
 from libs.contracts.base import Message
 from libs.contracts.envelope import PAYLOAD_BYTES_MAX
 from libs.contracts.messages import TaskStateChanged
+from libs.contracts.public_form import withheld_version
 from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import dead_letter_subject, filter_of, types_of
@@ -20,9 +21,15 @@ from libs.contracts.subjects import dead_letter_subject, filter_of, types_of
 EVENTS = "EVT"
 LOGS = "LOG"
 DEAD_LETTERS = "DLQ"
-# A copy of the events for monitoring users. EVT keeps an event until the services have it, and a
-# reader that does not acknowledge would fill it; readers of the copy delay nobody.
+# A copy of the events for monitoring users, in their public form (``contracts/public_form.py``).
+# EVT keeps an event until the services have it, and a reader that does not acknowledge would fill
+# it; readers of the copy delay nobody.
 HISTORY = "HISTORY"
+# The durable of what copies events, and the first token of the subjects on which it publishes them:
+# HISTORY stores them without it.
+COPIER = "history"
+# How many events are copied at once.
+COPIED_AT_ONCE = 500
 # On which subjects the server gives out what HISTORY has stored, in the account of the streams.
 LIVE = "live"
 # The JetStream domain under which monitoring users find HISTORY. To the plain subjects of its API
@@ -83,10 +90,18 @@ class StreamSpec:
     # Messages cross from their sender's account with the reply subject that the sender named. An
     # acknowledgement would be published there, in the account of the streams.
     no_ack: bool = False
-    # It has no subjects of its own: the server copies what this stream stores.
-    mirrors: str = ""
+    # Its messages are published on these subjects behind this first token, and stored without it.
+    published_as: str = ""
     # The server also sends out what it has stored, on these subjects behind this first token.
     sends_as: str = ""
+    # The version of its messages' form: a stream with another one is removed and made again.
+    form: str = ""
+
+    @property
+    def published_subjects(self) -> tuple[str, ...]:
+        """The subjects on which its messages are published."""
+        prefix = f"{self.published_as}." if self.published_as else ""
+        return tuple(prefix + subject for subject in self.subjects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +293,19 @@ def history_of(limits: Limits) -> StreamSpec:
         max_age_s=limits.history_age_s,
         max_bytes=limits.history_bytes,
         replicas=limits.replicas,
-        mirrors=EVENTS,
+        published_as=COPIER,
         sends_as=LIVE,
+        form=withheld_version(),
+    )
+
+
+def copier() -> ConsumerSpec:
+    """The durable of the service that copies events for monitoring users."""
+    return ConsumerSpec(
+        durable=COPIER,
+        filters=(_everything(Kind.EVENT),),
+        # What failed comes again before anything newer.
+        max_ack_pending=COPIED_AT_ONCE,
     )
 
 
@@ -306,6 +332,7 @@ def topology_of(
     ]
     if readers:
         streams += (history_of(limits),)
+        consumers.append(copier())
     return Topology(streams=streams, consumers=(*consumers, *readers))
 
 
@@ -338,6 +365,7 @@ def permissions_of(
     follows: Iterable[type[Message]] = (),
     hears: Iterable[type[Message]] = (),
     watches: bool = False,
+    copies: bool = False,
 ) -> Permissions:
     """What the user of ``service`` may do.
 
@@ -345,23 +373,27 @@ def permissions_of(
     serves the commands that it owns without being named here; ``consumes`` are the events of its
     durable, ``requests`` the commands it may request of others, ``follows`` the telemetry it may
     receive, ``hears`` the frames of sessions and the samples that it may receive; ``watches``: it
-    may read how full the stream of events is. ValueError if a type is of another kind.
+    may read how full the stream of events is; ``copies``: it copies events for monitoring users.
+    ValueError if a type is of another kind.
     """
 
     def owned(kind: Kind) -> tuple[str, ...]:
         return tuple(filter_of(each) for each in types_of(kind) if ROUTES[each].owner == service)
 
     spec = consumer_of(service, consumes)
-    at = f"{spec.stream}.{spec.durable}"
-    has_durable = bool(spec.filters)
-    # What settles a message, and its newer form, which names the domain (_: there is none) and the
-    # account. A wildcard for the domain would also fit the older form of another durable's.
-    durable = (f"$JS.ACK.{at}.>", f"$JS.ACK._.*.{at}.>")
+    durables = [f"{spec.stream}.{spec.durable}"] if spec.filters else []
+    durables += [f"{EVENTS}.{COPIER}"] if copies else []
     return Permissions(
         inbox=inbox_prefix(service) + ".>",
-        stores=(*owned(Kind.EVENT), dead_letter_subject(service, ">")),
-        durable=durable if has_durable else (),
-        pulls=(f"$JS.API.CONSUMER.MSG.NEXT.{at}",) if has_durable else (),
+        stores=(
+            *owned(Kind.EVENT),
+            dead_letter_subject(service, ">"),
+            *((f"{COPIER}.{_everything(Kind.EVENT)}",) if copies else ()),
+        ),
+        # What settles a message, and its newer form, which names the domain (_: there is none) and
+        # the account. A wildcard for the domain would also fit the older form of another durable's.
+        durable=tuple(f"$JS.ACK.{form}{at}.>" for at in durables for form in ("", "_.*.")),
+        pulls=tuple(f"$JS.API.CONSUMER.MSG.NEXT.{at}" for at in durables),
         requests=_filters(requests, Kind.COMMAND),
         serves=tuple(served_subject(kind, service) for kind in served_by(service)),
         sends=owned(Kind.TELEMETRY),

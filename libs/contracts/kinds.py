@@ -46,10 +46,16 @@ class Kind:
 @cache
 def kinds(message: type[Message]) -> Mapping[str, Kind]:
     """The fields of a message that people meet, in the order of their declaration."""
+    return {name: kind for name, kind in every_kind(message).items() if not kind.shown.hidden}
+
+
+@cache
+def every_kind(message: type[Message]) -> Mapping[str, Kind]:
+    """The same with the fields that the platform fills in."""
     shown = SHOWN.get(message.__name__, {})
     hints = typing.get_type_hints(message, include_extras=True)
     found = (_kind(name, hints[name], shown.get(name)) for name in message.model_fields)
-    return {kind.name: kind for kind in found if not kind.shown.hidden}
+    return {kind.name: kind for kind in found}
 
 
 def _kind(name: str, hint: Any, shown: Shown | None) -> Kind:  # noqa: ANN401 - any annotation

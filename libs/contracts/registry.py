@@ -777,3 +777,19 @@ ROUTES: dict[type[m.Message], Route] = {
         reply=None,
     ),
 }
+
+# By message, the fields that monitoring users do not get.
+WITHHELD: dict[type[m.Message], tuple[str, ...]] = {
+    m.Role: ("command", "env", "args"),
+    m.Override: ("command", "env"),
+    m.DebugProgram: ("command", "args"),
+    m.PodRequest: ("template",),
+    m.TaskSpec: ("env",),
+    m.TaskWarning: ("value",),
+    m.Checkpoint: ("uri",),
+    m.RunExit: ("detail",),
+    m.RunDelayed: ("detail",),
+    m.RankRestarted: ("detail",),
+    m.RunYielded: ("reason",),
+    m.RankErrorLines: ("lines",),
+}

@@ -7,7 +7,7 @@ lost, but nothing goes on. Run by one service's leader as a loop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from libs.bus.port import Bus, BusError
 from libs.service import observability
@@ -26,6 +26,8 @@ class StreamWatch:
     bus: Bus
     warning: str = ""
     failures: int = 0
+    # The durables that the metrics have.
+    _shown: set[str] = field(default_factory=set[str])
 
     async def step(self, epoch: int) -> float | None:
         """Check once."""
@@ -46,6 +48,10 @@ class StreamWatch:
         observability.STREAM_MESSAGES.set(backlog.messages)
         for consumer, waiting in backlog.consumers.items():
             observability.CONSUMER_WAITING.labels(consumer).set(waiting)
+        # That of the copies for monitoring users goes with the last of them.
+        for consumer in self._shown - set(backlog.consumers):
+            observability.CONSUMER_WAITING.remove(consumer)
+        self._shown = set(backlog.consumers)
         if backlog.share < WARN_SHARE:
             self.warning = ""
         else:

@@ -51,6 +51,8 @@ class Wiring:
     kept_traces: KeptTraces | None = None
     # It watches how full the stream of events is (``libs.service.stream_watch``).
     watches: bool = False
+    # It copies events for monitoring users (``libs.bus.history_copy``).
+    copies: bool = False
 
     @property
     def permissions(self) -> Permissions:
@@ -62,6 +64,7 @@ class Wiring:
             follows=self.follows,
             hears=self.hears,
             watches=self.watches,
+            copies=self.copies,
         )
 
 
@@ -117,6 +120,7 @@ async def connect(wiring: Wiring, settings: BaseServiceSettings) -> AsyncGenerat
                     settings.nats_user or wiring.name, settings.nats_password() or ""
                 ),
                 consumes=tuple(wiring.consumes),
+                copies=wiring.copies,
                 ca_file=settings.nats_ca_file,
             )
         )

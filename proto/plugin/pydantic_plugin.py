@@ -216,6 +216,23 @@ def ids_of(request: plugin_pb2.CodeGeneratorRequest) -> dict[str, int]:
     return found
 
 
+def withheld_of(
+    request: plugin_pb2.CodeGeneratorRequest, files: list[FileDescriptorProto]
+) -> dict[str, list[str]]:
+    """By message, the fields that monitoring users do not get: those with the option ``withheld``,
+    and those that are shown as secret."""
+    options_class, withheld = our_options(request, "FieldOptions", "withheld")
+    shown = options_class.DESCRIPTOR.file.pool.FindExtensionByName("shiftwork.bus.v1.shown")
+    found: dict[str, list[str]] = {}
+    for file in files:
+        for message in file.message_type:
+            for field in message.field:
+                options = options_class.FromString(field.options.SerializeToString())
+                if options.Extensions[withheld] or options.Extensions[shown].secret:
+                    found.setdefault(message.name, []).append(field.name)
+    return found
+
+
 def shown_py(request: plugin_pb2.CodeGeneratorRequest, files: list[FileDescriptorProto]) -> str:
     """``fields.py``: comments and ``shown`` options of the messages that people write, which are
     those with such an option and what they contain."""
@@ -298,7 +315,7 @@ from libs.contracts.routes import Kind, Route
 """
 
 
-def registry_py(request: plugin_pb2.CodeGeneratorRequest) -> str:
+def registry_py(request: plugin_pb2.CodeGeneratorRequest, files: list[FileDescriptorProto]) -> str:
     kinds = {
         1: "EVENT",
         2: "COMMAND",
@@ -321,7 +338,11 @@ def registry_py(request: plugin_pb2.CodeGeneratorRequest) -> str:
             f"        reply={reply},",
             "    ),",
         ]
-    return HEADER + REGISTRY_PRELUDE + "\n".join([*lines, "}"]) + "\n"
+    lines += ["}", "", "# By message, the fields that monitoring users do not get."]
+    lines += ["WITHHELD: dict[type[m.Message], tuple[str, ...]] = {"]
+    for name, fields in withheld_of(request, files).items():
+        lines += [f"m.{name}: {tuple(fields)!r},"]
+    return formatted(HEADER + REGISTRY_PRELUDE + "\n".join([*lines, "}"]) + "\n")
 
 
 def main() -> None:
@@ -335,7 +356,7 @@ def main() -> None:
     ]
     try:
         response.file.add(name="messages.py", content=messages_py(ours, ids_of(request)))
-        response.file.add(name="registry.py", content=registry_py(request))
+        response.file.add(name="registry.py", content=registry_py(request, ours))
         response.file.add(name="fields.py", content=shown_py(request, ours))
     except DialectError as error:
         response.error = str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from libs.bus.connection import Credentials as BusCredentials
 from libs.bus.port import BusDeniedError, BusUnavailableError
 from libs.bus.provision import enter
 from libs.bus.topology import MONITORING_PREFIX
+from libs.service import observability
 from services.allinone.data_folder import DataFolder
 from services.allinone.monitoring_users import MonitoringUsers
 
@@ -83,6 +85,9 @@ def _wait_until_applied(
     if not data_folder.is_kept():
         render.note("the platform does not run; this takes effect when it starts")
         return
+    # A server that reads its configuration again drops connections; a log line of that would stand
+    # before the path.
+    observability.set_up_logs("console", "error", sys.stderr)
     credentials = BusCredentials(
         f"{MONITORING_PREFIX}{name}", password or _password(data_folder, name)
     )

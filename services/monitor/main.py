@@ -24,6 +24,7 @@ from services.monitor.abnormal.queries import AbnormalQueries
 from services.monitor.activities import Activities
 from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
+from services.monitor.event_copies import EventCopies
 from services.monitor.export import COLLECTOR, Source
 from services.monitor.handlers import HANDLERS, READS, Handlers
 from services.monitor.mailing import Mailing
@@ -101,6 +102,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
             recorder.activities.loop(),
             evaluation.loop(),
             acting.loop(),
+            EventCopies(ports.bus).loop(),
             _pruning(settings, ports),
         ),
         warning=lambda: mailing.problem,
@@ -184,4 +186,5 @@ WIRING = Wiring(
     consumes=tuple(HANDLERS),
     requests=(ReadRecipients, SetGoal, SetPriority, SetSchedulable),
     hears=(NodeSampled,),
+    copies=True,
 )

@@ -12,7 +12,8 @@ import pytest
 
 from libs.contracts.base import Message
 from libs.contracts.envelope import Envelope
-from libs.contracts.registry import ROUTES
+from libs.contracts.public_form import public_body
+from libs.contracts.registry import ROUTES, WITHHELD
 from libs.contracts.routes import Kind
 from libs.contracts.subjects import types_of
 from tools.events_page import comments, envelope, summary
@@ -45,7 +46,8 @@ def test_an_example_is_what_its_schemas_describe_and_what_services_read(
     assert errors_of(example["headers"], schema_of("CloudEventHeaders")) == []
     subject, body = example["headers"]["ce-subject"], json.dumps(example["payload"]).encode()
     read = Envelope.decode(subject, example["headers"], body)
-    assert read.message == envelope(kind).message
+    sent = envelope(kind).message
+    assert read.message == kind.model_validate_json(public_body(sent))
     # The schema is no formality: it refuses what has another type.
     field = next(iter(example["payload"]))
     assert errors_of({**example["payload"], field: {"x": 1}}, schema_of(kind.__name__)) != []
@@ -67,8 +69,22 @@ def test_the_page_has_every_event_with_when_it_is_published_and_an_example() -> 
         assert summary(kind), f"{kind.__name__} has a comment that says when it is published"
         for text in (summary(kind), f"`{ROUTES[kind].subject}`", "ce-id: ", "```text"):
             assert text in section, kind.__name__
-        for name in kind.model_fields:
+        for name in set(kind.model_fields) - set(WITHHELD.get(kind, ())):
             assert f"| `{name}` |" in section, f"{kind.__name__}.{name}"
+
+
+def test_fields_that_are_withheld_are_listed_once_and_described_nowhere_else() -> None:
+    page = (GENERATED / "events.md").read_text()
+    _, _, listed = page.partition("\n## What is left out\n")
+    listed = listed.partition("\n## ")[0]
+    for kind, fields in WITHHELD.items():
+        described = DESCRIBED["components"]["schemas"][kind.__name__]["properties"]
+        for name in fields:
+            assert f"| `{kind.__name__}.{name}` |" in listed
+            assert name not in described
+    (environment,) = (line for line in listed.splitlines() if "`TaskSpec.env`" in line)
+    for name in ("TaskSubmitted", "RunAssigned", "RunResumed"):
+        assert name in environment
 
 
 def test_fields_are_described_by_the_comments_of_their_declaration() -> None:

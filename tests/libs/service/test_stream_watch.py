@@ -44,4 +44,12 @@ def test_a_filling_stream_is_a_warning_until_its_events_are_received() -> None:
         assert not watch.warning
         assert REGISTRY.get_sample_value(*waiting) == 0
 
+        # A durable that is removed is no longer behind.
+        await submit.publish([Envelope("last", "submit", START, event)])
+        await watch.step(1)
+        assert REGISTRY.get_sample_value(*waiting) == 1
+        broker._durables.clear()
+        await watch.step(1)
+        assert REGISTRY.get_sample_value(*waiting) is None
+
     virtually(main())

@@ -14,19 +14,25 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
+from nats.js.api import StreamSource
 
 from libs.bus.jetstream import JetStreamBus
-from libs.bus.port import Consumer
+from libs.bus.port import BusUnavailableError, Consumer
 from libs.bus.provision import provision
-from libs.bus.topology import HISTORY, HISTORY_DOMAIN, monitoring_permissions
+from libs.bus.topology import COPIER, HISTORY, HISTORY_DOMAIN, monitoring_permissions
 from libs.contracts import messages as m
 from libs.contracts.envelope import Envelope
+from libs.contracts.registry import ROUTES
+from libs.contracts.routes import Kind
+from libs.contracts.subjects import dead_letter_subject, types_of
 from libs.service.wiring import topology
 from services.allinone.composition import WIRINGS
+from services.monitor.event_copies import EventCopies
 from tests.kit.builders import a_task, submitted_event
 from tests.kit.clock import at
 from tests.kit.nats_server import NatsServer, StartNats
 from tests.kit.waiting import until
+from tests.libs.contracts.test_public_form import filled
 from tests.services.allinone.embedded.test_nats_accounts import (
     USERS,
     bus_of,
@@ -65,20 +71,10 @@ class Monitored:
 
 
 @contextlib.asynccontextmanager
-async def monitored(nats_start: StartNats) -> AsyncGenerator[Monitored]:
+async def monitored(nats_start: StartNats, *, copying: bool = True) -> AsyncGenerator[Monitored]:
     readers = {name: monitoring_permissions(name) for name in (READER, OTHER)}
     server = await nats_start(USERS | readers)
     await provision([server.url], server.admin, topology(WIRINGS, monitoring=readers))
-
-    async def copying() -> bool:
-        """The copy is a consumer of the events: what was published before it is not in it."""
-        info = await admin.jetstream().stream_info("EVT")
-        return info.state.consumer_count == len(WIRINGS) + 1
-
-    # One connection: a library that is interrupted while it connects may forget the time limit.
-    admin = await client_of(server, "admin")
-    await until(copying, 90)
-    await admin.close()
     refused: list[str] = []
 
     async def refuse(error: Exception) -> None:
@@ -87,12 +83,28 @@ async def monitored(nats_start: StartNats) -> AsyncGenerator[Monitored]:
     user = server.user(READER)
     # As a stock client connects: nothing of the platform in it.
     reader = await nats.connect(server.url, user=user.user, password=user.password, error_cb=refuse)
-    submit = await bus_of(server, "submit")
+    submit, monitor = await bus_of(server, "submit"), await bus_of(server, "monitor")
+    copies = asyncio.create_task(copy_for_ever(monitor)) if copying else None
     try:
         yield Monitored(server, submit, reader, refused)
     finally:
+        if copies is not None:
+            copies.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await copies
         await reader.close()
         await submit.close()
+        await monitor.close()
+
+
+async def copy_for_ever(monitor: JetStreamBus) -> None:
+    """What the monitor's loop does."""
+    copies = EventCopies(monitor)
+    while True:
+        # The durable may just have been removed.
+        with contextlib.suppress(BusUnavailableError):
+            await copies.step(1)
+        await asyncio.sleep(0.01)
 
 
 def stream_of(reader: Client) -> JetStreamContext:
@@ -311,3 +323,175 @@ async def test_users_that_are_removed_leave_no_durable_and_no_copy(nats_start: S
             f"stream {HISTORY} removed: there is no monitoring user"
         ]
         assert await provision(*again, topology(WIRINGS)) == []
+        # Nothing keeps events for the copy any more.
+        admin = await client_of(site.server, "admin")
+        assert COPIER not in {each.name for each in await admin.jetstream().consumers_info("EVT")}
+        await admin.close()
+
+
+async def everything_readable(site: Monitored, count: int) -> bytes:
+    """Every byte that the reader gets of this many events: by its durable, by number, by subject,
+    and what the server tells of stream and durable."""
+    found: list[bytes] = []
+
+    def take(message: Msg) -> None:
+        found.extend((message.subject.encode(), json.dumps(message.headers).encode(), message.data))
+
+    for message in await history(site.reader, count):
+        take(message)
+    api = f"$JS.{HISTORY_DOMAIN}.API"
+    for number in range(1, count + 1):
+        body = json.dumps({"seq": number}).encode()
+        take(await site.reader.request(f"{api}.DIRECT.GET.{HISTORY}", body, timeout=5))
+    last = json.dumps({"last_by_subj": "evt.task.*.submitted"}).encode()
+    take(await site.reader.request(f"{api}.DIRECT.GET.{HISTORY}", last, timeout=5))
+    for subject in (f"{api}.STREAM.INFO.{HISTORY}", f"{api}.CONSUMER.INFO.{HISTORY}.{READER}"):
+        asked = json.dumps({"subjects_filter": ">", "deleted_details": True}).encode()
+        take(await site.reader.request(subject, asked, timeout=5))
+    return b"\n".join(found)
+
+
+async def test_nothing_that_is_withheld_is_in_any_byte_that_it_reads(
+    nats_start: StartNats,
+) -> None:
+    events = types_of(Kind.EVENT)
+    async with monitored(nats_start) as site:
+        live: list[bytes] = []
+
+        async def take(message: Msg) -> None:
+            live.extend((json.dumps(message.headers).encode(), message.data))
+
+        await site.reader.subscribe("evt.>", cb=take)
+        await site.reader.flush()
+        public, hidden = set[str](), set[str]()
+        for number, kind in enumerate(events):
+            made, message = filled(kind, f"{number}x")
+            public |= set(made.texts) - made.hidden
+            hidden |= made.hidden
+            owner = await bus_of(site.server, ROUTES[kind].owner)
+            await owner.publish([Envelope(f"id-{number}", ROUTES[kind].owner, at(0), message)])
+            letter = dead_letter_subject(ROUTES[kind].owner, "evt.x")
+            await owner.store([(letter, message.to_json(), {})])
+            await owner.close()
+        await until(lambda: len(live) == 2 * len(events), 20)
+        read = await everything_readable(site, len(events))
+        for text in (read.decode(), b"\n".join(live).decode()):
+            assert [each for each in hidden if each in text] == []
+            assert [each for each in public if each not in text] == []
+
+
+@pytest.mark.slow
+async def test_an_event_whose_copy_was_not_stored_is_copied_later(nats_start: StartNats) -> None:
+    """The monitor dies before it has stored the copies."""
+    async with monitored(nats_start, copying=False) as site:
+        await site.publish("t1", "t2")
+        monitor = await bus_of(site.server, "monitor")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(monitor, "store", _dies)
+            with pytest.raises(RuntimeError):
+                await monitor.copy_events(1)
+        await monitor.close()
+        await all_are_copied(site)
+        found = await history(site.reader, 2)
+        assert [(each.headers or {})["ce-id"] for each in found] == ["id-t1", "id-t2"]
+
+
+async def all_are_copied(site: Monitored) -> None:
+    """Copy until no event waits for it."""
+    admin, monitor = await client_of(site.server, "admin"), await bus_of(site.server, "monitor")
+
+    async def copied_all() -> bool:
+        await monitor.copy_events(1)
+        info = await admin.jetstream().consumer_info("EVT", COPIER)
+        return not info.num_pending and not info.num_ack_pending
+
+    await until(copied_all, 30)
+    await admin.close()
+    await monitor.close()
+
+
+@pytest.mark.slow
+async def test_an_event_that_was_copied_already_is_not_copied_again(
+    nats_start: StartNats,
+) -> None:
+    """The monitor dies after it has stored the copies, and before they are acknowledged."""
+    async with monitored(nats_start, copying=False) as site:
+        await site.publish("t1", "t2")
+        monitor = await bus_of(site.server, "monitor")
+        assert monitor.copying is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(monitor.copying.consumer, "ack", _dies)
+            with pytest.raises(RuntimeError):
+                await monitor.copy_events(1)
+        await monitor.close()
+        assert await copied(site, 2)
+        await site.publish("t3")
+        await all_are_copied(site)
+        found = await history(site.reader, 3)
+        assert [(each.headers or {})["ce-id"] for each in found] == ["id-t1", "id-t2", "id-t3"]
+        assert await copied(site, 3)
+
+
+async def _dies(_: object) -> None:
+    raise RuntimeError("killed")
+
+
+@pytest.mark.slow
+async def test_the_copy_of_an_earlier_version_is_removed_with_what_it_holds(
+    nats_start: StartNats,
+) -> None:
+    """Before, HISTORY was a mirror of the events; some are still to be consumed at the upgrade."""
+    readers = {READER: monitoring_permissions(READER)}
+    server = await nats_start(USERS | readers)
+    await provision([server.url], server.admin, topology(WIRINGS))
+    admin = await client_of(server, "admin")
+    jetstream = admin.jetstream()
+    await jetstream.add_stream(name=HISTORY, mirror=StreamSource(name="EVT"), allow_direct=True)
+    await jetstream.add_consumer(HISTORY, durable_name=READER, ack_policy="explicit")
+    submit = await bus_of(server, "submit")
+    secret = "hf_Zq3vT8xLw2Rk9"
+    event = submitted_event(a_task("t1"))
+    spec = event.spec.model_copy(update={"env": {"HF_TOKEN": secret}})
+    event = event.model_copy(update={"spec": spec})
+    # Until the mirror follows the events.
+    numbers = iter(range(10_000))
+
+    async def is_stored() -> bool:
+        await submit.publish([Envelope(f"id-{next(numbers)}", "submit", at(0), event)])
+        return bool((await jetstream.stream_info(HISTORY)).state.messages)
+
+    await until(is_stored, 90)
+    assert secret.encode() in ((await jetstream.get_last_msg(HISTORY, EVENT)).data or b"")
+    wanted = [server.url], server.admin, topology(WIRINGS, monitoring=readers)
+    done = await provision(*wanted)
+    assert f"stream {HISTORY} removed: its messages have the form of another version" in done
+    assert await provision(*wanted) == []
+    monitor = await bus_of(server, "monitor")
+
+    async def is_copied() -> bool:
+        await monitor.copy_events(1)
+        return bool((await jetstream.stream_info(HISTORY)).state.messages)
+
+    await until(is_copied)
+    last = (await jetstream.stream_info(HISTORY)).state.last_seq
+    for number in range(1, last + 1):
+        copy = await jetstream.get_msg(HISTORY, seq=number, direct=True)
+        assert copy.subject == EVENT
+        assert secret.encode() not in (copy.data or b"")
+    for each in (submit, monitor, admin):
+        await each.close()
+
+
+async def test_without_monitoring_users_nothing_is_copied_and_nothing_is_kept_for_it(
+    nats_start: StartNats,
+) -> None:
+    server = await nats_start(USERS)
+    await provision([server.url], server.admin, topology(WIRINGS))
+    monitor = await bus_of(server, "monitor")
+    assert await monitor.copy_events(1) is None
+    names = {name for name, _, _ in await state_of_the_streams(server)}
+    assert HISTORY not in names
+    admin = await client_of(server, "admin")
+    assert COPIER not in {each.name for each in await admin.jetstream().consumers_info("EVT")}
+    await admin.close()
+    await monitor.close()

@@ -241,10 +241,14 @@ def forged(thief: str) -> list[Envelope]:
 
 
 async def bus_of(server: NatsServer, name: str) -> JetStreamBus:
-    consumes = next(tuple(wiring.consumes) for wiring in WIRINGS if wiring.name == name)
+    wiring = next(each for each in WIRINGS if each.name == name)
     return await connect(
         BusConfig(
-            urls=(server.url,), service=name, credentials=server.user(name), consumes=consumes
+            urls=(server.url,),
+            service=name,
+            credentials=server.user(name),
+            consumes=tuple(wiring.consumes),
+            copies=wiring.copies,
         )
     )
 
