@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from shiftwork.cli import choices
+from shiftwork.cli import server_choices
 from shiftwork.live import Limits
 
+from libs.contracts.enum_words import OccasionWord
 from libs.contracts.messages import TaskSpec
 from libs.contracts.services import SERVICES
 from libs.contracts.tcp_ports import GATEWAY_PORT
@@ -30,7 +32,9 @@ ROOT = Path(__file__).parents[2]
 NAMES = {wiring.name for wiring in WIRINGS}
 
 
-@pytest.mark.parametrize("names", [SERVICES, choices.SERVICES], ids=["contracts", "command line"])
+@pytest.mark.parametrize(
+    "names", [SERVICES, server_choices.SERVICES], ids=["contracts", "command line"]
+)
 def test_every_list_of_services_names_all_of_them(names: tuple[str, ...]) -> None:
     assert sorted(names) == sorted(NAMES)
 
@@ -50,6 +54,28 @@ def test_every_text_that_lists_the_services_names_all_of_them(path: str, pattern
     assert found
     words = found[1].replace("services.", "").replace("-", "_")
     assert sorted(re.findall(r"\w+", words)) == sorted(NAMES)
+
+
+def test_every_page_that_lists_most_services_names_all_of_them() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*s/*/README.md")]
+    name = rf"`?\b({'|'.join(NAMES)})\b`?"
+    a_list = re.compile(rf"(?:{name}(?:, and|,| and)\s+){{4,}}{name}")
+    lists = {
+        f"{page.relative_to(ROOT)}: {found[0]}": found[0]
+        for page in pages
+        for found in a_list.finditer(page.read_text().replace("-", "_"))
+    }
+    assert len(lists) >= 2
+    assert [
+        where for where, words in lists.items() if set(re.findall(r"\w+", words)) - {"and"} != NAMES
+    ] == []
+
+
+def test_every_page_that_lists_the_occasions_names_all_of_them() -> None:
+    operations = (ROOT / "docs/operations.md").read_text()
+    section = re.search(r"\n\| occasion \|.*?\n\n", operations, re.DOTALL)
+    assert section
+    assert tuple(re.findall(r"^\| `(\w+)` \|", section[0], re.MULTILINE)) == get_args(OccasionWord)
 
 
 def test_the_share_from_which_a_stream_is_filling_is_the_same_for_the_alert_and_operators() -> None:
