@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
@@ -11,15 +12,21 @@ from shiftwork.cli import server_choices
 from shiftwork.live import Limits
 
 from libs.contracts.enum_words import OccasionWord
-from libs.contracts.messages import TaskSpec
+from libs.contracts.messages import GpuValues, RankValues, TaskSpec
+from libs.contracts.registry import ROUTES
+from libs.contracts.routes import Kind
 from libs.contracts.services import SERVICES
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from libs.service.stream_watch import WARN_SHARE
 from services.allinone.composition import WIRINGS
 from services.allinone.setting_relations import RELATIONS, Relation, default
+from services.gateway.maintenance import OWNERS as REEMITTING
 from services.gateway.settings import GatewaySettings
 from services.log_collector.agent.protocol import PORT as AGENT_PORT
+from services.log_collector.error_lines import PATTERNS
+from services.monitor.abnormal.rules_file import ActionWord
+from services.monitor.domain.abnormal_rules import RULES
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.submit.domain.facts import Defaults, Facts
 from services.submit.domain.facts import Limits as SpecLimits
@@ -71,11 +78,37 @@ def test_every_page_that_lists_most_services_names_all_of_them() -> None:
     ] == []
 
 
-def test_every_page_that_lists_the_occasions_names_all_of_them() -> None:
-    operations = (ROOT / "docs/operations.md").read_text()
-    section = re.search(r"\n\| occasion \|.*?\n\n", operations, re.DOTALL)
-    assert section
-    assert tuple(re.findall(r"^\| `(\w+)` \|", section[0], re.MULTILINE)) == get_args(OccasionWord)
+@pytest.mark.parametrize(
+    ("page", "begins", "names"),
+    [
+        ("operations.md", "| occasion |", get_args(OccasionWord)),
+        ("operations.md", "| rule | a task |", RULES),
+        ("operations.md", "| action | what happens |", get_args(ActionWord)),
+        ("guide.md", "| signal | of a rank |", {*RankValues.model_fields, *GpuValues.model_fields}),
+        ("logs.md", "A name that is built in", PATTERNS),
+    ],
+)
+def test_a_list_that_a_page_has_is_that_of_the_code(
+    page: str, begins: str, names: Collection[str]
+) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    listed = text[text.index(begins) :].partition("\n\n")[0]
+    # Of a table the first column; of a sentence what stands in its parentheses.
+    heads = re.findall(r"^\|([^|]*)\|", listed, re.MULTILINE) or re.findall(r"\((.*?)\)", listed)
+    assert set(re.findall(r"`([\w-]+)`", " ".join(heads))) == set(names)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_readme_of_a_service_names_its_commands(service: str) -> None:
+    readme = (ROOT / "services" / service / "README.md").read_text()
+    owned = {
+        message.__name__
+        for message, route in ROUTES.items()
+        if route.kind is Kind.COMMAND and route.owner == service
+    }
+    if service in REEMITTING:
+        owned.add("Reemit")
+    assert {name for name in owned if f"`{name}`" not in readme} == set()
 
 
 def test_the_share_from_which_a_stream_is_filling_is_the_same_for_the_alert_and_operators() -> None:

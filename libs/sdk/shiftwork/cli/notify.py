@@ -115,7 +115,9 @@ def set_notification(
 
     A notification that was paused because its receiver failed for days gets messages again.
     """
-    occasions = [parse.choice(each, server_choices.OCCASIONS, "occasion", "--on") for each in on or []]
+    occasions = [
+        parse.choice(each, server_choices.OCCASIONS, "occasion", "--on") for each in on or []
+    ]
     body: Dict[str, Any] = {
         **({"channel": MAIL} if to == MAIL else {"url": to}),
         "occasions": occasions or list(server_choices.OCCASIONS),

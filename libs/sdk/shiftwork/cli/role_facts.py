@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from shiftwork.cli import parse, render
+from shiftwork.cli import charts, parse, render
 
 
 def facts(task: dict[str, Any]) -> list[tuple[str, str]]:
@@ -101,7 +101,7 @@ def _amounts(given: dict[str, Any], task: dict[str, Any] | None = None) -> str:
     parts: list[str] = []
     for form, request, limit in (
         (_cpus, "cpus_request", "cpus"),
-        (_memory, "memory_request_bytes", "memory_bytes"),
+        (charts.size_text, "memory_request_bytes", "memory_bytes"),
     ):
         wanted, most = given.get(request), given.get(limit)
         if wanted is None and most is None:
@@ -119,10 +119,6 @@ def _amounts(given: dict[str, Any], task: dict[str, Any] | None = None) -> str:
 
 def _cpus(count: Any) -> str:  # noqa: ANN401 - a number in JSON
     return f"{count:g} CPU" + ("" if count == 1 else "s")
-
-
-def _memory(size: Any) -> str:  # noqa: ANN401 - a number in JSON
-    return f"{round(size / (1 << 30), 3):g} GiB"
 
 
 def _pod(pod: dict[str, Any]) -> str:

@@ -96,7 +96,9 @@ def _folder(value: str, option: str) -> str:
 
 def _mode(value: str, option: str) -> dict[str, str]:
     word, colon, signal = value.partition(":")
-    if word not in server_choices.PREEMPTIONS or (colon and not (word == "signal" and signal.isalnum())):
+    if word not in server_choices.PREEMPTIONS or (
+        colon and not (word == "signal" and signal.isalnum())
+    ):
         raise usage(
             f"{value!r} is no way to preempt",
             where=option,

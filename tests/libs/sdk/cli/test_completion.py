@@ -9,7 +9,6 @@ import typer
 from shiftwork.cli import main, server_choices
 from shiftwork.client import types
 
-from libs.contracts.services import SERVICES
 from tests.libs.sdk.cli.server import TOKEN, CliServer
 
 if TYPE_CHECKING:
