@@ -25,6 +25,7 @@ from services.gateway.maintenance import OWNERS as REEMITTING
 from services.gateway.settings import GatewaySettings
 from services.log_collector.agent.protocol import PORT as AGENT_PORT
 from services.log_collector.error_lines import PATTERNS
+from services.log_collector.settings import LogCollectorSettings
 from services.monitor.abnormal.rules_file import ActionWord
 from services.monitor.domain.abnormal_rules import RULES
 from services.scheduler.domain.model.group_policy import PolicySettings
@@ -96,6 +97,22 @@ def test_a_list_that_a_page_has_is_that_of_the_code(
     # Of a table the first column; of a sentence what stands in its parentheses.
     heads = re.findall(r"^\|([^|]*)\|", listed, re.MULTILINE) or re.findall(r"\((.*?)\)", listed)
     assert set(re.findall(r"`([\w-]+)`", " ".join(heads))) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("guide.md", r"Output is kept for (\d+) days"),
+        ("kubernetes.md", r"holds the output of (\d+) days"),
+        ("logs.md", r"dropped after (\d+) days \(`KEEP_DAYS`\)"),
+        ("operations.md", r"kept output of tasks, .*, for (\d+) days"),
+        ("operations.md", r"kept for \| [^|]*, (\d+) days"),
+    ],
+)
+def test_pages_name_the_default_for_how_long_output_is_kept(page: str, pattern: str) -> None:
+    found = re.findall(pattern, (ROOT / "docs" / page).read_text())
+    days = LogCollectorSettings.model_fields["keep_days"].default
+    assert [float(each) for each in found] == [days]
 
 
 @pytest.mark.parametrize("service", SERVICES)
