@@ -101,7 +101,7 @@ def _amounts(given: dict[str, Any], task: dict[str, Any] | None = None) -> str:
     parts: list[str] = []
     for form, request, limit in (
         (_cpus, "cpus_request", "cpus"),
-        (charts.size_text, "memory_request_bytes", "memory_bytes"),
+        (_memory, "memory_request_bytes", "memory_bytes"),
     ):
         wanted, most = given.get(request), given.get(limit)
         if wanted is None and most is None:
@@ -145,3 +145,7 @@ def warnings(task: dict[str, Any]) -> list[str]:
     """The warnings of the submission, a line each."""
     found = map(parse.fields, parse.listed(task.get("warnings")))
     return [f"{each.get('field')}: {each.get('message')}" for each in found]
+
+
+def _memory(size: Any) -> str:  # noqa: ANN401 - a number in JSON
+    return charts.size_text(size)
