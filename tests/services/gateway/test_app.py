@@ -205,7 +205,7 @@ def test_a_row_that_cannot_be_shown_is_counted_where_the_alert_sees_it() -> None
 
     counter = observability.UNREADABLE_ROWS.labels("gateway", "answer")
     before = counter._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-    page = json.loads(answer_page([1, 0], view, str, None).body)
+    page = json.loads(bytes(answer_page([1, 0], view, str, None).body))
     assert page["items"] == [{"share": 1.0}]
     assert [each["id"] for each in page["unreadable"]] == ["0"]
     assert counter._value.get() == before + 1  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
