@@ -120,6 +120,18 @@ def test_every_service_readme_has_owns_consumes_publishes_never(service: str) ->
     ] == []
 
 
+def test_every_library_has_a_readme() -> None:
+    folders = {path.parent.name for path in (ROOT / "libs").glob("*/__init__.py")}
+    assert {each for each in folders if not (ROOT / "libs" / each / "README.md").exists()} == set()
+
+
+def test_what_routes_answer_is_declared_in_modules_of_shapes() -> None:
+    routes = ROOT / "services" / "gateway" / "api"
+    declaring = [path.name for path in routes.glob("*.py") if "(TypedDict)" in path.read_text()]
+    assert "log_shapes.py" in declaring
+    assert [name for name in declaring if not name.endswith("shapes.py")] == []
+
+
 def test_modules_stay_small() -> None:
     long = {
         str(path.relative_to(ROOT)): lines

@@ -1,4 +1,4 @@
-"""The sets of words of the gateway that options of the command line take: for completion, and to
+"""The sets of words of the server that options of the command line take: for completion, and to
 refuse a mistyped one before anything is sent. ``make gen`` writes them, ``make check`` compares."""
 
 from __future__ import annotations
@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from libs.contracts import messages as m
+from libs.contracts.services import SERVICES
 from services.gateway import audit, usage
 from services.gateway.permissions import Role, Scope
 from services.monitor.domain.abnormal_rules import RULES
-from tools.task_forms import formatted
+from tools.task_forms import formatted, words_of
 
 HEAD = '''"""What the server takes for these options. Generated from the gateway by `make gen`."""
 
@@ -24,6 +26,10 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "AUDIT_ACTIONS": audit.ACTIONS,
     "AUDIT_OUTCOMES": audit.OUTCOMES,
     "ABNORMAL_RULES": tuple(RULES),
+    "SERVICES": SERVICES,
+    "PREEMPTIONS": words_of(m.PreemptMode),
+    "OCCASIONS": words_of(m.Occasion),
+    "NOTIFIED_TASKS": words_of(m.NotifiedTasks),
 }
 
 

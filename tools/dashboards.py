@@ -298,6 +298,11 @@ SERVICES = Board(
                 },
             ),
             Panel(
+                "Tasks and actions that the rules left out",
+                "short",
+                {"{{loop}}": _hourly("shiftwork_abnormal_failed_total", "loop")},
+            ),
+            Panel(
                 "Rows that cannot be read or deleted",
                 "short",
                 {

@@ -7,6 +7,7 @@ server lets a service publish only what its wiring declares.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fastapi.routing import APIRoute, APIWebSocketRoute
@@ -46,6 +47,7 @@ from tools.task_forms import files as task_forms
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = ROOT / "docs" / "generated"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+ALERTS = ROOT / "deploy" / "k8s" / "charts" / "shiftwork" / "files" / "alerts.yaml"
 NATS_ACCOUNTS = ROOT / "deploy" / "k8s" / "charts" / "nats" / "files" / "accounts.conf"
 NATS_SERVER = ROOT / "docker" / "nats-platform.conf"
 KINDS = {
@@ -182,6 +184,12 @@ def settings_page() -> str:
     return NOTE + "\n".join(lines) + "\n"
 
 
+def alerts() -> str:
+    """The alerts as they are written by hand, with the number of services filled in."""
+    rule, number = r"(\(shiftwork_leads\)\) < )\d+", len(WIRINGS)
+    return re.sub(rule, rf"\g<1>{number}", ALERTS.read_text())
+
+
 def pages() -> dict[Path, str]:
     """Every generated file with its text."""
     about = events_page.comments()
@@ -207,6 +215,7 @@ def pages() -> dict[Path, str]:
         GENERATED / "asyncapi.json": events_page.asyncapi(about),
         GENERATED / "events.md": NOTE + events_page.page(about, consumers_of_events()),
         BENCHMARKS: NOTE + benchmark_page.page(),
+        ALERTS: alerts(),
         NATS_ACCOUNTS: nats_config.accounts_template(WIRINGS),
         NATS_SERVER: nats_config.server(WIRINGS, cluster=False),
         GENERATED / "imports.md": NOTE + import_graph.page(),

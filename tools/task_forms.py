@@ -34,6 +34,8 @@ ENUMS = (
     m.RestartScope,
     m.StartCondition,
     m.RunMode,
+    m.Occasion,
+    m.NotifiedTasks,
 )
 SCALARS = {str: "Text", bool: "Flag", int: "Count", float: "Amount"}
 ZEROS = {str: '""', bool: "False", int: "0", float: "0.0"}

@@ -23,3 +23,7 @@ RestartWhenWord = Literal["never", "on_failure", "always", "exit_code"]
 RestartScopeWord = Literal["gang", "rank"]
 StartConditionWord = Literal["running", "ready"]
 RunModeWord = Literal["normal", "debug", "pause"]
+OccasionWord = Literal[
+    "started", "preempted", "failed", "finished", "waiting", "quota_reached", "abnormal"
+]
+NotifiedTasksWord = Literal["own", "team", "all"]

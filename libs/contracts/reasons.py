@@ -12,29 +12,19 @@ from datetime import UTC, datetime
 from math import isfinite
 
 from libs.contracts.messages import Priority, Reason, ReasonCode
-from libs.contracts.wording import counted
+from libs.contracts.wording import counted, duration
 
 Sentence = Callable[["Values"], str]
 
 # From this number on, the fraction is left out.
 _MANY = 1000.0
 _GIB = float(1 << 30)
-_SPANS = ((86_400.0, "day", 2.0), (3600.0, "h", 1.0), (60.0, "min", 1.0))
 
 
 def figure(value: float) -> str:
     """A number as people write it: ``3``, ``2592000``, ``1.5``."""
     whole = value == round(value) if isfinite(value) else False
     return f"{value:.0f}" if whole or abs(value) >= _MANY else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """A duration as people write it: ``40 s``, ``12 min``, ``3.5 h``, ``30 days``."""
-    for size, unit, least in _SPANS:
-        if abs(seconds) >= size * least:
-            count = f"{round(seconds / size, 1):.1f}".removesuffix(".0")
-            return f"{count} {unit}s" if unit == "day" else f"{count} {unit}"
-    return f"{seconds:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)

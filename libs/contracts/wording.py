@@ -20,6 +20,8 @@ COMPARED_MAX = 128
 COMPARED_CHARACTERS_MAX = 48
 # Of one answer so many names are compared with those that are known.
 SUGGESTED_MAX = 10
+# Seconds of a unit, and from how many of them on a duration is written in it.
+_SPANS = ((86_400.0, "day", 2.0), (3600.0, "h", 1.0), (60.0, "min", 1.0))
 # Names below this part of each other's length are never near.
 _LENGTHS = 3 / 7
 
@@ -53,6 +55,15 @@ def plural(number: float, noun: str) -> str:
 def are(number: float) -> str:
     """The verb that goes with so many."""
     return "is" if number == 1 else "are"
+
+
+def duration(seconds: float) -> str:
+    """A duration as people write it: ``40 s``, ``12 min``, ``3.5 h``, ``30 days``."""
+    for size, unit, least in _SPANS:
+        if abs(seconds) >= size * least:
+            count = f"{round(seconds / size, 1):.1f}".removesuffix(".0")
+            return f"{count} {unit}s" if unit == "day" else f"{count} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def meant(word: str, known: Iterable[str]) -> str:

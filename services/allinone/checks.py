@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+from shiftwork.cli.charts import size_text
 from shiftwork.cli.failures import USAGE, Failure
 from shiftwork.cli.homes import ANOTHER_FOLDER, own_data
 
@@ -196,17 +197,14 @@ def owner_problem(data: Path) -> Finding | None:
 
 
 def _disk_space(data: Path, free: int, least: int) -> Finding:
-    text = f"data folder {data}: {_size(free)} free"
+    text = f"data folder {data}: {size_text(free)} free"
     if free < least:
-        text = f"the disk of {data} is full: {_size(free)} free, at least {_size(least)} are needed"
+        needed = f"at least {size_text(least)} are needed"
+        text = f"the disk of {data} is full: {size_text(free)} free, {needed}"
         return Finding("bad", text, "free some space, or use another folder: --data DIR", "--data")
     if free < FREE_BYTES_MIN:
         return Finding("warn", text, "free some space, or use another folder: --data DIR", "--data")
     return Finding("ok", text)
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def _file_system(path: Path) -> str:
@@ -393,7 +391,7 @@ def memory(data_folder: DataFolder, options: Options) -> Iterator[Finding]:
         return
     free = min(psutil.virtual_memory().available, _group_left("memory"))
     if free < FREE_MEMORY_MIN:
-        text = f"{_size(free)} of memory are free; the platform without its tasks wants 512 MiB"
+        text = f"{size_text(free)} of memory are free; the platform without its tasks wants 512 MiB"
         yield Finding("warn", text, "end other programs, or raise this container's limit")
 
 

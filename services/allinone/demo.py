@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import uvloop
 
+from libs.contracts.services import SERVICES
 from libs.contracts.task_states import TERMINAL_WORDS
 from libs.contracts.wording import counted
 from libs.service import observability
@@ -96,7 +97,7 @@ async def _on_platform(folder: Path, platform: Platform) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     began = time.monotonic()
-    write_line("Starting NATS, PostgreSQL and six services")
+    write_line(f"Starting NATS, PostgreSQL and {len(SERVICES)} services")
     running = asyncio.ensure_future(platform.run())
     try:
         ready = asyncio.ensure_future(platform.ready.wait())

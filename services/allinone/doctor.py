@@ -12,10 +12,10 @@ from dataclasses import replace
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from shiftwork.cli.choices import SERVICES
 from shiftwork.cli.client import Api
 from shiftwork.cli.failures import USAGE, Failure
 
+from libs.contracts.services import SERVICES
 from libs.contracts.wording import counted
 from services.allinone import checks
 from services.allinone.data_folder import DataFolder, Options

@@ -22,7 +22,14 @@ from pydantic import (
     field_validator,
 )
 
-from libs.contracts.enum_words import GoalWord, PriorityWord, RunModeWord, UnitWord
+from libs.contracts.enum_words import (
+    GoalWord,
+    NotifiedTasksWord,
+    OccasionWord,
+    PriorityWord,
+    RunModeWord,
+    UnitWord,
+)
 from libs.contracts.limits import (
     CHECKPOINT_URI_BYTES_MAX,
     LIFE_STATE_BYTES_MAX,
@@ -272,11 +279,6 @@ class LoginCodeBody(Body):
     verifier: Annotated[str, Field(min_length=43, max_length=128)]
 
 
-OccasionWord = Literal[
-    "started", "preempted", "failed", "finished", "waiting", "quota_reached", "abnormal"
-]
-
-
 class NotificationBody(Body):
     """Where messages about tasks go."""
 
@@ -291,7 +293,7 @@ class NotificationBody(Body):
         | None
     ) = None
     occasions: Annotated[list[OccasionWord], FailFast(), Field(min_length=1, max_length=20)]
-    tasks: Literal["own", "team", "all"] = "own"
+    tasks: NotifiedTasksWord = "own"
     secret: Secret | None = Field(
         default=None, description="whsec_ and base64; left out: it stays, or one is made"
     )

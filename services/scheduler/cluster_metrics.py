@@ -36,12 +36,14 @@ QUEUE_WAIT = declare.histogram(
 )
 PREEMPTIONS = declare.counter(
     "shiftwork_preemptions_total",
-    "Runs that were asked to leave, by the reason of the request",
+    "Runs that were asked to leave: `preempted_by`, `slice_over`, `node_drained`, `goal_pause` and"
+    " so on",
     ["group", "reason"],
 )
 CHECKPOINT_SECONDS = declare.histogram(
     "shiftwork_preemption_checkpoint_seconds",
-    "From the request to leave to the acknowledged checkpoint",
+    "From the request to leave to the acknowledged checkpoint; runs that save nothing are not in"
+    " it",
     ["group"],
     buckets=(0.5, 1, 2, 5, 10, 20, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR),
 )
@@ -52,11 +54,18 @@ LOST = declare.counter(
     " work that is done again",
     ["group", "cause"],
 )
-TASKS = declare.family("shiftwork_tasks", "Tasks that have not ended, by state", ["group", "state"])
-NODES = declare.family("shiftwork_nodes", "Nodes, by state", ["group", "state"])
+TASKS = declare.family(
+    "shiftwork_tasks",
+    "Tasks that have not ended; those that wait for a group without nodes are of `(other)`",
+    ["group", "state"],
+)
+NODES = declare.family(
+    "shiftwork_nodes", "Nodes; a quarantined one is `cordoned`", ["group", "state"]
+)
 GPUS = declare.family(
     "shiftwork_gpus",
-    "GPUs: `used` are held by runs, whether or not they are active",
+    "GPUs: `used` are held by runs, active or not; `free` may be taken by new runs; `unavailable`"
+    " are the rest, of nodes that are cordoned, draining, not ready or broken",
     ["group", "state"],
 )
 

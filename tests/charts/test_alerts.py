@@ -335,6 +335,12 @@ CASES: tuple[tuple[str, list[dict[str, str]], str, dict[str, str]], ...] = (
         {"why": "time", "severity": "warning"},
     ),
     (
+        "ShiftworkAbnormalTasksLeftOut",
+        [series("shiftwork_abnormal_failed_total", "0x5 1x20", loop="abnormal-actions")],
+        "8m",
+        {"loop": "abnormal-actions", "severity": "warning"},
+    ),
+    (
         "ShiftworkOutputLost",
         [
             series("shiftwork_log_agent_lost_bytes_total", "0x20", pod="a"),
@@ -474,6 +480,10 @@ CALM: dict[str, list[dict[str, str]]] = {
     ],
     "ShiftworkSamplesDropped": [
         series("shiftwork_monitor_samples_dropped_total", "0 9x60", why="time")
+    ],
+    # Left out before the monitor was mended.
+    "ShiftworkAbnormalTasksLeftOut": [
+        series("shiftwork_abnormal_failed_total", "3x60", loop="abnormal")
     ],
     "ShiftworkOutputLost": [
         series("shiftwork_log_agent_lost_bytes_total", "9x20", pod="a"),

@@ -499,6 +499,25 @@ def test_the_login_providers_secret_is_a_file_and_its_port_is_open(helm: Helm) -
     assert len(plain) == len(egress) - 1
 
 
+def test_authorities_of_receivers_and_of_the_mail_server_are_files(helm: Helm) -> None:
+    values = {
+        "settings": {"mail_host": "mail.example.org", "mail_from": "shiftwork@example.org"},
+        "mail": {"caConfigMap": "mail-authority"},
+        "webhooks": {"caConfigMap": "site-authority"},
+    }
+    objects = helm.template(UMBRELLA, {"monitor": values})
+    pod = named(objects, "Deployment", "shiftwork-monitor")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    maps = {
+        each["name"]: each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each
+    }
+    folders = {each["mountPath"]: maps.get(each["name"]) for each in container["volumeMounts"]}
+    given = variables(container)
+    for setting, name in (("WEBHOOK", "site-authority"), ("MAIL", "mail-authority")):
+        path = Path(given[f"SHIFTWORK_MONITOR_{setting}_CA_FILE"])
+        assert (folders[str(path.parent)], path.name) == (name, "ca.crt")
+
+
 def test_the_mail_servers_password_is_a_file_and_receivers_can_be_reached(helm: Helm) -> None:
     values = {
         "settings": {

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from shiftwork.cli import choices
+from shiftwork.cli import server_choices
 from shiftwork.live import Limits
 
-from libs.contracts.messages import TaskSpec
+from libs.contracts.enum_words import OccasionWord
+from libs.contracts.messages import GpuValues, RankValues, TaskSpec
+from libs.contracts.registry import ROUTES
+from libs.contracts.routes import Kind
 from libs.contracts.services import SERVICES
 from libs.contracts.tcp_ports import GATEWAY_PORT
 from libs.pods.kubernetes_names import TASKS_NAMESPACE
 from libs.service.stream_watch import WARN_SHARE
 from services.allinone.composition import WIRINGS
 from services.allinone.setting_relations import RELATIONS, Relation, default
+from services.gateway.maintenance import OWNERS as REEMITTING
 from services.gateway.settings import GatewaySettings
 from services.log_collector.agent.protocol import PORT as AGENT_PORT
+from services.log_collector.error_lines import PATTERNS
+from services.log_collector.settings import LogCollectorSettings
+from services.monitor.abnormal.rules_file import ActionWord
+from services.monitor.domain.abnormal_rules import RULES
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.submit.domain.facts import Defaults, Facts
 from services.submit.domain.facts import Limits as SpecLimits
@@ -30,7 +40,9 @@ ROOT = Path(__file__).parents[2]
 NAMES = {wiring.name for wiring in WIRINGS}
 
 
-@pytest.mark.parametrize("names", [SERVICES, choices.SERVICES], ids=["contracts", "command line"])
+@pytest.mark.parametrize(
+    "names", [SERVICES, server_choices.SERVICES], ids=["contracts", "command line"]
+)
 def test_every_list_of_services_names_all_of_them(names: tuple[str, ...]) -> None:
     assert sorted(names) == sorted(NAMES)
 
@@ -50,6 +62,70 @@ def test_every_text_that_lists_the_services_names_all_of_them(path: str, pattern
     assert found
     words = found[1].replace("services.", "").replace("-", "_")
     assert sorted(re.findall(r"\w+", words)) == sorted(NAMES)
+
+
+def test_every_page_that_lists_most_services_names_all_of_them() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*s/*/README.md")]
+    name = rf"`?\b({'|'.join(NAMES)})\b`?"
+    a_list = re.compile(rf"(?:{name}(?:, and|,| and)\s+){{4,}}{name}")
+    lists = {
+        f"{page.relative_to(ROOT)}: {found[0]}": found[0]
+        for page in pages
+        for found in a_list.finditer(page.read_text().replace("-", "_"))
+    }
+    assert len(lists) >= 2
+    assert [
+        where for where, words in lists.items() if set(re.findall(r"\w+", words)) - {"and"} != NAMES
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "begins", "names"),
+    [
+        ("operations.md", "| occasion |", get_args(OccasionWord)),
+        ("operations.md", "| rule | a task |", RULES),
+        ("operations.md", "| action | what happens |", get_args(ActionWord)),
+        ("guide.md", "| signal | of a rank |", {*RankValues.model_fields, *GpuValues.model_fields}),
+        ("logs.md", "A name that is built in", PATTERNS),
+    ],
+)
+def test_a_list_that_a_page_has_is_that_of_the_code(
+    page: str, begins: str, names: Collection[str]
+) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    listed = text[text.index(begins) :].partition("\n\n")[0]
+    # Of a table the first column; of a sentence what stands in its parentheses.
+    heads = re.findall(r"^\|([^|]*)\|", listed, re.MULTILINE) or re.findall(r"\((.*?)\)", listed)
+    assert set(re.findall(r"`([\w-]+)`", " ".join(heads))) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("guide.md", r"Output is kept for (\d+) days"),
+        ("kubernetes.md", r"holds the output of (\d+) days"),
+        ("logs.md", r"dropped after (\d+) days \(`KEEP_DAYS`\)"),
+        ("operations.md", r"kept output of tasks, .*, for (\d+) days"),
+        ("operations.md", r"kept for \| [^|]*, (\d+) days"),
+    ],
+)
+def test_pages_name_the_default_for_how_long_output_is_kept(page: str, pattern: str) -> None:
+    found = re.findall(pattern, (ROOT / "docs" / page).read_text())
+    days = LogCollectorSettings.model_fields["keep_days"].default
+    assert [float(each) for each in found] == [days]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_readme_of_a_service_names_its_commands(service: str) -> None:
+    readme = (ROOT / "services" / service / "README.md").read_text()
+    owned = {
+        message.__name__
+        for message, route in ROUTES.items()
+        if route.kind is Kind.COMMAND and route.owner == service
+    }
+    if service in REEMITTING:
+        owned.add("Reemit")
+    assert {name for name in owned if f"`{name}`" not in readme} == set()
 
 
 def test_the_share_from_which_a_stream_is_filling_is_the_same_for_the_alert_and_operators() -> None:

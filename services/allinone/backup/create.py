@@ -23,6 +23,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
+from shiftwork.cli.charts import size_text
 from shiftwork.cli.failures import Failure
 
 from libs.contracts.services import SERVICES
@@ -39,7 +40,7 @@ from services.allinone.backup.backup_file import (
     BackupWriter,
     Manifest,
 )
-from services.allinone.backup.progress import Progress, Report, in_thread, size_text
+from services.allinone.backup.progress import Progress, Report, in_thread
 from services.allinone.data_folder import DataFolder, FolderInUseError
 from services.allinone.embedded.credentials import POSTGRES_SUPERUSER, sync_folder
 from services.allinone.embedded.postgres import Postgres, PostgresOptions

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import TypeVar
 
+from shiftwork.cli.charts import size_text
+
 T = TypeVar("T")
 Report = Callable[[str], None]
 
@@ -55,11 +57,3 @@ async def in_thread(report: Report, work: Callable[[Progress], T]) -> T:
         with contextlib.suppress(Exception):
             await running
         raise
-
-
-def size_text(count: int) -> str:
-    """A number of bytes for people."""
-    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:  # noqa: PLR2004 - of each unit
-        size, units = size / 1024, units[1:]
-    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
+from shiftwork.cli.charts import size_text
 from shiftwork.cli.failures import Failure
 
 from libs.bus.topology import Limits
@@ -45,7 +46,7 @@ from services.allinone.backup.backup_file import (
     read_parts,
     verify,
 )
-from services.allinone.backup.progress import Progress, Report, in_thread, size_text
+from services.allinone.backup.progress import Progress, Report, in_thread
 from services.allinone.data_folder import DataFolder, FolderInUseError, Options, options_of
 from services.allinone.embedded.accounts import service_account
 from services.allinone.embedded.credentials import (

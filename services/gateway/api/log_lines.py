@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 from fastapi import Query
 from starlette.responses import Response
-from typing_extensions import TypedDict
 
 from libs.contracts import messages as m
 from services.gateway.api.deps import Caller, Parts, allows, answer, router_of, task_or_404
+from services.gateway.api.log_shapes import OutputLines
 from services.gateway.api.query_parameters import require_before, time_parameter
 from services.gateway.json_values import rfc3339
 from services.gateway.permissions import Action
@@ -21,51 +21,6 @@ router = router_of("logs")
 # One pattern; log-collector bounds what it may take of memory.
 PATTERN_CHARACTERS_MAX = 2000
 CURSOR_CHARACTERS_MAX = 200
-
-
-class OutputLine(TypedDict):
-    """One line of one rank, without its end: ``text``, or ``data_base64`` for bytes that are no
-    text. ``at`` is when its first byte was written."""
-
-    attempt: int
-    rank: int
-    role: str
-    offset: int
-    at: str | None
-    approximate: NotRequired[bool]
-    text: NotRequired[str]
-    data_base64: NotRequired[str]
-
-
-class FoundOutputLine(OutputLine):
-    """A line, with the lines of the same rank before and after it, if these were requested."""
-
-    lines_before: NotRequired[list[OutputLine]]
-    lines_after: NotRequired[list[OutputLine]]
-
-
-class UnreadableOutput(TypedDict):
-    """A rank whose output a page lacks."""
-
-    attempt: int
-    rank: int
-    problem: str
-
-
-class OutputLines(TypedDict):
-    """A page of lines in their order. ``begin`` and ``end`` are cursors: ``before=BEGIN`` has the
-    lines before the page, ``after=END`` those after it. ``more``: the range goes on in the
-    direction that was read; ``left_bytes`` of its output are not searched yet."""
-
-    lines: list[FoundOutputLine]
-    begin: str
-    end: str
-    more: bool
-    searched_bytes: int
-    left_bytes: int
-    unreadable: list[UnreadableOutput]
-
-
 Cursor = Annotated[
     str, Query(max_length=CURSOR_CHARACTERS_MAX, description="begin or end of another page")
 ]

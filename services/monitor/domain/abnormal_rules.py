@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from libs.contracts.messages import AbnormalAction
-from libs.contracts.wording import counted
+from libs.contracts.wording import counted, duration
 from services.monitor.domain.abnormal_facts import RUNS, FactsRow
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -240,22 +240,6 @@ def _since(before: float | None, begins_s: float, *, holds: bool) -> float | Non
     if not holds:
         return None
     return begins_s if before is None else before
-
-
-def duration(seconds: float) -> str:
-    """``5 d 2 h``, ``1 h 5 min``, ``40 s``: the two largest units."""
-    whole = round(seconds)
-    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-    parts: list[str] = []
-    for name, size in units:
-        count, whole = divmod(whole, size)
-        if count:
-            parts.append(f"{count} {name}")
-        elif parts:
-            break
-        if len(parts) == 2:  # noqa: PLR2004 - the two largest
-            break
-    return " ".join(parts) or "0 s"
 
 
 def _is(count: int) -> str:

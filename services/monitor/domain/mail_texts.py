@@ -14,7 +14,7 @@ from libs.contracts.messages import Occasion
 
 NAME_MAX, REASON_MAX, SUBJECT_MAX = 80, 300, 200
 # One and several tasks.
-_VERBS: dict[Occasion, tuple[str, str]] = {
+VERBS: dict[Occasion, tuple[str, str]] = {
     Occasion.STARTED: ("started", "started"),
     Occasion.PREEMPTED: ("was preempted", "were preempted"),
     Occasion.FAILED: ("failed", "failed"),
@@ -66,7 +66,8 @@ def render(entries: Sequence[Entry], shown_max: int) -> MailText:
     """The text of a mail about these messages, of which it lists ``shown_max``."""
     assert entries, "a mail is about something"
     kinds = {
-        occasion: [entry for entry in entries if entry.occasion is occasion] for occasion in _VERBS
+        occasion: [entry for entry in entries if entry.occasion is occasion]
+        for occasion in Occasion
     }
     found = {occasion: listed for occasion, listed in kinds.items() if listed}
     phrases = [_phrase(occasion, listed) for occasion, listed in found.items()]
@@ -84,7 +85,7 @@ def render(entries: Sequence[Entry], shown_max: int) -> MailText:
 
 
 def _phrase(occasion: Occasion, listed: Sequence[Entry]) -> str:
-    one, several = _VERBS[occasion]
+    one, several = VERBS[occasion]
     tasks = {entry.task_id for entry in listed}
     if len(tasks) == 1:
         return f"{_name(listed[0])} {one}"

@@ -11,6 +11,7 @@ from libs.contracts.wording import (
     COMPARED_CHARACTERS_MAX,
     COMPARED_MAX,
     SUGGESTED_MAX,
+    duration,
     meant,
 )
 from services.gateway.problems import of_validation
@@ -97,3 +98,18 @@ def test_a_document_with_many_misspelt_names_costs_few_comparisons(
 ) -> None:
     DOCUMENTS[kind]()
     assert len(compared) == SUGGESTED_MAX, kind
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (40, "40 s"),
+        (720, "12 min"),
+        (12_600, "3.5 h"),
+        (93_600, "26 h"),
+        (-432_000, "-5 days"),
+    ],
+)
+def test_a_duration_has_one_unit(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import TypeAdapter
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts import messages as m
+from libs.service import observability
 from services.gateway.api import (
     audit_shapes,
     node_shapes,
@@ -19,7 +21,7 @@ from services.gateway.api import (
     shapes,
     signal_shapes,
 )
-from services.gateway.api.deps import PARTS
+from services.gateway.api.deps import PARTS, answer_page
 from tests.kit.clock import at
 from tests.services.gateway.gateway_harness import (
     ADMIN_TOKEN,
@@ -195,3 +197,15 @@ def test_shapes_drop_what_they_do_not_name() -> None:
     """The check above can fail."""
     with pytest.raises(AssertionError):
         check(shapes.Revision, {"task": "t", "revision": 1, "more": 2}, "")
+
+
+def test_a_row_that_cannot_be_shown_is_counted_where_the_alert_sees_it() -> None:
+    def view(row: int) -> dict[str, float]:
+        return {"share": 1 / row}
+
+    counter = observability.UNREADABLE_ROWS.labels("gateway", "answer")
+    before = counter._value.get()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    page = json.loads(bytes(answer_page([1, 0], view, str, None).body))
+    assert page["items"] == [{"share": 1.0}]
+    assert [each["id"] for each in page["unreadable"]] == ["0"]
+    assert counter._value.get() == before + 1  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]

@@ -37,7 +37,7 @@ from libs.service.wiring import Wiring
 from libs.store.memory import MemoryStore
 from libs.store.port import Store
 from services.monitor.delivery import Delivery
-from services.monitor.domain.mail_texts import NAME_MAX, SUBJECT_MAX, Entry, one_line, render
+from services.monitor.domain.mail_texts import NAME_MAX, SUBJECT_MAX, VERBS, Entry, one_line, render
 from services.monitor.mail import Mail, MailServer
 from services.monitor.mailing import Mailing
 from services.monitor.main import WIRING
@@ -826,6 +826,13 @@ def test_a_password_is_not_sent_without_encryption(keys: Path) -> None:
 NASTY = st.text(max_size=400) | st.sampled_from(
     ["a\r\nBcc: evil@lab.test", "a\n\nbody", "\u202eabc", "=?utf-8?q?x?=", "🧪" * 200, "é" * 500]
 )
+
+
+def test_each_occasion_has_a_verb_in_the_subject() -> None:
+    assert set(VERBS) == set(Occasion) - {Occasion.UNSPECIFIED}
+    for occasion, (verb, _) in VERBS.items():
+        entry = Entry("mine", occasion, "2026-01-01 00:00:00 UTC", "t1", "train", "ann", "")
+        assert render([entry], 50).subject == f"[Shiftwork] train {verb}"
 
 
 @given(name=NASTY, reason=NASTY)

@@ -67,19 +67,20 @@ def valued(signal: str, value: float | None) -> str:
     if value is None:
         return "-"
     if signal.endswith("_bytes_per_second"):
-        return f"{_size(value)}/s"
+        return f"{size_text(value)}/s"
     if signal.endswith("_bytes"):
-        return _size(value)
+        return size_text(value)
     for ending, unit in _UNITS:
         if signal.endswith(ending):
             return f"{_short(value)}{unit}"
     return _short(value)
 
 
-def _size(value: float) -> str:
+def size_text(value: float) -> str:
+    """A number of bytes: ``512 MiB``, ``1.5 GiB``. The platform's own commands use it, too."""
     for size, unit in _SIZES:
         if abs(value) >= size:
-            return f"{value / size:.1f} {unit}"
+            return f"{round(value / size, 1):.12g} {unit}"
     return f"{value:.0f} B"
 
 

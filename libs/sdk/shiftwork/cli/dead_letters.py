@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import choices, complete, parse, render, session
+from shiftwork.cli import complete, parse, render, server_choices, session
 from shiftwork.cli.failures import usage
 
 
@@ -21,9 +21,9 @@ def register(app: session.App) -> None:
 
 def _services(given: Optional[str]) -> List[str]:
     return (
-        [parse.choice(given, choices.SERVICES, "service", "--service")]
+        [parse.choice(given, server_choices.SERVICES, "service", "--service")]
         if given
-        else list(choices.SERVICES)
+        else list(server_choices.SERVICES)
     )
 
 

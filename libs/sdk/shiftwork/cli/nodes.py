@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 import typer
 
-from shiftwork.cli import complete, follow, ids, metrics, parse, render, session, timeline
+from shiftwork.cli import charts, complete, follow, ids, metrics, parse, render, session, timeline
 from shiftwork.cli.client import Api
 from shiftwork.cli.failures import Failure, usage
 from shiftwork.cli.task_options import HOLDING
@@ -76,7 +76,7 @@ def _row(node: Dict[str, Any], holders: Dict[str, Any], used: Dict[str, Any]) ->
         f"{node['free_gpus']}/{node['gpus']}",
         node.get("gpu_model") or "",
         f"{node['cpus']:g}" if node.get("cpus") else "",
-        _gib(node.get("memory_bytes") or 0),
+        charts.size_text(node["memory_bytes"]) if node.get("memory_bytes") else "",
         metrics.percent(used.get("cpu_percent")),
         metrics.percent(metrics.mean_gpu(used)),
         _tasks(node, holders),
@@ -90,10 +90,6 @@ def _tasks(node: Dict[str, Any], holders: Dict[str, Any]) -> str:
     shown = [ids.called(task, holders) for task in parse.listed(node.get("tasks"))]
     hidden = int(node.get("hidden_tasks") or 0)
     return ", ".join([*shown, *([f"{hidden} of others"] if hidden else [])])
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.0f} GiB" if size else ""
 
 
 def groups() -> None:

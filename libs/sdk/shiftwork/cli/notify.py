@@ -2,12 +2,12 @@
 
 from pathlib import Path
 from typing import Any, Dict, List, Optional
-from urllib.parse import quote
 
 import typer
 
-from shiftwork.cli import choices, complete, parse, render, session
+from shiftwork.cli import complete, parse, render, server_choices, session
 from shiftwork.cli.failures import naming, usage
+from shiftwork.client.paths import part, with_query
 
 
 def register(app: session.App) -> None:
@@ -33,11 +33,7 @@ _USER = typer.Option(
 
 
 def _path(name: str, rest: str = "") -> str:
-    return f"/v1/notifications/{quote(name, safe='')}{rest}"
-
-
-def _query(user: str) -> str:
-    return f"?user={quote(user, safe='')}" if user else ""
+    return f"/v1/notifications/{part(name)}{rest}"
 
 
 def _of(user: str) -> Optional[Dict[str, Any]]:
@@ -100,7 +96,7 @@ def set_notification(
         "--on",
         metavar="OCCASION",
         autocompletion=complete.occasions,
-        help=f"Repeat it for several; left out: all of {', '.join(choices.OCCASIONS)}.",
+        help=f"Repeat it for several; left out: all of {', '.join(server_choices.OCCASIONS)}.",
     ),
     tasks: str = typer.Option(
         "own",
@@ -119,11 +115,13 @@ def set_notification(
 
     A notification that was paused because its receiver failed for days gets messages again.
     """
-    occasions = [parse.choice(each, choices.OCCASIONS, "occasion", "--on") for each in on or []]
+    occasions = [
+        parse.choice(each, server_choices.OCCASIONS, "occasion", "--on") for each in on or []
+    ]
     body: Dict[str, Any] = {
         **({"channel": MAIL} if to == MAIL else {"url": to}),
-        "occasions": occasions or list(choices.OCCASIONS),
-        "tasks": parse.choice(tasks, choices.NOTIFIED_TASKS, "choice", "--tasks"),
+        "occasions": occasions or list(server_choices.OCCASIONS),
+        "tasks": parse.choice(tasks, server_choices.NOTIFIED_TASKS, "choice", "--tasks"),
     }
     if user:
         body["user"] = user
@@ -150,7 +148,7 @@ def _read(path: str) -> str:
 
 def rm(name: str = _NAME, user: str = _USER) -> None:
     """Remove a notification; what waits for it is not sent."""
-    session.current().api().delete(_path(name, _query(user)))
+    session.current().api().delete(with_query(_path(name), _of(user) or {}))
     render.note(f"{name} is removed")
 
 
@@ -186,7 +184,7 @@ def undelivered(name: str = _NAME, user: str = _USER) -> None:
 def replay(name: str = _NAME, user: str = _USER) -> None:
     """Let the messages that were given up be tried again."""
     now = session.current()
-    found = now.api().create(_path(name, f"/replay{_query(user)}"), {})
+    found = now.api().create(with_query(_path(name, "/replay"), _of(user) or {}), {})
     if now.json:
         render.document(found)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from shiftwork.cli import parse, render
+from shiftwork.cli import charts, parse, render
 
 
 def facts(task: dict[str, Any]) -> list[tuple[str, str]]:
@@ -121,10 +121,6 @@ def _cpus(count: Any) -> str:  # noqa: ANN401 - a number in JSON
     return f"{count:g} CPU" + ("" if count == 1 else "s")
 
 
-def _memory(size: Any) -> str:  # noqa: ANN401 - a number in JSON
-    return f"{round(size / (1 << 30), 3):g} GiB"
-
-
 def _pod(pod: dict[str, Any]) -> str:
     """What was asked of its pods, in one line."""
     parts = [
@@ -149,3 +145,7 @@ def warnings(task: dict[str, Any]) -> list[str]:
     """The warnings of the submission, a line each."""
     found = map(parse.fields, parse.listed(task.get("warnings")))
     return [f"{each.get('field')}: {each.get('message')}" for each in found]
+
+
+def _memory(size: Any) -> str:  # noqa: ANN401 - a number in JSON
+    return charts.size_text(size)

@@ -113,3 +113,7 @@ ABNORMAL_RULES = (
     "ranks_missing",
     "restarts_without_progress",
 )
+SERVICES = ("submit", "scheduler", "launcher", "log_collector", "quota", "monitor", "gateway")
+PREEMPTIONS = ("sdk", "signal", "kill")
+OCCASIONS = ("started", "preempted", "failed", "finished", "waiting", "quota_reached", "abnormal")
+NOTIFIED_TASKS = ("own", "team", "all")

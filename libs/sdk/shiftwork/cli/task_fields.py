@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional
 
 import typer
 
-from shiftwork.cli import choices, complete, input_files, parse
+from shiftwork.cli import complete, input_files, parse, server_choices
 from shiftwork.cli.failures import usage
 from shiftwork.cli.task_options import TASK_OPTIONS, TaskOption
 
@@ -96,7 +96,9 @@ def _folder(value: str, option: str) -> str:
 
 def _mode(value: str, option: str) -> dict[str, str]:
     word, colon, signal = value.partition(":")
-    if word not in choices.PREEMPTIONS or (colon and not (word == "signal" and signal.isalnum())):
+    if word not in server_choices.PREEMPTIONS or (
+        colon and not (word == "signal" and signal.isalnum())
+    ):
         raise usage(
             f"{value!r} is no way to preempt",
             where=option,

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from libs.contracts.messages import Forecast, Reason, ReasonCode
-from libs.contracts.reasons import duration
-from libs.contracts.wording import counted
+from libs.contracts.wording import counted, duration
 from services.scheduler.domain.explain.group_simulation import (
     GroupSimulation,
     IndexCopies,

@@ -15,8 +15,9 @@ from datetime import datetime, timedelta
 from libs.contracts.grants import amount, set_command
 from libs.contracts.ids import NodeId
 from libs.contracts.messages import ExitKind, Priority, PriorityChanged, ReasonCode, Unit
-from libs.contracts.reasons import duration, level_name
+from libs.contracts.reasons import level_name
 from libs.contracts.wording import counted as number
+from libs.contracts.wording import duration
 from services.scheduler.domain.explain.group_simulation import (
     Bounds,
     GroupSimulation,

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import typer
-from shiftwork.cli import choices, main, server_choices
+from shiftwork.cli import main, server_choices
 from shiftwork.client import types
 
-from libs.contracts.services import SERVICES
 from tests.libs.sdk.cli.server import TOKEN, CliServer
 
 if TYPE_CHECKING:
@@ -85,8 +84,7 @@ def test_what_is_named_as_free_is_there_and_completes_nothing() -> None:
     assert {*FREE_OPTIONS, *FREE_ARGUMENTS} - names == set()
 
 
-def test_completed_services_and_outcomes_equal_those_of_the_server() -> None:
-    assert choices.SERVICES == SERVICES
+def test_completed_outcomes_equal_those_of_the_client_library() -> None:
     assert get_args(types.Outcome) == server_choices.USAGE_OUTCOMES
 
 

@@ -61,7 +61,10 @@ def test_equal_values_and_values_that_are_no_numbers() -> None:
     [
         ("gpu_percent", 97.0, "97 %"),
         ("memory_bytes", 3.5 * 2**30, "3.5 GiB"),
-        ("read_bytes_per_second", 2048.0, "2.0 KiB/s"),
+        ("memory_bytes", 1023.0, "1023 B"),
+        ("memory_bytes", 512.0 * 2**20, "512 MiB"),
+        ("memory_bytes", 2.0**60, "1048576 TiB"),
+        ("read_bytes_per_second", 2048.0, "2 KiB/s"),
         ("gpu_power_watts", 412.5, "412 W"),
         ("loss", 0.012345, "0.0123"),
         ("loss", None, "-"),
@@ -172,4 +175,4 @@ def test_nodes_and_top_show_what_is_in_use(shiftwork: Shiftwork, server: CliServ
     assert "60 %" in row
     text = shiftwork("top", "--once").out
     (line,) = [each for each in text.splitlines() if "7.5" in each]
-    assert line.split() == ["t1", "train", "4", "7.5", "2.0", "GiB", "2", "55", "%", "-"]
+    assert line.split() == ["t1", "train", "4", "7.5", "2", "GiB", "2", "55", "%", "-"]

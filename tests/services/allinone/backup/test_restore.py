@@ -11,7 +11,7 @@ import pytest
 from shiftwork.cli.failures import Failure
 
 from services.allinone.backup import create, restore
-from services.allinone.backup.progress import CancelledWorkError, Progress, size_text
+from services.allinone.backup.progress import CancelledWorkError, Progress
 from services.allinone.data_folder import DataFolder
 from services.log_collector.archives.files import SEGMENT_BYTES, FileArchive
 from services.log_collector.archives.port import TIMES, Segment, Write
@@ -134,13 +134,6 @@ def test_work_ends_at_its_next_chunk_after_a_cancellation() -> None:
     progress.cancelled.set()
     with pytest.raises(CancelledWorkError):
         next(chunks)
-
-
-def test_sizes_are_shown_in_the_units_of_people() -> None:
-    assert [size_text(size) for size in (0, 1023, 1536, 5 << 40, 1 << 60)] == [
-        *("0 B", "1023 B", "1.5 KiB", "5.0 TiB"),
-        "1048576.0 TiB",
-    ]
 
 
 async def test_a_backup_has_sealed_output_as_it_was_at_the_snapshot(tmp_path: Path) -> None:
