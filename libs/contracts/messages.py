@@ -935,6 +935,7 @@ class Fence(Message):
     attempt: int = 0
     request: str = ""
     goal_revision: Int64 = 0
+    recall: bool = False
 
 
 class SetGoal(Message):

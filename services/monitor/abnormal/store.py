@@ -56,7 +56,8 @@ class ActionRow:
     decided_at: datetime
     # Why it waits, or how it went.
     detail: str = ""
-    # Set when its command was carried out: the attempt, and steady seconds.
+    # Set before its command is sent: the attempt, and steady seconds. While the action waits, it is
+    # not known whether the command was carried out.
     attempt: int = 0
     acted_s: float | None = None
     # A preemption pauses the task and resumes it once it has left: the revision of the pause. 0: it
@@ -100,7 +101,7 @@ async def waiting_actions(tx: Tx, rules: Iterable[str], limit: int) -> Sequence[
 
 
 async def acted_since(tx: Tx, since_s: float, limit: int) -> Sequence[ActionRow]:
-    """Actions whose commands were carried out since a time of the steady clock."""
+    """Actions whose commands were sent since a time of the steady clock, and not refused."""
     return await tx.select(
         ActionRow, Where("acted_s", Op.GT, since_s), order_by=[Order("acted_s")], limit=limit
     )

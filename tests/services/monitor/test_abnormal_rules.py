@@ -263,7 +263,9 @@ def pending(**changes: Any) -> Pending:
         holds=True,
         unconfirmed="",
         dry_run=False,
+        begun=False,
         paused=False,
+        attempt=1,
     )
     return replace(known, **changes)
 
@@ -295,6 +297,22 @@ def test_no_action_is_sent_beyond_the_limits(acted: list[str]) -> None:
         ({"paused": True, "holds": False}, running(state=TaskState.PAUSED), Step.RESUME),
         ({"paused": True, "configured": False}, running(state=TaskState.PAUSED), Step.RESUME),
         ({"paused": True}, running(state=TaskState.STOPPED), Step.WITHDRAW),
+        # Its owner resumed it before it was paused, or another leader has resumed it.
+        ({"paused": True}, running(state=TaskState.QUEUED), Step.RESUME),
+        ({"paused": True}, running(attempt=2), Step.RESUME),
+        ({"paused": True}, running(), Step.WAIT),
+        # What may have been done is not settled as if it were not.
+        ({"begun": True, "holds": False}, running(), Step.RECALL),
+        ({"begun": True, "configured": False}, running(), Step.RECALL),
+        ({"begun": True, "dry_run": True}, running(), Step.RECALL),
+        ({"begun": True}, running(state=TaskState.STOPPED), Step.RECALL),
+        ({"begun": True}, running(), Step.SEND),
+        ({"begun": True, "unconfirmed": "not now"}, running(), Step.WAIT),
+        (
+            {"begun": True, "holds": False, "action": AbnormalAction.CORDON},
+            running(),
+            Step.WITHDRAW,
+        ),
     ],
 )
 def test_what_is_done_about_an_action(
