@@ -2028,6 +2028,7 @@ class RunDelayed(Message):
     detail: str = ""
     noted_at: Time
     running: bool = False
+    node_ids: tuple[str, ...] = ()
 
 
 class RankRestarted(Message):

@@ -32,6 +32,11 @@ class Seen:
     now_s: float
     idle_percent: float
 
+    @property
+    def works(self) -> bool:
+        """True while its program runs; in debug mode people work instead, and may pause to think."""
+        return self.facts.state in RUNS and not self.facts.debugs
+
     def lasted(self, since_s: float | None) -> float:
         """For how long a fact has held; 0 if it does not."""
         return 0.0 if since_s is None else max(0.0, self.now_s - since_s)
@@ -81,7 +86,7 @@ def _idle_gpus(seen: Seen, threshold: float) -> Found | None:
     """The samples say for how long each GPU is idle; the steady clock confirms that so much time
     has passed at all."""
     idle = [each for each in seen.usage.idle_s if each >= threshold]
-    if seen.facts.state not in RUNS or not idle:
+    if not seen.works or not idle:
         return None
     if seen.lasted(seen.facts.idle_since_s) < threshold:
         return None
@@ -95,7 +100,7 @@ def _idle_gpus(seen: Seen, threshold: float) -> Found | None:
 
 def _no_progress(seen: Seen, threshold: float) -> Found | None:
     quiet = seen.usage.quiet_s
-    if seen.facts.state not in RUNS or quiet is None or quiet < threshold:
+    if not seen.works or quiet is None or quiet < threshold:
         return None
     if seen.lasted(seen.facts.quiet_since_s) < threshold:
         return None
@@ -110,11 +115,7 @@ def _ranks_missing(seen: Seen, threshold: float) -> Found | None:
     facts, lasted = seen.facts, seen.lasted(seen.facts.missing_since_s)
     if facts.missing_since_s is None or lasted < threshold:
         return None
-    ended = ", ".join(str(rank) for rank in facts.ended_ranks[:5])
-    delay = facts.delay_detail if facts.missing_ranks > len(facts.ended_ranks) else ""
-    why = "; ".join(
-        text for text in (delay, f"ended: rank {ended}" if facts.ended_ranks else "") if text
-    )
+    why = facts.delay_detail
     return Found(
         f"{counted(facts.missing_ranks, 'rank')} of its run {_is(facts.missing_ranks)} missing for"
         f" {duration(lasted)}; the limit is {duration(threshold)}" + (f" ({why})" if why else ""),

@@ -2440,6 +2440,7 @@ class RunDelayedData(TypedDict):
     detail: str
     noted_at: str
     running: bool
+    node_ids: List[str]
 
 
 class RunDelayedEvent(TypedDict):
