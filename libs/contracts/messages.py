@@ -1711,6 +1711,26 @@ class ListNotificationsReply(Message):
     notifications: tuple[Notification, ...] = ()
 
 
+class ReadSteps(Message):
+    """ReadSteps asks which steps the programs of tasks have reported last."""
+
+    task_ids: tuple[str, ...] = ()
+
+
+class ReportedStep(Message):
+    """ReportedStep is the step that a task's rank 0 reported last."""
+
+    task_id: str = ""
+    step: float = 0.0
+
+
+class ReadStepsReply(Message):
+    """ReadStepsReply has those of the tasks that have reported any."""
+
+    refusal: Refusal | None = None
+    steps: tuple[ReportedStep, ...] = ()
+
+
 class ReadMailAddress(Message):
     """ReadMailAddress asks for the address to which a user's mail goes."""
 
@@ -1861,6 +1881,7 @@ class AbnormalRule(Message):
     actions: tuple[AbnormalAction, ...] = ()
     dry_run: bool = False
     groups: tuple[str, ...] = ()
+    teams: tuple[str, ...] = ()
 
 
 class ListAbnormalRules(Message):

@@ -134,7 +134,8 @@ class Acting:
         """Return the attempt that was evaluated last, and what to do."""
         finding = await tx.get(FindingRow, row.finding_id)
         facts = await tx.get(FactsRow, row.task_id)
-        setting = self.book.of(finding.group if finding else "").get(row.rule)
+        settings = self.book.of(finding.group, finding.team) if finding else self.book.settings
+        setting = settings.get(row.rule)
         pending = Pending(
             action=row.action,
             rule=row.rule,

@@ -102,7 +102,7 @@ class Evaluation:
                 tx.put(replace(row, watched=False, closed_at=tx.now))
             return
         activity = await tx.get(ActivityRow, row.task_id, row.attempt)
-        settings = self.book.of(task.group)
+        settings = self.book.of(task.group, task.team)
         facts, found = compare(row, activity, settings, now_s, self.limits)
         still = [
             name

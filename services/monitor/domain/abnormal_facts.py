@@ -73,6 +73,10 @@ class FactsRow:
     # Since when it has had GPUs that are idle, and since when it has been quiet; by the loop.
     idle_since_s: float | None = None
     quiet_since_s: float | None = None
+    # Since when its program has reported no new step, once that has lasted, and the last one; by
+    # the loop.
+    stalled_since_s: float | None = None
+    stalled_step: float | None = None
     # The rules that find it abnormal now.
     open: tuple[str, ...] = ()
     # When the first event about it came; when the loop was done with it. None: it is not.
@@ -216,6 +220,8 @@ def _at_attempt(row: FactsRow, attempt: int) -> FactsRow:
         restarts_saved=0,
         idle_since_s=None,
         quiet_since_s=None,
+        stalled_since_s=None,
+        stalled_step=None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from libs.contracts.messages import AbnormalAction
 from libs.contracts.wording import counted
@@ -34,7 +34,7 @@ class Seen:
 
     @property
     def works(self) -> bool:
-        """True while its program runs; in debug mode people work instead, and may pause to think."""
+        """True while its program runs. In debug mode people work instead, with pauses."""
         return self.facts.state in RUNS and not self.facts.debugs
 
     def lasted(self, since_s: float | None) -> float:
@@ -67,8 +67,8 @@ class Rule:
     # It is read from samples, and holds no longer once it has not held for a while: a few lost
     # samples do not end a finding.
     sampled: bool = False
-    # It names the nodes concerned, so that they can be cordoned.
-    names_nodes: bool = False
+    # Which nodes it names, and `cordon` cordons; empty: no node is at fault.
+    at_fault: str = ""
 
 
 def _long_run(seen: Seen, threshold: float) -> Found | None:
@@ -120,6 +120,7 @@ def _ranks_missing(seen: Seen, threshold: float) -> Found | None:
         f"{counted(facts.missing_ranks, 'rank')} of its run {_is(facts.missing_ranks)} missing for"
         f" {duration(lasted)}; the limit is {duration(threshold)}" + (f" ({why})" if why else ""),
         "shiftwork events {task}",
+        facts.delay_nodes,
     )
 
 
@@ -168,6 +169,7 @@ RULES: Mapping[str, Rule] = {
             900.0,
             "s",
             _ranks_missing,
+            at_fault="the nodes on which its ranks cannot start",
         ),
         Rule(
             "restarts_without_progress",
@@ -175,7 +177,7 @@ RULES: Mapping[str, Rule] = {
             3.0,
             "",
             _restarts,
-            names_nodes=True,
+            at_fault="the node on which its ranks were restarted most often",
         ),
     )
 }
@@ -185,7 +187,7 @@ HARMLESS = (AbnormalAction.NOTIFY, AbnormalAction.TAG)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a rule is set: for everybody, or for one group of nodes."""
+    """How a rule is set for one task."""
 
     rule: Rule
     threshold: float
@@ -195,21 +197,52 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What a group of nodes or a team has otherwise; None: as everybody."""
+
+    threshold: float | None = None
+    actions: tuple[AbnormalAction, ...] | None = None
+    enabled: bool | None = None
+    dry_run: bool | None = None
+
+    def applied(self, to: Setting) -> Setting:
+        """The setting with this change."""
+        return Setting(
+            to.rule,
+            to.threshold if self.threshold is None else self.threshold,
+            to.actions if self.actions is None else self.actions,
+            to.enabled if self.enabled is None else self.enabled,
+            to.dry_run if self.dry_run is None else self.dry_run,
+        )
+
+
+# By rule.
+Changes = Mapping[str, Change]
+
+
+@dataclass(frozen=True, slots=True)
 class RuleBook:
     """All rules as the site has set them."""
 
     settings: Mapping[str, Setting]
-    # By group, then by rule; only what differs.
-    groups: Mapping[str, Mapping[str, Setting]]
+    groups: Mapping[str, Changes] = field(default_factory=dict[str, Changes])
+    teams: Mapping[str, Changes] = field(default_factory=dict[str, Changes])
 
-    def of(self, group: str) -> Mapping[str, Setting]:
-        """The rules for tasks of a group."""
-        return {**self.settings, **self.groups.get(group, {})}
+    def of(self, group: str, team: str) -> Mapping[str, Setting]:
+        """The rules for tasks of a team in a group of nodes. The team decides what both set."""
+        changes = [self.groups.get(group, {}), self.teams.get(team, {})]
+        if not any(changes):
+            return self.settings
+        settings = dict(self.settings)
+        for changed in changes:
+            for name, change in changed.items():
+                settings[name] = change.applied(settings[name])
+        return settings
 
 
 def default_book() -> RuleBook:
     """Every rule with its default threshold, which notifies and tags."""
-    return RuleBook({name: Setting(rule, rule.threshold) for name, rule in RULES.items()}, {})
+    return RuleBook({name: Setting(rule, rule.threshold) for name, rule in RULES.items()})
 
 
 def evaluate(seen: Seen, settings: Mapping[str, Setting]) -> dict[str, Found]:

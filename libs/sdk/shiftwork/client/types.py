@@ -86,6 +86,7 @@ class AbnormalRule(TypedDict):
     actions: List[str]
     dry_run: bool
     groups: List[str]
+    teams: List[str]
 
 
 class AbnormalRules(TypedDict):
