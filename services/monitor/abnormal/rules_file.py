@@ -87,6 +87,24 @@ def parse_rules(document: object, *, idle_seconds: float, quiet_seconds: float) 
     return RuleBook(settings, of[GROUPS], of[TEAMS])
 
 
+def rules_schema() -> dict[str, Any]:
+    """The JSON schema of a file, for values of the chart."""
+
+    def entries() -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": False, "properties": rules}
+
+    rules: dict[str, Any] = {}
+    for rule in RULES.values():
+        rules[rule.name] = entry = _Entry.model_json_schema()
+        del entry["title"]
+        if not rule.at_fault:
+            actions = entry["properties"]["actions"]["anyOf"][0]["items"]
+            actions["enum"] = [word for word in actions["enum"] if word != "cordon"]
+    document = entries()
+    parts = {part: {"type": "object", "additionalProperties": entries()} for part in NAMES_OF}
+    return document | {"properties": rules | parts}
+
+
 def _mapping(name: str, found: object) -> Mapping[Any, Any]:
     if found is None:
         return {}
