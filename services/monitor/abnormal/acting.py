@@ -32,6 +32,7 @@ from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
 from services.monitor.abnormal.apart import ACTIONS, apart
 from services.monitor.abnormal.evaluation import compare
+from services.monitor.abnormal.steps import Steps
 from services.monitor.abnormal.store import ActionRow, FindingRow
 from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_actions import (
@@ -73,6 +74,7 @@ class Acting:
     dry_run: bool
     tick_seconds: float
     activity: Limits
+    steps: Steps
     # Samples that are older do not justify an action.
     samples_fresh_seconds: float
 
@@ -170,7 +172,11 @@ class Acting:
         if activity is not None and tx.now - activity.measured_until > fresh:
             activity = None
         settings = {finding.rule: setting}
-        _, found = compare(facts, activity, settings, now_s, self.activity)
+        stall = self.steps.of(facts, now_s)
+        if stall is None:
+            # What goes on while nobody knows the step justifies no action.
+            facts = replace(facts, stalled_since_s=None)
+        _, found = compare(facts, activity, stall, settings, now_s=now_s, limits=self.activity)
         return "" if found else "the rule does not hold at the moment"
 
     async def _carry_out(self, due: _Due, epoch: int) -> None:

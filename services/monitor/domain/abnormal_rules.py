@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from libs.contracts.messages import AbnormalAction
 from libs.contracts.wording import counted
 from services.monitor.domain.abnormal_facts import RUNS, FactsRow
+from services.monitor.domain.stalls import Stall
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -31,15 +32,17 @@ class Seen:
     usage: Usage
     now_s: float
     idle_percent: float
-
-    @property
-    def works(self) -> bool:
-        """True while its program runs. In debug mode people work instead, with pauses."""
-        return self.facts.state in RUNS and not self.facts.debugs
+    # How the steps stand that its program reports; None: it reports none, or it is not known now.
+    stall: Stall | None = None
 
     def lasted(self, since_s: float | None) -> float:
         """For how long a fact has held; 0 if it does not."""
         return 0.0 if since_s is None else max(0.0, self.now_s - since_s)
+
+
+def works(facts: FactsRow) -> bool:
+    """True while its program runs. In debug mode people work instead, with pauses."""
+    return facts.state in RUNS and not facts.debugs
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def _idle_gpus(seen: Seen, threshold: float) -> Found | None:
     """The samples say for how long each GPU is idle; the steady clock confirms that so much time
     has passed at all."""
     idle = [each for each in seen.usage.idle_s if each >= threshold]
-    if not seen.works or not idle:
+    if not works(seen.facts) or not idle:
         return None
     if seen.lasted(seen.facts.idle_since_s) < threshold:
         return None
@@ -99,16 +102,36 @@ def _idle_gpus(seen: Seen, threshold: float) -> Found | None:
 
 
 def _no_progress(seen: Seen, threshold: float) -> Found | None:
-    quiet = seen.usage.quiet_s
-    if not seen.works or quiet is None or quiet < threshold:
+    """By its steps, or by what its ranks use unless it has just reported a new step."""
+    if not works(seen.facts):
         return None
-    if seen.lasted(seen.facts.quiet_since_s) < threshold:
+    signals = [text for text in (_by_use(seen, threshold), _by_steps(seen, threshold)) if text]
+    if not signals:
         return None
     return Found(
-        f"none of its ranks has used a processor or a GPU for {duration(quiet)};"
-        f" the limit is {duration(threshold)}",
+        f"{', and '.join(signals)}; the limit is {duration(threshold)}",
         "shiftwork logs {task} --tail 20",
     )
+
+
+def _by_use(seen: Seen, threshold: float) -> str:
+    quiet = seen.usage.quiet_s
+    if quiet is None or min(quiet, seen.lasted(seen.facts.quiet_since_s)) < threshold:
+        return ""
+    advanced_s = seen.stall.advanced_s if seen.stall else None
+    if advanced_s is not None and advanced_s < threshold:
+        return ""
+    return f"none of its ranks has used a processor or a GPU for {duration(quiet)}"
+
+
+def _by_steps(seen: Seen, threshold: float) -> str:
+    """While nobody knows the step, what was found goes on, and nothing new is found."""
+    facts = seen.facts
+    lasted, step = seen.lasted(facts.stalled_since_s), facts.stalled_step
+    unknown = seen.stall is None and "no_progress" not in facts.open
+    if step is None or lasted < threshold or unknown:
+        return ""
+    return f"its program has reported no new step since step {step:g}, {duration(lasted)} ago"
 
 
 def _ranks_missing(seen: Seen, threshold: float) -> Found | None:
@@ -157,7 +180,8 @@ RULES: Mapping[str, Rule] = {
         ),
         Rule(
             "no_progress",
-            "has used neither processors nor GPUs for as long as the threshold",
+            "has used neither processors nor GPUs, or has reported no new step although it reported"
+            " some, for as long as the threshold",
             HOUR,
             "s",
             _no_progress,
