@@ -126,6 +126,7 @@ def _abnormal(
         min(5.0, tick_seconds),
         settings.activity_limits(),
         steps,
+        settings.cordon_owners_min,
         # As for the activity of runs: what has no newer sample is not measured.
         2 * settings.series_write_seconds,
     )

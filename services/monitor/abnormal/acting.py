@@ -27,6 +27,7 @@ from libs.contracts.messages import (
     SetPriority,
     SetSchedulable,
 )
+from libs.contracts.wording import counted
 from libs.service.loop import Loop
 from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
@@ -52,6 +53,8 @@ from services.monitor.domain.activity import Limits
 # Of one rule: those of others do not wait for them.
 ACTIONS_AT_ONCE = 200
 COMMAND_SECONDS = 5.0
+# Of one node, to count the owners.
+CORDONS_READ_MAX = 200
 # The owner did not carry it out, and may do so later.
 AGAIN = frozenset({RefusalCode.UNAVAILABLE})
 
@@ -75,6 +78,8 @@ class Acting:
     tick_seconds: float
     activity: Limits
     steps: Steps
+    # A node is cordoned once findings about tasks of so many owners name it.
+    cordon_owners_min: int
     # Samples that are older do not justify an action.
     samples_fresh_seconds: float
 
@@ -143,7 +148,8 @@ class Acting:
             rule=row.rule,
             configured=setting is not None and setting.enabled and row.action in setting.actions,
             holds=finding is not None and finding.version == row.version,
-            unconfirmed=await self._unconfirmed(tx, finding, facts, setting, now_s),
+            unconfirmed=await self._unconfirmed(tx, finding, facts, setting, now_s)
+            or await self._lacks_owners(tx, row),
             dry_run=self.dry_run or setting is None or setting.dry_run,
             begun=row.acted_s is not None,
             paused=row.goal_revision > 0,
@@ -178,6 +184,27 @@ class Acting:
             facts = replace(facts, stalled_since_s=None)
         _, found = compare(facts, activity, stall, settings, now_s=now_s, limits=self.activity)
         return "" if found else "the rule does not hold at the moment"
+
+    async def _lacks_owners(self, tx: Tx, row: ActionRow) -> str:
+        """Why a node is not cordoned yet; empty if it may be. What one user's tasks do on it may be
+        their own fault."""
+        if row.action is not AbnormalAction.CORDON:
+            return ""
+        memo = f"owners at {row.node_id}"
+        owners: set[str] | None = tx.memo.get(memo)
+        if owners is None:
+            named = await store.cordons_of(tx, row.node_id, CORDONS_READ_MAX)
+            versions = {each.finding_id: each.version for each in named}
+            lasting = await store.findings_of(tx, versions)
+            owners = tx.memo[memo] = {
+                each.owner for each in lasting if each.version == versions[each.id]
+            }
+        if len(owners) >= self.cordon_owners_min:
+            return ""
+        return (
+            f"tasks of {counted(len(owners), 'owner')} name {row.node_id};"
+            f" it is cordoned once there are {self.cordon_owners_min}"
+        )
 
     async def _carry_out(self, due: _Due, epoch: int) -> None:
         row, step = due.row, due.decision.step

@@ -100,6 +100,17 @@ async def waiting_actions(tx: Tx, rules: Iterable[str], limit: int) -> Sequence[
     return sorted(found, key=lambda row: (row.decided_at, row.id))
 
 
+async def cordons_of(tx: Tx, node_id: str, limit: int) -> Sequence[ActionRow]:
+    """The actions that are to cordon a node, or were, the newest first."""
+    return await tx.select(
+        ActionRow,
+        Where("action", Op.EQ, AbnormalAction.CORDON),
+        Where("node_id", Op.EQ, node_id),
+        order_by=[Order("decided_at", descending=True)],
+        limit=limit,
+    )
+
+
 async def acted_since(tx: Tx, since_s: float, limit: int) -> Sequence[ActionRow]:
     """Actions whose commands were sent since a time of the steady clock, and not refused."""
     return await tx.select(
@@ -115,6 +126,12 @@ async def actions_of(tx: Tx, findings: Sequence[FindingRow]) -> Sequence[ActionR
     return await tx.select(
         ActionRow, Where("finding_id", Op.IN, ids), order_by=[Order("decided_at"), Order("id")]
     )
+
+
+async def findings_of(tx: Tx, ids: Iterable[str]) -> Sequence[FindingRow]:
+    """These findings, without those that cannot be read."""
+    wanted = list(ids)
+    return await tx.select(FindingRow, Where("id", Op.IN, wanted)) if wanted else ()
 
 
 async def findings(tx: Tx, *where: Where, limit: int) -> Sequence[FindingRow]:
