@@ -137,7 +137,7 @@ def with_state(row: FactsRow, event: TaskStateChanged, now_s: float) -> FactsRow
 
 def with_assignment(row: FactsRow, event: RunAssigned | RunResumed, now_s: float) -> FactsRow:
     """After an attempt was given nodes: its specification has its mode."""
-    if event.attempt < row.attempt or event.spec is None:
+    if event.attempt < row.attempt:
         return row
     debugs = event.spec.run_mode is RunMode.DEBUG
     row = _at_attempt(row, event.attempt)
