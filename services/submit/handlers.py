@@ -328,7 +328,9 @@ async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
 async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
     """Note where the task stands. An ended task has ended, whatever arrives later."""
     row = await tx.get(TaskRow, event.task_id)
-    if row is None or row.ended or event.version <= row.state_version:
+    if row is None or row.ended or event.version < row.state_version:
+        return
+    if event.version == row.state_version and row.attempt >= 0:
         return
     ended = event.state in TERMINAL
     if ended:

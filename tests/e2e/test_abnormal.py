@@ -81,8 +81,6 @@ def eventually(read: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 def test_tasks_that_idle_or_lack_a_rank_are_found_and_acted_on(own: Shiftwork) -> None:
     idle = own.submit("--name", "idle", "--gpus", "0", "--", "sleep", "600")
-    (own.home / "lacking.yaml").write_text(LACKING)
-    lacking = own.submit("--file", str(own.home / "lacking.yaml"))
     stalls = own.submit("--name", "stalls", "--gpus", "0", "--", sys.executable, "-c", STALLS)
     (own.home / "debugged.yaml").write_text(DEBUGGED)
     debugged = own.submit("--file", str(own.home / "debugged.yaml"))
@@ -104,7 +102,15 @@ def test_tasks_that_idle_or_lack_a_rank_are_found_and_acted_on(own: Shiftwork) -
     (found,) = eventually(lambda: findings(stalls, "--all"))
     assert found["rule"] == "no_progress"
     assert found["detail"].startswith("its program has reported no new step since step 1, ")
-    # The one that lacks a rank is tagged, and the dry run says what would be done.
+    # Nothing is found of people who debug.
+    assert own.task(debugged)["state"] == "running"
+    assert "rank_ended" in own.good("events", debugged, "--json").out
+    assert findings(debugged, "--all") == []
+    own.good("stop", debugged)
+    own.wait(debugged, "stopped")
+    # One that lacks a rank is tagged, and the dry run says what would be done.
+    (own.home / "lacking.yaml").write_text(LACKING)
+    lacking = own.submit("--file", str(own.home / "lacking.yaml"))
     (found,) = eventually(
         lambda: [
             each
@@ -120,9 +126,6 @@ def test_tasks_that_idle_or_lack_a_rank_are_found_and_acted_on(own: Shiftwork) -
         out = own.good(command, lacking).out
         assert "ranks_missing: 1 rank of its run has been missing" in " ".join(out.split())
         assert "stop: dry run (would stop it)" in " ".join(out.split())
-    # Nothing is found of people who debug.
-    assert own.task(debugged)["state"] == "running"
-    assert findings(debugged, "--all") == []
     entries = own.good("audit", "--action", "abnormal", "--json").json["items"]
     assert {(each["who"], each["action"], each["outcome"]) for each in entries} == {
         ("rule:no_progress", "abnormal.stop", "done"),
