@@ -21,6 +21,7 @@ from libs.pods.pod_policy import PodPolicy
 from services.allinone.composition import WIRINGS
 from services.allinone.provision import ProvisionSettings
 from services.log_collector.agent.settings import AgentSettings
+from services.monitor.abnormal.rules_file import rules_schema
 from tools.settings_tables import all_comments_of
 
 Schema = dict[str, Any]
@@ -147,7 +148,8 @@ GIVEN: dict[str, frozenset[str]] = {
         }
     ),
     "quota": frozenset(),
-    "monitor": frozenset(),
+    # A ConfigMap of the chart's `rules`.
+    "monitor": frozenset({"rules_file"}),
     "gateway": frozenset(
         {
             *("admin_token_file", "run_token_key_file"),
@@ -208,6 +210,7 @@ def values_schema(chart: str) -> Schema:
     rules["settings"] = _settings_of(chart)
     rules["agent.settings"] = settings_schema(AgentSettings, AGENT_GIVEN)
     rules["provision.settings"] = settings_schema(ProvisionSettings, PROVISION_GIVEN)
+    rules["monitor.rules"] = _inlined(rules_schema())
     needs_policy = chart in ("submit", "launcher", UMBRELLA)
     rules["global.podPolicy"] = (
         _inlined(PodPolicy.model_json_schema()) if needs_policy else ANYTHING

@@ -935,6 +935,7 @@ class Fence(Message):
     attempt: int = 0
     request: str = ""
     goal_revision: Int64 = 0
+    recall: bool = False
 
 
 class SetGoal(Message):
@@ -1711,6 +1712,26 @@ class ListNotificationsReply(Message):
     notifications: tuple[Notification, ...] = ()
 
 
+class ReadSteps(Message):
+    """ReadSteps asks which steps the programs of tasks have reported last."""
+
+    task_ids: tuple[str, ...] = ()
+
+
+class ReportedStep(Message):
+    """ReportedStep is the step that a task's rank 0 reported last."""
+
+    task_id: str = ""
+    step: float = 0.0
+
+
+class ReadStepsReply(Message):
+    """ReadStepsReply has those of the tasks that have reported any."""
+
+    refusal: Refusal | None = None
+    steps: tuple[ReportedStep, ...] = ()
+
+
 class ReadRecipients(Message):
     """ReadRecipients asks what users may be sent now. The monitor asks for every message."""
 
@@ -1873,6 +1894,7 @@ class AbnormalRule(Message):
     actions: tuple[AbnormalAction, ...] = ()
     dry_run: bool = False
     groups: tuple[str, ...] = ()
+    teams: tuple[str, ...] = ()
 
 
 class ListAbnormalRules(Message):
@@ -2040,6 +2062,7 @@ class RunDelayed(Message):
     detail: str = ""
     noted_at: Time
     running: bool = False
+    node_ids: tuple[str, ...] = ()
 
 
 class RankRestarted(Message):

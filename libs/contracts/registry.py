@@ -538,6 +538,20 @@ ROUTES: dict[type[m.Message], Route] = {
         kind=Kind.REPLY,
         reply=None,
     ),
+    m.ReadSteps: Route(
+        type_name="shiftwork.command.v1.ReadSteps",
+        subject="cmd.gateway.read_steps",
+        owner="gateway",
+        kind=Kind.COMMAND,
+        reply=m.ReadStepsReply,
+    ),
+    m.ReadStepsReply: Route(
+        type_name="shiftwork.command.v1.ReadStepsReply",
+        subject="",
+        owner="gateway",
+        kind=Kind.REPLY,
+        reply=None,
+    ),
     m.ReadRecipients: Route(
         type_name="shiftwork.command.v1.ReadRecipients",
         subject="cmd.gateway.read_recipients",

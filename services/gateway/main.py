@@ -36,6 +36,7 @@ from services.gateway.queue_cursors import QueueCursors
 from services.gateway.rate_limits import RateLimits
 from services.gateway.recipients import Recipients
 from services.gateway.rejected_requests import RejectionAudit
+from services.gateway.reported_steps import ReportedSteps
 from services.gateway.rows import EventHeadRow
 from services.gateway.settings import GatewaySettings
 from services.gateway.store import head, prune_rules
@@ -121,7 +122,10 @@ def build(settings: GatewaySettings, ports: Ports, mint: Mint | None = None) -> 
         reads=READS,
         prepare=eventlog.read_ahead,
         commands={},
-        queries={m.ReadRecipients: Recipients(ports.store, settings.visibility).read},
+        queries={
+            m.ReadRecipients: Recipients(ports.store, settings.visibility).read,
+            m.ReadSteps: ReportedSteps(ports.store).read,
+        },
         loops=_loops(settings, ports, commands, watch),
         commands_on_leader_only=False,
         warning=lambda: watch.warning,

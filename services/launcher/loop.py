@@ -685,7 +685,8 @@ def report_delays(
                 observed = rank_restarts.current(run, observed)
             before = KnownDelay(start_delays.delay_of(run, observed, problem), problem)
         delays[run.id] = before
-        event = start_delays.next_delay_event(run, before.delay, tx.now, policy)
+        nodes = start_delays.nodes_of(listing.runs.get(run.id))
+        event = start_delays.next_delay_event(run, before.delay, tx.now, policy, nodes)
         if isinstance(event, datetime):
             due.append(event)
         elif event is not None:

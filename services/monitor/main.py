@@ -8,6 +8,7 @@ from pathlib import Path
 from libs.contracts.messages import (
     NodeSampled,
     ReadRecipients,
+    ReadSteps,
     SetGoal,
     SetPriority,
     SetSchedulable,
@@ -21,6 +22,7 @@ from services.monitor.abnormal import store as abnormal
 from services.monitor.abnormal.acting import Acting
 from services.monitor.abnormal.evaluation import Evaluation
 from services.monitor.abnormal.queries import AbnormalQueries
+from services.monitor.abnormal.steps import Steps
 from services.monitor.activities import Activities
 from services.monitor.delivery import Delivery
 from services.monitor.domain.newest import Newest
@@ -59,9 +61,11 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
     )
 
     evaluation, acting, findings = _abnormal(settings, ports, outgoing)
+    steps = evaluation.steps
 
     async def lead(epoch: int) -> None:
         evaluation.after = ""
+        steps.lead()
         await recorder.lead(epoch)
         COLLECTOR.source = exported
 
@@ -100,6 +104,7 @@ def build(settings: MonitorSettings, ports: Ports) -> Service:
             messages.loop(),
             *recorder.loops(),
             recorder.activities.loop(),
+            steps.loop(),
             evaluation.loop(),
             acting.loop(),
             EventCopies(ports.bus).loop(),
@@ -117,8 +122,10 @@ def _abnormal(
 ) -> tuple[Evaluation, Acting, AbnormalQueries]:
     """What finds abnormal tasks, acts on them and lists them, by the site's rules."""
     book = settings.rule_book()
+    tick_seconds = settings.rules_tick_seconds
+    steps = Steps(ports.store, ports.bus, tick_seconds)
     evaluation = Evaluation(
-        ports.store, outgoing, book, settings.activity_limits(), settings.rules_tick_seconds
+        ports.store, outgoing, book, settings.activity_limits(), tick_seconds, steps
     )
     acting = Acting(
         ports.store,
@@ -126,8 +133,10 @@ def _abnormal(
         book,
         settings.action_limits(),
         settings.rules_dry_run,
-        min(5.0, settings.rules_tick_seconds),
+        min(5.0, tick_seconds),
         settings.activity_limits(),
+        steps,
+        settings.cordon_owners_min,
         # As for the activity of runs: what has no newer sample is not measured.
         2 * settings.series_write_seconds,
     )
@@ -184,7 +193,7 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
-    requests=(ReadRecipients, SetGoal, SetPriority, SetSchedulable),
+    requests=(ReadRecipients, ReadSteps, SetGoal, SetPriority, SetSchedulable),
     hears=(NodeSampled,),
     copies=True,
 )

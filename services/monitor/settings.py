@@ -156,6 +156,9 @@ class MonitorSettings(BaseServiceSettings):
     # Actions beyond notify and tag that are carried out in an hour: of one rule, and of all.
     rule_actions_per_hour: int = Field(default=10, ge=0, le=10_000)
     rules_actions_per_hour: int = Field(default=20, ge=0, le=10_000)
+    # A rule cordons a node once it names it for tasks of so many owners: what the tasks of one do
+    # there may be their fault. 1: a user whose task fails often enough cordons its node.
+    cordon_owners_min: int = Field(default=2, ge=1, le=100)
     # How long findings are kept after their task's end, and actions after their finding's begin;
     # actions for an hour at least, because the limits of an hour count them.
     findings_keep_seconds: float = Field(default=30 * 86_400.0, gt=0)

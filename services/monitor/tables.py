@@ -115,7 +115,6 @@ TABLES = Tables(
         FindingRow,
         "finding",
         index("id", name="finding_open", where="ended_at IS NULL"),
-        index("ended_at", name="finding_old", where="ended_at IS NOT NULL"),
         index("owner", "id"),
         index("team", "id"),
         index("task_id"),
@@ -131,6 +130,12 @@ TABLES = Tables(
         index("decided_at", name="action_old", where="outcome <> 'ABNORMAL_OUTCOME_WAITING'"),
         index("acted_s", where="acted_s IS NOT NULL", name="action_acted"),
         index("finding_id"),
+        index(
+            "node_id",
+            "decided_at",
+            name="action_cordon",
+            where="action = 'ABNORMAL_ACTION_CORDON'",
+        ),
         key="id",
         retention=deleted_by_age(
             "findings_keep_seconds", "the begin of the finding", rule="actions"

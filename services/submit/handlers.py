@@ -203,6 +203,7 @@ async def set_goal(tx: Tx, command: SetGoal) -> SetGoalReply:
         return SetGoalReply(refusal=not_found("task_id", "task", command.task_id))
     fenced = _fenced(row, command.fence)
     if isinstance(fenced, Refusal):
+        _note_recalled(tx, row, command.fence)
         return SetGoalReply(refusal=fenced, revision=row.revision)
     if fenced is not None:
         return SetGoalReply(revision=fenced.revision, changed=True)
@@ -229,6 +230,13 @@ def _fenced(row: TaskRow, fence: Fence | None) -> Carried | Refusal | None:
     return check_fence(
         fence, attempt=row.attempt, goal_revision=row.goal_revision, requests=row.requests
     )
+
+
+def _note_recalled(tx: Tx, row: TaskRow, fence: Fence | None) -> None:
+    """Keep a request that was recalled, so that it is refused when it comes."""
+    known = {request for request, _ in row.requests}
+    if fence is not None and fence.recall and fence.request not in known:
+        tx.put(replace(row, requests=with_request(row.requests, fence, 0)))
 
 
 def _with_goal(
@@ -290,6 +298,7 @@ async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
         return SetPriorityReply(refusal=not_found("task_id", "task", command.task_id))
     fenced = _fenced(row, command.fence)
     if isinstance(fenced, Refusal):
+        _note_recalled(tx, row, command.fence)
         return SetPriorityReply(refusal=fenced, revision=row.revision)
     if fenced is not None:
         return SetPriorityReply(revision=fenced.revision)
@@ -319,7 +328,9 @@ async def set_priority(tx: Tx, command: SetPriority) -> SetPriorityReply:
 async def on_task_state_changed(tx: Tx, event: TaskStateChanged) -> None:
     """Note where the task stands. An ended task has ended, whatever arrives later."""
     row = await tx.get(TaskRow, event.task_id)
-    if row is None or row.ended or event.version <= row.state_version:
+    if row is None or row.ended or event.version < row.state_version:
+        return
+    if event.version == row.state_version and row.attempt >= 0:
         return
     ended = event.state in TERMINAL
     if ended:

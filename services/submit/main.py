@@ -6,10 +6,12 @@ import secrets
 from datetime import timedelta
 from pathlib import Path
 
+from libs.contracts.messages import Reemit
 from libs.pods.pod_policy import PodPolicy, read_policy
 from libs.service.definition import Ports, Service
 from libs.service.prune import prune_loop
 from libs.service.wiring import Wiring
+from services.submit.attempts import UnknownAttempts
 from services.submit.handlers import HANDLERS, READS, Commands, MakeId, prepare
 from services.submit.ids import TimeSortedIds
 from services.submit.settings import SubmitSettings
@@ -42,6 +44,7 @@ def build(settings: SubmitSettings, ports: Ports, *, make_id: MakeId | None = No
         commands=commands.table(),
         on_lead=on_lead,
         loops=(
+            UnknownAttempts(ports.store, ports.bus).loop(),
             prune_loop(
                 "submit",
                 ports.store,
@@ -63,4 +66,5 @@ WIRING = Wiring(
     tables=TABLES,
     migrations=Path(__file__).parent / "migrations",
     consumes=tuple(HANDLERS),
+    requests=(Reemit,),
 )

@@ -69,7 +69,7 @@ class TaskRow:
     mode_changed_at: datetime | None = None
     # What was accepted and has no effect, or will probably surprise.
     warnings: tuple[TaskWarning, ...] = ()
-    # The last attempt that the scheduler reported.
+    # The last attempt that the scheduler reported; -1: an earlier version did not record it.
     attempt: int = 0
     # The last fenced commands that changed it, each with the revision of its change.
     requests: tuple[tuple[str, int], ...] = ()

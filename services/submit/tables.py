@@ -24,6 +24,7 @@ TABLES = Tables(
             where="NOT ended",
             holds=lambda row: not row.ended,
         ),
+        index("task_id", name="task_attempt_unknown", where="attempt < 0"),
         # Tasks without a key are never the same task.
         unique("owner", "client_key", name="task_client_key"),
         key="task_id",

@@ -141,5 +141,11 @@ MATRIX: dict[str, dict[str, Any]] = {
         "gateway": {"settings": {"events_kept_max": 20_000_000}},
         "log-collector": {"errorPatterns": "data-loader: 'shard .* is missing'\nfatal: ''\n"},
         "launcher": {"settings": {"actions_parallel_max": 32}},
+        "monitor": {
+            "rules": {
+                "idle_gpus": {"threshold": 7200, "actions": ["notify", "tag", "stop"]},
+                "teams": {"vision": {"long_run": {"enabled": False}}},
+            }
+        },
     },
 }

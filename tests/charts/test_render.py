@@ -19,12 +19,14 @@ from services.allinone.composition import WIRINGS
 from services.allinone.provision import PREFIX as PROVISION
 from services.allinone.provision import ProvisionSettings
 from services.log_collector.agent.settings import AgentSettings
+from services.monitor.abnormal.rules_file import parse_rules, read_rules
 from tests.charts.charts import (
     NAMESPACE,
     SERVICES,
     TASKS,
     UMBRELLA,
     Helm,
+    HelmError,
     Json,
     containers,
     named,
@@ -392,6 +394,53 @@ def test_patterns_of_error_lines_are_a_file_and_a_change_restarts_the_service(he
     marks = [each["metadata"]["annotations"] for each in (without, pod, other)]
     assert marks[0] != marks[1] != marks[2]
     assert "ERROR_PATTERNS" not in str(without)
+
+
+def test_rules_about_abnormal_tasks_are_a_file_that_the_monitor_reads(
+    helm: Helm, tmp_path: Path
+) -> None:
+    def monitor(rules: Json) -> tuple[list[Json], Json]:
+        mail = {"settings": {"mail_host": "mail.example.org"}, "mail": {"secret": "mail"}}
+        objects = helm.template(UMBRELLA, {"monitor": {"rules": rules, **mail}})
+        return objects, named(objects, "Deployment", "shiftwork-monitor")["spec"]["template"]
+
+    rules: Json = {
+        "ranks_missing": {"threshold": 1_000_000_000, "actions": ["cordon"], "dry_run": True},
+        "groups": {"debug": {"idle_gpus": {"enabled": False}}},
+        "teams": {"vision": {"long_run": {"threshold": 0.5}}},
+    }
+    (_, without), (objects, pod), (_, other) = map(monitor, ({}, rules, rules["teams"]["vision"]))
+    (container,) = pod["spec"]["containers"]
+    path = Path(variables(container)["SHIFTWORK_MONITOR_RULES_FILE"])
+    (mount,) = (m for m in container["volumeMounts"] if m["mountPath"] == str(path.parent))
+    (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == mount["name"])
+    assert "MAIL_PASSWORD_FILE" in str(container)
+    data = named(objects, "ConfigMap", volume["configMap"]["name"])["data"]
+    assert set(data) == {path.name}
+    (tmp_path / path.name).write_text(data[path.name])
+    book = read_rules(tmp_path / path.name, idle_seconds=600, quiet_seconds=600)
+    assert book == parse_rules(rules, idle_seconds=600, quiet_seconds=600)
+    marks = [each["metadata"]["annotations"] for each in (without, pod, other)]
+    assert marks[0] != marks[1] != marks[2]
+    assert "RULES_FILE" not in str(without)
+
+
+@pytest.mark.parametrize(
+    ("rules", "named_in_the_error"),
+    [
+        ({"idle": {}}, "idle"),
+        ({"idle_gpus": {"limit": 5}}, "limit"),
+        ({"idle_gpus": {"threshold": 0}}, "threshold"),
+        ({"idle_gpus": {"actions": ["cordon"]}}, "actions"),
+        ({"teams": {"vision": {"long_run": {"enabled": "off"}}}}, "enabled"),
+        ({"teams": ["vision"]}, "teams"),
+    ],
+)
+def test_rules_with_an_error_are_refused_before_anything_is_installed(
+    helm: Helm, rules: Json, named_in_the_error: str
+) -> None:
+    with pytest.raises(HelmError, match=named_in_the_error):
+        helm.template(UMBRELLA, {"monitor": {"rules": rules}})
 
 
 def test_tasks_reach_the_gateway_and_one_another_and_nothing_else(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from tests.e2e.conftest import Shiftwork
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(120)]
 
 RULES = """
-no_progress: {threshold: 2, actions: [notify, tag, stop]}
+no_progress: {threshold: 3, actions: [notify, tag, stop]}
 ranks_missing: {threshold: 1, actions: [tag, stop], dry_run: true}
 """
 SETTINGS = {
@@ -26,17 +27,32 @@ SETTINGS = {
     "SHIFTWORK_MONITOR_QUIET_SECONDS": "2",
     "SHIFTWORK_MONITOR_RULES_TICK_SECONDS": "0.5",
 }
-# Rank 0 uses a little of a processor for ever; rank 1 ends at once.
-LACKING = """
+BUSY = "while :; do sleep 0.005; done"
+# The second role waits for a first one that is never ready.
+LACKING = f"""
 name: lacking
+gpus_per_node: 0
+roles:
+  - name: ps
+    command: [sh, -c, '{BUSY}']
+  - name: worker
+    command: ["true"]
+    starts_after: [{{role: ps, condition: ready}}]
+"""
+# People debug: one rank ends, the other one waits for them.
+DEBUGGED = """
+name: debugged
+gpus_per_node: 0
 run_mode: debug
 roles:
   - name: worker
     replicas: 2
     command: ["true"]
     debug:
-      command: [sh, -c, 'test "$RANK" = 1 && exit 0; while :; do sleep 0.005; done']
+      command: [sh, -c, 'test "$RANK" = 1 && exit 0; exec sleep 600']
 """
+# It is busy, and makes no step after the first.
+STALLS = "import shiftwork\nshiftwork.report(step=1)\nwhile True: pass"
 
 
 @pytest.fixture
@@ -65,8 +81,9 @@ def eventually(read: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 def test_tasks_that_idle_or_lack_a_rank_are_found_and_acted_on(own: Shiftwork) -> None:
     idle = own.submit("--name", "idle", "--gpus", "0", "--", "sleep", "600")
-    (own.home / "lacking.yaml").write_text(LACKING)
-    lacking = own.submit("--file", str(own.home / "lacking.yaml"))
+    stalls = own.submit("--name", "stalls", "--gpus", "0", "--", sys.executable, "-c", STALLS)
+    (own.home / "debugged.yaml").write_text(DEBUGGED)
+    debugged = own.submit("--file", str(own.home / "debugged.yaml"))
 
     def findings(task: str, *options: str) -> Any:
         return own.good("abnormal", task, *options, "--json").json["items"]
@@ -80,7 +97,20 @@ def test_tasks_that_idle_or_lack_a_rank_are_found_and_acted_on(own: Shiftwork) -
     events = own.good("events", idle, "--json").json["items"]
     by = [each["data"].get("changed_by") for each in events if each["type"] == "task.goal_changed"]
     assert by == ["rule:no_progress"]
-    # The other one is tagged, and the dry run says what would be done.
+    # So is one that is busy and reports no new step.
+    own.wait(stalls, "stopped")
+    (found,) = eventually(lambda: findings(stalls, "--all"))
+    assert found["rule"] == "no_progress"
+    assert found["detail"].startswith("its program has reported no new step since step 1, ")
+    # Nothing is found of people who debug.
+    assert own.task(debugged)["state"] == "running"
+    assert "rank_ended" in own.good("events", debugged, "--json").out
+    assert findings(debugged, "--all") == []
+    own.good("stop", debugged)
+    own.wait(debugged, "stopped")
+    # One that lacks a rank is tagged, and the dry run says what would be done.
+    (own.home / "lacking.yaml").write_text(LACKING)
+    lacking = own.submit("--file", str(own.home / "lacking.yaml"))
     (found,) = eventually(
         lambda: [
             each
@@ -89,7 +119,7 @@ def test_tasks_that_idle_or_lack_a_rank_are_found_and_acted_on(own: Shiftwork) -
         ]
     )
     assert found["rule"] == "ranks_missing"
-    assert "ended: rank 1" in found["detail"]
+    assert "ps" in found["detail"]
     assert own.task(lacking)["abnormal"] == ["ranks_missing"]
     assert own.task(lacking)["state"] == "running"
     for command in ("show", "explain"):

@@ -66,7 +66,13 @@ def test_a_service_gets_valid_settings(document: dict[str, Any], name: str) -> N
     fields = {prefix + field.upper(): field for field in wiring.settings.model_fields}
     assert set(environment) <= set(fields)
     # Types and ranges are checked by the class itself.
-    values = {fields[key]: value for key, value in environment.items()}
+    mounted = targets(service)
+    on_host = {key: lies_in(value, mounted) for key, value in environment.items()}
+    values = {
+        # A file that lies beside the compose file is read as it is on the host.
+        fields[key]: DOCKER / on_host[key] if on_host[key].startswith("./") else value
+        for key, value in environment.items()
+    }
     settings = wiring.settings.model_validate(values)
     port = 8642 if name == "gateway" else 8080
     assert settings.http_port == port
@@ -84,7 +90,7 @@ def test_a_service_finds_its_own_secrets_and_nobody_elses(
         if key.endswith("_FILE"):
             source = lies_in(str(value), mounted)
             assert source, f"{key}: nothing is mounted at {value}"
-            assert Path(source).read_text().strip()
+            assert (DOCKER / source).read_text().strip()
     own = {f"postgres/{wiring.name}", f"nats/{wiring.name}"}
     shared = {"run-token-key", "launcher-run-token-key", "admin-token"}
     given = {

@@ -113,4 +113,5 @@ def _rule(found: m.AbnormalRule) -> Json:
         "actions": [enum_name(each) for each in found.actions],
         "dry_run": found.dry_run,
         "groups": list(found.groups),
+        "teams": list(found.teams),
     }

@@ -58,6 +58,8 @@ class AbnormalRule(TypedDict):
     dry_run: bool
     # Groups of nodes for which it is set otherwise.
     groups: list[str]
+    # Teams for which it is set otherwise.
+    teams: list[str]
 
 
 class AbnormalRules(TypedDict):

@@ -19,6 +19,7 @@ from services.launcher.domain.model import (
 )
 
 DETAIL_CHARACTERS_MAX = 500
+NODES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,22 @@ def _worst(pending: list[ObservedRank]) -> str:
     return f"rank {rank.rank} on {rank.node_id}: {rank.note or 'not started yet'}"
 
 
+def nodes_of(observed: ObservedRun | None) -> tuple[str, ...]:
+    """The nodes on which ranks cannot start because of a fault that the runtime names."""
+    ranks = observed.ranks.values() if observed is not None else ()
+    stuck = (r for r in ranks if r.state is RankState.PENDING and r.fault_since is not None)
+    return tuple(sorted({rank.node_id for rank in stuck}))[:NODES_MAX]
+
+
 def next_delay_event(
-    run: Run, delay: tuple[int, str] | None, now: datetime, policy: DelayPolicy
+    run: Run,
+    delay: tuple[int, str] | None,
+    now: datetime,
+    policy: DelayPolicy,
+    node_ids: tuple[str, ...] = (),
 ) -> RunDelayed | datetime | None:
-    """The event to publish now, or the time at which one may be due, or None."""
+    """The event to publish now, or the time at which one may be due, or None. ``node_ids``: see
+    ``nodes_of``."""
     running, reported = run.state is RunState.RUNNING, run.delay
     if delay is None:
         return None
@@ -77,7 +90,7 @@ def next_delay_event(
     else:
         # A former leader's clock may have been hours ahead.
         due_at = now if reported.at > now else reported.at + policy.again
-    return _event(run, *delay, now) if now >= due_at else due_at
+    return _event(run, *delay, now, node_ids) if now >= due_at else due_at
 
 
 def cleared_event(before: Run, run: Run, now: datetime) -> RunDelayed | None:
@@ -97,7 +110,9 @@ def reported(run: Run, event: RunDelayed) -> Run:
     )
 
 
-def _event(run: Run, ranks: int, detail: str, now: datetime) -> RunDelayed:
+def _event(
+    run: Run, ranks: int, detail: str, now: datetime, node_ids: tuple[str, ...] = ()
+) -> RunDelayed:
     """A report that is newer than the last one, by whatever clock that has its time."""
     return RunDelayed(
         task_id=run.task_id,
@@ -106,4 +121,5 @@ def _event(run: Run, ranks: int, detail: str, now: datetime) -> RunDelayed:
         detail=detail,
         noted_at=ordered_after(now, run.delay.at if run.delay is not None else None),
         running=run.state is RunState.RUNNING,
+        node_ids=node_ids,
     )

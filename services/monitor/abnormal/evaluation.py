@@ -17,6 +17,7 @@ from libs.service.loop import Loop
 from libs.store.port import Store, Tx
 from services.monitor.abnormal import store
 from services.monitor.abnormal.apart import EVALUATION, WHOLE_STEP, apart
+from services.monitor.abnormal.steps import Steps
 from services.monitor.abnormal.store import ActionRow, FindingRow, finding_id
 from services.monitor.activities import ActivityRow
 from services.monitor.domain.abnormal_facts import FactsRow
@@ -31,6 +32,7 @@ from services.monitor.domain.abnormal_rules import (
     with_usage,
 )
 from services.monitor.domain.activity import Limits
+from services.monitor.domain.stalls import Stall, with_stall
 from services.monitor.domain.steady_clock import CLOCK, SteadyClockRow, advanced
 from services.monitor.outgoing import Happening, Outgoing
 from services.monitor.store import TaskRow
@@ -49,6 +51,7 @@ class Evaluation:
     book: RuleBook
     limits: Limits
     tick_seconds: float
+    steps: Steps
     # The last task of the page before.
     after: str = field(default="")
 
@@ -102,8 +105,9 @@ class Evaluation:
                 tx.put(replace(row, watched=False, closed_at=tx.now))
             return
         activity = await tx.get(ActivityRow, row.task_id, row.attempt)
-        settings = self.book.of(task.group)
-        facts, found = compare(row, activity, settings, now_s, self.limits)
+        settings = self.book.of(task.group, task.team)
+        stall = self.steps.of(row, now_s)
+        facts, found = compare(row, activity, stall, settings, now_s=now_s, limits=self.limits)
         still = [
             name
             for name in row.open
@@ -191,14 +195,17 @@ class Evaluation:
 def compare(
     row: FactsRow,
     activity: ActivityRow | None,
+    stall: Stall | None,
     settings: Mapping[str, Setting],
+    *,
     now_s: float,
     limits: Limits,
 ) -> tuple[FactsRow, dict[str, Found]]:
-    """The facts of a task with what its samples show, and what each rule finds in them."""
+    """The facts of a task with what samples and steps show, and what each rule finds in them."""
     usage = _usage(activity)
     facts = with_usage(row, usage, now_s, (limits.idle_seconds, limits.quiet_seconds))
-    return facts, evaluate(Seen(facts, usage, now_s, limits.idle_percent), settings)
+    facts = with_stall(facts, stall, now_s, limits.quiet_seconds)
+    return facts, evaluate(Seen(facts, usage, now_s, limits.idle_percent, stall), settings)
 
 
 def changed(row: FindingRow) -> AbnormalTaskChanged:

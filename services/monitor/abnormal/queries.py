@@ -78,6 +78,7 @@ class AbnormalQueries:
                     actions=setting.actions,
                     dry_run=self.dry_run or setting.dry_run,
                     groups=tuple(group for group, own in self.book.groups.items() if name in own),
+                    teams=tuple(team for team, own in self.book.teams.items() if name in own),
                 )
                 for name, setting in sorted(self.book.settings.items())
             )

@@ -10,7 +10,9 @@ from libs.contracts.messages import (
     CheckpointSaved,
     RankEnded,
     RankRestarted,
+    RunAssigned,
     RunDelayed,
+    RunResumed,
     RunStarted,
     TaskStateChanged,
 )
@@ -22,6 +24,8 @@ from services.monitor.domain.abnormal_facts import FactsRow
 
 CHANGES: Mapping[type[Message], Callable[[FactsRow, Any, float], FactsRow]] = {
     TaskStateChanged: facts.with_state,
+    RunAssigned: facts.with_assignment,
+    RunResumed: facts.with_assignment,
     RunStarted: facts.with_start,
     RunDelayed: facts.with_delay,
     RankEnded: facts.with_ended_rank,

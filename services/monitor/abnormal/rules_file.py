@@ -12,10 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from libs.contracts.ids import is_name
 from libs.contracts.messages import AbnormalAction
 from libs.contracts.wording import meant
-from services.monitor.domain.abnormal_rules import RULES, RuleBook, Setting, default_book
+from services.monitor.domain.abnormal_rules import (
+    RULES,
+    Change,
+    Changes,
+    RuleBook,
+    Setting,
+    default_book,
+)
 
 FILE_BYTES_MAX = 262_144
-GROUPS = "groups"
+# Parts of the file, and what the names of each are.
+GROUPS, TEAMS = "groups", "teams"
+NAMES_OF = {GROUPS: "a group; give one of a node", TEAMS: "a team; give one of a user"}
 ActionWord = Literal["notify", "tag", "lower_priority", "preempt", "stop", "cordon"]
 
 
@@ -62,18 +71,38 @@ def parse_rules(document: object, *, idle_seconds: float, quiet_seconds: float) 
     threshold below them would mean nothing."""
     least = {"idle_gpus": idle_seconds, "no_progress": quiet_seconds}
     given = dict(_mapping("the file", document))
-    groups = _mapping(GROUPS, given.pop(GROUPS, None))
+    parts = {part: _mapping(part, given.pop(part, None)) for part in NAMES_OF}
     settings = {**default_book().settings}
     for name, setting in settings.items():
         if setting.threshold < least.get(name, 0):
             settings[name] = Setting(setting.rule, least[name])
-    settings |= _changed("", given, settings, least)
-    of_groups: dict[str, Mapping[str, Setting]] = {}
-    for group, entries in groups.items():
-        if not is_name(str(group)):
-            raise RulesFileError(f"{GROUPS}: {group!r} is no name of a group; give one of a node")
-        of_groups[group] = _changed(f"{GROUPS}.{group}.", _mapping(group, entries), settings, least)
-    return RuleBook(settings, of_groups)
+    for name, change in _changes("", given, least).items():
+        settings[name] = change.applied(settings[name])
+    of: dict[str, dict[str, Changes]] = {part: {} for part in NAMES_OF}
+    for part, entries in parts.items():
+        for name, rules in entries.items():
+            if not isinstance(name, str) or not is_name(name):
+                raise RulesFileError(f"{part}: {name!r} is no name of {NAMES_OF[part]}")
+            of[part][name] = _changes(f"{part}.{name}.", _mapping(name, rules), least)
+    return RuleBook(settings, of[GROUPS], of[TEAMS])
+
+
+def rules_schema() -> dict[str, Any]:
+    """The JSON schema of a file, for values of the chart."""
+
+    def entries() -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": False, "properties": rules}
+
+    rules: dict[str, Any] = {}
+    for rule in RULES.values():
+        rules[rule.name] = entry = _Entry.model_json_schema()
+        del entry["title"]
+        if not rule.at_fault:
+            actions = entry["properties"]["actions"]["anyOf"][0]["items"]
+            actions["enum"] = [word for word in actions["enum"] if word != "cordon"]
+    document = entries()
+    parts = {part: {"type": "object", "additionalProperties": entries()} for part in NAMES_OF}
+    return document | {"properties": rules | parts}
 
 
 def _mapping(name: str, found: object) -> Mapping[Any, Any]:
@@ -84,13 +113,8 @@ def _mapping(name: str, found: object) -> Mapping[Any, Any]:
     return cast("dict[Any, Any]", found)
 
 
-def _changed(
-    above: str,
-    given: Mapping[Any, Any],
-    settings: Mapping[str, Setting],
-    least: Mapping[str, float],
-) -> dict[str, Setting]:
-    changed: dict[str, Setting] = {}
+def _changes(above: str, given: Mapping[Any, Any], least: Mapping[str, float]) -> dict[str, Change]:
+    changes: dict[str, Change] = {}
     for name, fields in given.items():
         where = f"{above}{name}"
         if name not in RULES:
@@ -100,26 +124,25 @@ def _changed(
             entry = _Entry.model_validate({} if fields is None else fields)
         except ValidationError as error:
             raise RulesFileError(_described(where, error)) from error
-        before = settings[name]
         if entry.threshold is not None and entry.threshold < least.get(name, 0):
             raise RulesFileError(
                 f"{where}.threshold: {entry.threshold:g} is less than {least[name]:g} s, after"
                 " which it counts at all; give more, or lower SHIFTWORK_MONITOR_"
                 + ("IDLE_GPU_SECONDS" if name == "idle_gpus" else "QUIET_SECONDS")
             )
-        if entry.actions and "cordon" in entry.actions and not before.rule.names_nodes:
-            able = ", ".join(each.name for each in RULES.values() if each.names_nodes)
+        if entry.actions and "cordon" in entry.actions and not RULES[name].at_fault:
+            able = ", ".join(each.name for each in RULES.values() if each.at_fault)
             raise RulesFileError(
-                f"{where}.actions: cordon: this rule names no node; leave it out here, {able} can"
+                f"{where}.actions: cordon: no node is at fault when a task {RULES[name].fact};"
+                f" leave it out here, it is for {able}"
             )
-        changed[name] = Setting(
-            before.rule,
-            before.threshold if entry.threshold is None else entry.threshold,
-            before.actions if entry.actions is None else _actions(entry.actions),
-            before.enabled if entry.enabled is None else entry.enabled,
-            before.dry_run if entry.dry_run is None else entry.dry_run,
+        changes[name] = Change(
+            entry.threshold,
+            None if entry.actions is None else _actions(entry.actions),
+            entry.enabled,
+            entry.dry_run,
         )
-    return changed
+    return changes
 
 
 def _actions(words: list[ActionWord]) -> tuple[AbnormalAction, ...]:

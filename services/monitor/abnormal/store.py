@@ -56,7 +56,8 @@ class ActionRow:
     decided_at: datetime
     # Why it waits, or how it went.
     detail: str = ""
-    # Set when its command was carried out: the attempt, and steady seconds.
+    # Set before its command is sent: the attempt, and steady seconds. While the action waits, it is
+    # not known whether the command was carried out.
     attempt: int = 0
     acted_s: float | None = None
     # A preemption pauses the task and resumes it once it has left: the revision of the pause. 0: it
@@ -99,8 +100,19 @@ async def waiting_actions(tx: Tx, rules: Iterable[str], limit: int) -> Sequence[
     return sorted(found, key=lambda row: (row.decided_at, row.id))
 
 
+async def cordons_of(tx: Tx, node_id: str, limit: int) -> Sequence[ActionRow]:
+    """The actions that are to cordon a node, or were, the newest first."""
+    return await tx.select(
+        ActionRow,
+        Where("action", Op.EQ, AbnormalAction.CORDON),
+        Where("node_id", Op.EQ, node_id),
+        order_by=[Order("decided_at", descending=True)],
+        limit=limit,
+    )
+
+
 async def acted_since(tx: Tx, since_s: float, limit: int) -> Sequence[ActionRow]:
-    """Actions whose commands were carried out since a time of the steady clock."""
+    """Actions whose commands were sent since a time of the steady clock, and not refused."""
     return await tx.select(
         ActionRow, Where("acted_s", Op.GT, since_s), order_by=[Order("acted_s")], limit=limit
     )
@@ -114,6 +126,12 @@ async def actions_of(tx: Tx, findings: Sequence[FindingRow]) -> Sequence[ActionR
     return await tx.select(
         ActionRow, Where("finding_id", Op.IN, ids), order_by=[Order("decided_at"), Order("id")]
     )
+
+
+async def findings_of(tx: Tx, ids: Iterable[str]) -> Sequence[FindingRow]:
+    """These findings, without those that cannot be read."""
+    wanted = list(ids)
+    return await tx.select(FindingRow, Where("id", Op.IN, wanted)) if wanted else ()
 
 
 async def findings(tx: Tx, *where: Where, limit: int) -> Sequence[FindingRow]:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from libs.contracts.messages import AbnormalAction, Priority, TaskState
 from libs.contracts.wording import counted
-from services.monitor.domain.abnormal_facts import FactsRow
+from services.monitor.domain.abnormal_facts import RUNS, FactsRow
 
 HOUR_S = 3600.0
 LOWER_TO = Priority.LOW
@@ -34,6 +34,9 @@ class Step(Enum):
     TRY = "try"
     # Send its command.
     SEND = "send"
+    # Its command was sent, and nobody knows whether it was carried out. It is not to be done any
+    # more: find out, and keep it from being done later.
+    RECALL = "recall"
     # Of a preemption: the task has left; resume it.
     RESUME = "resume"
 
@@ -59,22 +62,25 @@ class Pending:
     # Why nothing is known yet that would justify it now; empty: the rule holds at this moment.
     unconfirmed: str
     dry_run: bool
-    # A preemption has paused the task.
+    # Its command was sent before, and the answer is not recorded.
+    begun: bool
+    # A preemption has paused the task, in this attempt.
     paused: bool
+    attempt: int
 
 
 def decide(
     pending: Pending, facts: FactsRow | None, acted: Sequence[str], limits: ActionLimits
 ) -> Decision:
-    """Decide about one action. ``acted``: the rules of the actions of the last hour."""
+    """Decide about one action. ``acted``: the rules of the other actions of the last hour."""
     if pending.paused:
-        return _decide_resume(facts)
+        return _decide_resume(pending, facts)
     if reason := _needless(pending, facts):
-        return Decision(Step.WITHDRAW, reason)
+        return _withdrawn(pending, Step.WITHDRAW, reason)
     if pending.unconfirmed:
         return Decision(Step.WAIT, pending.unconfirmed)
     if pending.dry_run:
-        return Decision(Step.TRY, would(pending.action))
+        return _withdrawn(pending, Step.TRY, would(pending.action))
     used_up = _used_up(pending.rule, acted, limits)
     return Decision(Step.WAIT if used_up else Step.SEND, used_up)
 
@@ -104,10 +110,22 @@ def _needless(pending: Pending, facts: FactsRow | None) -> str:
     return ""
 
 
-def _decide_resume(facts: FactsRow | None) -> Decision:
+def _withdrawn(pending: Pending, step: Step, detail: str) -> Decision:
+    """Settle an action that is not to be done, unless it may have been done."""
+    if not pending.begun:
+        return Decision(step, detail)
+    if pending.action is AbnormalAction.CORDON:
+        detail += "; whether the node was cordoned before shows `shiftwork node ls`"
+        return Decision(Step.WITHDRAW, detail)
+    return Decision(Step.RECALL, detail)
+
+
+def _decide_resume(pending: Pending, facts: FactsRow | None) -> Decision:
+    """Resume the task once its run has left, however it stands then: submit compares the goal."""
     if facts is None or facts.ended:
         return Decision(Step.WITHDRAW, "the task has ended")
-    return Decision(Step.RESUME if facts.state is TaskState.PAUSED else Step.WAIT)
+    left = facts.attempt > pending.attempt or facts.state not in RUNS
+    return Decision(Step.RESUME if left else Step.WAIT)
 
 
 _DOES = {

@@ -15,7 +15,10 @@ from libs.contracts.messages import (
     Priority,
     RankEnded,
     RankRestarted,
+    RunAssigned,
     RunDelayed,
+    RunMode,
+    RunResumed,
     RunStarted,
     TaskState,
     TaskStateChanged,
@@ -24,6 +27,8 @@ from libs.contracts.task_states import TERMINAL
 
 # A run with more restarted or ended ranks is abnormal by those that are kept.
 RANKS_KEPT_MAX = 256
+# Of a delay.
+NODES_KEPT_MAX = 16
 # The run holds its nodes and works, or saves.
 RUNS = frozenset({TaskState.RUNNING, TaskState.PREEMPTING})
 # Its ranks should exist.
@@ -47,13 +52,17 @@ class FactsRow:
     # For how long its runs have run that ended; since when the present one has.
     ran_s: float = 0.0
     runs_since_s: float | None = None
+    # People work in the run: it is in debug mode, and how it is used or ends is theirs to judge.
+    debugs: bool = False
     # The run has started; then only delays of roles that start later count.
     started: bool = False
     delayed_ranks: int = 0
     delay_while_running: bool = False
     delay_noted_at: datetime | None = None
     delay_detail: str = ""
-    # Ranks that ended while others go on.
+    # Nodes on which ranks cannot start.
+    delay_nodes: tuple[str, ...] = ()
+    # Earlier versions filled it. Nothing reads it: ranks end one at a time only in debug mode.
     ended_ranks: tuple[int, ...] = ()
     missing_since_s: float | None = None
     # Restarts of ranks in place: rank, how many, on which node; how many there were at the last
@@ -64,6 +73,10 @@ class FactsRow:
     # Since when it has had GPUs that are idle, and since when it has been quiet; by the loop.
     idle_since_s: float | None = None
     quiet_since_s: float | None = None
+    # Since when its program has reported no new step, once that has lasted, and the last one; by
+    # the loop.
+    stalled_since_s: float | None = None
+    stalled_step: float | None = None
     # The rules that find it abnormal now.
     open: tuple[str, ...] = ()
     # When the first event about it came; when the loop was done with it. None: it is not.
@@ -79,11 +92,13 @@ class FactsRow:
     def missing_ranks(self) -> int:
         """How many ranks should exist and do not."""
         counts = not self.started or self.delay_while_running
-        return (self.delayed_ranks if counts else 0) + len(self.ended_ranks)
+        return self.delayed_ranks if counts and not self.debugs else 0
 
     @property
     def restarts_since_checkpoint(self) -> int:
         """Restarts in place since the last checkpoint of this attempt."""
+        if self.debugs:
+            return 0
         return sum(count for _, count, _ in self.restarts) - self.restarts_saved
 
     def ran_for(self, now_s: float) -> float:
@@ -120,6 +135,15 @@ def with_state(row: FactsRow, event: TaskStateChanged, now_s: float) -> FactsRow
     )
 
 
+def with_assignment(row: FactsRow, event: RunAssigned | RunResumed, now_s: float) -> FactsRow:
+    """After an attempt was given nodes: its specification has its mode."""
+    if event.attempt < row.attempt:
+        return row
+    debugs = event.spec.run_mode is RunMode.DEBUG
+    row = _at_attempt(row, event.attempt)
+    return _settled(replace(row, debugs=row.debugs or debugs), now_s)
+
+
 def with_start(row: FactsRow, event: RunStarted, now_s: float) -> FactsRow:
     """After every process exists that waits for no other role."""
     if event.attempt < row.attempt:
@@ -141,18 +165,18 @@ def with_delay(row: FactsRow, event: RunDelayed, now_s: float) -> FactsRow:
             delay_while_running=event.running,
             delay_noted_at=event.noted_at,
             delay_detail=event.detail,
+            delay_nodes=tuple(event.node_ids[:NODES_KEPT_MAX]),
         ),
         now_s,
     )
 
 
 def with_ended_rank(row: FactsRow, event: RankEnded, now_s: float) -> FactsRow:
-    """After one rank ended while the others go on."""
+    """After one rank ended while the others go on, as there is in debug mode alone. A run that was
+    assigned before the monitor was upgraded shows by that which mode it has."""
     if event.attempt < row.attempt:
         return row
-    row = _at_attempt(row, event.attempt)
-    ranks = tuple(sorted({*row.ended_ranks, event.exit.rank}))[:RANKS_KEPT_MAX]
-    return _settled(replace(row, ended_ranks=ranks), now_s)
+    return _settled(replace(_at_attempt(row, event.attempt), debugs=True), now_s)
 
 
 def with_restart(row: FactsRow, event: RankRestarted) -> FactsRow:
@@ -184,17 +208,20 @@ def _at_attempt(row: FactsRow, attempt: int) -> FactsRow:
     return replace(
         row,
         attempt=attempt,
+        debugs=False,
         started=False,
         delayed_ranks=0,
         delay_while_running=False,
         delay_noted_at=None,
         delay_detail="",
-        ended_ranks=(),
+        delay_nodes=(),
         missing_since_s=None,
         restarts=(),
         restarts_saved=0,
         idle_since_s=None,
         quiet_since_s=None,
+        stalled_since_s=None,
+        stalled_step=None,
     )
 
 

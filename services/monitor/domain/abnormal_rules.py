@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from libs.contracts.messages import AbnormalAction
 from libs.contracts.wording import counted, duration
 from services.monitor.domain.abnormal_facts import RUNS, FactsRow
+from services.monitor.domain.stalls import Stall
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -31,10 +32,17 @@ class Seen:
     usage: Usage
     now_s: float
     idle_percent: float
+    # How the steps stand that its program reports; None: it reports none, or it is not known now.
+    stall: Stall | None = None
 
     def lasted(self, since_s: float | None) -> float:
         """For how long a fact has held; 0 if it does not."""
         return 0.0 if since_s is None else max(0.0, self.now_s - since_s)
+
+
+def works(facts: FactsRow) -> bool:
+    """True while its program runs. In debug mode people work instead, with pauses."""
+    return facts.state in RUNS and not facts.debugs
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,8 @@ class Rule:
     # It is read from samples, and holds no longer once it has not held for a while: a few lost
     # samples do not end a finding.
     sampled: bool = False
-    # It names the nodes concerned, so that they can be cordoned.
-    names_nodes: bool = False
+    # Which nodes it names, and `cordon` cordons; empty: no node is at fault.
+    at_fault: str = ""
 
 
 def _long_run(seen: Seen, threshold: float) -> Found | None:
@@ -81,7 +89,7 @@ def _idle_gpus(seen: Seen, threshold: float) -> Found | None:
     """The samples say for how long each GPU is idle; the steady clock confirms that so much time
     has passed at all."""
     idle = [each for each in seen.usage.idle_s if each >= threshold]
-    if seen.facts.state not in RUNS or not idle:
+    if not works(seen.facts) or not idle:
         return None
     if seen.lasted(seen.facts.idle_since_s) < threshold:
         return None
@@ -94,31 +102,48 @@ def _idle_gpus(seen: Seen, threshold: float) -> Found | None:
 
 
 def _no_progress(seen: Seen, threshold: float) -> Found | None:
-    quiet = seen.usage.quiet_s
-    if seen.facts.state not in RUNS or quiet is None or quiet < threshold:
+    """By its steps, or by what its ranks use unless it has just reported a new step."""
+    if not works(seen.facts):
         return None
-    if seen.lasted(seen.facts.quiet_since_s) < threshold:
+    signals = [text for text in (_by_use(seen, threshold), _by_steps(seen, threshold)) if text]
+    if not signals:
         return None
     return Found(
-        f"none of its ranks has used a processor or a GPU for {duration(quiet)};"
-        f" the limit is {duration(threshold)}",
+        f"{', and '.join(signals)}; the limit is {duration(threshold)}",
         "shiftwork logs {task} --tail 20",
     )
+
+
+def _by_use(seen: Seen, threshold: float) -> str:
+    quiet = seen.usage.quiet_s
+    if quiet is None or min(quiet, seen.lasted(seen.facts.quiet_since_s)) < threshold:
+        return ""
+    advanced_s = seen.stall.advanced_s if seen.stall else None
+    if advanced_s is not None and advanced_s < threshold:
+        return ""
+    return f"none of its ranks has used a processor or a GPU for {duration(quiet)}"
+
+
+def _by_steps(seen: Seen, threshold: float) -> str:
+    """While nobody knows the step, what was found goes on, and nothing new is found."""
+    facts = seen.facts
+    lasted, step = seen.lasted(facts.stalled_since_s), facts.stalled_step
+    unknown = seen.stall is None and "no_progress" not in facts.open
+    if step is None or lasted < threshold or unknown:
+        return ""
+    return f"its program has reported no new step since step {step:g}, {duration(lasted)} ago"
 
 
 def _ranks_missing(seen: Seen, threshold: float) -> Found | None:
     facts, lasted = seen.facts, seen.lasted(seen.facts.missing_since_s)
     if facts.missing_since_s is None or lasted < threshold:
         return None
-    ended = ", ".join(str(rank) for rank in facts.ended_ranks[:5])
-    delay = facts.delay_detail if facts.missing_ranks > len(facts.ended_ranks) else ""
-    why = "; ".join(
-        text for text in (delay, f"ended: rank {ended}" if facts.ended_ranks else "") if text
-    )
+    why = facts.delay_detail
     return Found(
         f"{counted(facts.missing_ranks, 'rank')} of its run {_is(facts.missing_ranks)} missing for"
         f" {duration(lasted)}; the limit is {duration(threshold)}" + (f" ({why})" if why else ""),
         "shiftwork events {task}",
+        facts.delay_nodes,
     )
 
 
@@ -155,7 +180,8 @@ RULES: Mapping[str, Rule] = {
         ),
         Rule(
             "no_progress",
-            "has used neither processors nor GPUs for as long as the threshold",
+            "has used neither processors nor GPUs, or has reported no new step although it reported"
+            " some, for as long as the threshold",
             HOUR,
             "s",
             _no_progress,
@@ -167,6 +193,7 @@ RULES: Mapping[str, Rule] = {
             900.0,
             "s",
             _ranks_missing,
+            at_fault="the nodes on which its ranks cannot start",
         ),
         Rule(
             "restarts_without_progress",
@@ -174,7 +201,7 @@ RULES: Mapping[str, Rule] = {
             3.0,
             "",
             _restarts,
-            names_nodes=True,
+            at_fault="the node on which its ranks were restarted most often",
         ),
     )
 }
@@ -184,7 +211,7 @@ HARMLESS = (AbnormalAction.NOTIFY, AbnormalAction.TAG)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a rule is set: for everybody, or for one group of nodes."""
+    """How a rule is set for one task."""
 
     rule: Rule
     threshold: float
@@ -194,21 +221,52 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What a group of nodes or a team has otherwise; None: as everybody."""
+
+    threshold: float | None = None
+    actions: tuple[AbnormalAction, ...] | None = None
+    enabled: bool | None = None
+    dry_run: bool | None = None
+
+    def applied(self, to: Setting) -> Setting:
+        """The setting with this change."""
+        return Setting(
+            to.rule,
+            to.threshold if self.threshold is None else self.threshold,
+            to.actions if self.actions is None else self.actions,
+            to.enabled if self.enabled is None else self.enabled,
+            to.dry_run if self.dry_run is None else self.dry_run,
+        )
+
+
+# By rule.
+Changes = Mapping[str, Change]
+
+
+@dataclass(frozen=True, slots=True)
 class RuleBook:
     """All rules as the site has set them."""
 
     settings: Mapping[str, Setting]
-    # By group, then by rule; only what differs.
-    groups: Mapping[str, Mapping[str, Setting]]
+    groups: Mapping[str, Changes] = field(default_factory=dict[str, Changes])
+    teams: Mapping[str, Changes] = field(default_factory=dict[str, Changes])
 
-    def of(self, group: str) -> Mapping[str, Setting]:
-        """The rules for tasks of a group."""
-        return {**self.settings, **self.groups.get(group, {})}
+    def of(self, group: str, team: str) -> Mapping[str, Setting]:
+        """The rules for tasks of a team in a group of nodes. The team decides what both set."""
+        changes = [self.groups.get(group, {}), self.teams.get(team, {})]
+        if not any(changes):
+            return self.settings
+        settings = dict(self.settings)
+        for changed in changes:
+            for name, change in changed.items():
+                settings[name] = change.applied(settings[name])
+        return settings
 
 
 def default_book() -> RuleBook:
     """Every rule with its default threshold, which notifies and tags."""
-    return RuleBook({name: Setting(rule, rule.threshold) for name, rule in RULES.items()}, {})
+    return RuleBook({name: Setting(rule, rule.threshold) for name, rule in RULES.items()})
 
 
 def evaluate(seen: Seen, settings: Mapping[str, Setting]) -> dict[str, Found]:

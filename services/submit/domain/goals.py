@@ -123,6 +123,10 @@ class Carried:
     revision: int
 
 
+# Of a request that was recalled before it was carried out; it is kept with the revision 0.
+RECALLED = Refusal(code=RefusalCode.SUPERSEDED, detail="it was recalled before it was carried out")
+
+
 def takes_over(asked_by: str, set_by: str) -> bool:
     """Whether a person asks for something that a rule has set."""
     return set_by.startswith(RULE_PREFIX) and not asked_by.startswith(RULE_PREFIX)
@@ -138,18 +142,20 @@ def check_fence(
     """Whether a fenced command was carried out already, or comes too late; None: it may go on."""
     if fence is None:
         return None
-    for request, revision in requests:
-        if fence.request and request == fence.request:
-            return Carried(revision)
+    revision = dict(requests).get(fence.request) if fence.request else None
+    if revision:
+        return Carried(revision)
+    if revision == 0 or fence.recall:
+        return RECALLED
     if fence.attempt > attempt:
         detail = f"submit has not received attempt {fence.attempt} yet; try again"
         return Refusal(code=RefusalCode.UNAVAILABLE, detail=detail)
     if fence.attempt and fence.attempt != attempt:
         detail = f"it was meant for attempt {fence.attempt}, and attempt {attempt} is the present"
         return Refusal(code=RefusalCode.SUPERSEDED, detail=detail)
-    if fence.goal_revision and fence.goal_revision != goal_revision:
-        return Refusal(code=RefusalCode.SUPERSEDED, detail="another goal was set since")
-    return None
+    changed = fence.goal_revision and fence.goal_revision != goal_revision
+    other = Refusal(code=RefusalCode.SUPERSEDED, detail="another goal was set since")
+    return other if changed else None
 
 
 def with_request(

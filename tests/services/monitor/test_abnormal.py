@@ -595,29 +595,86 @@ async def test_a_service_that_does_not_answer_is_asked_again(tmp_path: Path) -> 
     assert row.detail == "the service that carries it out does not answer"
 
 
-async def test_the_node_of_a_rank_that_keeps_failing_is_cordoned(tmp_path: Path) -> None:
+async def fails_on(site: Site, node_id: str, task_id: str, owner: str) -> None:
+    """A task whose rank is restarted in place there, twice."""
+    await runs(site.monitor, task_id, owner=owner)
+    for restarts in (1, 2):
+        await site.monitor.handle(
+            m.RankRestarted(
+                task_id=task_id,
+                attempt=1,
+                rank=0,
+                role="worker",
+                restarts=restarts,
+                restarts_max=9,
+                noted_at=site.monitor.clock.now(),
+                node_id=node_id,
+            )
+        )
+    await pass_time(site.monitor, 0)
+
+
+@pytest.mark.parametrize("owners_min", [1, 2, 3])
+async def test_a_node_is_cordoned_once_tasks_of_enough_owners_fail_there(
+    tmp_path: Path, owners_min: int
+) -> None:
+    site = Site(MemoryPlatform(), settings(tmp_path, cordon_owners_min=owners_min))
+    async with site.running():
+        for number, owner in enumerate(("ann", "bob", "eve"), 1):
+            # One owner fails often, and on other nodes as well.
+            for more in range(3):
+                await fails_on(site, "n7", f"{owner}{more}", owner)
+            await fails_on(site, f"n-{owner}", f"{owner}9", owner)
+            taken = await site.act()
+            if number < owners_min:
+                assert taken == []
+                waits = [e for e in await site.monitor.rows(ActionRow) if e.node_id == "n7"]
+                (why,) = {each.detail for each in waits}
+                assert why.startswith(f"tasks of {number} owner")
+                assert why.endswith(f" name n7; it is cordoned once there are {owners_min}")
+                assert site.nodes == []
+            elif number == owners_min and owners_min > 1:
+                assert {(each.action, each.node_id) for each in taken} == {
+                    (AbnormalAction.CORDON, "n7")
+                }
+                command = site.nodes[0]
+                assert (command.node_id, command.schedulable) == ("n7", False)
+                assert command.asked_by == "rule:restarts_without_progress"
+
+
+async def test_a_finding_that_is_over_counts_for_no_cordon(tmp_path: Path) -> None:
     site = Site(MemoryPlatform(), settings(tmp_path))
     async with site.running():
-        await site.moves(1, TaskState.RUNNING)
-        for restarts in (1, 2):
+        await fails_on(site, "n7", "t1", "ann")
+        saved = m.Checkpoint(no=1, attempt=1, step=1, uri="/c", saved_at=site.monitor.clock.now())
+        await site.monitor.handle(m.CheckpointSaved(task_id="t1", attempt=1, checkpoint=saved))
+        await fails_on(site, "n7", "t2", "bob")
+        (taken,) = await site.act()
+        assert (taken.task_id, taken.outcome) == ("t1", AbnormalOutcome.WITHDRAWN)
+        assert site.nodes == []
+
+
+async def test_the_nodes_on_which_ranks_cannot_start_are_cordoned(tmp_path: Path) -> None:
+    rules = "ranks_missing: {threshold: 60, actions: [cordon]}\n"
+    site = Site(MemoryPlatform(), settings(tmp_path, rules))
+    async with site.running():
+        for task_id, owner in (("t1", "ann"), ("t2", "bob")):
             await site.monitor.handle(
-                m.RankRestarted(
-                    task_id=site.task_id,
+                a_change(site.monitor, 1, TaskState.STARTING, task_id, attempt=1, owner=owner)
+            )
+            await site.monitor.handle(
+                m.RunDelayed(
+                    task_id=task_id,
                     attempt=1,
-                    rank=0,
-                    role="worker",
-                    restarts=restarts,
-                    restarts_max=9,
+                    ranks=2,
+                    detail="rank 1 on n1: no device",
                     noted_at=site.monitor.clock.now(),
-                    node_id="n7",
+                    node_ids=("n1", f"only-{owner}"),
                 )
             )
-        await pass_time(site.monitor, 0)
-        (taken,) = await site.act()
-        assert (taken.action, taken.node_id) == (AbnormalAction.CORDON, "n7")
-        (command,) = site.nodes
-        assert (command.node_id, command.schedulable) == ("n7", False)
-        assert command.asked_by == "rule:restarts_without_progress"
+        await pass_time(site.monitor, 90)
+        assert {each.node_id for each in await site.act()} == {"n1"}
+        assert {each.node_id for each in site.nodes} == {"n1"}
 
 
 async def test_lists_show_what_a_user_sees(service: ServiceHarness) -> None:

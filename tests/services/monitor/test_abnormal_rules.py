@@ -21,7 +21,9 @@ from libs.contracts.messages import (
     RankRestarted,
     Reason,
     ReasonCode,
+    RunAssigned,
     RunDelayed,
+    RunMode,
     RunStarted,
     TaskState,
     TaskStateChanged,
@@ -40,6 +42,7 @@ from services.monitor.domain.abnormal_rules import (
     with_usage,
 )
 from services.monitor.domain.steady_clock import GAP_SECONDS_MAX, SteadyClockRow, advanced
+from tests.kit.builders import a_spec
 from tests.kit.clock import START, at
 
 TASK = "t1"
@@ -228,7 +231,46 @@ def test_missing_ranks_count_from_when_they_are_missing() -> None:
     start = RunStarted(task_id=TASK, attempt=1, started_at=at(1), owner="ann")
     assert after(start, row=row, now_s=500.0).missing_since_s is None
     assert after(state(2, TaskState.QUEUED), row=row, now_s=500.0).missing_since_s is None
-    assert after(state(2, TaskState.RUNNING), start, ended(1), now_s=5.0).missing_since_s == 5.0
+    later = after(state(2, TaskState.RUNNING), start, delayed(4, 1, running=True), now_s=5.0)
+    assert later.missing_since_s == 5.0
+
+
+def assigned(attempt: int, mode: RunMode = RunMode.NORMAL) -> RunAssigned:
+    spec = a_spec().model_copy(update={"run_mode": mode})
+    return RunAssigned(
+        task_id=TASK,
+        attempt=attempt,
+        owner="ann",
+        spec=spec,
+        assigned_at=at(1),
+        start_deadline_at=at(9),
+    )
+
+
+DEBUGGED = [
+    [assigned(1, RunMode.DEBUG), state(1, TaskState.RUNNING)],
+    [state(1, TaskState.RUNNING), assigned(1, RunMode.DEBUG), assigned(1, RunMode.DEBUG)],
+    # It was assigned before the monitor was upgraded.
+    [state(1, TaskState.RUNNING), ended(1)],
+]
+
+
+@pytest.mark.parametrize("events", DEBUGGED)
+def test_people_who_debug_may_idle_and_end_and_restart_ranks(events: list[Any]) -> None:
+    more = [delayed(1, 2), restarted(0, 9), ended(0)]
+    row = replace(after(*events, *more), idle_since_s=0.0, quiet_since_s=0.0, gpus=1)
+    usage = Usage(idle_s=(9999.0,), quiet_s=9999.0)
+    assert evaluate(Seen(row, usage, 9999, 10.0), default_book().settings) == {}
+    # It may run for too long, as any other.
+    assert found_by("long_run", replace(row, runs_since_s=0.0), 6 * DAY)
+    # What the next attempt shows counts, also if its events come first.
+    for order in ([assigned(2), state(5, TaskState.RUNNING, 2)], [state(5, TaskState.RUNNING, 2)]):
+        next_row = after(*order, delayed(9, 1, attempt=2), restarted(0, 3, 2), row=row, now_s=0.0)
+        assert found_by("ranks_missing", next_row, 900.0)
+        assert found_by("restarts_without_progress", next_row, 0)
+        assert found_by("idle_gpus", replace(next_row, idle_since_s=0.0, gpus=1), 9999, usage)
+        assert found_by("no_progress", replace(next_row, quiet_since_s=0.0), 9999, usage)
+        assert after(assigned(1, RunMode.DEBUG), row=next_row) == next_row
 
 
 def test_restarts_are_counted_in_place_and_by_attempts() -> None:
@@ -262,7 +304,9 @@ def pending(**changes: Any) -> Pending:
         holds=True,
         unconfirmed="",
         dry_run=False,
+        begun=False,
         paused=False,
+        attempt=1,
     )
     return replace(known, **changes)
 
@@ -294,6 +338,22 @@ def test_no_action_is_sent_beyond_the_limits(acted: list[str]) -> None:
         ({"paused": True, "holds": False}, running(state=TaskState.PAUSED), Step.RESUME),
         ({"paused": True, "configured": False}, running(state=TaskState.PAUSED), Step.RESUME),
         ({"paused": True}, running(state=TaskState.STOPPED), Step.WITHDRAW),
+        # Its owner resumed it before it was paused, or another leader has resumed it.
+        ({"paused": True}, running(state=TaskState.QUEUED), Step.RESUME),
+        ({"paused": True}, running(attempt=2), Step.RESUME),
+        ({"paused": True}, running(), Step.WAIT),
+        # What may have been done is not settled as if it were not.
+        ({"begun": True, "holds": False}, running(), Step.RECALL),
+        ({"begun": True, "configured": False}, running(), Step.RECALL),
+        ({"begun": True, "dry_run": True}, running(), Step.RECALL),
+        ({"begun": True}, running(state=TaskState.STOPPED), Step.RECALL),
+        ({"begun": True}, running(), Step.SEND),
+        ({"begun": True, "unconfirmed": "not now"}, running(), Step.WAIT),
+        (
+            {"begun": True, "holds": False, "action": AbnormalAction.CORDON},
+            running(),
+            Step.WITHDRAW,
+        ),
     ],
 )
 def test_what_is_done_about_an_action(
@@ -313,13 +373,38 @@ def test_a_group_has_rules_of_its_own() -> None:
             "groups": {"debug": {"idle_gpus": {"enabled": False}, "long_run": {"threshold": 3600}}},
         }
     )
-    setting = book.of("train")["idle_gpus"]
+    setting = book.of("train", "vision")["idle_gpus"]
     stop = (AbnormalAction.NOTIFY, AbnormalAction.STOP)
     assert (setting.threshold, setting.actions, setting.enabled) == (7200, stop, True)
-    assert not book.of("debug")["idle_gpus"].enabled
-    assert book.of("debug")["long_run"].threshold == 3600
-    assert book.of("train")["long_run"].threshold == 5 * DAY
-    assert set(book.of("")) == set(RULES)
+    assert not book.of("debug", "")["idle_gpus"].enabled
+    assert book.of("debug", "vision")["long_run"].threshold == 3600
+    assert book.of("train", "")["long_run"].threshold == 5 * DAY
+    assert set(book.of("", "")) == set(RULES)
+
+
+def test_a_team_has_rules_of_its_own_and_decides_what_its_group_sets_as_well() -> None:
+    book = parsed(
+        {
+            "long_run": {"threshold": 100, "dry_run": True},
+            "groups": {"debug": {"long_run": {"threshold": 200, "actions": ["tag"]}}},
+            "teams": {
+                "vision": {"long_run": {"threshold": 300, "dry_run": False}},
+                "debug": {"long_run": {"enabled": False}},
+            },
+        }
+    )
+
+    def read(group: str, team: str) -> tuple[float, int, bool, bool]:
+        found = book.of(group, team)["long_run"]
+        return found.threshold, len(found.actions), found.dry_run, found.enabled
+
+    assert read("train", "speech") == (100, 2, True, True)
+    assert read("debug", "speech") == (200, 1, True, True)
+    assert read("train", "vision") == (300, 2, False, True)
+    assert read("debug", "vision") == (300, 1, False, True)
+    # The names of groups and teams are apart.
+    assert read("train", "debug") == (100, 2, True, False)
+    assert read("vision", "") == (100, 2, True, True)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +417,14 @@ def test_a_group_has_rules_of_its_own() -> None:
         ({"long_run": {"threshold": 0}}, "long_run.threshold: 0:"),
         ({"long_run": {"threshold": float("nan")}}, "long_run.threshold: nan:"),
         ({"long_run": 3}, "long_run: 3 is no mapping; give some of threshold"),
-        ({"long_run": {"actions": ["cordon"]}}, "long_run.actions: cordon: this rule names no"),
+        (
+            {"long_run": {"actions": ["cordon"]}},
+            "long_run.actions: cordon: no node is at fault when a task has run for longer than",
+        ),
+        ({"teams": {"a": {"no_progress": {"actions": ["cordon"]}}}}, "teams.a.no_progress.actions"),
+        ({"teams": 3}, "teams: 3 is no mapping"),
+        ({"teams": {"a b": {}}}, "teams: 'a b' is no name of a team"),
+        ({"teams": {5: {}}}, "teams: 5 is no name of a team"),
         ({"groups": ["a"]}, "groups: ['a'] is no mapping"),
         ({"groups": {"a b": {}}}, "groups: 'a b' is no name of a group"),
         ({"groups": {"a": {"no": {}}}}, "groups.a.no: is no rule"),

@@ -28,6 +28,7 @@ from libs.contracts.messages import (
     QuotaChanged,
     Reason,
     Reemit,
+    ReemitReply,
     RefusalCode,
     SetGoal,
     SetPriority,
@@ -38,6 +39,7 @@ from libs.contracts.messages import (
 )
 from libs.store.port import ConflictError, Store
 from services.submit.handlers import prepare
+from services.submit.main import WIRING
 from services.submit.store import (
     InventoryRow,
     NodeRow,
@@ -644,3 +646,38 @@ async def test_removed_quotas_are_forgotten_by_age_and_live_ones_never(
         assert await old.drop(tx, oldest, 10) == 0
         assert await old.drop(tx, oldest + timedelta(seconds=1), 10) == 1
     assert [row.user for row in await service.rows(QuotaRow)] == ["bob"]
+
+
+async def test_an_attempt_that_an_upgrade_left_unknown_comes_with_facts_that_are_published_again(
+    platform: MemoryPlatform,
+) -> None:
+    service = ServiceHarness(platform, WIRING)
+    await service.lead()
+    made = await service.ask(create())
+    state = moved(made.task_id, TaskState.RUNNING, 7).model_copy(update={"attempt": 3})
+    await service.handle(state)
+    asked_for: list[Reemit] = []
+
+    async def reemit(command: Reemit) -> ReemitReply:
+        asked_for.append(command)
+        return ReemitReply()
+
+    await service.step("attempts")
+    async with platform.connection("scheduler").serve({Reemit: reemit}):
+        # Nothing is unknown.
+        await service.step("attempts")
+        assert asked_for == []
+        await service.restart()
+        (row,) = await service.rows(TaskRow)
+        await service.put(replace(row, attempt=-1))
+        await service.step("attempts")
+        await service.step("attempts")
+        assert [each.service for each in asked_for] == ["scheduler"]
+    await service.handle(state.model_copy(update={"version": 6, "attempt": 2}))
+    assert (await service.rows(TaskRow))[0].attempt == -1
+    # The same version as before the upgrade.
+    await service.handle(state)
+    (row,) = await service.rows(TaskRow)
+    assert (row.attempt, row.state_version) == (3, 7)
+    await service.handle(state.model_copy(update={"attempt": 9}))
+    assert (await service.rows(TaskRow))[0].attempt == 3

@@ -84,7 +84,7 @@ def _show_rules(found: dict[str, Any], *, as_json: bool) -> None:
             render.Column("RULE"),
             render.Column("THRESHOLD"),
             render.Column("ACTIONS", least=8),
-            render.Column("OTHERWISE IN", drop=2),
+            render.Column("OTHERWISE FOR", drop=2),
             render.Column("FINDS", drop=1, least=20, wrap=True),
         ),
         [
@@ -92,10 +92,16 @@ def _show_rules(found: dict[str, Any], *, as_json: bool) -> None:
                 each["name"],
                 f"{each['threshold']:g} {each['unit']}".strip() if each["enabled"] else "off",
                 " ".join(each["actions"]) + (" (dry run)" if each["dry_run"] else ""),
-                " ".join(each["groups"]),
+                ", ".join(_otherwise(each)),
                 each["detail"],
             ]
             for each in found["items"]
         ],
         "no rules",
     )
+
+
+def _otherwise(rule: dict[str, Any]) -> list[str]:
+    """For which groups of nodes and which teams the site has set it otherwise."""
+    groups, teams = rule["groups"], rule.get("teams", [])
+    return [f"group {name}" for name in groups] + [f"team {name}" for name in teams]

@@ -86,6 +86,7 @@ class AbnormalRule(TypedDict):
     actions: List[str]
     dry_run: bool
     groups: List[str]
+    teams: List[str]
 
 
 class AbnormalRules(TypedDict):
@@ -2440,6 +2441,7 @@ class RunDelayedData(TypedDict):
     detail: str
     noted_at: str
     running: bool
+    node_ids: List[str]
 
 
 class RunDelayedEvent(TypedDict):

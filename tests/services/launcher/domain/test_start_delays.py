@@ -7,9 +7,11 @@ from libs.contracts.messages import RunDelayed
 from services.launcher.domain.model import Fault, ObservedRank, ObservedRun, ReportedDelay, RunState
 from services.launcher.domain.start_delays import (
     DETAIL_CHARACTERS_MAX,
+    NODES_MAX,
     DelayPolicy,
     delay_of,
     next_delay_event,
+    nodes_of,
     reported,
 )
 from tests.kit.clock import START, at
@@ -38,6 +40,22 @@ def test_the_rank_with_a_fault_is_named() -> None:
         2,
         "rank 1 on local-1: no such image",
     )
+
+
+def test_the_nodes_on_which_ranks_have_a_fault_are_published() -> None:
+    made = pending(0, note="the pod is being made", fault=Fault.BEING_MADE)
+    fault = replace(
+        pending(1, note="no such image", fault=Fault.IMAGE_PULL, fault_since=START), node_id="n2"
+    )
+    other = replace(fault, rank=2, node_id="n1")
+    assert nodes_of(listed(made, observed(2))) == nodes_of(None) == ()
+    nodes = nodes_of(listed(made, fault, other))
+    assert nodes == ("n1", "n2")
+    event = next_delay_event(RUN, (2, "why"), at(5), POLICY, nodes)
+    assert isinstance(event, RunDelayed)
+    assert event.node_ids == ("n1", "n2")
+    many = [replace(fault, rank=rank, node_id=f"n{rank}") for rank in range(99)]
+    assert len(nodes_of(listed(*many))) == NODES_MAX
 
 
 def test_a_failed_launch_is_the_reason_of_the_delay() -> None:
