@@ -12,12 +12,11 @@ from shiftwork.live import Limits
 from libs.contracts.messages import TaskSpec
 from libs.contracts.services import SERVICES
 from libs.contracts.tcp_ports import GATEWAY_PORT
-from libs.pods.kubernetes_names import TASKS_NAMESPACE
+from libs.pods.kubernetes_names import AGENT_PORT, TASKS_NAMESPACE
 from libs.service.stream_watch import WARN_SHARE
 from services.allinone.composition import WIRINGS
 from services.allinone.setting_relations import RELATIONS, Relation, default
 from services.gateway.settings import GatewaySettings
-from services.log_collector.agent.protocol import PORT as AGENT_PORT
 from services.scheduler.domain.model.group_policy import PolicySettings
 from services.submit.domain.facts import Defaults, Facts
 from services.submit.domain.facts import Limits as SpecLimits
