@@ -22,12 +22,13 @@ GPUS_MAX = 512
 QUERY_BYTES_MAX = 1 << 20
 ANSWER_BYTES_MAX = 4 << 20
 GPU_TEXT_MAX = 128
+GPU_INDEX_END = 65_536
 M = TypeVar("M", bound=Message)
 
 PodName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 # Part of a path on the node: nothing else may be in it.
 PodUid = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
-GpuIndex = Annotated[int, Field(ge=0, lt=65_536)]
+GpuIndex = Annotated[int, Field(ge=0, lt=GPU_INDEX_END)]
 
 
 class AgentProtocolError(ValueError):
@@ -95,7 +96,7 @@ def _check_gpus(gpus: Sequence[GpuSample]) -> None:
     if len({gpu.index for gpu in gpus}) != len(gpus):
         raise AgentProtocolError("gpus: an index comes twice; number each GPU once")
     for gpu in gpus:
-        if not 0 <= gpu.index < 65_536:  # noqa: PLR2004 - as GpuIndex
+        if not 0 <= gpu.index < GPU_INDEX_END:
             raise AgentProtocolError(f"gpus: index {gpu.index}; count from 0")
         for text in (gpu.uuid, gpu.model):
             if len(text) > GPU_TEXT_MAX or not text.isprintable():

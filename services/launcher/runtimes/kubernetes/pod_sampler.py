@@ -36,6 +36,8 @@ from services.launcher.runtimes.port import RuntimeDeniedError, RuntimeUnavailab
 from services.launcher.runtimes.sample_port import HeldGpus
 
 DETAIL_BYTES_MAX = 400
+# From here on no measured GPU is numbered.
+UNMEASURED = agent_protocol.GPU_INDEX_END
 declare = Metrics("launcher in Kubernetes")
 FAILED = declare.counter(
     "shiftwork_launcher_node_agent_failures_total",
@@ -223,9 +225,11 @@ def sample_of(
 def _gpus(
     reported: Sequence[int] | None, count: int, node: NodeToSample, measured: NodeMeasured
 ) -> tuple[int, ...]:
-    """The measured GPUs that a pod has. The plan's numbers are not the driver's, so where the
-    kubelet does not say which, only a pod that has all of its node is certain."""
-    if reported is not None:
-        return tuple(reported) if len(reported) <= count else ()
-    whole = 0 < count == node.gpus == len(measured.gpus)
-    return tuple(gpu.index for gpu in measured.gpus) if whole else ()
+    """The GPUs that a pod has, by the driver's numbers, which are not the plan's. Where the kubelet
+    does not say which, only a pod that has all of its node is certain; others have numbers that no
+    measured GPU has, so that their runs do not seem to have none."""
+    if reported and len(reported) <= count:
+        return tuple(reported)
+    if reported is None and 0 < count == node.gpus == len(measured.gpus):
+        return tuple(gpu.index for gpu in measured.gpus)
+    return tuple(range(UNMEASURED, UNMEASURED + count))

@@ -27,6 +27,7 @@ from libs.signals import agent_protocol
 from libs.signals.agent_protocol import NodeMeasured, PodMeasured
 from services.launcher.domain.model import ObservedRank, RankState
 from services.launcher.runtimes.kubernetes.pod_sampler import (
+    UNMEASURED,
     AgentPolicy,
     NodeToSample,
     PodSampler,
@@ -179,7 +180,15 @@ async def test_each_node_is_asked_for_its_running_pods_and_no_others(cluster: Cl
         sampled_at=NOW,
         hostname="n1",
         values=NodeValues(cpu_percent=12.0),
-        ranks=(RankSample(task_id=TASK, attempt=1, rank=0, values=RankValues(cpu_cores=0.5)),),
+        ranks=(
+            RankSample(
+                task_id=TASK,
+                attempt=1,
+                rank=0,
+                gpus=(UNMEASURED,),
+                values=RankValues(cpu_cores=0.5),
+            ),
+        ),
     )
 
 
@@ -243,10 +252,14 @@ def test_the_gpus_of_a_pod_are_those_that_the_kubelet_assigned() -> None:
         return rank.gpus
 
     assert gpus(pod, measured([pod], gpus=8, held=(3,)), 8) == (3,), "not the plan's number 5"
-    assert gpus(pod, measured([pod], gpus=8), 8) == (), "which one it is, is not known"
+    unknown = tuple(range(UNMEASURED, UNMEASURED + 2))
+    assert gpus(pod, measured([pod], gpus=8), 8) == unknown[:1], "which one it is, is not known"
     assert gpus(whole, measured([whole], gpus=2), 2) == (0, 1), "it has all of them"
-    assert gpus(whole, measured([whole], gpus=2), 8) == (), "the agent sees some of the GPUs"
-    assert gpus(pod, measured([pod], gpus=8, held=(3, 4)), 8) == (), "more than it was given"
+    assert gpus(whole, measured([whole], gpus=2), 8) == unknown, "the agent sees some of the GPUs"
+    assert gpus(pod, measured([pod], gpus=8, held=(3, 4)), 8) == unknown[:1], (
+        "more than it was given"
+    )
+    assert gpus(pod, measured([pod], held=()), 8) == unknown[:1], "the agent sees no GPU"
 
 
 async def test_a_real_agent_measures_for_the_launcher(cluster: Cluster, tmp_path: Path) -> None:
