@@ -100,6 +100,7 @@ RULES: dict[str, Schema] = {
     "persistence.size": SIZE,
     "archive.size": SIZE,
     "archive.accessMode": {"enum": ["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]},
+    "samples.kubeletFolder": {"type": "string", "pattern": "^/.*[^/]$"},
     "resources": ANYTHING,
     "affinity": ANYTHING,
     "nodeSelector": TEXTS,
@@ -129,6 +130,8 @@ GIVEN: dict[str, frozenset[str]] = {
     "launcher": frozenset(
         {
             *("runtime", "kube_namespace", "kube_config", "pod_policy_file"),
+            *("kube_agent_namespace", "kube_agent_label", "kube_agent_port"),
+            "kube_agent_token_file",
             *("task_url", "run_token_key_file"),
             # Of the process runtime.
             *("data_folder", "virtual_nodes", "slots_per_node", "nodes_file", "task_user"),
@@ -160,6 +163,7 @@ GIVEN: dict[str, frozenset[str]] = {
 }
 AGENT_GIVEN = frozenset({
     *("namespace", "host", "port", "token_file", "pods_dir", "spool_dir"),
+    *("sample", "cgroup_dir", "net_dev_file", "pod_resources_socket"),
     *("log_format", "log_level"),
 })  # fmt: skip
 PROVISION_GIVEN = frozenset({

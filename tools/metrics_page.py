@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from libs.service.metrics import CATALOGUE, LABELS, Metric
 from services.allinone.composition import WIRINGS
-from services.launcher.runtimes.kubernetes import connect, reflector
+from services.launcher.runtimes.kubernetes import connect, pod_sampler, reflector
 from services.log_collector.agent import spool
 
 # What imports every module that declares a metric: the services, and the parts that run elsewhere.
-DECLARING = (*WIRINGS, connect, reflector, spool)
+DECLARING = (*WIRINGS, connect, pod_sampler, reflector, spool)
 EVERY = "every service"
 _HEAD = ("| metric | type | unit | labels | |", "| --- | --- | --- | --- | --- |")
 

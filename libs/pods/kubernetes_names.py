@@ -18,6 +18,10 @@ MANAGER = "shiftwork"
 TASKS_NAMESPACE = "shiftwork-tasks"
 # The ConfigMap there in which the launcher keeps its epoch.
 EPOCH_MAP = "shiftwork-launcher"
+# The node agents: where they are, how they are found, where they listen.
+AGENT_NAMESPACE = "shiftwork"
+AGENT_LABEL = "app.kubernetes.io/component=log-agent"
+AGENT_PORT = 8650
 # The task's own container, and the one that brings the SDK.
 MAIN = "main"
 SDK_CONTAINER = "shiftwork-sdk"

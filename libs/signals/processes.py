@@ -16,10 +16,9 @@ from typing import Protocol
 import psutil
 
 from libs.contracts.messages import RankValues
+from libs.signals.control_groups import Usage, first, read_groups
 from libs.signals.rates import Rates
 from libs.signals.readings import reading
-
-MICROSECONDS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +32,6 @@ class RankProcesses:
     ticks: int = 0
     # The folders of its control groups; empty: it has none.
     groups: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one process has used so far. An absent value could not be read."""
-
-    cpu_seconds: float | None
-    memory_bytes: float | None
-    read_bytes: float | None
-    write_bytes: float | None
 
 
 class ProcessTable(Protocol):
@@ -92,69 +81,20 @@ class RankSampler:
     ) -> RankValues:
         each = [usage for usage in map(table.usage, sorted(pids)) if usage is not None]
         groups = read_groups(rank.groups)
-        cpu_s = _first(groups.cpu_seconds, _total(usage.cpu_seconds for usage in each))
+        cpu_s = first(groups.cpu_seconds, _total(usage.cpu_seconds for usage in each))
+        read_bytes = first(groups.read_bytes, _total(usage.read_bytes for usage in each))
+        written_bytes = first(groups.write_bytes, _total(usage.write_bytes for usage in each))
         key = rank.key
         return RankValues(
             cpu_cores=self._rates.rate((key, "cpu"), cpu_s, now_s),
-            memory_bytes=_first(groups.memory_bytes, _total(usage.memory_bytes for usage in each)),
-            read_bytes_per_second=self._rates.rate(
-                (key, "read"), _total(usage.read_bytes for usage in each), now_s
-            ),
-            write_bytes_per_second=self._rates.rate(
-                (key, "write"), _total(usage.write_bytes for usage in each), now_s
-            ),
+            memory_bytes=first(groups.memory_bytes, _total(usage.memory_bytes for usage in each)),
+            read_bytes_per_second=self._rates.rate((key, "read"), read_bytes, now_s),
+            write_bytes_per_second=self._rates.rate((key, "write"), written_bytes, now_s),
             processes=float(len(pids)),
             gpu_process_memory_bytes=(
                 None if gpu_memory is None else sum(gpu_memory.get(pid, 0.0) for pid in pids)
             ),
         )
-
-
-def read_groups(folders: Iterable[str]) -> Usage:
-    """What control groups have used so far, of version 2 or 1; absent where a file cannot be
-    read."""
-    cpu: float | None = None
-    memory: float | None = None
-    for folder in map(Path, folders):
-        cpu = _first(cpu, _cpu_of_group(folder))
-        memory = _first(memory, _memory_of_group(folder))
-    return Usage(cpu, memory, None, None)
-
-
-def _cpu_of_group(folder: Path) -> float | None:
-    found = reading(lambda: _stat(folder / "cpu.stat", "usage_usec") * MICROSECONDS)
-    return _first(found, reading(lambda: int((folder / "cpuacct.usage").read_text()) * 1e-9))
-
-
-def _memory_of_group(folder: Path) -> float | None:
-    """Without the pages of files, which the kernel gives back when somebody needs the memory."""
-    found = reading(
-        lambda: (
-            int((folder / "memory.current").read_text())
-            - _stat(folder / "memory.stat", "inactive_file")
-        )
-    )
-    return _first(
-        found,
-        reading(
-            lambda: (
-                int((folder / "memory.usage_in_bytes").read_text())
-                - _stat(folder / "memory.stat", "total_inactive_file")
-            )
-        ),
-    )
-
-
-def _stat(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    raise KeyError(name)
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _total(values: Iterable[float | None]) -> float | None:

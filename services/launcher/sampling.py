@@ -6,7 +6,7 @@ is lost is a gap in the series.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,7 +18,7 @@ from libs.service.loop import Loop
 from libs.service.metrics import Metrics
 from libs.store.port import Store
 from services.launcher.domain.model import Run
-from services.launcher.runtimes.sample_port import SampledRuntime
+from services.launcher.runtimes.sample_port import HeldGpus, SampledRuntime
 
 declare = Metrics("launcher")
 SAMPLES = declare.counter(
@@ -29,8 +29,6 @@ FAILED_SAMPLES = declare.counter(
 )
 # A message for each node has so many ranks at most; others follow in further messages.
 RANKS_PER_MESSAGE_MAX = 500
-
-Held = Mapping[tuple[str, int, int], tuple[int, ...]]
 
 
 @dataclass
@@ -50,8 +48,9 @@ class Sampling:
     async def step(self, _epoch: int) -> float:
         """Publish one sample of every node; returns the time until the next round."""
         try:
-            sampled = await self.runtime.sample(self.now())
-            for message in pieces(sampled, held_gpus(self.store.resident(Run).values())):
+            held = held_gpus(self.store.resident(Run).values())
+            sampled = await self.runtime.sample(self.now(), held)
+            for message in pieces(sampled):
                 envelope_id = f"{message.node_id}-{message.sampled_at.timestamp():.3f}"
                 await self.bus.send_telemetry(
                     Envelope(envelope_id, "launcher", message.sampled_at, message)
@@ -63,7 +62,7 @@ class Sampling:
         return self.seconds - self.now().timestamp() % self.seconds
 
 
-def held_gpus(runs: Iterable[Run]) -> Held:
+def held_gpus(runs: Iterable[Run]) -> HeldGpus:
     """The GPUs that each rank of each run holds on its node."""
     return {
         (run.task_id, run.attempt, place.rank): place.gpus
@@ -72,17 +71,11 @@ def held_gpus(runs: Iterable[Run]) -> Held:
     }
 
 
-def pieces(sampled: Iterable[NodeSampled], held: Held) -> Iterator[NodeSampled]:
+def pieces(sampled: Iterable[NodeSampled]) -> Iterator[NodeSampled]:
     """The messages for these samples, none of them with too many ranks."""
     for whole in sampled:
-        ranks = [
-            rank.model_copy(update={"gpus": held.get((rank.task_id, rank.attempt, rank.rank), ())})
-            for rank in whole.ranks
-        ]
-        first, rest = ranks[:RANKS_PER_MESSAGE_MAX], ranks[RANKS_PER_MESSAGE_MAX:]
-        yield whole.model_copy(update={"ranks": tuple(first)})
+        first, rest = whole.ranks[:RANKS_PER_MESSAGE_MAX], whole.ranks[RANKS_PER_MESSAGE_MAX:]
+        yield whole.model_copy(update={"ranks": first})
         while rest:
             first, rest = rest[:RANKS_PER_MESSAGE_MAX], rest[RANKS_PER_MESSAGE_MAX:]
-            yield whole.model_copy(
-                update={"ranks": tuple(first), "values": NodeValues(), "gpus": ()}
-            )
+            yield whole.model_copy(update={"ranks": first, "values": NodeValues(), "gpus": ()})

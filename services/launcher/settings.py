@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.contracts.ids import DNS_LABEL_FORM, LABEL_KEY_RULE, NAME_FORM, is_label_key
 from libs.contracts.tcp_ports import GATEWAY_PORT
-from libs.pods.kubernetes_names import TASKS_NAMESPACE
+from libs.pods.kubernetes_names import AGENT_LABEL, AGENT_NAMESPACE, AGENT_PORT, TASKS_NAMESPACE
 from libs.pods.pod_policy import PodPolicy, read_policy
 from libs.service.settings import BaseServiceSettings
 from services.launcher.domain.master_ports import MASTER_PORTS
@@ -89,6 +89,17 @@ class LauncherSettings(BaseServiceSettings):
     # The pods of a run that is over, and with them their logs on the nodes, stay so long.
     kube_pods_keep_seconds: float = Field(default=60.0, ge=0, le=86_400)
     kube_sweep_tick_seconds: float = Field(default=5.0, gt=0, le=600)
+    # The agents of the nodes, which measure nodes and pods for ``sample_seconds``: where they are,
+    # how they are found, and the file with what they are shown; without it nothing is measured.
+    kube_agent_namespace: str = Field(default=AGENT_NAMESPACE, pattern=NAMESPACE)
+    kube_agent_label: str = AGENT_LABEL
+    kube_agent_port: int = Field(default=AGENT_PORT, ge=1, le=65_535)
+    kube_agent_token_file: Path | None = None
+    # An agent may take so long for a sample; so many are asked at a time. They are listed again
+    # after so long, and when one has failed.
+    kube_agent_seconds: float = Field(default=5.0, gt=0, le=60)
+    kube_agent_parallel_max: int = Field(default=32, ge=1, le=512)
+    kube_agent_refresh_seconds: float = Field(default=60.0, gt=0, le=3600)
 
     # A pod may be pending for so long because its image cannot be pulled, or its container not be
     # made, before its run has failed.

@@ -56,6 +56,7 @@ MATRIX: dict[str, dict[str, Any]] = {
                 for name in ("submit", "scheduler", "launcher", "quota", "monitor", "gateway")
             },
             "log-collector": {"agent": {"enabled": False}},
+            "launcher": {"replicas": 1, "nodeAgents": False},
             "tasks": {"createNamespace": False},
             "sweep": {"enabled": False},
         },

@@ -269,7 +269,7 @@ def test_the_log_agents_match_the_settings_of_the_collector(helm: Helm, tmp_path
     agent = named(objects, "DaemonSet", "shiftwork-log-agent")["spec"]["template"]
     (container,) = agent["spec"]["containers"]
     prefix = str(AgentSettings.model_config["env_prefix"])
-    given = variables(container)
+    given = {key: value for key, value in variables(container).items() if key.startswith(prefix)}
     assert {key.removeprefix(prefix).lower() for key in given} <= set(AgentSettings.model_fields)
     settings = _load(AgentSettings, prefix, given, tmp_path)
     assert isinstance(settings, AgentSettings)
@@ -285,6 +285,60 @@ def test_the_log_agents_match_the_settings_of_the_collector(helm: Helm, tmp_path
     (logs,) = (each for each in container["volumeMounts"] if each["name"] == "logs")
     assert settings.pods_dir.is_relative_to(logs["mountPath"])
     assert settings.spool_dir.is_relative_to(logs["mountPath"])
+
+
+def test_the_launcher_finds_the_agents_and_may_reach_them(rendered: dict[str, list[Json]]) -> None:
+    objects = rendered["default"]
+    launcher = named(objects, "Deployment", "shiftwork-launcher")["spec"]["template"]
+    asked = variables(launcher["spec"]["containers"][0])
+    agent = named(objects, "DaemonSet", "shiftwork-log-agent")["spec"]["template"]
+    start = "SHIFTWORK_LAUNCHER_KUBE_AGENT_"
+    labels = dict(each.split("=") for each in asked[start + "LABEL"].split(","))
+    assert labels.items() <= agent["metadata"]["labels"].items()
+    assert asked[start + "NAMESPACE"] == NAMESPACE
+    egress = named(objects, "NetworkPolicy", "shiftwork-launcher")["spec"]["egress"]
+    to = [each for each in egress if {"port": 8650, "protocol": "TCP"} in each["ports"]]
+    assert [each["to"][0]["podSelector"]["matchLabels"] for each in to] == [labels]
+    ingress = named(objects, "NetworkPolicy", "shiftwork-log-agent")["spec"]["ingress"]
+    peers = [
+        peer["podSelector"]["matchLabels"] for peer in ingress[0]["from"] if "podSelector" in peer
+    ]
+    mine = launcher["metadata"]["labels"].items()
+    assert [peer for peer in peers if peer.items() <= mine]
+
+
+LOGS = ("/var/log", False)
+SAMPLES = {("/sys/fs/cgroup", True), ("/proc/1/net/dev", True)}
+DEVICES = ("/data/kubelet/pod-resources", True)
+
+
+@pytest.mark.parametrize(
+    ("samples", "mounted", "sees_gpus"),
+    [
+        ({"kubeletFolder": "/data/kubelet"}, {LOGS, *SAMPLES, DEVICES}, True),
+        ({"gpus": False}, {LOGS, *SAMPLES}, False),
+        ({"enabled": False}, {LOGS}, False),
+    ],
+)
+def test_the_agent_has_of_its_node_what_it_reads_and_no_more(
+    helm: Helm, samples: Json, mounted: set[tuple[str, bool]], sees_gpus: bool
+) -> None:
+    objects = helm.template(UMBRELLA, {"log-collector": {"agent": {"samples": samples}}})
+    spec = named(objects, "DaemonSet", "shiftwork-log-agent")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    paths = {
+        each["name"]: each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each
+    }
+    found = {
+        (paths[each["name"]], each.get("readOnly", False))
+        for each in container["volumeMounts"]
+        if each["name"] in paths
+    }
+    assert found == mounted
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & set(spec)
+    assert ("NVIDIA_VISIBLE_DEVICES" in variables(container)) is sees_gpus
+    sample = variables(container)["SHIFTWORK_LOG_AGENT_SAMPLE"]
+    assert sample == str(samples.get("enabled", True)).lower()
 
 
 def test_the_provisioner_gets_its_settings(objects: list[Json], tmp_path: Path) -> None:

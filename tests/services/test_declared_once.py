@@ -17,13 +17,12 @@ from libs.contracts.registry import ROUTES
 from libs.contracts.routes import Kind
 from libs.contracts.services import SERVICES
 from libs.contracts.tcp_ports import GATEWAY_PORT
-from libs.pods.kubernetes_names import TASKS_NAMESPACE
+from libs.pods.kubernetes_names import AGENT_PORT, TASKS_NAMESPACE
 from libs.service.stream_watch import WARN_SHARE
 from services.allinone.composition import WIRINGS
 from services.allinone.setting_relations import RELATIONS, Relation, default
 from services.gateway.maintenance import OWNERS as REEMITTING
 from services.gateway.settings import GatewaySettings
-from services.log_collector.agent.protocol import PORT as AGENT_PORT
 from services.log_collector.error_lines import PATTERNS
 from services.log_collector.settings import LogCollectorSettings
 from services.monitor.abnormal.rules_file import ActionWord

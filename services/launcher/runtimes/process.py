@@ -40,6 +40,7 @@ from services.launcher.runtimes.port import (
     StartFailedError,
 )
 from services.launcher.runtimes.process_sampler import ProcessSampler
+from services.launcher.runtimes.sample_port import HeldGpus
 from services.launcher.task_users import TaskUser, own_environment
 
 # At most this many runs without a readable id are logged, each once.
@@ -176,7 +177,7 @@ class ProcessRuntime:
         }
         return Listing(nodes, runs)
 
-    async def sample(self, now: datetime) -> Sequence[NodeSampled]:
+    async def sample(self, now: datetime, held: HeldGpus) -> Sequence[NodeSampled]:
         """See ``sample_port.SampledRuntime``. It uses the listing that the scan made anyway."""
         clients = [client for client in self._clients.values() if not client.retired]
         answers = await asyncio.gather(
@@ -187,7 +188,7 @@ class ProcessRuntime:
             for client, answer in zip(clients, answers, strict=True)
             if not isinstance(answer, BaseException)
         }
-        return await asyncio.to_thread(self._sampler.sample, nodes, now)
+        return await asyncio.to_thread(self._sampler.sample, nodes, held, now)
 
     def _run_id(self, text: str, node_id: str) -> RunId | None:
         """Parse a run id from a supervisor. Logs an error and returns None if it is none: no row

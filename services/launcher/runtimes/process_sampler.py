@@ -18,6 +18,7 @@ from libs.contracts.messages import NodeSampled, RankSample
 from libs.signals.gpu_sampler import GpuSampler
 from libs.signals.machine import MachineSampler
 from libs.signals.processes import RankProcesses, RankSampler, SystemProcesses
+from services.launcher.runtimes.sample_port import HeldGpus
 
 # A supervisor's listing of one node: run, rank, what is known of the rank.
 Listed = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -38,7 +39,9 @@ class ProcessSampler:
         self._machine = MachineSampler(self.folder)
         self._gpus = {node_id: GpuSampler(uuids) for node_id, uuids in self.devices.items()}
 
-    def sample(self, nodes: Mapping[str, Listed], now: datetime) -> list[NodeSampled]:
+    def sample(
+        self, nodes: Mapping[str, Listed], held: HeldGpus, now: datetime
+    ) -> list[NodeSampled]:
         """Measure. It takes some milliseconds for each hundred processes: call it in a thread."""
         values = self._machine.sample(self.clock_s())
         gpus = {node_id: self._gpus[node_id].sample() for node_id in nodes if node_id in self._gpus}
@@ -69,6 +72,7 @@ class ProcessSampler:
                         task_id=run_id.task_id,
                         attempt=run_id.attempt,
                         rank=rank,
+                        gpus=held.get((str(run_id.task_id), run_id.attempt, rank), ()),
                         values=measured[processes.key],
                     )
                     for run_id, rank, processes in places[node_id]

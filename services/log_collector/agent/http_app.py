@@ -1,6 +1,6 @@
-"""The agent's HTTP: ``POST /read`` and ``POST /done``, for log-collector alone.
+"""The agent's HTTP: ``POST /read`` and ``/done`` for log-collector, ``/sample`` for the launcher.
 
-A request has to show the token that both have in a file; others are refused before their body is
+A request has to show the token that all have in a file; others are refused before their body is
 read. Plain ASGI, served by ``libs.service.http`` beside the probes. Wired in ``main.py``.
 """
 
@@ -11,11 +11,16 @@ import contextlib
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from libs.service.http import Receive, Scope, Send
+from libs.service.observability import log
+from libs.signals import agent_protocol
+from libs.signals.agent_protocol import AgentProtocolError
 from services.log_collector.agent import protocol
-from services.log_collector.agent.spool import Spool
+from services.log_collector.agent.sampling import BusyError, Sampling
+from services.log_collector.agent.spool import SERVICE, Spool
 
 Answer = tuple[int, bytes, Iterable[bytes]]
 JSON, BYTES = b"application/json", b"application/octet-stream"
@@ -57,12 +62,21 @@ class Token:
 class AgentApp:
     """Answers log-collector. ``turn``: the spool is used by one thread at a time."""
 
-    def __init__(self, spool: Spool, turn: asyncio.Lock, token: Token, agent: str) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        turn: asyncio.Lock,
+        token: Token,
+        agent: str,
+        sampling: Sampling | None = None,
+    ) -> None:
         self._spool, self._turn, self._token, self._agent = spool, turn, token, agent
         self._routes: dict[str, Callable[[bytes], Awaitable[Answer]]] = {
             "/read": self._read,
             "/done": self._done,
         }
+        if sampling is not None:
+            self._routes[agent_protocol.PATH] = partial(self._sample, sampling)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request (ASGI)."""
@@ -86,7 +100,8 @@ class AgentApp:
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         route = self._routes.get(scope["path"])
         if route is None:
-            raise RefusedError(404, "there are /read, /done, /healthz, /readyz and /metrics")
+            there = ", ".join([*self._routes, "/healthz", "/readyz"])
+            raise RefusedError(404, f"there are {there} and /metrics")
         shown = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(shown) != 1 or not self._token.is_shown(shown[0]):
             raise RefusedError(401, "show the log agents' token: Authorization: Bearer TOKEN")
@@ -94,7 +109,7 @@ class AgentApp:
             raise RefusedError(405, f"{scope['path']} takes POST")
         try:
             return await route(await _body(receive))
-        except protocol.WireError as error:
+        except (protocol.WireError, AgentProtocolError) as error:
             raise RefusedError(400, str(error)) from error
         except OSError as error:
             raise RefusedError(503, f"the node's disk refuses: {error}") from error
@@ -111,6 +126,17 @@ class AgentApp:
         async with self._turn:
             await asyncio.to_thread(self._spool.done, kept)
         return 200, JSON, (b"{}\n",)
+
+    async def _sample(self, sampling: Sampling, body: bytes) -> Answer:
+        query = agent_protocol.decode_query(body)
+        try:
+            measured = await sampling.sample(query.pods)
+        except BusyError as busy:
+            raise RefusedError(503, str(busy)) from busy
+        except Exception as defect:
+            log(SERVICE).exception("a sample failed")
+            raise RefusedError(500, "a sample failed by a defect; see this agent's log") from defect
+        return 200, JSON, (agent_protocol.encode(measured),)
 
 
 async def _body(receive: Receive) -> bytes:

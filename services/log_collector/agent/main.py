@@ -1,4 +1,4 @@
-"""Runs the log agent of a node: settings from the environment, the spool, HTTP.
+"""Runs the agent of a node: settings from the environment, the spool, samples, HTTP.
 
 Exit status 0 after SIGTERM or SIGINT, 1 when a part died, 2 for bad settings. It needs no database
 and no bus, and imports neither: there is one on every node.
@@ -23,6 +23,7 @@ from libs.service.clock import SystemClock
 from libs.service.http import serve_http
 from libs.service.loop import pause
 from services.log_collector.agent.http_app import AgentApp, Token
+from services.log_collector.agent.sampling import NodeSampler, Sampling
 from services.log_collector.agent.settings import AgentSettings
 from services.log_collector.agent.spool import SERVICE, Spool
 
@@ -41,13 +42,14 @@ async def run(
         monotonic=time.monotonic,
     )
     turn = asyncio.Lock()
+    sampling = Sampling(NodeSampler(settings)) if settings.sample else None
     await asyncio.to_thread(spool.load)
     observability.log(SERVICE).info("collects", outputs=spool.outputs, problem=spool.problem)
     async with asyncio.TaskGroup() as group:
         group.create_task(_scan_repeatedly(settings, spool, turn), name="scan")
         group.create_task(
             serve_http(
-                AgentApp(spool, turn, token, secrets.token_hex(8)),
+                AgentApp(spool, turn, token, secrets.token_hex(8), sampling),
                 host=settings.host,
                 port=settings.port,
                 ready=lambda: (not spool.problem, spool.problem or "ready"),

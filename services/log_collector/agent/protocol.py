@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from services.log_collector.agent.cri import Stamp
 
-PORT = 8650
 READS_MAX = 4096
 BODY_BYTES_MAX = 2 * 1_048_576
 BYTES_MAX = 32 * 1_048_576

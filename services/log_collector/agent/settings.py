@@ -8,8 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from libs.pods.kubernetes_names import MAIN, TASKS_NAMESPACE
-from services.log_collector.agent.protocol import PORT
+from libs.pods.kubernetes_names import AGENT_PORT, MAIN, TASKS_NAMESPACE
 from services.log_collector.agent.spool import Limits
 
 
@@ -30,9 +29,16 @@ class AgentSettings(BaseSettings):
 
     # Every address of the pod: log-collector comes from other nodes.
     host: str = "0.0.0.0"  # noqa: S104 - see above
-    port: int = Field(default=PORT, ge=0, le=65535)
+    port: int = Field(default=AGENT_PORT, ge=0, le=65535)
     # What log-collector shows as `Authorization: Bearer …`.
     token_file: Path
+
+    # Whether the node and pods of runs on it are measured when the launcher asks; and the host's
+    # files for it, mounted here. What is not there is not measured.
+    sample: bool = True
+    cgroup_dir: Path = Path("/host/cgroup")
+    net_dev_file: Path = Path("/host/net-dev")
+    pod_resources_socket: Path = Path("/host/pod-resources/kubelet.sock")
 
     # The interval of scans for new log files: the kubelet rotates no faster than every ten seconds.
     poll_seconds: float = Field(default=0.25, gt=0, le=5)

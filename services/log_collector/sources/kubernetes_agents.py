@@ -7,22 +7,19 @@ node does not slow the others down. Used by ``kubernetes.py``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import aiohttp
 
+from libs.kube.agents import AgentPod, LongAnswerError, by_node, headers, read_answer
 from libs.kube.client import HTTP_OK
 from libs.kube.transport import BROKEN
 from libs.service.observability import log
 from services.log_collector.agent import protocol
 from services.log_collector.agent.protocol import PodAnswer, PodRead, PodStored
-from services.log_collector.sources.kubernetes_api import (
-    AgentPod,
-    ClusterError,
-    KubeApi,
-)
+from services.log_collector.sources.kubernetes_api import ClusterError, KubeApi
 from services.log_collector.sources.kubernetes_options import KubernetesOptions
 from services.log_collector.state import SERVICE
 
@@ -90,11 +87,9 @@ class Agents:
         await asyncio.gather(*(self._probe(node) for node in silent if node.url))
 
     def _note(self, pods: Sequence[AgentPod]) -> None:
-        # While one is replaced there may be two on a node: the ready one answers.
-        best = {pod.node_id: pod for pod in sorted(pods, key=lambda pod: pod.ready)}
+        best = by_node(pods)
         for pod in best.values():
-            host = f"[{pod.host}]" if ":" in pod.host else pod.host
-            url = f"http://{host}:{pod.port or self.options.agent_port}"
+            url = pod.url(self.options.agent_port)
             node = self.node(pod.node_id)
             if node.url != url:
                 node.url = url
@@ -166,7 +161,7 @@ class Agents:
                 detail = found[:DETAIL_BYTES_MAX].decode(errors="replace").strip()
                 raise self._fail(node, f"it answers {status}: {detail}")
             answer = read(found)
-        except protocol.WireError as error:
+        except (protocol.WireError, LongAnswerError) as error:
             raise self._fail(node, f"its answer cannot be read: {error}") from error
         except BROKEN as error:
             raise self._fail(node, str(error) or type(error).__name__) from error
@@ -175,14 +170,14 @@ class Agents:
         return answer
 
     async def _send(self, url: str, body: bytes, answer_max: int) -> tuple[int, bytes]:
-        headers = self._headers()
-        async with self._requests, self.session.post(url, data=body, headers=headers) as result:
-            return result.status, await _all_of(result, answer_max)
-
-    def _headers(self) -> Mapping[str, str]:
         assert self.options.agent_token_file is not None
-        token = self.options.agent_token_file.read_text().strip()
-        return {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        shown = headers(self.options.agent_token_file)
+        async with (
+            self._requests,
+            # No agent may send this process to another address.
+            self.session.post(url, data=body, headers=shown, allow_redirects=False) as result,
+        ):
+            return result.status, await read_answer(result, answer_max)
 
     def _fail(self, node: Node, why: str) -> AgentError:
         if node.silent_since is None:
@@ -191,14 +186,3 @@ class Agents:
             node.problem = why
             self._log.warning("log agent does not answer", node=node.node_id, problem=why)
         return AgentError(f"the log agent of node {node.node_id}: {why}")
-
-
-async def _all_of(result: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while data := await result.content.readany():
-        size += len(data)
-        if size > bytes_max:
-            raise protocol.WireError(f"it is longer than {bytes_max} bytes")
-        parts.append(data)
-    return b"".join(parts)

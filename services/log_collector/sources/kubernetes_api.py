@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from http.client import responses
 from pathlib import Path
-from typing import Any, cast
 
 import aiohttp
 
+from libs.kube.agents import AgentPod, list_agents
 from libs.kube.client import (
     HTTP_OK,
     ApiError,
@@ -44,16 +42,6 @@ class ClusterError(Exception):
 
 class AbsentError(Exception):
     """There is no log: no such pod, or its container has not started."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentPod:
-    """A log agent: where it runs and where it listens."""
-
-    node_id: str
-    host: str
-    port: int
-    ready: bool
 
 
 async def connect(path: Path | None) -> Transport:
@@ -86,16 +74,12 @@ class KubeApi:
 
     async def agents(self, namespace: str, label: str) -> list[AgentPod]:
         """The running log agents. ClusterError."""
-        found: list[AgentPod | None] = []
-        path = namespaced(namespace, "pods")
         try:
-            async for items, _ in self._client.pages(path, labelSelector=label):
-                found += map(_agent, items)
+            return await list_agents(self._client, namespace, label)
         except (ApiError, ClusterError) as error:
             why = _refused(error.status, error.message) if isinstance(error, ApiError) else error
             what = f"pods labelled {label} in namespace {namespace}"
             raise ClusterError(f"{what} cannot be listed: {why}") from error
-        return [agent for agent in found if agent is not None]
 
     async def log(self, namespace: str, pod: str, *, follow: bool) -> aiohttp.ClientResponse:
         """A pod's log from its beginning, open for reading; close it after use.
@@ -122,27 +106,6 @@ class KubeApi:
         if response.status in ABSENT:
             raise AbsentError(found)
         raise ClusterError(problem + found)
-
-
-def _agent(item: Mapping[str, Any]) -> AgentPod | None:
-    status: dict[str, Any] = item.get("status") or {}
-    spec: dict[str, Any] = item.get("spec") or {}
-    host, node_id = str(status.get("podIP") or ""), str(spec.get("nodeName") or "")
-    gone = (item.get("metadata") or {}).get("deletionTimestamp") is not None
-    if not host or not node_id or gone or status.get("phase") != "Running":
-        return None
-    conditions: Sequence[dict[str, Any]] = status.get("conditions") or ()
-    ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
-    return AgentPod(node_id, host, _port(spec), ready)
-
-
-def _port(spec: Mapping[str, Any]) -> int:
-    """The port named ``agent``, where a container has one; else 0."""
-    for container in cast("list[dict[str, Any]]", spec.get("containers") or []):
-        for port in cast("list[dict[str, Any]]", container.get("ports") or []):
-            if port.get("name") == "agent":
-                return int(port.get("containerPort") or 0)
-    return 0
 
 
 def _refused(status: int, message: str) -> str:

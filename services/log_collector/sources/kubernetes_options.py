@@ -8,8 +8,7 @@ from pydantic import BaseModel, Field
 
 from libs.contracts.ids import RunId, TaskId
 from libs.pods import kubernetes_names
-from libs.pods.kubernetes_names import TASKS_NAMESPACE
-from services.log_collector.agent.protocol import PORT
+from libs.pods.kubernetes_names import AGENT_LABEL, AGENT_NAMESPACE, AGENT_PORT, TASKS_NAMESPACE
 from services.log_collector.domain import OutputKey
 
 
@@ -20,9 +19,9 @@ class KubernetesOptions(BaseModel):
     kube_config: Path | None = None
     kube_namespace: str = TASKS_NAMESPACE
     # Where the log agents of the nodes are, how they are found, and what is shown to them.
-    agent_namespace: str = "shiftwork"
-    agent_label: str = "app.kubernetes.io/component=log-agent"
-    agent_port: int = Field(default=PORT, ge=1, le=65535)
+    agent_namespace: str = AGENT_NAMESPACE
+    agent_label: str = AGENT_LABEL
+    agent_port: int = Field(default=AGENT_PORT, ge=1, le=65535)
     agent_token_file: Path | None = None
     agent_timeout_seconds: float = Field(default=5.0, gt=0, le=60)
     # Parallel requests to nodes, and requests per second: more nodes mean fewer requests to each.

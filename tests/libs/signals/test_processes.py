@@ -11,13 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.signals.processes import (
-    RankProcesses,
-    RankSampler,
-    SystemProcesses,
-    Usage,
-    read_groups,
-)
+from libs.signals.control_groups import Usage, read_groups
+from libs.signals.processes import RankProcesses, RankSampler, SystemProcesses
 
 KEY = ("trun.1", 0, 0)
 

@@ -20,9 +20,10 @@ from libs.contracts.messages import (
 )
 from services.launcher import sampling
 from services.launcher.domain.model import Run, RunState
+from services.launcher.runtimes.kubernetes.runtime import KubernetesRuntime
 from services.launcher.runtimes.port import RunOrder
 from services.launcher.runtimes.process import ProcessRuntime
-from services.launcher.runtimes.sample_port import SampledRuntime
+from services.launcher.runtimes.sample_port import HeldGpus, SampledRuntime
 from services.launcher.tables import TABLES
 from tests.kit.launcher_builders import an_order, run_id
 from tests.kit.memory import MemoryPlatform
@@ -50,13 +51,15 @@ async def test_the_ranks_of_this_machine_are_measured_while_they_run(tmp_path: P
         program = 'test "$SHIFTWORK_RANK" = 1 && exec sleep 60; while :; do :; done'
         await box.runtime.launch(two_ranks(["sh", "-c", program]))
         assert isinstance(box.runtime, SampledRuntime)
-        await box.runtime.sample(NOW)
+        held = {(TASK, 1, 0): (0, 1), (TASK, 1, 1): (2,)}
+        await box.runtime.sample(NOW, held)
         await asyncio.sleep(0.4)
-        (node,) = await box.runtime.sample(NOW + timedelta(seconds=10))
+        (node,) = await box.runtime.sample(NOW + timedelta(seconds=10), held)
         assert (node.node_id, node.sampled_at) == ("local-0", NOW + timedelta(seconds=10))
         assert node.values.memory_total_bytes
         busy, asleep = sorted(node.ranks, key=lambda each: each.rank)
         assert (busy.task_id, busy.attempt, busy.rank, asleep.rank) == (TASK, 1, 0, 1)
+        assert (busy.gpus, asleep.gpus) == ((0, 1), (2,))
         assert (busy.values.cpu_cores or 0) > 0.1
         assert asleep.values.cpu_cores == pytest.approx(0, abs=0.05)
         assert asleep.values.memory_bytes
@@ -64,7 +67,7 @@ async def test_the_ranks_of_this_machine_are_measured_while_they_run(tmp_path: P
         await box.until(
             lambda listing: all(each.over for each in listing.runs[run_id()].ranks.values())
         )
-        (node,) = await box.runtime.sample(NOW + timedelta(seconds=20))
+        (node,) = await box.runtime.sample(NOW + timedelta(seconds=20), held)
         assert node.ranks == ()
     finally:
         await box.clear()
@@ -84,19 +87,18 @@ def a_sample(ranks: int) -> NodeSampled:
     )
 
 
-def test_ranks_are_published_with_the_gpus_that_they_hold() -> None:
+def test_a_rank_holds_the_gpus_of_its_placement() -> None:
     places = (
         Placement(rank=0, node_id="local-0", gpus=(0, 1)),
         Placement(rank=1, node_id="local-0", gpus=(2,)),
     )
     run = Run(task_id=TASK, attempt=1, state=RunState.RUNNING, placements=places)
-    (message,) = sampling.pieces([a_sample(3)], sampling.held_gpus([run]))
-    assert [rank.gpus for rank in message.ranks] == [(0, 1), (2,), ()]
+    assert sampling.held_gpus([run]) == {(TASK, 1, 0): (0, 1), (TASK, 1, 1): (2,)}
 
 
 def test_a_node_with_many_ranks_is_cut_into_messages_and_nothing_comes_twice() -> None:
     most = sampling.RANKS_PER_MESSAGE_MAX
-    first, second, third = sampling.pieces([a_sample(2 * most + 1)], {})
+    first, second, third = sampling.pieces([a_sample(2 * most + 1)])
     assert [len(each.ranks) for each in (first, second, third)] == [most, most, 1]
     assert (first.values, len(first.gpus)) == (NodeValues(cpu_percent=50.0), 1)
     assert (third.values, third.gpus) == (NodeValues(), ())
@@ -105,7 +107,8 @@ def test_a_node_with_many_ranks_is_cut_into_messages_and_nothing_comes_twice() -
 class Broken:
     """A runtime in which measuring fails."""
 
-    async def sample(self, now: datetime) -> list[NodeSampled]:
+    async def sample(self, now: datetime, held: HeldGpus) -> list[NodeSampled]:
+        del held
         raise RuntimeError(f"nothing is measured at {now}")
 
 
@@ -116,5 +119,6 @@ async def test_a_defect_of_a_sampler_does_not_end_the_leader() -> None:
     assert await loop.step(1) == 10.0
 
 
-def test_the_runtime_of_processes_is_sampled() -> None:
+def test_both_runtimes_are_sampled() -> None:
     assert issubclass(ProcessRuntime, SampledRuntime)
+    assert issubclass(KubernetesRuntime, SampledRuntime)

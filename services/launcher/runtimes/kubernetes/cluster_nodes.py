@@ -133,6 +133,11 @@ class Nodes:
         """The nodes of the inventory."""
         return self._facts.keys()
 
+    def gpus(self, node_id: str) -> int:
+        """How many GPUs the node has."""
+        facts = self._facts.get(node_id)
+        return facts.node.gpus if facts is not None else 0
+
     def labels(self, node_id: str) -> Mapping[str, str]:
         """A node's labels."""
         facts = self._facts.get(node_id)

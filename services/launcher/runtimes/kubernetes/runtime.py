@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from random import Random
 from typing import Any
 
 from libs.contracts.ids import RunId
+from libs.contracts.messages import NodeSampled
 from libs.contracts.runtimes import KUBERNETES
 from libs.kube.client import CallLimits, KubeClient
 from libs.kube.transport import Transport
@@ -39,6 +41,11 @@ from services.launcher.runtimes.kubernetes.cluster_nodes import CONTROL_PLANE_LA
 from services.launcher.runtimes.kubernetes.connect import connect_client
 from services.launcher.runtimes.kubernetes.epoch_fence import EpochFence
 from services.launcher.runtimes.kubernetes.pod_exec import PodExec, open_pod_exec
+from services.launcher.runtimes.kubernetes.pod_sampler import (
+    AgentPolicy,
+    NodeToSample,
+    PodSampler,
+)
 from services.launcher.runtimes.kubernetes.pods import (
     FORGOTTEN,
     Pod,
@@ -51,6 +58,7 @@ from services.launcher.runtimes.port import (
     RuntimeDeniedError,
     RuntimeUnavailableError,
 )
+from services.launcher.runtimes.sample_port import HeldGpus
 from services.launcher.settings import LauncherSettings
 
 Json = dict[str, Any]
@@ -95,9 +103,10 @@ class KubernetesRuntime:
         at_start: Callable[[], Coroutine[Any, Any, None]],
         now: Callable[[], datetime],
         rng: Random,
+        sampler: PodSampler | None = None,
     ) -> None:
         self._client, self._policy, self._build, self._now = client, policy, build, now
-        self._at_start = at_start
+        self._at_start, self._sampler = at_start, sampler
         self._strays = set[str]()
         # When the events of a run's pods were last read, in the event loop's seconds.
         self._events_read_at = dict[RunId, float]()
@@ -165,7 +174,19 @@ class KubernetesRuntime:
 
     async def close(self) -> None:
         """See ``port.Runtime``."""
+        if self._sampler is not None:
+            await self._sampler.close()
         await self._client.close()
+
+    async def sample(self, now: datetime, held: HeldGpus) -> Sequence[NodeSampled]:
+        """See ``sample_port.SampledRuntime``. Nothing without agents."""
+        if self._sampler is None:
+            return ()
+        nodes = [
+            NodeToSample(node_id, self.cache.nodes.gpus(node_id), self.cache.runs.pods_on(node_id))
+            for node_id in self.cache.nodes.names()
+        ]
+        return await self._sampler.sample(nodes, held, now)
 
     async def list(self) -> Listing:
         """See ``port.Runtime``."""
@@ -428,7 +449,24 @@ def build_runtime(
         at_start=examine,
         now=now,
         rng=Random(),  # noqa: S311 - as above
+        sampler=_sampler(settings, client),
     )
+
+
+def _sampler(settings: LauncherSettings, client: KubeClient) -> PodSampler | None:
+    if settings.kube_agent_token_file is None:
+        return None
+    policy = AgentPolicy(
+        token_file=settings.kube_agent_token_file,
+        namespace=settings.kube_agent_namespace,
+        label=settings.kube_agent_label,
+        port=settings.kube_agent_port,
+        seconds=settings.kube_agent_seconds,
+        round_seconds=max(settings.kube_agent_seconds, settings.sample_seconds),
+        refresh_seconds=settings.kube_agent_refresh_seconds,
+        parallel_max=settings.kube_agent_parallel_max,
+    )
+    return PodSampler(client, policy, time.monotonic)
 
 
 def _is_to_start(pod: Pod) -> bool:

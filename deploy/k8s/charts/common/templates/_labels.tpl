@@ -13,6 +13,13 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end -}}
 
+{{/* Labels as a query: key=value,key=value. */}}
+{{- define "common.query" -}}
+{{- $parts := list -}}
+{{- range $key, $value := . }}{{ $parts = append $parts (printf "%s=%s" $key $value) }}{{ end -}}
+{{ join "," $parts }}
+{{- end -}}
+
 {{/* The `restricted` profile, for the pod and for a container of it. */}}
 {{- define "common.podSecurity" -}}
 runAsNonRoot: true
@@ -41,6 +48,9 @@ imagePullSecrets:
   {{- end }}
 {{- end }}
 {{- $pod := .pod | default .root.Values.pod }}
+{{- with $pod.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
 {{- with $pod.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
