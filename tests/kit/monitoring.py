@@ -48,7 +48,7 @@ async def check_readers(
     try:
         async with client(url, submit, []) as service:
             for reader in readers:
-                await _receive(url, service, copying, reader, received, refused)
+                received.add(await _receive(url, service, copying, reader, refused))
     finally:
         await copying.close()
     assert received == {reader.user for reader in readers}
@@ -60,9 +60,9 @@ async def _receive(
     service: Client,
     copying: JetStreamBus,
     reader: Credentials,
-    received: set[str],
     refused: list[str],
-) -> None:
+) -> str:
+    """The name of the user, once it has received an event."""
     async with client(url, reader, refused) as connected:
         messages = await connected.subscribe("evt.>")
         await connected.flush()
@@ -76,7 +76,7 @@ async def _receive(
         assert message.headers
         assert message.headers["ce-id"] == event.id
         assert "Nats-Sequence" in message.headers
-        received.add(reader.user)
         await connected.publish(EVENT, b"{}")
         await connected.flush()
         await asyncio.sleep(0.1)
+        return reader.user
