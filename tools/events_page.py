@@ -166,7 +166,8 @@ def asyncapi(about: Mapping[tuple[str, str], str]) -> str:
         "info": {
             "title": "Shiftwork events",
             "version": "1",
-            "description": "What the platform publishes on NATS, as CloudEvents.",
+            "description": "What the platform publishes on NATS, as CloudEvents; of events what "
+            "monitoring users get.",
         },
         "defaultContentType": "application/json",
         "channels": channels,

@@ -146,7 +146,12 @@ async def test_monitoring_users_of_the_values_read_events_and_do_nothing_else(
     with running(text, environment, tmp_path) as url:
         admin = credentials("admin")
         await provision.provision([url], admin, topology(WIRINGS, monitoring=readers))
-        await check_readers(url, credentials("submit"), [credentials(each) for each in readers])
+        await check_readers(
+            url,
+            credentials("submit"),
+            credentials("monitor"),
+            [credentials(each) for each in readers],
+        )
         with pytest.raises(BusDeniedError):
             await provision.enter([url], Credentials(readers[0], "wrong"))
 

@@ -9,12 +9,15 @@ from contextlib import asynccontextmanager
 import nats
 from nats.aio.client import Client
 
-from libs.bus.connection import Credentials
+from libs.bus.connection import BusConfig, Credentials
+from libs.bus.jetstream import JetStreamBus, connect
 from libs.bus.provision import enter
+from libs.contracts.envelope import Envelope
+from tests.kit.builders import a_task, submitted_event
+from tests.kit.clock import at
 
 EVENT = "evt.task.t1.submitted"
-# A server may take half a minute until its copy of the events follows them.
-COPYING_SECONDS_MAX = 60.0
+COPYING_SECONDS_MAX = 30.0
 
 
 @asynccontextmanager
@@ -31,36 +34,49 @@ async def client(url: str, user: Credentials, refused: list[str]) -> AsyncGenera
         await connected.close()
 
 
-async def check_readers(url: str, submit: Credentials, readers: Collection[Credentials]) -> None:
-    """Each of these users has its durable, receives an event that ``submit`` publishes, and may
-    publish none."""
+async def check_readers(
+    url: str, submit: Credentials, monitor: Credentials, readers: Collection[Credentials]
+) -> None:
+    """Each of these users has its durable, receives an event that ``submit`` publishes and
+    ``monitor`` copies, and may publish none."""
     for reader in readers:
         await enter([url], reader, reads=True)
     received: set[str] = set()
     refused: list[str] = []
-    async with client(url, submit, []) as service:
-        for reader in readers:
-            await _receive(url, service, reader, received, refused)
+    config = BusConfig((url,), "monitor", monitor, copies=True)
+    copying = await connect(config)
+    try:
+        async with client(url, submit, []) as service:
+            for reader in readers:
+                received.add(await _receive(url, service, copying, reader, refused))
+    finally:
+        await copying.close()
     assert received == {reader.user for reader in readers}
-    assert len([text for text in refused if "evt.task.t1.submitted" in text]) == len(readers)
+    assert len([text for text in refused if EVENT in text]) == len(readers)
 
 
 async def _receive(
-    url: str, service: Client, reader: Credentials, received: set[str], refused: list[str]
-) -> None:
+    url: str,
+    service: Client,
+    copying: JetStreamBus,
+    reader: Credentials,
+    refused: list[str],
+) -> str:
+    """The name of the user, once it has received an event."""
     async with client(url, reader, refused) as connected:
         messages = await connected.subscribe("evt.>")
         await connected.flush()
+        event = Envelope(f"of-{reader.user}", "submit", at(0), submitted_event(a_task("t1")))
         async with asyncio.timeout(COPYING_SECONDS_MAX):
             while not messages.pending_msgs:
-                await service.publish(EVENT, b"{}", headers={"ce-id": "e1"})
-                await asyncio.sleep(0.2)
+                await service.publish(EVENT, event.body(), headers=event.headers())
+                await copying.copy_events(1)
         message = await messages.next_msg(1)
         assert message.subject == EVENT
         assert message.headers
-        assert message.headers["ce-id"] == "e1"
+        assert message.headers["ce-id"] == event.id
         assert "Nats-Sequence" in message.headers
-        received.add(reader.user)
         await connected.publish(EVENT, b"{}")
         await connected.flush()
         await asyncio.sleep(0.1)
+        return reader.user

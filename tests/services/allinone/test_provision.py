@@ -380,6 +380,7 @@ async def test_monitoring_users_of_a_printed_configuration_read_events(
         await check_readers(
             url,
             Credentials("submit", passwords["submit"]),
+            Credentials("monitor", passwords["monitor"]),
             [Credentials(name, passwords[name]) for name in readers],
         )
         # One that is named no longer loses its durable.
